@@ -15,10 +15,10 @@ _TRAINING, _TWIN = "verify/training.py", "workloads/twin.py"
 PLANTED: dict[str, tuple[str, str, str]] = {
     "controls always true": (
         "core/rank_report.py",
-        "{name: name in reported for name, here in had.items() if here}",
-        "{name: True for name, here in had.items() if here}",
+        "{name: name in reported for name, here in compared.items() if here}",
+        "{name: True for name, here in compared.items() if here}",
     ),
-    "controls of losses always true": ("verify/resumed.py", "means and name in reported for", "True for"),
+    "controls of losses always true": ("verify/resumed.py", "is_usable and name in reported for", "True for"),
     "controls of the audit always true": (
         "verify/audit.py",
         "damage: any(found not in clean for found in audit(copy, wanted))",
@@ -26,8 +26,8 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     ),
     "resumed losses with themselves": (
         _CHECKS,
-        "continued = losses.continued[taken.start - 1 : last]",
-        "continued = resumed",
+        "expected = record.losses[taken.start - 1 : last]",
+        "expected = resumed",
     ),
     "gradients with themselves": (
         _TRAINING,
@@ -41,7 +41,7 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     "controls of steps always true": (_LOCKSTEP, "{name: name in reported for", "{name: True for"),
     "controls of batch losses always true": (
         _LOCKSTEP,
-        "means and any(self._far(step, other) for other in others)",
+        "usable and any(self._far(step, other) for other in others)",
         "True",
     ),
     "controls of dead gradients": (_LOCKSTEP, "if not self._alive:", "if False:"),

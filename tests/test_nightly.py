@@ -15,8 +15,8 @@ import yaml
 
 from conftest import environment
 from dcpbench.core.plugins import declared_values
-from dcpbench.records import lock
 from dcpbench.records.installation import conf_folders
+from dcpbench.sweep.claim import lock
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "scripts").glob("nightly.*"))
@@ -163,7 +163,7 @@ def test_only_the_newest_nights_are_kept(nights: Nights) -> None:
         file.symlink_to(elsewhere / file.name)
     stay = {path.name for path in nights.folder.iterdir()} - {oldest.name}
     nights.second_cell("dcpbench.scenarios.save_load", "save_load")
-    held = lock.take(running)
+    held = lock(running)
     try:
         status, message = nights.run("2026-11-20", KEEP_NIGHTS="2")
     finally:

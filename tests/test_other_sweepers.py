@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from conftest import SMALL, Finished, run, tiered
 from dcpbench.config.errors import ConfigError
-from dcpbench.sweep.task import objective_of
+from dcpbench.sweep.app import objective_of
 from support.rows import row
 
 pytestmark = pytest.mark.slow

@@ -155,7 +155,7 @@ def unexpected(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 def test_a_fault_that_goes_unseen_is_told(unexpected: Finished) -> None:
     row = unexpected.row(fault="second_step_wrong")
     assert row["fault_seen"] is False
-    assert "fault=second_step_wrong was not seen" in row["reason"]
+    assert "fault=second_step_wrong was not detected" in row["reason"]
     assert unexpected.status == 1
 
 

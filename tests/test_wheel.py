@@ -56,6 +56,7 @@ def test_the_wheel_holds_conf_and_the_launcher(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert "dcpbench/conf/config.yaml" in names
     assert "dcpbench/conf/known_failures.yaml" in names
+    assert {"dcpbench/py.typed", "dcpbench/results.schema.json"} <= {*names}
     assert "dcpbench/conf/experiment/seeds.yaml" in names
     assert "hydra_plugins/dcpbench_launcher/launcher.py" in names
     assert {f"dcpbench/report/page/{name}" for name in ("page.html", "page.css", "main.js")} <= set(names)

@@ -6,7 +6,7 @@ __version__ = "0.1.0"
 
 SAFE_PATH = ("PYTHONSAFEPATH", "dcpbench")
 """A variable and its value in the environment of every Python that dcpbench starts: it imports nothing from
-the current folder. Ranks alone do, later (`dcpbench.records.user_code`). Another value is the user's, and
+the current folder. Ranks alone do, later (`dcpbench.records.installation`). Another value is the user's, and
 stays."""
 
 

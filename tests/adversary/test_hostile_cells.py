@@ -116,5 +116,5 @@ def test_folders_nested_deeply_are_walked_through(sweep: Finished) -> None:
 def test_rows_that_a_cell_has_removed_are_written_again_and_count(sweep: Finished) -> None:
     assert [row["scenario"] for row in sweep.rows] == SCENARIOS
     assert sweep.rows[-1]["status"] == "pass"
-    assert "8 rows of this sweep had vanished from results.jsonl" in sweep.err
+    assert "8 rows of results.jsonl were missing or changed; rewritten from memory" in sweep.err
     assert sweep.status == 1, "one of those that had vanished is an error"

@@ -76,7 +76,7 @@ def test_going_on_with_what_somebody_else_made_is_refused_and_imports_nothing(tm
     assert not ran.exists(), "and the fork server has imported nothing from there"
     alone = run(tmp_path / "new", *ONE, "trust=true")
     assert alone.status == 2
-    assert "trust=true: says what to do with resume=<folder>" in alone.err
+    assert "trust=true: needs resume=<folder>" in alone.err
 
 
 READ_ONLY = {
@@ -170,8 +170,8 @@ def test_a_plan_names_the_targets_that_no_file_defines(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "mine" / "pipe.py")
     for target, told, status in (
         ("mine.model.Net", f"mine.model.Net: in {tmp_path}/mine/model.py", 0),
-        ("mine.modle.Net", f"mine.modle.Net: no such file, in {tmp_path} or installed", 1),
-        ("theirs.Net", f"theirs.Net: no such file, in {tmp_path} or installed", 1),
+        ("mine.modle.Net", f"mine.modle.Net: not found in {tmp_path}, nor installed", 1),
+        ("theirs.Net", f"theirs.Net: not found in {tmp_path}, nor installed", 1),
     ):
         planned = run(tmp_path / "sweep", *ONE, f"workload.target={target}", "plan=true", cwd=tmp_path)
         assert (planned.status, told in planned.out) == (status, True), (planned.out, planned.err)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dcpbench.records.row_log import RowLog
-from dcpbench.records.store import ResultsError, read_lines
+from dcpbench.records.store import ResultsError, RowLog, read_lines
 from report.sweeps import cell, line
 
 CELLS = ["a", "b", "c"]
@@ -61,8 +60,9 @@ def test_rows_that_vanished_are_written_again_and_told(
     log = log_of(tmp_path / "sweep")
     harm(tmp_path / "sweep/results.jsonl")
     rows = f"{lost} row{'s' if lost > 1 else ''}"
-    told = f"{rows} of this sweep had vanished from results.jsonl, or been changed: written again"
-    assert log.settle(CELLS) == told
+    were = "were" if lost > 1 else "was"
+    message = f"{rows} of results.jsonl {were} missing or changed; rewritten from memory"
+    assert log.settle(CELLS) == message
     assert names(tmp_path / "sweep") == CELLS
     assert [one.row.status for one in read_lines(tmp_path / "sweep") if one.row] == ["fail", "pass", "pass"]
     assert log.settle(CELLS) is None

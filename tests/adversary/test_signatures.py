@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dcpbench.config.errors import ConfigError
-from dcpbench.sweep import manifest, signature
+from dcpbench.sweep import manifest
 
 RECORD = manifest.Record(["parallel=ddp"], "/", ["a"], [])
 
@@ -53,7 +53,7 @@ def test_without_a_place_for_a_key_nothing_is_ones_own(tmp_path: Path, home: Pat
 
 def test_drivers_that_start_at_once_make_one_key(home: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
-        assert len(set(threads.map(signature.sign, [b"a"] * 8))) == 1
+        assert len(set(threads.map(manifest.sign, [b"a"] * 8))) == 1
     assert [path.name for path in (home / "dcpbench").iterdir()] == ["key"]
 
 
@@ -61,7 +61,7 @@ def test_a_key_that_is_a_link_or_too_short_signs_nothing(home: Path, tmp_path: P
     (home / "dcpbench").mkdir(parents=True)
     (tmp_path / "theirs").write_bytes(bytes(32))
     (home / "dcpbench/key").symlink_to(tmp_path / "theirs")
-    assert signature.sign(b"a") is None
+    assert manifest.sign(b"a") is None
     (home / "dcpbench/key").unlink()
     (home / "dcpbench/key").write_bytes(b"")
-    assert signature.sign(b"a") is None
+    assert manifest.sign(b"a") is None

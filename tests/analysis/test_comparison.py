@@ -317,7 +317,9 @@ def test_an_edited_configuration_is_told_and_nothing_is_called_slower(
     failed = sweep("failed", *edited("[3, 8]", 2, status="fail", reason="model_equal: rank 1"))
     assert compared(old, failed, "--fail-on", "newly-failing") == 0
     assert compared(old, failed, "--fail-on", "failing") == 1
-    assert "other configuration parallel=ddp save=sync: model_equal: rank 1" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "other configuration parallel=ddp save=sync (and 7 more like it): model_equal: rank 1" in text
+    assert text.count("again: ") == 2, "identical failures of a comparison are grouped"
     mixed = {line["verdict"] for line in lines(capsys, old, new) if line["metric"] == "status"}
     assert mixed == {"same", "other configuration"}
 

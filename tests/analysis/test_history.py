@@ -195,7 +195,7 @@ def test_a_damaged_line_hides_no_other(tmp_path: Path, capsys: pytest.CaptureFix
         rows.write('{"cell": "torn')
     said = "\n".join(shown(capsys, tmp_path))
     assert "2 sweeps" in said
-    assert "not a whole row, broken off" in " ".join(said.split())
+    assert "a torn row, whose write was interrupted" in " ".join(said.split())
 
 
 def test_some_of_the_rows_the_sweeps_and_the_costs(nights: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -162,13 +162,13 @@ def test_a_second_try_that_passes_is_flaky_and_not_well(tried_again: Finished) -
     row = tried_again.row(seed=1)
     assert row["status"] == "pass"
     assert row["flaky"] is True
-    assert row["reason"] == "flaky: the first try ended as crash: rank 1 was killed by SIGKILL in load"
+    assert row["reason"] == "flaky: the first attempt ended as crash: rank 1 was killed by SIGKILL in load"
     assert row["details"]["first_try"]["status"] == "crash"
     assert row["model_equal"] is True
     assert tried_again.status == 1
     assert "pass (flaky)" in tried_again.err
     assert "1 flaky" in tried_again.out.splitlines()[-1]
-    assert "the first try ended as crash" in tried_again.out
+    assert "the first attempt ended as crash" in tried_again.out
     cell = _folder(tried_again, row)
     assert (cell / "first-try" / "rank1.log").exists()
     assert list(cell.glob("checkpoints/step-*/.metadata")), "the checkpoints of the first try are kept"
@@ -196,7 +196,7 @@ def test_what_is_well_or_has_a_fault_planted_is_tried_once(tried_again: Finished
 def test_a_mismatch_that_a_second_try_has_repeated_is_not_tried_for_again(tried_again: Finished) -> None:
     tries = {row["seed"]: row["details"] for row in tried_again.rows if row["status"] == "fail"}
     assert {seed: "first_try" in details for seed, details in tries.items()} == {5: True, 6: False, 7: True}
-    assert tries[6]["no_second_try"].startswith("a second one has repeated it in seed=5,")
+    assert tries[6]["no_second_try"].startswith("repeated by a second attempt in seed=5,")
     assert tried_again.row(seed=6)["flaky"] is None
 
 

@@ -154,7 +154,7 @@ def test_damaged_details_are_told_and_hide_no_row(tmp_path: Path) -> None:
     path.write_bytes(whole + b"".join(damage))
     (only,), damaged = read_rows(tmp_path)
     assert only.details == {"a": 1}
-    assert damaged == [f"{path}:{number}: no details of a row, left out" for number in range(2, 9)]
+    assert damaged == [f"{path}:{number}: not the details of a row, left out" for number in range(2, 9)]
     keep_beside(tmp_path, {"a"})
     assert len(read_rows(tmp_path)[1]) == len(damage) - 1, "a line that was broken off is cut off"
     path.unlink()
@@ -191,7 +191,7 @@ def test_a_torn_line_and_another_schema_hide_no_other_row(tmp_path: Path) -> Non
     rows, left_out = read_rows(tmp_path)
     assert [item["cell"] for item in rows] == ["one", "two"]
     assert len(left_out) == 4
-    assert "results.jsonl:3: a row of schema version 99" in left_out[1]
+    assert "results.jsonl:3: schema version 99" in left_out[1]
 
 
 def test_a_folder_without_a_sweep(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 from dcpbench.analysis.frame import read_frame
 from dcpbench.analysis.runs import failures
-from dcpbench.report.labels import narrowed, not_held
+from dcpbench.report.labels import has_failed, narrowed
 from dcpbench.report.show import write_reports
 from dcpbench.report.tables import counts, detection, summary
 from report.sweeps import folder_with
@@ -20,22 +20,22 @@ def test_the_table_shows_the_axes_that_vary(tmp_path: Path) -> None:
         row(model="large", status="fail", model_equal=True, gradient_close=False, step_equal=False),
         row(model="both", status="fail", model_equal=False, optim_equal=False, gradient_close=False),
     )
-    table = summary(read_frame(sweep)[0])
-    assert list(table["model"]) == ["even", "uneven", "large", "both"]
+    table = summary(read_frame(sweep)[0]).table
+    assert list(table["model"]) == ["uneven", "large", "both", "even"], "failed cells first"
     assert list(table["checks"]) == [
-        "1 held",
-        "not model_equal",
-        "training: not gradient_close, step_equal",
-        "not model_equal, optim_equal; training: not gradient_close",
+        "failed: model_equal",
+        "training failed: gradient_close, step_equal",
+        "failed: model_equal, optim_equal; training failed: gradient_close",
+        "1 passed",
     ]
     assert list(narrowed(table)["checks"]) == [
-        "1 held",
-        "not model=",
-        "training: not gradient~, step=",
-        "not model=, optim=; training: not gradient~",
+        "failed: model=",
+        "training failed: gradient~, step=",
+        "failed: model=, optim=; training failed: gradient~",
+        "1 passed",
     ]
-    assert [not_held(text) for text in table["checks"]] == [False, True, True, True]
-    assert list(table["save_s"]) == ["0.250", "-", "-", "-"]
+    assert [has_failed(text) for text in table["checks"]] == [True, True, True, False]
+    assert list(table["save_s"]) == ["-", "-", "-", "0.250"]
     assert "optimizer" not in table
 
 

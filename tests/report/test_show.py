@@ -21,7 +21,7 @@ from dcpbench.analysis.runs import again, failures
 from dcpbench.records.row import Row, columns
 from dcpbench.records.store import ENVIRONMENT_JSON
 from dcpbench.report.__main__ import main
-from dcpbench.report.page import rows as page_rows
+from dcpbench.report.page import page
 from dcpbench.report.rendering import rendered
 from dcpbench.report.show import MOST_CELLS, View, content
 from dcpbench.report.tables import headline, pivot_axes, status_pivot, summary
@@ -64,18 +64,18 @@ def many(folder: Path, cells: int, **values: object) -> Path:
 
 def test_runs_of_a_cell_are_one_line(matrix: Path) -> None:
     frame = read_frame(matrix)[0]
-    table = summary(frame).set_index(["parallel", "save"])
+    table = summary(frame).table.set_index(["parallel", "save"])
     assert len(table) == 4
     assert table.loc[("ddp", "sync"), ["status", "runs", "save_s", "checks"]].tolist() == [
         "pass",
         "3 runs",
         "0.200",
-        "1 held",
+        "1 passed",
     ]
     assert table.loc[("ddp", "async"), ["status", "runs", "checks"]].tolist() == [
         "fail",
         "1 of 3 runs",
-        "not model_equal",
+        "failed: model_equal",
     ]
     assert headline(frame) == "4 cells in 12 runs: 11 pass, 1 fail"
 
@@ -86,9 +86,32 @@ def test_without_times_there_is_no_table_of_costs(
     without = many(tmp_path / "shared", 2, disk_bytes=20_817)
     for folder, times in ((matrix, True), (without, False)):
         main([str(folder), "--rows", "parallel", "--columns", "status"])
-        assert ("costs: medians in seconds" in lines_of(capsys)) is times
+        assert ("costs: medians over cells, in seconds" in lines_of(capsys)) is times
     main([str(without), "--rows", "parallel", "--metric", "disk_bytes"])
     assert "ddp 20.3 ±0.0" in lines_of(capsys)
+
+
+def test_costs_are_medians_per_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"small": 0.1, "large": 9.0}
+    rows = [
+        cell("ddp", repeat=repeat, model=model, seed=seed, save_s=size)
+        for model, size in sizes.items()
+        for seed in range(3)
+        for repeat in range(2)
+    ]
+    folder = folder_with(tmp_path / "s", *rows)
+    main([str(folder), "--rows", "parallel", "--format", "table"])
+    said = lines_of(capsys)
+    assert said[said.index("parallel model cells save_s") + 1 :][:2] == [
+        "ddp small 3 0.100",
+        "ddp large 3 9.000",
+    ]
+    main([str(folder), "--metric", "save_s", "--format", "table"])
+    assert lines_of(capsys)[1:4] == [
+        "parallel model save_s",
+        "ddp small 0.100 ±0.000",
+        "ddp large 9.000 ±0.000",
+    ]
 
 
 def test_the_worst_run_is_the_verdict_of_a_cell(tmp_path: Path) -> None:
@@ -99,7 +122,7 @@ def test_the_worst_run_is_the_verdict_of_a_cell(tmp_path: Path) -> None:
         *(cell(repeat=n, status=end, reason=f"{end} of rank {n}") for n, end in enumerate(ends)),
     )
     frame = read_frame(folder)[0]
-    assert summary(frame)[["status", "runs"]].to_numpy().tolist() == [["crash", "1 of 4 runs"]]
+    assert summary(frame).table[["status", "runs"]].to_numpy().tolist() == [["crash", "1 of 4 runs"]]
     told = failures(frame)
     assert told[["status", "runs"]].to_numpy().tolist() == [["fail", "2 of 4 runs"], ["crash", "1 of 4 runs"]]
     assert told["again"][0].endswith("parallel=ddp save=sync repeat=1")
@@ -125,8 +148,7 @@ def test_shared_gpus_are_named(tmp_path: Path, columns: dict[str, Any], said: st
     (folder / ENVIRONMENT_JSON).write_text('{"nccl": "2.30.7"}')
     sweeps = read_sweeps([folder])
     assert content(sweeps).more == said
-    origin = page_rows.compact(sweeps, page_rows.LIMITS[0])["origin"]
-    assert [one for one in origin if "shared" in one] == [said] * bool(said)
+    assert page(sweeps, "s").count("<span>" + (said or "shared each GPU")) == bool(said)
 
 
 @pytest.mark.parametrize(("cells", "is_pivot"), [(MOST_CELLS, False), (MOST_CELLS + 1, True), (1000, True)])
@@ -329,7 +351,9 @@ def test_conditions_hold_in_every_format(matrix: Path, capsys: pytest.CaptureFix
     assert list(line) == list(record) == ["sweep", *columns()]
     assert (line["status"], line["compile"], line["load_s"]) == ("fail", "False", "")
     assert "1 cell: 1 fail (1 of 12 rows)" in shown("table")
-    assert "| ddp | false | async | fail |" in shown("markdown")
+    assert shown("markdown").startswith(
+        "**all cells: parallel=ddp compile=false save=async**\n\n| status | checks |"
+    )
     assert "- **fail** `parallel=ddp,save=async,repeat=1`: `model_equal" in shown("markdown")
     assert 'tests="1"' in shown("junit")
     assert shown("html").startswith("<!doctype html>")
@@ -339,7 +363,7 @@ def test_markdown_is_not_broken_by_what_rows_say(tmp_path: Path, capsys: pytest.
     folder = folder_with(tmp_path / "s", cell("a|b", status="fail", reason="`x`\n| <b> @all"))
     main([str(folder), "--format", "markdown"])
     said = capsys.readouterr().out
-    assert "| a\\|b | false |" in said
+    assert "**all cells: parallel=a\\|b compile=false save=sync**" in said
     assert ": `` `x` | <b> @all ``<br>again: `python -m dcpbench 'parallel=a|b' save=sync`" in said
 
 
@@ -347,7 +371,7 @@ def test_a_file_is_written_whole_or_not_at_all(matrix: Path, monkeypatch: pytest
     report = matrix / "report.md"
     assert main([str(matrix), "-o", str(report)]) == 0
     before = report.read_text()
-    assert before.startswith("| parallel | compile |")
+    assert before.startswith("**all cells: compile=false**\n\n| parallel | save |")
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")

@@ -13,10 +13,10 @@ from dcpbench.scenarios import partial_load
 from dcpbench.verdict.verdict import Verdict
 from dcpbench.verify import audit, compare_layouts, perturb, resumed
 from dcpbench.workloads import build_run, lockstep, twin
-from dcpbench.workloads.batches import batches_of
 from dcpbench.workloads.build_run import build_plain, build_unrestored
 from dcpbench.workloads.models import Mlp
 from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.workload import batches_of
 from dcpbench.workloads.world import World
 from support.alone import alone, config
 

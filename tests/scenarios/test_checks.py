@@ -15,7 +15,7 @@ from dcpbench.cell import checks, contract, explained, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import Resumed
-from dcpbench.cell.steps import Losses
+from dcpbench.cell.steps import RunRecord
 from dcpbench.core.checks import CheckSpec
 from dcpbench.core.defects import Defect
 from dcpbench.core.mismatch import Mismatch, Problem
@@ -24,11 +24,11 @@ from dcpbench.verify.files import digest_files
 from dcpbench.verify.resumed import ResumedRule
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import build_run, lockstep
-from dcpbench.workloads.batches import batches_of
 from dcpbench.workloads.build_run import build, build_plain
 from dcpbench.workloads.lockstep import TwinGradients
 from dcpbench.workloads.run_state import live_state
 from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.workload import batches_of
 from support.alone import alone, bare_cell, config, run_alone, world
 
 SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 2}
@@ -171,15 +171,10 @@ def test_losses_that_nothing_tells_apart_prove_nothing() -> None:
     assert compared.fired == {"loss of step 1": False}
 
 
-def unrestored_losses(unrestored: list[list[float]]) -> Losses:
-    given = config(**SMALL)
-    return Losses([], batches_of(given, world().device), {}, dict(enumerate(unrestored)))
-
-
 def test_an_unrestored_model_has_a_loss_for_each_step_and_is_trained_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cell, losses = bare_cell(tmp_path, config(**SMALL)), unrestored_losses([])
+    cell, record = bare_cell(tmp_path, config(**SMALL)), RunRecord()
     built: list[int] = []
     honest = steps.build_run.build_unrestored
 
@@ -188,15 +183,15 @@ def test_an_unrestored_model_has_a_loss_for_each_step_and_is_trained_once(
         return honest(config, world, seed)
 
     monkeypatch.setattr(steps.build_run, "build_unrestored", build_unrestored)
-    everything = steps.unrestored(cell, losses, 0, range(1, 4))
+    everything = steps.unrestored_losses(cell, record, 0, range(1, 4))
     assert len(set(everything)) == 3
-    assert steps.unrestored(cell, losses, 0, range(2, 4)) == everything[1:]
-    assert steps.unrestored(cell, losses, 0, range(2, 3)) == everything[1:2]
+    assert steps.unrestored_losses(cell, record, 0, range(2, 4)) == everything[1:]
+    assert steps.unrestored_losses(cell, record, 0, range(2, 3)) == everything[1:2]
     assert len(built) == 1
-    longer = steps.unrestored(cell, losses, 0, range(1, 6))
+    longer = steps.unrestored_losses(cell, record, 0, range(1, 6))
     assert longer[:3] == everything
     assert len(longer) == 5
-    assert not set(steps.unrestored(cell, losses, 1, range(1, 4))) & set(everything)
+    assert not set(steps.unrestored_losses(cell, record, 1, range(1, 4))) & set(everything)
     assert built == [steps.other_seed(cell, number) for number in (0, 0, 1)]
 
 
@@ -284,10 +279,10 @@ def test_setting_what_is_there_already_may_change_nothing(name: str, monkeypatch
 def test_a_load_into_the_run_that_was_saved_may_change_it(tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(**ONCE))
     reference = steps.build(cell)
-    steps.go_on(cell, reference, 1)
+    steps.advance(cell, reference, 1)
     saved = steps.save(cell, reference.trained, steps.open_checkpointer(cell))
     steps.finish(cell, saved)
-    steps.go_on(cell, reference, 2)
+    steps.advance(cell, reference, 2)
     steps.load(cell, reference.trained, saved)
     assert cell.report.checks["side_effect_free"].count == 0
     found = saved.compare("model_equal", live_state(reference.trained)["model_equal"], None)

@@ -114,13 +114,13 @@ def test_a_trainer_is_left_to_a_fresh_process_of_each_rank(tmp_path: Path) -> No
     cell, saved = newest(tmp_path)
     dropped = dropped_by(saved)
     run: Any = mock.Mock(TrainingRun, keeps_random=frozenset())
-    losses = steps.Losses([1.0], mock.Mock(), {})
+    record = steps.RunRecord([1.0])
     standard = replace(cell, config=replace(cell.config, verify=Verify.standard))
-    handover.leave_to_trainer(standard, saved, run, losses)
+    handover.leave_to_trainer(standard, saved, run, record)
     assert not [*tmp_path.iterdir()]
-    handover.leave_to_trainer(replace(cell, world=world(1, 2)), saved, run, losses)
+    handover.leave_to_trainer(replace(cell, world=world(1, 2)), saved, run, record)
     assert dropped == []
-    handover.leave_to_trainer(cell, saved, run, losses)
+    handover.leave_to_trainer(cell, saved, run, record)
     assert dropped == [str(tmp_path)]
     assert {path.name for path in tmp_path.iterdir()} == {"newest-rank0.pt", "newest-rank1.pt"}
 
@@ -154,10 +154,10 @@ def test_a_loaded_value_is_looked_at_as_it_was_saved() -> None:
     losses = [1.0, 2.0]
     as_bytes = torch.frombuffer(bytearray(stream(losses).getvalue()), dtype=torch.uint8)
     seen = {
-        "number": plain_read._as_seen(3),
-        "scalar": plain_read._as_seen(torch.tensor(3)),
-        "stream": plain_read._as_seen(stream(losses)),
-        "bytes": plain_read._as_seen(as_bytes),
+        "number": plain_read._plain(3),
+        "scalar": plain_read._plain(torch.tensor(3)),
+        "stream": plain_read._plain(stream(losses)),
+        "bytes": plain_read._plain(as_bytes),
     }
     assert seen == {"number": 3, "scalar": 3, "stream": losses, "bytes": losses}
     assert type(seen["scalar"]) is int

@@ -327,5 +327,5 @@ def test_each_rank_begins_elsewhere_with_the_same_keys(rank: int, tmp_path: Path
 @pytest.mark.parametrize("rank", [0, 1])
 def test_rank_0_alone_hands_over(rank: int, tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(**SMALL), seen_by=world(rank, 2))
-    handover.hand_over(cell, [], steps.Losses([], None, {}))  # type: ignore[arg-type]
+    handover.hand_over(cell, [], steps.RunRecord())
     assert (tmp_path / "handover.pt").exists() is (rank == 0)

@@ -62,14 +62,14 @@ def test_of_a_trainer_that_which_it_draws_has_to_come_back_and_what_is_not_looke
     assert len(everything) == 4
     drawn = [names(state.get(RANDOM, ())) for state in everything]
     assert drawn == [{"cpu"} if draws else set()] * 4, "it draws neither from Python's nor from NumPy's"
-    assert len(reference.losses.continued) == 5
+    assert len(reference.record.losses) == 5
     assert reference.trained.why_no_twin is not None
-    assert reference.losses.why_layout_bound == reference.trained.why_no_twin
+    assert reference.record.why_layout_bound == reference.trained.why_no_twin
     unreadable = {"checkpoint_whole", "files_equal", "contract_held"}
     opaque = {f"extra_equal of {name}" for name in NAMES}
     told = cell.report.not_applied
     assert told.keys() == unreadable | (set() if draws else opaque | {RANDOM})
-    assert {told[name] for name in opaque & told.keys()} <= {"a object has no state that can be asked for"}
+    assert {told[name] for name in opaque & told.keys()} <= {"a object has no state that can be read"}
     assert cell.report.checks.keys() == {"side_effect_free"}, "what nobody can read is not audited"
 
 
@@ -98,7 +98,7 @@ def test_a_state_is_retained_where_a_resume_ends_and_nowhere_else(tmp_path: Path
     cell = bare_cell(tmp_path, config(**{**SMALL, "resume_steps": 3}))
     reference = steps.build(cell)
     for until, retained in ((1, []), (2, []), (4, [4]), (5, [4, 5])):
-        steps.go_on(cell, reference, until)
+        steps.advance(cell, reference, until)
         assert reference.trained.train_state.step == until
         assert [*reference.states] == retained
 
@@ -137,7 +137,7 @@ def test_files_that_need_not_be_synced_are_no_finding(asked_for: bool, tmp_path:
     with recorded_syncs() as synced:
         cell = replace(bare_cell(tmp_path, given), synced=partial(synced_in, synced=synced))
         reference = steps.build(cell)
-        steps.go_on(cell, reference, 1)
+        steps.advance(cell, reference, 1)
         steps.finish(cell, steps.save(cell, reference.trained, steps.open_checkpointer(cell)))
     assert bool(synced) is asked_for
     seen = cell.report.checks["checkpoint_whole"]
@@ -235,21 +235,21 @@ def handed_over(cell: Cell) -> None:
         Checkpoint(step, str(cell.folder / f"step-{step}"), mock.Mock(), kept[step]) for step in range(3)
     ]
     states = {step: kept[step] for step in range(3, 6)}
-    about = {"why_layout_bound": "why", "computes_in": frozenset({torch.bfloat16})}
-    handover.hand_over(cell, saved, steps.Losses([1.0], mock.Mock(), states, **about))
+    about = {"why_layout_bound": "why", "computes_in": (torch.bfloat16,)}
+    handover.hand_over(cell, saved, steps.RunRecord([1.0], states, **about))
 
 
 @pytest.mark.parametrize("same_layout", [True, False])
 def test_what_ranks_draw_next_is_taken_over_by_the_same_layout(same_layout: bool, tmp_path: Path) -> None:
     cell = bare_cell(tmp_path)
     handed_over(cell)
-    checkpoints, losses = handover.take_over(cell, mock.Mock(), same_layout)
-    taken = [*(one.state for one in checkpoints), *losses.states.values()]
+    checkpoints, record = handover.take_over(cell, mock.Mock(), same_layout)
+    taken = [*(one.state for one in checkpoints), *record.states.values()]
     random = {RANDOM: leaves("cpu")} if same_layout else {}
     assert taken == [{"extra_equal": dict.fromkeys(NAMES, number), **random} for number in range(6)]
     assert all(one.by_content for one in checkpoints), "it may lie otherwise"
-    assert losses.continued == [1.0]
-    assert (losses.why_layout_bound, losses.computes_in) == ("why", {torch.bfloat16})
+    assert record.losses == [1.0]
+    assert (record.why_layout_bound, record.computes_in) == ("why", (torch.bfloat16,))
     assert cell.report.checks == {}
 
 
@@ -280,7 +280,7 @@ def test_no_code_is_run_that_a_folder_of_results_holds(tmp_path: Path) -> None:
     for read in (
         partial(handover.take_over, cell, mock.Mock(), same_layout=True),
         partial(fresh_process.load_alone, cell),
-        partial(plain_read._as_seen, value),
+        partial(plain_read._plain, value),
     ):
         with pytest.raises(UnpicklingError, match="Unsupported global"):
             read()

@@ -9,10 +9,10 @@ from dcpbench.scenarios import fine_tune
 from dcpbench.verify.audit import Chunk, Entry, Manifest, controls
 from dcpbench.verify.perturb import controllable
 from dcpbench.verify.process_state import snapshot_process
-from dcpbench.workloads.batches import batches_of
 from dcpbench.workloads.build_run import build
 from dcpbench.workloads.run_state import FLAGS, live_state
 from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.workload import batches_of
 from support.alone import Ran, config, world
 
 Places = dict[tuple[str, str], set[str]]

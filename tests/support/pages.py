@@ -56,7 +56,7 @@ def details(seed: int = 0, names: int = 3) -> dict[str, Any]:
 def all_statuses() -> list[Row]:
     """One cell of each status, and those that are no status of a row: flaky, fault detected, fault missed."""
     rows = [cell(f"p{i}", status=status, reason=f"it was {status}") for i, status in enumerate(STATUSES)]
-    rows.append(cell("flaky", flaky=True, reason="flaky: the first try ended as crash"))
+    rows.append(cell("flaky", flaky=True, reason="flaky: the first attempt ended as crash"))
     rows.append(cell("seen", status="fail", fault="lr", fault_seen=True))
     rows.append(cell("missed", fault="lr", fault_seen=False, reason="fault=lr was not seen"))
     return rows

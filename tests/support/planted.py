@@ -62,17 +62,17 @@ def _list_to_tuple(load: Load, state: State) -> None:
 def _touching_the_optimizer() -> Iterator[None]:
     """A load that asked for the model alone sets a learning rate too."""
     targets: list[Any] = []
-    build_anew = steps.build_anew
+    build_target = steps.build_target
 
     def remember(cell: Cell) -> Any:
-        targets.append(build_anew(cell))
+        targets.append(build_target(cell))
         return targets[-1]
 
     def touch(load: Load, state: State) -> None:
         load(state)
         targets[-1].optimizer.param_groups[0]["lr"] = 0.5
 
-    with mock.patch.object(steps, "build_anew", remember), _loading(touch):
+    with mock.patch.object(steps, "build_target", remember), _loading(touch):
         yield
 
 

@@ -19,11 +19,11 @@ def save_twice(cell: Cell, dies: bool) -> None:
     reference = steps.build(cell)
     checkpointer = steps.open_checkpointer(cell)
     first, second = cell.config.train_steps, 2 * cell.config.train_steps
-    steps.go_on(cell, reference, first)
+    steps.advance(cell, reference, first)
     saved = steps.save(cell, reference.trained, checkpointer)
     steps.finish(cell, saved)
-    steps.go_on(cell, reference, second)
-    handover.hand_over(cell, [saved], reference.losses)
+    steps.advance(cell, reference, second)
+    handover.hand_over(cell, [saved], reference.record)
 
     def kill(*_: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -40,6 +40,6 @@ def load_first(cell: Cell, dies: bool) -> None:
     unfinished = cell.folder / f"step-{2 * cell.config.train_steps:04d}"
     assert unfinished.exists()
     assert not (unfinished / ".metadata").exists(), "the second save came to an end"
-    target = steps.build_anew(cell)
+    target = steps.build_target(cell)
     checks.load_and_verify(cell, target, checkpoint)
     checks.resume(cell, target, checkpoint, losses)

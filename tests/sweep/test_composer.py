@@ -244,6 +244,32 @@ def test_a_cell_has_a_folder_of_its_name_with_what_hydra_leaves(
         assert written["config"].read_text() == OmegaConf.to_yaml(theirs)
 
 
+def test_long_names_have_what_varies_and_a_number(hydra_loader: ConfigLoader, tmp_path: Path) -> None:
+    base = sweep(hydra_loader, f"hydra.sweep.dir={tmp_path}")
+    long = [f"known_failures={'x' * 150}"]
+    batch = [[*long, "seed=1"], [*long, "seed=2"], [*long, "seed=2"]]
+    assert [cell.name for cell in CellMaker(hydra_loader, base).cells(batch)] == [
+        "seed=1",
+        "seed=2",
+        "seed=2#2",
+    ]
+    far = [[f"known_failures={'x' * 150}{number}"] for number in range(3)]
+    names = [cell.name for cell in CellMaker(hydra_loader, base).cells(far)]
+    assert names == [f"known_failures={'x' * 135}{number}" for number in ("", "#2", "#3")]
+    alone = CellMaker(hydra_loader, base).cells([[*long, "seed=1"]])
+    assert alone[0].name == f"known_failures={'x' * 135}"
+
+
+def test_a_resumed_sweep_keeps_its_names(hydra_loader: ConfigLoader, tmp_path: Path) -> None:
+    """Earlier versions gave long names a digest."""
+    base = sweep(hydra_loader, f"hydra.sweep.dir={tmp_path}")
+    long = f"known_failures={'x' * 150}"
+    known = {f"{long[:150]}~0123456789ab": [long, "seed=2"], "seed=3": ["seed=3"], "seed=3#2": ["seed=3"]}
+    made = CellMaker(hydra_loader, base, known=known).cells([["seed=3"], [long, "seed=2"], ["seed=3"]])
+    assert [cell.name for cell in made] == ["seed=3", f"{long[:150]}~0123456789ab", "seed=3#2"]
+    assert [cell.overrides for cell in made] == [["seed=3"], [long, "seed=2"], ["seed=3"]]
+
+
 def test_folders_of_cells_are_not_named_otherwise(hydra_loader: ConfigLoader) -> None:
     named = "hydra.sweep.subdir=${hydra.job.num}"
     with pytest.raises(
@@ -255,12 +281,11 @@ def test_folders_of_cells_are_not_named_otherwise(hydra_loader: ConfigLoader) ->
 
 
 def test_a_terminal_is_told_how_far_composing_is() -> None:
-    told = io.StringIO()
-    with composing(Console(file=told, force_terminal=True, width=60)) as track:
-        assert [*track([*range(40)])] == [*range(40)]
-    assert "composing" in told.getvalue()
-    assert "/40" in told.getvalue()
-    told = io.StringIO()
-    with composing(Console(file=told)) as track:
-        assert [*track([*range(40)])] == [*range(40)]
-    assert told.getvalue() == "", "a file is not drawn into"
+    shown = io.StringIO()
+    track = composing(Console(file=shown, force_terminal=True, width=60))
+    assert [*track([*range(40)])] == [*range(40)]
+    assert "composing" in shown.getvalue()
+    assert "100%" in shown.getvalue()
+    shown = io.StringIO()
+    assert [*composing(Console(file=shown))([*range(40)])] == [*range(40)]
+    assert shown.getvalue() == "", "a file is not drawn into"

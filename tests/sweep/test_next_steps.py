@@ -12,7 +12,8 @@ from conftest import ONE_STEP, run
 from dcpbench.analysis.history_rows import sweep_before
 from dcpbench.cli.commands import main
 from dcpbench.records.store import append_row, write_csv
-from dcpbench.sweep import next_steps
+from dcpbench.sweep import manifest
+from dcpbench.sweep.closing import next_steps
 from support.rows import row
 
 
@@ -54,22 +55,22 @@ def test_the_sweep_before_is_the_newest_that_ended_with_half_of_the_cells(tmp_pa
 def test_the_page_and_the_next_command_are_told(tmp_path: Path) -> None:
     old, new = made(tmp_path / "old one", 11, "ddp"), made(tmp_path / "new", 13, "ddp")
     told = ["page: new/report.html", "next: dcpbench compare 'old one' new"]
-    assert [*next_steps.sentences(new, old, whole=True)] == told
-    assert [*next_steps.sentences(new, None, whole=True)] == told[:1]
-    assert [*next_steps.sentences(new, old, whole=False)] == [told[0], "next: dcpbench resume new"]
+    assert next_steps(new, old, complete=True) == told
+    assert next_steps(new, None, complete=True) == told[:1]
+    assert next_steps(new, old, complete=False) == [told[0], "next: dcpbench resume new"]
     (new / "report.html").unlink()
-    assert [*next_steps.sentences(new, old, whole=True)] == told[1:]
+    assert next_steps(new, old, complete=True) == told[1:]
 
 
 def test_it_is_said_as_it_was_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/somewhere/dcpbench/__main__.py"])
     monkeypatch.setattr(sys, "orig_argv", [".venv/bin/python", "-m", "dcpbench", "x=y"])
-    assert next_steps.command("resume", Path("/a b")) == ".venv/bin/python -m dcpbench resume '/a b'"
+    assert manifest.command("resume", Path("/a b")) == ".venv/bin/python -m dcpbench resume '/a b'"
     below = tmp_path / "gone"
     below.mkdir()
     monkeypatch.chdir(below)
     below.rmdir()
-    assert next_steps.command("resume", tmp_path) == f".venv/bin/python -m dcpbench resume {tmp_path}"
+    assert manifest.command("resume", tmp_path) == f".venv/bin/python -m dcpbench resume {tmp_path}"
 
 
 @pytest.mark.slow

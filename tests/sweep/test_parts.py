@@ -17,9 +17,9 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import Config
 from dcpbench.records.store import read_rows, write_json
 from dcpbench.report import read_sweeps
-from dcpbench.sweep import manifest, parts
-from dcpbench.sweep.job import Job
-from dcpbench.sweep.part import Part
+from dcpbench.sweep import manifest
+from dcpbench.sweep.job import Job, Part
+from dcpbench.sweep.sweep_folder import begin_part
 
 ASKED = ("-m", *SMALL, "device=cpu", "parallel=none", "world_size=1", "saves=1", "seed=1,2", "repeats=2")
 
@@ -100,13 +100,13 @@ def test_parts_are_resumed_one_by_one(tmp_path: Path) -> None:
     assert f"{folder}: {len(owed)} of 4 cells have no row" in report.err
     refused = dcpbench(f"resume={folder}", folder=folder)
     assert refused.status == 2
-    told = r"is in 2 parts, each resumed by itself: [^,]* -m dcpbench resume (\S*/)?night part=2/2$"
+    told = r"has 2 parts, each resumed separately: [^,]* -m dcpbench resume (\S*/)?night part=2/2$"
     assert re.search(told, refused.err.splitlines()[-1])
     second = dcpbench(f"resume={folder}", "part=2/2", "rerun=failed", folder=folder)  # it has not begun
     assert second.status == 0, second.err
     assert f"part=2/2: 4 of 4 cells of {folder} have a row" in second.err
     assert [row for row in _rows(folder) if row["cell"] not in owed] == first.rows
-    assert "all of them have their rows" in dcpbench(f"resume={folder}", folder=folder).err
+    assert "all are complete" in dcpbench(f"resume={folder}", folder=folder).err
     own = _folder("1/2", folder)
     (own / "results.jsonl").write_bytes((own / "results.jsonl").read_bytes().splitlines(keepends=True)[0])
     again = dcpbench(f"resume={own}", folder=folder)
@@ -126,13 +126,13 @@ def test_a_part_begins_in_the_folder_of_its_own_sweep_alone(tmp_path: Path) -> N
     whole = tmp_path / "night"
     record = manifest.Record([], "/", ["a", "b"], [])
     for _ in range(2):  # the second time as if the first driver had been killed before its part began
-        parts.begin(_folder("1/2", whole), record)
+        begin_part(_folder("1/2", whole), record)
     assert manifest.read(whole).cells == ["a", "b"]
     with pytest.raises(ConfigError, match=r"hydra.sweep.dir=.*/night: is another matrix: it has no cell c"):
-        parts.begin(_folder("1/2", whole), replace(record, cells=["a", "b", "c"]))
+        begin_part(_folder("1/2", whole), replace(record, cells=["a", "b", "c"]))
     _made(_folder("1/2", whole), ["a"])
     with pytest.raises(ConfigError, match=r"has 2 and 3 parts; choose one number"):
-        parts.begin(_folder("1/3", whole), record)
+        begin_part(_folder("1/3", whole), record)
 
 
 def test_a_plan_of_a_part_is_of_its_cells_and_writes_nothing(tmp_path: Path) -> None:
@@ -151,22 +151,22 @@ def test_a_plan_of_a_part_is_of_its_cells_and_writes_nothing(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("said", ["0/2", "3/2", "2", "a", "1/0", "1/2/3", "-1/2"])
 def test_a_part_is_a_number_of_how_many(said: str) -> None:
-    with pytest.raises(ConfigError, match=f"part={said}: must be a number of how many, as 2/4"):
+    with pytest.raises(ConfigError, match=f"part={said}: must be a number and a count, as 2/4"):
         Part.parse(said)
 
 
 @pytest.mark.parametrize(
     ("asked", "told"),
     {
-        ("++part=1/2",): "part=1/2: must be said on the command line, just so",
+        ("++part=1/2",): "part=1/2: pass it on the command line, exactly so",
         ("part=1/2,2/2",): "part=1/2,2/2: is about the whole sweep and takes one value",
-        ("part=1/2",): "holds another sweep; choose a folder that is new or empty, or go on with resume=",
+        ("part=1/2",): "contains another sweep; choose a folder that is new or empty, or resume this one",
         ("part=7/9",): "part=7/9: has none of 4 cells",
         (
             "part=1/2",
             "repeats=1",
             "hydra/sweeper=basic",
-        ): "part=1/2: needs to know all cells before the first one runs",
+        ): "part=1/2: needs all cells before the first one runs",
     }.items(),
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -184,7 +184,7 @@ def test_a_part_that_makes_no_sense_is_refused(
 def test_a_part_needs_the_folder_that_it_shares(tmp_path: Path) -> None:
     ended = dcpbench("parallel=none", "part=1/2", folder=tmp_path)
     assert ended.status == 2
-    assert "part=1/2: name the folder of the whole sweep" in ended.err
+    assert "part=1/2: name the folder of the complete sweep" in ended.err
 
 
 def test_cells_alike_are_dealt_out_evenly() -> None:

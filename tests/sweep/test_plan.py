@@ -22,7 +22,7 @@ from dcpbench.config.text import duration_text
 from dcpbench.core.cell_key import CellKey
 from dcpbench.records.row import Row
 from dcpbench.records.store import append_row
-from dcpbench.sweep import manifest
+from dcpbench.sweep import claim
 from dcpbench.sweep.dry_run import print_plan
 from dcpbench.sweep.job import Job
 from dcpbench.sweep.progress import ProgressDisplay
@@ -75,7 +75,7 @@ def test_a_plan_tells_all_and_does_nothing(tmp_path: Path) -> None:
         assert skip.split()[1] == "skip"
         assert "needs an accelerator" in skip
     assert "4 cells: 2 would run, 2 would be skipped" in planned.stdout
-    assert "no estimate of the time: this sweep has no row of a cell like these" in planned.stdout
+    assert "no time estimate: this sweep has no row of a similar cell" in planned.stdout
     assert planned.stderr == ""
     assert {item: item.stat().st_mtime for item in tmp_path.rglob("*")} == before
 
@@ -286,7 +286,7 @@ def test_a_plan_of_skips_alone_ends_as_the_run_would(capsys: pytest.CaptureFixtu
 
 def test_a_folder_in_which_another_is_at_work_is_no_place_for_a_plan(tmp_path: Path) -> None:
     (tmp_path / "rows").touch()
-    manifest.refuse_unusable(tmp_path, begun=True)
-    with manifest.held(tmp_path), pytest.raises(ConfigError, match="another dcpbench is at work"):
-        manifest.refuse_unusable(tmp_path, begun=True)
-    manifest.refuse_unusable(tmp_path, begun=True)
+    claim.refuse_unusable(tmp_path, begun=True)
+    with claim.held(tmp_path), pytest.raises(ConfigError, match="another dcpbench is using"):
+        claim.refuse_unusable(tmp_path, begun=True)
+    claim.refuse_unusable(tmp_path, begun=True)

@@ -21,6 +21,7 @@ from dcpbench.records.row import SCHEMA_VERSION
 from dcpbench.records.store import append_row, keep_lines, read_lines
 from dcpbench.sweep import job, manifest
 from dcpbench.sweep.job import expected_digest
+from dcpbench.sweep.resume import command_line
 from dcpbench.verdict.known_failures import KnownFailure
 from support.rows import measured, row
 
@@ -97,7 +98,7 @@ def test_killed_at_any_moment_and_resumed_the_rows_are_those_of_an_unbroken_swee
             return False
         second = resume(folder)
         assert (second.status, second.out) == (2, "")
-        assert "another dcpbench is at work in this folder" in second.err
+        assert "another dcpbench is using this folder" in second.err
         return True
 
     kill_when(anew, folder.parent, refused_beside_the_first)
@@ -120,7 +121,7 @@ def test_killed_at_any_moment_and_resumed_the_rows_are_those_of_an_unbroken_swee
     (folder / "results.jsonl").write_bytes(content[: (last + len(content)) // 2])
 
     ended = resume(folder, cwd=TESTS)
-    assert ended.err.count("was broken off and is cut off") == 1
+    assert ended.err.count("was torn and is removed") == 1
     assert ended.status == unbroken.status == 1
     assert (folder / "results.jsonl").read_bytes().startswith(content[:last]), (
         "rows that stand are left alone"
@@ -161,15 +162,15 @@ def test_what_is_not_as_it_was_runs_again_and_is_told_once_for_each_reason(unbro
     reasons = (
         f"1 cell again: torch was 1.0 and is {torch}",
         "1 cell again: the code has changed (",
-        "2 cells again: the configuration, or what is known to fail, has changed",
-        "1 cell again: what stands in its line is no row of this version",
-        f"1 cell again: its row is of schema version 2, and rows are of {SCHEMA_VERSION} now",
+        "2 cells again: the configuration, or the list of known failures, has changed",
+        "1 cell again: its line is not a row of this version",
+        f"1 cell again: its row has schema version 2; the current one is {SCHEMA_VERSION}",
     )
     assert all(planned.out.count(reason) == 1 for reason in reasons), planned.out
 
     ended = resume(folder, "rerun=failed")
     assert all(ended.err.count(reason) == 1 for reason in reasons), ended.err
-    assert "2 cells again: it did not come out as it should (rerun=failed)" in ended.err
+    assert "2 cells again: its row is not ok (rerun=failed)" in ended.err
     assert measured(ended.rows) == measured(unbroken.rows)
     assert [item["cell"] for item in ended.rows] == [item["cell"] for item in unbroken.rows]
     old = (folder / "superseded.jsonl").read_bytes().splitlines(keepends=True)
@@ -184,7 +185,7 @@ def test_what_is_not_as_it_was_runs_again_and_is_told_once_for_each_reason(unbro
     ("words", "told"),
     [
         (["resume={place}/nowhere"], "there is no such folder"),
-        (["resume={place}"], "holds no sweep that could be resumed"),
+        (["resume={place}"], "contains no sweep to resume"),
         (["resume="], "names no folder"),
         (["resume={folder}", "hydra.sweep.dir={place}/other"], "is another folder"),
         (
@@ -194,7 +195,7 @@ def test_what_is_not_as_it_was_runs_again_and_is_told_once_for_each_reason(unbro
         (["rerun=failed"], "rerun=failed"),
         (["resume={folder}", "rerun=all"], "rerun"),
         (["resume={folder},{place}", "parallel=ddp"], "takes one value"),
-        (["parallel=ddp", "hydra.sweep.dir={folder}"], "go on with resume="),
+        (["parallel=ddp", "hydra.sweep.dir={folder}"], "or resume this one"),
     ],
 )
 def test_wrong_use_is_one_line_and_loses_nothing(
@@ -307,10 +308,9 @@ def test_a_row_for_which_there_is_no_room_breaks_the_sweep_off_between_rows(tmp_
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (110 * 1024, 110 * 1024))
     full = run(folder, "-m", "seed=range(1,11)", *ONE_RANK, prepare=limit)
     assert full.status == 1
-    assert full.err.splitlines()[-1] == (
-        f"broken off: {folder / 'details.jsonl'} cannot be written to: File too large; make room, and go "
-        f"on with resume={folder}"
-    )
+    why = f"interrupted: {folder / 'details.jsonl'} cannot be written to: File too large"
+    assert full.err.splitlines()[-1].startswith(f"{why}; free disk space, then run: ")
+    assert full.err.splitlines()[-1].endswith(" -m dcpbench resume sweep")
     kept = (folder / "results.jsonl").read_bytes()
     assert 0 < kept.count(b"\n") < 10
     assert kept.endswith(b"\n")
@@ -328,10 +328,10 @@ def test_the_words_of_a_command_line_are_taken_again(tmp_path: Path, monkeypatch
     typed = ["-m", "parallel=ddp,fsdp", "hydra.sweep.dir=x", "model=mine", "--config-dir", "conf"]
     manifest.Record(manifest.own_words(typed), str(elsewhere), ["one"], []).write(folder)
     here = [f'resume="{folder}"', f'hydra.sweep.dir="{folder}"']
-    taken = manifest.command_line(["plan=true", "resume=a sweep"])
+    taken = command_line(["plan=true", "resume=a sweep"])
     assert taken == ["-m", "parallel=ddp,fsdp", "model=mine", "--config-dir", "conf", "plan=true", *here]
     assert Path.cwd() == elsewhere
     monkeypatch.chdir(tmp_path)
-    given = manifest.command_line(["resume=a sweep", "seed=1,2", "-m"])
+    given = command_line(["resume=a sweep", "seed=1,2", "-m"])
     assert given == ["seed=1,2", "-m", *here]
-    assert manifest.command_line(typed) == typed
+    assert command_line(typed) == typed

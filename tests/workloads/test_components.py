@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from dcpbench.workloads.batches import batches_of
 from dcpbench.workloads.build_run import build
 from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.workload import batches_of
 from support.alone import config, run_alone, unexplained, world
 
 pytestmark = pytest.mark.cell

@@ -7,11 +7,11 @@ import torch
 
 from dcpbench.verify import compare_layouts
 from dcpbench.verify.snapshot import Leaves
-from dcpbench.workloads.batches import batches_of
 from dcpbench.workloads.build_run import build, build_twin
 from dcpbench.workloads.lockstep import Lockstep
 from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.twin import Inexact, inexact_steps
+from dcpbench.workloads.workload import batches_of
 from support.alone import config, world
 
 ONCE: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}

@@ -3,9 +3,9 @@
 import pytest
 
 from conftest import SMALL, Finished, run
-from dcpbench.workloads.batches import batches_of
 from dcpbench.workloads.build_run import build
 from dcpbench.workloads.run_state import FLAGS, live_state
+from dcpbench.workloads.workload import batches_of
 from support.alone import alone, config, world
 
 

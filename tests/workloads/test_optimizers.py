@@ -11,10 +11,10 @@ from conftest import SMALL, Finished, blocks, run, selected, tiered
 from dcpbench.executors.fork_server import Machine
 from dcpbench.sweep.validity import resolve, why_skip
 from dcpbench.verify.snapshot import snapshot_optimizer
-from dcpbench.workloads.batches import batches_of
 from dcpbench.workloads.build_run import build
 from dcpbench.workloads.optimizers import Optimizers
 from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.workload import batches_of
 from support.alone import config, group_of_one, run_alone, world
 
 NO_GPU = Machine(gpus=0, description={})

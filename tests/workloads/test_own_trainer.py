@@ -12,14 +12,14 @@ from dcpbench.config.groups import WorkloadConfig
 from dcpbench.sweep import validity
 from dcpbench.verdict.verdict import Verdict
 from dcpbench.workloads import lockstep, own_trainer
-from dcpbench.workloads.trainer_run import TrainerRun
+from dcpbench.workloads.own_trainer import TrainerRun
 from support import own_trainer as trainers
 from support.alone import config, run_alone, world
 
 NOT_MADE = {
-    "checkpoint_whole": "only the trainer knows what its files hold",
-    "files_equal": "only the trainer knows what its files hold",
-    "contract_held": "only the trainer knows what its files hold",
+    "checkpoint_whole": "only the trainer can read its files",
+    "files_equal": "only the trainer can read its files",
+    "contract_held": "only the trainer can read its files",
     **dict.fromkeys(lockstep.CHECKS, "the trainer draws its batches itself"),
 }
 
@@ -130,7 +130,7 @@ def test_what_cannot_be_looked_at_is_told() -> None:
     verdict = judged(trainers.Unlucky)
     assert verdict.status == "pass", verdict.reason
     told = verdict.details["ranks"][0]["not_applied"]
-    assert told["extra_equal of batches"] == "a range_iterator has no state that can be asked for"
+    assert told["extra_equal of batches"] == "a range_iterator has no state that can be read"
     assert not any("built" in name for name in told)
 
 

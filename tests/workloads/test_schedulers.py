@@ -12,8 +12,8 @@ from torch.optim.lr_scheduler import (
 )
 
 from dcpbench.config.schema import conf_folder
-from dcpbench.workloads.batches import batches_of
 from dcpbench.workloads.build_run import build
+from dcpbench.workloads.workload import batches_of
 from support.alone import config, run_alone, unexplained, world
 
 pytestmark = pytest.mark.cell

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from dcpbench.core.statuses import SEVERITY, STATUSES, UNKNOWN, shown
+from dcpbench.core.statuses import SEVERITY, STATUSES, UNKNOWN, StatusSpec, shown
 from dcpbench.records import files
 from dcpbench.records.row import column_types
 from dcpbench.records.row_reader import parse
@@ -44,8 +44,8 @@ class Sweeps:
     left_out: list[str]
 
 
-def read_sweeps(places: Sequence[Path | str]) -> Sweeps:
-    """The rows of all these sweeps as one tidy frame; a folder that is none itself stands for those in it.
+def read_sweeps(places: Path | str | Sequence[Path | str]) -> Sweeps:
+    """Read the rows of one sweep or of several as one tidy frame; a folder of sweeps stands for all of them.
 
     The frame has one row for each run of a cell, in the order of the files, and these columns:
 
@@ -58,7 +58,7 @@ def read_sweeps(places: Sequence[Path | str]) -> Sweeps:
 
     Lines that are damaged do not hide others: what can be read is in the frame, and `left_out` tells.
 
-        frame = read_sweeps(["outputs/nightly"]).frame
+        frame = read_sweeps("outputs/nightly").frame
         frame.groupby("parallel")["save_s"].median()
 
     Raises:
@@ -66,7 +66,7 @@ def read_sweeps(places: Sequence[Path | str]) -> Sweeps:
             read.
     """
     frames, environments, left_out = [], {}, []
-    named = [Path(place) for place in places]
+    named = [Path(place) for place in ([places] if isinstance(places, str | Path) else places)]
     for folder in {sweep.resolve(): sweep for place in named for sweep in sweeps_in(place)}.values():
         try:
             frame, sentences = read_frame(folder)
@@ -112,11 +112,15 @@ def as_text(value: object) -> str:
     return str(value).lower() if pd.api.types.is_bool(value) else str(value)
 
 
-def ok(frame: pd.DataFrame) -> "pd.Series[bool]":
-    """Where a row came out as it should, as `dcpbench.core.statuses.shown` has it."""
+def outcomes(frame: pd.DataFrame) -> list[StatusSpec]:
+    """Return what each row is shown as."""
     known = frame[["status", "flaky", "fault_seen"]].astype(object)
-    rows = known.where(known.notna(), None).itertuples(index=False)
-    return pd.Series([shown(*row).ok for row in rows], index=frame.index, dtype=bool)
+    return [shown(*row) for row in known.where(known.notna(), None).itertuples(index=False)]
+
+
+def ok(frame: pd.DataFrame) -> "pd.Series[bool]":
+    """Tell for each row whether it ended as expected."""
+    return pd.Series([spec.ok for spec in outcomes(frame)], index=frame.index, dtype=bool)
 
 
 def severities(statuses: "pd.Series[str]") -> "pd.Series[int]":

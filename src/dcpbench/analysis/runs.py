@@ -13,7 +13,7 @@ from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import SEVERITY
-from dcpbench.verdict.sentences import short_reason
+from dcpbench.records.short_reason import short_reason
 
 _REPEAT = re.compile(r"(^|,)repeat=\d+(?=$|,)")
 _DIGITS = re.compile(r"[+-]?\d[\d.]*(?:e[+-]?\d+|x[0-9a-f]+)?")
@@ -98,8 +98,10 @@ def failures(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def of_a_kind(listed: pd.DataFrame) -> pd.DataFrame:
-    """Of `failures` one row for those of the same status and, numbers aside, reason; and how many `more`.
-    Where nothing has to be run again, `again` is empty; these come first."""
+    """Return one row of `failures` for each status and reason, numbers aside, and how many `more` there are.
+
+    Rows with nothing to run again have an empty `again` and come last.
+    """
     if listed.empty:
         return listed.assign(more="")
     listed = listed.assign(again=listed["again"].mask(listed["status"].isin(["skip", "xfail"]), ""))
@@ -107,7 +109,7 @@ def of_a_kind(listed: pd.DataFrame) -> pd.DataFrame:
     sizes = kinds["cell"].transform("size")
     listed["more"] = sizes.map(lambda size: f"and {size - 1} more like it" if size > 1 else "")
     first = listed[~kinds.ngroup().duplicated()]
-    return first.sort_values("again", key=lambda asked: asked.ne(""), kind="stable").reset_index(drop=True)
+    return first.sort_values("again", key=lambda words: words.eq(""), kind="stable").reset_index(drop=True)
 
 
 def again(overrides: object, config_dir: object, cwd: object = None) -> str:

@@ -1,4 +1,4 @@
-"""A cell as its scenario sees it: the configuration, this rank's world, timed phases, a report."""
+"""One cell on one rank: its configuration, its world, timed phases, and the report that it fills in."""
 
 import multiprocessing
 import threading
@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -15,37 +16,49 @@ from dcpbench.checkpointers.base import PendingSave
 from dcpbench.config.schema import Config
 from dcpbench.core.metrics import METRICS, PHASE_S, Measurement
 from dcpbench.core.rank_report import CheckReport, Compared, RankReport
+from dcpbench.workloads.workload import Batches, batches_of
 from dcpbench.workloads.world import World
-
-Digests = Mapping[str, str]
-"""What can be told of the bytes of a checkpoint's files, by their paths in it."""
 
 
 class Uploads:
-    """The saves that go on beside training; `tell` has the start of each (`time.monotonic`) whenever one
-    begins or ends, so that a death or a hang in the background is reported as such."""
+    """The saves in flight. `notify` gets the start of each (`time.monotonic`) whenever one starts or ends, so
+    that a death or a hang in the background is reported as such."""
 
-    def __init__(self, tell: Callable[[tuple[float, ...]], None]) -> None:
-        self._tell = tell
-        self._since: list[float] = []
-        self._changing = threading.Lock()
+    def __init__(self, notify: Callable[[tuple[float, ...]], None]) -> None:
+        self._notify = notify
+        self._started: list[float] = []
+        self._lock = threading.Lock()
 
     def follow(self, pending: PendingSave) -> None:
-        """From now on until it ends, well or not, a save is under way."""
-        began = time.monotonic()
-        self._change(self._since.append, began)
-        pending.when_ended(lambda: self._change(self._since.remove, began))
+        """Count a save as in flight until it succeeds or fails."""
+        started = time.monotonic()
+        self._change(self._started.append, started)
+        pending.when_ended(lambda: self._change(self._started.remove, started))
 
-    def _change(self, change: Callable[[float], None], began: float) -> None:
-        with self._changing:
-            change(began)
-            self._tell(tuple(self._since))
+    def _change(self, change: Callable[[float], None], started: float) -> None:
+        with self._lock:
+            change(started)
+            self._notify(tuple(self._started))
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What a stage of a scenario works with on one rank: checkpoints go to `folder`; `announce` tells the
-    driver which phase begins, so that a failure is reported with its phase, `uploads` what goes on beside."""
+    """One stage of a cell on one rank, which every scenario gets as its first argument.
+
+    Args:
+        config: the configuration of the cell.
+        world: the ranks of this stage.
+        folder: where checkpoints go.
+        announce: notifies the driver that a phase begins, so that it can report a failure with its phase.
+        report: what this rank hands to the driver at the end.
+        uploads: the saves in flight.
+        files: for each checkpoint id a label, the digests of its files when it was complete, and a function
+            that computes them again.
+        complete: the newest complete checkpoint, if there is one.
+        synced: returns the files below a folder that this rank has synced.
+        endings: callbacks for the end of the stage.
+        children_before: child processes that this rank had before the cell.
+    """
 
     config: Config
     world: World
@@ -56,26 +69,25 @@ class Cell:
     files: dict[str, tuple[str, Mapping[str, str], Callable[[], Mapping[str, str]]]] = field(
         default_factory=dict
     )
-    """Of each checkpoint by its id: how it is called, what its files were when it was complete, and what says
-    what they are now."""
     complete: list[SavedCheckpoint] = field(default_factory=list)
-    """The newest checkpoint that is complete, once there is one."""
     synced: Callable[[Path], set[str]] = lambda folder: set()
-    """Says which files below a folder this rank has synced."""
     endings: ExitStack = field(default_factory=ExitStack)
-    """What has to be given back when the stage ends."""
     children_before: set[BaseProcess] = field(default_factory=lambda: set(multiprocessing.active_children()))
-    """The processes that this rank had started before the cell."""
 
-    def vary(self, folder: str | None = None, **parts: Any) -> "Cell":
-        """The same cell, its report too, with parts of its configuration replaced, and its checkpoints in a
-        folder below its own."""
-        return replace(self, config=replace(self.config, **parts), folder=self.folder / (folder or ""))
+    @cached_property
+    def batches(self) -> Batches:
+        """The batches that are trained on."""
+        return batches_of(self.config, self.world.device)
+
+    def vary(self, folder: str | None = None, **values: Any) -> "Cell":
+        """Return the cell with some configuration values replaced, and its checkpoints in a subfolder. Both
+        fill in the same report."""
+        return replace(self, config=replace(self.config, **values), folder=self.folder / (folder or ""))
 
     @contextmanager
     def phase(self, name: str, part: str | None = None) -> Iterator[None]:
-        """Announce a phase, measure the time spent in it, device work included, and then what else is
-        measured in it; `part` is what of the phase this is."""
+        """Context manager: announce a phase and measure its time, including work on the device. Metrics of
+        the phase are probed at its end. `part` names a section of a phase."""
         full_name = f"{name}/{part}" if part else name
         self.announce(name)
         self.world.synchronize()
@@ -90,16 +102,25 @@ class Cell:
     def measure(
         self, metric: str, value: float | None, save: int | None = None, phase: str | None = None
     ) -> None:
-        """Record a value of a metric in its unit, of the save, or load, of this number, from 0; None is one
-        that could not be measured."""
+        """Record a measurement, in the unit of the metric.
+
+        Args:
+            value: None if it could not be measured; then nothing is recorded.
+            save: the number of the save or load, from 0.
+        """
         if value is not None:
             self.report.measurements.append(Measurement(metric, value, self.world.rank, phase, save))
 
     def measured(self, metric: str) -> int:
-        """How many values of a metric this rank has recorded: the number of the next save, or load."""
+        """Return how often this rank has measured a metric, which is the number of the next save or load."""
         return sum(one.metric == metric for one in self.report.measurements)
 
     def record(self, check: str, compared: Compared, where: str) -> None:
-        """Record the result of a comparison with its negative control; `where` names the checkpoint or the
-        moment. A rank that has nothing to compare there records an empty one."""
+        """Record a comparison and its negative control.
+
+        Args:
+            check: one of `CHECKS`.
+            compared: empty on a rank that has nothing to compare.
+            where: the checkpoint or the moment, for people.
+        """
         self.report.checks.setdefault(check, CheckReport()).record(compared, where)

@@ -1,4 +1,4 @@
-"""A checkpoint together with the state that it must bring back."""
+"""A checkpoint together with the state that a load has to restore."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -18,20 +18,23 @@ from dcpbench.workloads.run_state import Keys, State, as_saved, key_of
 from dcpbench.workloads.training_run import TrainingRun
 
 Recall = Callable[[str], torch.Tensor | None]
-"""What a checkpoint holds under a name: the whole tensor, on the CPU; None if there is none."""
+"""Returns the full tensor that a checkpoint has under a name, on the CPU; None if there is none."""
 
 
 @dataclass
 class Checkpoint:
-    """A checkpoint of a step and what it must bring back.
+    """A checkpoint and the state that a load of it has to restore.
 
     Args:
-        state: what was saved: this rank's parts, or of another layout the digests of whole tensors.
-        by_content: whether parts lie otherwise where it is loaded, so that whole tensors are compared.
-        source: the training run that was saved, if it is in this process.
-        numbers: of parameters by FQN, where it has an optimizer's state under these.
-        how: it was saved or is loaded, where that is not as usual (`, saved again`).
-        beside: those whose saves were under way at the same time.
+        step: the training step after which it was saved.
+        checkpoint_id: its path.
+        checkpointer: reads it.
+        state: what was saved, by check: this rank's parts or, from another layout, digests of full tensors.
+        by_content: compare full tensors, because the load target has another layout.
+        source: the run that was saved, if it is in this process.
+        numbers: parameter numbers by FQN, if the optimizer state is saved under numbers.
+        how: a suffix for messages, if it was saved or is loaded in an unusual way (`, saved again`).
+        beside: checkpoints whose saves were in flight at the same time.
     """
 
     step: int
@@ -49,7 +52,7 @@ class Checkpoint:
 
     @property
     def by_key(self) -> list[Leaves]:
-        """What each check looks at, by the flattened keys of a checkpoint."""
+        """The saved state of each check, by the flattened keys of the checkpoint."""
         state = as_saved(self.source, self.state) if self.source else self.state
         return [
             {key_of(check, name, self.numbers): leaf for name, leaf in leaves.items()}
@@ -57,11 +60,11 @@ class Checkpoint:
         ]
 
     def recall(self, prefix: str) -> Recall:
-        """What it holds below a prefix of its keys; any rank may ask, by itself."""
+        """Return a function that reads a tensor by its key below `prefix`; each rank may call it alone."""
         return lambda name: self.checkpointer.read_tensor(self.checkpoint_id, f"{prefix}{name}")
 
     def recall_of(self, check: str) -> Recall:
-        """What it holds of what a check looks at, by the names that the check has for it."""
+        """Return a function that reads a tensor by the name that a check has for it."""
         return lambda name: self.recall("")(key_of(check, name, self.numbers))
 
     def compare(
@@ -72,27 +75,39 @@ class Checkpoint:
         recall: Recall | None = None,
         closely: bool = True,
     ) -> list[Mismatch]:
-        """What of a live state is not what was saved; `recall` helps to say how large tensors differ."""
+        """Compare a live state with the saved one; collective over `group` if it is compared by content.
+
+        Args:
+            recall: reads the saved tensor, to report where a large one differs and by how much.
+            closely: report places and distances, and not only names.
+        """
         return compare_state(self.state[check], actual, group, recall, closely, self.by_content)
 
     def control(self, check: str, other: Leaves, group: dist.ProcessGroup | None) -> Compared:
-        """Run the negative control of a comparison, with a state in which everything is different."""
+        """Run the negative control of a comparison on a state in which everything is different."""
         found = self.compare(check, other, group, closely=False)
         return Compared.of((), found, compared_names(self.state[check]))
 
     def compared(
         self, check: str, actual: Leaves, group: dist.ProcessGroup | None, recall: Recall | None = None
     ) -> Compared:
-        """Compare a state with what was saved; the control is a copy in which everything is different."""
+        """Compare a live state with the saved one, and run the control on a copy in which all is
+        different."""
         control = self.control(check, unlike(self.state[check], actual), group)
         return replace(control, found=self.compare(check, actual, group, recall))
 
 
 @dataclass(kw_only=True)
 class SavedCheckpoint(Checkpoint):
-    """One that this stage has saved, with the keys that it has to have, its save and the number of that;
-    `files` has on rank 0 when its save reported success (`time.time`) and what its files were then, `opened`
-    what was open before it."""
+    """A checkpoint that this stage has saved.
+
+    Args:
+        keys: the keys that it must contain.
+        pending: its save.
+        number: the number of the save, from 0.
+        files: on rank 0, when the save reported success (`time.time`) and the digests of its files then.
+        opened: what this process had open before the save.
+    """
 
     source: TrainingRun
     keys: Keys

@@ -1,4 +1,4 @@
-"""What scenarios verify, each check with its negative control: the power to fail, shown in the cell."""
+"""The checks of scenarios. Each brings its negative control, which shows in the cell that it could fail."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -6,59 +6,61 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from dcpbench.cell import contract, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import Restored, Resumed, defects_at, explained
-from dcpbench.cell.steps import Losses, ReferenceRun, other_seed
+from dcpbench.cell.steps import ReferenceRun, RunRecord, other_seed
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.rank_report import NOTHING, CheckReport, Compared
 from dcpbench.verify.compare import same_leaves
 from dcpbench.verify.files import compare_files
 from dcpbench.verify.perturb import compare_controlled, unlike
+from dcpbench.verify.plain_read import WholeValues
 from dcpbench.verify.resumed import ResumedRule
+from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import build_run, lockstep
-from dcpbench.workloads.batches import Batches, batches_of
+from dcpbench.workloads.build_run import copy_state
 from dcpbench.workloads.lockstep import Lockstep, TwinGradients
-from dcpbench.workloads.plain_runs import copy_state, exchange_of
-from dcpbench.workloads.run_state import FLAGS, State, is_small, live_state, retained_state
+from dcpbench.workloads.run_state import FLAGS, State, is_small, key_of, live_state, retained_state
 from dcpbench.workloads.training_run import TrainingRun
 
 _UNRESTORED = 5
-"""How many models from other seeds a loss is held against before it is said that nothing tells them apart."""
+"""How many unrestored runs the control of a loss tries before it counts as missed."""
 
 View = Callable[[TrainingRun], State]
-"""What of a training run is compared: its live state, or a part of it."""
+"""Returns the state of a run, or the part of it that is compared."""
 
 
 def verify_training(
     cell: Cell, reference: ReferenceRun, prepare: Callable[[TrainingRun], None] | None = None
 ) -> None:
-    """Train once more, this time without a save and beside the unwrapped twin: every step must be right, and
-    the end the very state, by the same losses, of the run that saved.
+    """Train once more, without saves, and compare each step with the unwrapped twin's; the run has to end in
+    the state of the one that saved.
 
     Args:
-        prepare: brings a run that was just built to where the uninterrupted one began.
+        prepare: puts a new run into the state in which the reference run began.
     """
     trained = reference.trained
+    until = trained.train_state.step
+    cell.report.losses["continued"] = trained.train_state.losses
     with cell.phase("build"):
         unsaved = steps.parallel_run(cell, cell.config.seed)
         unsaved.keeps_random = trained.keeps_random
         if prepare:
             prepare(unsaved)
-    cell.report.losses["continued"] = trained.train_state.losses
-    until = trained.train_state.step
     if trained.why_no_twin:
         cell.report.not_applied |= dict.fromkeys(lockstep.CHECKS, trained.why_no_twin)
-        steps.train(cell, unsaved, reference.data, until)
+        steps.train(cell, unsaved, until)
     else:
         with cell.phase("build"):
             twin = build_run.build_twin(cell.config, cell.world, cell.config.seed)
             if prepare:
-                copy_state(unsaved, twin, exchange_of(cell.world, unsaved))
+                copy_state(unsaved, twin)
         where = "in the uninterrupted run"
-        _, cell.report.losses["twin"] = _train_beside(cell, unsaved, twin, reference.data, until, where)
+        _, cell.report.losses["twin"] = _train_with_twin(cell, unsaved, twin, until, where)
     with cell.phase("verify", "harmless"):
         never, saved = live_state(unsaved), live_state(trained)
         for check, leaves in never.items():
@@ -66,11 +68,11 @@ def verify_training(
             cell.record("save_harmless", compare_controlled(leaves, saved[check]), where)
 
 
-def _train_beside(
-    cell: Cell, run: TrainingRun, twin: TrainingRun, data: Batches, until: int, where: str
+def _train_with_twin(
+    cell: Cell, run: TrainingRun, twin: TrainingRun, until: int, where: str
 ) -> tuple[list[float], list[float]]:
-    """Train a run up to and including step `until`, compare each step with that of a twin which is in the
-    same state, and record it; return the losses of both."""
+    """Train a run up to and including step `until`, compare each step with that of a twin in the same state,
+    and return the losses of both."""
 
     def explain(found: Compared, reference: TwinGradients, equal: Callable[[Any], set[str]]) -> Compared:
         check = reference.check
@@ -80,44 +82,30 @@ def _train_beside(
     before = len(run.train_state.losses)
     with cell.phase("verify", "training"):
         asked = explain if defects_at(cell, "twin") else None
-        beside = Lockstep(cell.config, cell.world, run, twin, asked)
+        compared_steps = Lockstep(cell.config, cell.world, run, twin, asked)
     while run.train_state.step < until:
         with cell.phase("train"), run.recording() as gradients:
-            run.train(data, run.train_state.step + 1)
-        if beside.follows:
+            run.train(cell.batches, run.train_state.step + 1)
+        if compared_steps.follows:
             with cell.phase("verify", "training"):
-                beside.follow(data, gradients)
+                compared_steps.follow(cell.batches, gradients)
     with cell.phase("verify", "training"):
-        for check, compared in beside.results().items():
+        for check, compared in compared_steps.results().items():
             cell.record(check, compared, where)
-    if "gradient_bound" in beside.bounds:
-        cell.measure("gradient_bound_used", beside.bound_used)
-    cell.report.bounds |= beside.bounds
-    cell.report.not_applied |= beside.not_applied
-    return run.train_state.losses[before:], beside.twin_losses
-
-
-def _layout_matters(cell: Cell, run: TrainingRun, why_before: str | None) -> bool:
-    """Whether a run's losses need not be those of another layout, from `why_before` or by what it draws; the
-    report then says why."""
-    why = run.why_no_twin or run.why_layout_bound or why_before
-    if why is None and run.draws and (run.sizes or cell.config.compile):
-        otherwise = "ranks draw others than one process"
-        if not run.sizes:
-            otherwise = "compiled code draws others than eager code"
-        why = f"the model draws random numbers in training, and {otherwise}"
-    if why:
-        cell.report.not_applied["loss_resume_close"] = why
-    return why is not None
+    if "gradient_bound" in compared_steps.bounds:
+        cell.measure("gradient_bound_used", compared_steps.bound_used)
+    cell.report.bounds |= compared_steps.bounds
+    cell.report.not_applied |= compared_steps.not_applied
+    return run.train_state.losses[before:], compared_steps.twin_losses
 
 
 @dataclass(frozen=True)
 class Unrestored:
-    """A target of loads before a load, when everything in it is different.
+    """A load target before the load, when everything in it is different.
 
     Args:
-        controls: for each check its negative control.
-        state: the state that it had, where a known defect of torch may leave some of that.
+        controls: the negative control of each check.
+        state: its state, if a known defect of torch may leave some of it.
     """
 
     controls: Mapping[str, Compared]
@@ -125,47 +113,21 @@ class Unrestored:
 
 
 def make_different(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, number: int = 0) -> Unrestored:
-    """Change every element and every hyperparameter of the target of a load, the one of this number, so that
-    a load which restores nothing of it cannot go unseen, and prove it."""
+    """Change every element and every hyperparameter of a load target, so that a load which restores none of
+    it is detected, and run the controls. `number` varies the new values."""
     with cell.phase("build"):
-        seed = other_seed(cell, number)
-        target.make_different(seed, checkpoint.state.get("optim_equal"))
+        target.make_different(other_seed(cell, number), checkpoint.state.get("optim_equal"))
         state = retained_state(target) if defects_at(cell, "restored") else {}
         if cell.config.load_into.gradients:
-            target.leave_gradients(batches_of(cell.config, cell.world.device))
+            target.leave_gradients(cell.batches)
     return replace(run_controls(cell, target, checkpoint), state=state)
-
-
-def load_and_verify(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, number: int = 0) -> Unrestored:
-    """Load a checkpoint, the one of this number, into a target in which everything was made different."""
-    before = make_different(cell, target, checkpoint, number)
-    steps.load(cell, target, checkpoint)
-    verify_restored(cell, target, checkpoint, before)
-    return before
-
-
-def verify_saved_again(cell: Cell, target: TrainingRun, checkpoint: Checkpoint) -> None:
-    """A restored run that was trained on is saved once more, and that brings back the same, into a target of
-    loads before. Of a large state it would cost as much as all that is measured."""
-    if not is_small(checkpoint.state):
-        return
-    name, step = f"{checkpoint.checkpoint_id}-again", target.train_state.step
-    state = retained_state(target)
-    again = replace(checkpoint, checkpoint_id=name, step=step, state=state, how=", saved again")
-    with cell.phase("verify", "saved_again"):
-        again.checkpointer.save(target.state(), again.checkpoint_id).wait()
-    load_and_verify(cell, target, again)
-    with cell.phase("verify", "saved_again"):
-        cell.world.meet()  # a rank that found something reads what was there
-        if cell.world.rank == 0:
-            again.checkpointer.remove(again.checkpoint_id)
 
 
 def run_controls(
     cell: Cell, target: TrainingRun, checkpoint: Checkpoint, view: View = live_state, changed: bool = False
 ) -> Unrestored:
-    """Run the negative controls: each comparison with a target in which everything is different; where no
-    such target is at hand, with its state `changed`."""
+    """Run the negative control of each check on a target in which everything is different or, if there is
+    none, on its state `changed`."""
     controls: dict[str, Compared] = {}
     with cell.phase("verify", "power"):
         unrestored = view(target)
@@ -182,6 +144,14 @@ def run_controls(
     return Unrestored(controls, {})
 
 
+def load_and_verify(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, number: int = 0) -> Unrestored:
+    """Make everything in a target different, load a checkpoint into it, and compare."""
+    before = make_different(cell, target, checkpoint, number)
+    steps.load(cell, target, checkpoint)
+    verify_restored(cell, target, checkpoint, before)
+    return before
+
+
 def verify_restored(
     cell: Cell,
     target: TrainingRun,
@@ -190,8 +160,8 @@ def verify_restored(
     view: View = live_state,
     where: str = "",
 ) -> None:
-    """What came back must be, bit for bit, what was there at the moment of saving: part by part, or by
-    content where the parts lie otherwise. Where `view` is of all of it, the checks of plug-ins follow."""
+    """Check that a load has restored, bit for bit, what was saved. If `view` is of the full state, the checks
+    of plug-ins follow."""
     with cell.phase("verify", "equality"):
         actual, group = view(target), cell.world.group
         compared: dict[str, Compared] = {}
@@ -215,45 +185,98 @@ def verify_restored(
         _verify_absent_key(cell, checkpoint)
 
 
+def _verify_absent_key(cell: Cell, checkpoint: Checkpoint) -> None:
+    """Check, once for a checkpoint, that a load of a key which it lacks is refused."""
+    where = f"of a load of an absent key {checkpoint}"
+    if where in cell.report.checks.get("contract_held", CheckReport()).compared:
+        return
+    absent: dict[str, Any] = {"absent": torch.zeros(1)}
+    load = partial(checkpoint.checkpointer.load, absent, checkpoint.checkpoint_id)
+    with cell.phase("verify", "absent_key"):
+        contract.verify_refused(cell, BaseException, "absent", load, lambda: None, where)
+
+
+def verify_saved_again(cell: Cell, target: TrainingRun, checkpoint: Checkpoint) -> None:
+    """Save a resumed run and load that checkpoint into the same run, made different. Large models are left
+    out: it would cost as much as everything else in the cell."""
+    if not is_small(checkpoint.state):
+        return
+    name, step = f"{checkpoint.checkpoint_id}-again", target.train_state.step
+    state = retained_state(target)
+    again = replace(checkpoint, checkpoint_id=name, step=step, state=state, how=", saved again")
+    with cell.phase("verify", "saved_again"):
+        again.checkpointer.save(target.state(), again.checkpoint_id).wait()
+    load_and_verify(cell, target, again)
+    with cell.phase("verify", "saved_again"):
+        cell.world.meet()  # a rank with a mismatch reads the saved tensor
+        if cell.world.rank == 0:
+            again.checkpointer.remove(again.checkpoint_id)
+
+
+def verify_values(
+    cell: Cell, saved: Checkpoint, values: Mapping[str, Any], group: dist.ProcessGroup | None
+) -> Leaves:
+    """Check that values which were read by their flattened keys are those that were saved, tensors in full;
+    collective over `group`. Return the values as leaves."""
+    read = WholeValues(values)
+    for check, leaves in saved.state.items():
+        keys = {name: key_of(check, name, saved.numbers) for name in leaves}
+        compared = saved.compared(check, read.like(leaves, keys), group, saved.recall_of(check))
+        cell.record(check, compared, str(saved))
+    return read.leaves
+
+
+def verify_files(cell: Cell) -> None:
+    """At the end of a stage, check on rank 0 that the files of each checkpoint have not changed since its
+    save reported success."""
+    for where, then, digests in cell.files.values():
+        with cell.phase("verify", "files"):
+            of_rank_0 = cell.world.rank == 0
+            cell.record("files_unchanged", compare_files(then, digests()) if of_rank_0 else NOTHING, where)
+
+
 def resume(
     cell: Cell,
     target: TrainingRun,
     checkpoint: Checkpoint,
-    losses: Losses,
+    record: RunRecord,
     exactly: bool = True,
     until: int | None = None,
 ) -> None:
-    """Train on: the steps must have the uninterrupted run's losses, and those must mean something, and end in
-    its state.
+    """Train a restored run on, and compare its losses and its state with the reference run's.
 
     Args:
-        exactly: whether losses and state are the same bits; another layout sums in another order.
-        until: the last step, if not after `resume_steps`; the uninterrupted run's state there is known.
+        exactly: bit for bit. Another layout sums in another order: there each step is compared with a twin's,
+            and losses have to be close.
+        until: the last step; by default `resume_steps` after the checkpoint.
     """
     last = until or checkpoint.step + cell.config.resume_steps
     taken = range(checkpoint.step + 1, last + 1)
     where = f"after the checkpoint of step {checkpoint.step}{checkpoint.how}"
-    restored = _plain_copy(cell, target) if defects_at(cell, "resumed") else None
+    restored = None
+    if defects_at(cell, "resumed"):
+        with cell.phase("verify", "known_defects"):
+            restored = build_run.build_plain_copy(cell.config, cell.world, target)
     before = [*target.train_state.losses]
     if exactly or target.why_no_twin:
-        resumed = steps.train(cell, target, losses.data, last)
+        resumed = steps.train(cell, target, last)
     else:
         with cell.phase("build"):
             twin = build_run.build_twin(cell.config, cell.world, other_seed(cell, 0))
-            copy_state(target, twin, exchange_of(cell.world, target))
-        resumed, _ = _train_beside(cell, target, twin, losses.data, last, where)
+            copy_state(target, twin)
+        resumed, _ = _train_with_twin(cell, target, twin, last, where)
     with cell.phase("verify", "resumed"):
         drawn = bool(target.draws and target.sizes)
-        dtypes = target.dtypes | losses.computes_in
-        continued = losses.continued[taken.start - 1 : last]
-        rule = ResumedRule.of(continued, taken.start, exactly, cell.config.tolerance.value, dtypes, drawn)
+        dtypes = target.dtypes.union(record.computes_in)
+        expected = record.losses[taken.start - 1 : last]
+        rule = ResumedRule.of(expected, taken.start, exactly, cell.config.tolerance.value, dtypes, drawn)
         compared: dict[str, Compared] = {}
-        if exactly or not _layout_matters(cell, target, losses.why_layout_bound):
-            others = (steps.unrestored(cell, losses, number, taken) for number in range(_UNRESTORED))
+        if exactly or not _layout_matters(cell, target, record.why_layout_bound):
+            others = (steps.unrestored_losses(cell, record, number, taken) for number in range(_UNRESTORED))
             compared[rule.check] = rule.compare(resumed, target.alive[-len(taken) :], others)
         for part, leaves in retained_state(target).items():
             if exactly or part == FLAGS:
-                reference = replace(checkpoint, state=losses.states[last])
+                reference = replace(checkpoint, state=record.states[last])
                 compared[part] = reference.compared(part, leaves, cell.world.group)
 
         def equal(part: str, state: State) -> set[str]:
@@ -262,7 +285,7 @@ def resume(
             return rule.same_state(part, [*before, *resumed], live_state(target), state)
 
         if restored:
-            about = partial(Resumed, restored, losses.data, last)
+            about = partial(Resumed, restored, cell.batches, last)
             compared = explained(cell, "resumed", compared, about, equal)
         for part, one in compared.items():
             check = part if part in (rule.check, FLAGS) else "state_resume_equal"
@@ -270,30 +293,14 @@ def resume(
     cell.report.resumed[checkpoint.step] = resumed
 
 
-def _plain_copy(cell: Cell, run: TrainingRun) -> TrainingRun:
-    """Build an unwrapped run in the state of a run; collective."""
-    with cell.phase("verify", "known_defects"):
-        plain = build_run.build_plain(cell.config, cell.world, cell.config.seed)
-        copy_state(run, plain, exchange_of(cell.world, run))
-        return plain
-
-
-def verify_files(cell: Cell) -> None:
-    """At the end of a stage: every file of each checkpoint must be what it was when its save reported
-    success; rank 0 looks at them."""
-    for where, then, digests in cell.files.values():
-        with cell.phase("verify", "files"):
-            of_rank_0 = cell.world.rank == 0
-            cell.record("files_unchanged", compare_files(then, digests()) if of_rank_0 else NOTHING, where)
-
-
-def _verify_absent_key(cell: Cell, checkpoint: Checkpoint) -> None:
-    """After a load that was not refused: one that is asked for a key that the checkpoint lacks is. Once is
-    enough."""
-    where = f"of a load of an absent key {checkpoint}"
-    if where in cell.report.checks.get("contract_held", CheckReport()).compared:
-        return
-    absent: dict[str, Any] = {"absent": torch.zeros(1)}
-    load = partial(checkpoint.checkpointer.load, absent, checkpoint.checkpoint_id)
-    with cell.phase("verify", "absent_key"):
-        contract.verify_refused(cell, BaseException, "absent", load, lambda: None, where)
+def _layout_matters(cell: Cell, run: TrainingRun, why_before: str | None) -> bool:
+    """Return whether the losses of a run need not be those of another layout, and report why."""
+    why = run.why_no_twin or run.why_layout_bound or why_before
+    if why is None and run.draws and (run.sizes or cell.config.compile):
+        differs = "ranks draw others than one process"
+        if not run.sizes:
+            differs = "compiled code draws others than eager code"
+        why = f"the model draws random numbers in training, and {differs}"
+    if why:
+        cell.report.not_applied["loss_resume_close"] = why
+    return why is not None

@@ -1,5 +1,4 @@
-"""Checks that a scenario makes by judgements of its own, each with a case that is wrong on purpose; and what
-has to be refused."""
+"""Checks that a scenario makes by its own rules, each with a case that breaks them, and refusals."""
 
 from collections.abc import Callable
 from functools import partial
@@ -13,14 +12,14 @@ from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
 
 _SLOT = 3
-"""Of saves of something else than a training run, whose own slots may keep copies of that."""
+"""For saves of other things than a training run, whose slots may keep copies of its state."""
 
 
 class Unsaveable:
-    """What no writer can write; some stagers refuse it already."""
+    """A value that no writer can write; some stagers already refuse it."""
 
     refusal = "Unsaveable"
-    """What every refusal has in its text: a stager names the class, and `__reduce__` does."""
+    """A word in the text of every refusal: a stager names the class, and so does `__reduce__`."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Unsaveable":
         return self
@@ -30,7 +29,7 @@ class Unsaveable:
 
 
 def violation(name: str, text: str) -> Mismatch:
-    """A violation of a scenario's contract, in its own words."""
+    """Return a violation of a scenario's rules, described by the scenario."""
     return Mismatch(name, Problem.contract, facts={"text": text})
 
 
@@ -42,14 +41,14 @@ def verify_refused(
     accepted: Callable[[], None],
     where: str = "of the save",
 ) -> None:
-    """What must be refused was, with an exception of this kind and a message that holds these words.
-    `accepted` is the same call in a way that is allowed: the negative control."""
+    """Check that a call raises an exception of this kind whose text contains `message`. The negative control
+    is `accepted`, the same call in an allowed way."""
     expected = f"expected {kind.__name__}: {message}"
 
     def wrong(call: Callable[[], None]) -> list[Mismatch]:
         try:
             call()
-        except (Exception, CheckpointException) as error:  # noqa: BLE001 - which it is, is the question
+        except (Exception, CheckpointException) as error:  # noqa: BLE001 - its type is what is checked
             if isinstance(error, kind) and message in str(error):
                 return []
             return [violation("refusal", f"{expected}; got {type(error).__name__}: {error}")]
@@ -59,24 +58,20 @@ def verify_refused(
 
 
 def verify_refused_beside(cell: Cell, checkpointer: Checkpointer) -> None:
-    """While another save is under way one cannot be written: this is told by its own future, on every rank,
-    and no complete checkpoint is left there."""
+    """Check that a save which cannot be written fails while another one is in flight: its future raises on
+    every rank, and it leaves no complete checkpoint."""
     refused, accepted = (str(cell.folder / name) for name in ("refused", "accepted"))
 
     def save(value: Any, checkpoint_id: str) -> None:
         checkpointer.save({"beside": {"value": value}}, checkpoint_id, _SLOT).wait()
 
+    def keys_in(checkpoint_id: str) -> list[Mismatch]:
+        entries = checkpointer.manifest(checkpoint_id).entries if cell.world.rank == 0 else {}
+        return [violation(key, "its save failed, and it is in a complete checkpoint") for key in entries]
+
     calls = partial(save, Unsaveable(), refused), partial(save, 1, accepted)
     with cell.phase("verify", "refused"):
         where = "of a save that cannot be written, beside another"
         verify_refused(cell, BaseException, Unsaveable.refusal, *calls, where)
-        left, whole = (
-            _keys_of(checkpointer, one) if cell.world.rank == 0 else [] for one in (refused, accepted)
-        )
         names = ["beside.value"] if cell.world.rank == 0 else []
-        cell.record("contract_held", Compared.of(left, whole, names), where)
-
-
-def _keys_of(checkpointer: Checkpointer, checkpoint_id: str) -> list[Mismatch]:
-    entries = checkpointer.manifest(checkpoint_id).entries
-    return [violation(key, "its save failed, and it is in a complete checkpoint") for key in entries]
+        cell.record("contract_held", Compared.of(keys_in(refused), keys_in(accepted), names), where)

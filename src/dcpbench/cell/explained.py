@@ -1,5 +1,5 @@
-"""Find mismatches that are exactly the effect of a known defect of torch. Plug-ins recompute it, and are
-asked only after a comparison has failed."""
+"""Find mismatches that are exactly the effect of a known defect of torch, which plug-ins recompute. They are
+called only after a comparison has failed."""
 
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
@@ -12,15 +12,21 @@ from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.plugins import plugins
 from dcpbench.core.rank_report import Compared
-from dcpbench.workloads.batches import Batches
 from dcpbench.workloads.run_state import State
 from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.workload import Batches
 
 
 @dataclass(frozen=True)
 class Restored:
-    """The reference of a load: the checkpoint, the target's live state, and what that was before the load.
-    `names` are the mismatches of this rank, by check."""
+    """The reference after a load.
+
+    Args:
+        checkpoint: what was loaded.
+        actual: the live state of the load target.
+        before: its state before the load.
+        names: the mismatches of this rank, by check.
+    """
 
     checkpoint: Checkpoint
     actual: State
@@ -30,7 +36,7 @@ class Restored:
 
 @dataclass(frozen=True)
 class StoredFiles:
-    """The reference of a checkpoint's files: what they hold, and the mismatches of this rank, by key."""
+    """The reference for a checkpoint's files: what they contain, and the mismatches of this rank, by key."""
 
     checkpoint: Checkpoint
     stored: Mapping[str, Any]
@@ -39,8 +45,8 @@ class StoredFiles:
 
 @dataclass(frozen=True)
 class Resumed:
-    """The reference of a resumed run: an unwrapped run in the state that was restored, which may be trained,
-    and the last step."""
+    """The reference of a resumed run: an unwrapped run in the restored state, which may be trained on `data`
+    until step `until`."""
 
     restored: TrainingRun
     data: Batches
@@ -49,12 +55,12 @@ class Resumed:
 
 @cache
 def _defects() -> dict[str, Defect]:
-    named = [one for plugin in plugins() for one in plugin.defects.items()]
-    return {by: pkgutil.resolve_name(target) for by, target in named}
+    targets = {by: target for plugin in plugins() for by, target in plugin.defects.items()}
+    return {by: pkgutil.resolve_name(target) for by, target in targets.items()}
 
 
 def defects_at(cell: Cell, moment: Moment) -> dict[str, Defect]:
-    """Return the defects that a cell may be subject to at a moment, the same ones on every rank."""
+    """Return the defects that can affect a cell at a moment; the same ones on every rank."""
     return {by: one for by, one in _defects().items() if moment in one.moments and one.applies(cell.config)}
 
 
@@ -65,12 +71,13 @@ def explained(
     reference: Callable[[], Any],
     equal: Callable[[str, Any], Iterable[str]],
 ) -> dict[str, Compared]:
-    """Say of mismatches by which defect they are; collective where there is one for the cell.
+    """Name in each mismatch the defect that causes it, if there is one; collective if a defect can affect the
+    cell.
 
     Args:
-        compared: what was compared with the reference, by the check.
-        reference: makes what the defects are asked about.
-        equal: compares again: the names of a check that are exactly those of a state.
+        compared: what was compared with the reference, by check.
+        reference: builds the reference that defects get.
+        equal: returns the names of a check that are equal in a state which a defect expects.
     """
     found = {check: [*one.found] for check, one in compared.items()}
     defects = defects_at(cell, moment)

@@ -1,4 +1,4 @@
-"""What a save and a load do beside saving and loading: nothing may come of it."""
+"""Checks that a save or a load changes nothing else: the live run, the process, what it has open."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,14 +7,20 @@ from dcpbench.cell.cell import Cell
 from dcpbench.verify.perturb import compare_controlled
 from dcpbench.verify.process_state import OpenFiles, snapshot_process
 from dcpbench.verify.snapshot import Leaves
-from dcpbench.workloads.run_state import State, live_gradients, live_state, retained_gradients, retained_state
+from dcpbench.workloads.run_state import (
+    State,
+    live_gradients,
+    live_state,
+    retained_gradients,
+    retained_state,
+)
 from dcpbench.workloads.training_run import TrainingRun
 
 
 @contextmanager
 def unchanged(cell: Cell, run: TrainingRun | None, where: str, state: State | None = None) -> Iterator[None]:
-    """Within, neither the live state of a training run, if there is one, nor that of the process changes;
-    `state` is what the run's is now, if that is retained already."""
+    """Context manager: check that neither the process nor a training run changes; `state` is a copy of the
+    run's state, if there is one already."""
     with cell.phase("verify", "beside"):
         before = _observed(cell, state or (retained_state(run) if run else {}))
     yield
@@ -24,8 +30,8 @@ def unchanged(cell: Cell, run: TrainingRun | None, where: str, state: State | No
 
 @contextmanager
 def gradients_unchanged(cell: Cell, target: TrainingRun, where: str) -> Iterator[None]:
-    """Within, gradients of the target of a load stay what they are, if it is to have any. After that they are
-    cleared, as a trainer has to."""
+    """Context manager: check that gradients of a load target do not change, if the cell has any there. Then
+    they are cleared, as a trainer has to."""
     if not cell.config.load_into.gradients:
         yield
         return
@@ -38,15 +44,15 @@ def gradients_unchanged(cell: Cell, target: TrainingRun, where: str) -> Iterator
 
 
 def open_before(cell: Cell, again: bool) -> OpenFiles:
-    """What is open now. What the first save or load opens to keep it, as sockets, is its own to decide:
-    threads and descriptors are counted from the second one on, done `again`; and not those of the client of a
-    store, which closes connections that it has not used for a while and opens others."""
+    """Note what is open before a save or a load. The first one may open sockets and threads and keep them, so
+    these are counted from the second one on (`again`); and not where saves overlap, or for the client of an
+    object store, which opens and closes connections at any time."""
     config = cell.config
     return OpenFiles(cell.folder, again and not config.overlap_saves and not config.storage.url)
 
 
 def verify_nothing_left_open(cell: Cell, before: OpenFiles, where: str) -> None:
-    """No more may be open than was before, once all has ended that was under way."""
+    """Check that no more is open than before, after everything in flight has ended."""
     cell.record("side_effect_free", before.compare(), where)
 
 

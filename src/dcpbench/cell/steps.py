@@ -1,5 +1,4 @@
-"""The steps that scenarios are made of: build, train, save, load. What is verified between them is in
-`dcpbench.cell.checks`."""
+"""The steps of a scenario: build, train, save, load. `dcpbench.cell.checks` verifies what they produce."""
 
 import itertools
 import multiprocessing
@@ -25,65 +24,63 @@ from dcpbench.verify.audit import compare_manifest
 from dcpbench.verify.plain_read import compare_stored
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import build_run
-from dcpbench.workloads.batches import Batches, batches_of
 from dcpbench.workloads.run_state import RANDOM, State, promised_keys, retained_state
 from dcpbench.workloads.training_run import TrainingRun
 
 
 @dataclass(frozen=True)
-class Losses:
-    """The reference of a resumed run: the losses of the uninterrupted run from step 1 on; the batches; the
-    uninterrupted run's state after each step at which a resume ends; the losses of models of which nothing
-    was restored, by number; why the losses would be others under another layout, what the run computes in
-    beside its parameters' dtypes, and by which torch."""
+class RunRecord:
+    """Record of the reference run, which resumed runs are compared with.
 
-    continued: list[float]
-    data: Batches
-    states: dict[int, State]
+    Args:
+        losses: from step 1 on.
+        states: its state after each step at which a resumed run ends.
+        unrestored: losses of runs that are built from another seed and never restored, by their number.
+        why_layout_bound: why its losses would be different under another layout, if they would.
+        computes_in: dtypes that it computes in, in addition to those of its parameters.
+        torch_version: the torch that trained it.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    states: dict[int, State] = field(default_factory=dict)
     unrestored: dict[int, list[float]] = field(default_factory=dict)
     why_layout_bound: str | None = None
-    computes_in: frozenset[torch.dtype] = frozenset()
+    computes_in: tuple[torch.dtype, ...] = ()
     torch_version: str = str(torch.__version__)
 
 
 @dataclass(frozen=True)
 class ReferenceRun:
-    """The uninterrupted run, with its state after each step at which a resume ends, `ends` beside those that
-    the plan has."""
+    """The reference run, which trains uninterrupted and saves.
+
+    Args:
+        trained: the run.
+        ends: steps at which a resumed run ends, in addition to those of the plan.
+        states: its state after each step at which a resumed run ends.
+        unrestored: as in `RunRecord`.
+    """
 
     cell: Cell
     trained: TrainingRun
-    data: Batches
     ends: frozenset[int] = frozenset()
     states: dict[int, State] = field(default_factory=dict)
     unrestored: dict[int, list[float]] = field(default_factory=dict)
 
     @property
-    def losses(self) -> Losses:
-        """Those up to the step at which the run is, and what goes with them."""
+    def record(self) -> RunRecord:
+        """Its record up to now."""
         run = self.trained
-        about = run.why_no_twin or run.why_layout_bound, run.computes_in
-        return Losses(run.train_state.losses, self.data, self.states, self.unrestored, *about)
+        why = run.why_no_twin or run.why_layout_bound
+        return RunRecord(run.train_state.losses, self.states, self.unrestored, why, (*run.computes_in,))
 
 
 def other_seed(cell: Cell, number: int) -> int:
-    """A seed that no training run of the cell was built from, another one for each `number`."""
+    """Return a seed that is not the cell's, another one for each `number`."""
     return cell.config.seed + 1000 * (number + 1)
 
 
-def unrestored(cell: Cell, losses: Losses, number: int, taken: range) -> list[float]:
-    """The losses in these steps of a model from another seed, trained on the same batches from step 1 on."""
-    known = losses.unrestored.get(number, [])
-    if len(known) < taken.stop - 1:
-        unrestored_run = build_run.build_unrestored(cell.config, cell.world, other_seed(cell, number))
-        known = losses.unrestored[number] = unrestored_run.train(
-            losses.data, max(taken.stop - 1, cell.config.last_step)
-        )
-    return known[taken.start - 1 : taken.stop - 1]
-
-
 def parallel_run(cell: Cell, seed: int, scheduler: bool = True) -> TrainingRun:
-    """Build a run under the parallelism of the cell."""
+    """Build a run under the parallelism of the cell; without `scheduler` a load creates that."""
     run = build_run.build(cell.config, cell.world, seed, scheduler)
     for hook in all_of(lambda plugin: plugin.built):
         hook(cell, run)
@@ -91,15 +88,19 @@ def parallel_run(cell: Cell, seed: int, scheduler: bool = True) -> TrainingRun:
 
 
 def build(cell: Cell) -> ReferenceRun:
-    """The training run of the cell, and its data."""
+    """Build the reference run."""
     with cell.phase("build"):
-        trained = parallel_run(cell, cell.config.seed)
-        return ReferenceRun(cell, trained, batches_of(cell.config, cell.world.device))
+        return ReferenceRun(cell, parallel_run(cell, cell.config.seed))
 
 
-def build_anew(cell: Cell, number: int = 0, step: int = 0) -> TrainingRun:
-    """A target for loads, built from another seed, the one of this number; unless the cell says otherwise,
-    with the state that DCP gives a fresh optimizer. It is to load what was saved after this step."""
+def build_target(cell: Cell, number: int = 0, step: int = 0) -> TrainingRun:
+    """Build a load target from another seed. Unless the cell wants an empty optimizer, that gets the state
+    which DCP gives a fresh one.
+
+    Args:
+        number: of the target; each has its own seed.
+        step: after which the checkpoint was saved that it is for.
+    """
     into = cell.config.load_into
     with cell.phase("build"):
         target = parallel_run(cell, other_seed(cell, number), into.scheduler)
@@ -110,7 +111,7 @@ def build_anew(cell: Cell, number: int = 0, step: int = 0) -> TrainingRun:
 
 
 def open_checkpointer(cell: Cell) -> Checkpointer:
-    """What writes and reads the checkpoints of the cell."""
+    """Make the checkpointer of the cell; it is closed at the end of the stage."""
     config, world = cell.config, cell.world
     made: Checkpointer = pkgutil.resolve_name(config.checkpointer.target)(cell.folder, config, world)
     cell.endings.callback(made.close)
@@ -119,47 +120,59 @@ def open_checkpointer(cell: Cell) -> Checkpointer:
     return made
 
 
-def train(cell: Cell, run: TrainingRun, data: Batches, until: int) -> list[float]:
-    """Train up to and including step `until`; the losses of the steps taken."""
+def train(cell: Cell, run: TrainingRun, until: int) -> list[float]:
+    """Train up to and including step `until`; return the losses of the steps taken."""
     with cell.phase("train"):
-        return run.train(data, until)
+        return run.train(cell.batches, until)
 
 
-def go_on(cell: Cell, reference: ReferenceRun, until: int) -> None:
-    """Train the uninterrupted run up to and including step `until`; retain its state where resumes end."""
+def advance(cell: Cell, reference: ReferenceRun, until: int) -> None:
+    """Train the reference run up to and including step `until`, and keep its state where resumed runs end."""
     config, run = cell.config, reference.trained
     ends = {step + config.resume_steps for step in config.save_steps} | reference.ends
     for step in sorted({*ends, until}):
         if run.train_state.step <= step <= until:
-            train(cell, run, reference.data, step)
+            train(cell, run, step)
             if step in ends:
                 with cell.phase("verify", "retained"):
                     reference.states[step] = retained_state(run)
+
+
+def unrestored_losses(cell: Cell, record: RunRecord, number: int, taken: range) -> list[float]:
+    """Return the losses in these steps of a run from another seed, trained on the same batches from step
+    1."""
+    known = record.unrestored.get(number, [])
+    if len(known) < taken.stop - 1:
+        run = build_run.build_unrestored(cell.config, cell.world, other_seed(cell, number))
+        known = run.train(cell.batches, max(taken.stop - 1, cell.config.last_step))
+        record.unrestored[number] = known
+    return known[taken.start - 1 : taken.stop - 1]
 
 
 def train_and_save(
     cell: Cell,
     reference: ReferenceRun,
     state: Callable[[], dict[str, Any]] | None = None,
-    beside: Leaves | None = None,
+    extra: Leaves | None = None,
     parts: Collection[str] | None = None,
     at: Iterable[int] | None = None,
 ) -> list[SavedCheckpoint]:
-    """The uninterrupted run: train and save in turn, as often as the plan says or `at` these steps of it
-    alone, then go on. `state`, `beside` and `parts` are as in `save`.
+    """Train the reference run and save it at each step of the plan, then train it to the end.
 
-    Training goes on while a save is under way. Each is finished before the next one begins, or with
-    `overlap_saves` just after; two that are under way at once are in two slots of the checkpointer, and one
-    that must be refused lies beside the first.
+    Training continues while a save is in flight. A save is finished before the next one begins or, with
+    `overlap_saves`, just after; saves that overlap are in two slots of the checkpointer.
+
+    Args:
+        state, extra, parts: as in `save`.
+        at: save at these steps only.
     """
     overlap = cell.config.overlap_saves
     checkpointer = open_checkpointer(cell)
-    save_one = partial(save, cell, reference.trained, checkpointer, state=state, beside=beside, parts=parts)
+    save_one = partial(save, cell, reference.trained, checkpointer, state=state, extra=extra, parts=parts)
     checkpoints: list[SavedCheckpoint] = []
-    for slot, step in zip(
-        itertools.cycle((1, 2) if overlap else (0,)), at or cell.config.save_steps, strict=False
-    ):
-        go_on(cell, reference, until=step)
+    slots = itertools.cycle((1, 2) if overlap else (0,))
+    for slot, step in zip(slots, at or cell.config.save_steps, strict=False):
+        advance(cell, reference, until=step)
         if checkpoints and not overlap:
             finish(cell, checkpoints[-1])
         checkpoints.append(save_one(slot=slot, retained=reference.states.get(step)))
@@ -169,10 +182,10 @@ def train_and_save(
             for one, other in itertools.permutations(checkpoints[-2:]):
                 one.beside.append(other)
             finish(cell, checkpoints[-2])
-    go_on(cell, reference, until=cell.config.last_step)
+    advance(cell, reference, until=cell.config.last_step)
     finish(cell, checkpoints[-1])
-    for name, kind in reference.trained.not_looked_at.items():
-        cell.report.not_applied[f"extra_equal of {name}"] = f"a {kind} has no state that can be asked for"
+    for name, kind in reference.trained.unreadable.items():
+        cell.report.not_applied[f"extra_equal of {name}"] = f"a {kind} has no state that can be read"
     if (needed := reference.trained.needs_random) is not None:
         everywhere = frozenset[str]().union(*cell.world.gathered(needed))
         _keep_random(cell, reference, checkpoints, everywhere)
@@ -182,10 +195,10 @@ def train_and_save(
 def _keep_random(
     cell: Cell, reference: ReferenceRun, checkpoints: Iterable[Checkpoint], needed: frozenset[str]
 ) -> None:
-    """Of the default generators only those that are `needed` have to come back."""
+    """Drop the state of default generators that training does not draw from."""
     reference.trained.keeps_random = needed
     if not needed:
-        cell.report.not_applied[RANDOM] = "no step of the trainer draws what has to come back"
+        cell.report.not_applied[RANDOM] = "no step of the trainer draws random numbers that must be restored"
     states = [*reference.states.values(), *(one.state for one in checkpoints)]
     for state in {id(one): one for one in states}.values():  # a state may be in both
         if kept := {name: leaf for name, leaf in state[RANDOM].items() if name.split(".")[-1] in needed}:
@@ -200,25 +213,26 @@ def save(
     checkpointer: Checkpointer,
     name: str | None = None,
     state: Callable[[], dict[str, Any]] | None = None,
-    beside: Leaves | None = None,
+    extra: Leaves | None = None,
     parts: Collection[str] | None = None,
     slot: int = 0,
     retained: State | None = None,
 ) -> SavedCheckpoint:
-    """Write a checkpoint the cell's way; an asynchronous one goes on while training does.
+    """Start a save in the save mode of the cell; `finish` waits for it.
 
     Args:
-        name: of the checkpoint's folder, the step if none is given.
-        state: what is saved instead of the run's own state.
-        beside: what that holds beside the run's, as leaves by name.
-        parts: the checks that look at what it has of the run's own state; all of them if none are given.
-        retained: the run's state, if it is retained already.
+        name: of the checkpoint's folder; by default the step.
+        state: returns what is saved; by default the state of the run.
+        extra: what that has in addition to the state of the run, by name.
+        parts: the checks of the run's state that apply to what is saved; by default all of them.
+        slot: of the checkpointer, for saves that overlap.
+        retained: a copy of the run's state, if there is one already.
     """
     step = run.train_state.step
     with cell.phase("verify", "retained"):
         saved = retained or retained_state(run)
     number = cell.measured("save_stall_s")
-    # Buffers in shared memory are kept for each run that is saved, and are a descriptor each.
+    # The buffers in shared memory that a save keeps for its run are open descriptors.
     keeps = cell.config.save.shares_memory and all(one.source is not run for one in cell.complete)
     opened = side_effects.open_before(cell, again=number > 0 and not keeps)
     with side_effects.unchanged(cell, run, f"after the save of step {step}", saved):
@@ -227,11 +241,10 @@ def save(
             pending = checkpointer.save((state or run.state)(), checkpoint_id, slot)
             cell.uploads.follow(pending)
         with cell.phase("verify", "files"):
-            files = pending.then(partial(_when_complete, cell, checkpointer, checkpoint_id))
+            files = pending.then(partial(_digested_files, cell, checkpointer, checkpoint_id))
     cell.measure("save_stall_s", pending.released - pending.started, number, "save")
     if parts is not None:
         saved = {check: saved[check] for check in parts}
-    keys = promised_keys(run, saved, beside)
     return SavedCheckpoint(
         step,
         checkpoint_id,
@@ -239,7 +252,7 @@ def save(
         saved,
         source=run,
         numbers=run.numbers,
-        keys=keys,
+        keys=promised_keys(run, saved, extra),
         pending=pending,
         number=number,
         files=files,
@@ -247,89 +260,93 @@ def save(
     )
 
 
-def _when_complete(
+def _digested_files(
     cell: Cell, checkpointer: Checkpointer, checkpoint_id: str
 ) -> tuple[float, Mapping[str, str]]:
-    """When a save has reported success, and on rank 0 what its files are."""
+    """Return the time and, on rank 0, the digests of a checkpoint's files, when its save reports success."""
     complete_at = time.time()
     return complete_at, checkpointer.digests(checkpoint_id) if cell.world.rank == 0 else {}
 
 
 def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
-    """Wait until a checkpoint is complete, and audit it: rank 0 reads its manifest, every rank knows what it
-    had to save."""
-    folder = Path(checkpoint.checkpoint_id)
+    """Wait until a checkpoint is complete, audit it, and compare its files with what was saved."""
+    checkpointer, checkpoint_id = checkpoint.checkpointer, checkpoint.checkpoint_id
     phase = "upload" if cell.config.save.asynchronous else "save"
     with cell.phase(phase):
         took_s = checkpoint.pending.wait()
-        if not cell.config.overlap_saves:  # it was held back, for how long says nothing
+        if not cell.config.overlap_saves:  # which delays it
             cell.measure("save_s", took_s, checkpoint.number, phase)
     with cell.phase("verify", "seen"):
-        on_several_hosts = wait_until_seen(cell, folder, str(checkpoint))
-    size = checkpoint.checkpointer.size(checkpoint.checkpoint_id)
-    cell.measure("checkpoint_bytes", size, checkpoint.number, phase)
-    if why := checkpoint.checkpointer.unreadable:
-        cell.report.not_applied |= dict.fromkeys(("checkpoint_whole", "files_equal", "contract_held"), why)
+        on_several_hosts = wait_until_seen(cell, checkpoint_id, str(checkpoint))
+    cell.measure("checkpoint_bytes", checkpointer.size(checkpoint_id), checkpoint.number, phase)
     with cell.phase("verify", "audit"):
-        complete_at, files = checkpoint.files.result()
-        if on_several_hosts and cell.world.rank == 0:
-            files = checkpoint.checkpointer.digests_with_late(checkpoint.checkpoint_id, files, complete_at)
-        mine = checkpoint.keys, files, _synced(cell, checkpoint)
-        where = f"once the save of step {checkpoint.step} had ended"
-        side_effects.verify_nothing_left_open(cell, checkpoint.opened, where)
-        everybody = cell.world.gathered(mine)
-        if files := everybody[0][1]:
-            digests = partial(checkpoint.checkpointer.digests, checkpoint.checkpoint_id)
-            cell.files[checkpoint.checkpoint_id] = str(checkpoint), files, digests
-        else:
-            cell.report.not_applied["files_unchanged"] = "it has no files"
-        if why is None:
-            _audit(cell, checkpoint, everybody)
+        _audit(cell, checkpoint, on_several_hosts)
     with cell.phase("verify", "plain_read"):
-        if stored := checkpoint.checkpointer.stored(checkpoint.checkpoint_id):
-            world = cell.world
-            seen = compare_stored(checkpoint.by_key, stored, world.rank, world.size, world.device)
-            names = frozenset(one.name for one in seen.found)
-
-            def equal(_: str, state: State) -> set[str]:
-                again = compare_stored(state.values(), stored, world.rank, world.size, world.device)
-                return again.names.keys() - {one.name for one in again.found}
-
-            about = partial(StoredFiles, checkpoint, stored, names)
-            for check, one in explained(cell, "stored", {"files_equal": seen}, about, equal).items():
-                cell.record(check, one, str(checkpoint))
-        else:
-            cell.report.not_applied.setdefault("files_equal", "nothing else reads what lies there")
+        _compare_files(cell, checkpoint)
     cell.complete[:] = [checkpoint]
     if cell.config.raw and not cell.config.overlap_saves:
         _measure_raw(cell, checkpoint)
 
 
-def _audit(cell: Cell, checkpoint: SavedCheckpoint, everybody: list[Any]) -> None:
-    """What a checkpoint says of itself on rank 0, against what `everybody` had to save, and has synced."""
+def _audit(cell: Cell, checkpoint: SavedCheckpoint, on_several_hosts: bool) -> None:
+    """Compare the manifest of a checkpoint, which rank 0 reads, with what every rank had to save and has
+    synced; note the digests of its files."""
+    checkpointer, checkpoint_id = checkpoint.checkpointer, checkpoint.checkpoint_id
+    complete_at, files = checkpoint.files.result()
+    if on_several_hosts and cell.world.rank == 0:
+        files = checkpointer.digests_with_late(checkpoint_id, files, complete_at)
+    mine = checkpoint.keys, files, _synced(cell, checkpoint)
+    where = f"once the save of step {checkpoint.step} had ended"
+    side_effects.verify_nothing_left_open(cell, checkpoint.opened, where)
+    keys, (files, *_), synced = zip(*cell.world.gathered(mine), strict=True)
+    if files:
+        now = partial(checkpointer.digests, checkpoint_id)
+        cell.files[checkpoint_id] = str(checkpoint), files, now
+    else:
+        cell.report.not_applied["files_unchanged"] = "it has no files"
+    if why := checkpointer.unreadable:
+        cell.report.not_applied |= dict.fromkeys(("checkpoint_whole", "files_equal", "contract_held"), why)
+        return
     compared = NOTHING
     if cell.world.rank == 0:
-        expected = {key: what for keys, _, _ in everybody for key, what in keys.items()}
-        synced = [one for _, _, one in everybody]
+        expected = {key: entry for of_rank in keys for key, entry in of_rank.items()}
         known = None if None in synced else set().union(*synced)
-        manifest = checkpoint.checkpointer.manifest(checkpoint.checkpoint_id)
-        compared = compare_manifest(manifest, expected, everybody[0][1], known)
+        compared = compare_manifest(checkpointer.manifest(checkpoint_id), expected, files, known)
     cell.record("checkpoint_whole", compared, str(checkpoint))
 
 
 def _synced(cell: Cell, checkpoint: SavedCheckpoint) -> set[str] | None:
-    """The files that this rank has synced; None where it need not, or a process of its own may have done it
-    instead."""
+    """Return the files that this rank has synced; None if it need not, or if a process that the save started
+    may have done it."""
     raw = checkpoint.checkpointer.raw
-    children = set(multiprocessing.active_children()) - cell.children_before
-    if not raw or not raw.sync or children:
+    started = set(multiprocessing.active_children()) - cell.children_before
+    if not raw or not raw.sync or started:
         return None
     return cell.synced(Path(checkpoint.checkpoint_id))
 
 
+def _compare_files(cell: Cell, checkpoint: SavedCheckpoint) -> None:
+    """Compare a checkpoint's files, read without what wrote them, with what was saved."""
+    stored = checkpoint.checkpointer.stored(checkpoint.checkpoint_id)
+    if not stored:
+        cell.report.not_applied.setdefault("files_equal", "nothing else reads files of this format")
+        return
+    here = cell.world.rank, cell.world.size, cell.world.device
+    seen = compare_stored(checkpoint.by_key, stored, *here)
+    names = frozenset(one.name for one in seen.found)
+
+    def equal(_: str, state: State) -> set[str]:
+        again = compare_stored(state.values(), stored, *here)
+        return again.names.keys() - {one.name for one in again.found}
+
+    about = partial(StoredFiles, checkpoint, stored, names)
+    compared = explained(cell, "stored", {"files_equal": seen}, about, equal)
+    cell.record("files_equal", compared["files_equal"], str(checkpoint))
+
+
 def _measure_raw(cell: Cell, checkpoint: SavedCheckpoint) -> None:
-    """Write and read as many bytes as a checkpoint has, all ranks at once, in as many files, a share each:
-    right after the save, so that what else goes on on the machine meets both."""
+    """Write and read plain files of the checkpoint's sizes, a share on each rank, all ranks at once. It is
+    done right after the save, so that other load on the machine affects both."""
     raw = checkpoint.checkpointer.raw
     if raw is None:
         return
@@ -351,9 +368,12 @@ def load(
     state: dict[str, Any] | None = None,
     install: Callable[[], None] | None = None,
 ) -> None:
-    """Load a checkpoint into a target, or into `state` instead of the target's own, which `install` then
-    brings into the target where loading does not. The run that was saved must not change, nor gradients that
-    the target may have, which are cleared then."""
+    """Load a checkpoint into a target. Neither the run that was saved nor gradients of the target may change.
+
+    Args:
+        state: what is loaded into; by default the state of the target.
+        install: copies `state` into the target, if the load does not.
+    """
     where = f"after the load of step {checkpoint.step}"
     source = None if checkpoint.source is target else checkpoint.source
     with cell.phase("verify", "seen"):

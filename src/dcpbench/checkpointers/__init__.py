@@ -1,1 +1,1 @@
-"""How a state is written and read: one contract, and the implementations of it."""
+"""Implementations of save and load: DCP with its save modes and storages, `torch.save`, a user's trainer."""

@@ -1,4 +1,4 @@
-"""The contract of everything that writes and reads checkpoints."""
+"""The contract of checkpointers, which write and read checkpoints."""
 
 import threading
 import time
@@ -23,28 +23,28 @@ T = TypeVar("T")
 
 
 class Ranks(Protocol):
-    """The ranks among which a checkpoint is written and read, as one of them sees it."""
+    """The ranks that write and read a checkpoint together, from the view of one of them."""
 
     rank: int
     size: int
 
     def group_of(self, slot: int) -> dist.ProcessGroup | None:
-        """The process group for a save in this slot; None where there is no process group."""
+        """Return the process group for saves in this slot; None without process groups."""
 
     def meet(self) -> None:
-        """Wait until every rank is here."""
+        """Wait for all ranks."""
 
 
 @dataclass
 class PendingSave:
-    """A save that training no longer waits for; times are `time.perf_counter` seconds.
+    """A save that training no longer waits for. Times are `time.perf_counter` seconds.
 
     Args:
-        started: when the save began.
-        released: when training could go on; without an upload the checkpoint is complete by then.
-        upload: what goes on in the background, if anything does.
-        held_back: set by `wait`, for an upload that must not end before.
-        when_complete: called by `wait` once the checkpoint is complete.
+        started: start of the save.
+        released: when training could continue; without an upload, the checkpoint was complete then.
+        upload: the background part of the save, if any.
+        held_back: an event that `wait` sets; the upload does not end before.
+        when_complete: called by `wait` after the checkpoint is complete.
     """
 
     started: float
@@ -67,10 +67,10 @@ class PendingSave:
             self._completed.set_result(time.perf_counter())
 
     def wait(self) -> float:
-        """Let it go on until the checkpoint is complete; seconds from the start of the save until then.
+        """Wait until the checkpoint is complete; return the seconds since the start of the save.
 
         Raises:
-            Exception: whatever the upload raised.
+            Exception: the upload raised it.
         """
         if self.held_back is not None:
             self.held_back.set()
@@ -80,113 +80,115 @@ class PendingSave:
         return completed - self.started
 
     def then(self, do: Callable[[], T]) -> Future[T]:
-        """What `do` returns; it is called the moment the checkpoint is complete, in the thread in which that
-        happens: at once if it is already, never if the save fails."""
+        """Call `do` as soon as the checkpoint is complete, in the thread that completes it, and return a
+        future of its result. It is called immediately if the checkpoint is complete, and never if the save
+        fails."""
         returned: Future[T] = Future()
 
         def call(completed: Future[float]) -> None:
             try:
                 completed.result()
                 returned.set_result(do())
-            except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
+            except BaseException as error:  # noqa: BLE001 - raised by `result`
                 returned.set_exception(error)
 
         self._completed.add_done_callback(call)
         return returned
 
     def when_ended(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once the save has ended, well or not; at once if it has already."""
+        """Call `callback` after the save has succeeded or failed; immediately if it already has."""
         self._completed.add_done_callback(lambda _: callback())
 
 
 class Checkpointer(ABC):
-    """Writes and reads the checkpoints of a cell, each in a place of its own, its checkpoint id (a path).
+    """Writes and reads the checkpoints of a cell, each under a checkpoint id (a path).
 
-    A state is a dictionary of `Stateful` objects (they have `state_dict` and `load_state_dict`) and nested
-    dictionaries. All ranks save and load together; what else is asked any rank may ask, by itself. What a
-    checkpointer cannot do its YAML declares (`only`), so that the driver knows it without importing it.
+    A state is a dictionary of `Stateful` objects (with `state_dict` and `load_state_dict`) and nested
+    dictionaries. All ranks call `save`, `load` and `other_ways` together; any rank can call the other methods
+    separately. Limits of a checkpointer are declared in its YAML (`only`), so that the driver knows them
+    without importing it.
     """
 
     raw: RawIO | None = None
-    """How to do with plain files what a save and a load do, where there is a way."""
+    """Writes and reads the same number of bytes in plain files; None if there is no equivalent."""
 
     unreadable: str | None = None
-    """Why nobody else can tell what its checkpoints hold; None where `manifest` does."""
+    """The reason why `manifest` cannot return the contents of its checkpoints; None if it can."""
 
     @abstractmethod
     def save(self, state: dict[str, Any], checkpoint_id: str, slot: int = 0) -> PendingSave:
-        """Write a state; returns once training may go on.
+        """Write a state; return when training can continue.
 
         Args:
-            state: what is saved.
-            checkpoint_id: the place; what it holds is replaced.
-            slot: 0 for a save that no other goes on beside. Saves that are under way at once have other
-                slots, each a process group of its own, and none of them ends before it is waited for.
+            state: the state to save.
+            checkpoint_id: a previous checkpoint there is replaced.
+            slot: 0 for a save during which there is no other. Saves that are in flight at the same time have
+                different slots with separate process groups, and do not end before `PendingSave.wait`.
         """
 
     @abstractmethod
     def load(self, state: dict[str, Any], checkpoint_id: str) -> None:
-        """Fill a state with what a checkpoint holds of it: in place, and through `load_state_dict`.
+        """Fill a state from a checkpoint, in place and with `load_state_dict`.
 
         Raises:
-            Exception, CheckpointException: naming a key that it lacks, or whatever else went wrong.
+            Exception, CheckpointException: the load failed; the message names a missing key.
         """
 
     @abstractmethod
     def manifest(self, checkpoint_id: str) -> Manifest:
-        """What a complete checkpoint says of itself."""
+        """Return the contents of a complete checkpoint."""
 
     @abstractmethod
     def read_tensor(self, checkpoint_id: str, key: str) -> torch.Tensor | None:
-        """A whole tensor by its flattened key, on the CPU; None if there is none."""
+        """Return a full tensor by its flattened key, on the CPU; None if there is none."""
 
     def stored(self, checkpoint_id: str) -> Stored:
-        """How to read each tensor from a complete checkpoint's files without what wrote them; empty where
-        there is no such way."""
+        """Return how to read each tensor of a complete checkpoint without the library that wrote it; empty if
+        that is not possible."""
         return {}
 
     def other_ways(self, checkpoint_id: str) -> Mapping[str, Callable[[dict[str, Any]], None]]:
-        """Ways beside `load` to fill a state with what a checkpoint holds, by what is read; all ranks
-        together."""
+        """Return further ways to fill a state from a checkpoint, by a phrase that describes the source."""
         return {}
 
     def files(self, checkpoint_id: str) -> AbstractContextManager[Path]:
-        """Within, the folder that has a checkpoint's files, or a copy of it where they lie elsewhere."""
+        """Context manager: the folder with a checkpoint's files, or a copy if they are not stored in a
+        folder."""
         return nullcontext(Path(checkpoint_id))
 
     def put_back(self, checkpoint_id: str, folder: Path) -> None:
-        """Have what lies in the folder of `files`, that is still open, be the checkpoint: of a copy only is
-        there anything to do."""
+        """Replace the checkpoint by the contents of the folder of `files`, which is still open, if it is a
+        copy."""
         return
 
     def digests(self, checkpoint_id: str) -> FileDigests:
-        """What a checkpoint's files are now; nothing where there are none."""
+        """Return digests of a checkpoint's files; empty if it has none."""
         with self.files(checkpoint_id) as folder:
             return digest_files(folder)
 
     def digests_with_late(self, checkpoint_id: str, then: FileDigests, complete_at: float) -> FileDigests:
-        """What `digests` said when a save reported success (`time.time`), with the files that a shared file
-        system has shown late."""
+        """Return the digests of when a save reported success (`time.time`), completed by files that a shared
+        file system made visible later."""
         return {**then, **digest_late_files(Path(checkpoint_id), then, complete_at)}
 
     def drop_cached(self, checkpoint_id: str) -> None:
-        """Drop what the kernel has cached of the files of a checkpoint."""
+        """Drop the kernel's cached pages of a checkpoint's files."""
         drop_pages(Path(checkpoint_id))
 
     def size(self, checkpoint_id: str) -> int:
-        """The bytes that a checkpoint takes up."""
+        """Return the size of a checkpoint in bytes."""
         return sum(file_lengths(checkpoint_id).values())
 
     def remove(self, checkpoint_id: str) -> None:
-        """Remove a checkpoint; one rank does."""
+        """Remove a checkpoint; called on one rank."""
         files.remove_tree(Path(checkpoint_id))
 
     def close(self) -> None:
-        """Give back what is kept from one save to the next; nothing is asked of it any more."""
+        """Release everything kept between saves. The checkpointer is not used afterwards."""
         return
 
 
 def file_lengths(checkpoint_id: str) -> dict[str, int]:
-    """The bytes of each file below a folder by its relative path."""
+    """Return the length of each file below a folder by its relative path."""
     root = Path(checkpoint_id)
     return {str(path.relative_to(root)): found.st_size for path, found in files.files_below(root).items()}

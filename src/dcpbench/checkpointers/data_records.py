@@ -1,6 +1,5 @@
-"""Whether the data in the files of a DCP checkpoint are what was written. Each tensor and each value is a zip
-archive that `torch.save` has made; its records have checksums, which `torch.load` does not look at. They are
-looked at here, without torch."""
+"""Verifies the checksums of the data in a DCP checkpoint, without torch. Each tensor and each value is a zip
+archive written by `torch.save`, whose checksums `torch.load` ignores."""
 
 import io
 import math
@@ -27,18 +26,18 @@ _UNREADABLE = (
     *(EOFError, LookupError, MemoryError, NotImplementedError, OverflowError),
     *(RuntimeError, ValueError, struct.error, zlib.error),
 )
-"""What reading an archive that is none may raise."""
+"""Exceptions of reading data that is not a valid archive."""
 
 
 def damaged_records(folder: Path, manifest: Manifest) -> Iterator[Mismatch]:
-    """What is stored in the files of a checkpoint and cannot be read, has another checksum, or as many bytes
-    as no tensor of its dtype and size has. Files of another length than the metadata name are not opened, nor
-    is what an extension of the writer has transformed.
+    """Yield a mismatch for data that cannot be read, has a wrong checksum, or has the wrong number of bytes
+    for its dtype and size. Files of a wrong length, and data that an extension of the writer transformed, are
+    not read.
 
     Raises:
         OSError: a file cannot be read.
     """
-    held = {
+    stored = {
         place_name(key, chunk.offsets): (key, entry.dtype, chunk.sizes)
         for key, entry in manifest.entries.items()
         for chunk in entry.chunks
@@ -48,19 +47,19 @@ def damaged_records(folder: Path, manifest: Manifest) -> Iterator[Mismatch]:
             continue
         with files.open_regular(Path(os.path.realpath(folder / path)), _MOST_BYTES) as file:
             for span in sorted(spans):
-                key, dtype, sizes = held.get(span.name, (span.name, None, ()))
+                key, dtype, sizes = stored.get(span.name, (span.name, None, ()))
                 if not span.transformed and (why := _damage(file, span, dtype, sizes)):
                     yield Mismatch(key, Problem.unreadable, facts={"file": path, "error": why})
 
 
 def _damage(file: BinaryIO, span: Span, dtype: str | None, sizes: Shape) -> str | None:
-    """What is wrong with these bytes, which should be a tensor of this dtype and size, or a value."""
+    """Return why these bytes are not a tensor of this dtype and size, or a value; None if they are."""
     file.seek(span.begin)
     begins = file.read(len(_BEGINS))
     if dtype is None and begins != _BEGINS and any(begins):
-        return None  # a planner of one's own may store a value in its own way
+        return None  # a custom planner can store values in its own format
     try:
-        with zipfile.ZipFile(_Part(file, span)) as archive:
+        with zipfile.ZipFile(FilePart(file, span.begin, span.end)) as archive:
             for record in archive.infolist():
                 _check(archive, record)
             data = [one.file_size for one in archive.infolist() if "/data/" in one.filename]
@@ -69,7 +68,7 @@ def _damage(file: BinaryIO, span: Span, dtype: str | None, sizes: Shape) -> str 
     if dtype is None:
         return None
     elements, element = math.prod(sizes), _ELEMENT_BYTES.get(dtype)
-    # A tensor of a class of its own may consist of several records.
+    # A tensor subclass can consist of several records.
     if (elements and not sum(data)) or (element and len(data) == 1 and data[0] != elements * element):
         return f"{sum(data)} bytes for {elements} elements of {dtype}"
     return None
@@ -79,17 +78,17 @@ def _check(archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> None:
     if record.compress_type != zipfile.ZIP_STORED:
         raise zipfile.BadZipFile(f"{record.filename} is compressed, which torch.save never does")
     if not record.CRC:
-        record.CRC = None  # type: ignore[assignment] # torch.save was told to leave it out
+        record.CRC = None  # type: ignore[assignment] # torch.save can leave it out
     with archive.open(record) as content:
         while content.read(_BLOCK):
             pass
 
 
-class _Part(io.RawIOBase):
-    """So many bytes of a file, as a file."""
+class FilePart(io.RawIOBase):
+    """The bytes of a file from `begin` up to `end`, as a file."""
 
-    def __init__(self, file: BinaryIO, span: Span) -> None:
-        self._file, self._begin, self._size, self._at = file, span.begin, span.end - span.begin, 0
+    def __init__(self, file: BinaryIO, begin: int, end: int) -> None:
+        self._file, self._begin, self._size, self._at = file, begin, end - begin, 0
 
     def readable(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""`torch.distributed.checkpoint`, in all its ways of saving (a function each) and on every storage."""
+"""`torch.distributed.checkpoint` in all its save modes (a function each) and on every storage."""
 
 import pkgutil
 import threading
@@ -27,9 +27,9 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType,
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks, file_lengths
 from dcpbench.checkpointers.dcp_metadata import METADATA, joined, manifest_of, metadata_in, read_metadata
+from dcpbench.checkpointers.nested import of_tensors
 from dcpbench.checkpointers.object_store import ObjectStore
 from dcpbench.checkpointers.storage import Storage
-from dcpbench.checkpointers.tensors_only import of_tensors
 from dcpbench.checkpointers.torch_file import stored_in
 from dcpbench.config.save import Kept, PlannerConfig, SaveConfig, StagerConfig, Uploader
 from dcpbench.config.schema import Config
@@ -40,7 +40,7 @@ _LIMIT_S = 10.0
 
 
 class DcpCheckpointer(Checkpointer):
-    """Saves as `config.save` says and lies where `config.storage` says."""
+    """Saves with DCP, as configured by `config.save` and `config.storage`."""
 
     def __init__(self, folder: Path, config: Config, ranks: Ranks) -> None:
         self._save, self._ranks = config.save, ranks
@@ -62,7 +62,7 @@ class DcpCheckpointer(Checkpointer):
         pending: PendingSave = save(state, place, writer, group, **given, **self._save.options)
         if slot:
             pending.held_back = go_on
-            pending.when_ended(reached.set)  # it may fail before
+            pending.when_ended(reached.set)  # it can fail before
             reached.wait()
         if self._save.stager and self._save.stager.instance is Kept.new:
             pending.when_ended(given["async_stager"].close)
@@ -91,21 +91,21 @@ class DcpCheckpointer(Checkpointer):
         dcp.load(state, storage_reader=reader(checkpoint_id), process_group=self._ranks.group_of(0))
 
     def manifest(self, checkpoint_id: str) -> Manifest:
-        """What `.metadata` says, or all ranks' own; that nothing is stored where there is none. They are
-        pickles, and ones that this cell wrote."""
+        """Return the contents according to `.metadata`, or the metadata of all ranks; empty if there is none.
+        They are pickles, but this cell wrote them."""
         if self._storage.manifest:
             return self._storage.manifest(checkpoint_id)
         lengths = self._lengths(checkpoint_id)
-        said = {
-            name: self.reader(checkpoint_id).read_metadata(**({} if rank is None else {"rank": rank}))
-            for name, rank in metadata_in(lengths).items()
-        }
-        return joined([manifest_of(metadata, lengths, name) for name, metadata in said.items()], lengths)
+        manifests = []
+        for name, rank in metadata_in(lengths).items():
+            metadata = self.reader(checkpoint_id).read_metadata(**({} if rank is None else {"rank": rank}))
+            manifests.append(manifest_of(metadata, lengths, name))
+        return joined(manifests, lengths)
 
     def read_tensor(self, checkpoint_id: str, key: str) -> torch.Tensor | None:
         reader = self.reader(checkpoint_id)
         if METADATA not in self._lengths(checkpoint_id):
-            # Each rank's metadata have its own chunks alone, and a load by itself would find one rank's.
+            # Each rank's metadata lists only its chunks, and a load on one rank would read only one of them.
             chunks = self.stored(checkpoint_id).get(key)
             return read_whole(chunks) if chunks else None
         entry = reader.read_metadata().state_dict_metadata.get(key)
@@ -139,7 +139,7 @@ class DcpCheckpointer(Checkpointer):
             super().remove(checkpoint_id)
 
     def reader(self, checkpoint_id: str) -> StorageReader:
-        """For what only DCP can do."""
+        """Return DCP's reader."""
         return self._storage.reader(checkpoint_id)
 
     def _lengths(self, checkpoint_id: str) -> dict[str, int]:
@@ -147,23 +147,23 @@ class DcpCheckpointer(Checkpointer):
 
 
 class _Slot:
-    """What is given to the saves of a slot. A writer that is kept gets a new checkpoint id each time: a
-    cached staging buffer lives in the writer, and only shows its faults from the second save on. What is
-    `shared` the saves of all slots are given."""
+    """The arguments of the saves of a slot. A writer that is kept gets a new checkpoint id for each save,
+    because it caches the staging buffer, whose bugs appear from the second save on. The saves of all slots
+    use the `shared` arguments."""
 
     def __init__(self, storage: Callable[[], Storage], config: SaveConfig, shared: dict[str, Any]) -> None:
         self._storage, self._config = storage, config
         self._given: dict[Kept, dict[str, Any]] = {Kept.kept: {}, Kept.shared: shared}
 
     def writer(self) -> StorageWriter | None:
-        """The writer for the next save; None where DCP is to make its own."""
+        """Return the writer for the next save; None if DCP creates one."""
         made: StorageWriter | None = self._one_of(
             "writer", self._config.writer, lambda: self._storage().writer
         )
         return made
 
     def given(self) -> dict[str, Any]:
-        """What else the next save is given, by the names of DCP's arguments."""
+        """Return the other arguments of the next save, by DCP's names."""
         given: dict[str, Any] = {}
         if stager := self._config.stager:
             make = partial(DefaultStager, StagingOptions(**_options(stager)))
@@ -196,7 +196,7 @@ def sync(
     group: dist.ProcessGroup | None,
     **given: Any,
 ) -> PendingSave:
-    """`dcp.save`, coordinated in `group`: when it returns, the checkpoint is complete."""
+    """Call `dcp.save`, coordinated in `group`. When it returns, the checkpoint is complete."""
     started = time.perf_counter()
     dcp.save(state_dict, checkpoint_id=checkpoint_id, storage_writer=writer, process_group=group, **given)
     return PendingSave(started, time.perf_counter())
@@ -209,25 +209,25 @@ def asynchronous(
     group: dist.ProcessGroup | None,
     **given: Any,
 ) -> PendingSave:
-    """`dcp.async_save`: it returns once the state is staged, the upload goes on in a thread.
+    """Call `dcp.async_save`. It returns when the state is staged; the upload continues in a thread.
 
-    `group` must be one of its own with a CPU backend: the upload's collectives run beside the training's,
-    and on a shared group the ranks would pair them up differently.
+    `group` must be a separate group with a CPU backend: the collectives of upload and training run
+    concurrently, and on a shared group the ranks would match them differently.
     """
     started = time.perf_counter()
     upload = dcp.async_save(
         state_dict, checkpoint_id=checkpoint_id, storage_writer=writer, process_group=group, **given
     )
     if isinstance(upload, AsyncSaveResponse):
-        # Where staging is asynchronous too, the state must not change before it is staged.
+        # With asynchronous staging, the state must not change until it is staged.
         upload.staging_completion.result()
         upload = upload.upload_completion
     return PendingSave(started, time.perf_counter(), upload=upload)
 
 
 def kept_by_dcp() -> dict[str, Any]:
-    """What DCP keeps for the whole process from one save to the next, by name, where there is any: the plans
-    of planners that cache them, and the process that uploads."""
+    """Return, by name, what DCP keeps globally between saves, if anything: cached plans, and the process that
+    uploads."""
     cached = {
         name: value for name, value in vars(SavePlanner).items() if name.startswith("_cached") and value
     }
@@ -236,15 +236,15 @@ def kept_by_dcp() -> dict[str, Any]:
 
 
 def forget_kept_by_dcp() -> None:
-    """Have DCP keep nothing of all this: every later save of this process would find it. A process that
-    uploads is ended, and waited for."""
+    """Remove everything that DCP keeps globally, which later saves of this process would use. A process that
+    uploads is ended."""
     kept = kept_by_dcp()
     _async_process_executor._CHECKPOINT_PROCESS = None
     if uploader := kept.pop("_CHECKPOINT_PROCESS", None):
         process = uploader._save_process
-        del uploader  # the last reference, which ends it, and waits for a while only
+        del uploader  # the last reference: this ends the process, but waits only briefly
         process.join(_LIMIT_S)
-        resource_sharer.stop(_LIMIT_S)  # the thread that has handed tensors to it
+        resource_sharer.stop(_LIMIT_S)  # the thread that passed tensors to it
     for plans in kept.values():
         plans.clear()
 
@@ -254,15 +254,15 @@ def _options(config: StagerConfig | PlannerConfig) -> dict[str, Any]:
 
 
 def stored_chunks(folder: Path, rank: int | None = None) -> Stored:
-    """What lies in DCP's files by the byte ranges that metadata name, each the output of a `torch.save`.
-    What is compressed cannot be read so. With a `rank`, of its own metadata alone."""
+    """Return the chunks in DCP's files by the byte ranges in the metadata, each the output of a `torch.save`.
+    Compressed chunks are left out. With a `rank`, only that rank's metadata is used."""
     named = metadata_in(file_lengths(str(folder))).items()
     metadata = (read_metadata(folder / name) for name, of_rank in named if rank in (None, of_rank))
     return _chunks_in(metadata, lambda name, *place: _read_range(folder / name, *place))
 
 
 def stored_objects(objects: ObjectStore, checkpoint_id: str) -> Stored:
-    """The same of the objects of a checkpoint, of which no more is fetched than is read."""
+    """Return the same for the objects of a checkpoint. Only the bytes that are read are fetched."""
 
     def metadata() -> Iterator[Any]:
         for name in metadata_in(objects.lengths(checkpoint_id)):
@@ -277,7 +277,7 @@ def stored_objects(objects: ObjectStore, checkpoint_id: str) -> Stored:
 
 
 def _chunks_in(metadata: Iterable[Any], read: Callable[[str, int, int], torch.Tensor]) -> Stored:
-    """The chunks that these metadata name; `read` has the one at an offset of a file, of so many bytes."""
+    """Return the chunks in these metadata; `read` takes a file, an offset and a length."""
     stored: defaultdict[str, list[StoredChunk]] = defaultdict(list)
     for one_of in metadata:
         for index, place in one_of.storage_data.items():
@@ -291,14 +291,14 @@ def _chunks_in(metadata: Iterable[Any], read: Callable[[str, int, int], torch.Te
 
 
 def _read_range(path: Path, offset: int, length: int) -> torch.Tensor:
-    held = stored_in(path, offset, length)
-    assert isinstance(held, StoredChunk)
-    return held.read()
+    chunk = stored_in(path, offset, length)
+    assert isinstance(chunk, StoredChunk)
+    return chunk.read()
 
 
 def _hold_back(planner: SavePlanner) -> tuple[threading.Event, threading.Event]:
-    """Have the save that this planner is given write no data until the second event is set: it is under way
-    from the first one, which it sets, until then."""
+    """Hold back the save that gets this planner. It sets the first event when it has planned, and writes no
+    data until the second event is set."""
     reached, go_on = threading.Event(), threading.Event()
     finish_plan = type(planner).finish_plan
 

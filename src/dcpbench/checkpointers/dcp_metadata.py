@@ -1,8 +1,7 @@
-"""What `.metadata` of DCP says, read without torch and without running anything: it is a pickle, and perhaps
-somebody else's.
+"""Reads DCP's `.metadata` without torch and without running code: it is a pickle, possibly of another user.
 
-The classes that DCP's metadata is made of are stood for by plain records, made anew for each file; whatever
-else a pickle may name is refused.
+The classes of DCP's metadata are replaced by plain records, created for each file. Any other name in the
+pickle is refused.
 """
 
 import io
@@ -21,14 +20,14 @@ from dcpbench.records import files
 from dcpbench.verify.audit import Chunk, Entry, Manifest, Span
 
 METADATA, DATA_SUFFIX = ".metadata", ".distcp"
-"""How DCP names its files: the one of metadata, and those of data at their end."""
+"""DCP's name of the metadata file, and the suffix of data files."""
 _OF_A_RANK = re.compile(r"__(\d+)\.metadata")
-"""What each rank writes of its own where a save does without collectives, and its number."""
+"""Metadata file of one rank, written by a save without collectives, and the rank."""
 _FROM_A_RANK = re.compile(r"__(\d+)(?:_\d+\.distcp|\.metadata(?:\.tmp)?)")
-"""Every file that such a save writes, and the number of the rank that wrote it."""
+"""Any file of such a save, and the rank that wrote it."""
 _OF_A_THREAD = re.compile(r"__\d+_\d+\.distcp")
 MOST_BYTES = 2**30
-"""Larger is no metadata: of a checkpoint of ten thousand ranks it is less."""
+"""Limit of the size of metadata; that of ten thousand ranks is smaller."""
 
 _DTYPE = re.compile(r"bool|(bfloat|bits|complex|float|q?u?int)\d\w*")
 DAMAGED = (
@@ -36,12 +35,11 @@ DAMAGED = (
     *(AttributeError, EOFError, ImportError, LookupError, MemoryError, OverflowError),
     *(RecursionError, TypeError, ValueError),
 )
-"""What unpickling something else may raise, or looking at it."""
+"""Exceptions of unpickling, or using, data that is not metadata."""
 
 
 class _Record:
-    """An object of which the attributes are known and nothing else; one that has none of them keeps what it
-    was made with to itself."""
+    """An object with attributes only; arguments of the constructor are ignored."""
 
     def __init__(self, *_: Any) -> None: ...
 
@@ -105,13 +103,13 @@ class _Reader(pickle.Unpickler):
         known = _KNOWN.get(module, {}).get(name)
         if known is None:
             raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint needs")
-        # A pickle may set attributes of a class too: of one that nobody else has.
+        # A pickle can set attributes of a class too, so each file gets separate classes.
         return self._made.setdefault(f"{module}.{name}", type(name, (known,), {}))
 
 
 def metadata_in(files: Iterable[str]) -> dict[str, int | None]:
-    """The files of metadata among those of a checkpoint that a load reads, and the rank whose each is: the
-    one of all ranks where there is one, else one of each."""
+    """Return the metadata files that a load reads, each with its rank: the common one, with None, if there is
+    one, otherwise one of each rank."""
     if METADATA in (files := list(files)):
         return {METADATA: None}
     of_ranks = sorted((int(match[1]), match[0]) for match in map(_OF_A_RANK.fullmatch, files) if match)
@@ -119,44 +117,45 @@ def metadata_in(files: Iterable[str]) -> dict[str, int | None]:
 
 
 def unfinished_rank(files: Iterable[str]) -> str | None:
-    """The reason why a save without collectives did not end on one of its ranks, or None.
+    """Return why a save without collectives did not finish on one of its ranks; None if it did.
 
-    Ranks are numbered from 0, and each writes its metadata last. Ranks above the highest number that any file
-    has cannot be missed.
+    Ranks are numbered from 0, and each writes its metadata last. Missing ranks above the highest number in
+    any file name cannot be detected.
     """
     files = {*files}
     ranks = {int(match[1]) for match in map(_FROM_A_RANK.fullmatch, files) if match}
     for rank in range(max(ranks, default=-1) + 1):
         own = f"__{rank}{METADATA}"
         if own not in files:
-            return f"no {own}, which rank {rank} writes last: its save did not end"
+            return f"no {own}, which rank {rank} writes last: its save did not finish"
         if f"{own}.tmp" in files:
-            return f"{own}.tmp was not renamed: the save of rank {rank} did not end"
+            return f"{own}.tmp was not renamed: the save of rank {rank} did not finish"
     return None
 
 
 class MetadataError(Exception):
-    """A file of metadata is not what DCP writes: why, in one line."""
+    """A metadata file is invalid. The message is one line."""
 
 
 def read_metadata(path: Path) -> Any:
-    """What stands in a file of metadata, with attributes named as torch's.
+    """Return the contents of a metadata file, with the same attributes as torch's class.
 
     Raises:
-        OSError: it cannot be read, is a link or no regular file, or too large.
-        MetadataError: it is not what DCP writes.
+        OSError: it cannot be read, is a link, not a regular file, or too large.
+        MetadataError: it is not DCP's metadata.
     """
     try:
         metadata = _Reader(io.BytesIO(files.read(path, MOST_BYTES))).load()
     except DAMAGED as error:
         raise MetadataError(f"{type(error).__name__}: {error}") from None
     if not isinstance(getattr(metadata, "state_dict_metadata", None), dict):
-        raise MetadataError("it holds no metadata of a checkpoint")
+        raise MetadataError("it contains no metadata of a checkpoint")
     return metadata
 
 
 def manifest_of(metadata: Any, lengths: Mapping[str, int], own: str = METADATA) -> Manifest:
-    """A checkpoint's metadata, torch's or as it is read here, and the bytes of its files by their paths."""
+    """Return the manifest of a checkpoint from its metadata, read here or by torch, and its files'
+    lengths."""
     stored = {(one.fqn, _shape(one.offset)): place for one, place in (metadata.storage_data or {}).items()}
     spans: defaultdict[str, list[Span]] = defaultdict(list)
     for index, place in stored.items():
@@ -186,23 +185,23 @@ def manifest_of(metadata: Any, lengths: Mapping[str, int], own: str = METADATA) 
             entries[key] = Entry(None, None, (Chunk((), (), path_of.get((key, None))),))
             claimed.add((key, None))
     unclaimed = tuple(place_name(*index) for index in stored if index not in claimed)
-    # A thread of a writer that got nothing to write leaves an empty file.
+    # A writer's thread without data leaves an empty file.
     idle = [name for name, length in lengths.items() if not length and _OF_A_THREAD.fullmatch(name)]
     return Manifest(entries, named, lengths, frozenset([own, *idle]), unclaimed, spans, tuple(empty))
 
 
 def joined(manifests: Sequence[Manifest], lengths: Mapping[str, int]) -> Manifest:
-    """One manifest of a checkpoint with these files, of those of its files of metadata. What several ranks
-    have written, as they do of what is replicated, is the first one's."""
+    """Merge the manifests of a checkpoint's metadata files. A chunk that several ranks wrote, because it is
+    replicated, is taken from the first."""
     if len(manifests) == 1:
         return manifests[0]
     entries: dict[str, Entry] = {}
     for manifest in manifests:
         for key, entry in manifest.entries.items():
             known = entries.setdefault(key, replace(entry, chunks=()))
-            held = {(one.offsets, one.sizes) for one in known.chunks}
+            boxes = {(one.offsets, one.sizes) for one in known.chunks}
             more = tuple(
-                one for one in entry.chunks if (one.offsets, one.sizes) not in held or one.file is None
+                one for one in entry.chunks if (one.offsets, one.sizes) not in boxes or one.file is None
             )
             entries[key] = replace(known, chunks=known.chunks + more)
     return Manifest(
@@ -217,10 +216,10 @@ def joined(manifests: Sequence[Manifest], lengths: Mapping[str, int]) -> Manifes
 
 
 def foreign_manifest(folder: Path, lengths: Mapping[str, int], own: str = METADATA) -> Manifest:
-    """The manifest of a folder that anybody may have written, whose files have these bytes.
+    """Return the manifest of an untrusted folder, whose files have these lengths.
 
     Raises:
-        OSError, MetadataError: as of `read_metadata`.
+        OSError, MetadataError: see `read_metadata`.
     """
     try:
         manifest = manifest_of(read_metadata(Path(os.path.realpath(folder / own))), lengths, own)
@@ -231,23 +230,24 @@ def foreign_manifest(folder: Path, lengths: Mapping[str, int], own: str = METADA
             if not isinstance(path, str) or numbers != {int}:
                 raise MetadataError(f"a file is named {path!r}, with {manifest.named[path]!r} bytes")
             if any(span.begin < 0 or span.end < span.begin for span in spans):
-                raise MetadataError(f"what lies in {path} begins before it, or ends before it begins")
+                raise MetadataError(f"an entry in {path} begins before byte 0, or ends before it begins")
     except DAMAGED as error:
         raise MetadataError(f"{type(error).__name__}: {error}") from None
     return manifest
 
 
 def check_entry(key: object, entry: Entry) -> None:
-    """Refuse, as a MetadataError, what is no entry: shapes are numbers, chunks have as many dimensions."""
+    """Raise a MetadataError unless shapes consist of numbers and chunks have the same number of
+    dimensions."""
     shapes = [one for chunk in entry.chunks for one in (chunk.offsets, chunk.sizes)]
     whole = entry.shape or ()
     numbers = all(type(size) is int and 0 <= size < 2**63 for one in (whole, *shapes) for size in one)
     if not isinstance(key, str) or not numbers or any(len(one) != len(whole) for one in shapes):
-        raise MetadataError(f"{key!r} has shapes that are none")
+        raise MetadataError(f"{key!r} has invalid shapes")
 
 
 def place_name(fqn: str, offset: tuple[int, ...] | None) -> str:
-    """What a place in a file is called: the key that it is of, and where in its tensor."""
+    """Return the name of stored data: its key, and its offset in the tensor."""
     return f"{fqn} at {[*(offset or ())]}"
 
 

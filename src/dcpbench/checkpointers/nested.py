@@ -1,21 +1,28 @@
-"""State dicts as DCP flattens them: dictionaries, and lists that hold dictionaries or tensors."""
+"""State dicts as DCP flattens them: dictionaries, and lists that contain dictionaries or tensors.
 
-from collections.abc import Iterator, Mapping
+`of_tensors` converts a state for formats that can store only tensors: every other value becomes a tensor of
+its bytes.
+"""
+
+import io
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.stateful import Stateful
 
+from dcpbench.verify.audit import Entry
+
 
 def is_gone_into(value: Any) -> bool:
-    """Whether DCP flattens it; all else is one value."""
+    """Return whether DCP flattens a value; any other value is stored under one key."""
     if isinstance(value, list):
         return any(isinstance(one, torch.Tensor) or is_gone_into(one) for one in value)
     return isinstance(value, dict)
 
 
 def slots(nested: Any, prefix: str = "") -> Iterator[tuple[Any, Any, str]]:
-    """Where the values lie: each one's container, its key or index there, and its flattened key."""
+    """Yield the place of each value: its container, its key or index there, and its flattened key."""
     for name, value in list(nested.items() if isinstance(nested, dict) else enumerate(nested)):
         if is_gone_into(value):
             yield from slots(value, f"{prefix}{name}.")
@@ -23,24 +30,85 @@ def slots(nested: Any, prefix: str = "") -> Iterator[tuple[Any, Any, str]]:
             yield nested, name, f"{prefix}{name}"
 
 
+def mapped(nested: Any, change: Callable[[Any, str], Any], key: str) -> Any:
+    """Return a copy in which every value is `change(value, flattened key)`."""
+    if isinstance(nested, dict):
+        return {name: mapped(value, change, f"{key}.{name}") for name, value in nested.items()}
+    if is_gone_into(nested):
+        return [mapped(value, change, f"{key}.{number}") for number, value in enumerate(nested)]
+    return change(nested, key)
+
+
 def state_dicts(state: dict[str, Any]) -> dict[str, Any]:
-    """What a state's objects hand out, by their names."""
+    """Return the state dicts of a state's objects, by their names."""
     return {name: one.state_dict() if isinstance(one, Stateful) else one for name, one in state.items()}
 
 
-def check_fits(held: Mapping[str, Any], nested: Any) -> None:
-    """Refuse, in DCP's words, a checkpoint that cannot fill these state dicts.
-
-    Args:
-        held: what it holds, by the flattened keys.
+def check_fits(stored: Mapping[str, Any], nested: Any) -> None:
+    """Check that a checkpoint, given by its flattened keys, can fill these state dicts. The messages are
+    DCP's.
 
     Raises:
-        RuntimeError: it does not hold all of it.
-        ValueError: a tensor has another shape.
+        RuntimeError: a key is missing in the checkpoint.
+        ValueError: a tensor has a different shape.
     """
     for container, name, key in slots(nested):
-        if key not in held:
+        if key not in stored:
             raise RuntimeError(f"Missing key in checkpoint state_dict: {key}.")
-        if isinstance(value := container[name], torch.Tensor) and value.shape != held[key].shape:
-            sizes = f"saved {held[key].shape} and current: {value.shape}"
+        if isinstance(value := container[name], torch.Tensor) and value.shape != stored[key].shape:
+            sizes = f"saved {stored[key].shape} and current: {value.shape}"
             raise ValueError(f"Size mismatch between {sizes} for {key}")
+
+
+def of_tensors(state: dict[str, Any], stored: Mapping[str, Entry] | None = None) -> dict[str, Any]:
+    """Return a state that contains only tensors, to be saved, or loaded from a checkpoint with these entries:
+    a load fills existing tensors, and only the checkpoint knows the number of bytes of a value."""
+    return {
+        name: _TensorsOnly(name, value, stored or {}) if isinstance(value, dict | Stateful) else value
+        for name, value in state.items()
+    }
+
+
+class _TensorsOnly:
+    """A `Stateful` that wraps another one, or a dictionary, and whose state dict contains only tensors."""
+
+    def __init__(self, name: str, wrapped: Any, stored: Mapping[str, Entry]) -> None:
+        self._name, self._wrapped, self._stored = name, wrapped, stored
+
+    def state_dict(self) -> dict[str, Any]:
+        self._given = self._wrapped.state_dict() if isinstance(self._wrapped, Stateful) else self._wrapped
+        tensors: dict[str, Any] = mapped(self._given, self._packed, self._name)
+        return tensors
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        filled: dict[str, Any] = {}
+        mapped(state_dict, lambda value, key: filled.setdefault(key, value), self._name)
+        loaded = mapped(self._given, lambda value, key: unpacked(filled[key], like=value), self._name)
+        if isinstance(self._wrapped, Stateful):
+            self._wrapped.load_state_dict(loaded)
+        else:
+            self._wrapped.update(loaded)
+
+    def _packed(self, value: Any, key: str) -> torch.Tensor:
+        if isinstance(value, torch.Tensor):
+            return value
+        if (entry := self._stored.get(key)) and entry.shape is not None:
+            return torch.empty(entry.shape, dtype=torch.uint8)
+        return packed(value)
+
+
+def packed(value: Any) -> torch.Tensor:
+    """Return a value that is not a tensor as the tensor of its n bytes, shape (n,), dtype uint8."""
+    if isinstance(value, io.BytesIO):
+        stream = value
+    else:
+        torch.save(value, stream := io.BytesIO())
+    return torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8)
+
+
+def unpacked(stored: torch.Tensor, like: Any) -> Any:
+    """Invert `packed`, or return the tensor, depending on the type of `like`."""
+    if isinstance(like, torch.Tensor):
+        return stored
+    stream = io.BytesIO(stored.numpy().tobytes())
+    return stream if isinstance(like, io.BytesIO) else torch.load(stream, weights_only=True)

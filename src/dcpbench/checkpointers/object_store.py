@@ -1,5 +1,4 @@
-"""Checkpoints that lie in no folder, but in a store that fsspec reaches: how their objects are found, read
-and removed without DCP."""
+"""Access, without DCP, to checkpoints in a store of fsspec instead of a folder."""
 
 import os
 import tempfile
@@ -16,10 +15,10 @@ from dcpbench.records.files import files_below
 
 @dataclass(frozen=True)
 class ObjectStore:
-    """Objects below a URL, those of a checkpoint under its id; `options` are those of fsspec's file system.
+    """Objects below a URL, those of a checkpoint below its id. `options` are for fsspec's file system.
 
-    It has a client of its own, which caches no listing: what is looked at is what lies there now, and nothing
-    of what DCP's client has cached changes by that.
+    It has a separate client that caches no listing, so that it sees the current objects, and does not change
+    the cache of DCP's client.
     """
 
     url: str
@@ -27,7 +26,7 @@ class ObjectStore:
 
     @classmethod
     def of(cls, config: StorageConfig) -> Optional["ObjectStore"]:
-        """The store of a storage; None if its checkpoints lie in folders."""
+        """Return the store of a storage; None if its checkpoints are stored in folders."""
         return cls(config.url, config.options.get("file_system", {})) if config.url else None
 
     @cached_property
@@ -38,19 +37,19 @@ class ObjectStore:
         return client
 
     def place(self, checkpoint_id: str) -> str:
-        """The URL of a checkpoint."""
+        """Return the URL of a checkpoint."""
         return f"{self.url}{checkpoint_id}"
 
     def lengths(self, checkpoint_id: str) -> dict[str, int]:
-        """The bytes of each object of a checkpoint by its relative path."""
+        """Return the length of each object of a checkpoint by its relative path."""
         found = self._client.find(self.place(checkpoint_id), detail=True)
-        return {name.partition(f"{checkpoint_id}/")[2]: held["size"] for name, held in found.items()}
+        return {name.partition(f"{checkpoint_id}/")[2]: info["size"] for name, info in found.items()}
 
     @contextmanager
     def part(
         self, checkpoint_id: str, name: str, offset: int = 0, length: int | None = None
     ) -> Iterator[Path]:
-        """Within, a file that has so many bytes of an object."""
+        """Context manager: a file with a range of an object's bytes."""
         end = None if length is None else offset + length
         with tempfile.NamedTemporaryFile() as file:
             file.write(self._client.cat_file(f"{self.place(checkpoint_id)}/{name}", start=offset, end=end))
@@ -59,7 +58,7 @@ class ObjectStore:
 
     @contextmanager
     def files(self, checkpoint_id: str) -> Iterator[Path]:
-        """Within, a folder with a copy of every object, which has the time at which that was written."""
+        """Context manager: a folder with copies of all objects, which have the objects' times."""
         with tempfile.TemporaryDirectory() as folder:
             copies = Path(folder) / Path(checkpoint_id).name
             for name in self.lengths(checkpoint_id):
@@ -71,13 +70,13 @@ class ObjectStore:
             yield copies
 
     def put_back(self, checkpoint_id: str, folder: Path) -> None:
-        """Replace the objects of a checkpoint by the files in a folder."""
+        """Replace the objects of a checkpoint by the files of a folder."""
         self.remove(checkpoint_id)
         for path in files_below(folder):
             self._client.put_file(str(path), f"{self.place(checkpoint_id)}/{path.relative_to(folder)}")
 
     def remove(self, checkpoint_id: str) -> None:
-        """Remove every object of a checkpoint, or of all that lie below a path."""
+        """Remove every object of a checkpoint, or below a path."""
         root = self.place(checkpoint_id)
         if self._client.find(root):
             self._client.rm(root, recursive=True)

@@ -1,5 +1,5 @@
-"""What folders on a disk are: whole checkpoints of DCP or of safetensors, damaged ones, what a broken save
-has left, or none; and which of them is the newest. Nothing is loaded for it."""
+"""Classifies folders on a disk: complete, damaged or torn checkpoints of DCP or of safetensors, or none, and
+finds the newest. Nothing is loaded."""
 
 import os
 import re
@@ -24,21 +24,21 @@ from dcpbench.records.files import files_below, walk
 from dcpbench.verify.audit import Entry, Manifest, audit
 
 _UNFINISHED = re.compile(r".*\.distcp|(__\d+)?\.metadata\.tmp")
-"""What a save that was broken off leaves."""
+"""Files that an interrupted save leaves."""
 
 
 class FolderState(StrEnum):
-    """What a folder is."""
+    """The class of a folder."""
 
     whole = "whole"
     damaged = "damaged"
-    torn = "torn"  # its save did not end, on all ranks or on one
-    none = "none"  # no checkpoint
+    torn = "torn"  # its save did not finish, on all ranks or on one
+    none = "none"  # not a checkpoint
 
 
 @dataclass
 class Audited:
-    """What a folder is, and why. `beside` are files that no entry names; a checkpoint is whole with them."""
+    """The state of a folder, and the reason. A checkpoint with further files (`beside`) is complete."""
 
     folder: Path
     state: FolderState
@@ -50,12 +50,12 @@ class Audited:
 
     @property
     def size(self) -> int:
-        """The bytes of its files."""
+        """Size of its files in bytes."""
         return sum(self.files.values()) - sum(self.beside.values())
 
     @property
     def why(self) -> str:
-        """Why it is not whole, in one line."""
+        """The reason why it is not complete, on one line."""
         if self.because:
             return self.because
         more = f" (and {len(self.findings) - 1} more)" if len(self.findings) > 1 else ""
@@ -63,20 +63,20 @@ class Audited:
 
 
 def audited(folder: Path, data: bool = False, required: Sequence[str] = ()) -> Audited:
-    """What a folder is: by its metadata, by its `data` where that is asked for, and whether it has these
-    `required` files too."""
+    """Classify a folder by its metadata, optionally also by the checksums of its `data`, and by whether it
+    has the `required` files."""
     try:
         files = lengths(folder)
     except OSError as error:
-        return Audited(folder, FolderState.none, f"cannot be looked into: {error.strerror}")
+        return Audited(folder, FolderState.none, f"cannot be listed: {error.strerror}")
     own = [METADATA] if os.path.lexists(folder / METADATA) else [*metadata_in(files)]
     if not own and any(map(_UNFINISHED.fullmatch, files)):
-        because = f"no {METADATA}, which is written last: its save did not end"
+        because = f"no {METADATA}, which is written last: its save did not finish"
         return Audited(folder, FolderState.torn, because, files=files)
     if own and METADATA not in own and (unfinished := unfinished_rank(files)):
         return Audited(folder, FolderState.torn, unfinished, files=files)
     if not own and not names_in(files):
-        because = f"holds no checkpoint of torch.distributed.checkpoint (no {METADATA}), nor safetensors"
+        because = f"contains no checkpoint of torch.distributed.checkpoint (no {METADATA}), nor safetensors"
         return Audited(folder, FolderState.none, because)
     name = SUFFIX
     try:
@@ -89,25 +89,23 @@ def audited(folder: Path, data: bool = False, required: Sequence[str] = ()) -> A
         because = f"{place}: cannot be read: {error.strerror}"
         return Audited(folder, FolderState.damaged, because, files=files)
     except MetadataError as error:
-        because = f"{name}: is not what DCP writes: {error}" if own else str(error)
+        because = f"{name}: not written by DCP: {error}" if own else str(error)
         return Audited(folder, FolderState.damaged, because, files=files)
-    told = [one for one in audit(manifest, manifest.entries) if one.problem is not Problem.stray]
-    closed = (path for path in manifest.named if path in files and not _may_be_read(folder / path))
-    told += [Mismatch(path, Problem.files, facts={"error": "it may not be read"}) for path in closed]
-    missing = (name for name in required if name not in files)
-    told += [Mismatch(name, Problem.files, facts={"error": "no such file beside it"}) for name in missing]
+    findings = [one for one in audit(manifest, manifest.entries) if one.problem is not Problem.stray]
+    for path in manifest.named:
+        if path in files and not os.access(folder / path, os.R_OK, effective_ids=True):
+            findings.append(Mismatch(path, Problem.files, facts={"error": "no permission to read it"}))
+    for name in required:
+        if name not in files:
+            findings.append(Mismatch(name, Problem.files, facts={"error": "no such file"}))
     if data and own:
-        told += _damaged_data(folder, manifest)
-    state = FolderState.damaged if told else FolderState.whole
-    if told and own and METADATA not in own and {one.problem for one in told} == {Problem.uncovered}:
-        state = FolderState.torn  # nothing is left of the ranks above those that are there
+        findings += _damaged_data(folder, manifest)
+    state = FolderState.damaged if findings else FolderState.whole
+    if findings and own and METADATA not in own and {one.problem for one in findings} == {Problem.uncovered}:
+        state = FolderState.torn  # the ranks with the highest numbers wrote nothing
     named = {*own, *manifest.named, *manifest.own}
     beside = {path: size for path, size in files.items() if path not in named}
-    return Audited(folder, state, "", {**manifest.entries}, told, files, beside)
-
-
-def _may_be_read(path: Path) -> bool:
-    return os.access(path, os.R_OK, effective_ids=True)
+    return Audited(folder, state, "", {**manifest.entries}, findings, files, beside)
 
 
 def _damaged_data(folder: Path, manifest: Manifest) -> list[Mismatch]:
@@ -119,19 +117,19 @@ def _damaged_data(folder: Path, manifest: Manifest) -> list[Mismatch]:
 
 
 def lengths(folder: Path) -> dict[str, int]:
-    """The bytes of each regular file below a folder by its relative path; links to files are followed, those
-    to folders are not.
+    """Return the length of each regular file below a folder by its relative path. Links to files are
+    followed, links to folders are not.
 
     Raises:
-        OSError: the folder is none, or cannot be looked into.
+        OSError: it is not a folder, or cannot be listed.
     """
     found = files_below(folder, strict=True)
     return {str(path.relative_to(folder)): stat.st_size for path, stat in found.items()}
 
 
 def newest_first(folders: Iterable[Path], look: Callable[[Path], Audited] = audited) -> Iterator[Audited]:
-    """What the checkpoints below these folders are, the newest first: by the numbers in their paths where
-    these are all that differs, else by when they were written."""
+    """Classify the checkpoints below these folders, the newest first: by the numbers in their paths if the
+    paths differ in nothing else, otherwise by the time at which they were written."""
     places = dict(place for folder in folders for place in _checkpoints_below(folder))
     numbered = len({re.sub(r"\d+", "0", str(place)) for place in places}) == 1
     order = _numbers if numbered else places.__getitem__
@@ -139,13 +137,13 @@ def newest_first(folders: Iterable[Path], look: Callable[[Path], Audited] = audi
 
 
 def _numbers(place: Path) -> list[int]:
-    """What tells step-900 and step-1000 apart, or epoch=1-step=20.ckpt: a copy has other times."""
+    """Return the numbers in a path, such as step-900 or epoch=1-step=20.ckpt: times change in a copy."""
     return [int(number) for number in re.findall(r"\d+", str(place))]
 
 
 def _checkpoints_below(folder: Path) -> Iterator[tuple[Path, float]]:
-    """The folders below one that are checkpoints, or what a broken save leaves, and when they were written;
-    what lies within a checkpoint is part of it."""
+    """Yield the folders that are checkpoints, or were left by an interrupted save, and the times at which
+    they were written. Folders in a checkpoint are part of it."""
     for place, below, names in walk(folder):
         written = [*metadata_in(names)]
         written = written or [name for name in names if _UNFINISHED.fullmatch(name) or name.endswith(SUFFIX)]

@@ -1,4 +1,4 @@
-"""What the place where a checkpoint lies can do at best: as many bytes, in plain files, without DCP."""
+"""Writes and reads plain files of a checkpoint's size without DCP, to measure the speed of the storage."""
 
 import os
 import shutil
@@ -12,18 +12,17 @@ _PIECE = 8 * 2**20
 
 @dataclass(frozen=True)
 class RawIO:
-    """Plain files of some lengths, in bytes, by so many `threads` at once, each synced if `sync` says so."""
+    """Writes and reads plain files in several threads; with `sync`, each file is synced."""
 
     threads: int
     sync: bool
 
     def write(self, folder: Path, lengths: Sequence[int]) -> None:
-        """Write files of these lengths into a new folder.
-
-        What is written are random bytes: there are file systems that do not store zeros.
+        """Write files of these lengths, in bytes, into a new folder. The bytes are random, because some file
+        systems do not store zeros.
 
         Raises:
-            OSError: they cannot be written.
+            OSError: a file cannot be written.
         """
         folder.mkdir()
         piece = memoryview(os.urandom(min(_PIECE, max(lengths, default=0))))
@@ -38,10 +37,10 @@ class RawIO:
         self._each(write, lengths)
 
     def read(self, folder: Path, lengths: Sequence[int]) -> None:
-        """Read what `write` wrote, and remove it all.
+        """Read the files that `write` wrote, and remove them.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: a file cannot be read.
         """
 
         def read(number: int, length: int) -> None:

@@ -1,6 +1,6 @@
-"""What safetensors files say of themselves: their headers, which are JSON, and the index beside them. DCP's
-HuggingFace storage writes such folders too; where each rank has files of its own, their headers say which
-part of each tensor they hold."""
+"""Reads the headers of safetensors files, which are JSON, and the index of a folder of them. DCP's
+HuggingFace storage writes such folders; if each rank writes separate files, their headers specify the part of
+each tensor that a file contains."""
 
 import json
 import math
@@ -17,11 +17,11 @@ from dcpbench.verify.audit import Chunk, Entry, Manifest, Shape, Span
 
 SUFFIX = ".safetensors"
 INDEX = ".safetensors.index.json"
-"""How the name of the file ends that lists for each key the file that it is in."""
+"""Suffix of the file that lists the file of each key."""
 
 _MOST_BYTES = 2**48
 _MOST_OF_HEADER = 100_000_000
-"""More no reader of safetensors takes."""
+"""Limit of readers of safetensors."""
 _LENGTH_BYTES = 8
 _NUMBERED = re.compile(r"(?!shard-)(.*)-(\d{1,9})-of-(\d{1,6})\.safetensors")
 DTYPES = {
@@ -35,21 +35,20 @@ DTYPES = {
     **{f"I{bits}": (f"int{bits}", bits // 8) for bits in (8, 16, 32, 64)},
     **{f"U{bits}": (f"uint{bits}", bits // 8) for bits in (8, 16, 32, 64)},
 }
-"""Names of dtypes in a header: torch's, and the bytes of an element."""
+"""Dtypes by their names in a header: torch's name, and the bytes of an element."""
 
 
 def names_in(lengths: Mapping[str, int]) -> list[str]:
-    """The safetensors files among those of a folder, not of folders below."""
+    """Return the safetensors files in a folder, without those in folders below."""
     return [name for name in lengths if name.endswith(SUFFIX) and "/" not in name]
 
 
 def safetensors_manifest(folder: Path, lengths: Mapping[str, int]) -> Manifest:
-    """What the headers of a folder's safetensors files say. What in them does not fit together, it has found:
-    bytes that are no tensor's or not as many as its elements take, keys and files that the index lists
-    otherwise.
+    """Return the manifest of a folder's safetensors files. Its `found_wrong` lists bytes that belong to no
+    tensor, tensors with the wrong number of bytes, and differences from the index.
 
     Raises:
-        OSError, MetadataError: a header cannot be read, or is none; the text names its file.
+        OSError, MetadataError: a header cannot be read, or is invalid; the message names its file.
     """
     chunks: defaultdict[str, list[Chunk]] = defaultdict(list)
     dtypes: dict[str, str] = {}
@@ -65,14 +64,14 @@ def safetensors_manifest(folder: Path, lengths: Mapping[str, int]) -> Manifest:
             for key, tensor in header.items():
                 sizes: Shape = tuple(tensor["shape"])
                 if not all(type(at) is int and at >= 0 for at in tensor["data_offsets"]):
-                    raise ValueError(f"{key} lies at {tensor['data_offsets']}")
+                    raise ValueError(f"{key} has the offsets {tensor['data_offsets']}")
                 begin, end = (data_at + at for at in tensor["data_offsets"])
                 offsets = tuple(sharding[key]["saved_offsets"]) if sharding else (0,) * len(sizes)
                 chunk = Chunk(offsets, sizes, name)
                 check_entry(key, Entry(tuple(map(sum, zip(offsets, sizes, strict=True))), None, (chunk,)))
                 dtype, element_bytes = DTYPES.get(tensor["dtype"], (str(tensor["dtype"]), None))
                 if any(len(one.sizes) != len(sizes) or dtypes[key] != dtype for one in chunks[key]):
-                    raise ValueError(f"{key} is another tensor than in {chunks[key][0].file}")
+                    raise ValueError(f"{key} differs from the tensor of this name in {chunks[key][0].file}")
                 dtypes[key] = dtype
                 if element_bytes and end - begin != math.prod(sizes) * element_bytes:
                     facts = {"elements": math.prod(sizes), "dtype": dtype, "bytes": end - begin, "file": name}
@@ -80,7 +79,7 @@ def safetensors_manifest(folder: Path, lengths: Mapping[str, int]) -> Manifest:
                 chunks[key].append(chunk)
                 spans[name].append(Span(begin, end, key))
         except (*DAMAGED, MetadataError) as error:
-            raise MetadataError(f"{name}: is not what safetensors writes: {error}") from None
+            raise MetadataError(f"{name}: not a safetensors file: {error}") from None
         named[name] = max((span.end for span in spans[name]), default=data_at)
         found += _holes(name, data_at, spans[name])
     entries = {key: Entry(_whole(parts), f"torch.{dtypes[key]}", (*parts,)) for key, parts in chunks.items()}
@@ -91,26 +90,26 @@ def safetensors_manifest(folder: Path, lengths: Mapping[str, int]) -> Manifest:
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:
-    """The header of a file, and where its data begin."""
+    """Return the header of a file, and the offset of its data."""
     with files.open_regular(path, _MOST_BYTES) as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         text = file.read(min(length, _MOST_OF_HEADER))
     if len(text) < length or not length:
-        raise ValueError(f"a header of {length:,} bytes, of which there are {len(text):,}")
+        raise ValueError(f"its header has {len(text):,} of {length:,} bytes")
     header = json.loads(text)
     if not isinstance(header, dict):
-        raise ValueError("its header is no mapping")
+        raise ValueError("its header is not a mapping")
     return header, _LENGTH_BYTES + length
 
 
 def _whole(chunks: list[Chunk]) -> Shape:
-    """The shape that a tensor has at least: how far its chunks reach."""
+    """Return the smallest shape that contains all chunks."""
     ends = [map(sum, zip(chunk.offsets, chunk.sizes, strict=True)) for chunk in chunks]
     return tuple(map(max, zip(*ends, strict=True)))
 
 
 def _holes(name: str, data_at: int, spans: list[Span]) -> Iterator[Mismatch]:
-    """Bytes of a file before and between tensors."""
+    """Yield a mismatch for bytes of a file before and between tensors."""
     at = data_at
     for span in sorted(spans):
         if span.begin > at:
@@ -121,15 +120,15 @@ def _holes(name: str, data_at: int, spans: list[Span]) -> Iterator[Mismatch]:
 def _against_index(
     folder: Path, indices: Iterable[str], entries: Mapping[str, Entry], lengths: Mapping[str, int]
 ) -> Iterator[Mismatch]:
-    """Keys in both directions, and files that are listed and not there."""
+    """Yield a mismatch for each key that is only in the index, or not in it, and for each missing file."""
     listed: dict[str, str] = {}
     for index in indices:
         try:
             listed |= json.loads(files.read(folder / index))["weight_map"]
             if not all(isinstance(name, str) for name in listed.values()):
-                raise ValueError("the name of a file is no text")
+                raise ValueError("the name of a file is not a string")
         except DAMAGED as error:
-            raise MetadataError(f"{index}: lists no keys: {error}") from None
+            raise MetadataError(f"{index}: not an index of keys: {error}") from None
     for name, keys in Counter(listed.values()).items():
         if name not in lengths:
             yield Mismatch(name, Problem.files, facts={"found": "no such file", "keys": keys})
@@ -142,8 +141,8 @@ def _against_index(
 
 
 def _numbers_missing(names: Mapping[str, int]) -> Iterator[Mismatch]:
-    """Of files that are numbered 1 of 3 those that are not there; not of those of single ranks, each of which
-    has the numbers that it has something for."""
+    """Yield a mismatch for each missing file of files numbered 1 of 3; not for files of single ranks, whose
+    numbers need not be consecutive."""
     numbered = [found.groups() for name in names if (found := _NUMBERED.fullmatch(name))]
     for stem, digits, of in dict.fromkeys((stem, len(number), of) for stem, number, of in numbered):
         there = {int(this) for other, this, all_of in numbered if (other, all_of) == (stem, of)}

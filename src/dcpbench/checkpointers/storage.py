@@ -1,5 +1,4 @@
-"""Where DCP's checkpoints lie, and in which format: one function for each way, which returns its writer and
-its reader."""
+"""Storages of DCP: a function for each place and format, which returns its writer and its reader."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -30,23 +29,23 @@ from dcpbench.verify.audit import Manifest
 from dcpbench.verify.plain_read import Stored, StoredChunk
 
 _SHARDED = "sharded"
-"""The folder in a checkpoint in which a writer that consolidates leaves the ranks' files."""
+"""Folder in a checkpoint for the ranks' files, if they are consolidated."""
 
 
 @dataclass(frozen=True)
 class Storage:
-    """A writer and the way to make a reader.
+    """A storage of DCP.
 
     Args:
-        writer: for saves, one after the other; it gets a new checkpoint id each time.
-        reader: makes one for a checkpoint id.
-        raw: how to do without DCP what a save and a load do, where there is a way.
-        objects: where checkpoints lie, if that is in no folder.
-        manifest: what a checkpoint says of itself, where not `.metadata` does.
-        stored: how its files are read without DCP, where they are not as DCP lays them out.
-        other_readers: makes those that read it too, by what they read.
-        close: gives back what is kept in no folder.
-        tensors_only: whether its format holds nothing else, so that each other value is to be saved as a
+        writer: for consecutive saves; it gets a new checkpoint id for each.
+        reader: returns a reader for a checkpoint id.
+        raw: writes and reads the same number of bytes in plain files, if there is an equivalent.
+        objects: the store, if checkpoints are not stored in folders.
+        manifest: returns the contents of a checkpoint without `.metadata`.
+        stored: returns the chunks of a checkpoint, if its files do not have DCP's layout.
+        other_readers: by a phrase that describes the source, return further readers.
+        close: releases data that is not in a folder.
+        tensors_only: True if the format can store only tensors, so that any other value has to be saved as a
             tensor of its bytes.
     """
 
@@ -62,7 +61,7 @@ class Storage:
 
 
 def file(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:
-    """Files in a folder: DCP's FileSystemWriter and FileSystemReader."""
+    """Return the storage for files in a folder: DCP's FileSystemWriter and FileSystemReader."""
     options: dict[str, Any] = dict(config.options)
     if "serialization_format" in options:
         options["serialization_format"] = SerializationFormat(options["serialization_format"])
@@ -78,8 +77,8 @@ def file(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:
 
 
 def fsspec(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:
-    """What fsspec reaches: DCP's FsspecWriter and FsspecReader. `options.url` comes before the path of a
-    checkpoint (`memory://`), `options.file_system` has the options of fsspec's file system for it; without a
+    """Return the storage for fsspec: DCP's FsspecWriter and FsspecReader. `options.url` (`memory://`) is the
+    prefix of a checkpoint's path, and `options.file_system` are options of fsspec's file system. Without a
     URL these are files in a folder."""
     from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 
@@ -95,7 +94,7 @@ def fsspec(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:
         **options,
         **of_store,
     )
-    # Torch's own forgets them when it is given a checkpoint id.
+    # torch drops these options when it is given a checkpoint id.
     vars(writer.fs)["init_path"] = partial(writer.fs.init_path, **of_store)
 
     def reader(checkpoint_id: str) -> StorageReader:
@@ -110,8 +109,8 @@ def fsspec(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:
 
 
 class _HuggingFaceWriter(HuggingFaceStorageWriter):
-    """Torch's own, which after `reset` goes on to consolidate into the folder that it was made with, and no
-    longer has a folder for what it consolidates."""
+    """torch's writer. After `reset`, that one would still consolidate into its first folder, and would have
+    no folder for the ranks' files."""
 
     def reset(self, checkpoint_id: Any = None) -> None:
         super().reset(checkpoint_id)
@@ -121,8 +120,8 @@ class _HuggingFaceWriter(HuggingFaceStorageWriter):
 
 
 def hugging_face(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:
-    """Safetensors: DCP's HuggingFaceStorageWriter and HuggingFaceStorageReader. With `options.tensors_only`,
-    what is no tensor is saved as one."""
+    """Return the storage for safetensors: DCP's HuggingFaceStorageWriter and HuggingFaceStorageReader. With
+    `options.tensors_only`, other values are saved as tensors."""
     options: dict[str, Any] = dict(config.options)
     tensors_only = options.pop("tensors_only")
     writer = _HuggingFaceWriter(str(folder), thread_count=config.thread_count, **options)
@@ -132,7 +131,7 @@ def hugging_face(folder: Path, config: StorageConfig, save: SaveConfig) -> Stora
     return Storage(
         writer,
         partial(_reader, threads=config.thread_count),
-        # What it makes of the ranks' files, and the index, are synced by nobody.
+        # Consolidated files and the index are never synced.
         raw=RawIO(config.thread_count, config.sync_files and writer.save_distributed and not consolidates),
         manifest=_safetensors_manifest,
         stored=_safetensors_stored,
@@ -146,8 +145,8 @@ def _reader(checkpoint_id: str, threads: int = 1) -> StorageReader:
 
 
 def _safetensors_manifest(checkpoint_id: str) -> Manifest:
-    """What the headers of the files in a folder say, and not of those that were consolidated; that nothing
-    is stored where one is no header."""
+    """Return the contents according to the headers, without the ranks' files if they were consolidated; empty
+    if a header is invalid."""
     lengths = file_lengths(checkpoint_id)
     try:
         manifest = safetensors_manifest(Path(checkpoint_id), lengths)
@@ -160,7 +159,7 @@ def _safetensors_manifest(checkpoint_id: str) -> Manifest:
 
 
 def _safetensors_stored(checkpoint_id: str) -> Stored:
-    """What the library that is called safetensors reads."""
+    """Return the chunks as the library safetensors reads them."""
     read = partial(partial, _read_tensor, checkpoint_id)
     return {
         key: [StoredChunk(one.offsets, one.sizes, read(str(one.file), key)) for one in entry.chunks]

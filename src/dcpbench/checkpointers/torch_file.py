@@ -1,4 +1,4 @@
-"""What a `torch.save` has written, read without torch's reader: a zip archive of a pickle and of records."""
+"""Reads files of `torch.save` without torch's reader: zip archives of a pickle and of records."""
 
 import io
 import pickle
@@ -11,66 +11,32 @@ from typing import Any
 
 import torch
 
+from dcpbench.checkpointers.data_records import FilePart
 from dcpbench.verify.plain_read import StoredChunk
 
 _NAME_AND_EXTRA_AT, _LOCAL_HEADER = 26, 30
-"""In the header before a record: where the lengths of its name and its extra field stand, and its own."""
+"""Offset of the lengths of name and extra field in the header of a record, and length of that header."""
 
 
 def stored_in(path: Path, offset: int = 0, length: int | None = None) -> Any:
-    """The object in a file, or in so many bytes of it, and without whatever is no plain value. Tensors
-    are chunks that are read when they are asked for, of a large one no more than is looked at."""
-    mapped = _mapped(path, offset, length)
-    with zipfile.ZipFile(_View(mapped)) as archive:
+    """Return the object in a file, or in a range of its bytes, without anything but plain values. Tensors are
+    chunks, of which only the elements that are used are read."""
+    end = path.stat().st_size if length is None else offset + length
+    with path.open("rb") as file, zipfile.ZipFile(part := FilePart(file, offset, end)) as archive:
         (pickled,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
-        places = {
-            one.filename: (offset + _begin_of(one, mapped), one.file_size) for one in archive.infolist()
-        }
+        places = {one.filename: (offset + _begin_of(one, part), one.file_size) for one in archive.infolist()}
         return _Records(io.BytesIO(archive.read(pickled)), pickled.split("/")[0], path, places).load()
 
 
-def _mapped(path: Path, offset: int, length: int | None) -> memoryview:
-    """So many bytes of a file from there on, or all of them, of which no more is read than is looked at."""
-    before = offset % ALLOCATIONGRANULARITY
-    with path.open("rb") as file:
-        size = 0 if length is None else before + length
-        return memoryview(mmap(file.fileno(), size, access=ACCESS_COPY, offset=offset - before))[before:]
-
-
-class _View(io.RawIOBase):
-    """Bytes as a file; `io.BytesIO` would copy them."""
-
-    def __init__(self, held: memoryview) -> None:
-        self._held, self._at = held, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        at = (0, self._at, len(self._held))[whence] + offset
-        if at < 0:
-            raise OSError(f"{-at} bytes before the first one")
-        self._at = at
-        return at
-
-    def readinto(self, buffer: Any) -> int:
-        piece = self._held[self._at : self._at + len(buffer)]
-        buffer[: len(piece)] = piece
-        self._at += len(piece)
-        return len(piece)
-
-
-def _begin_of(info: zipfile.ZipInfo, mapped: memoryview) -> int:
-    """Where the bytes of a record begin; it is never compressed."""
-    lengths = struct.unpack_from("<HH", mapped, info.header_offset + _NAME_AND_EXTRA_AT)
+def _begin_of(info: zipfile.ZipInfo, part: FilePart) -> int:
+    """Return the offset of a record's data, which is never compressed."""
+    part.seek(info.header_offset + _NAME_AND_EXTRA_AT)
+    lengths = struct.unpack("<HH", part.read(4) or b"")
     return info.header_offset + _LOCAL_HEADER + int(sum(lengths))
 
 
 class _Other:
-    """Stands for an object of which nothing is looked at."""
+    """A placeholder for an object that is not used."""
 
     def __init__(self, *_: Any) -> None: ...
 
@@ -105,11 +71,14 @@ class _Records(pickle.Unpickler):
         strides: tuple[int, ...],
         *others: Any,
     ) -> StoredChunk:
-        """Of what has a storage without a dtype, `others` have it."""
+        """Return the chunk of a tensor; its dtype is in `others` if its storage has none."""
         dtypes = (other for other in others if isinstance(other, torch.dtype))
         read = partial(self._read, next(dtypes, storage[0]), storage[1], tuple(sizes), strides, offset)
         return StoredChunk((0,) * len(sizes), tuple(sizes), read)
 
     def _read(self, dtype: torch.dtype, name: str, *place: Any) -> torch.Tensor:
-        mapped = _mapped(self._path, *self._places[name])
-        return torch.frombuffer(mapped, dtype=dtype).as_strided(*place)
+        offset, length = self._places[name]
+        before = offset % ALLOCATIONGRANULARITY
+        with self._path.open("rb") as file:
+            mapped = mmap(file.fileno(), before + length, access=ACCESS_COPY, offset=offset - before)
+        return torch.frombuffer(memoryview(mapped)[before:], dtype=dtype).as_strided(*place)

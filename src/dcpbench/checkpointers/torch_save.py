@@ -1,4 +1,4 @@
-"""The full state in one file, which rank 0 writes and every rank reads: by `torch.save`, or otherwise."""
+"""Checkpoints with the full state in one file, which rank 0 writes and every rank reads."""
 
 import io
 import os
@@ -12,9 +12,8 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks, file_lengths
-from dcpbench.checkpointers.nested import check_fits, slots, state_dicts
+from dcpbench.checkpointers.nested import check_fits, packed, slots, state_dicts, unpacked
 from dcpbench.checkpointers.raw_io import RawIO
-from dcpbench.checkpointers.tensors_only import packed, unpacked
 from dcpbench.checkpointers.torch_file import stored_in
 from dcpbench.config.schema import Config
 from dcpbench.verify.audit import Chunk, Entry, Manifest
@@ -24,10 +23,10 @@ from dcpbench.verify.snapshot import local_part
 
 
 class TorchSaveCheckpointer(Checkpointer):
-    """Rank 0 writes the state, sharded tensors whole and with what other ranks alone have; every rank reads
-    the file, as `weights_only`: plain tensors and values. Each rank has every tensor whole for a moment.
+    """`torch.save`: rank 0 writes full tensors and the values that only other ranks have; every rank reads
+    the file with `weights_only`. Each rank has every full tensor temporarily.
 
-    `_write`, `_leaves`, `_value`, `manifest` and `stored` are what another format has of its own.
+    Another format overrides `_write`, `_leaves`, `_value`, `manifest` and `stored`.
     """
 
     file = "state.pt"
@@ -38,10 +37,9 @@ class TorchSaveCheckpointer(Checkpointer):
         self.raw = RawIO(config.storage.thread_count, config.storage.sync_files)
 
     def save(self, state: dict[str, Any], checkpoint_id: str, slot: int = 0) -> PendingSave:
-        """Write a state; the file appears whole or not at all, and with `sync_files` it stays once this has
-        returned, whatever fails."""
+        """Write a state. The file appears atomically; with `sync_files` it is durable when this returns."""
         started = time.perf_counter()
-        nested = {name: _portable(value, name) for name, value in state_dicts(state).items()}
+        nested = {name: _portable(value) for name, value in state_dicts(state).items()}
         for theirs in self._of_other_ranks(nested):
             _add(nested, theirs)
         if self._ranks.rank == 0:
@@ -64,8 +62,8 @@ class TorchSaveCheckpointer(Checkpointer):
                 _sync(path)
 
     def _of_other_ranks(self, nested: dict[str, Any]) -> list[Any]:
-        """Of each rank the dictionaries that have only what rank 0 has not, as its random generators; nothing
-        but on rank 0."""
+        """Return, on rank 0, the dictionaries of each rank with only the keys that rank 0 does not have, such
+        as random generators."""
         if (group := self._ranks.group_of(0)) is None:
             return []
         keys: list[Any] = [{key for _, _, key in slots(nested)}]
@@ -77,17 +75,17 @@ class TorchSaveCheckpointer(Checkpointer):
 
     @torch.no_grad()
     def load(self, state: dict[str, Any], checkpoint_id: str) -> None:
-        """Fill a state with what a checkpoint holds of it.
+        """Fill a state from a checkpoint.
 
         Raises:
-            RuntimeError: it does not hold all of it.
-            ValueError: a tensor has another shape.
+            RuntimeError: a key is missing in the checkpoint.
+            ValueError: a tensor has a different shape.
         """
-        held = self._leaves(checkpoint_id)
+        stored = self._leaves(checkpoint_id)
         templates = state_dicts(state)
-        check_fits(held, templates)
+        check_fits(stored, templates)
         for container, name, key in slots(templates):
-            value, saved = container[name], held[key]
+            value, saved = container[name], stored[key]
             if isinstance(value, torch.Tensor):
                 local = local_part(value)
                 local.copy_(extent_of(value).take(saved).reshape(local.shape))
@@ -100,8 +98,8 @@ class TorchSaveCheckpointer(Checkpointer):
                 state[name] = templates[name]
 
     def manifest(self, checkpoint_id: str) -> Manifest:
-        """What the file says. It is a zip archive, whose directory stands at its very end: one that has
-        lost its end cannot be opened, so the length that it names is the one that it has."""
+        """Return the contents of the file. It is a zip archive with its directory at the end; if it can be
+        opened, its length is correct."""
         entries = {}
         for key, value in self._leaves(checkpoint_id).items():
             if isinstance(value, torch.Tensor):
@@ -114,31 +112,31 @@ class TorchSaveCheckpointer(Checkpointer):
         return Manifest(entries, {self.file: found[self.file]}, found)
 
     def read_tensor(self, checkpoint_id: str, key: str) -> torch.Tensor | None:
-        held = self._leaves(checkpoint_id).get(key)
-        return held.clone() if isinstance(held, torch.Tensor) else None
+        stored = self._leaves(checkpoint_id).get(key)
+        return stored.clone() if isinstance(stored, torch.Tensor) else None
 
     def stored(self, checkpoint_id: str) -> Stored:
-        held = stored_in(Path(checkpoint_id) / self.file)
-        leaves = ((key, container[name]) for container, name, key in slots(held))
+        nested = stored_in(Path(checkpoint_id) / self.file)
+        leaves = ((key, container[name]) for container, name, key in slots(nested))
         return {key: [chunk] for key, chunk in leaves if isinstance(chunk, StoredChunk)}
 
     def _write(self, nested: dict[str, Any], file: BinaryIO) -> None:
-        """Write dictionaries of tensors and values."""
+        """Write nested dictionaries of tensors and values."""
         torch.save(nested, file)
 
     def _leaves(self, checkpoint_id: str) -> dict[str, Any]:
-        """The leaves of a checkpoint by their flattened keys; a tensor is read when it is used."""
+        """Return the values of a checkpoint by flattened key; a tensor is read when it is used."""
         path = Path(checkpoint_id) / self.file
-        held = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-        return {key: container[name] for container, name, key in slots(held)}
+        nested = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        return {key: container[name] for container, name, key in slots(nested)}
 
     def _value(self, saved: Any, like: Any) -> Any:
-        """What is no tensor, of what `_leaves` has for it."""
+        """Return the original of a value from `_leaves` that was not a tensor."""
         return unpacked(saved, like) if isinstance(like, io.BytesIO) else saved
 
 
 def _sync(folder: Path) -> None:
-    """Make the names in a folder last: of a file that is synced its own name is not."""
+    """Sync a folder, because syncing a file does not make its name durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -147,7 +145,7 @@ def _sync(folder: Path) -> None:
 
 
 def _without(nested: dict[str, Any], keys: set[str], prefix: str = "") -> dict[str, Any]:
-    """The dictionaries without the leaves that have these keys."""
+    """Return nested dictionaries without these keys, without lists, and without empty dictionaries."""
     kept = {}
     for name, value in nested.items():
         if isinstance(value, dict):
@@ -160,7 +158,7 @@ def _without(nested: dict[str, Any], keys: set[str], prefix: str = "") -> dict[s
 
 
 def _add(nested: dict[str, Any], more: dict[str, Any]) -> None:
-    """Add to dictionaries what others have more."""
+    """Merge further nested dictionaries into nested ones."""
     for name, value in more.items():
         if isinstance(nested.get(name), dict):
             _add(nested[name], value)
@@ -168,13 +166,13 @@ def _add(nested: dict[str, Any], more: dict[str, Any]) -> None:
             nested[name] = value
 
 
-def _portable(nested: Any, key: str) -> Any:
-    """The same with streams as tensors of their bytes, which `weights_only` reads, and what is sharded whole;
+def _portable(nested: Any) -> Any:
+    """Return a copy with full tensors, and with streams as tensors of bytes, which `weights_only` can read;
     collective."""
     if isinstance(nested, dict):
-        return {name: _portable(value, f"{key}.{name}") for name, value in nested.items()}
+        return {name: _portable(value) for name, value in nested.items()}
     if isinstance(nested, list):
-        return [_portable(value, f"{key}.{number}") for number, value in enumerate(nested)]
+        return [_portable(value) for value in nested]
     if isinstance(nested, DTensor):
         return nested.full_tensor()
     if isinstance(nested, io.BytesIO):

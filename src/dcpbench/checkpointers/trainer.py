@@ -1,4 +1,4 @@
-"""What a trainer of a user's own does itself: its `save(path)` and `load(path)`."""
+"""Checkpoints of a user's trainer, written by its `save(path)` and read by its `load(path)`."""
 
 import time
 from concurrent.futures import Future
@@ -13,10 +13,10 @@ from dcpbench.verify.audit import Manifest
 
 
 class TrainerCheckpointer(Checkpointer):
-    """Has the trainer in the state save and load itself, each checkpoint in a folder of its own. What lies
-    there the trainer alone can read."""
+    """Calls the trainer in the state to save and load, each checkpoint in a separate folder. Only the trainer
+    can read its files."""
 
-    unreadable = "only the trainer knows what its files hold, and how they are read"
+    unreadable = "only the trainer can read its files"
 
     def __init__(self, folder: Path, config: Config, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -34,7 +34,7 @@ class TrainerCheckpointer(Checkpointer):
         state["trainer"].load(_path(checkpoint_id))
 
     def manifest(self, checkpoint_id: str) -> Manifest:
-        """It says nothing of itself."""
+        """Return the files only."""
         return Manifest({}, {}, file_lengths(checkpoint_id))
 
     def read_tensor(self, checkpoint_id: str, key: str) -> torch.Tensor | None:
@@ -42,6 +42,6 @@ class TrainerCheckpointer(Checkpointer):
 
 
 def _path(checkpoint_id: str) -> str:
-    """What a trainer is given: a path where nothing is, in a folder that is there. Whether it makes a file or
-    a folder of it, with or without an ending, all that it writes lies in the checkpoint's folder."""
+    """Return the path for the trainer, which does not exist, in a folder that does. All files that the
+    trainer creates there, with any suffix, are in the checkpoint's folder."""
     return str(Path(checkpoint_id) / "checkpoint")

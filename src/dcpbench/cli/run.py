@@ -8,22 +8,27 @@ Ctrl-C).
 import os
 import pkgutil
 import random
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
 
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.utils import instantiate
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from dcpbench.cli import reference
-from dcpbench.config.errors import ConfigError, named_null_choices, one_line
+from dcpbench.config.errors import ConfigError, named_null_choices, one_line, other_launcher
 from dcpbench.config.groups import Matrix
 from dcpbench.config.schema import conf_folder, config_class
 from dcpbench.config.text import counted
@@ -32,14 +37,62 @@ from dcpbench.records.files import SafeStream
 from dcpbench.records.installation import conf_folders
 from dcpbench.records.row import INTERRUPTED, WRONG_CONFIGURATION
 from dcpbench.records.store import ResultsError
-from dcpbench.sweep.manifest import command_line
-from dcpbench.sweep.signals import Signals
-from dcpbench.sweep.task import SweepTask
+from dcpbench.sweep.driver import ENDING_SIGNALS
+from dcpbench.sweep.resume import command_line
+
+if TYPE_CHECKING:
+    from dcpbench.sweep.app import SweepRun
 
 _WRONG = (ConfigError, ResultsError, HydraException, OmegaConfBaseException, YAMLError)
 """Whose text says what is wrong with the configuration."""
 _PRINTS = {"-c", "--cfg", "-i", "--info", "--hydra-help", "--shell-completion", "-sc"}
 """Options of Hydra that print something and start nothing."""
+
+
+class SweepTask:
+    """The task function that Hydra hands to the launcher, which stores in it the sweep that it runs; `main`
+    then ends that sweep, whichever sweeper drove it and however it ended."""
+
+    def __init__(self) -> None:
+        self.sweep: SweepRun | None = None
+
+    def __call__(self, config: DictConfig) -> None:
+        """Refuse to run a single job, which another launcher or hydra.mode=RUN asks for.
+
+        Raises:
+            ConfigError: always; the launcher runs cells, in batches.
+        """
+        launcher = HydraConfig.get().runtime.choices["hydra/launcher"]
+        raise other_launcher("hydra.mode=RUN" if launcher == "dcpbench" else f"hydra/launcher={launcher}")
+
+
+@dataclass
+class Signals:
+    """The first of `ENDING_SIGNALS` raises `KeyboardInterrupt` in the main thread, unless the sweep is ending
+    already; later ones change nothing. `received` is the number of the first."""
+
+    received: int | None = None
+    _is_ending: bool = False
+
+    def obey(self) -> None:
+        """Raise from now on. Signals that this process was started to ignore (`nohup`) stay ignored."""
+        for number in ENDING_SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._take)
+
+    def hold(self) -> None:
+        """Only note signals from now on: rows are put in order and reports written, which takes seconds."""
+        self._is_ending = True
+
+    def status(self, otherwise: int) -> int:
+        """Return the exit status that a shell expects of a process which such a signal has ended."""
+        return otherwise if self.received is None else 128 + self.received
+
+    def _take(self, number: int, _: FrameType | None) -> None:
+        if self.received is None:
+            self.received = number
+            if not self._is_ending:
+                raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 def random_seeds(count: int) -> str:

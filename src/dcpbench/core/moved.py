@@ -26,8 +26,6 @@ MOVED = {
     "dcpbench.scenarios.contract": "dcpbench.cell.contract",
     "dcpbench.scenarios.handover": "dcpbench.cell.handover",
     "dcpbench.scenarios.lockstep": "dcpbench.workloads.lockstep",
-    "dcpbench.scenarios.plain_runs": "dcpbench.workloads.plain_runs",
-    "dcpbench.scenarios.read_whole": "dcpbench.cell.read_whole",
     "dcpbench.scenarios.shared_folder": "dcpbench.cell.shared_folder",
     "dcpbench.scenarios.side_effects": "dcpbench.cell.side_effects",
     "dcpbench.scenarios.steps": "dcpbench.cell.steps",

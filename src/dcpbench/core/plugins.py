@@ -76,6 +76,7 @@ class Plugin:
         built: functions `(cell, run)`, called on each rank with each run that was built.
         checkpointers: functions `(cell, checkpointer)`, called on each rank with its checkpointer.
         preload: modules that ranks use, imported before ranks are forked.
+        public: what it adds to `dcpbench.api`, by name.
         moved: original name of each of its modules that has moved: its name today.
     """
 
@@ -96,6 +97,7 @@ class Plugin:
     built: tuple[str, ...] = ()
     checkpointers: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()
+    public: Mapping[str, str] = field(default_factory=dict)
     moved: Mapping[str, str] = field(default_factory=dict)
 
 

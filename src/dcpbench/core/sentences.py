@@ -59,16 +59,9 @@ _TEMPLATES: dict[Problem, tuple[str, ...]] = {
         "in step {step}, {factor:.7g} times the twin's",
         "in step {step}, differs from the twin's by {bounds:.3g} times its bound: by up to "
         "{max_abs_diff:.3g} ({share:.3g} of its largest magnitude)",
-        "differs from the twin by up to {max_abs_diff:.3g} ({share:.3g} of its largest magnitude)",
     ),
-    Problem.only_twin: (
-        "in step {step}, the twin has it, the parallel model does not",
-        "the twin has it, the parallel model does not",
-    ),
-    Problem.only_parallel: (
-        "in step {step}, the parallel model has it, the twin does not",
-        "the parallel model has it, the twin does not",
-    ),
+    Problem.only_twin: ("in step {step}, the twin has it, the parallel model does not",),
+    Problem.only_parallel: ("in step {step}, the parallel model has it, the twin does not",),
     Problem.not_stored: ("to be saved, but not in the checkpoint",),
     Problem.not_asked_for: ("in the checkpoint, but not to be saved",),
     Problem.chunks: (

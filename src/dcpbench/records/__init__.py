@@ -1,1 +1,1 @@
-"""What a cell leaves behind: rows, columns, metrics, checks, findings, and how they are stored. No torch."""
+"""Rows of cells, the files that store them, and the code that ran. No torch."""

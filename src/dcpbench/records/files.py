@@ -1,9 +1,9 @@
-"""Every file of a sweep's folder is opened here, and every folder walked through and removed: the folder may
-come from somebody else.
+"""Open the files of a sweep's folder, and walk through folders and remove them. The folder can come from
+another user.
 
-No link is followed, only regular files are opened, and none that is larger than what a sweep writes. What is
-written whole first has a name beside it that cannot be guessed, so that nobody can have put a link there.
-Folders may be nested deeper than Python calls functions, and than a path is long.
+No link is followed, only regular files are opened, and none that is larger than a sweep's. A file is written
+under a temporary name that cannot be guessed, where no link can have been put, and then renamed. Folders can
+be nested deeper than Python's stack, and than the longest path.
 """
 
 import errno
@@ -18,17 +18,17 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 MOST_BYTES = 2**36
-"""Larger is no file of rows: hundreds of thousands of cells, `details` included, are less."""
+"""The largest file of rows: hundreds of thousands of cells, `details` included, need less."""
 LONGEST_LINE = 2**26
 MOST_JSON_BYTES = 2**26
-"""Larger is no description of a sweep or of its machine."""
+"""The largest description of a sweep or of its machine."""
 
 _TEMPORARY = re.compile(r"\.dcpbench-[0-9a-f]{32}\.tmp")
 
 
 def open_standard_streams() -> None:
-    """Have descriptors 0, 1 and 2 where the process was started without them: what is opened next, a pipe to
-    a rank, say, would be taken for one of them."""
+    """Open descriptors 0, 1 and 2 if the process was started without them, before another file, such as a
+    pipe to a rank, gets one of these numbers."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             with suppress(OSError):
@@ -40,7 +40,7 @@ def open_standard_streams() -> None:
 
 
 class SafeStream:
-    """A stream of text on which nothing that is written can fail: full, closed or broken, it takes it."""
+    """A text stream to which writes never fail, even if it is full, closed or broken."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -59,32 +59,30 @@ class SafeStream:
 
 
 def open_regular(path: Path, most_bytes: int = MOST_BYTES) -> BinaryIO:
-    """Open a file to read; does not wait, whatever lies there.
+    """Open a file to read, without blocking.
 
     Raises:
-        OSError: it cannot be opened, is a link or no regular file, or has more bytes than that.
+        OSError: it cannot be opened, is not a regular file, or has more than `most_bytes`.
     """
     descriptor = _regular(path, os.O_RDONLY)
     size = os.fstat(descriptor).st_size
     if size > most_bytes:
         os.close(descriptor)
-        raise OSError(
-            errno.EFBIG, f"{size:,} bytes are more than the {most_bytes:,} that it may have", str(path)
-        )
+        raise OSError(errno.EFBIG, f"{size:,} bytes are more than the {most_bytes:,} allowed", str(path))
     return os.fdopen(descriptor, "rb")
 
 
 def read(path: Path, most_bytes: int = MOST_JSON_BYTES) -> bytes:
-    """All of a file; raises what `open_regular` does."""
+    """Return the content of a file; raises what `open_regular` does."""
     with open_regular(path, most_bytes) as file:
         return file.read(most_bytes)
 
 
 def lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file, up to one that is too long: cut at `LONGEST_LINE` bytes it is the last.
+    """Yield the lines of a file. One that is too long is cut at `LONGEST_LINE` bytes, and is the last.
 
     Raises:
-        OSError: as of `open_regular`.
+        OSError: as `open_regular`.
     """
     with open_regular(path) as file:
         while line := file.readline(LONGEST_LINE):
@@ -94,10 +92,10 @@ def lines(path: Path) -> Iterator[bytes]:
 
 
 def open_to_append(path: Path) -> BinaryIO:
-    """Open a file, or make it, to write without a buffer behind what it holds.
+    """Open a file, or make it, to append without a buffer.
 
     Raises:
-        OSError: it cannot be opened, is a link or no regular file, or has another name somewhere.
+        OSError: it cannot be opened, is not a regular file, or has a second name.
     """
     descriptor = _regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     if os.fstat(descriptor).st_nlink != 1:
@@ -107,50 +105,51 @@ def open_to_append(path: Path) -> BinaryIO:
 
 
 def replace(path: Path, parts: Iterable[bytes]) -> None:
-    """Write a file whole, or leave what is there as it was; a link is replaced, not followed.
+    """Write a file atomically; a link is replaced, not followed.
 
     Raises:
         OSError: it cannot be written.
     """
-    beside = path.with_name(temporary_name())
-    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666), "wb") as out:
+    temporary = path.with_name(temporary_name())
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+    with os.fdopen(descriptor, "wb") as out:
         try:
             out.writelines(parts)
             out.flush()
             os.fsync(out.fileno())
-            beside.replace(path)
+            temporary.replace(path)
         except BaseException:
             with suppress(OSError):
-                beside.unlink()
+                temporary.unlink()
             raise
 
 
 def temporary_name() -> str:
-    """A name for a file that is not whole yet."""
+    """Return a name for a file that is not complete yet."""
     return f".dcpbench-{secrets.token_hex(16)}.tmp"
 
 
 def is_temporary(name: str) -> bool:
-    """Whether `temporary_name` may have given it."""
+    """Return whether `temporary_name` can have made a name."""
     return bool(_TEMPORARY.fullmatch(name))
 
 
 def remove_temporary(folder: Path) -> None:
-    """Remove the files that a process which was killed had not written whole; nothing of anybody else's."""
+    """Remove the incomplete files of a process that was killed, and no other files."""
     for item in folder.iterdir():
         if is_temporary(item.name) and (item.is_symlink() or item.is_file()):
             item.unlink()
 
 
 def walk(folder: Path, strict: bool = False) -> Iterator[tuple[Path, list[str], list[str]]]:
-    """Each folder from this one down, with the names of its subfolders and of all else in it, links among
-    those; a caller may take subfolders out of the list.
+    """Yield each folder from this one down, with the names of its subfolders and of everything else in it,
+    including links. A caller can remove subfolders from the list.
 
     Args:
-        strict: raise where a folder is missing or may not be read, which is passed over otherwise.
+        strict: raise if a folder is missing or must not be read, instead of skipping it.
 
     Raises:
-        OSError: a folder cannot be looked into.
+        OSError: a folder cannot be read.
     """
     inside = [folder]
     while inside:
@@ -168,22 +167,23 @@ def walk(folder: Path, strict: bool = False) -> Iterator[tuple[Path, list[str], 
 
 
 def everything_below(folder: Path, strict: bool = False) -> list[Path]:
-    """All files, links and folders below a folder, in order; raises what `walk` does."""
+    """Return all files, links and folders below a folder, sorted; raises what `walk` does."""
     found = walk(folder, strict)
     return sorted(place / name for place, folders, names in found for name in (*folders, *names))
 
 
 def files_below(folder: Path, strict: bool = False) -> dict[Path, os.stat_result]:
-    """The state of each file below a folder by its path, in order; links to files are followed, those to
+    """Return the stat of each file below a folder by its path, sorted. Links to files are followed, links to
     folders are not. Raises what `walk` does."""
     paths = (place / name for place, _, names in walk(folder, strict) for name in names)
     return {path: path.stat() for path in sorted(filter(Path.is_file, paths))}
 
 
 def remove(folder: Path, within: Path) -> str | None:
-    """Remove a folder that is in another one, also where parts of it are read-only; a sentence if not.
+    """Remove a folder that is in another one, even if parts of it are read-only; return a sentence if that
+    failed.
 
-    No link is followed: one in place of the folder is removed, and the folder that it points to stays.
+    No link is followed: a link in place of the folder is removed, and the folder that it points to stays.
     """
     around = folder.parent.resolve()
     if folder.name in ("", "..") or not around.is_relative_to(within.resolve()):
@@ -201,11 +201,11 @@ def remove(folder: Path, within: Path) -> str | None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder with all that is in it, also in parts that are read-only; no link is followed. All that
-    can be removed is.
+    """Remove a folder with everything in it, even in parts that are read-only. No link is followed, and all
+    that can be removed is.
 
     Raises:
-        OSError: something cannot be removed: the first that could not.
+        OSError: the first error, after everything else was removed.
     """
     at = os.open(folder.parent, os.O_PATH | os.O_DIRECTORY)
     left = [folder.name]
@@ -239,9 +239,9 @@ def remove_tree(folder: Path) -> None:
 
 
 def _unlocked(name: str, within: int) -> int:
-    """The descriptor of a folder, made one that can be emptied."""
+    """Return the descriptor of a folder, with the permissions to empty it."""
     folder = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=within)
-    itself = f"/proc/self/fd/{folder}"  # whatever has its name meanwhile
+    itself = f"/proc/self/fd/{folder}"  # another folder can have its name by now
     try:
         with suppress(OSError):
             Path(itself).chmod(0o700)
@@ -251,7 +251,7 @@ def _unlocked(name: str, within: int) -> int:
 
 
 def _emptied(folder: int, failed: list[OSError]) -> list[str]:
-    """The names of a folder's subfolders, all else removed."""
+    """Remove all but the subfolders of a folder, and return their names."""
     with os.scandir(folder) as items:
         found = [(item.name, item.is_dir(follow_symlinks=False)) for item in items]
     for name, is_folder in found:
@@ -269,7 +269,7 @@ def _identity(descriptor: int) -> tuple[int, int]:
 
 
 def _regular(path: Path, flags: int) -> int:
-    """The descriptor of a regular file, opened without waiting for whoever writes into a pipe."""
+    """Open a regular file, without waiting for a writer if it is a pipe; return its descriptor."""
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
@@ -279,6 +279,6 @@ def _regular(path: Path, flags: int) -> int:
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
-        what = "Is a directory" if stat.S_ISDIR(mode) else "it is no regular file"
+        what = "Is a directory" if stat.S_ISDIR(mode) else "it is not a regular file"
         raise OSError(errno.EINVAL, what, str(path))
     return descriptor

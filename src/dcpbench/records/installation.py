@@ -1,16 +1,24 @@
-"""Digests of the code that a process runs: of dcpbench, of plug-ins, and of packages that a cell names."""
+"""The code that a process runs: its digests, and the user's modules in the current folder.
+
+The driver finds such a module without importing it; only ranks import it.
+"""
 
 import hashlib
+import os
+import sys
 from contextlib import suppress
 from functools import cache
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 
+from dcpbench import SAFE_PATH
 from dcpbench.config.schema import conf_folder
 from dcpbench.core.cell_key import digest_of
 from dcpbench.core.plugins import plugin_names, plugins
 from dcpbench.records.files import files_below
-from dcpbench.records.user_code import find_package
 
+_VARIABLE, _VALUE = SAFE_PATH
 OURS = ("dcpbench", "hydra_plugins.dcpbench_launcher")
 """The packages of dcpbench."""
 
@@ -61,3 +69,34 @@ def _files_digest(*roots: Path, pattern: str = "*.py") -> str:
             sources.update(f"{path.relative_to(root)}\0".encode())
             sources.update(hashlib.sha256(path.read_bytes()).digest())
     return sources.hexdigest()
+
+
+def import_from_current_folder() -> None:
+    """Let a rank, and processes that it starts, import modules of the current folder. It is last on the path,
+    so that it replaces no installed module, unless the user has forbidden it (PYTHONSAFEPATH)."""
+    if os.environ.get(_VARIABLE) == _VALUE:
+        del os.environ[_VARIABLE]
+        if (folder := str(Path.cwd())) not in sys.path:
+            sys.path.append(folder)
+
+
+def find_package(name: str) -> ModuleSpec | None:
+    """Find a package, or a top-level module, as a rank would; do not import it."""
+    if found := find_spec(name):
+        return found
+    allowed = os.environ.get(_VARIABLE) == _VALUE
+    return PathFinder.find_spec(name, [str(Path.cwd())]) if allowed else None
+
+
+def file_of(target: str) -> str | None:
+    """Return the file that defines a `target`, as far as it is known without an import; None if no file
+    does."""
+    first, *names = target.replace(":", ".").split(".")
+    found = find_package(first)
+    for name in names:
+        inside = found.submodule_search_locations if found else None
+        module = PathFinder.find_spec(f"{found.name}.{name}", [*inside]) if found and inside else None
+        if module is None:
+            break
+        found = module
+    return found.origin if found else None

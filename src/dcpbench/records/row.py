@@ -1,4 +1,4 @@
-"""The row: the one record that a cell leaves behind; what its columns hold, and whether it is ok."""
+"""The row: the record of a cell, the types of its columns, and whether it is ok."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -15,7 +15,7 @@ SCHEMA_VERSION = 3
 
 WRONG_CONFIGURATION = 2
 INTERRUPTED = 130
-"""Exit statuses of a sweep beside 0 and 1: nothing was started; the user broke off."""
+"""Exit statuses of a sweep other than 0 and 1: nothing was started; the user interrupted."""
 
 _ORDER = tuple(
     """
@@ -32,26 +32,28 @@ _ORDER = tuple(
     gradient_bound_used ranks_per_gpu backend
     """.split()  # noqa: SIM905
 )
-"""The order of the columns, which never changes; others follow as they are declared."""
+"""The order of the columns, which never changes; later ones follow as they are declared."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One cell. Flat in a file: `axes`, `checks` and `metrics` are columns of their own there, see `flat`.
+    """The record of one cell. In a file it is flat: `axes`, `checks` and `metrics` are columns, see `flat`.
+
+    >>> Row(cell="parallel=ddp", status="pass", reason=None, axes={"parallel": "ddp"})["parallel"]
+    'ddp'
 
     Times are seconds, sizes bytes. What was not measured, or does not apply, is null.
 
-    `resume` says whether all checks of saving and resuming held and were able to fail, `training` whether all
-    of training under the parallelism; null where none of these checks was made. `gradient_bound` and
-    `step_bound` say by which bound gradients and optimizer steps were compared with the twin's.
+    `resume` is true if all checks of saving and resuming passed and were able to fail, `training` if those of
+    training under the parallelism did; null if there were none. `gradient_bound` and `step_bound` name the
+    bounds of the comparison of gradients and optimizer steps with the twin's.
 
-    `flaky` says whether a second try came to another status than the first one, null where there was
-    none; the row is the second try's, `details` has the first. `overrides` are words as a shell has them;
-    `config_dir` is the user's folder of groups, `cwd` the folder in which the sweep was started, where its
-    modules are found: without them the cell cannot be asked for again.
-    `config` is the identity of the cell (`dcpbench.core.cell_key`) and `config_digest` its digest;
-    `expected_digest` is of what is known to fail in it, `code_digest` of the sources that ran. Rows that
-    differ in nothing but `repeat` are runs of one cell.
+    `flaky` is true if a second attempt had another status than the first, null without one; the row describes
+    the second, and `details` the first. `overrides` are quoted for a shell. `config_dir` is the user's folder
+    of groups; `cwd` is the folder in which the sweep was started, where its modules are found. `config` is
+    the identity of the cell (`dcpbench.core.cell_key`) and `config_digest` its digest. `expected_digest` is
+    the digest of its known failures, `code_digest` that of the sources that ran. Rows that differ only in
+    `repeat` are repeats of one cell.
     """
 
     cell: str
@@ -93,7 +95,7 @@ class Row:
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, column: str) -> Any:
-        """The value of a column, whichever part of the row it stands in."""
+        """Return the value of a column."""
         for registry, values in ((AXES, self.axes), (CHECKS, self.checks), (METRICS, self.metrics)):
             if column in registry:
                 return values.get(column)
@@ -101,16 +103,16 @@ class Row:
 
     @property
     def is_ok(self) -> bool:
-        """Whether it is what one wants to see."""
+        """Whether it counts as ok in the exit status."""
         return shown(self.status, self.flaky, self.fault_seen).ok
 
     def flat(self) -> dict[str, Any]:
-        """Every column and its value, then `config` and `details`."""
+        """Return every column and its value, then `config` and `details`."""
         return {name: self[name] for name in (*columns(), *NESTED)}
 
     @classmethod
     def of(cls, flat: Mapping[str, Any]) -> "Row":
-        """The row that a flat one says; what is no column is left out."""
+        """Return the row of a flat one; what is not a column is left out."""
         own = {item.name for item in fields(cls)} - {"axes", "checks", "metrics"}
         return cls(
             **{name: value for name, value in flat.items() if name in own},
@@ -121,14 +123,14 @@ class Row:
 
 
 NESTED = ("config", "details")
-"""What stands in `results.jsonl` beside the columns, and not in `results.csv`."""
+"""What a flat row has in addition to the columns; not in `results.csv`."""
 
 REQUIRED = _ORDER[:14]
-"""The columns that every row has, of whatever version."""
+"""The columns that rows of every version have."""
 
 
 def _field_type(hint: Any) -> ColumnType:
-    """That of a field: bool, int, float, str or a mapping, or one of them or None."""
+    """Return the type of a field: bool, int, float, str or a mapping, or one of them or None."""
     python, *none = get_args(hint) if isinstance(hint, UnionType) else (hint,)
     return ColumnType(python if python in (bool, int, float, str) else dict, optional=bool(none))
 
@@ -138,7 +140,7 @@ del _FIELD_TYPES["axes"], _FIELD_TYPES["checks"], _FIELD_TYPES["metrics"]
 
 
 def column_types() -> dict[str, ColumnType]:
-    """What each column holds, in the order of the columns, and after them what is nested."""
+    """Return the type of each column, in their order, then of `NESTED`."""
     axes = {name: ColumnType(spec.type, spec.nullable) for name, spec in AXES.items()}
     checks = dict.fromkeys(CHECKS, ColumnType(bool))
     metrics = {name: ColumnType(int if spec.whole else float) for name, spec in METRICS.items()}
@@ -148,11 +150,11 @@ def column_types() -> dict[str, ColumnType]:
 
 
 def columns() -> tuple[str, ...]:
-    """The columns of a row, in their order; with those of plug-ins that have been loaded."""
+    """Return the columns of a row in their order, including those of loaded plug-ins."""
     return tuple(name for name in column_types() if name not in NESTED)
 
 
 def exit_status(rows: Iterable[Row]) -> int:
-    """0 when every row is ok and at least one cell ran, else 1."""
+    """Return 0 if every row is ok and at least one cell ran, else 1."""
     ended = [(row.is_ok, row.status != "skip") for row in rows]
     return 0 if all(ok for ok, _ in ended) and any(ran for _, ran in ended) else 1

@@ -1,14 +1,14 @@
-"""How rows are written and read.
+"""Write and read the files of rows in a sweep's folder.
 
-Rows are appended to `results.jsonl` whole and flushed the moment a cell ends, by the driver alone: a
-sweep that dies keeps every row it had. What is too large for a column are a row's details. They are written
-to `details.jsonl` before their row, which is complete without them; details without a row are ignored.
-`results.csv` is the columns of the rows, written beside and renamed, so that it is there whole or not at all.
-`measurements.jsonl` has every value that a rank measured, one a line, as the rows' metrics were made of them.
-What is read is held against the types of the columns, and nothing in it is ever evaluated.
+The driver alone appends a row to `results.jsonl` when its cell ends, and flushes it: a sweep that dies keeps
+all its rows. What is too large for a column are the row's details, written to `details.jsonl` before the row.
+A row is complete without details, and details without a row are ignored. `results.csv` has the columns of the
+rows. `measurements.jsonl` has each value that a rank measured; the rows' metrics are made from them. Values
+that are read are checked against the types of their columns, and never evaluated.
 
-A sweep that is resumed takes the rows that do not stand any more out of `results.jsonl`, which so has
-one row for each cell at every moment, and keeps them in `superseded.jsonl`.
+A resumed sweep moves the rows that are no longer valid from `results.jsonl`, which so has one row for each
+cell, to `superseded.jsonl`. Where a file cannot be
+read or written a ResultsError is raised, and no part of a row is left.
 """
 
 import csv
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dcpbench.config.text import counted
 from dcpbench.core.axes import AXES
 from dcpbench.core.metrics import METRICS, Measurement
 from dcpbench.core.statuses import STATUSES, UNKNOWN
@@ -37,26 +38,27 @@ SUPERSEDED_JSONL = "superseded.jsonl"
 ENVIRONMENT_JSON = "environment.json"
 SWEEP_JSON = "sweep.json"
 PARTS = "*-part-*-of-*"
-"""The folders of the parts of a sweep (`part=2/4`), in the folder of the whole."""
+"""The folders of the parts of a sweep (`part=2/4`), in the folder of the complete sweep."""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CELL = ("cell", "overrides", "repeat")
-"""The columns in which rows of one cell are equal."""
+"""The columns, besides the axes, in which rows of one cell are equal."""
 _ATTEMPT = ("cell", "repeat", "started_at")
-"""The columns by which details are a row's: when it started tells the attempts of a cell apart."""
+"""The columns that connect details with their row: the start distinguishes the attempts at a cell."""
+
+Details = Mapping[tuple[object, ...], dict[str, Any]]
 
 
 class ResultsError(Exception):
-    """A results folder cannot be read or written to: one line that says which file and why; `no_room` where
-    it is that the disk is full."""
+    """A results folder cannot be read or written to: one line that names the file and the reason. `no_room`:
+    the disk is full."""
 
     no_room = False
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of `results.jsonl`, the row that was `found` in it, if any, and a remark for each thing that is
-    wrong with it."""
+    """A line of `results.jsonl`, the row `found` in it, if any, and a remark for each of its errors."""
 
     content: bytes
     found: Row | None
@@ -64,22 +66,58 @@ class Line:
 
     @property
     def torn(self) -> bool:
-        """Whether it is the last line, broken off in the middle."""
+        """Whether its write was interrupted; only the last line can be."""
         return not self.content.endswith(b"\n")
 
     @property
     def row(self) -> Row | None:
-        """Its row; None if that is damaged or of another version."""
+        """Its row; None if it is damaged or of another version."""
         return None if self.remarks or self.torn else self.found
 
 
-def append_row(folder: Path, row: Row) -> Line:
-    """Add one row to `results.jsonl` in a single write, after its details to `details.jsonl`, and have both
-    on disk before returning its line.
+class RowLog:
+    """Write the rows of a sweep, and keep each of them and its line in memory, without `details`: `rows` by
+    cell.
 
-    Raises:
-        ResultsError: it cannot be written, and no row is left of it.
+    `valid` are the lines that a resumed sweep keeps.
     """
+
+    def __init__(self, folder: Path, valid: Iterable[Line] = ()) -> None:
+        self._folder = folder
+        self.rows: dict[str, Row] = {}
+        self._lines: dict[str, Line] = {}
+        for line in valid:
+            self._remember(line)
+
+    def append(self, row: Row) -> None:
+        """Write a row; raise a ResultsError if that fails, and leave no part of it."""
+        self._remember(append_row(self._folder, row))
+
+    def settle(self, cells: Sequence[str]) -> str | None:
+        """Make `results.jsonl` the rows of these cells in this order; lines of other processes go to
+        `superseded.jsonl`. Return a sentence if rows were missing or changed."""
+        known = [self._lines[cell] for cell in cells if cell in self._lines]
+        there: list[Line] = []
+        with suppress(ResultsError):  # a link, for example, which is replaced
+            there = list(read_lines(self._folder))
+        if [line.content for line in known] == [line.content for line in there]:
+            return None
+        contents, found = {line.content for line in known}, {line.content for line in there}
+        foreign = [line for line in there if line.content not in contents and not line.torn]
+        keep_lines(self._folder, known, foreign)
+        if not (lost := len(contents - found)):
+            return None
+        were = "was" if lost == 1 else "were"
+        return f"{counted(lost, 'row')} of {RESULTS_JSONL} {were} missing or changed; rewritten from memory"
+
+    def _remember(self, line: Line) -> None:
+        if line.row:
+            self.rows[line.row.cell], self._lines[line.row.cell] = line.row, line
+
+
+def append_row(folder: Path, row: Row) -> Line:
+    """Append a row to `results.jsonl` in a single write, after its details to `details.jsonl`; both are on
+    disk when its line is returned."""
     flat = row.flat()
     if details := flat.pop("details"):
         _append(folder / DETAILS_JSONL, [{name: flat[name] for name in _ATTEMPT} | {"details": details}])
@@ -88,11 +126,7 @@ def append_row(folder: Path, row: Row) -> Line:
 
 
 def append_measurements(folder: Path, row: Row, measurements: Iterable[Measurement]) -> None:
-    """Add what was measured in a cell to `measurements.jsonl`, in a single write.
-
-    Raises:
-        ResultsError: it cannot be written, and nothing of it is left.
-    """
+    """Append the measurements of a cell to `measurements.jsonl` in a single write."""
     units = {name: spec.unit for name, spec in METRICS.items()}
     about = {"cell": row.cell, "repeat": row.repeat}
     _append(
@@ -104,34 +138,30 @@ def append_measurements(folder: Path, row: Row, measurements: Iterable[Measureme
 def _append(path: Path, contents: Sequence[dict[str, Any]]) -> bytes:
     if not contents:
         return b""
-    whole = lines = "".join(_line(one) for one in contents).encode()
+    written = lines = "".join(_line(one) for one in contents).encode()
     with _writing(path), files.open_to_append(path) as out:
         before = out.seek(0, os.SEEK_END)
         try:
-            while lines:  # what is not taken at once is asked for again, to hear why
+            while lines:  # a write can be short; the next one says why
                 lines = lines[out.write(lines) :]
             os.fsync(out.fileno())
         except OSError:
             out.truncate(before)
             raise
-    return whole
+    return written
 
 
 def _line(content: dict[str, Any]) -> str:
     try:
         text = json.dumps(content, allow_nan=False)
     except ValueError:
-        # JSON has no NaN and no infinity: they become null, and the check that saw them says so.
+        # JSON has no NaN and no infinity: they become null, and the check that found them says so.
         text = json.dumps(json.loads(json.dumps(content), parse_constant=lambda _: None))
     return text + "\n"
 
 
 def write_csv(folder: Path) -> None:
-    """Write `results.csv`: the columns of the rows of `results.jsonl`.
-
-    Raises:
-        ResultsError: it cannot be written.
-    """
+    """Write the columns of the rows of `results.jsonl` to `results.csv`."""
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=columns(), extrasaction="ignore")
     writer.writeheader()
@@ -140,86 +170,80 @@ def write_csv(folder: Path) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file that is there whole or not at all.
-
-    Raises:
-        ResultsError: it cannot be written.
-    """
+    """Write a JSON file atomically."""
     write_whole(path, [(json.dumps(content, indent=2) + "\n").encode()])
 
 
 def row_folders(folder: Path) -> list[Path]:
-    """Return the folders with the rows of a sweep: its own, or where it has none, those of its parts."""
+    """Return the folders with the rows of a sweep: its own, or those of its parts if it has none."""
     if not (folder / RESULTS_JSONL).exists() and (folder / SWEEP_JSON).exists():
         return sorted(path.parent for path in folder.glob(f"{PARTS}/{RESULTS_JSONL}")) or [folder]
     return [folder]
 
 
 def read_rows(folder: Path, details: bool = True) -> tuple[list[Row], list[str]]:
-    """The rows of a sweep's folder, with their `details` or without, and a sentence for each damaged line.
+    """Return the rows of a sweep's folder, with their `details` or without, and a sentence for each damaged
+    line.
 
-    A column that an older row does not have has its default; what is no column here is left out.
-
-    Raises:
-        ResultsError: the folder holds no `results.jsonl`, or it cannot be read.
+    A column that an older row does not have has its default; what is not a column is left out.
     """
     rows: list[Row] = []
     damaged: list[str] = []
     line_of: dict[tuple[object, ...], int] = {}
     try:
         for place in row_folders(folder):
-            beside, remarks = _details_in(place) if details else (None, [])
+            known, remarks = _read_details(place) if details else (None, [])
             damaged += remarks
-            for number, line in enumerate(_lines(place / RESULTS_JSONL, beside), start=1):
-                told = [*line.remarks]
+            for number, line in enumerate(_lines(place / RESULTS_JSONL, known), start=1):
+                remarks = [*line.remarks]
                 if line.found:
                     rows.append(line.found)
                     if (status := line.found.status) not in (*STATUSES, UNKNOWN.name):
                         unknown = f"status {value_text(status)} is none of {', '.join(STATUSES)}"
-                        told.append(f"{unknown}; it counts as not ok")
+                        remarks.append(f"{unknown}; it counts as not ok")
                     first = line_of.setdefault(tuple(line.found[name] for name in (*_CELL, *AXES)), number)
                     if first != number:
-                        told.append(f"the cell of line {first} once more; both are shown")
-                if told:
-                    damaged.append(f"{place / RESULTS_JSONL}:{number}: {'; '.join(told)}")
+                        remarks.append(f"repeats the cell of line {first}; both are shown")
+                if remarks:
+                    damaged.append(f"{place / RESULTS_JSONL}:{number}: {'; '.join(remarks)}")
     except OSError as error:
         why = f"no sweep here ({RESULTS_JSONL}: {error.strerror})"
         if folder.is_file():
-            why = f"a file, where the folder of a sweep was expected: try {folder.parent}"
+            why = f"a file, not the folder of a sweep: try {folder.parent}"
         raise ResultsError(f"{folder}: {why}") from None
     return rows, damaged
 
 
 def read_lines(folder: Path, name: str = RESULTS_JSONL) -> Iterator[Line]:
-    """The lines of `results.jsonl`, or of `superseded.jsonl`, one after another, up to one that is too long;
-    none if there is no such file. Their rows are without `details`.
-
-    Raises:
-        ResultsError: it cannot be read.
-    """
-    with suppress(FileNotFoundError), _reading(folder / name):
+    """Yield the lines of `results.jsonl`, or of `superseded.jsonl`, up to one that is too long; none if the
+    file does not exist. Their rows are without `details`."""
+    try:
         yield from _lines(folder / name)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ResultsError(f"{folder / name} cannot be read: {error.strerror}") from None
 
 
 def stored_rows(folder: Path, name: str = RESULTS_JSONL) -> Iterator[Row]:
-    """The rows of a sweep without their `details`, one after another."""
+    """Yield the valid rows of a sweep without their `details`."""
     return (line.row for place in row_folders(folder) for line in read_lines(place, name) if line.row)
 
 
-def _lines(path: Path, beside: Mapping[tuple[object, ...], dict[str, Any]] | None = None) -> Iterator[Line]:
-    """The lines of a file of rows. A row has its details from `beside`, if it has none in its line, as those
-    that were written before there was `details.jsonl`; none at all where that is None."""
+def _lines(path: Path, details: Details | None = None) -> Iterator[Line]:
+    """Yield the lines of a file of rows. A row of an earlier version has its details in its line, others have
+    them in `details`; with None they are left out."""
     types = column_types()
     for number, content in enumerate(files.lines(path), start=1):
         row, remarks = read_row(content, number, types)
         if row is not None:
-            inside = row.get("details") or (beside or {}).get(tuple(row.get(name) for name in _ATTEMPT))
-            row["details"] = {} if beside is None else inside or {}
+            inside = row.get("details") or (details or {}).get(tuple(row.get(name) for name in _ATTEMPT))
+            row["details"] = {} if details is None else inside or {}
         yield Line(content, None if row is None else Row.of(row), remarks)
 
 
-def _details_in(folder: Path) -> tuple[dict[tuple[object, ...], dict[str, Any]], list[str]]:
-    """The details in `details.jsonl` by attempt, and a sentence for each damaged line."""
+def _read_details(folder: Path) -> tuple[Details, list[str]]:
+    """Return the details in `details.jsonl` by attempt, and a sentence for each damaged line."""
     path = folder / DETAILS_JSONL
     found: dict[tuple[object, ...], dict[str, Any]] = {}
     damaged: list[str] = []
@@ -231,7 +255,7 @@ def _details_in(folder: Path) -> tuple[dict[tuple[object, ...], dict[str, Any]],
                     raise TypeError
                 found[tuple(line[name] for name in _ATTEMPT)] = line["details"]
             except (ValueError, KeyError, TypeError):
-                remarks = ["no details of a row, left out"]
+                remarks = ["not the details of a row, left out"]
             if remarks:
                 damaged.append(f"{path}:{number}: {'; '.join(remarks)}")
     except FileNotFoundError:
@@ -242,13 +266,8 @@ def _details_in(folder: Path) -> tuple[dict[tuple[object, ...], dict[str, Any]],
 
 
 def keep_lines(folder: Path, keep: Iterable[Line], take_out: Iterable[Line] = ()) -> None:
-    """Have `results.jsonl` hold just the lines to `keep`, in their order, and `superseded.jsonl` those
-    that were taken out. A process that is killed meanwhile leaves the one file old or new, and no line
-    lost or twice in the other.
-
-    Raises:
-        ResultsError: one of them cannot be written.
-    """
+    """Make `results.jsonl` the lines to `keep`, in their order, and add those that are taken out to
+    `superseded.jsonl`. If the process is killed meanwhile, no line is lost, and none is twice in a file."""
     if taken := dict.fromkeys(line.content for line in take_out):
         known = dict.fromkeys(line.content for line in read_lines(folder, SUPERSEDED_JSONL))
         write_whole(folder / SUPERSEDED_JSONL, known | taken)
@@ -256,12 +275,7 @@ def keep_lines(folder: Path, keep: Iterable[Line], take_out: Iterable[Line] = ()
 
 
 def keep_beside(folder: Path, cells: Collection[str]) -> None:
-    """Have `measurements.jsonl` hold just what was measured in these cells, and `details.jsonl` no line that
-    is broken off.
-
-    Raises:
-        ResultsError: one of them cannot be written.
-    """
+    """Remove from `measurements.jsonl` those of other cells, and from `details.jsonl` a torn line."""
     for name, kept in (
         (MEASUREMENTS_JSONL, lambda line: _cell_of(line) in cells),
         (DETAILS_JSONL, lambda line: line.endswith(b"\n")),
@@ -277,11 +291,7 @@ def _cell_of(line: bytes) -> str | None:
 
 
 def write_whole(path: Path, parts: Iterable[bytes]) -> None:
-    """Write a file of a sweep's folder that is there whole or not at all.
-
-    Raises:
-        ResultsError: it cannot be written.
-    """
+    """Write a file of a sweep's folder atomically."""
     with _writing(path):
         files.replace(path, parts)
 
@@ -291,16 +301,6 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        told = ResultsError(f"{path} cannot be written to: {error.strerror}")
-        told.no_room = error.errno in _NO_ROOM
-        raise told from None
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise ResultsError(f"{path} cannot be read: {error.strerror}") from None
+        wrong = ResultsError(f"{path} cannot be written to: {error.strerror}")
+        wrong.no_room = error.errno in _NO_ROOM
+        raise wrong from None

@@ -2,7 +2,7 @@
 
 from dcpbench.report import read_sweeps
 
-frame = read_sweeps(["outputs/nightly"]).frame
+frame = read_sweeps("outputs/nightly").frame
 """
 
 TYPE_CHECKING = False  # that of `typing`, which `python -m` would import from the current folder

@@ -23,6 +23,7 @@ from dcpbench.analysis.comparison import (
 from dcpbench.analysis.costs import CHANGED, LEAST_RUNS, TOO_FEW, Rule, always_compared
 from dcpbench.analysis.frame import Sweeps, read_sweeps, short_names
 from dcpbench.analysis.query import QueryError, names_in
+from dcpbench.analysis.runs import of_a_kind
 from dcpbench.config.text import counted
 from dcpbench.core.metrics import METRICS
 from dcpbench.records.store import ResultsError
@@ -146,7 +147,7 @@ def _statuses(compared: Comparison, every: bool) -> Content:
     table = pd.concat([shown["change"], _axes(compared, shown["key"]), shown[["old", "new"]]], axis=1)
     return Content(
         [Table(f"verdicts: {compared.name}", table, ("old", "new"))] if len(table) else [],
-        _explained(compared, first),
+        of_a_kind(_explained(compared, first)),
         f"and {left} more such changes: --all shows them" if left else "",
         [f"No cell is in both: {compared.apart}"] if compared.apart else [],
         _counts(compared.statuses),
@@ -195,7 +196,6 @@ def _explained(compared: Comparison, shown: pd.DataFrame) -> pd.DataFrame:
             "cell": cell_names(compared.cells.loc[list(explained["key"])]),
             "reason": explained["reason"].to_numpy(),
             "again": explained["again"].to_numpy(),
-            "more": "",
         }
     )
 

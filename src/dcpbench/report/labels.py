@@ -13,7 +13,7 @@ from dcpbench.core.metrics import METRICS
 
 BYTES = (("B", 1), ("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30), ("TiB", 2**40))
 _LONG_NAME = 10
-_NOT, _TRAINING = "not ", "training: "
+_FAILED, _TRAINING = "failed: ", "training failed: "
 
 
 def plain(value: object) -> str:
@@ -22,21 +22,20 @@ def plain(value: object) -> str:
 
 
 def checks_text(checks: Mapping[str, bool | None]) -> str:
-    """The checks of a cell: those that did not hold, those of training apart, else how many held; `-` where
-    none was made."""
-    broken = [check for check, held in checks.items() if held is False]
-    held = sum(value is True for value in checks.values())
-    if not broken:
-        return f"{held} held" if held else "-"
-    training = [check for check in broken if CHECKS[check].training]
-    resume = [check for check in broken if check not in training]
-    parts = [f"{_NOT}{', '.join(resume)}"] if resume else []
-    return "; ".join([*parts, *([f"{_TRAINING}{_NOT}{', '.join(training)}"] if training else [])])
+    """Name the failed checks of a cell, those of training separately, or count those that passed."""
+    failed = [check for check, passed in checks.items() if passed is False]
+    passed = sum(value is True for value in checks.values())
+    if not failed:
+        return f"{passed} passed" if passed else "-"
+    training = [check for check in failed if CHECKS[check].training]
+    resume = [check for check in failed if check not in training]
+    parts = [f"{_FAILED}{', '.join(resume)}"] if resume else []
+    return "; ".join([*parts, *([f"{_TRAINING}{', '.join(training)}"] if training else [])])
 
 
-def not_held(text: str) -> bool:
-    """Whether this is the `checks_text` of a cell in which one did not hold."""
-    return text.startswith((_NOT, _TRAINING))
+def has_failed(text: str) -> bool:
+    """Tell whether `checks_text` names failed checks."""
+    return text.startswith((_FAILED, _TRAINING))
 
 
 def byte_unit(value: float) -> tuple[str, int]:

@@ -15,7 +15,7 @@ from rich.text import Text
 from dcpbench.config.text import visible
 from dcpbench.core.statuses import BAD
 from dcpbench.report.document import Content, Table
-from dcpbench.report.labels import clipped, is_metric, narrowed, not_held
+from dcpbench.report.labels import clipped, has_failed, is_metric, narrowed
 from dcpbench.report.styles import console_for, style_of, text_of, without_trailing_blanks
 
 _SPECIAL = re.compile(r"([\\`*\[\]|<>&@#])")
@@ -139,7 +139,7 @@ def _entry(value: Any, is_status: bool, is_known: bool) -> Text:
     text = visible(str(value))
     if is_status and text:
         return Text(text, style=style_of(text.split(", ")[0].lstrip("0123456789 ")))
-    if not_held(text):
+    if has_failed(text):
         return Text(text, style=style_of("xfail") if is_known else BAD)
     return Text(text, style=BAD if text == "NO" else "")
 

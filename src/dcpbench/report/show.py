@@ -20,7 +20,7 @@ from dcpbench.report.document import Content, Table, first_of
 from dcpbench.report.junit import junit
 from dcpbench.report.output import document_text, format_of, put_out, rows_text
 from dcpbench.report.page import page
-from dcpbench.report.page.changes import without_row
+from dcpbench.report.page.summary import planned
 from dcpbench.report.rendering import rendered
 from dcpbench.report.shared_gpus import shared_gpu_sentences
 from dcpbench.report.styles import complain
@@ -28,11 +28,12 @@ from dcpbench.report.tables import (
     cost_pivot,
     detection,
     headline,
-    measured_in,
     metric_pivot,
     pivot_axes,
+    shown_metrics,
     status_pivot,
     summary,
+    varying,
 )
 
 MOST_CELLS = 50
@@ -99,7 +100,7 @@ def main(
         _write_beside(sweeps, read)
     for folder in read.environments:
         have = read.frame[read.frame["sweep"] == folder]
-        if owed := without_row(Path(folder), have):
+        if owed := planned(Path(folder)).not_run(have):
             complain(f"{folder}: {len(owed)} of {len(owed) + len(have)} cells have no row")
     if written_as in _ROWS_ALONE:
         for sentence in first_of(read.left_out):
@@ -127,7 +128,7 @@ def write_reports(folder: Path, place: Path | None, sweeps: Sweeps | None = None
     before = None
     with suppress(ResultsError):  # what lies beside it may be anybody's
         before = read_sweeps([place]) if place else None
-    text = page(sweeps, folder.resolve().name, before, without_row(folder, sweeps.frame))
+    text = page(sweeps, folder.resolve().name, before, planned(folder))
     write_whole(folder / "report.html", [text.encode()])
     write_whole(folder / "junit.xml", [junit(sweeps).encode()])
 
@@ -199,8 +200,8 @@ def _tables(frame: pd.DataFrame, view: View) -> tuple[list[Table], bool]:
     not_planted = frame[frame["fault_seen"].isna()]
     listed = summary(not_planted)
     planted = Table("", detection(frame))
-    if view.cells or len(listed) <= MOST_CELLS:
-        return [Table("", listed, ("status",)), planted], True
+    if view.cells or len(listed.table) <= MOST_CELLS:
+        return [listed, planted], True
     return [*_pivots(not_planted, view), planted], False
 
 
@@ -209,5 +210,7 @@ def _pivots(frame: pd.DataFrame, view: View) -> list[Table]:
         return []
     axes = pivot_axes(frame, view.rows, view.columns)
     if view.metrics:
+        by_model = "model" in varying(frame) and not view.rows and "model" not in axes.columns
+        axes = replace(axes, rows=[*axes.rows, "model"]) if by_model else axes
         return [metric_pivot(frame, axes, name) for name in view.metrics]
-    return [status_pivot(frame, axes), *([cost_pivot(frame, axes)] if measured_in(frame) else [])]
+    return [status_pivot(frame, axes), *([cost_pivot(frame, axes)] if shown_metrics(frame) else [])]

@@ -8,12 +8,13 @@ import pandas as pd
 from pandas.api.typing import DataFrameGroupBy
 
 from dcpbench.analysis.cell_identity import override_words, shown_by_axes
-from dcpbench.analysis.frame import is_false, is_true, records
+from dcpbench.analysis.frame import is_false, is_true, ok, records
 from dcpbench.analysis.runs import one_a_cell, runs_text, seen_by, severity, status_text
 from dcpbench.config.text import counted
 from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
+from dcpbench.core.statuses import SHOWN
 from dcpbench.report.document import Table
 from dcpbench.report.labels import byte_unit, checks_text, entry, plain
 
@@ -24,31 +25,39 @@ _LINES = 100
 
 
 def shown_metrics(frame: pd.DataFrame) -> list[str]:
-    """The metrics that have a column in the results table of these rows."""
-    shown = [name for name, spec in METRICS.items() if spec.shown in ("always", "measured")]
-    return [name for name in shown if METRICS[name].shown == "always" or frame[name].notna().any()]
+    """Return the metrics of the results table that were measured in any row."""
+    return [name for name, spec in METRICS.items() if spec.shown != "asked" and frame[name].notna().any()]
 
 
-def summary(frame: pd.DataFrame) -> pd.DataFrame:
-    """The results table as text, a row a cell (`one_a_cell`): axes that vary, status, checks, metrics."""
+def summary(frame: pd.DataFrame) -> Table:
+    """Return the results table, one line per cell, failed cells first; the title has what all cells share."""
     cells = one_a_cell(frame)
-    table = pd.DataFrame({axis: cells[axis].map(plain) for axis in varying(cells, _ALWAYS)})
-    others = _differing(cells["overrides"].map(_others))
+    cells = cells.assign(place=severity(cells).where(~ok(cells), len(SHOWN)))
+    cells = cells.sort_values("place", kind="stable", ignore_index=True)
+    axes = varying(cells)
+    table = pd.DataFrame({axis: cells[axis].map(plain) for axis in axes}, index=cells.index)
+    words = cells["overrides"].map(override_words)
+    shared = set.intersection(*map(set, words)) if len(words) else set()
+    others = words.map(lambda of: " ".join(word for word in of if word not in shared and not _is_axis(word)))
     if others.ne("").any():
         table["overrides"] = others
     table["status"] = status_text(cells).map(plain)
-    if cells["runs"].gt(1).any():
-        table["runs"] = runs_text(cells)
+    runs = runs_text(cells)
+    if runs.nunique() > 1 or cells["agreeing_runs"].ne(cells["runs"]).any():
+        table["runs"] = runs
     table["checks"] = [checks_text(values) for values in records(cells[[*CHECKS]])]
     for metric in shown_metrics(cells):
         table[metric] = [entry(metric, value) for value in cells[metric]]
-    return table
+    common = [f"{axis}={plain(cells[axis][0])}" for axis in _ALWAYS if len(cells) and axis not in axes]
+    first = words[0] if len(words) else []
+    common += [word for word in first if word in shared and word.partition("=")[0] not in _ALWAYS]
+    return Table(f"all cells: {' '.join(common)}" if common else "", table, ("status",))
 
 
-def varying(frame: pd.DataFrame, always: Sequence[str] = ()) -> list[str]:
-    """The axes in which the rows differ, and those that are shown always."""
+def varying(frame: pd.DataFrame) -> list[str]:
+    """Return the axes in which the rows differ."""
     axes = [axis for axis in ("sweep", *AXES) if axis in frame]
-    return [axis for axis in axes if axis in always or frame[axis].nunique(dropna=False) > 1]
+    return [axis for axis in axes if frame[axis].nunique(dropna=False) > 1]
 
 
 def headline(frame: pd.DataFrame) -> str:
@@ -102,15 +111,8 @@ def _seen_by(rows: pd.DataFrame) -> str:
     return ", ".join(name for name in (*CHECKS, "error") if name in found)
 
 
-def _differing(lines: "pd.Series[str]") -> "pd.Series[str]":
-    """Lines without the words that all of them have."""
-    common = set.intersection(*lines.map(lambda line: set(line.split(" ")))) if len(lines) else set()
-    return lines.map(lambda line: " ".join(word for word in line.split(" ") if word not in common))
-
-
-def _others(overrides: object) -> str:
-    words = override_words(overrides)
-    return " ".join(word for word in words if not shown_by_axes(word.partition("=")[0]))
+def _is_axis(word: str) -> bool:
+    return shown_by_axes(word.partition("=")[0])
 
 
 @dataclass(frozen=True)
@@ -161,21 +163,18 @@ def metric_pivot(frame: pd.DataFrame, axes: Axes, name: str) -> Table:
     return Table(title, table)
 
 
-def measured_in(frame: pd.DataFrame) -> list[str]:
-    """The metrics of a cost table that any row has: none where all cells shared the machine."""
-    return [name for name in shown_metrics(frame) if frame[name].notna().any()]
-
-
 def cost_pivot(frame: pd.DataFrame, axes: Axes) -> Table:
-    """Medians of the metrics, a line for each row of the pivot and each way of saving."""
-    by = [*axes.rows, *(["save"] if "save" in varying(frame) and "save" not in axes.rows else [])]
-    measured = measured_in(frame)
-    groups = frame[measured].groupby([_label(frame[axis]) for axis in by], observed=True)
+    """Return medians over cells, one line for each row of the pivot, model and save mode."""
+    cells = one_a_cell(frame)
+    vary = varying(cells)
+    by = [*axes.rows, *(axis for axis in ("model", "save") if axis in vary and axis not in axes.rows)]
+    measured = shown_metrics(cells)
+    groups = cells[measured].groupby([_label(cells[axis]) for axis in by], observed=True)
     table = groups.median()
     for name in measured:
         table[name] = [entry(name, value) for value in table[name]]
-    table.insert(0, "rows", groups.size().astype(str))
-    return Table("costs: medians in seconds", table.reset_index().astype(str))
+    table.insert(0, "cells", groups.size().astype(str))
+    return Table("costs: medians over cells, in seconds", table.reset_index().astype(str))
 
 
 def _unfolded(

@@ -1,1 +1,1 @@
-"""What a cell does: each scenario a short, readable story of phases."""
+"""What a cell does: each scenario is a short story of phases."""

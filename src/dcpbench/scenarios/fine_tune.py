@@ -1,5 +1,5 @@
-"""Pre-train and save; fine-tune a model that holds the pre-trained one frozen, and save what is trained
-of it; restart from both checkpoints."""
+"""Pre-train and save; fine-tune a model that contains the pre-trained one frozen, and save what is trained of
+it; restart from both checkpoints."""
 
 import inspect
 from collections.abc import Iterator
@@ -17,19 +17,19 @@ from dcpbench.workloads.stateful import PartState, SubmoduleState
 from dcpbench.workloads.training_run import TrainingRun
 
 FROZEN = "pretrain."
-"""What the FQNs of the pre-trained model begin with in the one that is fine-tuned."""
+"""The FQN prefix of the pre-trained model in the fine-tuned one."""
 
 
 def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
-    """The frozen part is the pre-trained one bit for bit, before and after training; the trained part
-    resumes exactly; and the checkpoints of the fine-tuning hold nothing that is frozen.
+    """The frozen part stays the pre-trained model bit for bit, the trained part resumes exactly, and the
+    checkpoints of the fine-tuning contain nothing frozen.
 
     Args:
-        layers: how many linear layers are trained on top of the pre-trained model.
+        layers: the number of linear layers that are trained on top of the pre-trained model.
         submodules: load the pre-trained part by `submodules=`, which torch has deprecated.
 
     Raises:
-        Skip: this torch has no `submodules=` any more, or the model is of no group.
+        Skip: this torch has no `submodules=`, or the model does not come from the group `model`.
     """
     if submodules and "submodules" not in inspect.signature(get_model_state_dict).parameters:
         raise Skip("this torch has no submodules= any more")
@@ -37,7 +37,7 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
         raise Skip("it puts a model of the group model into another one: workload.target has its own")
     before = cell.vary(folder="pre_training")
     pretrained = steps.build(before)
-    steps.train(before, pretrained.trained, pretrained.data, until=cell.config.train_steps)
+    steps.train(before, pretrained.trained, until=cell.config.train_steps)
     saved = steps.save(before, pretrained.trained, steps.open_checkpointer(before))
     steps.finish(before, saved)
     checks.verify_training(before, pretrained)
@@ -63,22 +63,21 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
     verify_frozen(reference.trained, "after the fine-tuning")
     checks.verify_training(tuning, reference, load_pretrained)
 
-    target = steps.build_anew(tuning)
+    target = steps.build_target(tuning)
     target.draws = reference.trained.draws
     for number, checkpoint in enumerate(reversed(checkpoints)):
         unrestored = checks.make_different(tuning, target, checkpoint, number)
         steps.load(tuning, target, saved, state=_part(target, submodules))
         steps.load(tuning, target, checkpoint)
         checks.verify_restored(tuning, target, checkpoint, unrestored)
-        checks.resume(tuning, target, checkpoint, reference.losses)
+        checks.resume(tuning, target, checkpoint, reference.record)
         verify_frozen(target, f"after the restart from step {checkpoint.step}")
         keys = set(checkpoint.checkpointer.manifest(checkpoint.checkpoint_id).entries)
         _verify_keys(tuning, target, keys, str(checkpoint))
 
 
 def _tuning(cell: Cell, layers: int) -> Cell:
-    """The cell with its model frozen inside another one, and left out of what is saved; tensor parallelism
-    shards what it did."""
+    """Return the cell with its model frozen inside another one, not saved, and sharded as before."""
     model, parallel = cell.config.model, cell.config.parallel
     inner = {"target": model.target, "options": model.options}
     tuned = "dcpbench.workloads.models.FineTuned"
@@ -93,7 +92,7 @@ def _tuning(cell: Cell, layers: int) -> Cell:
 
 
 def _as_pretrained(run: TrainingRun) -> State:
-    """The frozen part under the FQNs of a model of its own."""
+    """Return the frozen part under the FQNs of the pre-trained model."""
     return {"model_equal": below(snapshot_model(run.model), FROZEN)}
 
 
@@ -104,13 +103,13 @@ def _part(run: TrainingRun, submodules: bool) -> dict[str, PartState | Submodule
 
 
 def _verify_keys(cell: Cell, run: TrainingRun, keys: set[str], where: str) -> None:
-    """A checkpoint of the fine-tuning has each trained parameter and none that is frozen."""
+    """Check that a checkpoint of the fine-tuning has each trained parameter and no frozen one."""
     names = sorted(named_parameters(run.model))
     frozen = [name for name in names if name.startswith(FROZEN)]
     trained = [name for name in names if name not in frozen]
 
     def wrong(found: set[str]) -> Iterator[Mismatch]:
-        # Flattened, an optimizer has hyperparameters for whatever is in its groups.
+        # A flattened optimizer has hyperparameters for every parameter in its groups.
         held = [key for key in found if not key.startswith("optimizer.param_groups.")]
         for name in frozen:
             if any(f".{name}" in key for key in held):

@@ -1,6 +1,7 @@
-"""Convert a checkpoint of DCP into a file of `torch.save` and back, with torch's own converters."""
+"""Convert a checkpoint of DCP into a file of `torch.save` and back with torch's converters."""
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -17,17 +18,14 @@ from torch.distributed.tensor import DTensor
 from dcpbench.cell import checks, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.read_whole import verify_read
 from dcpbench.cell.shared_folder import wait_until_seen
 from dcpbench.checkpointers.nested import slots
 from dcpbench.workloads.run_state import as_saved
 
-_SHARDED = (DTensor, ShardedTensor)
-
 
 def formats(cell: Cell) -> None:
-    """The file that torch makes of the checkpoint holds what was saved; the checkpoint that it makes of that
-    file brings it back, and training goes on from there."""
+    """The converted file contains what was saved. The checkpoint that is converted back from it restores
+    that, and training continues."""
     reference = steps.build(cell)
     saved = steps.train_and_save(cell, reference)[-1]
     checks.verify_training(cell, reference)
@@ -38,45 +36,30 @@ def formats(cell: Cell) -> None:
             torch_save_to_dcp(file, again)
         wait_until_seen(cell, cell.folder, "of the conversion")
 
-    of_state = as_saved(reference.trained, saved.state)
-    in_file = Checkpoint(
-        saved.step,
-        saved.checkpoint_id,
-        saved.checkpointer,
-        of_state,
-        by_content=True,
-        how=", converted for torch.load",
-        numbers=saved.numbers,
-    )
+    checkpoint = partial(Checkpoint, saved.step, checkpointer=saved.checkpointer, numbers=saved.numbers)
+    state, how = as_saved(reference.trained, saved.state), ", converted for torch.load"
+    in_file = checkpoint(saved.checkpoint_id, state=state, by_content=True, how=how)
     with cell.phase("verify", "equality"):
-        # It may hold any values; this cell wrote it a moment ago.
+        # The file may contain any class; this cell has just written it.
         held = torch.load(file, map_location="cpu", weights_only=False)
         values = {key: container[name] for container, name, key in slots(held)}
-        verify_read(cell, in_file, values, cell.world.group)
+        checks.verify_values(cell, in_file, values, cell.world.group)
 
     _verify_broadcast(cell, saved, file)
-    target = steps.build_anew(cell)
-    converted = Checkpoint(
-        saved.step,
-        again,
-        saved.checkpointer,
-        saved.state,
-        source=saved.source,
-        how=", converted and back",
-        numbers=saved.numbers,
-    )
+    target = steps.build_target(cell)
+    converted = checkpoint(again, state=saved.state, source=saved.source, how=", converted and back")
     checks.load_and_verify(cell, target, converted)
-    checks.resume(cell, target, converted, reference.losses)
+    checks.resume(cell, target, converted, reference.record)
 
 
 def _verify_broadcast(cell: Cell, saved: Checkpoint, file: str) -> None:
-    """Torch's reader of the file, which knows tensors alone, brings the model back."""
-    target = steps.build_anew(cell)
+    """Torch's broadcasting reader of the file, which reads tensors only, restores the model."""
+    target = steps.build_target(cell)
     model = target.state()["model"]
     why = None
     if not dist.is_initialized():
         why = "it needs a process group"
-    elif any(type(one) in _SHARDED for one in model.state_dict().values()):
+    elif any(type(one) in (DTensor, ShardedTensor) for one in model.state_dict().values()):
         why = "ranks wait for ever: it cannot broadcast what is sharded"
     elif cell.world.device.type != "cpu":
         why = "ranks wait for ever: where a group has a backend for the CPU too it broadcasts from there"

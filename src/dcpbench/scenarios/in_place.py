@@ -1,4 +1,4 @@
-"""Load into state dicts that exist already: DCP fills their dictionaries and tensors, and makes none anew."""
+"""Load into existing state dicts: DCP fills their dictionaries and tensors and replaces none."""
 
 import copy
 from typing import Any
@@ -13,13 +13,13 @@ from dcpbench.verify.snapshot import local_part
 
 
 def in_place(cell: Cell) -> None:
-    """The dictionaries are the same objects, their tensors are where they were, and what is set from
-    them has the saved values, the learning rate too."""
+    """The dictionaries are the same objects, their tensors have the same memory, and a run that is set from
+    them has the saved values, including the learning rate."""
     reference = steps.build(cell)
     checkpoint = steps.train_and_save(cell, reference)[-1]
     checks.verify_training(cell, reference)
 
-    target = steps.build_anew(cell)
+    target = steps.build_target(cell)
     unrestored = checks.make_different(cell, target, checkpoint)
     stateful = target.state()
     given = {name: each.state_dict() for name, each in stateful.items()}
@@ -35,14 +35,14 @@ def in_place(cell: Cell) -> None:
 
     steps.load(cell, target, checkpoint, state=filled, install=verify_and_set)
     checks.verify_restored(cell, target, checkpoint, unrestored)
-    checks.resume(cell, target, checkpoint, reference.losses)
+    checks.resume(cell, target, checkpoint, reference.record)
 
 
 Places = dict[str, tuple[object, int]]
 
 
 def _places(nested: dict[str, Any], path: str = "state") -> Places:
-    """Every dictionary and tensor by its path, and where a tensor's elements lie in memory."""
+    """Return every dictionary and tensor by its path, with the address of a tensor's elements."""
     places: Places = {path: (nested, 0)}
     for key, value in nested.items():
         below = f"{path}.{key}"
@@ -54,7 +54,7 @@ def _places(nested: dict[str, Any], path: str = "state") -> Places:
 
 
 def _moved(before: Places, after: Places) -> list[Mismatch]:
-    """Paths at which there is another object, or the same one with its elements elsewhere."""
+    """Find paths with another object, or with elements at another address."""
     return [
         contract.violation(path, "it is not the object that was given, or its elements lie elsewhere")
         for path, (given, address) in before.items()

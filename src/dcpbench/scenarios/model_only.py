@@ -1,5 +1,5 @@
-"""Save the model alone, as it is published once it is trained, and load it into a model that was built anew:
-by the cell's own way, and by every other that reads what it wrote."""
+"""Save the model alone, as it is published, and load it into a new model: by the cell's checkpointer, and by
+every other way that reads its files."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,14 +10,14 @@ from dcpbench.workloads.training_run import TrainingRun
 
 
 def model_only(cell: Cell) -> None:
-    """The model comes back bit for bit, and its checkpoint holds nothing else."""
+    """The model is restored bit for bit, and its checkpoint contains nothing else."""
     reference = steps.build(cell)
     checkpoints = steps.train_and_save(
         cell, reference, state=lambda: _model(reference.trained), parts=["model_equal"]
     )
     checks.verify_training(cell, reference)
 
-    target = steps.build_anew(cell)
+    target = steps.build_target(cell)
     for number, checkpoint in enumerate(reversed(checkpoints)):
         before = checks.make_different(cell, target, checkpoint, number)
         steps.load(cell, target, checkpoint, state=_model(target))

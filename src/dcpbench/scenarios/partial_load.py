@@ -1,10 +1,10 @@
-"""Load a part of a checkpoint: the model alone into a model, then the rest, and single keys into plain
+"""Load parts of a checkpoint: the model alone into a model, then the rest, and single keys into plain
 dictionaries."""
 
 from collections.abc import Iterable
 from dataclasses import replace
 
-# Private to torch, and its only way to read all that is below a key without a template for it.
+# Private to torch, and its only way to read everything below a key without a template.
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
 from dcpbench.cell import checks, contract, steps
@@ -21,8 +21,8 @@ from dcpbench.workloads.training_run import TrainingRun
 
 
 def partial_load(cell: Cell) -> None:
-    """What was asked for is there and equal; what was not is untouched and absent. From both parts training
-    goes on."""
+    """Requested keys are loaded and equal; others are neither loaded nor changed. Training continues from
+    both parts."""
     reference = steps.build(cell)
     checkpoint = steps.train_and_save(cell, reference)[-1]
     checks.verify_training(cell, reference)
@@ -31,21 +31,21 @@ def partial_load(cell: Cell) -> None:
     moments = below(checkpoint.state["optim_equal"], "state.")
     _verify_below(cell, "optimizer.state", "optim_equal", moments, checkpoint)
 
-    asked_for = replace(checkpoint, state={"model_equal": checkpoint.state["model_equal"]})
-    target = steps.build_anew(cell)
+    model_only = replace(checkpoint, state={"model_equal": checkpoint.state["model_equal"]})
+    target = steps.build_target(cell)
     unrestored = checks.make_different(cell, target, checkpoint)
     before = retained_state(target)
     rest = target.state()
     steps.load(cell, target, checkpoint, state={"model": rest.pop("model")})
-    checks.verify_restored(cell, target, asked_for, unrestored)
+    checks.verify_restored(cell, target, model_only, unrestored)
     _verify_untouched(cell, target, before, checkpoint)
     steps.load(cell, target, checkpoint, state=rest)
     checks.verify_restored(cell, target, checkpoint, unrestored)
-    checks.resume(cell, target, checkpoint, reference.losses)
+    checks.resume(cell, target, checkpoint, reference.record)
 
 
 def _verify_untouched(cell: Cell, target: TrainingRun, before: State, saved: Checkpoint) -> None:
-    """All of a target but its model must be what it was before the load, and not what was saved."""
+    """Check that everything in a target but its model is as before the load, and not as saved."""
     with cell.phase("verify", "equality"):
         now, then, loaded = (
             {**state["optim_equal"], **state["extra_equal"], **state[RANDOM]}
@@ -56,7 +56,8 @@ def _verify_untouched(cell: Cell, target: TrainingRun, before: State, saved: Che
 
 
 def _verify_below(cell: Cell, key: str, check: str, expected: Leaves, saved: Checkpoint) -> None:
-    """All that is below a key comes whole, on the CPU of every rank, and nothing beside it."""
+    """Check that a load of a key brings full tensors of everything below it to the CPU of every rank, and
+    nothing else."""
     checkpointer = saved.checkpointer
     assert isinstance(checkpointer, DcpCheckpointer)
     where = f"read by the key {key} {saved}"
@@ -74,9 +75,9 @@ def _verify_below(cell: Cell, key: str, check: str, expected: Leaves, saved: Che
         control = compare_across(expected, changed, cell.world.group)
         cell.record(check, Compared.of(found, control, controllable(expected)), where)
 
-    def beside(names: Iterable[str]) -> list[Mismatch]:
-        unrequested = [name for name in names if not name.startswith(f"{key}.")]
-        return [contract.violation(key, f"{unrequested[0]} came with it")] if unrequested else []
+    def unrequested(names: Iterable[str]) -> list[Mismatch]:
+        others = [name for name in names if not name.startswith(f"{key}.")]
+        return [contract.violation(key, f"{others[0]} came with it")] if others else []
 
-    broken = beside([*loaded, "optimizer.param_groups"])
-    cell.record("contract_held", Compared.of(beside(loaded), broken, [key]), where)
+    broken = unrequested([*loaded, "optimizer.param_groups"])
+    cell.record("contract_held", Compared.of(unrequested(loaded), broken, [key]), where)

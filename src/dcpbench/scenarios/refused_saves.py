@@ -1,4 +1,4 @@
-"""Saves that DCP has to refuse, with its own clear message and without damage."""
+"""Saves that DCP has to refuse, with a clear message and without damage."""
 
 import threading
 from collections.abc import Iterator
@@ -19,8 +19,8 @@ from dcpbench.records.files import everything_below
 
 
 def overwrite(cell: Cell) -> None:
-    """Save, save again into the same place, and save there once more when that is forbidden: the second
-    values come back; the third save is refused and the second checkpoint still whole."""
+    """Save twice to the same path, and a third time while overwriting is forbidden: that save is refused, and
+    a load restores the second one."""
     cell = cell.vary(saves=2, save_at=None)
     reference = steps.build(cell)
     storage = cell.config.storage
@@ -33,34 +33,34 @@ def overwrite(cell: Cell) -> None:
 
     def save() -> SavedCheckpoint:
         until = reference.trained.train_state.step + cell.config.train_steps
-        steps.go_on(cell, reference, until)
+        steps.advance(cell, reference, until)
         saved = steps.save(cell, reference.trained, overwriting, "checkpoint")
         steps.finish(cell, saved)
         return saved
 
     save()
     second = save()
-    steps.go_on(cell, reference, until=cell.config.last_step)
+    steps.advance(cell, reference, until=cell.config.last_step)
 
     def save_into(name: str) -> None:
         steps.finish(cell, steps.save(cell, reference.trained, refusing, name))
 
     again, elsewhere = partial(save_into, "checkpoint"), partial(save_into, "elsewhere")
-    # Without collectives nobody tells a rank of its peers' exceptions: each raises its own.
+    # Without collectives ranks do not learn of their peers' exceptions: each raises its own.
     kind = CheckpointException if cell.config.save.uses_collectives else RuntimeError
     contract.verify_refused(cell, kind, "Checkpoint already exists", again, elsewhere)
     checks.verify_training(cell, reference)
 
-    target = steps.build_anew(cell)
+    target = steps.build_target(cell)
     checks.load_and_verify(cell, target, second)
-    checks.resume(cell, target, second, reference.losses)
+    checks.resume(cell, target, second, reference.record)
 
 
 def no_cpu_backend(cell: Cell) -> None:
-    """An asynchronous save in a process group whose only backend is the accelerator's: its upload could not
-    meet its peers from a thread. It is refused, leaves nothing behind, and training goes on."""
+    """Save asynchronously in a process group without a CPU backend, which the upload thread would need. The
+    save is refused and leaves nothing, and training continues."""
     reference = steps.build(cell)
-    steps.train(cell, reference.trained, reference.data, until=cell.config.train_steps)
+    steps.train(cell, reference.trained, until=cell.config.train_steps)
     device_only = dist.new_group(backend=dist.get_default_backend_for_device(cell.world.device.type))
     without = replace(cell, world=replace(cell.world, checkpoint_group=device_only))
     refused, accepted = str(cell.folder / "refused"), str(cell.folder / "accepted")
@@ -83,7 +83,7 @@ def no_cpu_backend(cell: Cell) -> None:
     broken = _left_behind(accepted, threads - 1)
     cell.record("contract_held", Compared.of(left, broken, ["files", "threads"]), "after the refusal")
     dist.destroy_process_group(device_only)
-    steps.train(cell, reference.trained, reference.data, until=cell.config.last_step)
+    steps.train(cell, reference.trained, until=cell.config.last_step)
     checks.verify_training(cell, reference)
 
 

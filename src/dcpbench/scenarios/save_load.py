@@ -1,5 +1,5 @@
-"""Train and save, several times, and go on; then, for every checkpoint, build everything anew, load,
-compare, and train on as if nothing had happened. Also in one process without a process group."""
+"""Train and save several times; then load each checkpoint into a new run, compare, and train on. Also in one
+process without a process group."""
 
 from typing import Any
 
@@ -13,33 +13,33 @@ from dcpbench.core.rank_report import Compared
 
 
 def save_load(cell: Cell) -> None:
-    """What was saved comes back bit for bit, and training goes on with the losses it would have had."""
+    """A load restores bit for bit what was saved, and training continues with the losses of the reference
+    run."""
     reference = steps.build(cell)
     checkpoints = steps.train_and_save(cell, reference)
     checks.verify_training(cell, reference)
 
-    # The newest first: it is the one that meets a model nothing was ever loaded into.
-    target = steps.build_anew(cell)
+    target = steps.build_target(cell)
     target.keeps_random = reference.trained.keeps_random
+    # The newest first, into a model that nothing was loaded into before.
     for number, checkpoint in enumerate(reversed(checkpoints)):
         before = checks.load_and_verify(cell, target, checkpoint, number)
-        if number == 0:  # setting what is there changes nothing
+        if number == 0:  # a run that loads its own state does not change
             with cell.phase("load"):
                 target.set_again()
             checks.verify_restored(cell, target, checkpoint, before)
-        checks.resume(cell, target, checkpoint, reference.losses)
+        checks.resume(cell, target, checkpoint, reference.record)
     checks.verify_saved_again(cell, target, checkpoints[0])
     if cell.config.own_trainer:
-        handover.leave_to_trainer(cell, checkpoints[-1], reference.trained, reference.losses)
+        handover.leave_to_trainer(cell, checkpoints[-1], reference.trained, reference.record)
 
 
 def no_dist(cell: Cell) -> None:
-    """One process and no process group: DCP saves and loads without anybody to coordinate with. What was
-    saved comes back, also if it was nothing at all."""
+    """DCP saves and loads in one process without a process group, also an empty state dict."""
     checkpointer = steps.open_checkpointer(cell)
 
-    def came_back(state: dict[str, Any], name: str) -> list[Mismatch]:
-        """What a checkpoint holds that was made of an empty state dict, and what an empty one gets of it."""
+    def keys_of(state: dict[str, Any], name: str) -> list[Mismatch]:
+        """Save `state`, load it into an empty dict, and return a mismatch for every key found."""
         checkpoint_id = str(cell.folder / name)
         with cell.phase("save"):
             checkpointer.save(state, checkpoint_id).wait()
@@ -49,9 +49,9 @@ def no_dist(cell: Cell) -> None:
         held = {*loaded, *checkpointer.manifest(checkpoint_id).entries}
         return [contract.violation("empty state dict", f"it holds {key}") for key in sorted(held)]
 
-    empty = came_back({}, "empty")
+    empty = keys_of({}, "empty")
     if dist.is_initialized():
         empty.append(contract.violation("empty state dict", "it was saved with a process group"))
-    full = came_back({"something": torch.ones(1)}, "full")
+    full = keys_of({"something": torch.ones(1)}, "full")
     cell.record("contract_held", Compared.of(empty, full, ["empty state dict"]), "saved and loaded")
     save_load(cell)

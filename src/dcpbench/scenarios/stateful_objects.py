@@ -1,4 +1,4 @@
-"""Objects that carry their own state, and plain dictionaries, beside a model and an optimizer."""
+"""Objects with state of their own, and plain dictionaries, in addition to a model and an optimizer."""
 
 import itertools
 from collections.abc import Callable
@@ -27,13 +27,13 @@ def object_scenario(
     extra: Callable[[Checkpoint, dict[str, Any]], None] = lambda checkpoint, given: None,
     order: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
 ) -> None:
-    """Save objects in addition to a training run, load them into others, and compare these by type and value.
+    """Save objects in addition to a training run, load them into others, and compare types and values.
 
     Args:
         saved: the objects and plain dictionaries that are saved.
-        fresh: those that are loaded; none if that is not what the scenario is about.
+        fresh: those that are loaded into; empty if the scenario loads none.
         extra: called with the checkpoint and the state dict that was loaded into.
-        order: puts the keys of a state dict into another order.
+        order: reorders the keys of a state dict.
     """
     reference = steps.build(cell)
     expected = _leaves(saved)
@@ -43,15 +43,15 @@ def object_scenario(
         state = {**reference.trained.state(), **saved}
         if order is None:
             return state
-        # dcp.save asks for state dicts in the order of each rank's keys, and only dcp.load sorts them:
-        # what meets its peers in `state_dict` (FSDP1's optimizer and model do) must keep its order.
+        # dcp.save calls `state_dict` in each rank's order of keys; only dcp.load sorts them. State dicts
+        # with collectives (FSDP1's optimizer and model) must keep their order.
         last = state.pop("optimizer")
         return {**order(state), "optimizer": last}
 
-    checkpoint = steps.train_and_save(cell, reference, state=saved_state, beside=retained(promised))[-1]
+    checkpoint = steps.train_and_save(cell, reference, state=saved_state, extra=retained(promised))[-1]
     checks.verify_training(cell, reference)
 
-    target = steps.build_anew(cell)
+    target = steps.build_target(cell)
     unrestored = checks.make_different(cell, target, checkpoint)
     before = _leaves(fresh)
     state = {**target.state(), **fresh}
@@ -63,7 +63,7 @@ def object_scenario(
         with cell.phase("verify", "equality"):
             cell.record("extra_equal", compare_controlled(expected, _leaves(loaded), before), str(checkpoint))
     extra(checkpoint, given)
-    checks.resume(cell, target, checkpoint, reference.losses)
+    checks.resume(cell, target, checkpoint, reference.record)
 
 
 def _state_of(one: Any) -> dict[str, Any]:
@@ -72,14 +72,14 @@ def _state_of(one: Any) -> dict[str, Any]:
 
 
 def _leaves(objects: dict[str, Any]) -> Leaves:
-    """The contents of objects, and the numbers that those which gather have gathered."""
+    """Return the contents of objects, with the numbers that gathering ones have gathered."""
     seen = {name: {"seen": one.seen} for name, one in objects.items() if isinstance(one, Gathering)}
     state = {name: {**_state_of(one), **seen.get(name, {})} for name, one in objects.items()}
     return retained(snapshot_nested(state))
 
 
 class Recording(dict[str, Any]):
-    """A state dict that knows which of its keys were set."""
+    """A state dict that records which of its keys are set."""
 
     def __init__(self, items: dict[str, Any]) -> None:
         super().__init__(items)
@@ -103,7 +103,7 @@ class Gathering(TensorObject):
         self.seen = self.meet()
 
     def meet(self) -> list[int]:
-        """A collective: what the ranks tell each other."""
+        """Exchange the ranks' numbers; collective."""
         mine = torch.tensor([self.world.rank], device=self.world.device)
         theirs = [torch.empty_like(mine) for _ in range(self.world.size)]
         dist.all_gather(theirs, mine)
@@ -120,9 +120,8 @@ class Summing(Gathering):
 
 
 def key_order(cell: Cell) -> None:
-    """Ranks name their stateful objects in different orders, and the objects meet their peers while they are
-    loaded: were the ranks to load in their own orders, they would wait for each other for ever. Loading
-    comes to an end, and every object got its own state."""
+    """Ranks list their stateful objects in different orders, and loading them is collective: if ranks loaded
+    in their own orders they would deadlock. The load ends, and every object gets its own state."""
     saved = _objects(cell.world, 1)
     for each in saved.values():
         each.seen = each.meet()
@@ -134,14 +133,14 @@ def _objects(world: World, seed: int) -> dict[str, Gathering]:
 
 
 def _turned(cell: Cell, state: dict[str, Any]) -> dict[str, Any]:
-    """The same state with its keys in an order that begins elsewhere on each rank."""
+    """Return the same state with its keys in an order that starts at another key on each rank."""
     names = sorted(state)
     first = cell.world.rank % len(names)
     return {name: state[name] for name in names[first:] + names[:first]}
 
 
 class Counting(TensorObject):
-    """A stateful object that counts how often it was loaded."""
+    """A stateful object that counts its loads."""
 
     loads = 0
 
@@ -151,9 +150,8 @@ class Counting(TensorObject):
 
 
 def stateful_or_not(cell: Cell) -> None:
-    """What carries its own state is restored by its own `load_state_dict` and stays the object it is; what
-    is a plain dictionary is filled and put back into the state dict that was given. Both come back with
-    type and value."""
+    """A stateful object is restored by its `load_state_dict` and stays the same object; a plain dictionary is
+    filled and put back into the given state dict. Types and values of both are restored."""
     device = cell.world.device
     fresh = Counting(2, device)
 
@@ -169,7 +167,7 @@ def stateful_or_not(cell: Cell) -> None:
 
 
 def plain_values(device: torch.device, which: int) -> dict[str, Any]:
-    """Nested values of every kind that a state dict may hold; each `which` has others."""
+    """Return nested values of every kind that a state dict can contain; each `which` has other values."""
     return {
         "int": which,
         "float": which / 10,
@@ -200,7 +198,7 @@ def _wrong(given: Recording, stateful: Counting) -> list[Mismatch]:
 
 
 class Keyed:
-    """A stateful object that holds a tensor and a number under each of its keys."""
+    """A stateful object with a tensor and a number under each of its keys."""
 
     def __init__(self, keys: list[Any], first: int, device: torch.device) -> None:
         self.values = dict(zip(keys, itertools.count(first), strict=False))
@@ -214,26 +212,25 @@ class Keyed:
 
 
 def other_keys(cell: Cell, saved: list[Any], loaded: list[Any]) -> None:
-    """An object that may have other keys when it is loaded than when it was saved: all that was saved comes
-    back, and what is asked for and was not saved is refused.
+    """An object can have other keys when it is loaded than when it was saved: a load restores all saved keys,
+    and refuses keys that were not saved.
 
     Args:
         saved: its keys when it is saved.
-        loaded: those that it has before it is loaded.
+        loaded: its keys before it is loaded.
     """
     device = cell.world.device
     lacking = [key for key in loaded if key not in saved]
 
     def verify_refused(checkpoint: Checkpoint, _: dict[str, Any]) -> None:
-        def asking_for(keys: list[Any]) -> Callable[[], None]:
-            state = {"keyed": Keyed(keys, 5, device)}
-            return lambda: checkpoint.checkpointer.load(state, checkpoint.checkpoint_id)
+        def load(keys: list[Any]) -> None:
+            checkpoint.checkpointer.load({"keyed": Keyed(keys, 5, device)}, checkpoint.checkpoint_id)
 
-        calls = asking_for(loaded), asking_for(saved)
         where = f"of a load with more keys {checkpoint}"
         with cell.phase("verify", "refused"):
             for key in lacking:
                 name = f"keyed.values.{key}"
+                calls = partial(load, loaded), partial(load, saved)
                 contract.verify_refused(cell, CheckpointException, name, *calls, where)
 
     fresh = Keyed([key for key in loaded if key not in lacking], 5, device)
@@ -241,23 +238,23 @@ def other_keys(cell: Cell, saved: list[Any], loaded: list[Any]) -> None:
 
 
 def other_dtype(cell: Cell, saved: str, loaded: str) -> None:
-    """A tensor that is to be loaded into one of another dtype has to be refused: what comes of it is not what
-    was saved.
+    """A load into a tensor of another dtype has to be refused: its values would not be those that were saved.
 
     Args:
-        saved: the name of torch's dtype of the tensor that is saved.
-        loaded: that of the one that it is loaded into.
+        saved: the name of the saved tensor's dtype.
+        loaded: that of the tensor to load into.
     """
     device = cell.world.device
     held = {"tensor": torch.arange(1, 9, device=device).to(getattr(torch, saved)) / 3}
 
     def verify_refused(checkpoint: Checkpoint, _: dict[str, Any]) -> None:
-        def into(dtype: str) -> Callable[[], None]:
+        def load(dtype: str) -> None:
             state = {"typed": {"tensor": torch.zeros(8, dtype=getattr(torch, dtype), device=device)}}
-            return lambda: checkpoint.checkpointer.load(state, checkpoint.checkpoint_id)
+            checkpoint.checkpointer.load(state, checkpoint.checkpoint_id)
 
         where = f"of a load into {loaded} {checkpoint}"
+        calls = partial(load, loaded), partial(load, saved)
         with cell.phase("verify", "refused"):
-            contract.verify_refused(cell, CheckpointException, "dtype", into(loaded), into(saved), where)
+            contract.verify_refused(cell, CheckpointException, "dtype", *calls, where)
 
     object_scenario(cell, {"typed": held}, {}, verify_refused)

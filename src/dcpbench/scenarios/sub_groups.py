@@ -1,4 +1,4 @@
-"""Saves of sub-groups between the world's: each half of the ranks has a state of its own."""
+"""Saves of sub-groups between saves of the world: each half of the ranks has a state of its own."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,8 +21,8 @@ _WHERE = "in the checkpoint of this rank's half"
 
 
 def sub_groups(cell: Cell) -> None:
-    """What either half saves comes back to it, while the other saves and loads as well; what the world has
-    saved before does too, and it can save again."""
+    """Each half saves and loads its state at the same time as the other. Earlier checkpoints of the world can
+    still be loaded, and the world can save again."""
     reference = steps.build(cell)
     checkpoints = steps.train_and_save(cell, reference)
     checks.verify_training(cell, reference)
@@ -30,33 +30,34 @@ def sub_groups(cell: Cell) -> None:
     number, half = _half(cell)
     _save_and_load(cell, number, half)
 
-    target = steps.build_anew(cell)
+    target = steps.build_target(cell)
     for other, checkpoint in enumerate(reversed(checkpoints)):
         checks.load_and_verify(cell, target, checkpoint, other)
-        checks.resume(cell, target, checkpoint, reference.losses)
+        checks.resume(cell, target, checkpoint, reference.record)
     checks.verify_saved_again(cell, target, checkpoints[0])
 
 
 def _half(cell: Cell) -> tuple[int, World]:
-    """Which half of the ranks this one is in, and the world that they are; of one rank there is one."""
+    """Return the number and the world of this rank's half; a lone rank has one."""
     world, ranks = cell.world, range(cell.world.size)
     halves = [half for half in (ranks[: len(ranks) // 2], ranks[len(ranks) // 2 :]) if half]
     groups: list[Any] = [dist.new_group([*half], backend="gloo") for half in halves]
     number = next(number for number, half in enumerate(halves) if world.rank in half)
-    cell.endings.callback(dist.destroy_process_group, groups[number])
-    rank = halves[number].index(world.rank)
     group = groups[number]
+    cell.endings.callback(dist.destroy_process_group, group)
+    rank = halves[number].index(world.rank)
     return number, World(rank, len(halves[number]), world.device, group, group)
 
 
 def _save_and_load(cell: Cell, number: int, half: World) -> None:
-    checkpointer = steps.open_checkpointer(replace(cell, world=half))
+    of_half = replace(cell, world=half)
+    checkpointer = steps.open_checkpointer(of_half)
     checkpoint_id = str(cell.folder / f"half-{number}")
     state = _state(half, seed=cell.config.seed + number)
     leaves = retained(snapshot_nested(state))
     with cell.phase("save"):
         checkpointer.save(state, checkpoint_id).wait()
-        wait_until_seen(replace(cell, world=half), checkpoint_id, _WHERE)
+        wait_until_seen(of_half, checkpoint_id, _WHERE)
     manifest = checkpointer.manifest(checkpoint_id)
     cell.record("checkpoint_whole", compare_manifest(manifest, expected_of(leaves)), _WHERE)
 
@@ -68,7 +69,7 @@ def _save_and_load(cell: Cell, number: int, half: World) -> None:
 
 
 def _state(half: World, seed: int) -> dict[str, Any]:
-    """Values of every kind, and a tensor that is sharded unevenly over the half's ranks."""
+    """Return values of every kind, and a tensor that is sharded unevenly over the ranks of the half."""
     group: Any = half.checkpoint_group
     mesh = DeviceMesh.from_group(group, "cpu")
     rows = torch.randn(2 * half.size + 1, 3, generator=torch.Generator().manual_seed(seed))

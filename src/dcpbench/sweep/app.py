@@ -1,9 +1,10 @@
-"""A sweep from Hydra's overrides to its printed table: begun, resumed, or only planned."""
+"""Run a sweep: from Hydra's overrides to its printed table. It begins, is resumed, or is only planned."""
 
+import math
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import cast
@@ -16,55 +17,56 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
 from dcpbench.config.schema import MATRIX, PART, REPEATS, is_about_the_sweep
 from dcpbench.config.text import counted
+from dcpbench.core.metrics import METRICS
 from dcpbench.executors import fork_server
 from dcpbench.executors.base import Engine, HostsLostError, engine_of
 from dcpbench.executors.fork_server import Machine
 from dcpbench.rank.nccl import NCCL_PATH
-from dcpbench.records.row_log import RowLog
-from dcpbench.records.store import ResultsError
+from dcpbench.records.row import Row
+from dcpbench.records.store import ResultsError, RowLog
 from dcpbench.report.styles import text_of
 from dcpbench.sweep import cells, driver, dry_run, job, pairwise, resume
 from dcpbench.sweep.closing import close
 from dcpbench.sweep.progress import composing
 from dcpbench.sweep.resources import shared_gpu_sentences
-from dcpbench.sweep.runnable import Runnable
 from dcpbench.sweep.sweep_folder import SweepFolder
-from dcpbench.sweep.task import objective_of
 
 _MANY = 50
-"""Of more cells a file is told too that they are being composed, which takes seconds."""
+"""With more cells composing takes seconds, so that a file is told what happens too."""
+_MAXIMIZES = {"direction": "maximize", "optim.maximize": "true", "ax_config.experiment.minimize": "false"}
+"""How the configurations of Hydra's Optuna, Nevergrad and Ax sweepers say that they maximize."""
 
 
 class SweepRun:
     """One sweep in one folder: a sequence of batches of cells, whichever sweeper hands them over.
 
-    dcpbench's own sweeper hands over one batch, and the folder is claimed when all its cells are right.
+    dcpbench's own sweeper hands over one batch, and the folder is claimed once all its cells are valid.
     Other sweepers write into the folder before their first batch, so for them it is claimed at once.
+
+    A wrong configuration raises ConfigError, hydra.errors.HydraException or
+    omegaconf.errors.OmegaConfBaseException before a cell of the batch is started.
     """
 
     def __init__(self, loader: ConfigLoader, base: DictConfig, own_sweeper: bool) -> None:
-        """Decide what can be decided before the first batch.
+        """Decide all that can be decided before the first batch.
 
         Args:
             base: the composition of the sweep itself; `loader` composes its cells.
-            own_sweeper: whether the sweep is driven by dcpbench's own sweeper.
-
-        Raises:
-            ConfigError: a key that is about the sweep is wrong, or the folder cannot be used.
+            own_sweeper: whether dcpbench's own sweeper drives the sweep.
         """
         self._base = base
         self.sweeper = str(base.hydra.runtime.choices["hydra/sweeper"])
         self.is_left_to_sweeper = not own_sweeper
-        """Whether another sweeper than dcpbench's own is at work, before, between and after batches."""
+        """Whether another sweeper is at work, before, between and after batches."""
         self._value_of = objective_of(base)
         if not own_sweeper:
             _refuse_what_needs_all_cells(base, self.sweeper)
-        self._cells = cells.CellMaker(loader, base)
         self._console = Console(stderr=True)
         self._engine: Engine | None = None
         self._driver: driver.Sweep | None = None
         self._planned = 0
         self._folder = SweepFolder(base)
+        self._cells = cells.CellMaker(loader, base, composing(self._console), self._folder.cells)
         if not own_sweeper or (self._folder.is_resumed and not base.plan):
             self._folder.claim()
 
@@ -74,12 +76,10 @@ class SweepRun:
         return self._driver is not None
 
     def run(self, batch: Sequence[Sequence[str]], blocks: Sequence[str] = ()) -> list[float | None]:
-        """Run the cells of a batch that have no row yet; the value of the objective for each. A plan puts
-        cells together by these blocks, if there are any.
+        """Run the cells of a batch that have no row yet, and return the value of the objective for each. A
+        plan groups cells by these blocks, if there are any.
 
         Raises:
-            ConfigError, hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: the
-                configuration is wrong; nothing of this batch was started.
             SystemExit: a row could not be written.
         """
         self.is_left_to_sweeper, sweepers_turn = False, self.is_left_to_sweeper
@@ -88,10 +88,9 @@ class SweepRun:
         words = [_of_the_cell(overrides) for overrides in batch]
         engine = self._begun_engine(words)
         if not self.begun and (self._console.is_terminal or len(words) > _MANY):  # else a rank runs at once
-            doing = "planning" if self._base.plan else "starting ranks"
-            self._print(f"{counted(len(words), 'cell')}: {doing} ...")
-        with composing(self._console) as track:
-            made = self._cells.cells(words, track)
+            doing = "planning" if self._base.plan else f"starting ranks; rows go to {self._folder.path}"
+            self._print(f"{counted(len(words), 'cell')}: {doing}")
+        made = self._cells.cells(words)
         machine = self._driver.machine if self._driver else engine.probe()
         jobs = job.plan(made, machine)
         mine = self._folder.mine(jobs)
@@ -107,6 +106,7 @@ class SweepRun:
                 self._print(sentence)
             for sentence in shared_gpu_sentences(mine, machine):
                 self._print(sentence)
+            _refuse_unimportable(mine, machine)
             self._folder.begin(mine, jobs, found)
             self._driver = self._begun_driver(mine, machine, engine, found)
         try:
@@ -119,27 +119,18 @@ class SweepRun:
         return [self._value_of(rows.get(one.cell.name)) for one in jobs]
 
     def covering(self, lists: Sequence[Sequence[str]]) -> list[pairwise.Row]:
-        """Jobs in which every two values of these lists meet that can run together; what is left out is told.
-
-        Raises:
-            ConfigError, hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: an override
-                is wrong.
-        """
+        """Return jobs with every two values of these lists that can run together; print what is left out."""
         machine = self._begun_engine(lists).probe()
-        with composing(self._console) as track:
-            runnable = Runnable(self._cells.composer, machine, lists, track)
+        runnable = pairwise.Runnable(self._cells.composer, machine, lists)
         found = pairwise.covering(lists, runnable.runs, runnable.excludes)
         self._print(pairwise.sentence(lists, found))
         return found.rows
 
     def end(self, status: int) -> int:
-        """End the sweep, report its rows, and give its folder up.
+        """End the sweep, report its rows, release its folder, and return the exit status.
 
         Args:
-            status: the exit status as far as it is known, 0 if it depends on the rows alone.
-
-        Returns:
-            the exit status.
+            status: the exit status so far; 0 if only the rows decide it.
         """
         try:
             if self._driver:
@@ -149,7 +140,7 @@ class SweepRun:
             self._folder.release(self.begun)
 
     def _begun_engine(self, batch: Sequence[Sequence[str]]) -> Engine:
-        """Where ranks will live; it imports what they need while cells are composed."""
+        """Return the engine of the ranks; it imports what they need while cells are composed."""
         if self._engine is None:
             compiles = cells.may_compile(self._base, batch)
             if self._base.nccl:
@@ -161,7 +152,7 @@ class SweepRun:
     def _begun_driver(
         self, jobs: list[job.Job], machine: Machine, engine: Engine, found: resume.Found | None
     ) -> driver.Sweep:
-        """What runs the jobs, and imports meanwhile what shows their rows."""
+        """Return the driver of the jobs, and import meanwhile what shows their rows."""
         folder, now = self._folder.path, machine.description | {"git_commit": jobs[0].columns["git_commit"]}
         earlier = resume.earlier_machines(folder, now)
         # pandas takes up to a second to import, which the driver has while the ranks are at work.
@@ -172,34 +163,72 @@ class SweepRun:
     def _show_plan(
         self, jobs: list[job.Job], blocks: Sequence[str], machine: Machine, found: resume.Found | None
     ) -> int:
-        """Print what would run, and start nothing; the exit status as far as it is known."""
+        """Print what would run, and start nothing; return the exit status so far."""
         self._folder.refuse_unusable(jobs)
         machine.complete()
-        as_asked = machine.gpus, found, self._base.plan_as
-        return dry_run.print_plan(self._folder.path, jobs, blocks, *as_asked)
+        asked = machine.gpus, found, self._base.plan_as
+        return dry_run.print_plan(self._folder.path, jobs, blocks, *asked)
 
     def _print(self, sentence: str) -> None:
         self._console.print(text_of(sentence), soft_wrap=True)
 
 
+def _refuse_unimportable(jobs: Sequence[job.Job], machine: Machine) -> None:
+    """Have each workload imported, by a process like a rank, before the first cell runs.
+
+    Raises:
+        ConfigError: ranks cannot import one.
+    """
+    targets = dict.fromkeys(one.cell.config.workload.target for one in jobs if not one.skip)
+    for target in filter(None, targets):
+        if why := machine.import_error(target):
+            raise ConfigError(f"workload.target={target}: cannot be imported: {why}")
+
+
+def objective_of(base: DictConfig) -> Callable[[Row | None], float | None]:
+    """Return a function from a row to the value of the sweep's `objective`; its values are None without one.
+
+    The value is infinitely bad if there is no row, it is not ok, or the metric is null. The Optuna sweeper
+    would abandon a study for NaN or an exception.
+    """
+    metric = base.objective
+    if metric is not None and metric not in METRICS:
+        raise ConfigError(f"objective={metric}: unknown metric; choose one of {', '.join(METRICS)}")
+    sweeper = base.hydra.sweeper  # whose setting is an Enum, a text or a flag
+    given = ((OmegaConf.select(sweeper, key), value) for key, value in _MAXIMIZES.items())
+    maximizes = any(getattr(setting, "name", str(setting)).lower() == value for setting, value in given)
+    worst = -math.inf if maximizes else math.inf
+
+    def value_of(row: Row | None) -> float | None:
+        if metric is None:
+            return None
+        value = row.metrics.get(metric) if row is not None and row.is_ok else None
+        return worst if value is None else float(value)
+
+    return value_of
+
+
 def _blocks_of(mine: Sequence[job.Job], jobs: Sequence[job.Job], blocks: Sequence[str]) -> list[str]:
-    """The blocks that ask for some of all jobs, if an experiment names blocks."""
+    """Return the block of each of some of all jobs, if an experiment names blocks."""
     names = {one.cell.name for one in mine}
     return [block for block, one in zip(blocks, jobs, strict=bool(blocks)) if one.cell.name in names]
 
 
 def _of_the_cell(words: Sequence[str]) -> list[str]:
-    """The words of a job without those about the sweep itself, which other sweepers pass on."""
+    """Return the words of a job without those about the sweep, which other sweepers pass on."""
     return [item for item in words if not is_about_the_sweep(item.partition("=")[0])]
 
 
 def _refuse_what_needs_all_cells(base: DictConfig, sweeper: str) -> None:
-    """Refuse what another sweeper than dcpbench's own cannot do, or not without an objective."""
+    """Refuse what only dcpbench's own sweeper can do, and another sweeper without an objective."""
     for key, null in (("resume", None), ("plan", False), (REPEATS, 1), (MATRIX, "product"), (PART, None)):
         if base[key] != null:
             value = str(base[key]).lower() if key == "plan" else base[key]
-            why = f"as with hydra/sweeper=dcpbench and not with hydra/sweeper={sweeper}"
-            raise ConfigError(f"{key}={value}: needs to know all cells before the first one runs, {why}")
+            raise ConfigError(
+                f"{key}={value}: needs all cells before the first one runs; use hydra/sweeper=dcpbench, not "
+                f"hydra/sweeper={sweeper}"
+            )
     if base.objective is None and sweeper != "basic":
-        why = "is returned a number for each cell: name the metric"
-        raise ConfigError(f"objective=null: hydra/sweeper={sweeper} {why}")
+        raise ConfigError(
+            f"objective=null: hydra/sweeper={sweeper} needs a number for each cell; name a metric"
+        )

@@ -1,9 +1,9 @@
-"""Runs one cell after the other on one executor, from a job to its row.
+"""Run one cell after another on one executor, from a job to its row.
 
-A cell that is not ok is attempted once more, on fresh ranks and into another folder for checkpoints: what an
-earlier cell may have done to the ranks of the first attempt cannot affect its verdict. Where the first ended
-with another status, the row says so (`flaky`), and is not ok. A mismatch that a second attempt has repeated
-once is not random: cells that fail in the same way after it are not attempted again.
+A cell that is not ok is attempted once more, on fresh ranks and with another folder for checkpoints, so that
+earlier cells cannot affect its verdict. If the first attempt ended with another status, the row is `flaky`
+and not ok. A mismatch that a second attempt has repeated is not random: later cells that fail in the same way
+are not attempted again.
 """
 
 import datetime
@@ -35,14 +35,14 @@ from dcpbench.verdict.verdict import Verdict
 
 FIRST_ATTEMPT = "first-try"
 _NAMED = 10
-"""How many segments of shared memory are named; the others are only counted."""
+"""How many segments of shared memory are named; the rest are only counted."""
 Mismatches = tuple[tuple[str, ...], frozenset[tuple[str, str, Problem]]]
-"""How a cell failed: axes that such cells share, and what differs by check, name and kind."""
+"""How a cell failed: the axes that such cells share, and its mismatches by check, name and kind."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A cell that has ended: its row, and the measurements of the attempt that the row is about."""
+    """A cell that has ended: its row, and the measurements of the attempt that the row describes."""
 
     job: Job
     row: Row
@@ -51,7 +51,7 @@ class Finished:
 
 @dataclass
 class CellRunner:
-    """Runs cells on the ranks of an executor; with `shared` others do so on the same devices."""
+    """Run cells on the ranks of an executor; with `shared` others run on the same devices."""
 
     folder: Path
     executor: Executor
@@ -60,10 +60,10 @@ class CellRunner:
     costs: Costs
     shared: bool = False
     repeated: dict[Mismatches, str] = field(default_factory=dict)
-    """What second attempts have repeated, and of which cell; shared by the runners of a sweep."""
+    """Mismatches that a second attempt has repeated, with its cell; shared by the runners of a sweep."""
 
     def run(self, job: Job) -> Finished:
-        """Run a cell, once more if it is not ok."""
+        """Run a cell, and once more if it is not ok."""
         self.display.begin(job.cell.name)
         attempts = self._attempts(job)
         try:
@@ -87,7 +87,7 @@ class CellRunner:
         first = self._attempt(job, 0, checkpoints)
         how = _mismatches(job.config, first.verdict)
         if how in self.repeated:
-            first.verdict.details["no_second_try"] = f"a second one has repeated it in {self.repeated[how]}"
+            first.verdict.details["no_second_try"] = f"repeated by a second attempt in {self.repeated[how]}"
         if self.executor.interrupted or how in self.repeated or not is_due(first, job.config):
             self._print(*clear(job.config, not first.is_ok, checkpoints))
             return [first]
@@ -95,9 +95,9 @@ class CellRunner:
             set_aside(job.cell.folder)
             of_second.mkdir()
         except OSError as error:
-            self._print(f"{job.cell.name}: no second try: {error}")
+            self._print(f"{job.cell.name}: no second attempt: {error}")
             return [first]
-        self.display.begin(job.cell.name, "second try")
+        self.display.begin(job.cell.name, "second attempt")
         try:
             second = self._attempt(job, 1, of_second)
         except HostsLostError as error:
@@ -118,13 +118,13 @@ class CellRunner:
         except Exception as error:  # noqa: BLE001 - a scenario's report may hold anything
             text = f"{type(error).__name__}: {error}"
             verdict = Verdict("error", f"the ranks' reports cannot be judged: {text}")
-        self._print(*(f"{job.cell.name}: {told}" for end in ends for told in end.dropped))
+        self._print(*(f"{job.cell.name}: {message}" for end in ends for message in end.dropped))
         if left := [name for end in ends for name in end.left]:
-            what = counted(len(left), "segment") + " of shared memory that another program may have made"
+            what = counted(len(left), "segment") + " of shared memory, which another program may have made"
             self._print(f"{job.cell.name}: did not remove {what}: {', '.join(left[:_NAMED])}")
         disk_bytes, cell_s = bytes_in(checkpoints), time.monotonic() - started
         attempt = Attempt(verdict, started_at, ends, cell_s, disk_bytes)
-        # An injected fault that was detected did its damage to the cell's own state only.
+        # An injected fault that was detected damaged only the state of its cell.
         if not attempt.is_ok or job.config.isolation is not Isolation.warm:
             self.executor.keep_only(set())
         return attempt
@@ -132,7 +132,7 @@ class CellRunner:
     def _stages(self, job: Job, attempt: int, checkpoints: Path) -> list[StageEnd]:
         """Run the stages of a cell up to the first that does not end as expected."""
         ends: list[StageEnd] = []
-        # Of an attempt before, or a sweep that was interrupted.
+        # An earlier attempt, or a sweep that was interrupted, can have left objects.
         self._print(remove_objects(job.config.storage, checkpoints))
         on_phase = partial(self.display.phase, job.cell.name)
         self.executor.keep_only(set(job.kinds))
@@ -150,13 +150,13 @@ class CellRunner:
 
 
 def is_due(attempt: Attempt, config: Config) -> bool:
-    """Whether a cell runs once more. One with an injected fault never does: it would until a check detects
-    the fault."""
+    """Return whether a cell is attempted once more. A cell with an injected fault never is: the fault would
+    be there again."""
     return config.retry > 0 and config.fault.target is None and not attempt.is_ok
 
 
 def _mismatches(config: Config, verdict: Verdict) -> Mismatches | None:
-    """How a cell failed; None if not by mismatches."""
+    """Return how a cell failed; None if not by mismatches."""
     if verdict.status != "fail":
         return None
     axes = (config.scenario.name, config.parallel.name, config.save.name, config.model.name)
@@ -177,11 +177,11 @@ def set_aside(folder: Path) -> None:
 
 
 def clear(config: Config, failed: bool, checkpoints: Path) -> list[str]:
-    """Remove the checkpoints of an attempt that are not to be kept, in their folder and in their store; a
-    sentence for each of these that could not be removed.
+    """Remove the checkpoints of an attempt, unless they are to be kept, from their folder and from their
+    store. Return a sentence for each of these that could not be removed.
 
     Args:
-        failed: it is not ok; or, of a first attempt, has another status than the second.
+        failed: the attempt is not ok; of a first attempt: it has another status than the second.
     """
     keep = config.keep_checkpoints
     if keep is KeepCheckpoints.all or (keep is KeepCheckpoints.failed and failed):
@@ -190,14 +190,12 @@ def clear(config: Config, failed: bool, checkpoints: Path) -> list[str]:
 
 
 def _remove_all(storage: StorageConfig, checkpoints: Path) -> list[str]:
-    """Remove the checkpoints of an attempt, in their folder and in their store; a sentence for each of these
-    that could not be removed."""
     in_folder = files.remove(checkpoints, within=checkpoints.parent)
     return [*filter(None, (in_folder, remove_objects(storage, checkpoints)))]
 
 
 def remove_objects(storage: StorageConfig, checkpoints: Path) -> str | None:
-    """Remove a cell's checkpoints from a store; a sentence if they could not be removed."""
+    """Remove a cell's checkpoints from a store; return a sentence if that failed."""
     if objects := ObjectStore.of(storage):
         try:
             objects.remove(str(checkpoints))

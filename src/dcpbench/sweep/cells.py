@@ -1,9 +1,8 @@
-"""From Hydra's lists of overrides to the cells of a sweep."""
+"""The cells of a sweep: their names, configurations and folders."""
 
-import hashlib
 import re
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,18 +15,17 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
 from dcpbench.config.schema import OF_ITS_CELLS, Config
 from dcpbench.sweep import validity
-from dcpbench.sweep.composer import Composer, Track
+from dcpbench.sweep.composer import Composer, Track, Words
 
 _LONGEST_NAME = 150
 _SUBDIR = "${hydra.job.id}"
-"""What conf/config.yaml names the folder of a cell: its id is the cell's name."""
+"""The folder of a cell in conf/config.yaml: the job's id is the cell's name."""
 
 
 @dataclass
 class SweepCell:
-    """One point of the product: its name, how to ask for it again, its configuration, its folder for
-    logs and `.hydra/`, and the user's own folder of groups (`--config-dir`), if one was given. The whole
-    composition, by far the largest part, is made when it is needed and never kept."""
+    """One cell: its name, its overrides, its configuration, its folder for logs and `.hydra/`, and the user's
+    `--config-dir`, if given. `composed` makes Hydra's composition, which is large and never kept."""
 
     name: str
     overrides: list[str]
@@ -37,7 +35,7 @@ class SweepCell:
     composed: Callable[[], dict[str, Any]]
 
     def write_hydra_folder(self) -> None:
-        """Make the cell's folder with what Hydra leaves for a job of its own; once."""
+        """Make the cell's folder with the files that Hydra writes for a job."""
         output = self.folder / ".hydra"
         output.mkdir(parents=True)
         composed = self.composed()
@@ -47,53 +45,68 @@ class SweepCell:
 
 
 class CellMaker:
-    """Makes the cells of a sweep, batch by batch; `base` is the composition of the sweep itself.
+    """Make the cells of a sweep, batch by batch.
+
+    Args:
+        known: the overrides of each cell of a resumed sweep by the cell's name, which is used again.
 
     Raises:
-        ConfigError: it names the folders of cells itself.
+        ConfigError: `base` sets the folders of cells.
     """
 
-    def __init__(self, loader: ConfigLoader, base: DictConfig) -> None:
-        self.composer = Composer(loader, base)
+    def __init__(
+        self,
+        loader: ConfigLoader,
+        base: DictConfig,
+        track: Track = iter,
+        known: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        self.composer = Composer(loader, base, track)
         self._sweep = Path(str(base.hydra.sweep.dir)).resolve()
         sources = base.hydra.runtime.config_sources
-        self._of_all = _asked_hosts(base.executor)
+        self._hosts = _hosts(base.executor)
         self._config_dir = next((str(one.path) for one in sources if one.provider == "command-line"), None)
         self._names: Counter[str] = Counter()
+        self._known: defaultdict[Words, list[str]] = defaultdict(list)
+        for name, overrides in (known or {}).items():
+            self._known[tuple(overrides)].append(name)
         subdir = cast("dict[str, str]", OmegaConf.to_container(base.hydra.sweep))["subdir"]
         if subdir != _SUBDIR:
             raise ConfigError(
                 f"hydra.sweep.subdir={subdir}: leave it out; the folder of a cell has the cell's name"
             )
 
-    def cells(self, batch: Sequence[Sequence[str]], track: Track = iter) -> list[SweepCell]:
-        """The cells of the next batch; each cell of a sweep has another name.
+    def cells(self, batch: Sequence[Sequence[str]]) -> list[SweepCell]:
+        """Return the cells of the next batch; the names of a sweep's cells differ. Raise as `Composer`."""
+        self.composer.prepare(batch)
+        common = set.intersection(*map(set, batch)) if len(batch) > 1 else set()
+        return [self._cell(overrides, common) for overrides in batch]
 
-        Args:
-            track: as of `Composer.prepare`.
-
-        Raises:
-            ConfigError, hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: an override
-                is wrong.
-        """
-        self.composer.prepare(batch, track)
-        return [self._cell(overrides) for overrides in batch]
-
-    def _cell(self, overrides: Sequence[str]) -> SweepCell:
+    def _cell(self, overrides: Sequence[str], common: set[str]) -> SweepCell:
         config = self.composer.config(overrides)
         validity.check(config)
-        if (own := _asked_hosts(config.executor)) != self._of_all:
-            key, value = next(item for item in own.items() if item not in self._of_all.items())
+        if (own := _hosts(config.executor)) != self._hosts:
+            key, value = next(item for item in own.items() if item not in self._hosts.items())
             raise ConfigError(f"{key}={value}: is about the whole sweep and takes one value")
         if wrong := [word for word in overrides if word.lstrip("+~").startswith("hydra.sweep.")]:
             raise ConfigError(f"{wrong[0]}: is about the whole sweep and takes one value")
         named = [item for item in overrides if not item.lstrip("+~").startswith("hydra")]
-        name, number = _cell_name(named), self._names.total()
-        self._names[name] += 1
-        if self._names[name] > 1:
-            name = f"{name}#{self._names[name]}"
+        number = self._names.total()
+        name = self._name(named, common)
         composed = partial(self._composed, overrides, name, number)
         return SweepCell(name, named, config, self._sweep / name, self._config_dir, composed)
+
+    def _name(self, overrides: list[str], common: set[str]) -> str:
+        """Return a name for a cell that is safe as the name of its folder: its overrides, with a number if an
+        earlier cell has the same. A long name leaves out the overrides that are `common` to all cells."""
+        name = _joined([item for item in overrides if not item.startswith("experiment=")] or overrides)
+        if len(name) > _LONGEST_NAME:
+            varying = [item for item in overrides if item not in common]
+            name = _joined(varying or overrides)[:_LONGEST_NAME]
+        self._names[name] += 1
+        if known := self._known[tuple(overrides)]:
+            return known.pop(0)
+        return name if self._names[name] == 1 else f"{name}#{self._names[name]}"
 
     def _composed(self, overrides: Sequence[str], name: str, number: int) -> dict[str, Any]:
         composed = self.composer.composed(overrides)
@@ -101,28 +114,18 @@ class CellMaker:
         return composed | {"hydra": hydra | {"job": hydra["job"] | {"id": name, "num": number}}}
 
 
-def _asked_hosts(executor: DictConfig | ExecutorConfig) -> dict[str, int | None]:
-    """The hosts that are asked for, by key."""
-    return {key: getattr(executor, key.partition(".")[2]) for key in OF_ITS_CELLS}
-
-
 def may_compile(base: DictConfig, batch: Sequence[Sequence[str]]) -> bool:
-    """Whether a cell is likely to compile, judged by the overrides before they are composed.
+    """Guess from the overrides, before they are composed, whether a cell compiles.
 
-    Only what the fork server imports depends on it: a wrong guess costs time, nothing else.
+    It only decides what the fork server imports: a wrong guess costs time and nothing else.
     """
     asked = {item.lower() for overrides in batch for item in overrides if item.startswith("compile=")}
     return bool(asked - {"compile=false"}) if asked else bool(base.compile)
 
 
-def _cell_name(overrides: Sequence[str]) -> str:
-    """A name for the cell that is also one for its folder: its overrides, made safe for a path.
+def _joined(overrides: Iterable[str]) -> str:
+    return re.sub(r"[^\w.,=+~#-]+", "_", ",".join(overrides)) or "default"
 
-    The experiment that it is of is named only if there is nothing else to name it by.
-    """
-    beside = [item for item in overrides if not item.startswith("experiment=")]
-    safe = re.sub(r"[^\w.,=+~#-]+", "_", ",".join(beside or overrides)) or "default"
-    if len(safe) <= _LONGEST_NAME:
-        return safe
-    digest = hashlib.sha256(",".join(overrides).encode()).hexdigest()
-    return f"{safe[:_LONGEST_NAME]}~{digest[:12]}"
+
+def _hosts(executor: DictConfig | ExecutorConfig) -> dict[str, int | None]:
+    return {key: getattr(executor, key.partition(".")[2]) for key in OF_ITS_CELLS}

@@ -1,4 +1,4 @@
-"""The end of a sweep: its rows in order, its reports, what to do next, and the exit status."""
+"""End a sweep: its rows in order, its reports, the next command, and the exit status."""
 
 import time
 from collections.abc import Callable
@@ -8,20 +8,17 @@ from pathlib import Path
 from dcpbench.config.text import counted
 from dcpbench.records.row import INTERRUPTED, exit_status
 from dcpbench.records.store import ResultsError, write_csv
-from dcpbench.sweep import driver, next_steps, parts
+from dcpbench.sweep import driver, manifest
 from dcpbench.sweep.sweep_folder import SweepFolder
 
 Say = Callable[[str], None]
 
 
 def close(sweep: driver.Sweep, folder: SweepFolder, status: int, say: Say) -> int:
-    """End the ranks, put the rows in order, write the reports, and print the table.
+    """End the ranks, put the rows in order, write the reports, print the table, and return the exit status.
 
     Args:
-        status: the exit status as far as it is known, 0 if it depends on the rows alone.
-
-    Returns:
-        the exit status.
+        status: the exit status so far; 0 if only the rows decide it.
     """
     try:
         sweep.end()
@@ -31,8 +28,8 @@ def close(sweep: driver.Sweep, folder: SweepFolder, status: int, say: Say) -> in
     except ResultsError as wrong:
         sweep.interrupted_by = sweep.interrupted_by or wrong
     if error := sweep.interrupted_by:
-        room = "make room, and " if isinstance(error, ResultsError) and error.no_room else ""
-        say(f"broken off: {error}; {room}go on with resume={folder.path}")
+        first = "free disk space, then " if isinstance(error, ResultsError) and error.no_room else ""
+        say(f"interrupted: {error}; {first}run: {manifest.command('resume', folder.path)}")
         return 1
     rows = list(sweep.log.rows.values())
     complete = len(rows) == len(sweep.jobs)
@@ -45,18 +42,30 @@ def close(sweep: driver.Sweep, folder: SweepFolder, status: int, say: Say) -> in
             say("every cell was skipped: nothing was measured")
         spent_s = time.monotonic() - sweep.started
         say(f"{counted(sweep.written, 'cell')} in {spent_s:.1f} s, written to {folder.path}")
-        for sentence in next_steps.sentences(folder.path, before, complete):
+        for sentence in next_steps(folder.path, before, complete):
             say(sentence)
         if folder.part:
-            say(f"part={folder.part}: {parts.progress(folder.path.parent)}")
-            say(f"next: {next_steps.command('report', folder.path.parent)}")
-    if folder.part:  # others may have what is no skip
+            say(folder.progress())
+            say(f"next: {manifest.command('report', folder.path.parent)}")
+    if folder.part:  # another part can have cells that were not skipped
         return status or int(not complete or not all(row.is_ok for row in rows))
     return status or (exit_status(rows) if complete else 1)
 
 
+def next_steps(folder: Path, before: Path | None, complete: bool) -> list[str]:
+    """Return a line with the page, and one with the next command: resume where rows are missing, else compare
+    with the sweep `before`."""
+    page = folder / "report.html"
+    lines = [f"page: {manifest.shown(page)}"] if page.is_file() else []
+    if not complete:
+        lines.append(f"next: {manifest.command('resume', folder)}")
+    elif before:
+        lines.append(f"next: {manifest.command('compare', before, folder)}")
+    return lines
+
+
 def _report(folder: Path, say: Say) -> Path | None:
-    """Show the rows in all ways; what cannot be written is reported. Return the sweep to compare with."""
+    """Write and print all reports, and say which could not be written. Return the sweep to compare with."""
     from dcpbench.analysis.history_rows import sweep_before
     from dcpbench.report.show import print_report, write_reports
 

@@ -1,13 +1,14 @@
-"""Make the configurations of cells from Hydra's overrides ("words"), composing each word once.
+"""Compose the configurations of cells from Hydra's overrides ("words"), composing each word once.
 
-Hydra takes 0.1 s to compose a cell. A word that sets a value, or chooses a value of a group whose file sets
-nothing but that group, decides one top-level key of the configuration alone. So the words of each key are
-composed once, those of different keys together, and a cell is put together from its keys. A cell with any
-other word (`+`, `~`, `@package`, `hydra.*`) is composed by Hydra as a whole.
+Hydra takes 0.1 s to compose a cell. A word that sets a value, or selects a group value whose file sets only
+that group, decides one top-level key of the configuration. The words of each key are therefore composed once,
+those of different keys together, and a cell is assembled from its keys. Hydra composes a cell completely if
+it has any other word (`+`, `~`, `@package`, `hydra.*`).
 """
 
 import copy
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, make_dataclass
@@ -30,15 +31,16 @@ from dcpbench.config.schema import Config, config_class
 
 Words = tuple[str, ...]
 Track = Callable[[Sequence[Any]], Iterable[Any]]
+"""Passes on the items of a list, and shows how many of them are done."""
 
 _Kind = StrEnum("_Kind", "choice value wide other")
-"""Of a word: it chooses a value of a group, or sets a value, and decides one key alone; it chooses what may
-decide anything, as an experiment; any other."""
+"""Of a word: it selects a group value, or sets a value, and decides one key alone; it selects what can decide
+any key, such as an experiment; anything else."""
 
 
 class _Part(NamedTuple):
-    """One key of a configuration: as composed, as plain values, typed unless it is `open`, as one that
-    interpolates or lacks a mandatory value is, and the choices that made it."""
+    """One key of a configuration, and the choices that made it. `open` parts interpolate or lack a mandatory
+    value, and have no typed value."""
 
     composed: DictConfig
     plain: Any
@@ -56,7 +58,7 @@ class _Part(NamedTuple):
 
 @dataclass
 class _Basis:
-    """What Hydra makes of the wide words of a cell: all keys, its own, and those that other words decide."""
+    """Hydra's composition of a cell's wide words: all keys, `hydra`, and the keys that other words decide."""
 
     keys: dict[str, _Part]
     hydra: dict[str, Any]
@@ -64,50 +66,46 @@ class _Basis:
 
 
 class Composer:
-    """Composes the cells of a sweep, of which `base` is the composition.
+    """Compose the configurations of a sweep's cells; `base` is the sweep's own composition.
 
     Its methods raise ConfigError, hydra.errors.HydraException or omegaconf.errors.OmegaConfBaseException if a
     word is wrong.
     """
 
-    def __init__(self, loader: ConfigLoader, base: DictConfig) -> None:
-        self._loader, self._base, self._schema = loader, base, config_class()
+    def __init__(self, loader: ConfigLoader, base: DictConfig, track: Track = iter) -> None:
+        self._loader, self._base, self._track, self._schema = loader, base, track, config_class()
         self._keys = self._schema.__dataclass_fields__
         self._bases: dict[Words, _Basis] = {}
         self._parse = cache(OverridesParser.create(config_loader=loader).parse_override)
         self._kind = cache(self._kind_of)
         classes: list[Any] = Plugins.instance().discover(ConfigSource)
-        of = {one.scheme(): one for one in classes}
+        by_scheme = {one.scheme(): one for one in classes}
         found = base.hydra.runtime.config_sources
-        self._sources = [of[one.schema](one.provider, f"{one.schema}://{one.path}") for one in found]
+        self._sources = [by_scheme[one.schema](one.provider, f"{one.schema}://{one.path}") for one in found]
 
-    def prepare(self, cells: Iterable[Sequence[str]], track: Track = iter) -> None:
-        """Have Hydra compose what these cells are put together from.
-
-        Args:
-            track: passes on the items of a list, to show how many of them are done.
-        """
-        alike: dict[Words, list[dict[str, Words]]] = {}
-        for split in filter(None, map(self._split, cells)):
-            alike.setdefault(split[0], []).append(split[1])
+    def prepare(self, cells: Iterable[Sequence[str]]) -> None:
+        """Have Hydra compose the parts of these cells."""
+        by_wide: defaultdict[Words, list[dict[str, Words]]] = defaultdict(list)
+        for wide, by_key in filter(None, map(self._split, cells)):
+            by_wide[wide].append(by_key)
         wanted: list[tuple[Words, Words]] = []
-        for wide, cells_words in alike.items():
+        for wide, cells_words in by_wide.items():
             known = self._bases[wide].decided if wide in self._bases else {}
-            chosen: dict[str, dict[str, None]] = {}
-            for key, (first, *_) in (item for own in cells_words for item in own.items()):
+            chosen: defaultdict[str, dict[str, None]] = defaultdict(dict)
+            for key, (first, *_) in (item for by_key in cells_words for item in by_key.items()):
                 if self._kind(first) is _Kind.choice and (first,) not in known:
-                    chosen.setdefault(key, {})[first] = None
+                    chosen[key][first] = None
             rows = [tuple(filter(None, row)) for row in zip_longest(*chosen.values())]
-            begun = [] if wide in self._bases else [()]
-            if len(begun) + len(rows) < len(cells_words):  # else each is composed as a whole
-                wanted += [(wide, row) for row in (*begun, *rows)]
-        for wide, row in track(wanted):
+            start = [] if wide in self._bases else [()]
+            if len(start) + len(rows) < len(cells_words):  # else Hydra composes each cell completely
+                wanted += [(wide, row) for row in (*start, *rows)]
+        for wide, row in self._track(wanted):
             self._compose(wide, row)
 
     def config(self, words: Sequence[str]) -> Config:
-        """The configuration of a cell, which shares its parts with those of others: do not change it."""
+        """Return the configuration of a cell. Cells share parts: do not change it."""
         with suppress(HydraException, OmegaConfBaseException):
-            if found := self._found(words):
+            if found := self._assembled(words):
                 parts = found[1]
                 if not any(part.open for part in parts.values()):
                     return self._schema(**{key: part.typed for key, part in parts.items()})
@@ -115,12 +113,12 @@ class Composer:
                 composed.merge_with({key: part.plain for key, part in parts.items()})
                 OmegaConf.copy_cache(self._base, composed)
                 return typed(composed)
-        return typed(self._by_hydra(words))  # which says what is wrong as Hydra says it
+        return typed(self._by_hydra(words))  # and a wrong word is reported in Hydra's words
 
     def composed(self, words: Sequence[str]) -> dict[str, Any]:
-        """What Hydra makes of a cell's words, as plain values that may interpolate."""
+        """Return Hydra's composition of a cell as plain values, interpolations unresolved."""
         with suppress(HydraException, OmegaConfBaseException):
-            if found := self._found(words):
+            if found := self._assembled(words):
                 basis, parts = found
                 plain = {key: part.plain for key, part in parts.items()}
                 return {"hydra": self._hydra(basis.hydra, parts.values(), words), **plain}
@@ -143,8 +141,8 @@ class Composer:
         return _Kind.other
 
     def _is_local(self, group: str, value: str) -> bool:
-        """Whether a value of a group is known to set nothing but that group: it names no other package, and
-        takes nothing from other files but what it takes as its own."""
+        """Return whether a group value sets only its group: its file names no other package, and includes
+        other files only in its own place."""
         found = self._read(f"{group}/{value}")
         if found is None or found.header.get("package") not in (None, "_group_"):
             return False
@@ -158,22 +156,23 @@ class Composer:
         return True
 
     def _read(self, path: str) -> ConfigResult | None:
-        """The first file of this path, as Hydra finds it."""
+        """Return the first file with this path, as Hydra finds it."""
         return next((source.load_config(path) for source in self._sources if source.is_config(path)), None)
 
     def _split(self, words: Sequence[str]) -> tuple[Words, dict[str, Words]] | None:
-        """The wide words of a cell, and the others by key, a choice first; None if it is Hydra's."""
+        """Return a cell's wide words, and the others by key, a choice first; None if Hydra has to compose
+        it."""
         by_kind = {kind: [word for word in words if self._kind(word) is kind] for kind in _Kind}
         chosen = [_key(word) for word in by_kind[_Kind.choice]]
         if by_kind[_Kind.other] or len(set(chosen)) < len(chosen):
             return None
-        own: dict[str, Words] = {}
+        by_key: dict[str, Words] = {}
         for word in (*by_kind[_Kind.choice], *by_kind[_Kind.value]):
-            own[_key(word)] = (*own.get(_key(word), ()), word)
-        return tuple(by_kind[_Kind.wide]), own
+            by_key[_key(word)] = (*by_key.get(_key(word), ()), word)
+        return tuple(by_kind[_Kind.wide]), by_key
 
-    def _found(self, words: Sequence[str]) -> tuple[_Basis, dict[str, _Part]] | None:
-        """The basis and the parts of a cell; None if Hydra composes it whole."""
+    def _assembled(self, words: Sequence[str]) -> tuple[_Basis, dict[str, _Part]] | None:
+        """Return the basis and the parts of a cell; None if Hydra has to compose it."""
         wide, by_key = self._split(words) or ((), None)
         basis = self._bases.get(wide)
         if by_key is None or basis is None:
@@ -192,7 +191,7 @@ class Composer:
         return basis, basis.keys | {key: basis.decided[own] for key, own in by_key.items()}
 
     def _compose(self, wide: Words, row: Words) -> None:
-        """Have Hydra compose what a row chooses, each of another key; that of the empty one is the basis."""
+        """Have Hydra compose a row of choices, each for another key; the empty row makes the basis."""
         if row and wide not in self._bases:
             return
         composed = self._by_hydra([*wide, *row])
@@ -215,7 +214,7 @@ class Composer:
             self._bases[wide] = _Basis(keys, _plain(composed)["hydra"], {})
 
     def _hydra(self, basis: dict[str, Any], parts: Iterable[_Part], words: Sequence[str]) -> dict[str, Any]:
-        """Hydra's own key of a cell."""
+        """Return the key `hydra` of a cell."""
         job, runtime = basis["job"], basis["runtime"]
         own = {name: value for part in parts for name, value in part.choices.items()}
         all_choices = {
@@ -233,15 +232,8 @@ class Composer:
         }
 
 
-@cache
-def _schema_of(key: str) -> type:
-    """The schema with one key alone."""
-    (own,) = (item for item in fields(config_class()) if item.name == key)
-    return make_dataclass(f"{Config.__name__}_{key}", [(key, own.type, own)])
-
-
 def typed(composed: DictConfig) -> Config:
-    """A composition, from which Hydra's own key is removed, as the dataclass that it was checked against."""
+    """Remove the key `hydra` from a composition, and return the rest as the schema's dataclass."""
     with open_dict(composed):
         composed.pop("hydra", None)
     config = OmegaConf.to_object(composed)
@@ -251,13 +243,20 @@ def typed(composed: DictConfig) -> Config:
 
 
 @cache
+def _schema_of(key: str) -> type:
+    """Return the schema with one key alone."""
+    (own,) = (item for item in fields(config_class()) if item.name == key)
+    return make_dataclass(f"{Config.__name__}_{key}", [(key, own.type, own)])
+
+
+@cache
 def _key(word: str) -> str:
-    """The top-level key that a word decides."""
+    """Return the top-level key that a word decides."""
     return re.split(r"[.=\[]", word, maxsplit=1)[0]
 
 
 def _chosen_for(name: str) -> str:
-    """The key that a choice is for: that of `parallel@load_parallel` is `load_parallel`."""
+    """Return the key that a choice is for: `load_parallel` for `parallel@load_parallel`."""
     return name.rpartition("@")[2]
 
 
@@ -266,6 +265,6 @@ def _plain(composed: DictConfig) -> dict[str, Any]:
 
 
 def _defaults(found: ConfigResult) -> list[Any]:
-    """The defaults list of a file."""
+    """Return the defaults list of a file."""
     plain = OmegaConf.to_container(found.config)
     return plain.get("defaults", []) if isinstance(plain, dict) else []

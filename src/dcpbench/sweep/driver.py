@@ -1,12 +1,14 @@
-"""The driver: takes the cells of a sweep through runners, as many as there is room for, and writes a row for
-each."""
+"""Run the cells of a sweep on as many runners as the machine has room for, and write their rows."""
 
+import signal
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -15,23 +17,24 @@ from dcpbench.config.groups import Sharing
 from dcpbench.executors.base import Engine, Executor, HostsLostError
 from dcpbench.executors.fork_server import Machine
 from dcpbench.records import files, store
-from dcpbench.records.row_log import RowLog
-from dcpbench.records.store import ResultsError
+from dcpbench.records.store import ResultsError, RowLog
 from dcpbench.report.styles import text_of
 from dcpbench.sweep.cell_runner import CellRunner, Finished, Mismatches
 from dcpbench.sweep.job import Job
 from dcpbench.sweep.progress import ProgressDisplay
-from dcpbench.sweep.resources import Costs, Estimated, estimates, places, stretches
-from dcpbench.sweep.signals import uninterrupted
+from dcpbench.sweep.resources import Costs, Estimated, GpuMemory, estimates, places, stretches
+
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""Signals that ask a sweep to end: Ctrl-C, what schedulers send, a terminal that is closed."""
 
 
 @dataclass
 class Sweep:
-    """Runs the jobs that have no row in the `log`, in one batch or several.
+    """Run the jobs that have no row in the `log`, in one batch or several.
 
-    Cells that need the same ranks run one after another, and at once where the machine has room
-    (`dcpbench.sweep.resources`): each runner has a thread, but this one alone writes rows. Ranks
-    that the next batch can use stay up for it, until `end`.
+    Cells that need the same ranks run one after another, or at the same time where the machine has room
+    (`dcpbench.sweep.resources`). Each runner has a thread, but only the main thread writes rows. Ranks that
+    the next batch can use stay up for it, until `end`.
     """
 
     folder: Path
@@ -48,13 +51,13 @@ class Sweep:
     _costs: Costs = field(default_factory=Costs)
     _repeated: dict[Mismatches, str] = field(default_factory=dict)
     _executors: dict[tuple[int, tuple[int, ...]], Executor] = field(default_factory=dict)
-    """By the number of the runner and the GPUs that its ranks use."""
+    """By the number of the runner and the GPUs of its ranks."""
 
     def run(self, batch: Sequence[Job]) -> None:
-        """Run a batch of the jobs; whatever happens, the rows so far are kept.
+        """Run a batch of the jobs. Rows that were written are kept, whatever is raised.
 
         Raises:
-            KeyboardInterrupt: the user broke off; as after any exception, no rank is left behind.
+            KeyboardInterrupt: the user interrupted; as after any exception, all ranks are ended.
         """
         for job in batch:
             if row := self.log.rows.get(job.cell.name):
@@ -71,7 +74,7 @@ class Sweep:
             raise
 
     def end(self) -> None:
-        """End all ranks and what they have left behind, and complete the description of the machine."""
+        """End all ranks, remove what they leaked, and complete the description of the machine."""
         self._end_ranks()
         self.machine.complete()
         self._describe_machine()
@@ -90,23 +93,31 @@ class Sweep:
     def _run_together(
         self, together: Sequence[Job], display: ProgressDisplay, left: dict[str, Estimated]
     ) -> None:
-        """Run jobs that need the same ranks, and take each as it ends; `left` are those without a row."""
-        numbered = list(enumerate(places(together, self.machine.gpus)))
+        """Run jobs that need the same ranks, and write each row when its cell ends; `left` have no row
+        yet."""
+        if any(job.shares_gpus for job in together):
+            self.machine.complete()  # with the memory of the GPUs
+        gpu_bytes = self.machine.gpu_memory_bytes
+        numbered = list(enumerate(places(together, self.machine.gpus, gpu_bytes)))
         for place in self._executors.keys() - set(numbered):
             self._executors[place].keep_only(set())
         shared = len(numbered) > 1 and together[0].config.sharing is Sharing.correctness
-        # Those of an earlier stretch or batch, whose ranks may be of use again, or new ones.
+        # Executors of an earlier stretch or batch keep their ranks, which can be used again.
         executors = [self._executors.setdefault(one, self.engine.executor(one[1])) for one in numbered]
-        of_all = (self.console, display, self._costs, shared, self._repeated)
-        runners = [CellRunner(self.folder, executor, *of_all) for executor in executors]
+        common = (self.console, display, self._costs, shared, self._repeated)
+        runners = [CellRunner(self.folder, executor, *common) for executor in executors]
         idle = deque(runners)
+        memory = GpuMemory(together, len(runners), gpu_bytes, self.log.rows.values())
 
         def run(job: Job) -> Finished:
-            runner = idle.popleft()
-            try:
-                return runner.run(job)
-            finally:
-                idle.append(runner)
+            with memory.room_for(job) as note:
+                runner = idle.popleft()
+                try:
+                    finished = runner.run(job)
+                finally:
+                    idle.append(runner)
+                note(finished.row)
+                return finished
 
         with ThreadPoolExecutor(len(runners)) as threads:
             try:
@@ -125,11 +136,11 @@ class Sweep:
                 raise
 
     def _write(self, finished: Finished) -> None:
-        """Write what was measured, and the row last. A row comes before the checkpoints of its cell, where
-        there is no room for both.
+        """Write the measurements of a cell, and its row last. If the disk is full, the checkpoints of the
+        cell are removed to make room for its row.
 
         Raises:
-            ResultsError: it cannot be written all the same.
+            ResultsError: it cannot be written even so.
         """
         row = finished.row
         checkpoints = [place for place in finished.job.checkpoints(self.folder) if place.exists()]
@@ -144,3 +155,20 @@ class Sweep:
             note = "(its checkpoints were removed to make room for this row)"
             store.append_measurements(self.folder, row, finished.measurements)
             self.log.append(replace(row, reason=f"{row.reason} {note}"))
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Context manager, in the main thread: signals that come within it are obeyed after it."""
+    came: list[tuple[int, FrameType | None]] = []
+    handlers = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
+    obeyed = {number: handler for number, handler in handlers.items() if callable(handler)}
+    try:
+        for number in obeyed:
+            signal.signal(number, lambda *taken: came.append(taken))
+        yield
+    finally:
+        for number, handler in obeyed.items():
+            signal.signal(number, handler)
+        for taken, frame in came:
+            obeyed[signal.Signals(taken)](taken, frame)

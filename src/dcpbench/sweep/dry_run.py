@@ -1,4 +1,4 @@
-"""`plan=true`: what a sweep would do and how long it would take, without starting a rank."""
+"""Print the plan of a sweep (`plan=true`): what would run and how long it would take; start no rank."""
 
 import itertools
 import json
@@ -24,15 +24,15 @@ from dcpbench.sweep.resume import Found
 _WOULD = {"run": "would run", "skip": "would be skipped", "done": "are done"}
 _STYLES = {"done": style_of("pass"), "skip": style_of("skip")}
 _MOST_CELLS = 50
-"""Of more, blocks are shown unless it is asked for all."""
+"""With more cells, blocks are shown unless all cells are requested."""
 _MOST_GROUPS = 24
-"""An axis of more values puts too few cells together."""
+"""An axis with more values makes groups that are too small."""
 
 
 @dataclass(frozen=True)
 class CellPlan:
-    """What would become of a cell of a `block` of the sweep: whether it would `run`, be a `skip` or is
-    `done`, in about how many seconds if that is known, and why; `known` failures are expected of it."""
+    """The plan for a cell of a `block`: it would `run`, be a `skip` or is `done`; the estimated seconds, None
+    if unknown; the reason; and the `known` failures that are expected of it."""
 
     cell: str
     block: str
@@ -45,12 +45,12 @@ class CellPlan:
 def print_plan(
     folder: Path, jobs: Sequence[Job], blocks: Sequence[str], gpus: int, found: Found | None, shown: PlanAs
 ) -> int:
-    """Print to standard output what would become of the cells of the sweep in `folder`, one by one or by
-    block, and the sum. `blocks` are those that ask for the cells, if an experiment names blocks.
+    """Print to standard output what would happen to the cells of the sweep in `folder`, one by one or by
+    block, and the sum. `blocks` are the blocks of the cells, if an experiment names blocks.
 
     Returns:
-        the exit status that a run is already known to have: 1 if every cell would be a skip, or one that
-        would run has a target that no file defines.
+        the exit status of a run, as far as it is known: 1 if every cell would be a skip, or a cell that would
+        run has a target that no file defines.
     """
     done = found.done if found else {}
     estimated = resources.estimates([job for job in jobs if job.cell.name not in done], gpus)
@@ -73,13 +73,13 @@ def print_plan(
     }
     with standard_output():
         if shown is PlanAs.json:
-            told = {
+            plan = {
                 "cells": [*map(asdict, plans)],
                 "blocks": {name: asdict(block) for name, block in by_block.items()},
                 "seconds": costs.left(to_run),
                 "targets": targets,
             }
-            sys.stdout.write(f"{json.dumps(told, indent=1)}\n")
+            sys.stdout.write(f"{json.dumps(plan, indent=1)}\n")
         else:
             _print(plans, by_block, shown)
             sentences = found.sentences(len(jobs)) if found else []
@@ -98,7 +98,7 @@ def print_plan(
 
 @dataclass(frozen=True)
 class _Block:
-    """How many cells of a block have which plan, and about how long all of them take."""
+    """The cells of a block by plan, and the estimated seconds for all of them."""
 
     cells: int
     run: int
@@ -114,8 +114,8 @@ class _Block:
 
 
 def _groups(jobs: Sequence[Job]) -> list[str]:
-    """For the cells of a sweep without blocks what puts them together best: the axis that is swept over the
-    most values, of those over not too many; scenarios before all."""
+    """Group the cells of a sweep without blocks: by scenario, or else by the axis that is swept over most
+    values, but not too many."""
     lists = [dict(item.partition("=")[::2] for item in job.cell.overrides) for job in jobs]
     keys = dict.fromkeys(key for each in lists for key in each)
     values = {key: {each.get(key) for each in lists} for key in keys}
@@ -143,7 +143,7 @@ def _cell_plan(job: Job, block: str, done: Row | None, folder: Path, costs: Cost
 def _target(target: str, file: str | None) -> str:
     if file:
         return f"{target}: in {file}"
-    return f"{target}: no such file, in {Path.cwd()} or installed; the cells that need it would be errors"
+    return f"{target}: not found in {Path.cwd()}, nor installed; cells that need it would be errors"
 
 
 def _print(plans: Sequence[CellPlan], by_block: dict[str, _Block], shown: PlanAs) -> None:
@@ -161,7 +161,7 @@ def _print(plans: Sequence[CellPlan], by_block: dict[str, _Block], shown: PlanAs
 def _cells(plans: Iterable[CellPlan]) -> Table:
     table = Table("cell", "would", "about", "because", box=None, pad_edge=False, header_style="bold")
     table.columns[0].overflow = "fold"
-    comma = ", " if Console().is_terminal else ","  # a line of a terminal ends at a blank
+    comma = ", " if Console().is_terminal else ","  # a terminal breaks lines at blanks
     for plan in plans:
         would = Text(plan.would, style=_STYLES.get(plan.would, "default"))
         about = _about(plan.seconds) if plan.would == "run" else ""
@@ -184,7 +184,7 @@ def _about(seconds: float | None) -> str:
 
 
 def _print_reasons(heading: str, reasons: Iterable[str]) -> None:
-    """Each reason once, with the number of cells that it is of."""
+    """Print each reason once, with the number of its cells."""
     for number, (reason, cells) in enumerate(Counter(reasons).most_common()):
         if not number:
             _print_line("")
@@ -200,8 +200,8 @@ def _print_line(sentence: str) -> None:
 def _estimate(to_run: Sequence[Estimated], costs: Costs) -> str:
     total = costs.left(to_run)
     if total is None:
-        return "no estimate of the time: this sweep has no row of a cell like these"
+        return "no time estimate: this sweep has no row of a similar cell"
     missing = sum(costs.seconds(cell.keys) is None for cell in to_run)
     known = f"{len(to_run) - missing} of the {len(to_run)}"
-    text = f"about {duration_text(total)}, from the times of cells like {known} in this sweep"
-    return text + f"; {missing} had none and are taken to need as long as the others do" if missing else text
+    text = f"about {duration_text(total)}, from the times of cells similar to {known} in this sweep"
+    return text + f"; {missing} have no similar cell and are assumed to take as long" if missing else text

@@ -1,5 +1,6 @@
 """What a sweep has to do, decided before it starts: for each cell whether it runs, and on what."""
 
+import re
 import shlex
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,8 +16,7 @@ from dcpbench.core.cell_key import CellKey, digest_of
 from dcpbench.executors import shared_gpus
 from dcpbench.executors.fork_server import Machine
 from dcpbench.rank.messages import Backend, WorldKind
-from dcpbench.records.installation import OURS, package_digest
-from dcpbench.records.user_code import file_of
+from dcpbench.records.installation import OURS, file_of, package_digest
 from dcpbench.sweep import known_failures, validity
 from dcpbench.sweep.cells import SweepCell
 from dcpbench.verdict.attempt import Expected
@@ -62,6 +62,11 @@ class Job:
         """How many of its ranks share a GPU at most; None on the CPU."""
         on_gpus = self.config.device is Device.cuda and self.gpus
         return shared_gpus.ranks_per_gpu(self.world_size, self.gpus) if on_gpus else None
+
+    @property
+    def shares_gpus(self) -> bool:
+        """Whether several of its ranks share a GPU."""
+        return not self.skip and (self.ranks_per_gpu or 0) > 1
 
     @property
     def targets(self) -> dict[str, str | None]:
@@ -198,3 +203,45 @@ def _git_commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return described.stdout.strip() or None
+
+
+@dataclass(frozen=True)
+class Part:
+    """The part of a sweep that one of several drivers runs (`part=2/4`): its number, from 1, and their
+    count."""
+
+    number: int
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Part":
+        """Parse `2/4`; raise a ConfigError for anything else."""
+        found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text)
+        if not found or int(found[1]) > int(found[2]):
+            raise ConfigError(f"part={text}: must be a number and a count, as 2/4")
+        return cls(int(found[1]), int(found[2]))
+
+    def folder(self, whole: Path) -> Path:
+        """Return its folder below that of the complete sweep. Below a `storage.root` its name has to name the
+        sweep too."""
+        return whole / f"{whole.name}-part-{self.number}-of-{self.count}"
+
+    def jobs(self, jobs: Sequence[Job]) -> list[Job]:
+        """Return its jobs of a complete sweep, in their order.
+
+        Cells that are likely to take equally long are dealt out in turn, so that parts take equally long. All
+        repeats of a cell are in one part: they show the noise of one machine. Every driver deals out the
+        same.
+        """
+        cells = [tuple(one for one in job.cell.overrides if not one.startswith("repeat=")) for job in jobs]
+        order = {cell: (_likeness(job), digest_of(cell)) for cell, job in zip(cells, jobs, strict=True)}
+        mine = {*sorted(order, key=order.__getitem__)[self.number - 1 :: self.count]}
+        return [job for cell, job in zip(cells, jobs, strict=True) if cell in mine]
+
+
+def _likeness(job: Job) -> tuple[str, ...]:
+    asked = job.cell.config
+    return asked.scenario.name, str(asked.compile), str(asked.world_size), asked.parallel.name

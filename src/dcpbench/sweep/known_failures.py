@@ -1,4 +1,4 @@
-"""The list of known failures, `conf/known_failures.yaml` or one of the user's: read and checked."""
+"""Read and check lists of known failures: `conf/known_failures.yaml`, or one of the user's."""
 
 import re
 import sys
@@ -22,7 +22,7 @@ from dcpbench.verdict.known_failures import KnownFailure, KnownMismatch
 
 
 def listed() -> list[KnownFailure]:
-    """Return what `conf/known_failures.yaml` lists, and then the lists of plug-ins.
+    """Return the entries of `conf/known_failures.yaml`, then those of plug-ins.
 
     Raises:
         ConfigError: as `read`.
@@ -33,10 +33,10 @@ def listed() -> list[KnownFailure]:
 
 @cache
 def read(path: Path) -> list[KnownFailure]:
-    """The list in a YAML file.
+    """Return the list in a YAML file.
 
     Raises:
-        ConfigError: it is not there, not a list of `KnownFailure`, or names what does not exist.
+        ConfigError: it is missing, is not a list of `KnownFailure`, or names what does not exist.
     """
     try:
         entries: Any = OmegaConf.load(path)
@@ -58,13 +58,13 @@ def read(path: Path) -> list[KnownFailure]:
 
 
 def _without_idle(path: Path, found: list[KnownFailure]) -> list[KnownFailure]:
-    """Leave out, and report, the entries whose recomputation no plug-in has."""
-    there = {AS_STORED, *(by for plugin in plugins() for by in plugin.defects)}
-    idle = [one for one in found if not one.recomputations <= there]
+    """Leave out and report the entries whose recomputation no plug-in provides."""
+    known = {AS_STORED, *(by for plugin in plugins() for by in plugin.defects)}
+    idle = [one for one in found if not one.recomputations <= known]
     if idle:
-        absent = sorted(by for one in idle for by in one.recomputations - there)
+        absent = sorted(by for one in idle for by in one.recomputations - known)
         ids, names = (", ".join(dict.fromkeys(each)) for each in ((one.id for one in idle), absent))
-        sys.stderr.write(f"dcpbench: {path.name}: {ids}: idle, no plug-in recomputes {names}\n")
+        sys.stderr.write(f"dcpbench: {path.name}: {ids}: idle: no plug-in recomputes {names}\n")
     return [one for one in found if one not in idle]
 
 

@@ -1,10 +1,10 @@
-"""Few jobs in which every two values of a matrix meet: `matrix=pairwise`.
+"""Choose few jobs in which every two values of a matrix meet: `matrix=pairwise`.
 
-What fails because two values meet is found without the whole product: ten axes of five values are ten million
-jobs, and some fifty have every pair. The construction is that of AETG (Cohen, Dalal, Fredman and Patton, The
-AETG system: an approach to testing based on combinatorial design, IEEE Transactions on Software Engineering
-23(7), 1997): job after job, each of its values is the one that makes most pairs that have not met. Where one
-made so cannot run, one that can is changed value by value.
+They find what fails because two values meet, without the full product: ten axes of five values are ten
+million jobs, and some fifty have every pair. The construction is that of AETG (Cohen, Dalal, Fredman and
+Patton, The AETG system: an approach to testing based on combinatorial design, IEEE Transactions on Software
+Engineering 23(7), 1997): job after job, each value is the one that makes most new pairs. If such a job cannot
+run, one that can is changed value by value.
 """
 
 import math
@@ -14,11 +14,17 @@ from functools import cache
 from itertools import combinations, product
 from typing import NamedTuple
 
+from dcpbench.config.errors import ConfigError
+from dcpbench.config.groups import Only
+from dcpbench.executors.fork_server import Machine
+from dcpbench.sweep import validity
+from dcpbench.sweep.composer import Composer
+
 Row = tuple[str, ...]
-"""A job: of each list one value."""
+"""A job: one value of each list."""
 Pair = tuple[str, str]
 
-_TRIES = 30
+_DRAWN = 30
 """Jobs drawn at random for a pair that seems to run in none."""
 _BETTER = 4
 """How many values are tried in the place of one."""
@@ -27,8 +33,8 @@ _SHOWN = 3
 
 
 class Covering(NamedTuple):
-    """Jobs, the pairs for which none was found that can run, and the values for which none was; these have a
-    job each, which says why it cannot run."""
+    """Jobs, the pairs for which none was found that can run, and the values for which none was found: each of
+    these has a job, whose row says why it cannot run."""
 
     rows: list[Row]
     left_out: list[Pair]
@@ -38,16 +44,12 @@ class Covering(NamedTuple):
 def covering(
     lists: Sequence[Sequence[str]], runs: Callable[[Row], bool], excludes: Callable[[str, str], bool]
 ) -> Covering:
-    """Every two values of different lists in a job that runs, if there is one.
+    """Return jobs with every two values of different lists that can run together; the same each time.
 
     Args:
-        lists: the values of each axis, no two of them alike; the first ones are those that get on best with
-            others.
-        runs: whether a job can run.
-        excludes: whether it is known of two values that no job with both can run.
-
-    Returns:
-        the same for the same arguments.
+        lists: the values of each axis, all different; the first ones run with most others.
+        runs: returns whether a job can run.
+        excludes: returns whether two values are known to exclude each other.
     """
     return _Search(lists, runs, excludes).found()
 
@@ -62,15 +64,10 @@ class _Search:
         self._lists = [tuple(values) for values in lists]
         self._runs = cache(runs)
         self._axis = {value: axis for axis, values in enumerate(self._lists) for value in values}
-        pairs = (pair for lists in combinations(self._lists, 2) for pair in product(*lists))
-        self._left_out: list[Pair] = []
-        self._open: dict[Pair, None] = {}
-        for pair in pairs:
-            if excludes(*pair):
-                self._left_out.append(pair)
-            else:
-                self._open[pair] = None
+        pairs = [pair for lists in combinations(self._lists, 2) for pair in product(*lists)]
+        self._left_out = [pair for pair in pairs if excludes(*pair)]
         self._excluded = frozenset(self._left_out)
+        self._open = dict.fromkeys(pair for pair in pairs if pair not in self._excluded)
         self._rows: list[Row] = []
         self._random = random.Random(0)
 
@@ -95,7 +92,7 @@ class _Search:
         return Covering(self._rows + rows, left_out, never)
 
     def _greedy(self, pair: Pair) -> Row:
-        """A job with this pair, each other value of which makes most open pairs with those before it."""
+        """Return a job with this pair; each other value makes most open pairs with the values before it."""
         chosen = {self._axis[value]: value for value in pair}
         longest_first = sorted(range(len(self._lists)), key=lambda axis: -len(self._lists[axis]))
         for axis in longest_first:
@@ -104,7 +101,7 @@ class _Search:
         return tuple(chosen[axis] for axis in range(len(self._lists)))
 
     def _improved(self, row: Row, pair: Pair) -> Row:
-        """The same with other values in the places of those that make fewer open pairs, while it runs."""
+        """Replace values of a job by those that make more open pairs, while it runs."""
         for axis, values in enumerate(self._lists):
             others = [*row[:axis], *row[axis + 1 :]]
             gains = {value: self._gain(value, others) for value in values}
@@ -118,7 +115,7 @@ class _Search:
         return row
 
     def _gain(self, value: str, others: Collection[str]) -> int:
-        """How many open pairs a value makes with others; less than none if it cannot be with all of them."""
+        """Count the open pairs that a value makes with others; negative if one of them excludes it."""
         made = sum(pair in self._open for pair in self._pairs(value, others))
         return made - len(self._lists) * self._conflicts(value, others)
 
@@ -130,17 +127,17 @@ class _Search:
             yield (value, other) if self._axis[value] < self._axis[other] else (other, value)
 
     def _with(self, pair: Pair) -> Iterator[Row]:
-        """Jobs with this pair, the likeliest to run first: with the first values of all other axes, then with
-        those of jobs that run and have one of the two, then with any."""
+        """Yield jobs with this pair, the likeliest to run first: with the first values of all other axes,
+        then with those of jobs that run and have one of the two, then with any."""
         yield self._filled(pair, lambda values: values[0])
         placed = {self._axis[value]: value for value in pair}
         for row in [row for row in self._rows if pair[0] in row or pair[1] in row]:
             yield tuple(placed.get(axis, value) for axis, value in enumerate(row))
-        for _ in range(_TRIES):
+        for _ in range(_DRAWN):
             yield self._filled(pair, self._random.choice)
 
     def _filled(self, given: Row, choose: Callable[[Sequence[str]], str]) -> Row:
-        """A job with these values, each other value of which can be with those before, if one can."""
+        """Complete a job with values that those before them do not exclude, where possible."""
         chosen = {self._axis[value]: value for value in given}
         for axis, values in enumerate(self._lists):
             if axis not in chosen:
@@ -149,8 +146,46 @@ class _Search:
         return tuple(chosen[axis] for axis in range(len(self._lists)))
 
 
+class Runnable:
+    """Tell which cells of the product of some lists of overrides this machine can run.
+
+    Raises:
+        ConfigError, hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: an override is
+            wrong, whatever the others are.
+    """
+
+    def __init__(self, composer: Composer, machine: Machine, lists: Sequence[Sequence[str]]) -> None:
+        self._composer, self._machine = composer, machine
+        common = [values[0] for values in lists if len(values) == 1]
+        swept = [value for values in lists if len(values) > 1 for value in values]
+        composer.prepare([[*common, value] for value in swept])
+        self._alone = {value: composer.config([*common, value]) for value in swept}
+        self._several_sizes = validity.has_several_sizes(self._alone.values())
+
+    def runs(self, overrides: Sequence[str]) -> bool:
+        """Return whether a cell with these overrides would run."""
+        try:
+            asked = self._composer.config(overrides)
+            validity.check(asked)
+            resolved = validity.resolve(asked, self._machine)
+            return validity.why_skip(asked, resolved, self._machine, self._several_sizes, overrides) is None
+        except ConfigError:
+            return False
+
+    def excludes(self, one: str, other: str) -> bool:
+        """Return whether one of two values is declared not to run with the other."""
+        return self._refuses(one, other) or self._refuses(other, one)
+
+    def _refuses(self, one: str, other: str) -> bool:
+        if one not in self._alone or other not in self._alone:
+            return False
+        axis = _key(other)
+        only: dict[str, Only] = getattr(getattr(self._alone[one], _key(one), None), "only", {})
+        return axis in only and self._alone[other].value_of(axis) not in only[axis].values
+
+
 def sentence(lists: Sequence[Sequence[str]], found: Covering) -> str:
-    """How many cells there are, of how many, and what is left out."""
+    """Say how many cells there are, of how many, and what is left out."""
     text = (
         f"matrix=pairwise: {len(found.rows)} of {math.prod(map(len, lists))} cells have every pair of values"
     )
@@ -159,3 +194,7 @@ def sentence(lists: Sequence[Sequence[str]], found: Covering) -> str:
         return text
     more = f" and {len(out) - _SHOWN} more" if len(out) > _SHOWN else ""
     return f"{text} that can run; left out: {', '.join(out[:_SHOWN])}{more}"
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+").partition("=")[0]

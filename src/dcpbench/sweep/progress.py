@@ -1,37 +1,36 @@
-"""What the user sees while a sweep works: a live display on a terminal, a line per cell elsewhere."""
+"""Show the progress of a sweep: a live display on a terminal, a line per cell elsewhere."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, track
 from rich.text import Text
 
 from dcpbench.config.text import duration_text, visible
 from dcpbench.records.row import Row
+from dcpbench.records.short_reason import short_reason
 from dcpbench.report.styles import style_of
 from dcpbench.sweep.composer import Track
-from dcpbench.verdict.sentences import short_reason
 
 _FAILURES_SHOWN = 5
 _LEFT_EVERY_S = 1.0
 _WORTH_TELLING_S = 60.0
 
 
-@contextmanager
-def composing(console: Console) -> Iterator[Track]:
-    """Show progress on a terminal: the result passes on the items of a list, counting those done."""
-    columns = (BarColumn(), TextColumn("composing"), MofNCompleteColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        yield bar.track
+def composing(console: Console) -> Track:
+    """Return a function that passes on the items of a list, and shows on a terminal how many are done."""
+    return partial(
+        track, description="composing", console=console, transient=True, disable=not console.is_terminal
+    )
 
 
 @dataclass
 class _Running:
-    """A cell that runs: since when, and which phase each rank is in."""
+    """A running cell: its start, and the phase of each rank."""
 
     note: str
     phases: dict[int, str] = field(default_factory=dict)
@@ -44,7 +43,7 @@ class _Running:
 
 
 class ProgressDisplay:
-    """Cells done and left, the running cell with the phase of each rank, what has failed so far."""
+    """Show the numbers of cells done and left, running cells with their phases, and the latest failures."""
 
     def __init__(self, console: Console, total: int, done: int = 0) -> None:
         self._console = console
@@ -70,22 +69,22 @@ class ProgressDisplay:
             self._live.stop()
 
     def begin(self, cell: str, note: str = "") -> None:
-        """A cell starts; `note` says what else there is to say of it."""
+        """Show a cell that starts, with a `note` in brackets."""
         self._running[cell] = _Running(note)
 
     def phase(self, cell: str, rank: int, phase: str) -> None:
-        """A rank of a cell that runs begins a phase."""
+        """Show the phase that a rank of a running cell begins."""
         self._running[cell].phases[rank] = phase
 
     def end(self, row: Row, left: Callable[[], float | None]) -> None:
-        """A cell has its row; `left` estimates the seconds that the others will take."""
+        """Show the row of a cell; `left` estimates the seconds for the remaining cells."""
         self._done += 1
         self._running.pop(row.cell, None)
         self._bar.update(self._task, completed=self._done)
         if not row.is_ok:
             self._failed.append((row.status, f" {row.cell}: {short_reason(row.flat())}"))
         if self._console.is_terminal:
-            # Not after each of many short cells: it looks at all that are left.
+            # Not after each of many short cells: the estimate iterates over all that are left.
             if time.monotonic() - self._left_at >= _LEFT_EVERY_S:
                 self._left_at, seconds = time.monotonic(), left()
                 self._bar.update(self._task, left=f"about {duration_text(seconds)} left" if seconds else "")
@@ -96,7 +95,7 @@ class ProgressDisplay:
         if row.reason and (row.status != "pass" or row.flaky):
             line.append(visible(f": {short_reason(row.flat())}"))
         self._console.print(line, soft_wrap=True)
-        # With each tenth of the sweep, and not where it is over in a moment.
+        # After each tenth of the sweep, unless it ends soon.
         tenths = 10 * self._done // self._total
         if tenths > 10 * (self._done - 1) // self._total:
             seconds = left() or 0.0

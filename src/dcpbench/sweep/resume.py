@@ -1,32 +1,83 @@
-"""What of a sweep is done already: the rows that stand, and why the others do not.
+"""Resume a sweep: take its words again, keep the rows that are still valid, and say why the others are not.
 
-A row stands if it is of this configuration, this code and this torch, so that the rows of a sweep that
-was broken off and resumed are those of one that was not.
+A row is valid if it is from this configuration, this code and this torch. So the rows of a sweep that was
+interrupted and resumed are those of one that was not. A file that cannot be read or removed raises a
+ConfigError.
 """
 
+import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Rerun
+from dcpbench.config.schema import OF_ITS_CELLS, PART
 from dcpbench.config.text import counted
 from dcpbench.records import files, store
 from dcpbench.records.row import SCHEMA_VERSION, Row
 from dcpbench.records.row_reader import parse
-from dcpbench.sweep.job import Job
-from dcpbench.sweep.manifest import Record
+from dcpbench.sweep import manifest
+from dcpbench.sweep.job import Job, Part
+from dcpbench.sweep.manifest import DIR
 
 _VERSIONS = {"torch_version": "torch", "load_torch_version": "torch of load_python"}
-"""Columns that have to be as they were, and what they are of."""
+"""Columns that must not have changed, and their names."""
+
+
+def command_line(arguments: Sequence[str]) -> list[str]:
+    """Return the words that Hydra reads: the folder of a resumed sweep becomes its `hydra.sweep.dir`, and if
+    no cells are given here, they are those of its record, typed in the folder where they were typed.
+
+    A part has a folder below that of the complete sweep, and begins there if it has not begun yet.
+
+    Raises:
+        ConfigError, hydra.errors.HydraException: `resume` names no sweep, another one than `hydra.sweep.dir`,
+            or another user's without `trust=true`; the folder in which it was typed was removed.
+    """
+    asked, own, part = (_value_of(key, arguments) for key in ("resume", DIR, PART))
+    if asked is None and part is None:
+        return list(arguments)
+    if asked is None and own is None:
+        raise ConfigError(
+            f"part={part}: name the folder of the complete sweep, {DIR}=outputs/<sweep>, for all parts"
+        )
+    folder = Path(str(asked or own)).resolve()
+    if own is not None and Path(str(own)).resolve() != folder:
+        raise ConfigError(f"resume={asked}: {DIR}={own} is another folder; leave one of them out")
+    place = folder if part is None else Part.parse(str(part)).folder(folder)
+    begun = asked is not None and (part is None or (place / store.SWEEP_JSON).exists())
+    words = manifest.own_words(arguments)
+    replaced = ["resume=", DIR]
+    if asked is not None and not begun:  # a part that has not begun has no rows to run again
+        replaced += ["rerun=", "trust="]
+    here = [word for word in arguments if word not in words and not word.startswith(tuple(replaced))]
+    absolute = manifest.quoted(str(place))  # the words may be used in another folder
+    here += [*([f"resume={absolute}"] if begun else []), f"{DIR}={absolute}"]
+    given = [word for word in words if word.startswith(tuple(f"{key}=" for key in (PART, *OF_ITS_CELLS)))]
+    if asked is not None and not {*words} - {"-m", "--multirun", *given}:
+        record = manifest.read(folder)
+        if _value_of("trust", arguments) is not True:
+            record.refuse_foreign(folder)
+        words = [*record.arguments, *given]
+        try:
+            os.chdir(record.cwd)
+        except OSError as error:
+            raise ConfigError(
+                f"resume={asked}: cannot enter {record.cwd}, where it was typed ({error.strerror}); add the "
+                "sweep's own overrides to resume="
+            ) from None
+    return [*words, *here]
 
 
 @dataclass
 class Found:
-    """The lines of a folder's rows that stand and of those that do not, why (each reason with the
-    number of its cells), and whether the last line is torn."""
+    """The lines of a folder whose rows are valid, the others, the number of cells that run again by reason,
+    and whether the last line is torn."""
 
     standing: list[store.Line]
     superseded: list[store.Line]
@@ -35,38 +86,21 @@ class Found:
 
     @property
     def done(self) -> dict[str, Row]:
-        """The rows that stand, by cell."""
+        """The valid rows by cell."""
         return {line.row.cell: line.row for line in self.standing if line.row}
 
     def sentences(self, cells: int) -> list[str]:
-        """What there is to say about it, a line each, for a sweep of so many cells."""
+        """Describe what was found for a sweep with this number of cells."""
         sentences = [f"resume: {len(self.standing)} of {cells} cells are done"]
         for why, number in self.reasons.items():
             sentences.append(f"resume: {counted(number, 'cell')} again: {why}")
         if self.torn:
-            sentences.append(f"resume: the last line of {store.RESULTS_JSONL} was broken off and is cut off")
+            sentences.append(f"resume: the last line of {store.RESULTS_JSONL} was torn and is removed")
         return sentences
 
 
-def same_matrix(folder: Path, record: Record, here: set[str], key: str = "resume") -> None:
-    """Refuse to go on in the folder, which `key` of the configuration asks for, of a sweep of other cells.
-
-    Raises:
-        ConfigError: naming a cell that only one of the two has.
-    """
-    there = set(record.cells)
-    for only, where in ((here - there, "it has no cell"), (there - here, "nobody asks now for its cell")):
-        if only:
-            counts = f"({len(there)} cells there, {len(here)} here)"
-            raise ConfigError(f"{key}={folder}: is another matrix: {where} {min(only)} {counts}")
-
-
 def look(folder: Path, lines: Iterable[store.Line], jobs: Iterable[Job], rerun: Rerun) -> Found:
-    """What the lines of a sweep's folder hold of these cells; writes nothing.
-
-    Raises:
-        ConfigError: its rows cannot be read.
-    """
+    """Find out which lines of a sweep's folder are valid rows of these jobs; write nothing."""
     by_name = {job.cell.name: job for job in jobs}
     found = Found([], [], Counter(), torn=False)
     try:
@@ -74,7 +108,7 @@ def look(folder: Path, lines: Iterable[store.Line], jobs: Iterable[Job], rerun: 
             if line.torn:
                 found.torn = True
                 continue
-            why: str | None = "what stands in its line is no row of this version"
+            why: str | None = "its line is not a row of this version"
             if line.row and line.row.cell in by_name:
                 why = _why_again(by_name[line.row.cell], line.row, rerun)
             found.reasons.update([why] if why else [])
@@ -85,11 +119,7 @@ def look(folder: Path, lines: Iterable[store.Line], jobs: Iterable[Job], rerun: 
 
 
 def take_up(folder: Path, jobs: Iterable[Job], found: Found) -> None:
-    """Leave only what stands: the other rows go, and so does all that their cells left behind.
-
-    Raises:
-        ConfigError: something cannot be removed.
-    """
+    """Keep only the valid rows, and remove all files of the cells that run again."""
     files.remove_temporary(folder)
     if found.superseded or found.torn:
         store.keep_lines(folder, found.standing, found.superseded)
@@ -104,11 +134,7 @@ def take_up(folder: Path, jobs: Iterable[Job], found: Found) -> None:
 
 
 def earlier_machines(folder: Path, now: dict[str, Any]) -> list[dict[str, Any]]:
-    """What was written down of the machine before, as far as it differs from `now`, the latest last.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
+    """Return the earlier descriptions of the machine, as far as they differ from `now`, the latest last."""
     try:
         before, _ = parse(files.read(folder / store.ENVIRONMENT_JSON))
         earlier = list(before.pop("earlier", []))
@@ -121,17 +147,18 @@ def earlier_machines(folder: Path, now: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _clear(folder: Path, within: Path) -> None:
-    """Remove a folder, if there is one; refuses one that does not lie within the other."""
+    """Remove a folder if it exists; refuse one that is not within the other."""
     if within.resolve() not in folder.resolve().parents:
-        raise ConfigError(f"{folder}: does not lie in {within}, and is not removed")
+        raise ConfigError(f"{folder}: is not in {within}, and is not removed")
     if sentence := files.remove(folder, within):
-        raise ConfigError(f"{sentence} (of a cell that broke off)")
+        raise ConfigError(f"{sentence} (of a cell that was interrupted)")
 
 
 def _why_again(job: Job, row: Row, rerun: Rerun) -> str | None:
+    """Return why a cell has to run again, or None if its row is valid."""
     now = job.columns
     if row.schema_version != SCHEMA_VERSION:
-        return f"its row is of schema version {row.schema_version}, and rows are of {SCHEMA_VERSION} now"
+        return f"its row has schema version {row.schema_version}; the current one is {SCHEMA_VERSION}"
     for version, what in _VERSIONS.items():
         if row[version] != (is_now := now.get(version)):
             return f"{what} was {row[version]} and is {is_now}"
@@ -140,9 +167,20 @@ def _why_again(job: Job, row: Row, rerun: Rerun) -> str | None:
         was, code = (f"{commit or 'no commit'}, digest {digest}" for commit, digest in versions)
         return f"the code has changed ({was}, now {code})"
     if any(row[column] != now[column] for column in ("config_digest", "expected_digest")):
-        return "the configuration, or what is known to fail, has changed"
+        return "the configuration, or the list of known failures, has changed"
     if row.status == "skip" and row["cell_s"] is None and row.reason != job.skip:
-        return "what made it a skip holds no longer"
+        return "the reason to skip it no longer applies"
     if rerun is Rerun.failed and not row.is_ok:
-        return "it did not come out as it should (rerun=failed)"
+        return "its row is not ok (rerun=failed)"
     return None
+
+
+def _value_of(key: str, arguments: Sequence[str]) -> Any:
+    """Return the value of the last override of a key, None if it is missing or null."""
+    words = [word for word in arguments if word.startswith(f"{key}=")]
+    if not words:
+        return None
+    override = OverridesParser.create().parse_override(words[-1])
+    if override.is_sweep_override():
+        raise ConfigError(f"{words[-1]}: is about the whole sweep and takes one value")
+    return override.value() or None

@@ -1,4 +1,4 @@
-"""The row of a cell, made once, from its job and the attempts at it."""
+"""Make the row of a cell from its job and the attempts at it."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -16,15 +16,15 @@ from dcpbench.verdict.sentences import replaced_sentence
 from dcpbench.verdict.verdict import Verdict
 
 _OF_VERDICT = {one.name for one in fields(Verdict)} & {one.name for one in fields(Row)}
-"""The columns that a verdict has."""
+"""The columns that a verdict sets."""
 _FIRST_CAUSE = ("rank", "host", "local_rank", "phase", "upload_under_way", "limit", "doing", "log_tail")
 _DEEPEST_IN_ROW = 60
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """An attempt at a cell: its verdict, when it started (ISO 8601), how its stages ended, how long it took
-    and the size of its checkpoints."""
+    """An attempt at a cell: its verdict, its start (ISO 8601), the ends of its stages, its duration and the
+    size of its checkpoints."""
 
     verdict: Verdict
     started_at: str
@@ -34,22 +34,22 @@ class Attempt:
 
     @property
     def is_ok(self) -> bool:
-        """Whether it came out as it should."""
+        """Whether its verdict is ok."""
         return shown(self.verdict.status, fault_seen=self.verdict.fault_seen).ok
 
     @property
     def reports(self) -> list[RankReport]:
-        """What the ranks of all its stages reported at their end."""
+        """The reports of the ranks of all its stages."""
         return [report for end in self.ends for report in end.reports]
 
     @property
     def hosts(self) -> list[HostUsed]:
-        """Those of the stage that ran on most of them, where there may be several."""
+        """The hosts of the stage that ran on most hosts."""
         return max(([*end.hosts] for end in self.ends), key=len, default=[])
 
     @property
     def measurements(self) -> list[Measurement]:
-        """All that its ranks, and the driver, measured."""
+        """All measurements of its ranks and of the driver."""
         offsets_s = [abs(host.clock_offset_s) for host in self.hosts]
         own = {
             "cell_s": self.cell_s,
@@ -61,16 +61,16 @@ class Attempt:
 
 
 def row_of(job: Job, attempts: Sequence[Attempt], shared: bool = False) -> Row:
-    """Make the row of a cell. Of two attempts it is the second's, and says how the first ended.
+    """Make the row of a cell: of its last attempt, with the end of the first if there were two.
 
     Args:
-        shared: other cells ran on the same devices, so that its times mean nothing.
+        shared: other cells ran on the same devices, so its times are not recorded.
     """
     first, last = attempts[0], attempts[-1]
     verdict, flaky = last.verdict, None
     columns = {name: getattr(verdict, name) for name in _OF_VERDICT}
     columns["details"] = details = dict(verdict.details)
-    if dropped := [told for one in attempts for end in one.ends for told in end.dropped]:
+    if dropped := [message for one in attempts for end in one.ends for message in end.dropped]:
         details["dropped_messages"] = dropped
     if hosts := [asdict(host) for host in last.hosts]:
         details["hosts"] = hosts
@@ -80,7 +80,7 @@ def row_of(job: Job, attempts: Sequence[Attempt], shared: bool = False) -> Row:
         flaky = first.verdict.status != verdict.status
         details["first_try"] = _first_attempt(first)
         if flaky:
-            was = f"the first try ended as {first.verdict.status}: {first.verdict.reason}"
+            was = f"the first attempt ended as {first.verdict.status}: {first.verdict.reason}"
             columns["reason"] = f"{verdict.reason}; {was}" if verdict.reason else f"flaky: {was}"
     metrics = aggregated(last.measurements)
     if shared:
@@ -101,8 +101,8 @@ def row_of(job: Job, attempts: Sequence[Attempt], shared: bool = False) -> Row:
 
 
 def _plain_row(row: Row, replaced: list[str]) -> Row:
-    """A row of values that its columns can hold; its reason and details name those that were replaced, in it
-    or before."""
+    """Replace values that their columns cannot hold; reason and details name them, and those that the ranks
+    replaced."""
     replacing = Replacing(_DEEPEST_IN_ROW)
     flat = {name: replacing.column(row[name], kind, name) for name, kind in column_types().items()}
     if replaced := [*replaced, *replacing.replaced]:
@@ -112,7 +112,7 @@ def _plain_row(row: Row, replaced: list[str]) -> Row:
 
 
 def _phases(ends: Sequence[StageEnd]) -> dict[str, float]:
-    """Seconds by phase: of each stage those of the rank that was in phases for longest, so that they add
+    """Return seconds by phase, of each stage those of the rank whose phases took longest, so that they add
     up."""
     seconds: dict[str, float] = {}
     for end in ends:
@@ -136,7 +136,7 @@ def _first_attempt(first: Attempt) -> dict[str, Any]:
 
 
 def _losses(reports: Sequence[RankReport]) -> dict[str, Any]:
-    """The losses at the newest checkpoint that was resumed from, of the first rank."""
+    """Return the losses of rank 0 at the newest checkpoint that was resumed from."""
     of_rank = [report for report in reports if report.rank == 0]
     losses = {name: values for report in of_rank for name, values in report.losses.items()}
     resumed = {step: values for report in of_rank for step, values in report.resumed.items()}
@@ -153,10 +153,10 @@ def _losses(reports: Sequence[RankReport]) -> dict[str, Any]:
 
 
 def _bounds(reports: Sequence[RankReport]) -> dict[str, Any]:
-    """How gradients and steps were compared with the twin's, where that was done first."""
+    """Return how gradients and steps were compared with the twin's where they were first."""
     return next((report.bounds for report in reports if report.bounds), {})
 
 
 def _of_step(losses: list[float], step: int) -> float | None:
-    """A step's loss, if the run came that far: a wrong restore may have gone on for longer."""
+    """Return a step's loss, None if the run did not reach it: a wrong restore may have trained for longer."""
     return losses[step - 1] if 0 < step <= len(losses) else None

@@ -1,4 +1,8 @@
-"""The folder that a sweep is asked to use: refused, claimed, described and given up."""
+"""The folder of a sweep: refused, claimed, described, resumed and released.
+
+A part of a sweep has a folder below that of the complete sweep, where `sweep.json` names the cells of all
+parts; `dcpbench.records.store` reads such a folder as one sweep. Each part is resumed separately.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -12,10 +16,10 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Rerun
 from dcpbench.config.schema import PART
 from dcpbench.config.text import counted
-from dcpbench.records.store import read_lines
-from dcpbench.sweep import manifest, parts, resume
-from dcpbench.sweep.job import Job
-from dcpbench.sweep.part import Part
+from dcpbench.records import store
+from dcpbench.sweep import manifest, resume
+from dcpbench.sweep.claim import claim, held, refuse_unusable, refuse_used
+from dcpbench.sweep.job import Job, Part
 
 _MULTIRUN_YAML = "multirun.yaml"
 """The configuration of the sweep, named as by Hydra's own sweepers, which write it before the first batch."""
@@ -24,8 +28,7 @@ _MULTIRUN_YAML = "multirun.yaml"
 class SweepFolder:
     """The folder of one sweep, or of its part. Nothing is written before `claim`.
 
-    Raises:
-        ConfigError: the folder cannot be used, or what is asked for does not fit what it holds.
+    A folder that cannot be used, or contains another sweep than requested, raises a ConfigError.
     """
 
     def __init__(self, base: DictConfig) -> None:
@@ -33,79 +36,65 @@ class SweepFolder:
         self.path = Path(str(base.hydra.sweep.dir)).resolve()
         self.part = Part.parse(base.part) if base.part else None
         if self.part and self.path != self.part.folder(self.path.parent):
-            raise ConfigError(f"part={base.part}: must be said on the command line, just so")
+            raise ConfigError(f"part={base.part}: pass it on the command line, exactly so")
         before = _resumed(base, self.path)
         self.is_resumed = before is not None
         self._record = before or manifest.Record(manifest.own_words(sys.argv[1:]), str(Path.cwd()), [], [])
         self._claim = ExitStack()
         self._is_claimed = False
         if not self.is_resumed:
-            manifest.refuse_used(self.path)
+            refuse_used(self.path)
+
+    @property
+    def cells(self) -> dict[str, list[str]]:
+        """The overrides of the cells of a resumed sweep, by name."""
+        return self._record.overrides or {}
 
     def claim(self) -> None:
-        """Be the only driver in the folder, from now on until `release`.
-
-        Raises:
-            ConfigError: it cannot be written to, another driver is at work there, or it holds something.
-        """
+        """Be the only driver in the folder until `release`."""
         if not self._is_claimed:
-            self._claim.enter_context(manifest.held(self.path))
+            self._claim.enter_context(held(self.path))
             self._is_claimed = True
             if not self.is_resumed:
-                manifest.refuse_used(self.path)  # once more, now that no other driver can write there
+                refuse_used(self.path)  # once more, now that no other driver can write there
 
     def release(self, begun: bool) -> None:
-        """Give the folder up; of a sweep that has not begun nothing stays."""
-        if self._is_claimed and not (begun or self.is_resumed):  # another sweeper may have left it
+        """Release the folder; if the sweep has not begun, remove it."""
+        if self._is_claimed and not (begun or self.is_resumed):  # another sweeper may have written it
             (self.path / _MULTIRUN_YAML).unlink(missing_ok=True)
         self._claim.close()
 
     def mine(self, jobs: Sequence[Job]) -> list[Job]:
-        """Those of all jobs that this driver runs.
-
-        Raises:
-            ConfigError: there is none.
-        """
+        """Return the jobs that this driver runs."""
         mine = self.part.jobs(jobs) if self.part else list(jobs)
         if not mine:
             raise ConfigError(f"part={self.part}: has none of {counted(len(jobs), 'cell')}")
         return mine
 
     def found(self, jobs: Sequence[Job]) -> resume.Found | None:
-        """What the folder of a sweep that is resumed holds of its jobs.
-
-        Raises:
-            ConfigError: it has other cells, or its rows cannot be read.
-        """
+        """Return the rows of a resumed sweep's jobs."""
         if not self.is_resumed:
             return None
-        resume.same_matrix(self.path, self._record, {one.cell.name for one in jobs})
-        return resume.look(self.path, read_lines(self.path), jobs, self._base.rerun)
+        self._record.refuse_other_cells(self.path, {one.cell.name for one in jobs})
+        return resume.look(self.path, store.read_lines(self.path), jobs, self._base.rerun)
 
     def refuse_unusable(self, jobs: Sequence[Job]) -> None:
-        """Make sure that a sweep of these jobs could begin or be resumed; writes nothing.
-
-        Raises:
-            ConfigError: a folder cannot be made or written to, or holds something.
-        """
-        manifest.refuse_unusable(self.path, begun=self.is_resumed)
+        """Refuse folders in which a sweep of these jobs cannot begin or be resumed; write nothing."""
+        refuse_unusable(self.path, begun=self.is_resumed)
         for root in self._new_roots(jobs):
-            manifest.refuse_unusable(root / self.path.name, "storage.root")
+            refuse_unusable(root / self.path.name, "storage.root")
 
     def begin(self, jobs: Sequence[Job], of_all: Sequence[Job], found: resume.Found | None) -> None:
-        """Claim the folder, write down what is asked for, and clear what a resumed sweep does not keep.
+        """Claim and describe the folder, and clear the cells of a resumed sweep that run again.
 
         Args:
             of_all: the jobs of all parts.
-            found: what `found` returned.
-
-        Raises:
-            ConfigError: a folder cannot be used.
+            found: the result of `found`.
         """
         if self.part:
             words = [word for word in self._record.arguments if not word.startswith(f"{PART}=")]
-            whole = manifest.Record(words, self._record.cwd, *_asked_for(of_all))
-            parts.begin(self.path, whole)
+            cells = {one.cell.name: one.cell.overrides for one in of_all}
+            begin_part(self.path, manifest.Record(words, self._record.cwd, [*cells], [], cells))
         self.claim()
         self.describe(jobs)
         if found:
@@ -114,44 +103,77 @@ class SweepFolder:
             OmegaConf.save(self._base, self.path / _MULTIRUN_YAML)
 
     def describe(self, jobs: Sequence[Job]) -> None:
-        """Write down the jobs, and make a folder for them below each `storage.root` that they name.
-
-        Raises:
-            ConfigError: a folder cannot be used.
-        """
+        """Write `sweep.json`, and make a folder for the jobs below each `storage.root` that they name."""
         new = self._new_roots(jobs)
         for root in new:
-            manifest.claim(root / self.path.name, "storage.root")
-        names, _, overrides = _asked_for(jobs)
+            claim(root / self.path.name, "storage.root")
+        cells = {one.cell.name: one.cell.overrides for one in jobs}
         storage = sorted([*map(str, new), *self._record.storage])
-        self._record = replace(self._record, cells=names, storage=storage, overrides=overrides)
+        self._record = replace(self._record, cells=[*cells], storage=storage, overrides=cells)
         self._record.write(self.path)
 
+    def progress(self) -> str:
+        """Say how many cells of the complete sweep of a part have a row."""
+        whole = self.path.parent
+        rows, cells = sum(1 for _ in store.stored_rows(whole)), manifest.read(whole, "").cells
+        return f"part={self.part}: {rows} of {counted(len(cells), 'cell')} of {whole} have a row"
+
     def _new_roots(self, jobs: Sequence[Job]) -> list[Path]:
-        """The folders of `storage.root` in which the sweep has none of its own yet."""
+        """Return each `storage.root` in which the sweep has no folder yet."""
         roots = {str(Path(root).resolve()) for job in jobs if (root := job.config.storage.root)}
         return [Path(root) for root in sorted(roots.difference(self._record.storage))]
 
 
-def _asked_for(jobs: Sequence[Job]) -> tuple[list[str], list[str], dict[str, list[str]]]:
-    """For a record: the names of the cells, no storage yet, and the overrides of each."""
-    return [one.cell.name for one in jobs], [], {one.cell.name: one.cell.overrides for one in jobs}
+def begin_part(folder: Path, record: manifest.Record) -> None:
+    """Prepare the folder of the complete sweep, which has this record, for the part in `folder`."""
+    whole = folder.parent
+    try:
+        claim(whole, manifest.DIR)
+        record.write(whole)
+    except ConfigError:  # another part may have begun, just now too
+        if not (whole / store.SWEEP_JSON).exists() or (whole / store.RESULTS_JSONL).exists():
+            raise
+    key = f"{manifest.DIR}="
+    manifest.read(whole, key).refuse_other_cells(whole, {*record.cells}, key)
+    counts = {path.name.rpartition("-")[2] for path in (*whole.glob(store.PARTS), folder)}
+    if len(counts) > 1:
+        raise ConfigError(f"part: {whole} has {' and '.join(sorted(counts))} parts; choose one number")
 
 
 def _resumed(base: DictConfig, folder: Path) -> manifest.Record | None:
-    """The record of the sweep to resume, if one is; refuses `resume` and `rerun` that make no sense."""
+    """Return the record of the sweep to resume, if any; refuse `resume` and `rerun` where they do not
+    apply."""
     if base.resume is None:
         for key, null in (("rerun", Rerun.none), ("trust", False)):
             if base[key] != null:
                 value = str(base[key]).lower()
-                raise ConfigError(f"{key}={value}: says what to do with resume=<folder>, which is not set")
+                raise ConfigError(f"{key}={value}: needs resume=<folder>, which is not set")
         return None
     if not str(base.resume):
         raise ConfigError("resume=: names no folder")
     if Path(str(base.resume)).resolve() != folder:
-        raise ConfigError(f"resume={base.resume}: hydra.sweep.dir={folder} is another folder")
+        raise ConfigError(f"resume={base.resume}: {manifest.DIR}={folder} is another folder")
     record = manifest.read(folder)
     if not base.trust:
         record.refuse_foreign(folder)
-    parts.refuse_whole(folder)
+    _refuse_parts(folder)
     return record
+
+
+def _refuse_parts(whole: Path) -> None:
+    """Refuse to resume a sweep in parts as one."""
+    begun = {path.name.rpartition("-part-")[2]: path for path in whole.glob(store.PARTS)}
+    if not begun:
+        return
+    count = int(next(iter(begun)).rpartition("-")[2])
+    unfinished = []
+    for number in range(1, count + 1):
+        part = begun.get(f"{number}-of-{count}")
+        try:
+            rows = {row.cell for row in store.stored_rows(part)} if part else set()
+            done = part is not None and rows.issuperset(manifest.read(part).cells)
+        except (ConfigError, store.ResultsError):
+            done = False
+        unfinished += [] if done else [f"{manifest.command('resume', whole)} part={number}/{count}"]
+    which = f": {', '.join(unfinished)}" if unfinished else "; all are complete (rerun=failed with part=…)"
+    raise ConfigError(f"resume={whole}: has {count} parts, each resumed separately{which}")

@@ -1,1 +1,1 @@
-"""Whether what came back is what was saved: live state, digests, comparison, audit, controls."""
+"""Snapshots of live state, digests, comparisons with their controls, and audits of files on disk."""

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, against what was to be saved: nothing is loaded for it."""
+"""Audit of a checkpoint: its manifest is compared with what was to be saved. Nothing is loaded."""
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +14,8 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Chunk:
-    """A box of a tensor that is stored in one place: `file` is a path in the checkpoint, None nowhere."""
+    """A box of a tensor that is stored in one place. `file` is a path in the checkpoint; None if the box is
+    not stored."""
 
     offsets: Shape
     sizes: Shape
@@ -23,8 +24,8 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Entry:
-    """What is stored under one key, or is to be, when no chunks are known. Of what is no tensor, `shape` and
-    `dtype` are None and its one chunk has no dimensions."""
+    """The stored value of one key, or, without chunks, the value that is to be saved. For a value that is not
+    a tensor, `shape` and `dtype` are None, and its single chunk has no dimensions."""
 
     shape: Shape | None = None
     dtype: str | None = None
@@ -33,8 +34,8 @@ class Entry:
 
 @dataclass(frozen=True, order=True)
 class Span:
-    """The bytes of a file that are an entry's: from `begin` until before `end`; `transformed` by an extension
-    of the writer, as by compression, or as they are."""
+    """The bytes of a file that belong to an entry: from `begin` up to, but not including, `end`.
+    `transformed` if an extension of the writer changed them, as by compression."""
 
     begin: int
     end: int
@@ -44,12 +45,16 @@ class Span:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A checkpoint's entries by their flattened keys (`model.net1.weight`), and its files by their paths.
+    """The contents of a checkpoint.
 
-    `named` has the bytes of each file by what the checkpoint says, `found` by what is there. `own` are the
-    files that the format has beside those, `unclaimed` names what is stored though no entry has it. `spans`
-    are what is stored in each file, where the format says it. `found_wrong` is what was seen not to fit
-    together when it was read.
+    Args:
+        entries: by flattened key (`model.net1.weight`).
+        named: the length of each file according to the checkpoint, by path.
+        found: the actual length of each file.
+        own: further files that belong to the format.
+        unclaimed: names of stored data that no entry refers to.
+        spans: the entries' bytes in each file, if the format specifies them.
+        found_wrong: contradictions that were found while reading it.
     """
 
     entries: Mapping[str, Entry]
@@ -62,13 +67,13 @@ class Manifest:
 
 
 _VALUE = "a value"
-"""The key of a value in what is audited as a control."""
+"""Key of a value in the manifest that is audited as a control."""
 
 
 def audit(manifest: Manifest, expected: Mapping[str, Entry]) -> list[Mismatch]:
-    """Keys in both directions, tensors stored as such, shapes, dtypes, chunks that tile each tensor exactly
-    once and are stored, and files that are there with the lengths that the checkpoint names, no byte of them
-    of two entries; nothing beside all that."""
+    """Return every mismatch: missing and extra keys, values stored as tensors or vice versa, wrong shapes and
+    dtypes, chunks that overlap, are not stored or leave gaps, files with a wrong length, bytes of a file that
+    belong to two entries, and files that no entry names."""
     entries = manifest.entries
     found = [*manifest.found_wrong]
     found += [Mismatch(key, Problem.not_stored) for key in expected if key not in entries]
@@ -97,7 +102,8 @@ def audit(manifest: Manifest, expected: Mapping[str, Entry]) -> list[Mismatch]:
 
 
 def _overlapping(spans: Iterable[Span]) -> Iterator[dict[str, Any]]:
-    """What two entries share of one file, each entry with the one that reaches the furthest before it."""
+    """Yield the bytes that two entries share, comparing each entry with the one before it that reaches
+    furthest."""
     before = Span(0, 0, "")
     for span in sorted(span for span in spans if span.begin < span.end):
         if span.begin < before.end:
@@ -123,7 +129,7 @@ def _tensor(key: str, entry: Entry, shape: Shape, expected: Entry) -> list[Misma
             other = filled[after]
             boxes = [*zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True)]
             if boxes and boxes[0][0] + boxes[0][1] <= boxes[0][2]:
-                break  # those after it begin no earlier
+                break  # the following ones begin no earlier
             rest = boxes[1:]
             if all(
                 max(begin, start) < min(begin + length, start + size) for begin, length, start, size in rest
@@ -141,17 +147,19 @@ def compare_manifest(
     files: Collection[str] = (),
     synced: Collection[str] | None = None,
 ) -> Compared:
-    """Audit a manifest; the control audits copies of it that are damaged. All of `files` have to be `synced`,
-    if it is known which are."""
+    """Audit a manifest; the controls audit damaged copies of it. If `synced` is known, it has to include all
+    of `files`."""
     control = controls(manifest, expected)
     compared = Compared(audit(manifest, expected), dict.fromkeys(control, True), control)
     return compared + compare_synced(files, synced) if files and synced is not None else compared
 
 
 def controls(manifest: Manifest, expected: Mapping[str, Entry]) -> dict[str, bool]:
-    """Whether an audit of a copy that is damaged in one way reports it, for each way there is. The copy has
-    one tensor and one value only: of all of a large checkpoint's keys it would cost more than the audit.
-    There is none of a checkpoint without a tensor of several elements that is stored."""
+    """Return, for each kind of damage, whether the audit of a damaged copy reports it.
+
+    The copy has only one tensor and one value, to be cheaper than the audit itself. Without a stored tensor
+    of several elements there is no control.
+    """
     tensors = (key for key, entry in manifest.entries.items() if math.prod(entry.shape or ()) > 1)
     stored = (key for key in tensors if all(chunk.file for chunk in manifest.entries[key].chunks))
     if not (key := next(stored, "")):
@@ -168,7 +176,7 @@ def controls(manifest: Manifest, expected: Mapping[str, Entry]) -> dict[str, boo
 
 
 def damaged_copies(manifest: Manifest, key: str) -> dict[str, Manifest]:
-    """A copy for each way in which a checkpoint may be damaged; `key` is that of a tensor."""
+    """Return a damaged copy for each kind of damage; `key` is the key of a tensor."""
     entry = manifest.entries[key]
     shape = entry.shape or ()
     filled = next(chunk for chunk in entry.chunks if math.prod(chunk.sizes))
@@ -191,7 +199,7 @@ def damaged_copies(manifest: Manifest, key: str) -> dict[str, Manifest]:
                 {_VALUE: replace(entry, dtype="torch.complex128")}  # not the one of streams
             ),
             "a key that is missing": replace(manifest, entries=_without(manifest.entries, key)),
-            "a key that is too many": with_entries({"sentinel": Entry()}),
+            "a key too many": with_entries({"sentinel": Entry()}),
             "another shape": with_entries({key: replace(entry, shape=(shape[0] + 1, *shape[1:]))}),
             "another dtype": with_entries({key: replace(entry, dtype="torch.complex128")}),
             "a chunk that is there twice": with_chunks(*entry.chunks, filled),

@@ -1,4 +1,4 @@
-"""Bit for bit: one rank's part of a state against what it was, or against another's."""
+"""Bitwise comparison of one rank's part of a state with a snapshot."""
 
 import inspect
 import math
@@ -27,36 +27,38 @@ from dcpbench.verify.snapshot import (
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Recall = Callable[[str], torch.Tensor | None]
-"""What a checkpoint holds under a leaf's name: the whole tensor, on the CPU; None if there is no such."""
+"""Reads a full tensor from a checkpoint by the name of a leaf, to the CPU; None if there is none."""
 
 
 def compare(
     saved: Leaves, restored: Leaves, recall: Recall | None = None, closely: bool = True
 ) -> list[Mismatch]:
-    """Every name that differs, in the order of `saved`, then the names that only `restored` has. Where only
-    digests of what was saved are known and they differ, `recall` is asked for what was. Elements that differ
-    are looked at `closely`, or, for a control, not any further."""
-    found: list[Mismatch | None] = []
+    """Return a mismatch for each name that differs, in the order of `saved`, then for each name that only
+    `restored` has.
+
+    Args:
+        recall: reads from the checkpoint the value of a tensor of which only a digest was kept.
+        closely: False for a control, which needs only the names.
+    """
+    found: list[Mismatch] = []
     for name, leaf in saved.items():
         if name in restored:
-            found.append(_compare_leaves(name, leaf, restored[name], recall, closely))
+            mismatch = _compare_leaves(name, leaf, restored[name], recall, closely)
+            found += [mismatch] if mismatch else []
         elif not isinstance(leaf, Idle):
             found.append(Mismatch(name, Problem.missing, kind_of(name, leaf)))
-    found += [
-        Mismatch(name, Problem.unexpected, kind_of(name, leaf))
-        for name, leaf in restored.items()
-        if name not in saved and not isinstance(leaf, Idle)
-    ]
-    return [finding for finding in found if finding]
+    for name, leaf in restored.items():
+        if name not in saved and not isinstance(leaf, Idle):
+            found.append(Mismatch(name, Problem.unexpected, kind_of(name, leaf)))
+    return found
 
 
 def same_leaves(expected: Leaves, actual: Leaves) -> set[str]:
-    """Return the names of the leaves that are exactly the expected ones; by content where a digest is
-    expected."""
-    return {name for name, leaf in expected.items() if name in actual and _is(name, leaf, actual[name])}
+    """Return the names of the leaves that equal the expected ones; if a digest is expected, by content."""
+    return {name for name, leaf in expected.items() if name in actual and _same(name, leaf, actual[name])}
 
 
-def _is(name: str, expected: Leaf, actual: Leaf) -> bool:
+def _same(name: str, expected: Leaf, actual: Leaf) -> bool:
     if isinstance(expected, DigestedLeaf):
         same_dtype = expected.dtype == getattr(actual, "dtype", None)
         return same_dtype and digest_of(expected) == digest_of(actual)
@@ -64,9 +66,9 @@ def _is(name: str, expected: Leaf, actual: Leaf) -> bool:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's elements as integers of the same width, so that NaN equals NaN and 0.0 not -0.0.
+    """Return the elements as integers of the same width, so that NaN equals NaN, and 0.0 differs from -0.0.
 
-    Shape (numel,), or (2 * numel,) for a complex dtype, whose parts are compared one by one.
+    The shape is (numel,), or (2 * numel,) for a complex dtype.
     """
     flat = tensor.resolve_conj().reshape(-1)
     if flat.is_complex():
@@ -75,7 +77,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def distances(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """How far each element is from another's, in float64; exact also for integers not far apart."""
+    """Return the absolute difference of each element, in float64; exact for integers that are close."""
     if one.is_complex():
         return (one.to(torch.complex128) - other.to(torch.complex128)).abs()
     far = (one.double() - other.double()).abs()
@@ -85,8 +87,8 @@ def distances(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def same_value(expected: Any, actual: Any) -> bool:
-    """Equality by type and value, floats by their bits, through lists, tuples and dictionaries; of objects
-    whose class does not define it, by their attributes."""
+    """Return whether two values have the same type and value, floats the same bits. Lists, tuples and
+    dictionaries are compared recursively, and objects whose class defines no equality by their attributes."""
     if type(expected) is not type(actual):
         return False
     if isinstance(expected, torch.Tensor):
@@ -150,8 +152,8 @@ def compare_elements(
     actual: torch.Tensor,
     closely: bool = True,
 ) -> Mismatch | None:
-    """Where two copies of one part differ and by how much; None if they are the same bits."""
-    actual = actual.to(expected.device)  # a load moves what an optimizer kept on the CPU
+    """Return where two copies of one part differ, and by how much; None if they have the same bits."""
+    actual = actual.to(expected.device)  # a load moves tensors that an optimizer kept on the CPU
     if torch.equal(bits(expected), bits(actual)):
         return None
     if not closely:
@@ -180,7 +182,7 @@ def compare_elements(
 
 
 def share_of(distance: float, magnitude: float) -> float:
-    """A distance as a part of what it is held against."""
+    """Return a distance as a fraction of a magnitude."""
     return distance / magnitude if magnitude else math.inf
 
 
@@ -192,38 +194,38 @@ def _compare_digests(
     differing = [number for number, (one, other) in enumerate(pairs) if one != other]
     if not differing:
         return None
-    finding = Mismatch(name, Problem.digests_differ, expected.kind)
+    mismatch = Mismatch(name, Problem.digests_differ, expected.kind)
     if isinstance(actual, DigestedLeaf):
-        return finding
+        return mismatch
     first, last = expected.block_ends(differing[0])
     facts = {"differing": len(differing), "blocks": len(blocks), "first": first, "last": last}
-    return with_place(replace(finding, facts=facts), expected, actual, recall)
+    return with_place(replace(mismatch, facts=facts), expected, actual, recall)
 
 
 def with_place(
-    finding: Mismatch, expected: DigestedLeaf, actual: Leaf | None, recall: Recall | None
+    mismatch: Mismatch, expected: DigestedLeaf, actual: Leaf | None, recall: Recall | None
 ) -> Mismatch | None:
-    """What differs in this rank's part, if the checkpoint still holds what had the expected digests; None if
-    nothing does. Otherwise the finding that the digests differ, `by` the checkpoint if the part is what that
-    holds."""
-    held = recall(finding.name) if recall else None
-    if held is None:
-        return finding
+    """Replace a mismatch of digests by one of elements, if the checkpoint still has the expected content;
+    None if this rank's part does not differ from it. If the checkpoint has other content, return the mismatch
+    of digests, with `by` if this rank's part equals the checkpoint's."""
+    stored = recall(mismatch.name) if recall else None
+    if stored is None:
+        return mismatch
     by = None
-    if (tuple(held.shape), held.dtype) == (expected.extent.shape, expected.dtype):
+    if (tuple(stored.shape), stored.dtype) == (expected.extent.shape, expected.dtype):
         here = None
         if isinstance(actual, TensorLeaf):
-            part = actual.extent.take(held).to(actual.local.device)
-            here = compare_elements(finding.name, expected.kind, actual.extent, part, actual.local)
-        was = TensorLeaf(expected.extent.take(held), expected.extent, None)
-        if add(*block_digests([was])[0]) == add(*expected.blocks):
+            part = actual.extent.take(stored).to(actual.local.device)
+            here = compare_elements(mismatch.name, expected.kind, actual.extent, part, actual.local)
+        saved = TensorLeaf(expected.extent.take(stored), expected.extent, None)
+        if digest_of(saved) == add(*expected.blocks):
             return here
         by = None if here else AS_STORED
-    return replace(finding, facts={**finding.facts, "checkpoint_differs": True}, by=by)
+    return replace(mismatch, facts={**mismatch.facts, "checkpoint_differs": True}, by=by)
 
 
 def _hexadecimal(element: torch.Tensor) -> str:
-    """An element's bits, the highest first."""
+    """Return the bits of an element, the highest first."""
     raw = element.reshape(1).contiguous().view(torch.uint8).tolist()
     return "0x" + bytes(reversed(raw)).hex()
 

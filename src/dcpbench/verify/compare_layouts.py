@@ -1,7 +1,7 @@
-"""Across layouts: states whose parts lie differently on the ranks are compared by content.
+"""Comparison of states that are sharded differently, by content.
 
-The digests of a tensor's parts add up to that of the whole, so that none is gathered. Of a tensor that
-differs, each rank looks at its own part beside what the checkpoint holds at that place.
+The digests of a tensor's parts add up to the digest of the full tensor, so that no tensor is gathered. If a
+tensor differs, each rank compares its part with the checkpoint.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,13 +25,13 @@ _BY_DIGEST = (Problem.digests_differ, Problem.replicas)
 def compare_across(
     saved: Leaves, actual: Leaves, group: dist.ProcessGroup | None, recall: Recall | None = None
 ) -> list[Mismatch]:
-    """What differs by content, or whose replicas do; collective over `group`.
+    """Return the mismatches of content and of replicas; collective over `group`.
 
     Args:
-        saved: live or retained parts, or what `digests` made of them.
+        saved: live or retained parts, or the result of `digests`.
         actual: live parts.
-        group: of the ranks that hold the parts.
-        recall: asked for what was of a tensor that differs; the ranks whose parts do then say where.
+        group: the ranks that have the parts.
+        recall: reads a tensor that differs from the checkpoint, to find out where it differs.
     """
     (expected, wrong), (found, also) = digests(saved, group), digests(actual, group)
     different = [*also, *compare(expected, found)]
@@ -46,8 +46,8 @@ def compare_across(
         if here:
             of_replicas = name in drifted and here.problem is Problem.differs
             closer.append(replace(here, problem=Problem.replicas) if of_replicas else here)
-    told = {name for names in gathered([one.name for one in closer], group) for name in names}
-    others = [one for one in different if one.name not in told or one.problem not in _BY_DIGEST]
+    located = {name for names in gathered([one.name for one in closer], group) for name in names}
+    others = [one for one in different if one.name not in located or one.problem not in _BY_DIGEST]
     return [*wrong, *closer, *others]
 
 
@@ -66,11 +66,11 @@ def compare_state(
 
 
 def digests(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, list[Mismatch]]:
-    """Every tensor as the digest of the whole of it, the same on all ranks; collective over `group`.
+    """Replace each tensor by the digest of the full tensor, the same on all ranks; collective over `group`.
 
     Returns:
-        the leaves, and what is wrong with their parts: elements that no rank holds, replicas that are not
-        the same bits, values on which the ranks do not agree.
+        the leaves, and mismatches of their parts: elements that no rank has, replicas with different bits,
+        values on which the ranks disagree.
     """
     mine = digested({name: leaf for name, leaf in leaves.items() if not isinstance(leaf, Idle)})
     for name, leaf in mine.items():
@@ -87,8 +87,8 @@ def digests(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, li
 
 
 def compare_replicas(leaves: Leaves, group: dist.ProcessGroup | None) -> Compared:
-    """Compare tensors of which several ranks have the same part; collective over `group`. The control is a
-    change on one of the ranks."""
+    """Compare the tensors of which several ranks have the same part; collective over `group`. The control is
+    a change on one rank."""
     everybody = gathered(digested(leaves), group)
     names = dict.fromkeys(name for theirs in everybody for name in theirs)
     parts = {name: _held(name, everybody) for name in names}
@@ -104,13 +104,13 @@ def compare_replicas(leaves: Leaves, group: dist.ProcessGroup | None) -> Compare
 
 
 def _held(name: str, everybody: Sequence[Leaves]) -> dict[int, DigestedLeaf]:
-    """The parts of a tensor, by rank; not of ranks that have no element of it."""
+    """Return the parts of a tensor by rank, without empty parts."""
     held = {rank: theirs[name] for rank, theirs in enumerate(everybody) if name in theirs}
     return {rank: part for rank, part in held.items() if part.extent.numel}
 
 
 def _last_replica(held: Mapping[int, DigestedLeaf]) -> int | None:
-    """The last of the ranks that have the same part of a tensor; None if each has another."""
+    """Return the last rank whose part another rank has too; None if every rank has a different part."""
     ranks: dict[Extent, list[int]] = {}
     for rank, part in held.items():
         ranks.setdefault(part.extent, []).append(rank)
@@ -124,7 +124,7 @@ def _unlike(name: str, held: Mapping[int, DigestedLeaf]) -> list[Mismatch]:
 
 
 def _add_up(name: str, held: Mapping[int, Any]) -> tuple[Leaf, Mismatch | None]:
-    """The digest of a tensor from those of its parts; of what is no tensor the value of one rank."""
+    """Return the digest of a tensor from the digests of its parts; for another value that of one rank."""
     first = next(iter(held.values()))
     if not isinstance(first, DigestedLeaf):
         if name.endswith(".params") and (joined := _joined(held)):
@@ -155,15 +155,15 @@ def _add_up(name: str, held: Mapping[int, Any]) -> tuple[Leaf, Mismatch | None]:
 
 
 def _joined(held: Mapping[int, Any]) -> list[str] | None:
-    """The names of a group's parameters from those of each stage of a pipeline; None where stages that differ
-    have one in common."""
-    parts = {str(names): names for names in held.values()}  # of a control, which may be no names
+    """Return the names of a group's parameters on all stages of a pipeline; None if different stages share a
+    name."""
+    parts = {str(names): names for names in held.values()}  # in a control they need not be names
     names = [name for part in parts.values() for name in part]
     return names if len({*map(str, names)}) == len(names) else None
 
 
 def _disagreement(name: str, held: Mapping[int, Any]) -> Mismatch | None:
-    """The first two ranks that hold other values."""
+    """Return a mismatch of the first two ranks whose values differ."""
     (rank, first), *others = held.items()
     for other, value in others:
         if not same_value(first, value):
@@ -173,7 +173,7 @@ def _disagreement(name: str, held: Mapping[int, Any]) -> Mismatch | None:
 
 
 def gathered(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
-    """What every rank gives, by rank."""
+    """Return the values of all ranks, by rank; collective."""
     if group is None:
         return [value]
     values: list[Any] = [None] * dist.get_world_size(group)

@@ -1,10 +1,9 @@
-"""A 128-bit digest of a tensor's content that does not depend on how it is cut over ranks.
+"""A 128-bit digest of a tensor's content that does not depend on how the tensor is sharded.
 
-The digest is a sum over the tensor, so that the digests of the parts that disjoint ranks hold `add`
-up to the digest of the whole. What is summed is a mix of a place and what is there: the tensor is a
-row of words, one word per element of 1, 2 or 4 bytes, zero-extended to 32 bits, and two or four
-little-endian ones for the wider dtypes and the complex ones, numbered through the whole tensor in
-row-major order. Shape and dtype are not part of it.
+The digest is a sum over the tensor, so that the digests of disjoint parts `add` up to the digest of the full
+tensor. Each term mixes a position with the content there: the tensor is a row of words, numbered in row-major
+order of the full tensor. An element of 1, 2 or 4 bytes is one word, zero-extended to 32 bits; wider and
+complex elements are two or four little-endian words. Shape and dtype are not part of the digest.
 
 The mix is Philox2x32 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011): the
 counter is (word, low half of its number), the key the high half. The first lane is the 64-bit state
@@ -14,7 +13,7 @@ five are the fewest after which the changes that swaps, shifts and flipped bits 
 could not be told from random ones. A round is one 32 x 32 -> 64 bit multiplication and one three-way xor.
 
 There are two implementations with the same results: torch operations for any device, and a Triton
-kernel for CUDA. Nothing here is a defence against somebody who looks for a collision.
+kernel for CUDA. The digest is not cryptographic: collisions can be constructed.
 """
 
 import functools
@@ -34,14 +33,14 @@ ROUNDS = (5, 7)
 _MULTIPLIER, _WEYL, _LOW = 0xD256D193, 0x9E3779B9, 0xFFFFFFFF
 _WORDS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
 _CHUNK = {"cpu": 2**16, "cuda": 2**20}
-"""Elements mixed at a time in torch operations: on a CPU what its cache holds, on a GPU enough to fill it."""
+"""Elements mixed at a time in torch operations: they fit the cache of a CPU, and fill a GPU."""
 
 
 def digest(part: torch.Tensor, extent: Extent) -> torch.Tensor:
-    """The sum over a part, of any shape and strides, with `extent.numel` elements.
+    """Return the digest of a part, of any shape and strides, with `extent.numel` elements.
 
-    Shape (2,), int64, on the part's device: the lanes' bits, yet unsigned. Nothing waits for the device;
-    `fetch` makes integers of many at once.
+    The result has shape (2,) and dtype int64, on the part's device, with the bits of the unsigned lanes. It
+    does not synchronize with the device; `fetch` converts many results to integers at once.
     """
     if part.numel() != extent.numel:
         raise ValueError(f"a part of {part.numel()} elements cannot fill an extent of {extent.numel}")
@@ -57,7 +56,7 @@ def digest(part: torch.Tensor, extent: Extent) -> torch.Tensor:
 
 
 def fetch(digests: Sequence[torch.Tensor]) -> list[Digest]:
-    """What `digest` returned, as integers: one transfer per device."""
+    """Convert results of `digest` to integers, with one transfer per device."""
     found: list[Digest] = [(0, 0)] * len(digests)
     for device in {one.device for one in digests}:
         here = [number for number, one in enumerate(digests) if one.device == device]
@@ -68,24 +67,24 @@ def fetch(digests: Sequence[torch.Tensor]) -> list[Digest]:
 
 
 def add(*digests: Digest) -> Digest:
-    """The digest of what these are the digests of the disjoint parts of."""
+    """Return the digest of a tensor from the digests of its disjoint parts."""
     return sum(first for first, _ in digests) % 2**64, sum(second for _, second in digests) % 2**64
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where the words of a box are: word number k of the box, with k as digits to the bases `sizes`, the
-    lowest first, is word number `base` + the sum of the digits times `strides` of the whole tensor."""
+    """The position of a box's words in the full tensor. With k written as digits to the bases `sizes`, lowest
+    first, word k of the box is word `base` + sum(digits * `strides`) of the full tensor."""
 
     base: int
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
-    wide: bool  # whether word numbers of the whole tensor exceed 32 bits
+    wide: bool  # word numbers of the full tensor exceed 32 bits
 
 
 def _place(extent: Extent, per_element: int) -> _Place:
-    """Dimensions that the box has all of join the one before them: one level is left where at most the
-    first dimension is cut, two where one other is."""
+    """Return the position of an extent's box. Dimensions that the box covers completely are joined with the
+    one before them: one level remains if only the first dimension is cut, two if another one is."""
     base, stride = 0, per_element
     sizes, strides, joined = [per_element], [1], True
     for size, full, begin in zip(
@@ -105,7 +104,7 @@ def _place(extent: Extent, per_element: int) -> _Place:
 
 
 def _contiguous(part: torch.Tensor, begin: int = 0) -> Iterator[tuple[int, torch.Tensor]]:
-    """A part in flat pieces, each with the number of its first element; what must be copied is, in chunks."""
+    """Yield a part in flat pieces, each with the number of its first element; copy in chunks if necessary."""
     chunk = _CHUNK.get(part.device.type, 2**20)
     if part.is_contiguous() or part.numel() <= chunk:
         # Not reshape(-1): one element of stride 2 is contiguous, and keeps a stride that `view` refuses.
@@ -119,7 +118,7 @@ def _contiguous(part: torch.Tensor, begin: int = 0) -> Iterator[tuple[int, torch
 
 
 def _eager(words: torch.Tensor, first: int, place: _Place) -> torch.Tensor:
-    """In 64-bit integers, since torch has no others of which the product of two words is exact."""
+    """Mix in 64-bit integers, the only ones in torch for which the product of two words is exact."""
     total = torch.zeros(2, dtype=torch.int64, device=words.device)
     chunk = _CHUNK.get(words.device.type, 2**20)
     for begin in range(0, words.numel(), chunk):
@@ -144,7 +143,7 @@ def _eager(words: torch.Tensor, first: int, place: _Place) -> torch.Tensor:
 
 
 def _mix(device: torch.device) -> Callable[[torch.Tensor, int, _Place], torch.Tensor]:
-    """The faster of the two."""
+    """Return the faster implementation."""
     return _triton if device.type == "cuda" and _kernel() is not None else _eager
 
 
@@ -211,7 +210,7 @@ def _kernel() -> Any:
 
 
 def _triton(words: torch.Tensor, first: int, place: _Place, tile: int = 2048) -> torch.Tensor:
-    """Up to two levels, and some words. One level has no rows of its own: they are made as long as a tile."""
+    """Mix up to two levels in Triton. A single level is divided into rows as long as a tile."""
     if len(place.sizes) > 2 or not words.numel():
         return _eager(words, first, place)
     flat = len(place.sizes) == 1
@@ -224,9 +223,9 @@ def _triton(words: torch.Tensor, first: int, place: _Place, tile: int = 2048) ->
     even = not (shift or words.numel() % run or run % columns or rows % high)
     across, down = -(-run // columns), -(-rows // high)
     if max(across, rows + 4096 * high) >= 2**31:
-        # Beyond the kernel's 32-bit row numbers: no tensor that fits a GPU.
+        # Beyond the kernel's 32-bit row numbers; no such tensor fits a GPU.
         return _eager(words, first, place)
-    # Enough programs to fill any GPU, few enough that each has many tiles to walk: its sum is not free.
+    # Enough programs to fill any GPU, but few enough that each has many tiles, because its sum has a cost.
     down = min(down, 65535, max(1, 4096 // across))
     partial = torch.empty((across * down, 2), dtype=torch.int64, device=words.device)
     with torch.cuda.device_of(words):

@@ -1,4 +1,4 @@
-"""The files of a checkpoint: their bytes when its save reported success, and whether they have them still."""
+"""The files of a checkpoint: whether they have changed since the save reported success, and were synced."""
 
 import hashlib
 import os
@@ -15,16 +15,16 @@ from dcpbench.records.files import files_below
 
 _BLOCK = 2**20
 _BLOCKS = 32
-"""Of a file with more of these blocks so many are read, from its first to its last, spread evenly."""
+"""Number of evenly spread blocks that are read of a larger file, including the first and the last."""
 _THREADS = 8
 
 FileDigests = Mapping[str, str]
-"""What can be told of each file's bytes, as text, by its path in the checkpoint."""
+"""Length and digest of each file as text, by its path in the checkpoint."""
 
 
 def digest_files(folder: Path, whole: bool = False) -> FileDigests:
-    """The length and the SHA-256 digest of every file below a folder. Of a file of more than 32 MiB some
-    blocks are digested, and it has its mtime instead of the others; unless `whole` says so."""
+    """Return the length and the SHA-256 digest of every file below a folder. For a file of more than 32 MiB,
+    unless `whole` is set, only some blocks are digested, and its mtime stands for the others."""
     paths = [*files_below(folder)]
     with ThreadPoolExecutor(_THREADS) as pool:
         digests = pool.map(partial(_digest, whole=whole), paths)
@@ -47,8 +47,8 @@ def _digest(path: Path, whole: bool) -> str:
 
 
 def digest_late_files(folder: Path, then: FileDigests, complete_at: float) -> FileDigests:
-    """What can be told now of the files that a shared file system has shown late: they were not seen when the
-    save reported success (`time.time`), or not in their length, and nothing has changed them since."""
+    """Digest the files that a shared file system made visible late: when the save reported success
+    (`time.time`) they were missing, or had another length, although nothing has changed them since."""
     stats = files_below(folder)
     late = {
         str(path.relative_to(folder)): path for path, stat in stats.items() if stat.st_ctime < complete_at
@@ -61,13 +61,15 @@ def digest_late_files(folder: Path, then: FileDigests, complete_at: float) -> Fi
 
 
 def compare_files(then: FileDigests, now: FileDigests) -> Compared:
-    """Find every file that came, went or has other bytes. The controls have another digest of each file, a
-    file less, or one more."""
+    """Compare the files of a checkpoint. The controls change the digest of each file, and remove and add a
+    file."""
     changed = {path: {**then, path: f"not {digest}"} for path, digest in then.items()}
-    told = {path: [one.name for one in _differing(then, copy)] == [path] for path, copy in changed.items()}
+    reported = {
+        path: [one.name for one in _differing(then, copy)] == [path] for path, copy in changed.items()
+    }
     less = dict([*then.items()][1:])
     fired = {
-        **told,
+        **reported,
         "a file that went": bool(_differing(then, less)),
         "a file that came": bool(_differing(less, then)),
     }
@@ -85,9 +87,11 @@ def _differing(then: FileDigests, now: FileDigests) -> list[Mismatch]:
 
 
 def drop_pages(folder: Path) -> None:
-    """Ask the kernel to drop what it has cached of the files below a folder, once it is on the disk. It keeps
-    pages that a process has mapped, those of a file system in memory, and knows nothing of a disk's own
-    cache or a file server's."""
+    """Sync the files below a folder, and ask the kernel to drop its cached pages of them.
+
+    The kernel keeps pages that a process has mapped and those of a file system in memory. Caches of a disk or
+    a file server are not affected.
+    """
     for path in files_below(folder):
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -95,12 +99,12 @@ def drop_pages(folder: Path) -> None:
 
 
 Synced = set[tuple[int, int]]
-"""Files that were synced, by device and inode: a file may be renamed after it is."""
+"""Synced files by device and inode, because a file can be renamed afterwards."""
 
 
 @contextmanager
 def recorded_syncs() -> Iterator[Synced]:
-    """Meanwhile, the files that this process syncs with `os.fsync`."""
+    """Context manager: collect the files that this process syncs with `os.fsync`."""
     synced: Synced = set()
     honest = os.fsync
 
@@ -114,8 +118,8 @@ def recorded_syncs() -> Iterator[Synced]:
 
 
 def synced_in(folder: Path, synced: Synced) -> set[str]:
-    """The files below a folder that this process has synced, by their paths there: another host numbers the
-    devices otherwise."""
+    """Return the synced files below a folder by their relative paths, because device numbers differ between
+    hosts."""
     stats = files_below(folder)
     return {
         str(path.relative_to(folder)) for path, stat in stats.items() if (stat.st_dev, stat.st_ino) in synced
@@ -123,7 +127,7 @@ def synced_in(folder: Path, synced: Synced) -> set[str]:
 
 
 def compare_synced(files: Collection[str], synced: Collection[str]) -> Compared:
-    """Find every file that nobody synced; the control is that none was."""
+    """Find every file that no rank synced; the control is that none was."""
     found, control = _not_synced(files, synced), _not_synced(files, ())
     name = "files that were not synced"
     return Compared(found, {name: True}, {name: len(control) == len(files)})

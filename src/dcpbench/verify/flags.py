@@ -1,5 +1,5 @@
-"""What decides how training goes on and is no value of the state: flags, modes, defaults, shared memory,
-gradients, hooks."""
+"""Settings that affect training but are not values of the state: flags, modes, defaults, shared memory,
+gradients and hooks."""
 
 import functools
 import inspect
@@ -14,7 +14,7 @@ from dcpbench.verify.snapshot import Leaves, TensorLeaf, named_parts, plain_fqn,
 
 _OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _OF_PARALLELISMS = ("torch.distributed.", "torch._")
-"""Modules whose hooks come and go with the layout and with the first step."""
+"""Modules whose hooks depend on the layout and on whether a step was taken."""
 
 
 def snapshot_flags(
@@ -24,10 +24,14 @@ def snapshot_flags(
     gradients: bool = True,
     parts: ParameterParts | None = None,
 ) -> Leaves:
-    """Which parameters require a gradient and which modules are in training mode, by FQN; the optimizer's
-    defaults and the keys of its groups; which of the tensors in `state` share memory; the hooks that are not
-    a parallelism's own; the gradients left, if these are asked for. `parts` are the `named_parts`, if they
-    are known."""
+    """Return, by name, which parameters require a gradient, which modules are in training mode, the
+    optimizer's defaults and the keys of its groups, which tensors in `state` share memory, and the hooks that
+    do not belong to a parallelism.
+
+    Args:
+        gradients: include the gradients.
+        parts: `named_parts` of the model, if they are known.
+    """
     parts = parts or named_parts(model)
     parameters = {name: part.parameter for name, part in parts.items()}
     flags: Leaves = {f"requires_grad.{name}": value.requires_grad for name, value in parameters.items()}
@@ -40,7 +44,7 @@ def snapshot_flags(
     of_optimizers = [hook for one in several for hook in _hooks("", one)]
     flags |= {"hooks.model": "; ".join(hooks), "hooks.optimizer": "; ".join(of_optimizers)}
     for number, one in enumerate(several):
-        # `Optimizer.__setstate__` gives it to each that is loaded, also to one without such an option.
+        # `Optimizer.__setstate__` adds it on a load, even to an optimizer without this option.
         defaults = {"differentiable": False, **one.defaults}
         flags |= snapshot_nested(defaults, f"defaults.{number}." if len(several) > 1 else "defaults.")
     for number, group in enumerate(optimizer.param_groups):
@@ -53,7 +57,7 @@ def snapshot_flags(
 
 
 def snapshot_gradients(parts: ParameterParts) -> Leaves:
-    """The gradients of these parts that there are, as `gradients.<FQN>`; sparse ones with their zeros."""
+    """Return the gradients of these parts as `gradients.<FQN>`; sparse ones are made dense."""
     gradients = ((name, part, part.parameter.grad) for name, part in parts.items())
     left = {name: part.of(value) for name, part, value in gradients if value is not None}
     dense = {name: value.to_dense() if value.is_sparse else value for name, value in left.items()}
@@ -61,13 +65,12 @@ def snapshot_gradients(parts: ParameterParts) -> Leaves:
 
 
 def _hooks(name: str, owner: object) -> Iterator[str]:
-    """The hooks on a module, a parameter or an optimizer, as they are called one after the other: of which
-    kind, and where their code is."""
+    """Yield the hooks on a module, a parameter or an optimizer in the order of their calls: kind and code."""
     is_tensor = isinstance(owner, torch.Tensor)
     held = {kind: getattr(owner, kind) for kind in _OF_TENSORS} if is_tensor else vars(owner)
     for kind, hooks in held.items():
-        if kind.endswith("_hooks") and isinstance(hooks, Mapping | list | tuple):
-            # DDP lists its communication hooks each with its state: they are a part of the layout.
+        if kind.endswith("_hooks") and hooks and isinstance(hooks, Mapping | list | tuple):
+            # DDP lists each communication hook with its state; they belong to the layout.
             called = hooks.values() if isinstance(hooks, Mapping) else hooks
             codes = [_code_of(hook) for hook in called if callable(hook)]
             yield from (
@@ -76,7 +79,7 @@ def _hooks(name: str, owner: object) -> Iterator[str]:
 
 
 def _code_of(hook: Callable[..., Any]) -> str:
-    """Module, qualified name and line of a function, a method, or the class of an object that is called."""
+    """Return module, qualified name and line of a function or method, or the class of another callable."""
     hook = inspect.unwrap(hook)
     if isinstance(hook, functools.partial):
         return _code_of(hook.func)
@@ -86,7 +89,7 @@ def _code_of(hook: Callable[..., Any]) -> str:
 
 
 def _span(tensor: torch.Tensor) -> int:
-    """The bytes from a tensor's first element to the end of its last."""
+    """Return the number of bytes from a tensor's first element to the end of its last."""
     if tensor.is_contiguous():
         return tensor.nbytes
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -94,8 +97,8 @@ def _span(tensor: torch.Tensor) -> int:
 
 
 def sharing_memory(state: Leaves) -> list[list[str]]:
-    """The names of tensors that lie at least in part in the same bytes, each set in the order of `state`.
-    Parts of one storage that do not overlap, as FSDP1's views, share nothing."""
+    """Return the names of tensors whose bytes overlap, each set in the order of `state`. Parts of one storage
+    that do not overlap, such as FSDP1's views, share nothing."""
     places = []
     for order, (name, leaf) in enumerate(state.items()):
         if isinstance(leaf, TensorLeaf) and leaf.local.numel():

@@ -1,4 +1,4 @@
-"""Where a rank's part of a tensor lies in the whole of it, under any parallelism."""
+"""The position of a rank's part in the full tensor, under any parallelism."""
 
 import functools
 import math
@@ -16,11 +16,11 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 @dataclass(frozen=True)
 class Extent:
-    """A rank's part of a tensor: `numel` elements, in row-major order from element `start` on, of the
-    box of size `box` at `offset` in the tensor of shape `shape`.
+    """A rank's part of a tensor: `numel` elements, in row-major order from element `start` on, of the box of
+    size `box` at `offset` in the tensor of shape `shape`.
 
-    A DTensor's shard is a whole box. FSDP1 cuts a flattened parameter anywhere, so that its parts
-    begin and end within a box: the parameter's own, or with tensor parallelism the TP shard's.
+    A DTensor's shard is a complete box. FSDP1 cuts a flattened parameter anywhere, so that its parts begin
+    and end within a box: that of the parameter, or with tensor parallelism that of the TP shard.
     """
 
     shape: tuple[int, ...]
@@ -30,18 +30,18 @@ class Extent:
     numel: int
 
     def global_index(self, local: int) -> list[int]:
-        """The index in the whole tensor of this part's element number `local`."""
+        """Return the index in the full tensor of element number `local` of this part."""
         within = torch.unravel_index(torch.tensor(self.start + local), self.box)
         return [int(index) + begin for index, begin in zip(within, self.offset, strict=True)]
 
     def take(self, whole: torch.Tensor) -> torch.Tensor:
-        """What a tensor of shape `shape` has at this part's place, as a tensor of shape (numel,)."""
+        """Return this part of a full tensor, shape (numel,)."""
         for dimension, (begin, size) in enumerate(zip(self.offset, self.box, strict=True)):
             whole = whole.narrow(dimension, begin, size)
         return whole.reshape(-1)[self.start : self.start + self.numel]
 
     def put(self, whole: torch.Tensor, part: torch.Tensor) -> None:
-        """Copy a part, of any shape, to its place in a tensor of shape `shape`."""
+        """Copy this part, of any shape, into a full tensor."""
         for dimension, (begin, size) in enumerate(zip(self.offset, self.box, strict=True)):
             whole = whole.narrow(dimension, begin, size)
         if self.numel < math.prod(self.box):
@@ -52,13 +52,13 @@ class Extent:
 
 
 def whole(tensor: torch.Tensor) -> Extent:
-    """The extent of a tensor that a rank has all of."""
+    """Return the extent of a tensor that is not sharded."""
     shape = tuple(tensor.shape)
     return Extent(shape, (0,) * len(shape), shape, 0, tensor.numel())
 
 
 def extent_of(tensor: torch.Tensor) -> Extent:
-    """The extent of a DTensor's shard, or of a tensor that is not one."""
+    """Return the extent of a DTensor's shard, or of a plain tensor."""
     if not isinstance(tensor, DTensor):
         return whole(tensor)
     return _shard(tuple(tensor.shape), tensor.device_mesh, tensor.placements)
@@ -72,25 +72,25 @@ def _shard(shape: tuple[int, ...], mesh: DeviceMesh, placements: tuple[Placement
 
 @dataclass(frozen=True, eq=False)
 class ParameterPart:
-    """This rank's part of a parameter that the optimizer has as `parameter`; of a flat one, which FSDP1
-    concatenates from several, it is the elements at `place`."""
+    """This rank's part of a parameter. The optimizer has it as `parameter`; if that is a flat parameter,
+    which FSDP1 concatenates from several, the part is its elements at `place`."""
 
     parameter: nn.Parameter
     extent: Extent
     place: slice | None = None
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The part of a tensor that lies as `parameter` does: itself, its gradient, a moment."""
+        """Return the part of a tensor with the layout of `parameter`: itself, its gradient, a moment."""
         return tensor if self.place is None else tensor[self.place]
 
 
 ParameterParts = dict[str, ParameterPart]
-"""By name; tied parameters have one part under each of their names."""
+"""Parts by name. Tied parameters have a part under each of their names."""
 
 
 def parameter_parts(model: nn.Module) -> ParameterParts:
-    """The part of every parameter, by the name that `model.named_parameters()` has for it, or would have if
-    it was not part of a flat one."""
+    """Return the part of every parameter, by its name in `model.named_parameters()`, or the name that it had
+    before it became part of a flat parameter."""
     fsdp1 = {id(one): parts for one, parts in _fsdp1_parts(model)}
     parts: ParameterParts = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -105,11 +105,11 @@ _FLAT = "_flat_param"
 
 
 def _fsdp1_parts(model: nn.Module) -> Iterator[tuple[nn.Parameter, ParameterParts]]:
-    """FSDP1 keeps a rank's parts in one flat parameter. With `use_orig_params` the optimizer has views into
-    it; without, it has the flat parameter, whose parts are here by their names in its module.
+    """Yield the parameters of the optimizer that belong to FSDP1, each with its parts.
 
-    The attributes are private to torch, and the only place that has it: `FlatParameter` in
-    torch/distributed/fsdp/_flat_param.py describes them.
+    FSDP1 keeps a rank's parts in one flat parameter. With `use_orig_params` the optimizer has views into it;
+    otherwise it has the flat parameter, whose parts are named as in its module. Only private attributes of
+    torch describe them: see `FlatParameter` in torch/distributed/fsdp/_flat_param.py.
     """
     for module in FullyShardedDataParallel.fsdp_modules(model):
         handle = module._handle
@@ -123,7 +123,7 @@ def _fsdp1_parts(model: nn.Module) -> Iterator[tuple[nn.Parameter, ParameterPart
         parts: ParameterParts = {}
         for name, view, shape, info, spec in described:
             box, offset, outer = tuple(shape), (0,) * len(shape), tuple(shape)
-            if spec is not None:  # the DTensorSpec of a parameter that TP had sharded before
+            if spec is not None:  # the DTensorSpec of a parameter that is also sharded by TP
                 outer = tuple(spec.shape)
                 box, offset = compute_local_shape_and_global_offset(outer, spec.mesh, spec.placements)
             numel = info.numel_in_shard or 0

@@ -1,5 +1,5 @@
-"""Negative controls: before a load its target is made different in everything that is loaded. What a
-comparison does not report then, it could not have reported after a load that restored nothing."""
+"""Negative controls: before a load, everything in its target that is loaded is changed. A comparison that
+does not report a change could not have detected that the load restored nothing."""
 
 import copy
 import math
@@ -26,13 +26,13 @@ from dcpbench.verify.snapshot import (
 
 _PART = 0.4375
 FUNCTION_IF_NONE = "_scale_fn_custom"
-"""What a `CyclicLR` has None for where its scale is a function, or no function of the user's."""
+"""Key of a `CyclicLR` whose value is None, unless the user gave an object as the scale function."""
 _OTHER_WORDS = {"min": "max", "max": "min", "rel": "abs", "abs": "rel"}
 
 
 def perturb_model(model: nn.Module, seed: int, kept: Callable[[str], bool] = lambda name: False) -> None:
-    """Change every element of every parameter and persistent buffer, in place, and all extra state, but for
-    what is `kept`, by FQN."""
+    """Change every element of every parameter and persistent buffer, in place, and all extra state, except
+    for FQNs that are `kept`."""
     live = {id(value): value for name, value in persistent_tensors(model).items() if not kept(name)}
     _perturb(live.values(), seed)
     for name, module in model.named_modules():
@@ -42,8 +42,8 @@ def perturb_model(model: nn.Module, seed: int, kept: Callable[[str], bool] = lam
 
 def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int, saved: Leaves | None = None) -> None:
     """Change every element of every state tensor, every other value in the state and every hyperparameter, in
-    place; this to what it is not in what was `saved`, for a flag that no load has restored would be what it
-    was after two changes."""
+    place. A hyperparameter gets a value that differs from the `saved` one too, because a flag that no load
+    restored would return to its original value on the second change."""
     for one in getattr(optimizer, "optimizers", None) or [optimizer]:
         _perturb(_change_values(one.state), seed)
     for number, group in enumerate(optimizer.param_groups):
@@ -54,8 +54,8 @@ def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int, saved: Leaves
 
 
 def _change_values(held: Any) -> Iterator[torch.Tensor]:
-    """Change every value in nested dictionaries and lists; returns the tensors among them instead. No step is
-    taken with these values, so that a flag or None becomes a number, which neither of them ever is."""
+    """Change every value in nested dictionaries and lists, and yield the tensors unchanged. No step is taken
+    with these values, so that a flag or None can become a number."""
     for key, value in [*(enumerate(held) if isinstance(held, list) else held.items())]:
         if isinstance(value, torch.Tensor):
             yield value
@@ -67,8 +67,8 @@ def _change_values(held: Any) -> Iterator[torch.Tensor]:
 
 @torch.no_grad()
 def jitter(tensors: Iterable[torch.Tensor], share: float, seed: int) -> None:
-    """Multiply each element by 1 + `share` or 1 - `share`, in place; the same on every rank that draws the
-    same shapes. Integers stay."""
+    """Multiply each element by 1 + `share` or 1 - `share`, in place, the same on every rank for the same
+    shapes. Integers stay unchanged."""
     generators: dict[torch.device, torch.Generator] = {}
     for tensor in tensors:
         if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.element_size() == 1:
@@ -82,8 +82,8 @@ def jitter(tensors: Iterable[torch.Tensor], share: float, seed: int) -> None:
 
 @torch.no_grad()
 def _perturb(tensors: Iterable[torch.Tensor], seed: int) -> None:
-    """Add random whole numbers of 16 to 32, drawn where a tensor lies, and the same on every rank that draws
-    the same shapes. What is not finite, to which nothing can be added, starts from 0."""
+    """Add random integers from 16 to 32, drawn on the tensor's device, the same on every rank for the same
+    shapes. Elements that are not finite count as 0."""
     generators: dict[torch.device, torch.Generator] = {}
     flags: list[tuple[torch.Tensor, torch.Tensor]] = []
     changed = set()
@@ -91,7 +91,7 @@ def _perturb(tensors: Iterable[torch.Tensor], seed: int) -> None:
         local = _addable(local_part(tensor))
         place = local.data_ptr(), local.dtype, local.shape, local.stride()
         if local.numel() and place in changed:
-            continue  # it has several names: elements of one byte would come back to what they were
+            continue  # under a second name: elements of one byte could return to their original value
         changed.add(place)
         if local.dtype == torch.bool:
             flags.append((local, ~local))
@@ -104,14 +104,14 @@ def _perturb(tensors: Iterable[torch.Tensor], seed: int) -> None:
             noise = torch.rand(local.shape, generator=generators[device], device=device)
             local.add_(noise.mul_(16).add_(16).round_().to(local.dtype))
         else:
-            # Step counters must stay alike: FSDP1 refuses ranks and parameters out of step.
+            # Step counters must stay equal: FSDP1 rejects ranks and parameters with different ones.
             local.add_(16)
-    for local, others in flags:  # together: what lies in two of them must not be turned twice
+    for local, others in flags:  # at the end: shared memory must not be inverted twice
         local.copy_(others)
 
 
 def _addable(local: torch.Tensor) -> torch.Tensor:
-    """A tensor's elements as a dtype that can be added to, in the same memory."""
+    """Return a view of a tensor with a dtype that supports addition."""
     if local.is_complex():
         return torch.view_as_real(local)
     narrow = local.is_floating_point() and local.element_size() == 1
@@ -122,7 +122,7 @@ def _addable(local: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class _Same:
-    """Another object that does the same when it is called."""
+    """A different object that does the same when called."""
 
     call: Callable[..., Any]
 
@@ -131,19 +131,19 @@ class _Same:
 
 
 def perturbed(value: Any) -> Any:
-    """Another value that a step can still be taken with: DCP takes one to fill an empty optimizer.
+    """Return a different value that still allows a step, because DCP takes one to initialize an optimizer.
 
-    A flag that is off becomes None and None becomes off, for not every flag may be turned on
-    everywhere (`capturable` on the CPU), and one that is on becomes 1: what state an optimizer has depends on
-    its flags (`amsgrad`). Nothing is turned on by 0 either, which becomes -0.0: with a momentum an SGD that
-    has no state would get some. Other numbers become 7/16 of themselves, which no schedule of halves and
-    quarters comes to. The words that a `ReduceLROnPlateau` knows become its other ones. A function or a class
-    becomes another object that does the same.
-    None in a list is no flag and stays: a `LambdaLR` has it for each of its functions, and a `CyclicLR` for
-    its own.
+    - False becomes None and None becomes False, because some flags cannot be set everywhere (`capturable` on
+      the CPU). True becomes 1, because the state of an optimizer depends on its flags (`amsgrad`).
+    - 0 becomes -0.0, because a momentum would give an SGD state that it does not have. Other numbers become
+      7/16 of themselves, which no schedule of halves and quarters produces.
+    - The words that a `ReduceLROnPlateau` knows become its other ones.
+    - A function or a class becomes another object that does the same.
+    - None in a list is not a flag and stays: a `LambdaLR` has it for each of its functions, and a `CyclicLR`
+      for its own.
 
     Raises:
-        Skip: nothing tells whether a copy of it is the same.
+        Skip: a copy of the value cannot be compared with it.
     """
     if value is None:
         return False
@@ -161,7 +161,7 @@ def perturbed(value: Any) -> Any:
     if isinstance(value, tuple | list):
         make: Any = getattr(value, "_make", tuple if isinstance(value, tuple) else list)
         return make(None if item is None else perturbed(item) for item in value)
-    if isinstance(value, torch.Tensor):  # a learning rate, say
+    if isinstance(value, torch.Tensor):  # for example a learning rate
         return torch.where(value != 0, value * _PART, -value)
     if isinstance(value, torch.dtype):
         return torch.float32 if value == torch.float64 else torch.float64
@@ -175,7 +175,7 @@ def perturbed(value: Any) -> Any:
 
 
 def made_different(leaf: Any) -> Any:
-    """Another leaf, a tensor by the last bit: a control where no unrestored state is at hand."""
+    """Return a different leaf, for a control without an unrestored state; a tensor differs in one bit."""
     if isinstance(leaf, Idle):
         return leaf
     if isinstance(leaf, TensorLeaf):
@@ -196,31 +196,30 @@ def _another(value: Any) -> Any:
 
 
 def all_different(leaves: Leaves) -> Leaves:
-    """A copy in which every leaf is another."""
+    """Return a copy in which every leaf is different."""
     return {name: made_different(leaf) for name, leaf in leaves.items()}
 
 
 def with_changed_constants(expected: Leaves, unrestored: Leaves, names: Iterable[str]) -> Leaves:
-    """An unrestored state, with another value for what of these `names` is in it as expected: nothing changes
-    that."""
-    held = {name: unrestored[name] for name in names if name in expected}
-    found = compare({name: expected[name] for name in held}, held, closely=False)
-    same = held.keys() - {one.name for one in found}
-    return {**unrestored, **all_different({name: held[name] for name in same})}
+    """Return an unrestored state in which those of these `names` that have the expected value are changed."""
+    candidates = {name: unrestored[name] for name in names if name in expected}
+    found = compare({name: expected[name] for name in candidates}, candidates, closely=False)
+    same = candidates.keys() - {one.name for one in found}
+    return {**unrestored, **all_different({name: candidates[name] for name in same})}
 
 
 def with_other_names(leaves: Leaves) -> Leaves:
-    """With the names of each group's parameters made different, which in a live optimizer nobody may do."""
+    """Change the names of each group's parameters, which cannot be changed in a live optimizer."""
     names = {name: leaf for name, leaf in leaves.items() if name.endswith(".params")}
-    return {**leaves, **{name: made_different(leaf) for name, leaf in names.items()}}
+    return {**leaves, **all_different(names)}
 
 
 def unlike(expected: Leaves, state: Leaves, constants: Iterable[str] | None = None) -> Leaves:
-    """Return a state for a negative control, in which everything is different from the expected one.
+    """Return a state for a negative control, in which everything differs from the expected one.
 
     Args:
-        state: an unrestored one; without `constants` any one, all of which is changed.
-        constants: names that may have the expected value there, as nothing changes it.
+        state: an unrestored state; without `constants` any state, of which everything is changed.
+        constants: names that can have the expected value in an unrestored state, because it never changes.
     """
     if constants is not None:
         return with_changed_constants(expected, with_other_names(state), constants)
@@ -229,15 +228,15 @@ def unlike(expected: Leaves, state: Leaves, constants: Iterable[str] | None = No
 
 
 def compare_controlled(expected: Leaves, actual: Leaves, other: Leaves | None = None) -> Compared:
-    """Compare two states bit for bit; the control compares `other`, which is a copy of `actual` in which
-    everything is different if none is given."""
+    """Compare two states bit for bit. The control compares `other`, by default a copy of `actual` in which
+    everything is different."""
     control = compare(expected, all_different(actual) if other is None else other, closely=False)
     return Compared.of(compare(expected, actual), control, compared_names(expected))
 
 
 def compared_names(saved: Leaves) -> dict[str, bool]:
-    """The names of what there is to compare, and whether this rank has any of it: not of an empty shard. A
-    tensor without elements anywhere has nothing to compare."""
+    """Return the names to compare, and whether this rank has a part: not if its shard is empty. A tensor
+    without any elements is left out."""
     extents = {name: getattr(leaf, "extent", None) for name, leaf in saved.items()}
     return {
         name: extent is None or extent.numel > 0
@@ -247,5 +246,5 @@ def compared_names(saved: Leaves) -> dict[str, bool]:
 
 
 def controllable(saved: Leaves) -> list[str]:
-    """The names that a control has to report: those of which this rank has something."""
+    """Return the names that a control has to report: those of which this rank has a part."""
     return [name for name, here in compared_names(saved).items() if here]

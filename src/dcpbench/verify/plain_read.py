@@ -1,4 +1,4 @@
-"""What lies in a checkpoint's files, against what was saved: read without whatever wrote it."""
+"""Comparison of a checkpoint's files with what was saved, read without the library that wrote them."""
 
 import io
 import math
@@ -12,7 +12,7 @@ import torch
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
 from dcpbench.verify.compare import compare
-from dcpbench.verify.layout import Extent
+from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.perturb import made_different
 from dcpbench.verify.snapshot import BLOCK, DigestedLeaf, Idle, Leaves, TensorLeaf, retained, snapshot_nested
 
@@ -21,7 +21,7 @@ _LONGEST_ERROR = 200
 
 @dataclass(frozen=True)
 class StoredChunk:
-    """A box of a tensor, at `offsets` and of shape `sizes`, and how it is read from its file, to the CPU."""
+    """A box of a tensor, at `offsets` and of shape `sizes`; `read` reads it from its file to the CPU."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -29,16 +29,16 @@ class StoredChunk:
 
 
 Stored = Mapping[str, Sequence[StoredChunk]]
-"""What a checkpoint's files hold of each tensor, by its flattened key."""
+"""The chunks of each tensor in a checkpoint's files, by flattened key."""
 
 
 def compare_stored(
     parts: Iterable[Leaves], stored: Stored, rank: int, world_size: int, device: torch.device
 ) -> Compared:
-    """This rank's parts of what was saved, by their flattened keys, against the files.
+    """Compare this rank's parts of what was saved, by flattened key, with the files.
 
-    Tensors that it has all of it shares with its peers; of those whose digests alone are kept (more than
-    4 MiB) it reads one block of the smallest of each of `parts`.
+    The ranks share the work for tensors that each has completely. Of tensors of which only digests were kept
+    (more than 4 MiB), only one block of the smallest of each of `parts` is read.
     """
     found, fired = list[Mismatch](), dict[str, bool]()
     for leaves in parts:
@@ -56,7 +56,7 @@ def compare_stored(
 
 
 def _one_block(key: str, leaf: DigestedLeaf) -> DigestedLeaf:
-    """One of the blocks that a part's digests are made of, as a part of its own; which, the key decides."""
+    """Return one block of a part as a separate part; the key decides which."""
     number = zlib.crc32(key.encode()) % len(leaf.blocks)
     begin = number * BLOCK
     extent = replace(
@@ -66,7 +66,7 @@ def _one_block(key: str, leaf: DigestedLeaf) -> DigestedLeaf:
 
 
 def _rows_of(extent: Extent) -> Extent:
-    """The same part in the smallest box of whole rows that has all of it."""
+    """Return the same part, with the smallest box of complete rows that contains it."""
     if not extent.box:
         return extent
     row = math.prod(extent.box[1:])
@@ -90,7 +90,7 @@ def _compare(
     """Compare a part with what is stored; also whether the control fired."""
     try:
         part = part_of(saved.extent, chunks)
-    except Exception as error:  # noqa: BLE001 - whatever decoding raises, the bytes are not a tensor's
+    except Exception as error:  # noqa: BLE001 - decoding damaged bytes can raise anything
         facts = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_ERROR]}
         return [Mismatch(key, Problem.unreadable, saved.kind, facts=facts)], True
     where = saved.local.device if isinstance(saved, TensorLeaf) else device
@@ -101,23 +101,22 @@ def _compare(
 
 
 def read_whole(chunks: Sequence[StoredChunk]) -> torch.Tensor:
-    """A tensor, on the CPU, out of its chunks: as large as they reach.
+    """Assemble a tensor, on the CPU, from its chunks. Its shape is as large as they reach.
 
     Raises:
-        ValueError: there is no element in them, or one has not the shape that it is named with.
+        ValueError: the chunks have no element, or one has a different shape than its `sizes`.
     """
-    ends = [[first + size for first, size in zip(one.offsets, one.sizes, strict=True)] for one in chunks]
-    shape = tuple(max(along) for along in zip(*ends, strict=True))
-    whole = Extent(shape, (0,) * len(shape), shape, 0, math.prod(shape))
-    return part_of(whole, chunks).reshape(shape)
+    ends = [map(sum, zip(one.offsets, one.sizes, strict=True)) for one in chunks]
+    shape = tuple(map(max, zip(*ends, strict=True)))
+    return part_of(whole(torch.empty(shape, device="meta")), chunks).reshape(shape)
 
 
 def part_of(extent: Extent, chunks: Iterable[StoredChunk]) -> torch.Tensor:
-    """A rank's part of a tensor, shape (numel,), on the CPU, out of the chunks in which some of its box lies;
-    zeros where none does.
+    """Assemble a rank's part of a tensor, shape (numel,), on the CPU, from the chunks that overlap it; zeros
+    where there is no chunk.
 
     Raises:
-        ValueError: none holds any of it, or one has not the shape that it is named with.
+        ValueError: no chunk overlaps it, or one has a different shape than its `sizes`.
     """
     box: torch.Tensor | None = None
     extent = _rows_of(extent)
@@ -126,42 +125,43 @@ def part_of(extent: Extent, chunks: Iterable[StoredChunk]) -> torch.Tensor:
         common = [(max(b, o), min(b + n, o + s)) for b, n, o, s in ends]
         if any(first >= last for first, last in common):
             continue
-        held = chunk.read()
-        if tuple(held.shape) != chunk.sizes:
-            raise ValueError(f"a chunk of shape {tuple(held.shape)} where {chunk.sizes} is named")
-        box = held.new_zeros(extent.box) if box is None else box
+        stored = chunk.read()
+        if tuple(stored.shape) != chunk.sizes:
+            raise ValueError(f"a chunk has shape {tuple(stored.shape)} instead of {chunk.sizes}")
+        box = stored.new_zeros(extent.box) if box is None else box
         into = tuple(slice(a - b, z - b) for (a, z), b in zip(common, extent.offset, strict=True))
         out_of = tuple(slice(a - o, z - o) for (a, z), o in zip(common, chunk.offsets, strict=True))
-        box[into] = held[out_of]
+        box[into] = stored[out_of]
     if box is None:
-        raise ValueError("no chunk holds any of it")
+        raise ValueError("no chunk has any of it")
     return box.reshape(-1)[extent.start : extent.start + extent.numel]
 
 
 class WholeValues:
-    """Values that a checkpoint holds, whole, by their flattened keys; `leaves` are the same as leaves."""
+    """The full values of a checkpoint by flattened key; `leaves` are their snapshot."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
         self.leaves = retained(snapshot_nested(dict(values)))
 
     def like(self, expected: Leaves, keys: Mapping[str, str]) -> Leaves:
-        """Return the values of which a state has leaves, by the names that it has for them; `keys` are
-        theirs."""
+        """Return leaves for the names of an expected state; `keys` are the flattened keys by name."""
         actual: Leaves = {}
         for name, leaf in expected.items():
             key = keys[name]
             if key not in self._values or isinstance(leaf, Idle):
                 continue
             is_tensor = isinstance(leaf, TensorLeaf | DigestedLeaf)
-            seen = {name: self.leaves.get(key)} if is_tensor else {name: _as_seen(self._values[key])}
-            actual |= seen if is_tensor else snapshot_nested(seen)
+            if is_tensor:
+                actual[name] = self.leaves.get(key)
+            else:
+                actual |= snapshot_nested({name: _plain(self._values[key])})
         return actual
 
 
-def _as_seen(value: Any) -> Any:
-    """A value that was no tensor, as a comparison looks at it: numbers for tensors without dimensions, and
-    what was written for a stream of bytes."""
+def _plain(value: Any) -> Any:
+    """Return a saved value that was not a tensor: the number for a tensor without dimensions, and the object
+    for a stream of bytes."""
     if isinstance(value, torch.Tensor) and value.dim():
         value = io.BytesIO(value.numpy().tobytes())
     if isinstance(value, io.BytesIO):

@@ -1,4 +1,5 @@
-"""What belongs to the process and not to a training run, and what neither a save nor a load may change."""
+"""State of the process, as opposed to the training run, which neither a save nor a load is allowed to
+change."""
 
 import gc
 import os
@@ -19,14 +20,15 @@ from dcpbench.verify.perturb import compare_controlled
 from dcpbench.verify.snapshot import Leaves, retained, snapshot_nested
 
 _PRECISIONS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
-"""What `torch.backends` has an `fp32_precision` of; what is set for a backend as a whole is its kinds'."""
+"""Operations of `torch.backends` that have an `fp32_precision`; that of a backend applies to its
+operations."""
 
 _SETTLE_S = 2.0
-"""How long threads that have done their work, and what they hold open, may take to go."""
+"""Time for threads that have finished to exit and close their files."""
 
 
 def snapshot_process(device: torch.device) -> Leaves:
-    """The default random generators, determinism, gradient mode, default dtype and device."""
+    """Return the default random generators, determinism, gradient mode, default dtype and device."""
     generators = {"cpu": torch.get_rng_state(), "python": f"{hash(random.getstate()):x}"}
     if device.type == "cuda":
         generators["cuda"] = torch.cuda.get_rng_state(device)
@@ -34,7 +36,7 @@ def snapshot_process(device: torch.device) -> Leaves:
 
 
 def process_flags(device: torch.device) -> dict[str, bool | str]:
-    """Determinism, precision, gradient mode, default dtype and device, by name."""
+    """Return determinism, precision, gradient mode, default dtype and device, by name."""
     return {
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -50,17 +52,20 @@ def process_flags(device: torch.device) -> dict[str, bool | str]:
 
 
 def _float32_precision() -> str:
-    """The precision of each kind of operation on float32. torch's earlier functions, which set and return one
-    for all, raise after `fp32_precision` was set for one kind; what they set is to be read here too."""
+    """Return the precision of each kind of operation on float32.
+
+    torch's older functions, which get and set one precision for all kinds, raise after `fp32_precision` was
+    set for one kind. Settings made with them are visible here too.
+    """
     kinds = {name: attrgetter(name)(torch.backends).fp32_precision for name in _PRECISIONS}
     return ", ".join(f"{name} {'ieee' if value == 'none' else value}" for name, value in kinds.items())
 
 
 def snapshot_open(folder: Path, counts: bool) -> Leaves:
-    """Which files below `folder` are open, and, with `counts`, how many threads and descriptors there are.
+    """Return the open files below `folder` and, with `counts`, the numbers of threads and descriptors.
 
-    Connections that others have made to a port of this process are not counted: anybody on the host may, and
-    those of ranks are counted at their other end.
+    Connections to a port of this process are not counted: any process on the host can open one, and those of
+    ranks are counted at their other end.
     """
     inside, descriptors = f"{folder.resolve()}{os.sep}", open_descriptors()
     names = sorted(name for name in descriptors.values() if name.startswith(inside))
@@ -92,16 +97,17 @@ def _accepted(descriptors: Mapping[int, str]) -> set[int]:
 
 
 def open_descriptors() -> dict[int, str]:
-    """What each descriptor of this process is open on: a path, or `socket:[number]`."""
+    """Return the target of each descriptor of this process: a path, or `socket:[number]`."""
     opened = {}
-    for number in os.listdir("/proc/self/fd"):  # noqa: PTH208 - it is done often, and this is the fast way
-        with suppress(OSError):  # it is closed by now, as that of the listing is
+    for number in os.listdir("/proc/self/fd"):  # noqa: PTH208 - called often, and this is faster
+        with suppress(OSError):  # closed by now, like the descriptor of the listing
             opened[int(number)] = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115
     return opened
 
 
 def left_open(folder: Path, before: Leaves) -> Leaves:
-    """The same once it has settled; what has become less counts as what it was."""
+    """Return the open files again after waiting for them to be closed; a smaller number counts as
+    unchanged."""
 
     def grown() -> Leaves:
         now = snapshot_open(folder, counts=len(before) > 1)
@@ -111,18 +117,18 @@ def left_open(folder: Path, before: Leaves) -> Leaves:
 
 
 class OpenFiles:
-    """What is open now, as `snapshot_open` sees it."""
+    """The open files at the time of its construction, see `snapshot_open`."""
 
     def __init__(self, folder: Path, counts: bool) -> None:
         self._folder, self._before = folder, snapshot_open(folder, counts)
 
     def compare(self) -> Compared:
-        """Compare it with what is left open, once that has settled."""
+        """Compare with the files that are still open now, after waiting for them to be closed."""
         return compare_controlled(self._before, left_open(self._folder, self._before))
 
 
 def settled(grown: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What has grown: nothing as soon as nothing has, else what it is after a while."""
+    """Return the result of `grown` as soon as it is empty, or after a time limit."""
     until = time.monotonic() + _SETTLE_S
     while (found := grown()) and time.monotonic() <= until:
         gc.collect()

@@ -1,5 +1,5 @@
-"""How a resumed run is compared: with the uninterrupted one and, where that has failed, with a run that has a
-known defect."""
+"""Comparison of a resumed run with the uninterrupted run and, if that failed, with a run that has a known
+defect."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ from dcpbench.verify.compare import same_leaves, same_value
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf, of_kind
 from dcpbench.verify.tolerances import (
     TOLERANCES,
-    compare_close,
+    far_tensors,
     loss_name,
     loss_tolerance,
     losses_close,
@@ -21,23 +21,22 @@ from dcpbench.verify.tolerances import (
 )
 
 _DRAWN = {"loss": 0.02, "model_equal": 0.1, "optim_equal": 2.0}
-"""How far a run with a known defect may be from a plain one that draws other random numbers: its losses as a
-part of these, its tensors of the largest magnitude in them."""
+"""Tolerances for a run with a known defect that draws different random numbers: of losses, as a fraction of
+the loss, and of tensors, as a fraction of their largest magnitude."""
 
 _RECORDED = {"train_state.losses", "train_state.current_loss"}
-"""Losses as a run's state has them."""
+"""Names of the losses in a run's state."""
 
 
 @dataclass(frozen=True)
 class ResumedRule:
-    """How the losses and the state of a resumed run are compared.
+    """The rule by which the losses and the state of a resumed run are compared.
 
     Args:
-        expected: the uninterrupted run's losses, the first of which is that of step `first`.
-        exactly: whether the run must have the same bits.
-        tolerance: of tensors that need only be close, `loss_tolerance` of losses, as parts of the largest
-            magnitude.
-        drawn: whether a run with a known defect draws other random numbers.
+        expected: losses of the uninterrupted run from step `first` on.
+        exactly: True if the run must have the same bits.
+        tolerance, loss_tolerance: for tensors and losses that need only be close, as fractions.
+        drawn: True if a run with a known defect draws different random numbers.
     """
 
     expected: list[float]
@@ -57,45 +56,45 @@ class ResumedRule:
         dtypes: Iterable[torch.dtype],
         drawn: bool,
     ) -> "ResumedRule":
-        """Make it for a run that computes in these dtypes, with a tolerance of this name."""
+        """Return the rule for a run that computes in these dtypes, with the tolerance of this name."""
         share = TOLERANCES[tolerance]
         return cls(expected, first, exactly, share, loss_tolerance(share, dtypes), drawn)
 
     @property
     def check(self) -> str:
-        """The check of the losses."""
+        """Name of the check of the losses."""
         return "loss_resume_equal" if self.exactly else "loss_resume_close"
 
-    def wrong(self, seen: list[float]) -> list[Mismatch]:
+    def wrong(self, losses: list[float]) -> list[Mismatch]:
         """Compare losses with the uninterrupted run's."""
         if self.exactly:
-            return losses_equal(self.expected, seen, self.first)
-        return losses_close(self.expected, seen, self.first, self.loss_tolerance, reference="uninterrupted")
+            return losses_equal(self.expected, losses, self.first)
+        return losses_close(self.expected, losses, self.first, self.loss_tolerance, reference="uninterrupted")
 
     def compare(
-        self, seen: list[float], alive: Sequence[bool], unrestored: Iterable[list[float]]
+        self, losses: list[float], alive: Sequence[bool], unrestored: Iterable[list[float]]
     ) -> Compared:
-        """Compare losses. The comparison must report those of models from which nothing was restored.
+        """Compare losses. The control is the losses of unrestored models, which must be reported.
 
-        They mean something if they are finite and not zero, and a gradient was there (`alive`). Two models'
-        losses may come close by chance, at a step or two: as many are tried as it takes.
+        A loss can show a difference if it is finite and not zero, and there was a gradient (`alive`). The
+        losses of two models can be close at some steps by coincidence, so several models are tried.
         """
-        telling = {
-            loss_name(step): math.isfinite(loss) and loss != 0.0 and lived
-            for step, (loss, lived) in enumerate(zip(seen, alive, strict=False), self.first)
+        usable = {
+            loss_name(step): math.isfinite(loss) and loss != 0.0 and has_gradient
+            for step, (loss, has_gradient) in enumerate(zip(losses, alive, strict=False), self.first)
         }
         reported: set[str] = set()
         for other in unrestored:
             reported |= {mismatch.name for mismatch in self.wrong(other)}
-            if telling.keys() <= reported:
+            if usable.keys() <= reported:
                 break
-        fired = {name: means and name in reported for name, means in telling.items()}
+        fired = {name: is_usable and name in reported for name, is_usable in usable.items()}
         names = self._names(len(self.expected))
-        return Compared(self.wrong(seen), dict.fromkeys(names, True), fired)
+        return Compared(self.wrong(losses), dict.fromkeys(names, True), fired)
 
     def same_losses(self, resumed: list[float], state: Mapping[str, Leaves]) -> set[str]:
-        """Return the names of the losses of a resumed run that are close to those of another run, which is in
-        this state now. It may have been restored at another step."""
+        """Return the names of the resumed losses that are close to those of another run, which has this state
+        now and can have been restored at another step."""
         theirs = state["extra_equal"]["train_state.losses"]
         theirs = theirs[len(theirs) - len(resumed) :]
         tolerance = _DRAWN["loss"] if self.drawn else self.loss_tolerance
@@ -105,12 +104,12 @@ class ResumedRule:
     def same_state(
         self, part: str, recorded: list[float], own: Mapping[str, Leaves], state: Mapping[str, Leaves]
     ) -> set[str]:
-        """Return the names in a resumed run's `own` state that are as in another run's: tensors of model and
-        optimizer closely, the rest bit for bit; and its losses, if they are those that were recorded."""
+        """Return the names in a resumed run's `own` state that equal another run's: tensors of model and
+        optimizer closely, the rest bit for bit, and the losses if they are the recorded ones."""
         (tensors, objects), (own_tensors, own_objects) = map(_tensors_and_objects, (state, own))
         tolerance = _DRAWN.get(part, self.tolerance) if self.drawn else self.tolerance
-        far = {one.name for one in compare_close(tensors, own_tensors, tolerance)}
-        names = {*tensors} - far | same_leaves(objects, own_objects)
+        far = far_tensors(tensors, own_tensors, tolerance)
+        names = tensors.keys() - far | same_leaves(objects, own_objects)
         losses, last = (own["extra_equal"][f"train_state.{name}"] for name in ("losses", "current_loss"))
         return (
             names | _RECORDED if same_value([losses, last], [recorded, recorded[-1]]) else names - _RECORDED
@@ -121,7 +120,7 @@ class ResumedRule:
 
 
 def _tensors_and_objects(state: Mapping[str, Leaves]) -> tuple[Leaves, Leaves]:
-    """Return the tensors of model, optimizer and component, and whatever else is in a run's objects."""
+    """Return the tensors of model, optimizer and component, and the other leaves of a run's objects."""
     extra = state["extra_equal"]
     trained = {**state["model_equal"], **state["optim_equal"], **of_kind("param", extra)}
     tensors = {**trained, **of_kind("buffer", extra)}

@@ -1,13 +1,13 @@
-"""The live state of one rank, where it lies: the ground truth of every comparison.
+"""Snapshots: the live state of one rank, the ground truth of every comparison.
 
-A snapshot does not go through DCP's state-dict functions, which are part of what is under test: a fault that
-they make on the way in and undo on the way out would be invisible. It reads this rank's parameters, buffers
-and optimizer entries as training uses them: a DTensor's local shard, FSDP1's view into its flat parameter, a
-replica. Its tensors are those of the live state and change with it.
+A snapshot does not use DCP's state-dict functions, because they are under test: a bug that they make on the
+way in and undo on the way out would be invisible. It reads this rank's parameters, buffers and optimizer
+entries as training uses them: a DTensor's local shard, FSDP1's view into its flat parameter, a replica. Its
+tensors are those of the live state and change with it.
 
-What is `retained` outlives its moment: small parts are copied, of large ones only digests are kept, one for
-each block. They tell roughly where a part differs; what it was exactly the checkpoint can tell, if what it
-holds has the retained digests.
+A `retained` snapshot does not change: small parts are copied, and of large parts only a digest of each block
+is kept. The digests show roughly where a part differs; the checkpoint shows it exactly, if its content has
+the same digests.
 """
 
 import copy
@@ -26,20 +26,20 @@ from dcpbench.verify.digest import Digest, add, digest, fetch
 from dcpbench.verify.layout import Extent, ParameterParts, extent_of, parameter_parts
 
 LARGE_BYTES = 4 * 2**20
-"""Parts of more bytes are not copied."""
+"""Larger parts are not copied."""
 BLOCK = 2**22
-"""Elements of a part that one digest is made of."""
+"""Number of elements of a part that one digest covers."""
 
 _UNCHANGING = (int, float, str, type(None))
-"""Types of values that need not be copied, which takes time: there are many."""
+"""Types of values that are not copied, because they are immutable and numerous."""
 
 _WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 
 
 @dataclass(frozen=True)
 class TensorLeaf:
-    """A tensor's part on this rank (`extent.numel` elements), where it lies in the whole, how a DTensor says
-    it is placed, and what kind of state it is (param, buffer, exp_avg, …)."""
+    """A tensor's part on this rank (`extent.numel` elements), its position in the full tensor, the placements
+    of a DTensor, and the kind of state (param, buffer, exp_avg, …)."""
 
     local: torch.Tensor
     extent: Extent
@@ -62,30 +62,30 @@ class DigestedLeaf:
     blocks: tuple[Digest, ...]
 
     def block_ends(self, number: int) -> tuple[list[int], list[int]]:
-        """The indices in the whole tensor of a block's first and last element."""
+        """Return the indices in the full tensor of a block's first and last element."""
         begin, end = number * BLOCK, min((number + 1) * BLOCK, self.extent.numel)
         return self.extent.global_index(begin), self.extent.global_index(end - 1)
 
 
 @dataclass(frozen=True)
 class Idle:
-    """An optimizer's entry for a parameter of which this rank holds no element. It may be absent (FSDP1 keeps
-    such entries or not from one call to the next); where both sides have one, they must be equal."""
+    """An optimizer's entry for a parameter of which this rank has no element. It can be absent (FSDP1 keeps
+    or drops such entries from call to call); if both sides have one, they must be equal."""
 
     leaf: Any
 
 
 Leaf = Any
-"""A tensor as `TensorLeaf` or `DigestedLeaf`, such an entry as `Idle`; all else as a copy of the value."""
+"""`TensorLeaf` or `DigestedLeaf` for a tensor, `Idle`, or a copy of any other value."""
 Leaves = dict[str, Leaf]
 """Every piece of state by its name."""
 PLAIN = (DigestedLeaf, Extent)
-"""The classes of what is left of leaves when tensors are digested."""
+"""Classes that digested leaves consist of."""
 
 
 def snapshot_model(model: nn.Module, parts: ParameterParts | None = None) -> Leaves:
-    """Parameters and persistent buffers by FQN, and what modules hand out as extra state; `parts` are the
-    `named_parts`, if they are known."""
+    """Return parameters, persistent buffers and extra state by FQN; `parts` are the `named_parts`, if
+    known."""
     parts = parts or named_parts(model)
     parameters = {name: _leaf(part.of(part.parameter), "param", part.extent) for name, part in parts.items()}
     buffers = {name: _leaf(value, "buffer") for name, value in persistent_buffers(model).items()}
@@ -98,24 +98,24 @@ def snapshot_model(model: nn.Module, parts: ParameterParts | None = None) -> Lea
 
 
 def has_extra_state(module: nn.Module) -> bool:
-    """Whether a module has state that is neither parameter nor buffer."""
+    """Return whether a module has extra state."""
     return type(module).get_extra_state is not nn.Module.get_extra_state
 
 
 def snapshot_optimizer(
     model: nn.Module, optimizer: torch.optim.Optimizer, parts: ParameterParts | None = None
 ) -> Leaves:
-    """State entries as `state.<FQN>.<entry>`, hyperparameters as `param_groups.<n>.<key>`. What the optimizer
-    has for a flat parameter is under the name of each parameter in it."""
+    """Return state entries as `state.<FQN>.<entry>` and hyperparameters as `param_groups.<n>.<key>`. The
+    entry of a flat parameter is split into those of its parameters."""
     parts_by_id = parts_of_each(parts or named_parts(model))
     leaves: Leaves = {}
     for parameter, entries in optimizer.state.items():
-        if not isinstance(parameter, torch.Tensor):  # of no parameter
+        if not isinstance(parameter, torch.Tensor):  # state that belongs to no parameter
             leaves |= snapshot_nested({parameter: entries}, "state.")
             continue
         local_shape = _local_shape(parameter)
         for path, entry, value in _flattened(entries):
-            # A moment lies as its parameter does; a step counter or a factored moment does not.
+            # A moment has the layout of its parameter; a step counter or a factored moment does not.
             like = isinstance(value, torch.Tensor) and _local_shape(value) == local_shape
             lies = bool(like and local_shape)
             for name, part in parts_by_id[id(parameter)].items():
@@ -123,7 +123,7 @@ def snapshot_optimizer(
                 leaf = _leaf(part.of(value), entry, part.extent) if lies else _leaf(value, entry)
                 leaves[f"state.{name}.{path}"] = Idle(leaf) if idle else leaf
                 if isinstance(value, torch.Tensor) and not like:
-                    value = value.clone()  # for the next parameter in a flat one: each has its own counter
+                    value = value.clone()  # each parameter in a flat one has a separate counter
     for number, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
             if key == "params":
@@ -133,7 +133,7 @@ def snapshot_optimizer(
 
 
 def by_parameter(leaves: Leaves) -> Leaves:
-    """What `snapshot_optimizer` sees, with the hyperparameters of each group under the name of each of its
+    """Convert a snapshot of an optimizer to one with the hyperparameters of each group under the names of its
     parameters (`param_groups.<FQN>.<key>`)."""
     found: Leaves = {}
     for name, leaf in leaves.items():
@@ -147,19 +147,19 @@ def by_parameter(leaves: Leaves) -> Leaves:
 
 
 def snapshot_nested(nested: Mapping[Any, Any], prefix: str = "") -> Leaves:
-    """What nested dictionaries hold, by the path to it with dots between its keys. A list is one value, but
-    for one that `has_parts`, which is gone into, as DCP does when it flattens a state dict.
-    A text as key that stands beside a number of the same digits keeps its quotes."""
+    """Return the values in nested dictionaries by their dotted paths. A list is one value unless it
+    `has_parts`: it is flattened then, as by DCP. A string key keeps its quotes if there is an integer key
+    with the same digits."""
     return {path: _leaf(value, key) for path, key, value in _flattened(nested, prefix)}
 
 
 def has_parts(value: Any) -> bool:
-    """Whether a value is a list that holds tensors or dictionaries."""
+    """Return whether a value is a list that contains tensors or dictionaries."""
     return isinstance(value, list) and any(isinstance(item, torch.Tensor | dict) for item in value)
 
 
 def _flattened(nested: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, str, Any]]:
-    """The path to each value in nested dictionaries, its own key and itself."""
+    """Yield the path of each value in nested dictionaries, its key, and the value."""
     numbers = {str(key) for key in nested if not isinstance(key, str)}
     for key, value in nested.items():
         path = f"{prefix}{key!r}" if key in numbers else f"{prefix}{key}"
@@ -172,17 +172,17 @@ def _flattened(nested: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[st
 
 
 def of_kind(kind: str, leaves: Leaves) -> Leaves:
-    """The tensors of a kind of state."""
+    """Return the tensors of a kind of state."""
     return {name: leaf for name, leaf in leaves.items() if getattr(leaf, "kind", None) == kind}
 
 
 def below(leaves: Leaves, prefix: str) -> Leaves:
-    """The leaves whose names begin with a prefix, without it."""
+    """Return the leaves whose names start with a prefix, without the prefix."""
     return {name.removeprefix(prefix): leaf for name, leaf in leaves.items() if name.startswith(prefix)}
 
 
 def retained(leaves: Leaves) -> Leaves:
-    """The same leaves with nothing of the live state in them; values are copies already."""
+    """Return leaves that no longer change with the live state."""
     large = {
         name: leaf
         for name, leaf in leaves.items()
@@ -192,7 +192,7 @@ def retained(leaves: Leaves) -> Leaves:
 
 
 def digested(leaves: Leaves) -> Leaves:
-    """The same leaves, with digests instead of tensors."""
+    """Return the same leaves, with digests instead of tensors."""
     parts = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, TensorLeaf)}
     without = {
         name: DigestedLeaf(leaf.dtype, leaf.extent, leaf.placements, leaf.kind, blocks)
@@ -202,14 +202,14 @@ def digested(leaves: Leaves) -> Leaves:
 
 
 def block_digests(parts: Sequence[TensorLeaf]) -> list[tuple[Digest, ...]]:
-    """The digests of each part's blocks; waits for the device once."""
+    """Return the digests of each part's blocks; synchronizes with the device once."""
     counted = [[digest(*block) for block in _blocks(part)] for part in parts]
     found = iter(fetch([one for blocks in counted for one in blocks]))
     return [tuple(next(found) for _ in blocks) for blocks in counted]
 
 
 def digest_of(leaf: Leaf) -> Digest | None:
-    """Return the digest of a part; None of what is not a tensor."""
+    """Return the digest of a part; None if the leaf is not a tensor."""
     if isinstance(leaf, DigestedLeaf):
         return add(*leaf.blocks)
     return add(*block_digests([leaf])[0]) if isinstance(leaf, TensorLeaf) else None
@@ -231,13 +231,13 @@ def _copied(leaf: Leaf) -> Leaf:
 
 
 def named_parts(model: nn.Module) -> ParameterParts:
-    """This rank's part of each parameter by FQN, tied ones under each of their names."""
+    """Return this rank's part of each parameter by FQN, tied parameters under each of their names."""
     return {plain_fqn(model, name): part for name, part in parameter_parts(model).items()}
 
 
 def parts_of_each(parts: ParameterParts) -> dict[int, ParameterParts]:
-    """The same parts by the `id` of their parameters, tied ones under the first of their names, as in
-    `model.named_parameters()`. A flat parameter has several."""
+    """Group parts by the `id` of their parameter, tied ones under the first of their names, as in
+    `model.named_parameters()`. A flat parameter has several parts."""
     first = {part: name for name, part in reversed(parts.items())}
     found: dict[int, ParameterParts] = {}
     for name, part in parts.items():
@@ -247,18 +247,18 @@ def parts_of_each(parts: ParameterParts) -> dict[int, ParameterParts]:
 
 
 def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The live parameters of this rank by FQN, tied ones under each of their names; a flat one under the name
-    of each parameter in it."""
+    """Return the live parameters of this rank by FQN, tied ones under each of their names, and a flat one
+    under the names of its parameters."""
     return {name: part.parameter for name, part in named_parts(model).items()}
 
 
 def persistent_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """What a model's state dict holds, live: parameters and persistent buffers by FQN."""
+    """Return the live parameters and persistent buffers of a model by FQN."""
     return {**named_parameters(model), **persistent_buffers(model)}
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The persistent buffers of a model by FQN."""
+    """Return the persistent buffers of a model by FQN."""
     return {
         plain_fqn(model, f"{prefix}.{name}".lstrip(".")): value
         for prefix, module in model.named_modules(remove_duplicate=False)
@@ -268,7 +268,7 @@ def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def plain_fqn(model: nn.Module, name: str) -> str:
-    """The name that a parameter has in the unwrapped model."""
+    """Return the name of a parameter in the unwrapped model."""
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     inner = getattr(model, "_orig_mod", model)
@@ -276,7 +276,7 @@ def plain_fqn(model: nn.Module, name: str) -> str:
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor, detached; not a copy."""
+    """Return this rank's part of a tensor, detached, not copied."""
     if not isinstance(tensor, DTensor):
         return tensor.detach()
     with torch.no_grad():
@@ -288,7 +288,7 @@ def _local_shape(tensor: torch.Tensor) -> torch.Size:
 
 
 def kind_of(name: str, leaf: Leaf) -> str:
-    """What kind of state a leaf is: of what is no tensor a hyperparameter's key, or the object it is of."""
+    """Return the kind of state of a leaf; for other values than tensors the key or the object's name."""
     if kind := getattr(leaf, "kind", None):
         return str(kind)
     first, *rest = name.split(".")
@@ -296,7 +296,8 @@ def kind_of(name: str, leaf: Leaf) -> str:
 
 
 def _leaf(value: Any, kind: str, extent: Extent | None = None) -> Leaf:
-    """A tensor is all there or a DTensor unless its extent says otherwise."""
+    """Return the leaf of a value; `extent` is that of a tensor that is part of another without being a
+    DTensor."""
     if not isinstance(value, torch.Tensor):
         return value if isinstance(value, _UNCHANGING) else copy.deepcopy(value)
     return TensorLeaf(
@@ -308,8 +309,8 @@ def _leaf(value: Any, kind: str, extent: Extent | None = None) -> Leaf:
 
 
 def expected_of(leaves: Leaves) -> dict[str, Entry]:
-    """What a rank's snapshot promises of a checkpoint's keys. What it looks at as a number the state dict may
-    still hold as a tensor without dimensions."""
+    """Return the entries that a checkpoint of this snapshot should have. Where the snapshot has a number, the
+    state dict can have a tensor without dimensions."""
     return {
         name: Entry(leaf.extent.shape, str(leaf.dtype))
         if isinstance(leaf, TensorLeaf | DigestedLeaf)

@@ -1,9 +1,9 @@
-"""One training step of a parallel run, compared with that of an unwrapped twin that stands at the same
-parameters: gradients within the rounding bound of their sum, the optimizer step bit for bit, the loss.
+"""Comparison of a training step of a parallel run with the same step of an unwrapped twin that has the same
+parameters: gradients within the rounding bound of their sum, the optimizer step bit for bit, and the loss.
 
-A state that both have trained to cannot be compared closely: Adam makes a step of full size of a gradient
-that is nothing but rounding. So the optimizer is left out of the comparison of gradients, and then gets the
-same gradients on both sides.
+States that both have trained to cannot be compared closely, because Adam makes a step of full size out of a
+gradient that is only rounding. So gradients are compared before the optimizer step, and then both sides step
+on the same gradients.
 """
 
 import math
@@ -20,18 +20,18 @@ from dcpbench.verify.tolerances import loss_tolerance, may_be_absent
 from dcpbench.verify.whole_tensors import real_elements
 
 _TIMES_NOISE, _TIMES_FACTOR = 16, 8
-"""How many times the noise that two jittered twins show a healthy gradient's elements, and its factor, may be
-away: chosen on 39 healthy runs, in which at most 7.9 and 3.7 were needed."""
-_FACTOR_TOLD = 0.5
-"""A gradient whose factor may be farther away is mostly noise, and its factor says nothing."""
+"""Limits of the difference of a gradient's elements, and of its factor, as multiples of the noise between two
+jittered twins. 39 healthy runs needed at most 7.9 and 3.7."""
+_LARGEST_FACTOR = 0.5
+"""A gradient with a larger limit for its factor is mostly noise, so that the factor is not compared."""
 _LOSS_EPS = 32 * torch.finfo(torch.float32).eps
-"""How far a loss, the mean of many elements, may be away, as a part of itself, in float32."""
+"""Relative tolerance of a loss, the mean of many elements, in float32."""
 
 
 @dataclass(frozen=True)
 class GradientBound:
-    """How far a gradient may be from its twin's: by the rounding of a sum of `parts` terms, in the dtype with
-    this `eps`; and, where the twin cannot run the same kernels, by `noise` that is measured."""
+    """The bound for the difference of a gradient from the twin's: the rounding of a sum of `parts` terms, in
+    the dtype with this `eps`; with `noise`, also measured noise, if the twin cannot run the same kernels."""
 
     parts: int
     eps: float
@@ -39,23 +39,23 @@ class GradientBound:
 
     @property
     def name(self) -> str:
-        """As a row has it."""
+        """Name of the bound in a row."""
         return "measured_noise" if self.noise else "rounding_of_sum"
 
     @property
     def control(self) -> float:
-        """The part of itself by which a gradient is made different in the negative control."""
+        """The fraction by which a gradient is changed in the negative control."""
         return 1.0 if self.noise else min(1.0, max(2**-6, 8 * (self.parts + 1) * self.eps))
 
 
 @dataclass(frozen=True)
 class TwinGradient:
-    """A parameter's gradient by the twin, all of it, elements in float64, shape (elements,).
+    """The twin's full gradient of a parameter, elements in float64, shape (elements,).
 
     Args:
         mean: the mean over the parts of the batch.
-        tolerance: how far each element may be away.
-        factor_tolerance: how far the whole may be away by a factor; None where noise hides that.
+        tolerance: by element.
+        factor_tolerance: of a common factor of all elements; None if noise hides a factor.
     """
 
     mean: torch.Tensor
@@ -66,8 +66,8 @@ class TwinGradient:
     def of(
         cls, bound: GradientBound, total: torch.Tensor, size: torch.Tensor, *others: torch.Tensor
     ) -> "TwinGradient":
-        """Make it from sums over the parts: of the gradients, of their magnitudes, and of what jittered twins
-        had more than the twin."""
+        """Return it from sums over the parts: of the gradients, of their magnitudes, and of the differences
+        of jittered twins from the twin."""
         parts, eps = bound.parts, bound.eps
         mean = total / parts
         tolerance = (parts + 1) * (eps * size / parts + torch.finfo(torch.float32).smallest_normal * eps)
@@ -80,19 +80,20 @@ class TwinGradient:
         factors = [abs(_factor(one, mean)) for one in noises] if norm else []
         least = (parts + 1) * torch.finfo(torch.float32).eps
         factor = _TIMES_FACTOR * max(*factors, rms / norm, least) if norm else math.inf
-        told = factor if factor < _FACTOR_TOLD else None
-        return cls(mean, tolerance + _TIMES_NOISE * noise.clamp(min=rms), told)
+        factor_tolerance = factor if factor < _LARGEST_FACTOR else None
+        return cls(mean, tolerance + _TIMES_NOISE * noise.clamp(min=rms), factor_tolerance)
 
     def can_tell(self, share: float) -> bool:
-        """Whether a gradient that is off by this part of itself would be seen: one that is rounding alone
-        cannot be told from a wrong one."""
+        """Return whether a gradient that is wrong by this fraction would be detected. One that consists of
+        rounding cannot be distinguished from a wrong one."""
         if not bool(self.mean.any()):
             return True
         by_factor = self.factor_tolerance is not None and share > 2 * self.factor_tolerance
         return by_factor or bool((share * self.mean.abs() > 2 * self.tolerance).any())
 
     def made_different(self, share: float) -> "TwinGradient":
-        """Another one, for the negative control: off by this part of itself; 1 for one of zeros."""
+        """Return a gradient for the negative control, changed by this fraction; ones for a gradient of
+        zeros."""
         other = self.mean * (1 + share) if bool(self.mean.any()) else torch.ones_like(self.mean)
         return replace(self, mean=other)
 
@@ -103,15 +104,20 @@ def _factor(difference: torch.Tensor, reference: torch.Tensor) -> float:
 
 @dataclass(frozen=True)
 class GradientPart:
-    """What a rank has of a parameter's gradient: `local`, None if it has none, where `leaf` says that the
-    parameter lies; `whole` is what all ranks have together."""
+    """A rank's part of a parameter's gradient.
+
+    Args:
+        leaf: the rank's part of the parameter.
+        local: None if the rank has no gradient.
+        whole: the full gradient, from all ranks.
+    """
 
     leaf: TensorLeaf
     local: torch.Tensor | None
     whole: torch.Tensor | None
 
     def of(self, elements: torch.Tensor) -> torch.Tensor:
-        """What a whole tensor, as elements in float64, has at this part's place."""
+        """Return this part of a full tensor, given and returned as elements in float64."""
         extent = self.leaf.extent
         if self.leaf.dtype.is_complex:
             pairs = torch.view_as_complex(elements.reshape(*extent.shape, 2).contiguous())
@@ -122,11 +128,11 @@ class GradientPart:
 def compare_gradient(
     name: str, step: int, part: GradientPart, twin: TwinGradient | None
 ) -> tuple[Mismatch | None, float]:
-    """Compare a part of a gradient with the twin's, None where that has none. A gradient of zeros is as good
-    as none: parallelisms differ in that.
+    """Compare a part of a gradient with the twin's; None if the twin has none. A gradient of zeros equals a
+    missing one, because parallelisms differ in that.
 
     Returns:
-        what is wrong with it, if anything, and the largest part of its tolerance that a difference took.
+        the mismatch, if any, and the largest difference as a fraction of its tolerance.
     """
     facts: dict[str, Any] = {"step": step}
     if twin is None:
@@ -136,10 +142,10 @@ def compare_gradient(
     if not expected.numel():
         return None, 0.0
     here = torch.zeros_like(expected) if part.local is None else real_elements(part.local).to(expected.device)
-    alike = (here == expected) | (here.isnan() & expected.isnan())  # also two infinities
-    distance = (here - expected).abs().masked_fill(alike, 0.0)
+    same = (here == expected) | (here.isnan() & expected.isnan())  # also for two infinities
+    distance = (here - expected).abs().masked_fill(same, 0.0)
     bounds = distance / tolerance.clamp(min=torch.finfo(torch.float64).tiny)
-    used = float(bounds.masked_fill(alike, 0.0).max())  # of what is not a number the tolerance is none
+    used = float(bounds.masked_fill(same, 0.0).max())  # the tolerance of NaN is NaN
     if not used <= 1:
         if part.local is None:
             return Mismatch(name, Problem.only_twin, "gradient", facts=facts), used
@@ -167,12 +173,11 @@ def compare_step(
     """Compare the state after a step with the twin's, bit for bit.
 
     Args:
-        twin: all of it.
-        actual: this rank's parts. An optimizer's entry for a parameter of which it has no element says
-            nothing.
-        elsewhere: names that are on other ranks.
-        tolerances: whole tensors, by name, of how far each element may be from the twin's where the step
-            does not repeat exactly.
+        twin: the complete state.
+        actual: this rank's parts. An optimizer's entry for a parameter of which it has no element is ignored.
+        elsewhere: names that only other ranks have.
+        tolerances: by name, a full tensor with the tolerance of each element, if the step is not
+            reproducible.
     """
     found = [
         finding
@@ -216,9 +221,9 @@ def _is_close(expected: torch.Tensor, actual: TensorLeaf, tolerance: torch.Tenso
 
 
 def step_tolerances(twin: Leaves, others: Iterable[Leaves]) -> dict[str, torch.Tensor]:
-    """How far each element may be after a step that does not repeat exactly, from the steps that `others`
-    took with gradients that were a little different; and by a rounding of its own dtype, which may go one
-    way or the other where no other step shows it."""
+    """Return the tolerance of each element after a step that is not reproducible, from the steps that
+    `others` took with slightly different gradients. A rounding of the element's dtype is added, because it
+    can go either way even if the other steps do not show it."""
     tolerances: dict[str, torch.Tensor] = {}
     for other in others:
         for name, leaf in other.items():
@@ -235,7 +240,7 @@ def step_tolerances(twin: Leaves, others: Iterable[Leaves]) -> dict[str, torch.T
 
 
 def changed_beyond(leaves: Leaves, tolerances: Mapping[str, torch.Tensor]) -> Leaves:
-    """The same leaves, those that have a tolerance changed by more than that."""
+    """Return the leaves, with those that have a tolerance changed by more than it."""
     changed = {
         name: replace(leaf, local=leaf.local + (4 * tolerances[name].max()).to(leaf.local))
         for name, leaf in leaves.items()
@@ -245,6 +250,5 @@ def changed_beyond(leaves: Leaves, tolerances: Mapping[str, torch.Tensor]) -> Le
 
 
 def loss_share(dtypes: Iterable[torch.dtype]) -> float:
-    """By what part of itself the ranks' loss may be away from the twin's, where it is computed in these
-    dtypes."""
+    """Return the relative tolerance of the ranks' loss, computed in these dtypes."""
     return loss_tolerance(_LOSS_EPS, dtypes)

@@ -1,4 +1,4 @@
-"""Whole tensors from the parts that the ranks of a group have: gathered, or summed, in few collectives."""
+"""Full tensors from the parts of a group's ranks, gathered or summed in few collectives."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,13 +12,13 @@ from dcpbench.verify.layout import Extent
 from dcpbench.verify.snapshot import Leaves, TensorLeaf
 
 _CHUNK = 2**22
-"""Elements that one all-reduce sums."""
+"""Number of elements in one all-reduce."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """The process group that tensors are exchanged in, None for a rank alone, and the device on which they
-    have to be for that."""
+    """The process group in which tensors are exchanged, None for a single rank, and the device that the group
+    requires."""
 
     group: dist.ProcessGroup | None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -26,7 +26,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class _Part:
-    """The part of a tensor that one rank sends for all that have it."""
+    """The part of a tensor that one rank sends on behalf of all ranks that have it."""
 
     name: str
     extent: Extent
@@ -34,18 +34,19 @@ class _Part:
 
     @property
     def nbytes(self) -> int:
-        return self.extent.numel * self.dtype.itemsize + 1  # and whether there is such a tensor
+        return self.extent.numel * self.dtype.itemsize + 1  # and a byte that is 1 if the rank has the tensor
 
 
 class Parts:
-    """Which rank has which part of each tensor; made once, collectively, for any number of `gather`.
+    """The parts that each rank has of each tensor. Its construction is collective; `gather` can be called any
+    number of times.
 
     Args:
-        mine: the extent and the dtype of each part on this rank.
+        mine: extent and dtype of each part on this rank.
         exchange: the ranks that have the parts.
 
     Attributes:
-        complete: whether every rank has all of each tensor.
+        complete: True if every rank has every tensor completely.
     """
 
     def __init__(self, mine: Mapping[str, tuple[Extent, torch.dtype]], exchange: Exchange) -> None:
@@ -55,7 +56,7 @@ class Parts:
         for theirs in everybody:
             for name, (extent, dtype) in theirs.items():
                 shapes.setdefault(name, set()).add((extent.shape, dtype))
-        # Stages of a pipeline may give the same name to different tensors: nothing is made of those.
+        # Stages of a pipeline can use the same name for different tensors, which are left out.
         names = {name for name, different in shapes.items() if len(different) == 1}
         self.complete = all(
             name in theirs and theirs[name][0].numel == math.prod(theirs[name][0].shape)
@@ -73,16 +74,16 @@ class Parts:
 
     @classmethod
     def of(cls, leaves: Leaves, exchange: Exchange) -> "Parts":
-        """Those of the tensors among these leaves."""
+        """Return the parts of the tensors among these leaves."""
         parts = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, TensorLeaf)}
         return cls({name: (leaf.extent, leaf.dtype) for name, leaf in parts.items()}, exchange)
 
     def gather(self, mine: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return each tensor that any rank has, whole; collective, unless every rank has all of each.
+        """Return each full tensor; collective unless `complete`.
 
         Args:
-            mine: this rank's parts, of any shape; a rank need not have one that others have. Where several
-                ranks have the same part, this rank's own is in what it gets.
+            mine: this rank's parts, of any shape; a part can be missing. If several ranks have the same part,
+                the result contains this rank's part.
         """
         tensors = {} if self.complete else self._gather_of_others(mine)
         for name, part in mine.items():
@@ -108,20 +109,20 @@ class Parts:
             for part, there, elements in _places(parts, received):
                 if bool(there.item()):
                     empty = torch.zeros(part.extent.shape, dtype=part.dtype, device=device)
-                    # A view of another dtype has to begin where one of its elements may.
+                    # A view of another dtype has to be aligned.
                     part.extent.put(tensors.setdefault(part.name, empty), elements.clone().view(part.dtype))
         return tensors
 
 
 def _has_all_or_some(extent: Extent) -> bool:
-    """Whether a rank with this part has an element, or all of a tensor without elements."""
+    """Return whether the part has an element, or the full tensor has none."""
     return extent.numel > 0 or math.prod(extent.shape) == 0
 
 
 def _places(
     parts: Sequence[_Part], buffer: torch.Tensor
 ) -> Iterator[tuple[_Part, torch.Tensor, torch.Tensor]]:
-    """Where each part lies in a buffer: the byte that says whether it is there, and its elements."""
+    """Yield the place of each part in a buffer: the byte that is 1 if it is present, and its elements."""
     begin = 0
     for part in parts:
         yield part, buffer[begin : begin + 1], buffer[begin + 1 : begin + part.nbytes]
@@ -129,7 +130,7 @@ def _places(
 
 
 def assembled(leaves: Leaves, exchange: Exchange) -> dict[str, torch.Tensor]:
-    """Return the whole tensors of the parts that ranks have; collective. An element that no rank has is 0."""
+    """Return the full tensors of the parts that ranks have; collective. An element that no rank has is 0."""
     tensors = {name: leaf.local for name, leaf in leaves.items() if isinstance(leaf, TensorLeaf)}
     return Parts.of(leaves, exchange).gather(tensors)
 
@@ -141,14 +142,13 @@ def summed(
     count: int,
     exchange: Exchange,
 ) -> Iterator[tuple[str, bool, list[torch.Tensor]]]:
-    """Sum tensors over the ranks in float64, some at a time; collective.
+    """Sum tensors over the ranks in float64, several at a time; collective.
 
     Args:
-        names: of what is summed, the same on every rank.
-        tensors: this rank's terms: `count` tensors of as many elements as `shapes` says under each name that
-            it has any of.
-        shapes: how many elements there are under each name.
-        count: how many tensors there are under each name.
+        names: names of the tensors, the same on every rank.
+        tensors: this rank's terms, `count` tensors by name; names can be missing.
+        shapes: number of elements of each of these tensors, by name.
+        count: number of tensors for each name.
 
     Yields:
         each name, whether any rank had terms, and the `count` sums, each of shape (elements,).
@@ -172,7 +172,7 @@ def summed(
 
 
 def summed_numbers(numbers: Sequence[float], exchange: Exchange) -> list[float]:
-    """Sum numbers over the ranks, each with its counterparts; collective."""
+    """Sum numbers elementwise over the ranks; collective."""
     total = torch.tensor(numbers, dtype=torch.float64, device=exchange.device)
     if exchange.group:
         dist.all_reduce(total, group=exchange.group)
@@ -181,12 +181,12 @@ def summed_numbers(numbers: Sequence[float], exchange: Exchange) -> list[float]:
 
 
 def any_rank(value: bool, exchange: Exchange) -> bool:
-    """Whether this is true of any rank; collective."""
+    """Return whether the value is True on any rank; collective."""
     return summed_numbers([value], exchange) != [0.0]
 
 
 def real_elements(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements of a tensor in float64, real and imaginary parts one after the other; not a view."""
+    """Return a copy of the elements in float64; real and imaginary parts alternate."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     return tensor.reshape(-1).double()

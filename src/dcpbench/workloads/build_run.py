@@ -1,55 +1,63 @@
-"""Builds the runs of a cell: under its parallelism, or as what they are compared with."""
+"""Build the runs of a cell: under its parallelism, and the unwrapped ones that these are compared with."""
 
+import copy
+import math
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
-from dcpbench.verify.snapshot import local_part, named_parameters
-from dcpbench.workloads.components import Component, ComponentContext
-from dcpbench.workloads.optimizers import InBackward
-from dcpbench.workloads.parallelisms import (
-    cast_as_fsdp,
-    computes_in,
-    lay_out_buckets,
-    wrap_layers,
-    wrap_model,
+from dcpbench.verify.snapshot import (
+    Leaves,
+    below,
+    local_part,
+    named_parameters,
+    persistent_tensors,
+    snapshot_model,
+    snapshot_optimizer,
 )
+from dcpbench.verify.whole_tensors import Exchange, assembled
+from dcpbench.workloads import parallelisms
+from dcpbench.workloads.components import Component, ComponentContext, Ema
+from dcpbench.workloads.optimizers import InBackward
+from dcpbench.workloads.own_trainer import TrainerRun
 from dcpbench.workloads.pipeline import Pipeline
 from dcpbench.workloads.stateful import Noise
-from dcpbench.workloads.trainer_run import TrainerRun
 from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.workload import Workload, workload_of
 from dcpbench.workloads.world import World
 
 _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_LARGE_BYTES = 2**26
+"""Models of more bytes are exchanged between the devices of the ranks."""
 
 
 def build(config: Config, world: World, seed: int, scheduler: bool = True) -> TrainingRun:
-    """The model of a cell under its parallelism, compiled if the cell says so, and its optimizer; or the
-    trainer that it has instead. Without its `scheduler` that is made when it is loaded."""
+    """Build the run of a cell under its parallelism, compiled if the cell is, or the user's trainer. Without
+    `scheduler` a load creates that."""
     if config.own_trainer:
         return TrainerRun(config, world, seed)
     sizes = config.parallel.mesh_sizes(world.size)
     workload = _workload(config, world.device, seed)
-    wrap_layers(workload.model, config.activation_checkpointing, config.compiles_layers)
-    model = wrap_model(config, world, workload.model)
-    lay_out_buckets(model)
+    parallelisms.wrap_layers(workload.model, config.activation_checkpointing, config.compiles_layers)
+    model = parallelisms.wrap_model(config, world, workload.model)
+    parallelisms.lay_out_buckets(model)
     if config.compile and not config.compiles_layers:
         model = torch.compile(model, dynamic=False)
-    component = _component(config, world, seed, partial(wrap_model, config, world))
+    component = _component(config, world, seed, partial(parallelisms.wrap_model, config, world))
     run = TrainingRun(workload, world, sizes, model, seed, scheduler, component)
     if "pp" in sizes:
         stages = world.submesh(sizes, "pp")
         run.pipeline = Pipeline(model, stages, config.parallel, workload.loss)
-    run.computes_in = computes_in(config.parallel)
+    run.computes_in = parallelisms.computes_in(config.parallel)
     if dp_degree(sizes) > 1 and any(isinstance(one, _BATCH_NORM) for one in model.modules()):
         run.why_layout_bound = "batch normalisation sees a rank's share of each batch"
     run.why_no_twin = getattr(workload.model, "why_no_twin", run.why_no_twin)
@@ -62,28 +70,35 @@ def build(config: Config, world: World, seed: int, scheduler: bool = True) -> Tr
 
 
 def build_plain(config: Config, world: World, seed: int) -> TrainingRun:
-    """The same model from the same seed, unwrapped and uncompiled, trained on the whole batch."""
+    """Build an unwrapped, uncompiled run that trains on full batches."""
     workload = _workload(config, world.device, seed)
     alone, component = World(0, 1, world.device, None, None), _component(config, world, seed)
     return TrainingRun(workload, alone, {}, workload.model, seed, component=component)
 
 
+def build_plain_copy(config: Config, world: World, run: TrainingRun) -> TrainingRun:
+    """Build an unwrapped run in the state of a run; collective."""
+    plain = build_plain(config, world, config.seed)
+    copy_state(run, plain)
+    return plain
+
+
 def build_twin(config: Config, world: World, seed: int) -> TrainingRun:
-    """The same model from the same seed, unwrapped and uncompiled, trained on this rank's share of the batch,
-    in the dtypes of the parallelism. Its optimizer steps when it is told to."""
+    """Build an unwrapped, uncompiled run that trains on this rank's share of each batch, in the dtypes of the
+    parallelism. Its optimizer never steps in the backward pass."""
     sizes = config.parallel.mesh_sizes(world.size)
     workload = _workload(config, world.device, seed)
     component = _component(config, world, seed)
     run = TrainingRun(workload, world, sizes, workload.model, seed, component=component)
-    run.called = cast_as_fsdp(workload.model, config.parallel)
+    run.called = parallelisms.cast_as_fsdp(workload.model, config.parallel)
     if isinstance(run.optimizer, InBackward):
         run.optimizer.in_backward = False
     return run
 
 
 def build_replica(config: Config, world: World, seed: int) -> TrainingRun:
-    """The same, its gradients divided by the number of shares but never summed; its losses are the ranks'
-    mean."""
+    """Build a twin that divides its gradients by the number of shares and never sums them. Its losses are the
+    mean over the ranks."""
     run = build_twin(config, world, seed)
     for parameter in run.model.parameters():
         if parameter.requires_grad:
@@ -92,8 +107,8 @@ def build_replica(config: Config, world: World, seed: int) -> TrainingRun:
 
 
 def build_unrestored(config: Config, world: World, seed: int) -> TrainingRun:
-    """A plain run from another seed that draws what the cell's draw: at each step it differs from a run that
-    was restored there in nothing but what is restored. A trainer as it is built anew, with other weights."""
+    """Build a run from another seed, for negative controls. It draws the noise of the cell, so that it
+    differs from a restored run only in restored state. A user's trainer has other weights instead."""
     if config.own_trainer:
         other = TrainerRun(config, world, seed)
         with torch.no_grad():
@@ -108,11 +123,11 @@ def build_unrestored(config: Config, world: World, seed: int) -> TrainingRun:
 def _component(
     config: Config, world: World, seed: int, wrap: Callable[[nn.Module], Any] = lambda plain: plain
 ) -> Component:
-    """That of a run from this seed; `wrap` puts a plain model under the parallelism of the run."""
-    made_for = ComponentContext(
+    """Build the component of a run; `wrap` puts a plain model under the parallelism of the run."""
+    context = ComponentContext(
         world.device, config.seed, lambda: _workload(config, world.device, seed).model, wrap
     )
-    component: Component = pkgutil.resolve_name(config.component.target)(made_for, **config.component.options)
+    component: Component = pkgutil.resolve_name(config.component.target)(context, **config.component.options)
     return component
 
 
@@ -121,3 +136,64 @@ def _workload(config: Config, device: torch.device, seed: int) -> Workload:
     with device:
         workload = workload_of(config)
     return replace(workload, model=workload.model.to(device))
+
+
+def exchange_of(run: TrainingRun) -> Exchange:
+    """Choose how ranks exchange the tensors of a run: on the CPU, those of large models on their devices."""
+    world = run.world
+    nbytes = sum(math.prod(one.shape) * one.itemsize for one in run.model.parameters())
+    if world.group is not None and world.device.type != "cpu" and nbytes > _LARGE_BYTES:
+        return Exchange(dist.group.WORLD, world.device)
+    return Exchange(world.group)
+
+
+def copy_state(run: TrainingRun, other: TrainingRun) -> None:
+    """Copy the state of a run, whose parts are on its ranks, to an unwrapped one; collective."""
+    exchange = exchange_of(run)
+    _set_model(other.model, assembled(snapshot_model(run.model), exchange))
+    _set_optimizer(other, assembled(snapshot_optimizer(run.model, run.optimizer), exchange), run)
+    other.scheduler.load_state_dict(run.scheduler.state_dict())
+    other.noise.load_state_dict(run.noise.state_dict())
+    other.tensor_object.load_state_dict(copy.deepcopy(run.tensor_object.state_dict()))
+    if isinstance(run.component, Ema) and isinstance(other.component, Ema):
+        average = snapshot_model(run.component.average)
+        _set_model(other.component.average, assembled(average, exchange))
+    else:
+        state = run.component.state(run.options)
+        for name, one in other.component.state(other.options).items():
+            one.load_state_dict(copy.deepcopy(state[name].state_dict()))
+    other.train_state = replace(run.train_state, losses=[*run.train_state.losses])
+    other.random.states = dict(run.random.states)
+
+
+@torch.no_grad()
+def _set_model(model: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
+    for name, value in persistent_tensors(model).items():
+        if name in tensors:
+            value.copy_(tensors[name])
+
+
+def _set_optimizer(other: TrainingRun, tensors: Leaves, run: TrainingRun) -> None:
+    names = {id(value): name for name, value in reversed(named_parameters(other.model).items())}
+    parameters = (value for group in other.optimizer.param_groups for value in group["params"])
+    values = {fqn: run.optimizer.state.get(value) for fqn, value in named_parameters(run.model).items()}
+    state: dict[int, Any] = {}
+    for number, one in enumerate(parameters):
+        prefix = f"state.{names[id(one)]}."
+        of_tensors = below(tensors, prefix)
+        if of_one := _with_tensors(values.get(names[id(one)]) or of_tensors, tensors, prefix):
+            state[number] = of_one
+    own = other.optimizer.state_dict()["param_groups"]
+    theirs = run.optimizer.state_dict()["param_groups"]
+    groups = [{**one, "params": mine["params"]} for mine, one in zip(own, theirs, strict=True)]
+    other.optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _with_tensors(entries: Mapping[str, Any], tensors: Leaves, prefix: str) -> dict[str, Any]:
+    """Copy the optimizer state of a parameter, with full tensors in place of this rank's parts."""
+    return {
+        key: _with_tensors(value, tensors, f"{prefix}{key}.")
+        if isinstance(value, dict)
+        else tensors.get(f"{prefix}{key}", copy.deepcopy(value))
+        for key, value in entries.items()
+    }

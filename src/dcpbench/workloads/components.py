@@ -1,5 +1,5 @@
-"""What a run trains with beside model, optimizer and scheduler, and saves: a class for each value of the
-group `component`."""
+"""What a run trains with and saves in addition to model, optimizer and scheduler: a class for each value of
+the group `component`."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,8 +18,14 @@ from dcpbench.workloads.stateful import ModelState
 
 @dataclass(frozen=True)
 class ComponentContext:
-    """What a component is made for: a device; the seed of the cell's data, the same for every run; a plain
-    model with the run's weights, another one each time, and how that is put under the run's parallelism."""
+    """What a component is built from.
+
+    Args:
+        device: of the run.
+        data_seed: the same for every run of a cell.
+        model: builds another plain model with the weights of the run.
+        wrap: puts a plain model under the parallelism of the run.
+    """
 
     device: torch.device
     data_seed: int
@@ -28,16 +34,16 @@ class ComponentContext:
 
 
 class Component:
-    """Nothing: plain training, of which others, made for their `ComponentContext`, change a part."""
+    """Plain training, without a component. Subclasses, built from a `ComponentContext`, change a part."""
 
-    def __init__(self, surroundings: ComponentContext | None = None) -> None:
-        """There is nothing to make."""
+    def __init__(self, context: ComponentContext | None = None) -> None:
+        """Build nothing."""
 
     def prepare(self, model: nn.Module, step: int) -> None:
-        """Have the model be as it is in this step, before that is taken or what was saved after it loaded."""
+        """Prepare the model for this step, before it is taken or a checkpoint saved after it is loaded."""
 
     def number_of_batch(self, step: int) -> int:
-        """Which batch is the next one, to be trained on in this step; both are counted from 1."""
+        """Return the number of the batch for a step; both are counted from 1."""
         return step
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -49,27 +55,27 @@ class Component:
         optimizer.step()
 
     def follow(self, model: nn.Module) -> None:
-        """Told that the model has taken a step."""
+        """Update the component after a step of the model."""
 
     def state(self, options: StateDictOptions) -> dict[str, Any]:
-        """What goes into a checkpoint: one `Stateful` for each top-level key."""
+        """Return what a checkpoint contains: one `Stateful` for each top-level key."""
         return {}
 
     def leaves(self) -> Leaves:
-        """The same as a comparison looks at it."""
+        """Return the same for comparison."""
         return snapshot_nested({key: one.state_dict() for key, one in self.state(StateDictOptions()).items()})
 
     def forget(self, seed: int) -> None:
-        """Hold other values."""
+        """Change all values."""
 
 
 class Ema(Component):
-    """An exponential moving average of the model by torch's `AveragedModel`, spread over the ranks as the
-    model is and saved by the same functions. Under DDP it is a plain one on every rank: it is not trained."""
+    """An exponential moving average of the model by torch's `AveragedModel`, sharded and saved as the model
+    is. Under DDP each rank has a plain one, which is not trained."""
 
-    def __init__(self, surroundings: ComponentContext, decay: float) -> None:
-        self.average = AveragedModel(surroundings.model(), multi_avg_fn=get_ema_multi_avg_fn(decay))
-        wrapped = surroundings.wrap(self.average.module)
+    def __init__(self, context: ComponentContext, decay: float) -> None:
+        self.average = AveragedModel(context.model(), multi_avg_fn=get_ema_multi_avg_fn(decay))
+        wrapped = context.wrap(self.average.module)
         self.average.module = wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
 
     def follow(self, model: nn.Module) -> None:
@@ -86,14 +92,10 @@ class Ema(Component):
 
 
 class Freezing(Component):
-    """The parameters of the first layer are frozen in some steps, and trained in the others.
+    """Freezes the parameters of the first layer in the steps from `first` to `last`, or without end if that
+    is None."""
 
-    Args:
-        first: the first of these steps.
-        last: the last one; None, if there is none.
-    """
-
-    def __init__(self, surroundings: ComponentContext, first: int = 0, last: int | None = None) -> None:
+    def __init__(self, context: ComponentContext, first: int = 0, last: int | None = None) -> None:
         self._first, self._last = first, last
 
     def prepare(self, model: nn.Module, step: int) -> None:
@@ -106,10 +108,10 @@ class Freezing(Component):
 
 
 class GradScaling(Component):
-    """Gradients of a loss that a `GradScaler` scales, by more the longer none overflows."""
+    """Scales the loss by a `GradScaler`, by more the longer no gradient overflows."""
 
-    def __init__(self, surroundings: ComponentContext, **options: Any) -> None:
-        self.scaler = torch.amp.GradScaler(surroundings.device.type, **options)
+    def __init__(self, context: ComponentContext, **options: Any) -> None:
+        self.scaler = torch.amp.GradScaler(context.device.type, **options)
 
     def backward(self, loss: torch.Tensor) -> None:
         self.scaler.scale(loss).backward()
@@ -123,26 +125,26 @@ class GradScaling(Component):
 
     def forget(self, seed: int) -> None:
         state = self.scaler.state_dict()
-        counted = state["_growth_tracker"] + state["growth_interval"]  # a state has less
+        counted = state["_growth_tracker"] + state["growth_interval"]  # more than a state can have
         self.scaler.load_state_dict({**perturbed(state), "_growth_tracker": counted})
 
 
 class DataLoading(Component):
-    """The order of batches by torchdata's `StatefulDataLoader`, which shuffles them anew in each epoch and
-    goes on with the next one where it was saved.
+    """The order of batches by torchdata's `StatefulDataLoader`, which shuffles them in each epoch and
+    continues with the next batch after a load.
 
     Args:
-        batches: of an epoch.
+        batches: the number of batches of an epoch.
         one_generator: whether the loader shuffles by the generator that it also draws the seeds of its
-            workers from, `generator=`; else a sampler has one of its own.
+            workers from, `generator=`; otherwise a sampler has a separate one.
     """
 
-    def __init__(self, surroundings: ComponentContext, batches: int, one_generator: bool) -> None:
+    def __init__(self, context: ComponentContext, batches: int, one_generator: bool) -> None:
         self._batches, self._one_generator = batches, one_generator
-        self._start_over(surroundings.data_seed)
+        self._start_over(context.data_seed)
 
     def _start_over(self, seed: int) -> None:
-        from torchdata.stateful_dataloader import StatefulDataLoader  # not everyone has it
+        from torchdata.stateful_dataloader import StatefulDataLoader  # an optional dependency
         from torchdata.stateful_dataloader.sampler import RandomSampler
 
         numbers, generator = range(1, self._batches + 1), torch.Generator().manual_seed(seed)

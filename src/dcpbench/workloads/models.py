@@ -1,4 +1,4 @@
-"""The models of the matrix, and the ways to put their parameters into groups for an optimizer."""
+"""The models of the matrix, and how their parameters are put into groups for an optimizer."""
 
 import itertools
 import pkgutil
@@ -12,11 +12,10 @@ from torch.nn import functional as F  # noqa: N812
 
 
 class Mlp(nn.Module):
-    """Linear layers `net1`, `net2`, … with a GELU after each.
+    """Linear layers `net1`, `net2`, ... with a GELU after each.
 
-    PyTorch's own checkpoint tests have a ReLU there. With it a net can die (loss and gradients 0.0,
-    whatever was restored), and one of many units is now and then so close to its kink that rounding
-    decides whether it has a gradient: no parallel run then stays close to its twin.
+    PyTorch's checkpoint tests use ReLU instead. With it a net can die (loss and gradients 0.0 whatever was
+    restored), and rounding sometimes decides whether a unit near its kink has a gradient.
 
     Args:
         sizes: widths, input first; layer i maps `sizes[i - 1]` to `sizes[i]`.
@@ -29,15 +28,25 @@ class Mlp(nn.Module):
         for index, (width_in, width_out) in enumerate(itertools.pairwise(sizes), start=1):
             self.add_module(f"net{index}", nn.Linear(width_in, width_out))
 
+    @property
+    def layers(self) -> list[nn.Module]:
+        """The layers; a stage of a pipeline has some of them."""
+        return [child for name, child in self.named_children() if name.startswith("net")]
+
+    @property
+    def in_training_step(self) -> bool:
+        """Whether a forward pass is part of a training step."""
+        return self.training and torch.is_grad_enabled()
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map a batch of shape (batch, sizes[0]) to (batch, sizes[-1])."""
-        for layer in self.children():
+        for layer in self.layers:
             x = F.gelu(layer(x))
         return x
 
 
 class Dropout(Mlp):
-    """An `Mlp` with dropout before each odd layer: under tensor parallelism the input there is the same on
+    """An `Mlp` with dropout before each odd layer. Under tensor parallelism the input there is the same on
     all ranks of a group, and they draw the same.
 
     Args:
@@ -49,8 +58,7 @@ class Dropout(Mlp):
         self.probability = probability
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map a batch of shape (batch, sizes[0]) to (batch, sizes[-1])."""
-        for number, layer in enumerate(self.children(), start=1):
+        for number, layer in enumerate(self.layers, start=1):
             if number % 2:
                 x = F.dropout(x, self.probability, self.training)
             x = F.gelu(layer(x))
@@ -58,8 +66,8 @@ class Dropout(Mlp):
 
 
 class Buffered(Mlp):
-    """An `Mlp` with persistent buffers that training changes: how many batches it has seen, and a gain
-    that grows with them and scales the output."""
+    """An `Mlp` with persistent buffers that training changes: a count of batches, and a gain that grows with
+    each and scales the output."""
 
     seen: torch.Tensor
     gain: torch.Tensor
@@ -70,16 +78,14 @@ class Buffered(Mlp):
         self.register_buffer("gain", torch.ones(sizes[-1]))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map a batch of shape (batch, sizes[0]) to (batch, sizes[-1])."""
-        if self.training and torch.is_grad_enabled():
+        if self.in_training_step:
             self.seen += 1
             self.gain *= 1.01
         return super().forward(x) * self.gain
 
 
 class Scaled(Mlp):
-    """An `Mlp` whose output is scaled by a persistent buffer without dimensions, which grows with every batch
-    that it is trained on."""
+    """An `Mlp` whose output is scaled by a persistent buffer without dimensions, which grows in each step."""
 
     scale: torch.Tensor
 
@@ -88,15 +94,14 @@ class Scaled(Mlp):
         self.register_buffer("scale", torch.tensor(1.5))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map a batch of shape (batch, sizes[0]) to (batch, sizes[-1])."""
-        if self.training and torch.is_grad_enabled():
+        if self.in_training_step:
             self.scale *= 1.01
         return super().forward(x) * self.scale
 
 
 class Nested(nn.Module):
-    """Five linear layers of one width, three by themselves, one in a Sequential, one in a ModuleList, as
-    the model that PyTorch's fine-tuning test pre-trains, with a GELU for each ReLU."""
+    """Five linear layers of one width: three separate ones, one in a Sequential and one in a ModuleList, as
+    in PyTorch's fine-tuning test, with a GELU for each ReLU."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -108,17 +113,16 @@ class Nested(nn.Module):
         self.module_list = nn.ModuleList([nn.Linear(size, size)])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map a batch of shape (batch, size) to another."""
         for layer in (self.layer1, self.layer2, self.layer3, self.sequential, *self.module_list):
             x = F.gelu(layer(x))
         return x
 
 
 class Tied(nn.Module):
-    """An embedding's weight that is its head's as well, as in language models.
+    """An embedding whose weight is also that of the head, as in language models.
 
     Args:
-        size: of a sample, and of what is made of it.
+        size: of a sample, and of the output.
         width: of the layer between.
     """
 
@@ -131,7 +135,6 @@ class Tied(nn.Module):
         self.head.weight = self.embed.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map a batch of shape (batch, size) to another."""
         hidden = F.gelu(self.inner(x @ self.embed.weight))
         output: torch.Tensor = self.head(hidden)
         return output
@@ -145,16 +148,15 @@ class Bf16(Mlp):
         self.bfloat16()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map a batch of shape (batch, sizes[0]) to (batch, sizes[-1]), in bfloat16."""
         return super().forward(x.bfloat16())
 
 
 class Dtypes(Mlp):
-    """An `Mlp` with persistent buffers of many dtypes, without dimensions and without elements, that training
-    moves on, one that is not persistent, and a parameter of one element that scales the output.
+    """An `Mlp` with persistent buffers of many dtypes, without dimensions and without elements, which
+    training changes; a buffer that is not persistent; and a parameter of one element that scales the output.
 
     Args:
-        dtypes: names of torch's dtypes, of a buffer each.
+        dtypes: names of torch's dtypes; there is a buffer of each.
     """
 
     scalar: torch.Tensor
@@ -170,10 +172,9 @@ class Dtypes(Mlp):
         self.gain = nn.Parameter(torch.ones(1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map a batch of shape (batch, sizes[0]) to (batch, sizes[-1])."""
-        if self.training and torch.is_grad_enabled():
+        if self.in_training_step:
             self.scalar += 1 / 3
-            for name in self._moving:  # the order is what changes: not every dtype knows arithmetic
+            for name in self._moving:  # roll the elements: not every dtype has arithmetic
                 value = self.get_buffer(name)
                 elements = value.view(torch.uint8).view(value.numel(), -1)
                 elements.copy_(elements.roll(1, 0))
@@ -181,23 +182,22 @@ class Dtypes(Mlp):
 
 
 class BatchNorm(Mlp):
-    """An `Mlp` with batch normalisation before each layer: its running statistics, which are buffers, are
-    those of the share of the batches that a rank saw."""
+    """An `Mlp` with batch normalisation before each layer. Its running statistics, which are buffers, come
+    from the share of each batch on a rank."""
 
     def __init__(self, sizes: list[int]) -> None:
         super().__init__(sizes)
         self.norms = nn.ModuleList(nn.BatchNorm1d(size) for size in sizes[:-1])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map a batch of shape (batch, sizes[0]) to (batch, sizes[-1])."""
-        for number, norm in enumerate(self.norms, start=1):
-            x = F.gelu(self.get_submodule(f"net{number}")(norm(x)))
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            x = F.gelu(layer(norm(x)))
         return x
 
 
 class LayerNorm(Mlp):
     """An `Mlp` with layer normalisation before each odd layer but the first. Its weights and biases are
-    drawn: from ones and zeros no few steps would tell two models apart."""
+    random: from ones and zeros a few steps would not tell two models apart."""
 
     def __init__(self, sizes: list[int]) -> None:
         super().__init__(sizes)
@@ -206,43 +206,39 @@ class LayerNorm(Mlp):
             self.add_module(f"norm{number}", norm)
             for parameter in norm.parameters():
                 nn.init.uniform_(parameter, 0.5, 1.5)
-        self._depth = len(sizes) - 1
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map a batch of shape (batch, sizes[0]) to (batch, sizes[-1])."""
-        for number in range(1, self._depth + 1):
+        for number, layer in enumerate(self.layers, start=1):
             if number % 2 and number > 1:
                 x = self.get_submodule(f"norm{number}")(x)
-            x = F.gelu(self.get_submodule(f"net{number}")(x))
+            x = F.gelu(layer(x))
         return x
 
 
 class ExtraState(Mlp):
-    """An `Mlp` that counts its batches in what only `get_extra_state` and `set_extra_state` know: a number
-    and a tensor."""
+    """An `Mlp` with a count and a tensor that only `get_extra_state` and `set_extra_state` know."""
 
     def __init__(self, sizes: list[int]) -> None:
         super().__init__(sizes)
         self._seen, self._powers = 0, torch.zeros(3)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """What `state_dict` holds beside tensors."""
+        """Return the extra state for `state_dict`."""
         return {"seen": self._seen, "powers": self._powers}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """What `load_state_dict` was given for it."""
+        """Take the extra state from `load_state_dict`."""
         self._seen, self._powers = state["seen"], state["powers"]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map a batch of shape (batch, sizes[0]) to (batch, sizes[-1])."""
-        if self.training and torch.is_grad_enabled():
+        if self.in_training_step:
             self._seen += 1
             self._powers = float(self._seen) ** torch.arange(3)
         return super().forward(x)
 
 
 class Frozen(Mlp):
-    """An `Mlp` whose first layer is frozen, and saved all the same."""
+    """An `Mlp` whose first layer is frozen, and saved."""
 
     def __init__(self, sizes: list[int]) -> None:
         super().__init__(sizes)
@@ -250,27 +246,20 @@ class Frozen(Mlp):
 
 
 class Unused(Mlp):
-    """An `Mlp` with one layer more, `unused`, which no batch has reached so far: its parameters never had a
-    gradient, as those of an expert that no token was routed to."""
+    """An `Mlp` with a layer that no batch reaches, like an expert that no token is routed to: its parameters
+    never have a gradient."""
 
     def __init__(self, sizes: list[int]) -> None:
         super().__init__(sizes)
         self.experts = nn.ModuleDict({"unused": nn.Linear(4, 4)})
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map a batch of shape (batch, sizes[0]) to (batch, sizes[-1])."""
-        for name, layer in self.named_children():
-            if name != "experts":
-                x = F.gelu(layer(x))
-        return x
-
 
 class Experts(nn.Module):
-    """Two linear maps for each expert with a GELU between, of which a rank may have some experts' alone.
+    """Experts with two linear maps and a GELU between. A rank may have some of the experts.
 
     Args:
         experts: how many there are.
-        size: of a sample, and of what is made of it.
+        size: of a sample, and of the output.
         width: between the two maps.
     """
 
@@ -280,15 +269,15 @@ class Experts(nn.Module):
         self.w2 = nn.Parameter(torch.rand(experts, size, width) / width)
 
     def forward(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """What the experts here make of a batch of shape (batch, size), each by its weight in a tensor of
-        shape (batch, experts here)."""
+        """Map a batch of shape (batch, size) to the sum of the experts' outputs, weighted by a tensor of
+        shape (batch, experts on this rank)."""
         w1, w2 = (one.to_local() if isinstance(one, DTensor) else one for one in (self.w1, self.w2))
         hidden = F.gelu(torch.einsum("ns,ews->enw", x, w1))
         return torch.einsum("enw,esw,ne->ns", hidden, w2, weights)
 
 
 class MixtureOfExperts(nn.Module):
-    """A linear layer, experts whose weights a router draws for each sample, and a linear layer."""
+    """A linear layer, experts that a router weights for each sample, and a linear layer."""
 
     def __init__(self, experts: int, size: int, width: int) -> None:
         super().__init__()
@@ -299,16 +288,14 @@ class MixtureOfExperts(nn.Module):
         self.last = nn.Linear(size, size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map a batch of shape (batch, size) to another."""
         x = F.gelu(self.first(x))
         x = x + self.experts(x, self.router(x).softmax(-1))
         return F.gelu(self.last(x))
 
 
 class LocalExperts(Mlp):
-    """An `Mlp` with one layer more that each rank has for itself, `experts.0`, as a mixture of experts that
-    is spread over the ranks without DTensors: other weights on each rank, of the same names. DDP leaves it
-    alone."""
+    """An `Mlp` with one more layer, `experts.0`, of which each rank has a different one under the same name,
+    as in a mixture of experts without DTensors. DDP ignores it."""
 
     why_no_twin = "each rank has an expert of its own, and one process has one of them"
 
@@ -325,46 +312,40 @@ class LocalExperts(Mlp):
                 parameter.copy_(values.to(parameter.device) - 0.5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map a batch of shape (batch, sizes[0]) to (batch, sizes[-1])."""
-        x = F.gelu(self.experts[0](x))
-        for name, layer in self.named_children():
-            if name != "experts":
-                x = F.gelu(layer(x))
-        return x
+        return super().forward(F.gelu(self.experts[0](x)))
 
 
 class FineTuned(nn.Module):
-    """A frozen model, `pretrain`, with linear layers of its output's width after it: `layer1`, ….
+    """A frozen model, `pretrain`, followed by linear layers `layer1`, ... of its output's width.
 
     Args:
-        pretrain: `target` and `options` of the model that was trained before, as in its YAML.
-        layers: how many linear layers, each with a GELU after it, are trained on top of it.
+        pretrain: `target` and `options` of the pre-trained model, as in its YAML.
+        layers: how many linear layers, each followed by a GELU, are trained on top of it.
     """
 
     def __init__(self, pretrain: dict[str, Any], layers: int) -> None:
         super().__init__()
         inner: nn.Module = pkgutil.resolve_name(pretrain["target"])(**pretrain["options"])
-        self.pretrain = inner.requires_grad_(False).eval()  # its buffers are frozen as well
+        self.pretrain = inner.requires_grad_(False).eval()  # which freezes its buffers
         self.input_size, self.output_size = inner.input_size, inner.output_size
         size = cast(int, inner.output_size)
         for number in range(1, layers + 1):
             self.add_module(f"layer{number}", nn.Linear(size, size))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map a batch of shape (batch, input_size) to (batch, output_size)."""
         for layer in self.children():
             x = F.gelu(layer(x))
         return x
 
 
 def one_group(model: nn.Module) -> list[dict[str, Any]]:
-    """All parameters in one group."""
+    """Put all parameters in one group."""
     return [{"params": list(model.parameters())}]
 
 
 def biases_apart(model: nn.Module) -> list[dict[str, Any]]:
-    """Weights first, then biases in a group of their own, at half the learning rate of torch's default
-    and without weight decay. Told by their names: FSDP1's parts of a weight have one dimension."""
+    """Put weights in one group and biases in another, at half of torch's default learning rate and without
+    weight decay. Names tell them apart: FSDP1's parts of a weight have one dimension."""
     named = list(model.named_parameters())
     weights = [value for name, value in named if not name.endswith("bias")]
     biases = [value for name, value in named if name.endswith("bias")]
@@ -372,6 +353,6 @@ def biases_apart(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def one_empty(model: nn.Module) -> list[dict[str, Any]]:
-    """As `biases_apart`, with a group between them that has no parameters, as of a part that is frozen."""
+    """Put an empty group, as of a frozen part, between the groups of `biases_apart`."""
     weights, biases = biases_apart(model)
     return [weights, {"params": [], "lr": 0.002}, biases]

@@ -1,4 +1,4 @@
-"""Optimizers that are no class of torch's with plain values."""
+"""Optimizers that combine several of torch's, or need more than plain values."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -8,17 +8,17 @@ import torch
 
 
 class Optimizers(torch.optim.Optimizer):
-    """Several optimizers, as one."""
+    """Several optimizers as one."""
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         self.optimizers = several = list(optimizers)
         defaults = {str(number): one.defaults for number, one in enumerate(several)}
         self.__setstate__({"defaults": defaults})
 
-    # No attributes: what they hold is replaced when they are loaded.
+    # Properties: loading replaces the state and the groups of each optimizer.
     @property
     def state(self) -> Any:  # type: ignore[override]
-        """What all of them have for their parameters."""
+        """The state of all of them."""
         return {key: held for one in self.optimizers for key, held in one.state.items()}
 
     @property
@@ -32,7 +32,7 @@ class Optimizers(torch.optim.Optimizer):
             one.step()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Give each its own of what `state_dict` returned."""
+        """Give each optimizer its part of what `state_dict` returned."""
         groups = iter(state_dict["param_groups"])
         for one in self.optimizers:
             own = [next(groups) for _ in one.param_groups]
@@ -42,8 +42,8 @@ class Optimizers(torch.optim.Optimizer):
 
 
 class InBackward(Optimizers):
-    """One for each parameter, which steps in the backward pass as soon as its gradient is there, and frees
-    that; or, where `in_backward` is turned off, all of them in `step`."""
+    """One optimizer for each parameter, which steps in the backward pass as soon as the gradient is ready. If
+    `in_backward` is turned off, all step in `step`."""
 
     in_backward = True
 
@@ -64,36 +64,36 @@ class InBackward(Optimizers):
 
 
 def each_of(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
-    """The optimizers of which one is made."""
+    """Return the optimizers that an optimizer consists of."""
     return optimizer.optimizers if isinstance(optimizer, Optimizers) else [optimizer]
 
 
 def repeats_on_parts(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a step with parts of tensors is, bit for bit, that with whole ones: an optimizer that is not
-    torch's may reduce over a tensor, as two of these do."""
+    """Return whether a step with parts of tensors is, bit for bit, the step with full ones. Two optimizers of
+    torch reduce over a tensor, and others may."""
     of_torch = type(optimizer).__module__.startswith("torch.optim")
     return of_torch and not isinstance(optimizer, torch.optim.Muon | torch.optim.Adafactor)
 
 
 def adam_tensor_lr(groups: Iterable[dict[str, Any]], lr: float, **options: Any) -> torch.optim.Adam:
-    """Adam whose learning rate is a tensor, as compiled and captured steps want it."""
+    """Make Adam with a tensor as its learning rate, as compiled and captured steps need it."""
     return torch.optim.Adam(groups, torch.tensor(lr), **options)
 
 
 def adam_and_sgd(groups: Iterable[dict[str, Any]], lr: float, momentum: float, **options: Any) -> Optimizers:
-    """The first group by Adam, the others by SGD with momentum."""
+    """Make Adam for the first group and SGD with momentum for the others."""
     first, *others = groups
     sgd = torch.optim.SGD(others, lr, momentum=momentum)
     return Optimizers([torch.optim.Adam([first], lr, **options), sgd])
 
 
 def muon_and_adam(groups: Iterable[dict[str, Any]], lr: float, **options: Any) -> Optimizers:
-    """The first group, of matrices, by Muon, the others by Adam, as Muon takes nothing but matrices."""
+    """Make Muon for the first group and Adam for the others: Muon trains matrices only."""
     first, *others = groups
     return Optimizers([torch.optim.Muon([first], lr), torch.optim.Adam(others, **options)])
 
 
 def adam_in_backward(groups: Iterable[dict[str, Any]], **options: Any) -> InBackward:
-    """Adam, one for each parameter that is trained."""
+    """Make Adam that steps in the backward pass."""
     parameters = (one for group in groups for one in group["params"] if one.requires_grad)
     return InBackward(torch.optim.Adam([one], **options) for one in parameters)

@@ -1,4 +1,4 @@
-"""A trainer of a user's own, which saves and loads by itself: what it is given, what is looked at of it."""
+"""A user's trainer, which saves and loads by itself: what it is given, and how it is run and compared."""
 
 import dataclasses
 import pkgutil
@@ -13,20 +13,34 @@ import numpy as np
 import torch
 from torch import nn
 
+from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
+from dcpbench.verify.compare import same_value
 from dcpbench.verify.snapshot import persistent_tensors
+from dcpbench.workloads.components import Component
 from dcpbench.workloads.optimizers import Optimizers
-from dcpbench.workloads.stateful import RandomState
+from dcpbench.workloads.parallelisms import lay_out_buckets, wrap_model
+from dcpbench.workloads.stateful import RandomState, TrainState
+from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.workload import Batches
+from dcpbench.workloads.world import World
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a trainer is built for, on one rank; the process group is there already.
+    """What a trainer is built for, on one rank. The process group is initialized.
 
-    `seed` is the same for every trainer of a cell, as for a job that is started again; the default generators
-    are seeded otherwise for one that is to load. `wrap(model)` puts a plain model on the device and under the
-    parallelism of the cell, whose name is `parallel`; a trainer that does that itself need not call it. Its
-    data has `dp_size` shares, of which this rank trains on that of number `dp_rank`.
+    Args:
+        parallel: the name of the cell's parallelism.
+        device: of this rank.
+        rank: of this process.
+        world_size: the number of ranks.
+        dp_rank: the number of the data share that this rank trains on.
+        dp_size: the number of data shares.
+        seed: the same for every trainer of a cell, as for a job that is restarted. The default generators are
+            seeded differently for a trainer that is to load.
+        wrap: `wrap(model)` puts a plain model on the device and under the parallelism of the cell. A trainer
+            that does so itself need not call it.
     """
 
     parallel: str
@@ -41,31 +55,31 @@ class Setup:
 
 @runtime_checkable
 class Trainer(Protocol):
-    """What a trainer has to have, beside `optimizer`, or `optimizers` where there are several.
+    """What a trainer must have, in addition to `optimizer`, or `optimizers` if there are several.
 
-    `model` holds every parameter that they train. `not_saved`, if there is one, names attributes that no
-    checkpoint has to bring back, as a time of day; `random` among them are the default generators, and
-    `model.base` a part of the model, which has to be the same in each trainer that is built.
+    `model` contains every parameter that they train. An optional `not_saved` names attributes that no
+    checkpoint has to restore, such as a time of day; `random` stands for the default generators, and
+    `model.base` for a part of the model, which must be the same in each trainer that is built.
     """
 
     model: nn.Module
 
     def step(self) -> float | torch.Tensor:
-        """Train a step; this rank's loss."""
+        """Train one step; return this rank's loss."""
 
     def save(self, path: str) -> Future[Any] | None:
-        """Write a checkpoint, a file or a folder, to a path where nothing is; all ranks call it. A future
-        that it returns says when it is complete on all of them; else it is when all have returned."""
+        """Write a checkpoint, a file or a folder, to a new path; all ranks call it. A returned future is done
+        when the checkpoint is complete on all ranks; without one it is complete when all have returned."""
 
     def load(self, path: str) -> object:
-        """Bring back what was saved there; all ranks call it."""
+        """Restore what was saved there; all ranks call it."""
 
 
 def build_trainer(config: Config, setup: Setup) -> Trainer:
-    """What `workload.target(setup, **workload.options)` returns.
+    """Return what `workload.target(setup, **workload.options)` builds.
 
     Raises:
-        TypeError: that is no trainer; says what it lacks.
+        TypeError: it is not a trainer; the text names what it lacks.
     """
     made = pkgutil.resolve_name(str(config.workload.target))(setup, **config.workload.options)
     lacks = [name for name in ("model", "step", "save", "load") if not hasattr(made, name)]
@@ -79,16 +93,16 @@ def build_trainer(config: Config, setup: Setup) -> Trainer:
 
 
 def optimizers_of(trainer: Trainer) -> list[torch.optim.Optimizer]:
-    """The optimizers of a trainer."""
+    """Return the optimizers of a trainer."""
     several = getattr(trainer, "optimizers", None)
     return list(several) if several else [trainer.optimizer]  # type: ignore[attr-defined]
 
 
 def optimizer_of(trainer: Trainer) -> torch.optim.Optimizer:
-    """The optimizer of a trainer, several as one.
+    """Return the optimizer of a trainer, several as one.
 
     Raises:
-        ValueError: it trains a parameter that `model` does not hold.
+        ValueError: it trains a parameter that is not in `model`.
     """
     several = optimizers_of(trainer)
     held = {id(parameter) for parameter in trainer.model.parameters()}
@@ -98,8 +112,110 @@ def optimizer_of(trainer: Trainer) -> torch.optim.Optimizer:
     return several[0] if len(several) == 1 else Optimizers(several)
 
 
+class TrainerRun(TrainingRun):
+    """A user's trainer as a training run. It draws its batches, saves and loads by itself."""
+
+    why_no_twin = "the trainer draws its batches itself, and no plain model in one process sees the same"
+    clears_gradients = False
+
+    def __init__(self, config: Config, world: World, seed: int) -> None:
+        self.config, self.world, self.sizes = config, world, config.parallel.mesh_sizes(world.size)
+        self.keeps_random, self.draws, self.component = True, False, Component()
+        self._drawn: set[str] = set()
+        self._start_over(seed)
+
+    def _start_over(self, seed: int) -> None:
+        config, world, sizes = self.config, self.world, self.sizes
+        self.train_state, self.alive = TrainState(), []
+        self.random = Generators(seed, world.rank, world.device)
+        setup = Setup(
+            config.parallel.name,
+            world.device,
+            world.rank,
+            world.size,
+            world.dp_rank(sizes),
+            dp_degree(sizes),
+            config.seed,
+            lambda model: wrap_model(config, world, model.to(world.device)),
+        )
+        with self.random.drawn_from():
+            self.trainer = build_trainer(config, setup)
+        self._read_attributes()
+        lay_out_buckets(self.model)
+
+    def _read_attributes(self) -> None:
+        """Read model and optimizer again: a trainer may replace them."""
+        self.model, self.optimizer = self.trainer.model, optimizer_of(self.trainer)
+        not_saved = getattr(self.trainer, "not_saved", ())
+        self.left_out = [one.removeprefix("model.") for one in not_saved if one.startswith("model.")]
+
+    def state(self) -> dict[str, Any]:
+        """Return the trainer, which is not a `Stateful`."""
+        return {"trainer": self}
+
+    def objects(self) -> dict[str, dict[str, Any]]:
+        held, self.unreadable = attributes_of(self.trainer)
+        return held
+
+    def train(self, batches: Batches, until: int) -> list[float]:
+        """Have the trainer take its steps up to and including step `until`; return the ranks' mean losses.
+
+        Raises:
+            TypeError: a step returned no loss.
+        """
+        before = len(self.train_state.losses)
+        while self.train_state.step < until:
+            drawn = self.random.states
+            with self.random.drawn_from(), self._noting(optimizers_of(self.trainer)):
+                loss = self.trainer.step()
+            if not isinstance(loss, float | torch.Tensor):
+                raise TypeError(f"step() of the trainer returned a {type(loss).__name__}, not its loss")
+            self._read_attributes()
+            now = self.random.states
+            self._drawn |= {name for name, state in drawn.items() if not same_value(state, now[name])}
+            self.train_state.record(self.world.mean(torch.as_tensor(loss, device=self.world.device)))
+        return self.train_state.losses[before:]
+
+    def save(self, path: str) -> Any:
+        """Have the trainer save; return what it returns."""
+        with self.random.drawn_from():
+            return self.trainer.save(path)
+
+    def load(self, path: str) -> None:
+        """Have the trainer load what it saved."""
+        with self.random.drawn_from():
+            self.trainer.load(path)
+        self._read_attributes()
+
+    def is_at(self, step: int) -> None:
+        self.train_state.step = step
+
+    def forget(self, seed: int) -> None:
+        """Build the trainer again, as a restarted job does, with other generators."""
+        self._start_over(seed)
+        self.random.seed(seed)
+
+    def fill_optimizer(self) -> None:
+        """Do nothing: the trainer prepares its own load."""
+
+    def set_again(self) -> None:
+        """Do nothing: a trainer need not load more than once."""
+
+    def may_be_constant(self, name: str) -> bool:
+        return True
+
+    @property
+    def needs_random(self) -> frozenset[str]:
+        return frozenset(() if "random" in getattr(self.trainer, "not_saved", ()) else self._drawn)
+
+    def random_state(self) -> dict[str, Any]:
+        held = super().random_state()[self.random.key]
+        kept = held if self.keeps_random is True else self.keeps_random or ()
+        return {self.random.key: {name: each for name, each in held.items() if name in kept}}
+
+
 class Generators(RandomState):
-    """The default generators, Python's and NumPy's too: a trainer may draw from any."""
+    """The default generators of torch, Python and NumPy: a trainer may draw from any."""
 
     def seed(self, seed: int) -> None:
         with self._swapped():
@@ -109,7 +225,7 @@ class Generators(RandomState):
             self.states = self._current()
 
     def state_dict(self) -> dict[str, Any]:
-        """To be looked at: of what is long and no tensor a digest."""
+        """Return the states for comparison; long ones that are not tensors as digests."""
         held = {
             name: each if torch.is_tensor(each) else f"{hash(each):x}" for name, each in self.states.items()
         }
@@ -127,27 +243,27 @@ class Generators(RandomState):
 
 
 def attributes_of(trainer: Trainer) -> tuple[dict[str, Any], dict[str, str]]:
-    """What a trainer holds beside model and optimizers, as nested dictionaries of tensors and plain values by
-    the names of its attributes; and of what cannot be looked at which type it has."""
+    """Return the attributes of a trainer in addition to model and optimizers, as nested dictionaries of
+    tensors and plain values; and the types of those that cannot be read."""
     skipped = {"model", "optimizer", "optimizers", *getattr(trainer, "not_saved", ())}
     known = {id(tensor) for tensor in persistent_tensors(trainer.model).values()}
     own = {id(trainer.model), *map(id, optimizers_of(trainer))}
-    seen: dict[str, Any] = {}
-    unseen: dict[str, str] = {}
+    readable: dict[str, Any] = {}
+    unreadable: dict[str, str] = {}
     for name, value in vars(trainer).items():
         if name not in skipped and id(value) not in own:
-            held = _state_of(value, name, known, unseen)
+            held = _state_of(value, name, known, unreadable)
             if held is not _NOTHING:
-                seen[name] = held
-    return seen, unseen
+                readable[name] = held
+    return readable, unreadable
 
 
 _NOTHING = object()
 _PLAIN = (bool, int, float, str)
 
 
-def _state_of(value: Any, name: str, known: set[int], unseen: dict[str, str]) -> Any:
-    """What a value holds; `_NOTHING` where that is nothing of its own."""
+def _state_of(value: Any, name: str, known: set[int], unreadable: dict[str, str]) -> Any:
+    """Return the state of an attribute; `_NOTHING` if it has no separate one."""
     if value is None or type(value) in _PLAIN:
         return value
     if isinstance(value, torch.Tensor):
@@ -155,19 +271,19 @@ def _state_of(value: Any, name: str, known: set[int], unseen: dict[str, str]) ->
     if isinstance(value, nn.Module):
         return {key: one for key, one in persistent_tensors(value).items() if id(one) not in known}
     if (parts := _parts(value)) is not None:
-        states = {str(key): _state_of(one, f"{name}.{key}", known, unseen) for key, one in parts}
+        states = {str(key): _state_of(one, f"{name}.{key}", known, unreadable) for key, one in parts}
         return {key: one for key, one in states.items() if one is not _NOTHING}
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         return torch.from_numpy(value.copy())
     if _is_collection(value) or type(value).__module__ in ("pathlib", "enum", "datetime"):
         return repr(value)
     if not isinstance(value, torch.dtype | torch.device | type) and not callable(value):
-        unseen[name] = type(value).__name__
+        unreadable[name] = type(value).__name__
     return _NOTHING
 
 
 def _parts(value: Any) -> Iterator[tuple[Any, Any]] | None:
-    """What a value is made of, by names; None of one that is not taken apart."""
+    """Return the parts of a value with their names; None for a value without parts."""
     if isinstance(value, Mapping):
         return iter(value.items())
     if isinstance(value, torch.Generator):

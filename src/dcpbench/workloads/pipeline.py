@@ -15,8 +15,7 @@ Loss = Callable[[nn.Module, Tensors], torch.Tensor]
 
 
 def keep_stage(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Take away the children of a sequential model that are not in this rank's stage; those that are keep
-    their names.
+    """Remove the children of a sequential model that are not in this rank's stage. The rest keep their names.
 
     Raises:
         ValueError: there are fewer children than stages.
@@ -35,26 +34,28 @@ class Pipeline:
     """The schedule of one rank's stage.
 
     Args:
-        stage: the module that has the stage's layers, wrapped as it is trained.
-        mesh: of the pipeline's stages.
+        stage: the module with the layers of the stage, wrapped as it is trained.
+        mesh: of the stages.
         loss: of a workload whose batches are pairs of inputs and targets.
     """
 
     def __init__(self, stage: nn.Module, mesh: DeviceMesh, config: ParallelConfig, loss: Loss) -> None:
         device = next(stage.parameters()).device
         self._stage = PipelineStage(stage, mesh.get_local_rank(), mesh.size(), device, group=mesh.get_group())
-        made = get_schedule_class(config.pp_schedule)
-        assert issubclass(made, PipelineScheduleSingle), f"{config.pp_schedule} needs several stages a rank"
-        self._schedule = made(
+        schedule = get_schedule_class(config.pp_schedule)
+        assert issubclass(schedule, PipelineScheduleSingle), (
+            f"{config.pp_schedule} needs several stages a rank"
+        )
+        self._schedule = schedule(
             self._stage,
             config.pp_microbatches,
-            # What the last stage has made of the inputs is the model's output.
-            loss_fn=lambda output, targets: loss(_Made(output), (None, targets)),
+            # The output of the last stage is that of the model.
+            loss_fn=lambda output, targets: loss(_Constant(output), (None, targets)),
         )
 
     def forward_backward(self, share: Tensors) -> torch.Tensor:
-        """Compute gradients for a rank's share of a batch. Its loss, times the number of stages, on the last
-        stage and zero on the others: the mean over all ranks is that of the batch."""
+        """Compute gradients for a rank's share of a batch. Return its loss, times the number of stages, on
+        the last stage and zero on the others: the mean over all ranks is that of the batch."""
         inputs, targets = share
         losses: list[torch.Tensor] = []
         first, last = self._stage.is_first, self._stage.is_last
@@ -65,8 +66,8 @@ class Pipeline:
         return torch.stack(losses).mean() * self._stage.num_stages
 
 
-class _Made(nn.Module):
-    """A model whose output is there already."""
+class _Constant(nn.Module):
+    """A model that returns an output which was computed before."""
 
     def __init__(self, output: torch.Tensor) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The state of a run as comparisons look at it, and as its checkpoints have it."""
+"""The state of a run, as the checks compare it and as its checkpoints have it."""
 
 import math
 from collections.abc import Mapping
@@ -22,23 +22,23 @@ from dcpbench.verify.snapshot import (
 from dcpbench.workloads.training_run import TrainingRun
 
 State = dict[str, Leaves]
-"""The leaves that each of the equality checks looks at, by check."""
+"""The leaves that each equality check compares, by check."""
 Keys = dict[str, Entry]
-"""What the keys of a checkpoint promise."""
+"""The keys that a checkpoint has to contain."""
 
 _PREFIXES = {"model_equal": "model.", "optim_equal": "optimizer."}
-"""What the keys of a checkpoint begin with, by the check that looks at what lies there."""
+"""The prefix of a checkpoint's keys, by the check of the values there."""
 
 RANDOM = "random_equal"
-"""The check that looks at what ranks draw next."""
+"""The check of random generators."""
 
 FLAGS = "flags_equal"
-"""The check that looks at what no checkpoint holds."""
+"""The check of what no checkpoint contains."""
 
 
 def key_of(check: str, name: str, numbers: Mapping[str, str]) -> str:
-    """The flattened key under which a checkpoint holds what a check looks at by this name; `numbers` are
-    those of parameters by FQN, where an optimizer's state lies under these."""
+    """Return the flattened key for a name that a check has; `numbers` are those of parameters by FQN, if the
+    optimizer state is saved under numbers."""
     if numbers and check == "optim_equal" and name.startswith("state."):
         fqn, entry = name.removeprefix("state."), ""
         while fqn and fqn not in numbers:
@@ -49,7 +49,7 @@ def key_of(check: str, name: str, numbers: Mapping[str, str]) -> str:
 
 
 def live_state(run: TrainingRun) -> State:
-    """The state of this rank, which goes on changing."""
+    """Return the state of this rank, which later steps change."""
     parts = named_parts(run.model)
     state = {
         "model_equal": snapshot_model(run.model, parts),
@@ -63,13 +63,13 @@ def live_state(run: TrainingRun) -> State:
 
 
 def retained_state(run: TrainingRun) -> State:
-    """The state of this rank as it is now, whatever becomes of it."""
+    """Return a copy of the state of this rank; large tensors become digests."""
     return {check: retained(leaves) for check, leaves in live_state(run).items()}
 
 
 def as_saved(run: TrainingRun, saved: State) -> State:
-    """The state of a training run as its state dicts have it: without what is frozen, where that is left out,
-    and by the names that they have for it."""
+    """Return a state as the state dicts of the run have it: under their names, and without frozen parameters
+    if these are not saved."""
     state = {check: leaves for check, leaves in saved.items() if check != FLAGS}
     if run.options.ignore_frozen_params:
         frozen = {name for name, value in named_parameters(run.model).items() if not value.requires_grad}
@@ -86,25 +86,26 @@ def as_saved(run: TrainingRun, saved: State) -> State:
     return state
 
 
-def promised_keys(run: TrainingRun, saved: State, beside: Leaves | None) -> Keys:
-    """The keys that a save of a training run has to have, on whichever rank that has them."""
-    promised = expected_of(beside or {})
+def promised_keys(run: TrainingRun, saved: State, extra: Leaves | None) -> Keys:
+    """Return the keys that a save of a run has to write on this rank; `extra` is what is saved in
+    addition."""
+    promised = expected_of(extra or {})
     for check, leaves in as_saved(run, saved).items():
         promised |= {key_of(check, name, run.numbers): entry for name, entry in expected_of(leaves).items()}
     return promised
 
 
 def live_gradients(run: TrainingRun) -> Leaves:
-    """Return the gradients that there are."""
+    """Return the gradients of this rank."""
     return snapshot_gradients(named_parts(run.model))
 
 
 def retained_gradients(run: TrainingRun) -> Leaves:
-    """Return copies of the gradients that there are."""
+    """Return a copy of the gradients of this rank."""
     return retained(live_gradients(run))
 
 
 def is_small(state: State) -> bool:
-    """Whether none of the model's tensors is large; the same on every rank."""
+    """Return whether no tensor of the model is large; the same on every rank."""
     parts = (leaf for leaf in state["model_equal"].values() if isinstance(leaf, TensorLeaf | DigestedLeaf))
     return all(math.prod(part.extent.shape) * part.dtype.itemsize <= snapshot.LARGE_BYTES for part in parts)

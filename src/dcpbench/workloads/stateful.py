@@ -1,6 +1,6 @@
-"""What is saved, each a `Stateful` in DCP's sense (`dcp.save` asks it for its state dict, `dcp.load` fills
-that in place and hands it back): a model and an optimizer through DCP's public functions, and objects
-that carry state of their own."""
+"""The `Stateful` objects of a checkpoint: model and optimizer by DCP's public functions, and objects with
+state of their own. `dcp.save` calls `state_dict`; `dcp.load` fills a state dict and passes it to
+`load_state_dict`."""
 
 import copy
 import io
@@ -29,8 +29,8 @@ from dcpbench.workloads.workload import Tensors, each_tensor
 
 
 class ModelState:
-    """A model under any parallelism, saved under its plain FQNs. Where what is frozen in it is left out, it
-    stays what it is when the model is loaded."""
+    """A model under any parallelism, saved under its plain FQNs. If frozen parameters are left out, a load
+    does not change them."""
 
     def __init__(self, model: nn.Module, options: StateDictOptions) -> None:
         self.model = model
@@ -44,10 +44,8 @@ class ModelState:
 
 
 class PartState:
-    """A part of a model, saved and loaded under the names that it has as a model of its own.
-
-    Torch's advice since `submodules=` is deprecated: take the whole model's state dict and filter it.
-    """
+    """A part of a model, saved under the names of a separate model: the filtered state dict of the full
+    model, as torch advises since `submodules=` is deprecated."""
 
     def __init__(self, model: nn.Module, prefix: str, options: StateDictOptions) -> None:
         self.model = model
@@ -65,7 +63,7 @@ class PartState:
 
 
 class SubmoduleState:
-    """The same by `submodules=`, deprecated in torch but still what older trainers call."""
+    """The same by `submodules=`, which torch has deprecated and older trainers still use."""
 
     def __init__(self, model: nn.Module, name: str, options: StateDictOptions) -> None:
         self.model = model
@@ -79,13 +77,13 @@ class SubmoduleState:
         return get_model_state_dict(self.model, submodules={self.submodule}, options=self.options)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        # Keyed by the module: the prefix is torch's to put back.
+        # Keyed by the module: torch adds the prefix.
         keyed: Any = {self.submodule: state_dict}
         set_model_state_dict(self.model, keyed, options=self.options)
 
 
 class OptimizerState:
-    """An optimizer, or several as one; DCP replaces its parameter numbers by the model's FQNs."""
+    """An optimizer, or several as one, saved under the FQNs of its parameters."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, options: StateDictOptions) -> None:
         self.model = model
@@ -93,14 +91,10 @@ class OptimizerState:
         self.options = options
 
     def state_dict(self) -> dict[str, Any]:
-        self._skip_what_torch_refuses()
-        return get_optimizer_state_dict(self.model, each_of(self.optimizer), options=self.options)
-
-    def _skip_what_torch_refuses(self) -> None:
-        """Look for what torch's state-dict functions are known to refuse.
+        """Return the state dict.
 
         Raises:
-            Skip: there is such an optimizer, or such a key in its state.
+            Skip: torch's state-dict functions refuse this optimizer.
         """
         for one in each_of(self.optimizer):
             if isinstance(one, torch.optim.SparseAdam):
@@ -114,6 +108,7 @@ class OptimizerState:
                         f"torch's get_optimizer_state_dict refuses the key {key!r} of the optimizer's state, "
                         "which is no parameter; use checkpointer=trainer"
                     )
+        return get_optimizer_state_dict(self.model, each_of(self.optimizer), options=self.options)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         set_optimizer_state_dict(
@@ -122,7 +117,7 @@ class OptimizerState:
 
 
 class PlainOptimizerState(OptimizerState):
-    """An optimizer with its own state dict, which knows its parameters by their numbers."""
+    """An optimizer saved by its own state dict, under the numbers of its parameters."""
 
     def state_dict(self) -> dict[str, Any]:
         return self.optimizer.state_dict()
@@ -132,8 +127,8 @@ class PlainOptimizerState(OptimizerState):
 
 
 class SchedulerMadeByLoad:
-    """A scheduler that is made when it is loaded, after the optimizer that it is for. Before that, what it is
-    loaded into is the state of one that is made for a copy of the optimizer's groups."""
+    """A scheduler that its load creates, after the optimizer's load. The state dict to load into comes from
+    one for a copy of the optimizer's groups."""
 
     def __init__(self, make: Callable[[Optimizer], LRScheduler], optimizer: Optimizer) -> None:
         self._make, self._optimizer = make, optimizer
@@ -150,7 +145,7 @@ class SchedulerMadeByLoad:
 
 
 class TensorObject:
-    """A stateful object that is not a module: one tensor of shape (10, 10), the same on every rank."""
+    """A tensor of shape (10, 10), the same on every rank, outside any module."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -164,8 +159,8 @@ class TensorObject:
 
 
 class MovingObject(TensorObject):
-    """One that every training step changes in place, in its lowest bits, so that an older one is seen. Beside
-    `data` it has what a detour through another dtype, or through arithmetic, loses."""
+    """Tensors that each training step changes in place, in their lowest bits, so that older ones are
+    detected. Their values would not survive a conversion to another dtype, or arithmetic."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         super().__init__(seed, device)
@@ -173,7 +168,7 @@ class MovingObject(TensorObject):
         low = draw(1, 2**20, (2, 8), dtype=torch.int32)
         tensors = {
             "denormals": low[0].view(torch.float32),
-            "nans": (low[1] | 0x7F800000).view(torch.float32),  # their payloads; they are signalling ones
+            "nans": (low[1] | 0x7F800000).view(torch.float32),  # signalling, with payloads
             "zeros": torch.where(draw(0, 2, (64,)) > 0, 0.0, -0.0),
             "flags": draw(0, 2, (64,)) > 0,
             "integers": 2**62 + draw(0, 2**20, (8,)),
@@ -191,7 +186,7 @@ class MovingObject(TensorObject):
         self.tensors = {name: state_dict[name] for name in self.tensors}
 
     def advance(self) -> None:
-        """One more step was taken: each element is the next one of its dtype, and signs and flags move on."""
+        """Replace each element by the next value of its dtype, and roll signs and flags."""
         for name, value in self.state_dict().items():
             if name in ("zeros", "flags"):
                 value.copy_(value.roll(1))
@@ -200,14 +195,13 @@ class MovingObject(TensorObject):
 
 
 class Noise:
-    """A random generator that training draws from, the same on every rank: what it draws after a load
-    is what it would have drawn."""
+    """A random generator that training draws from, the same on every rank. A load restores it."""
 
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
 
     def added(self, batch: Tensors) -> Tensors:
-        """A global batch with noise in its first tensor of floats; one without such a tensor as it is."""
+        """Return a global batch with noise in its first floating-point tensor, if it has one."""
         due = [True]
 
         def noisy(tensor: torch.Tensor) -> torch.Tensor:
@@ -219,7 +213,7 @@ class Noise:
         return each_tensor(noisy, batch)
 
     def like(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Noise for a global batch of inputs, drawn on the CPU whatever the device."""
+        """Return noise for a tensor, drawn on the CPU."""
         return 0.01 * torch.randn(inputs.shape, generator=self.generator).to(inputs)
 
     def state_dict(self) -> dict[str, Any]:
@@ -230,22 +224,22 @@ class Noise:
 
 
 class RandomState:
-    """The default generators, of the CPU and of this rank's device, as a training run has left them: what
-    its model draws from, as for dropout. Runs that take turns in a process each have their own."""
+    """The default generators of the CPU and the device, from which a model draws, as for dropout. Each run in
+    a process has its own state of them."""
 
     def __init__(self, seed: int, rank: int, device: torch.device) -> None:
         self.key, self._device = f"rank{rank}", device
         self.seed(seed)
 
     def seed(self, seed: int) -> None:
-        """Start over."""
+        """Seed the generators of this run."""
         with self._swapped():
             torch.manual_seed(seed)
             self.states = self._current()
 
     @contextmanager
     def drawn_from(self) -> Iterator[None]:
-        """Within, the default generators are this run's."""
+        """Context manager: set the default generators to those of this run."""
         with self._swapped():
             self._set(self.states)
             try:
@@ -281,17 +275,14 @@ class RandomState:
 
 @dataclass
 class TrainState:
-    """How far training has come: tensors and, as an opaque value, bytes.
-
-    `current_loss` is a float64, so that a Python float comes back bit for bit.
-    """
+    """The progress of training, saved as tensors and, as an opaque value, bytes."""
 
     step: int = 0
     current_loss: float = -1.0
     losses: list[float] = field(default_factory=list)
 
     def record(self, loss: float) -> None:
-        """One more step was taken and had this loss."""
+        """Count a step with this loss."""
         self.step += 1
         self.current_loss = loss
         self.losses.append(loss)
@@ -301,7 +292,7 @@ class TrainState:
         torch.save(self.losses, losses)
         return {
             "step": torch.tensor(self.step, dtype=torch.int32),
-            "current_loss": torch.tensor(self.current_loss, dtype=torch.float64),
+            "current_loss": torch.tensor(self.current_loss, dtype=torch.float64),  # exact for a Python float
             "losses": losses,
         }
 
@@ -312,5 +303,5 @@ class TrainState:
         self.losses = torch.load(state_dict["losses"], weights_only=True)
 
     def contents(self) -> dict[str, Any]:
-        """What a comparison looks at."""
+        """Return the values for comparison."""
         return {"step": self.step, "current_loss": self.current_loss, "losses": list(self.losses)}

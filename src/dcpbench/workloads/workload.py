@@ -1,4 +1,5 @@
-"""What a cell trains, and how: made of the groups `model` and `optimizer`, or by a function of one's own."""
+"""What a cell trains: the model, its batches, and how it is trained. It is built from the config groups
+`model`, `optimizer` and `scheduler`, or by a user's function."""
 
 import inspect
 import pkgutil
@@ -12,26 +13,26 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau, StepLR
 
-from dcpbench.config.schema import Config
+from dcpbench.config.schema import SEED_STRIDE, Config
 from dcpbench.core.rank_report import Skip
 from dcpbench.workloads.optimizers import each_of
 
 Tensors = Any
-"""A tensor, or a dictionary, list or tuple of them, or of these."""
+"""A tensor, or a dictionary, list or tuple of `Tensors`."""
 
 
 def adam(model: nn.Module) -> torch.optim.Optimizer:
-    """Adam with its defaults."""
+    """Make Adam with its defaults."""
     return torch.optim.Adam(model.parameters())
 
 
 def by_step(optimizer: torch.optim.Optimizer) -> LRScheduler:
-    """A learning rate that becomes less with each step."""
+    """Make a scheduler that lowers the learning rate in each step."""
     return StepLR(optimizer, step_size=1, gamma=0.95)
 
 
 def next_step(scheduler: LRScheduler, loss: float) -> None:
-    """Step a scheduler, with the loss of the step that was taken where it goes by that."""
+    """Step a scheduler, with the loss if it goes by that."""
     if isinstance(scheduler, ReduceLROnPlateau):
         scheduler.step(loss)
     else:
@@ -40,15 +41,15 @@ def next_step(scheduler: LRScheduler, loss: float) -> None:
 
 @dataclass(frozen=True)
 class Workload:
-    """A model and how it is trained.
+    """A model and how it is trained. It must be the same on every rank.
 
     Args:
-        model: the plain model, which the parallelism of the cell then wraps.
-        batch: draws the global batch of a step, `batch(generator)` with a `torch.Generator` on the CPU. The
-            first dimension of every tensor is that of the samples; data-parallel ranks share them evenly.
-        loss: `loss(model, share)` of the wrapped model and a rank's share of the batch, the mean over its
-            samples.
-        optimizer: `optimizer(model)` of the wrapped model; a list, where there are several.
+        model: the plain model; dcpbench puts it under the parallelism of the cell.
+        batch: `batch(generator)` draws the global batch of a step with a `torch.Generator` on the CPU. The
+            first dimension of every tensor is the samples; data-parallel ranks share them evenly.
+        loss: `loss(model, share)` of the wrapped model and a rank's share of a batch: the mean over its
+            samples, a scalar.
+        optimizer: `optimizer(model)` of the wrapped model; a list if there are several.
         scheduler: `scheduler(optimizer)`; it is stepped after each step, a `ReduceLROnPlateau` with the mean
             loss of all ranks.
     """
@@ -61,10 +62,10 @@ class Workload:
 
 
 def workload_of(config: Config) -> Workload:
-    """The workload of a cell: what `workload.target` returns, if one is given.
+    """Build the workload of a cell.
 
     Raises:
-        TypeError: that is no `Workload`.
+        TypeError: `workload.target` does not return a `Workload`.
     """
     if config.workload.target is None:
         return of_groups(config)
@@ -77,10 +78,10 @@ def workload_of(config: Config) -> Workload:
 
 
 def _without_closure(make: Callable[[nn.Module], Any], model: nn.Module) -> Any:
-    """What it makes.
+    """Make the optimizer of a user's workload.
 
     Raises:
-        Skip: it is an optimizer whose `step` needs a closure.
+        Skip: its `step` needs a closure.
     """
     made = make(model)
     for one in made if isinstance(made, list) else [made]:
@@ -95,9 +96,8 @@ def _without_closure(make: Callable[[nn.Module], Any], model: nn.Module) -> Any:
 
 
 def of_groups(config: Config) -> Workload:
-    """The model of the group `model`, trained towards random targets by the optimizer of the group
-    `optimizer` and the scheduler of the group `scheduler`. Targets lie in [1, 2): away from zero, so that the
-    loss is."""
+    """Build a workload from config groups: a model that learns random targets. They lie in [1, 2), away from
+    zero, so that the loss is not zero."""
     model: Any = pkgutil.resolve_name(config.model.target)(**config.model.options)
     size = config.model.batch_size
 
@@ -115,31 +115,21 @@ def of_groups(config: Config) -> Workload:
         made: torch.optim.Optimizer = pkgutil.resolve_name(config.optimizer.target)(
             groups, **config.optimizer.hyperparameters()
         )
-        foreach = config.parallel.foreach and config.loading.foreach
         for one in each_of(made):
-            one.register_step_post_hook(_let_go)
-            if not foreach:
-                _take_one_by_one(one)
+            # Free the gradients right after a step, as trainers do.
+            one.register_step_post_hook(lambda stepped, *_: stepped.zero_grad())
+            if not (config.parallel.foreach and config.loading.foreach):
+                for options in (one.defaults, *one.param_groups):
+                    if options.get("foreach", True) is None and not options.get("fused"):
+                        options["foreach"] = False
         return made
 
     scheduler = partial(pkgutil.resolve_name(config.scheduler.target), **config.scheduler.options)
     return Workload(model, batch, loss, optimizer, scheduler)
 
 
-def _let_go(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Free the gradients right after a step, in a hook as trainers have them."""
-    optimizer.zero_grad()
-
-
-def _take_one_by_one(optimizer: torch.optim.Optimizer) -> None:
-    """Have it take one parameter at a time, unless it is told how."""
-    for options in (optimizer.defaults, *optimizer.param_groups):
-        if options.get("foreach", True) is None and not options.get("fused"):
-            options["foreach"] = False
-
-
 def each_tensor(change: Callable[[torch.Tensor], torch.Tensor], tensors: Tensors) -> Tensors:
-    """The same structure with every tensor changed, in their order."""
+    """Return the same structure with every tensor changed, in their order."""
     if isinstance(tensors, torch.Tensor):
         return change(tensors)
     if isinstance(tensors, dict):
@@ -147,3 +137,32 @@ def each_tensor(change: Callable[[torch.Tensor], torch.Tensor], tensors: Tensors
     if isinstance(tensors, list | tuple):
         return type(tensors)(each_tensor(change, value) for value in tensors)
     return tensors
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The global batches of a cell. They depend on the seed and the step alone: they are drawn on the CPU, by
+    a separate generator.
+
+    Args:
+        draw: `Workload.batch`.
+        device: where the batches go.
+    """
+
+    seed: int
+    draw: Callable[[torch.Generator], Tensors]
+    device: torch.device
+
+    def at(self, step: int) -> Tensors:
+        """Return the batch of a step, counted from 1."""
+        generator = torch.Generator().manual_seed(self.seed * SEED_STRIDE + step)
+        return each_tensor(lambda tensor: tensor.to(self.device), self.draw(generator))
+
+
+def batches_of(config: Config, device: torch.device) -> Batches:
+    """Build the batches of a cell; a user's trainer has its own."""
+    if config.own_trainer:
+        return Batches(config.seed, lambda _: None, device)
+    # Of the workload only the batches are needed; a user's may keep the tensors that they are made from.
+    with device if config.workload.target else torch.device("meta"):
+        return Batches(config.seed, workload_of(config).batch, device)

@@ -1,4 +1,4 @@
-"""The ranks that a cell runs on, as one of them sees it, and its share of their batches."""
+"""The ranks of a cell, as one of them sees them, and its share of their batches."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,16 +14,17 @@ from dcpbench.workloads.workload import Tensors, each_tensor
 
 @dataclass
 class World:
-    """One rank's view of its world; meshes are kept from cell to cell.
+    """One rank's view of the ranks of a stage. Groups are None where there is no process group.
 
-    `checkpoint_group` is a gloo group of its own for checkpoints, and `group` one for what is compared or
-    waited for meanwhile: collectives of a save that goes on would meet its own. Both are None where there is
-    no process group.
-    `training_group` is, on CPUs, what is used in training instead of the default group: gloo has one order of
-    collectives for all of them, and a trainer may save in the background in the default group, as it may on
-    GPUs, where training has NCCL's.
-    A new mesh means new communicators, which cost more than a second on NCCL, so a rank that runs
-    several cells makes each mesh once.
+    Args:
+        rank: of this process.
+        size: the number of ranks.
+        device: of this rank.
+        checkpoint_group: a gloo group for saves and loads.
+        group: a gloo group for comparisons, so that they do not mix with collectives of a save in flight.
+        training_group: on CPUs, used for training instead of the default group, in which a trainer may save
+            in the background: gloo has one order of collectives for all threads. On GPUs training uses NCCL.
+        compiled_for: identifies the models whose compiled graphs Dynamo keeps.
     """
 
     rank: int
@@ -33,12 +34,12 @@ class World:
     group: dist.ProcessGroup | None
     training_group: dist.ProcessGroup | None = None
     compiled_for: str | None = None
-    """What the graphs that Dynamo holds were compiled for."""
     _groups: dict[int, dist.ProcessGroup] = field(default_factory=dict)
     _meshes: dict[tuple[tuple[str, int], ...], DeviceMesh] = field(default_factory=dict)
 
     def mesh(self, sizes: dict[str, int]) -> DeviceMesh | None:
-        """The device mesh with these dimensions, outermost first; None where there are none."""
+        """Return the device mesh with these dimensions, outermost first; None without dimensions. Meshes are
+        reused across cells: the communicators of a new one take NCCL more than a second."""
         if not sizes:
             return None
         key = tuple(sizes.items())
@@ -47,7 +48,7 @@ class World:
                 self.training_group, self.device.type, mesh_dim_names=tuple(sizes)
             )
         elif key not in self._meshes:
-            # One that is named gives a dimension of all ranks a group of its own, and not the default one.
+            # With a named backend a dimension of all ranks gets a group of its own, not the default one.
             backends: Any = dict.fromkeys(sizes, "gloo") if self.training_group else None
             self._meshes[key] = init_device_mesh(
                 self.device.type,
@@ -58,15 +59,15 @@ class World:
         return self._meshes[key]
 
     def submesh(self, sizes: dict[str, int], dimension: str) -> DeviceMesh:
-        """One dimension of the device mesh of these sizes."""
+        """Return one dimension of the device mesh."""
         mesh = self.mesh(sizes)
         assert mesh is not None
         return mesh[dimension]
 
     def group_of(self, slot: int) -> dist.ProcessGroup | None:
-        """The group for a save: slot 0 is for one that no other goes on beside. Of those that are under way
-        at once each needs its own, or their collectives would meet each other's. It is made when it is first
-        asked for, by all ranks."""
+        """Return the process group for a save; the first call for a slot is collective. Slot 0 is for saves
+        that do not overlap. Saves in flight at the same time need separate groups, or their collectives
+        mix."""
         if not slot or self.checkpoint_group is None:
             return self.checkpoint_group
         if slot not in self._groups:
@@ -75,8 +76,7 @@ class World:
         return self._groups[slot]
 
     def share(self, sizes: dict[str, int], batch: Tensors) -> Tensors:
-        """The samples of a global batch that this rank trains on, as many as any other on a mesh of these
-        sizes.
+        """Return the samples of a global batch that this rank trains on.
 
         Raises:
             ValueError: they cannot be shared evenly.
@@ -91,26 +91,27 @@ class World:
         return each_tensor(part, batch)
 
     def dp_rank(self, sizes: dict[str, int]) -> int:
-        """Which share of the data this rank trains on."""
+        """Return the number of the data share that this rank trains on."""
         return dp_rank(sizes, self.rank)
 
     def meet(self) -> None:
-        """Wait until every rank is here."""
+        """Wait for all ranks."""
         if self.group is not None:
             dist.barrier(self.group)
 
     def gathered(self, value: Any) -> list[Any]:
-        """Return what every rank gives, by rank."""
+        """Return the values of all ranks, by rank; collective."""
         return gathered(value, self.group)
 
     def synchronize(self) -> None:
-        """Wait for the device, so that a phase's time is its own."""
+        """Wait for the work on the device, before a time is taken."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def mean(self, value: torch.Tensor) -> float:
-        """The mean of a scalar over all ranks, summed in float64."""
-        total = value.detach().double()
-        if self.checkpoint_group is not None:
-            dist.all_reduce(total, group=self.training_group)
+        """Return the mean of a scalar over all ranks, summed in float64 on the CPU; collective. Among ranks
+        that share a GPU, NCCL would take many milliseconds."""
+        total = value.detach().double().cpu()
+        if self.group is not None:
+            dist.all_reduce(total, group=self.training_group or self.group)
         return float(total.item()) / self.size

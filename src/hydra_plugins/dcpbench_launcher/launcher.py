@@ -47,8 +47,8 @@ class DcpbenchLauncher(Launcher):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Begin the sweep, and store it in `task_function`, which ends it after Hydra has returned."""
+        from dcpbench.cli.run import SweepTask
         from dcpbench.sweep.app import SweepRun
-        from dcpbench.sweep.task import SweepTask
 
         assert isinstance(task_function, SweepTask)
         own_sweeper = config.hydra.sweeper.get("_target_") == SweeperConfig._target_

@@ -155,8 +155,8 @@ IN_METADATA = {
     "a path that is a number": (placed(relative_path=7), "a file is named 7"),
     "a huge length": (placed(length=2**70), f"{2**70} bytes by the metadata, on disk: 11177"),
     "a negative length": (placed(length=-1), "ends before it begins"),
-    "a negative offset": (placed(offset=-1), "begins before it"),
-    "half a byte": (placed(length=0.5), "is not what DCP writes"),
+    "a negative offset": (placed(offset=-1), "begins before byte 0"),
+    "half a byte": (placed(length=0.5), "not written by DCP"),
     "another file's place": (placed(relative_path="__0_2.distcp"), "belong to both"),
     "a file extended": (lambda at: file_of(at, WEIGHT).open("ab").write(b"x"), "11178"),
     "files exchanged": (exchanged(WEIGHT, BIAS), "bytes by the metadata"),
@@ -269,4 +269,4 @@ def test_a_file_that_may_not_be_read(capsys: pytest.CaptureFixture[str]) -> None
             if is_root:
                 os.seteuid(0)
     assert status == 1
-    assert lines[2:] == ["  __0_0.distcp: it may not be read"]
+    assert lines[2:] == ["  __0_0.distcp: no permission to read it"]

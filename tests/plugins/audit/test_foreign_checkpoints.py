@@ -166,25 +166,25 @@ DAMAGED = {
     "data a pipe": (replaced(DATA, os.mkfifo), "damaged", "no such file"),
     "data a folder": (replaced(DATA, Path.mkdir), "damaged", "no such file"),
     "data huge": (replaced(DATA, sparse), "damaged", "bytes by the metadata, on disk: 4398046511104"),
-    "no metadata": (removed(METADATA), "torn", "its save did not end"),
-    "unfinished metadata": (lambda at: (at / METADATA).rename(at / ".metadata.tmp"), "torn", "did not end"),
-    "nothing": (removed(METADATA, DATA), "none", "holds no checkpoint"),
-    "metadata short": (cut(METADATA, 0.9), "damaged", ".metadata: is not what DCP writes"),
+    "no metadata": (removed(METADATA), "torn", "its save did not finish"),
+    "unfinished metadata": (lambda at: (at / METADATA).rename(at / ".metadata.tmp"), "torn", "not finish"),
+    "nothing": (removed(METADATA, DATA), "none", "contains no checkpoint"),
+    "metadata short": (cut(METADATA, 0.9), "damaged", ".metadata: not written by DCP"),
     "metadata empty": (cut(METADATA, 0), "damaged", "EOFError"),
-    "metadata a pipe": (replaced(METADATA, os.mkfifo), "damaged", "it is no regular file"),
+    "metadata a pipe": (replaced(METADATA, os.mkfifo), "damaged", "it is not a regular file"),
     "metadata a folder": (replaced(METADATA, Path.mkdir), "damaged", "Is a directory"),
     "metadata huge": (replaced(METADATA, sparse), "damaged", "bytes are more than"),
     "metadata a loop": (replaced(METADATA, lambda at: at.symlink_to(at)), "damaged", "cannot be read"),
     "metadata nowhere": (replaced(METADATA, lambda at: at.symlink_to("/nowhere")), "damaged", "No such file"),
     "metadata a device": (replaced(METADATA, lambda at: at.symlink_to("/dev/zero")), "damaged", "no regular"),
-    "metadata text": (lambda at: (at / METADATA).write_text("hello"), "damaged", "is not what DCP writes"),
+    "metadata text": (lambda at: (at / METADATA).write_text("hello"), "damaged", "not written by DCP"),
     "metadata a list": (lambda at: (at / METADATA).write_bytes(pickle.dumps([1])), "damaged", "no metadata"),
     "chunks overlap": (chunked(((0, 0), (3, 6)), ((2, 0), (2, 6))), "damaged", "[0, 0] and [2, 0] overlap"),
     "a column twice": (chunked(((0, 0), (4, 4)), ((0, 3), (4, 3))), "damaged", "overlap"),
     "a hole": (chunked(((0, 0), (2, 6)), ((3, 0), (1, 6))), "damaged", "have 18 of 24 elements"),
     "beyond": (chunked(((0, 0), (4, 7))), "damaged", "reaches beyond"),
-    "other dimensions": (chunked(((0,), (24,))), "damaged", "shapes that are none"),
-    "negative": (chunked(((0, 0), (4, -6))), "damaged", "shapes that are none"),
+    "other dimensions": (chunked(((0,), (24,))), "damaged", "invalid shapes"),
+    "negative": (chunked(((0, 0), (4, -6))), "damaged", "invalid shapes"),
     "bytes of two": (rewritten(moved(-8)), "damaged", "belong to both"),
     "bytes twice": (rewritten(moved(None)), "damaged", "belong to both"),
     "0 bytes": (
@@ -205,13 +205,13 @@ DAMAGED = {
     "key a number": (
         rewritten(lambda of: of.state_dict_metadata.update({7: BytesStorageMetadata()})),
         "damaged",
-        "is not what DCP writes",
+        "not written by DCP",
     ),
     "no storage": (rewritten(lambda of: setattr(of, "storage_data", None)), "damaged", "nothing is stored"),
     "no places": (
         rewritten(lambda of: setattr(of, "storage_data", [1])),
         "damaged",
-        "is not what DCP writes",
+        "not written by DCP",
     ),
 }
 
@@ -268,7 +268,7 @@ def test_nothing_is_run(
     assert main(["audit", str(checkpoint)]) == 1
     said = capsys.readouterr()
     assert said.out.count("\n") == 1
-    assert ".metadata: is not what DCP writes" in said.out
+    assert ".metadata: not written by DCP" in said.out
     assert not Path("ran").exists()
 
 
@@ -414,14 +414,14 @@ OF_A_RANK = {
         lambda at: (at / "__1.metadata").rename(at / "__1.metadata.tmp"), "torn", "no __1.metadata, which"
     ),
     "metadata not renamed over an earlier save": (
-        lambda at: (at / "__1.metadata.tmp").write_bytes(b""), "torn", "the save of rank 1 did not end"
+        lambda at: (at / "__1.metadata.tmp").write_bytes(b""), "torn", "the save of rank 1 did not finish"
     ),
     "neither": (removed("__1.metadata", "__1_0.distcp"), "torn", "no __1.metadata"),
     "neither of the first": (removed("__0.metadata", "__0_0.distcp"), "torn", "no __0.metadata"),
     "no data": (removed("__2_0.distcp"), "damaged", "no such file"),
     "empty data": (cut("__2_0.distcp", 0), "damaged", "bytes by the metadata, on disk: 0"),
     "short data": (cut("__2_0.distcp", 0.5), "damaged", "bytes by the metadata"),
-    "metadata short": (cut("__2.metadata", 0.5), "damaged", "__2.metadata: is not what DCP writes"),
+    "metadata short": (cut("__2.metadata", 0.5), "damaged", "__2.metadata: not written by DCP"),
     "a tensor of 0 bytes": (without_bytes, "damaged", "0 bytes in __2_0.distcp for 24 elements"),
     "neither of the last": (removed("__3.metadata", "__3_0.distcp"), "whole", ""),  # seen by nothing
 }  # fmt: skip

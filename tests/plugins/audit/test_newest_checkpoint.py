@@ -1,6 +1,7 @@
 """The newest whole checkpoint of a training run, as trainers lay theirs out."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,18 @@ def test_the_newest_whole_one(saved: Path, tmp_path: Path, capsys: pytest.Captur
     assert f"{tmp_path / 'run/step-30'}: damaged" in said.err
     assert main(["audit", "--newest", str(tmp_path / "run/step-30")]) == 1
     assert main(["audit", "--newest", str(tmp_path / "nowhere")]) == 2
+
+
+def test_a_folder_of_checkpoints_is_listed(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("step-9", "step-10", "step-11"):
+        shutil.copytree(saved, tmp_path / name)
+    (tmp_path / "step-11" / METADATA).unlink()
+    assert main(["audit", str(tmp_path)]) == 1
+    said = [line.split(": ")[:2] for line in capsys.readouterr().out.splitlines() if line.startswith("/")]
+    states = {"step-11": "torn", "step-10": "whole", "step-9": "whole"}
+    assert said == [[str(tmp_path / name), state] for name, state in states.items()]
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def test_a_folder_without_what_the_trainer_writes_last_is_passed_over(
     assert main(["audit", "--newest", "--beside", "meta.pt", str(run / "lightning")]) == 0
     said = capsys.readouterr()
     assert said.out == f"{before}\n"
-    assert said.err == f"dcpbench: {newest}: damaged: meta.pt: no such file beside it\n"
+    assert said.err == f"dcpbench: {newest}: damaged: meta.pt: no such file\n"
 
 
 def test_the_newest_of_which_the_data_are_what_was_written(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dcpbench.cell import checks, explained
+from dcpbench.cell import explained
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Resumed, defects_at
 from dcpbench.core.defects import Defect
@@ -22,11 +22,11 @@ from dcpbench.verify.resumed import ResumedRule
 from dcpbench.verify.snapshot import TensorLeaf, named_parameters
 from dcpbench.verify.training import GradientBound, GradientPart, TwinGradient, compare_gradient
 from dcpbench.verify.whole_tensors import real_elements
-from dcpbench.workloads.batches import batches_of
-from dcpbench.workloads.build_run import build_plain, build_replica, build_twin
+from dcpbench.workloads.build_run import build_plain, build_plain_copy, build_replica, build_twin
 from dcpbench.workloads.lockstep import TwinGradients
 from dcpbench.workloads.run_state import FLAGS, live_state
 from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.workload import batches_of
 from support.alone import bare_cell, config, world
 
 SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
@@ -206,7 +206,7 @@ def going_on(cell: Cell, target: TrainingRun, until: int) -> Callable[[], Any]:
     """Copy a target as it is now; what is returned trains the copy as a run with a known defect, and returns
     its state."""
     data = batches_of(cell.config, cell.world.device)
-    about = Resumed(checks._plain_copy(cell, target), data, until)
+    about = Resumed(build_plain_copy(cell.config, cell.world, target), data, until)
     return lambda: next(iter(as_restored.defect.expected(cell, "resumed", about)))
 
 

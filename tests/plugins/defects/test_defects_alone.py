@@ -17,8 +17,8 @@ from dcpbench.sweep.known_failures import read
 from dcpbench.verdict.known_failures import KnownFailure, explaining
 from dcpbench.verify.compare import same_leaves
 from dcpbench.verify.snapshot import TensorLeaf, snapshot_nested
-from dcpbench.workloads.batches import batches_of
-from dcpbench.workloads.build_run import build
+from dcpbench.workloads.build_run import build, build_plain_copy
+from dcpbench.workloads.workload import batches_of
 from support.alone import Ran, bare_cell, config, group_of_one, run_alone, world
 
 pytestmark = pytest.mark.cell
@@ -116,7 +116,7 @@ def test_a_run_that_goes_on_beside_leaves_the_one_that_was_restored_alone(tmp_pa
     cell = bare_cell(tmp_path, config(**SMALL, save="async_shared_stager"))
     runs = [build(cell.config, cell.world, 0) for _ in range(2)]
     data = batches_of(cell.config, cell.world.device)
-    about = Resumed(checks._plain_copy(cell, runs[0]), data, 1)
+    about = Resumed(build_plain_copy(cell.config, cell.world, runs[0]), data, 1)
     (state,) = as_restored.defect.expected(cell, "resumed", about)
     assert state["extra_equal"]["train_state.losses"] == about.restored.train_state.losses
     for run in runs:

@@ -53,7 +53,7 @@ def test_wrong_training_is_reported(mistrained: Finished, fault: str) -> None:
     row = mistrained.row(parallel="fsdp2", fault=fault)
     assert (row["status"], row["fault_seen"]) == ("fail", True), row["reason"]
     assert (row["resume"], row["training"]) == (True, False)
-    assert row["reason"].startswith("the resume is right; training: ")
+    assert row["reason"].startswith("the resume is correct; training: ")
     assert _failed(row) == REPORTED_BY[fault]
 
 

@@ -106,7 +106,7 @@ def test_a_host_that_was_cut_off_writes_nothing_into_the_second_try(
     ended = ray.run(tmp_path / "sweep", *words_of(tmp_path / "sweep", *IN_SAVE, *once))
     row = ended.row(scenario="dies")
     assert (row["status"], row["flaky"]) == ("pass", True), row["reason"]
-    assert re.fullmatch(f"flaky: the first try ended as crash: {_given_up(hosts[1])}", str(row["reason"]))
+    assert re.fullmatch(f"flaky: the first attempt ended as crash: {_given_up(hosts[1])}", str(row["reason"]))
     wrote = ended.folder / row["cell"] / "late"
     wait_for(wrote.exists)
     assert {host["name"] for host in row["details"]["hosts"]} == {hosts[0].address}

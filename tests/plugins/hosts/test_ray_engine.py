@@ -97,7 +97,7 @@ def test_the_first_cause_is_told_with_its_host_and_the_second_try_passes(
 ) -> None:
     (row,) = [row for row in deaths.rows if f"how={how} " in row["overrides"]]
     assert (row["status"], row["flaky"]) == ("pass", True), row["reason"]
-    assert re.fullmatch(f"flaky: the first try ended as {was}.*", row["reason"]), row["reason"]
+    assert re.fullmatch(f"flaky: the first attempt ended as {was}.*", row["reason"]), row["reason"]
 
 
 def test_every_cell_has_one_row(deaths: Finished) -> None:
@@ -165,7 +165,7 @@ def test_a_sweep_goes_on_with_the_hosts_that_are_left_and_ends_where_there_is_no
         assert row["details"]["first_try"]["host"] == "127.0.0.3"
         assert ended.status == 1
         left = "4 ranks have no room on the hosts that are left: 127.0.0.2 is"
-        assert f"broken off: {left}; go on with resume={folder}" in ended.err
+        assert f"interrupted: {left}; run: " in ended.err
         three.add()
         resumed = dcpbench(f"resume={folder}", *room, folder=folder)
     assert [row["status"] for row in resumed.rows] == ["crash", "pass"], resumed.err
@@ -183,7 +183,7 @@ def test_cells_that_asked_for_two_hosts_never_run_on_one(tmp_path: Path) -> None
         left = "4 ranks have no room on the hosts that are left (executor.hosts=2): 127.0.0.2 is"
         (row,) = ended.rows
         assert (row["status"], row["details"]["no_second_try"]) == ("crash", left), row["reason"]
-        assert f"broken off: {left}; go on with resume={folder}" in ended.err
+        assert f"interrupted: {left}; run: " in ended.err
         two.add(environment=copy_dcpbench(tmp_path / "other", changed=True))
         refused = dcpbench(f"resume={folder}", *two.words, folder=folder)
         assert refused.status == 2

@@ -31,15 +31,15 @@ def main(
     all: bool = False,
     as_json: bool = False,
 ) -> int:
-    """Look at checkpoints: 0 if all are whole, 1 if one is not, 2 if one is none. With `newest`, print the
-    newest whole one below these folders instead: 1 if none is whole, 2 if there is none. `data` reads those
-    too; files `beside` have to be there as well."""
+    """Audit checkpoints, or those in folders of checkpoints: 0 if all are whole, 1 if one is not, 2 if a
+    folder has none. With `newest`, print the newest whole one below these folders instead: 1 if none is
+    whole, 2 if there is none. `data` reads the data too; files `beside` have to exist as well."""
     look = partial(audited, data=data, required=beside)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names may be anything
     if newest:
         return _print_newest(checkpoints, look)
-    seen = [look(folder) for folder in checkpoints]
+    seen = [one for folder in checkpoints for one in [*newest_first([folder], look)] or [look(folder)]]
     with standard_output():
         if as_json:
             print(json.dumps([_plain(one) for one in seen], indent=1))
@@ -49,6 +49,18 @@ def main(
                 if all or len(seen) == 1:  # of several the question is which are whole
                     _show_keys(one, all)
     return max(_STATUS[one.state] for one in seen)
+
+
+def checkpoints_in(folder: Path, data: bool = False) -> list[Audited]:
+    """Audit a checkpoint, or every checkpoint below a folder, the newest first. `data` reads tensors too.
+
+    Raises:
+        ResultsError: there is no checkpoint.
+    """
+    found = [*newest_first([folder], partial(audited, data=data))]
+    if not found:
+        raise ResultsError(f"{folder}: no checkpoint here, nor in a folder below")
+    return found
 
 
 def _print_newest(folders: Iterable[Path], look: Callable[[Path], Audited]) -> int:

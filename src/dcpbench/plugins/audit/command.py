@@ -7,9 +7,10 @@ from dcpbench.cli.tree import command, flag, places, several
 audit = command(
     "audit",
     "dcpbench.plugins.audit.audit",
-    """Tell whether checkpoint folders of torch.distributed.checkpoint, or of safetensors, are whole, whoever
-    wrote them: files short or missing, keys, shapes, dtypes, chunks that overlap or leave holes, bytes that
-    are of two keys. Nothing that stands in them is run, and no data are read unless --data asks for it.
+    """Tell whether checkpoints of torch.distributed.checkpoint, or of safetensors, are whole, whoever wrote
+    them: files short or missing, keys, shapes, dtypes, chunks that overlap or leave holes, bytes that are of
+    two keys. A folder of checkpoints stands for all of them, the newest first. Nothing in them is run, and
+    no data are read unless --data is given.
 
     Ends with 0 when all are whole, with 1 when one is torn or damaged, with 2 when one is no checkpoint.""",
     places("checkpoints", "CHECKPOINT..."),

@@ -9,7 +9,8 @@ plugin = Plugin(
         "audit": CommandSpec(
             "check whether checkpoint folders are complete",
             "dcpbench.plugins.audit.command:audit",
-            ("dcpbench audit checkpoints/step-1000", "is it whole?"),
+            ("dcpbench audit checkpoints/step-1000", "is it complete?"),
         )
     },
+    public={"audit": "dcpbench.plugins.audit.audit:checkpoints_in"},
 )

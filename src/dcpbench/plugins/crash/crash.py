@@ -66,17 +66,17 @@ def go_on(cell: Cell, kill: Kill, at: str, folder: str) -> None:
     """The second stage: load the newest checkpoint that loads, train on, and save where the save was killed,
     if training comes by there."""
     killing, checkpointer = _killing(cell, kill, at), steps.open_checkpointer(cell)
-    candidates, losses = handover.take_over(cell, checkpointer, same_layout=True)
+    candidates, record = handover.take_over(cell, checkpointer, same_layout=True)
     _verify_killed(cell, killing, candidates, folder)
     if folder == "same":
         cell.files.clear()  # they need not have stayed what they are
-    target = steps.build_anew(cell)
+    target = steps.build_target(cell)
     found = _load_newest(cell, target, candidates)
     if found is None:
         return
     checks.load_and_verify(cell, target, found, 1)
     last = candidates[-1].step if found is candidates[0] else None
-    checks.resume(cell, target, found, losses, until=last)
+    checks.resume(cell, target, found, record, until=last)
     saved = steps.save(cell, target, checkpointer, Path(_place(cell, folder, target.train_state.step)).name)
     steps.finish(cell, saved)
     checks.load_and_verify(cell, target, saved, 2)
@@ -99,20 +99,20 @@ def _train_and_save(cell: Cell, folder: str) -> tuple[TrainingRun, Checkpointer]
     stage what a run that nobody kills comes to."""
     plan = cell.vary(saves=cell.config.saves + 1)
     reference = replace(steps.build(plan), ends=frozenset(plan.config.save_steps))
-    steps.go_on(plan, reference, until=plan.config.last_step)
+    steps.advance(plan, reference, until=plan.config.last_step)
     with cell.phase("build"):
         run = steps.parallel_run(cell, cell.config.seed)
     checkpointer = steps.open_checkpointer(cell)
     *whole, last = plan.config.save_steps
     for step in whole:
         cell.files.clear()  # they need not stay what they are
-        steps.train(cell, run, reference.data, step)
+        steps.train(cell, run, step)
         saved = steps.save(cell, run, checkpointer, Path(_place(cell, folder, step)).name)
         steps.finish(cell, saved)
-    steps.train(cell, run, reference.data, last)
+    steps.train(cell, run, last)
     state = retained_state(run)
     killed = Checkpoint(last, _place(cell, folder, last), checkpointer, state, numbers=run.numbers)
-    handover.hand_over(cell, [saved, killed], reference.losses)
+    handover.hand_over(cell, [saved, killed], reference.record)
     return run, checkpointer
 
 

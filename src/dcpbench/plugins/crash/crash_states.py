@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.cell import contract, handover, steps
 from dcpbench.cell.cell import Cell
+from dcpbench.cell.checks import verify_values
 from dcpbench.cell.handover import Handover, leave, take
-from dcpbench.cell.read_whole import verify_read
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
@@ -40,7 +40,7 @@ def record_saves(cell: Cell, same_folder: bool, **_: Any) -> None:
     for name in (_SAVED, _LOGS):
         (cell.folder / name).mkdir(exist_ok=True)
     reference = steps.build(cell)
-    steps.go_on(cell, reference, until=cell.config.train_steps)
+    steps.advance(cell, reference, until=cell.config.train_steps)
     first = steps.open_checkpointer(inside)
     old = steps.save(inside, reference.trained, first, "checkpoint" if same_folder else "old")
     steps.finish(inside, old)
@@ -51,7 +51,7 @@ def record_saves(cell: Cell, same_folder: bool, **_: Any) -> None:
         shutil.copytree(inside.folder, cell.folder / _BEFORE)
     if same_folder:
         cell.files.clear()  # they need not stay what they are
-    steps.go_on(cell, reference, until=2 * cell.config.train_steps)
+    steps.advance(cell, reference, until=2 * cell.config.train_steps)
     cell.world.meet()
 
     measured = len(cell.report.measurements)
@@ -106,7 +106,7 @@ def _load_complete(cell: Cell, checkpointer: Checkpointer) -> tuple[int, list[Va
         loaded = fresh_process.empty_values(checkpointer, saved.checkpoint_id)
         with cell.phase("verify", "complete"):
             checkpointer.load(loaded, saved.checkpoint_id)
-            verify_read(cell, saved, loaded, None)
+            verify_values(cell, saved, loaded, None)
         values.append(plain(loaded))
     return left[-1].step, values
 

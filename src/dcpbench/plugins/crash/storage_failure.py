@@ -32,9 +32,9 @@ def storage_failure(cell: Cell) -> None:
     reference = steps.build(cell)
     in_load = storage.options["of"] == "load"
     checkpointer, failing = steps.open_checkpointer(sound), steps.open_checkpointer(cell)
-    steps.go_on(cell, reference, until=train_steps)
+    steps.advance(cell, reference, until=train_steps)
     steps.finish(cell, steps.save(cell, reference.trained, checkpointer, _OLDER))
-    steps.go_on(cell, reference, until=2 * train_steps)
+    steps.advance(cell, reference, until=2 * train_steps)
 
     newer: list[SavedCheckpoint] = []
 
@@ -52,7 +52,7 @@ def storage_failure(cell: Cell) -> None:
         _skip_unless_met(cell)
     if any(gathered(cell.report.checks["checkpoint_whole"].count, cell.world.group)):
         return  # what a load of it brings is nobody's to say
-    target, saved = steps.build_anew(cell), replace(newer[0], checkpointer=checkpointer)
+    target, saved = steps.build_target(cell), replace(newer[0], checkpointer=checkpointer)
     if in_load:
         before = checks.make_different(cell, target, saved)
         by_failing = replace(saved, checkpointer=failing)
@@ -61,7 +61,7 @@ def storage_failure(cell: Cell) -> None:
         if not told:
             checks.verify_restored(cell, target, saved, before)
             return
-        target = steps.build_anew(cell, 1)  # some of it may have been loaded
+        target = steps.build_target(cell, 1)  # some of it may have been loaded
     checks.load_and_verify(cell, target, saved, 1)
 
 

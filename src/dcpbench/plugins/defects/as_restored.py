@@ -14,9 +14,8 @@ from dcpbench.plugins.defects._cells import (
     shares_stager_or_writer,
     unfreeze,
 )
-from dcpbench.verify.whole_tensors import Exchange
 from dcpbench.workloads import build_run
-from dcpbench.workloads.plain_runs import copy_state
+from dcpbench.workloads.build_run import copy_state
 from dcpbench.workloads.run_state import State, live_state
 
 
@@ -68,7 +67,7 @@ def _expected(cell: Cell, moment: Moment, reference: Resumed) -> Iterator[State]
     if never_averages(config) or has_local_experts(config):
         make = build_run.build_replica if never_averages(config) else build_run.build
         run = make(config, cell.world, config.seed)
-        copy_state(reference.restored, run, Exchange(None))
+        copy_state(reference.restored, run)
     unfreeze(run.model, config.parallel.tp_plan)
     run.train(reference.data, reference.until)
     yield live_state(run)

@@ -16,5 +16,6 @@ plugin = Plugin(
     built=(f"{_HERE}.inject:inject_in_training",),
     checkpointers=(f"{_HERE}.inject:inject_in_saves",),
     preload=(f"{_HERE}.inject",),
+    public={"fault": f"{_HERE}.registry:fault"},
     moved={"dcpbench.faults": _HERE},
 )

@@ -1,0 +1,418 @@
+"""The public interface, for tests and notebooks. Other modules may change in any version.
+
+    from dcpbench import api
+
+    api.check("model.py::build", parallel="fsdp2", world_size=2, device="cpu").raise_if_failed()
+
+Importing it imports neither torch nor pandas. The classes for workloads and plug-ins (`Workload`, `Plugin`,
+...) are imported on first use.
+"""
+
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dcpbench.config.errors import ConfigError
+from dcpbench.config.text import counted, visible
+from dcpbench.core.axes import AXES
+from dcpbench.core.plugins import load_plugins, plugins
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from dcpbench.cell.cell import Cell
+    from dcpbench.checkpointers.base import Checkpointer, Ranks
+    from dcpbench.config.groups import (
+        ExecutorConfig,
+        Expect,
+        FaultConfig,
+        ParallelConfig,
+        ScenarioConfig,
+        StageConfig,
+        StorageConfig,
+    )
+    from dcpbench.config.save import SaveConfig
+    from dcpbench.config.schema import Config
+    from dcpbench.core.axes import AxisSpec
+    from dcpbench.core.checks import CheckSpec
+    from dcpbench.core.defects import Defect
+    from dcpbench.core.metrics import MetricSpec
+    from dcpbench.core.mismatch import Mismatch, Problem
+    from dcpbench.core.plugins import CommandSpec, Plugin
+    from dcpbench.core.rank_report import Compared, Skip
+    from dcpbench.executors.base import Engine, Executor
+    from dcpbench.workloads.components import Component
+    from dcpbench.workloads.own_trainer import Trainer
+    from dcpbench.workloads.workload import Workload
+
+_CONTRACTS = {
+    "Cell": "dcpbench.cell.cell",
+    "Checkpointer": "dcpbench.checkpointers.base",
+    "Ranks": "dcpbench.checkpointers.base",
+    "Config": "dcpbench.config.schema",
+    "ExecutorConfig": "dcpbench.config.groups",
+    "Expect": "dcpbench.config.groups",
+    "FaultConfig": "dcpbench.config.groups",
+    "ParallelConfig": "dcpbench.config.groups",
+    "SaveConfig": "dcpbench.config.save",
+    "ScenarioConfig": "dcpbench.config.groups",
+    "StageConfig": "dcpbench.config.groups",
+    "StorageConfig": "dcpbench.config.groups",
+    "AxisSpec": "dcpbench.core.axes",
+    "CheckSpec": "dcpbench.core.checks",
+    "Defect": "dcpbench.core.defects",
+    "MetricSpec": "dcpbench.core.metrics",
+    "Mismatch": "dcpbench.core.mismatch",
+    "Problem": "dcpbench.core.mismatch",
+    "CommandSpec": "dcpbench.core.plugins",
+    "Plugin": "dcpbench.core.plugins",
+    "Compared": "dcpbench.core.rank_report",
+    "Skip": "dcpbench.core.rank_report",
+    "Engine": "dcpbench.executors.base",
+    "Executor": "dcpbench.executors.base",
+    "Component": "dcpbench.workloads.components",
+    "Trainer": "dcpbench.workloads.own_trainer",
+    "Workload": "dcpbench.workloads.workload",
+}
+"""The module of each contract."""
+
+__all__ = [
+    "AxisSpec",
+    "Cell",
+    "CellsFailedError",
+    "CheckSpec",
+    "Checkpointer",
+    "CommandSpec",
+    "Compared",
+    "Component",
+    "Config",
+    "ConfigError",
+    "Defect",
+    "Engine",
+    "Executor",
+    "ExecutorConfig",
+    "Expect",
+    "FaultConfig",
+    "MetricSpec",
+    "Mismatch",
+    "ParallelConfig",
+    "Plugin",
+    "Problem",
+    "Ranks",
+    "Result",
+    "SaveConfig",
+    "ScenarioConfig",
+    "Skip",
+    "StageConfig",
+    "StorageConfig",
+    "Trainer",
+    "Workload",
+    "audit",
+    "check",
+    "read_sweep",
+    "sweep",
+]
+
+_MOST_CELLS = 20
+"""The most cells that an exception names."""
+_PLAIN = re.compile(r"(?!(?:true|false|null|nan|inf)$)[A-Za-z_][\w.]*", re.IGNORECASE)
+"""Texts that need no quotes in an override."""
+
+
+class CellsFailedError(AssertionError):
+    """Cells of a sweep are not ok; the message names them, with their reasons."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A sweep that has ended, in its folder. `exit_status` is that of its command."""
+
+    folder: Path
+    exit_status: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether every row is pass, xfail or skip, and not all are skip."""
+        return self.exit_status == 0
+
+    @cached_property
+    def rows(self) -> "pd.DataFrame":
+        """The rows, with a column for each column of `results.jsonl`, and `config` and `details`."""
+        from dcpbench.analysis.frame import read_frame
+
+        load_plugins()
+        return read_frame(self.folder)[0]
+
+    def raise_if_failed(self) -> None:
+        """Raise if the sweep is not ok.
+
+        Raises:
+            CellsFailedError: it names each cell that is not ok, with its status and reason.
+        """
+        if self.ok:
+            return
+        from dcpbench.analysis.frame import ok, records
+
+        rows = records(self.rows)
+        failed = [row for row, fine in zip(rows, ok(self.rows), strict=True) if not fine]
+        if failed:
+            head = f"{len(failed)} of {counted(len(rows), 'cell')} failed"
+        elif rows and all(row["status"] == "skip" for row in rows):
+            head, failed = "every cell was skipped", rows
+        else:
+            head = "the sweep is not complete"
+        lines = [visible(f"  {row['cell']}: {row['status']}: {row['reason']}") for row in failed]
+        more = [f"  and {len(lines) - _MOST_CELLS} more"] if len(lines) > _MOST_CELLS else []
+        raise CellsFailedError("\n".join([f"{head} ({self.folder})", *lines[:_MOST_CELLS], *more]))
+
+
+def check(
+    build: str | Callable[..., Any] | None = None,
+    *,
+    options: Mapping[str, Any] | None = None,
+    folder: str | Path | None = None,
+    config_dir: str | Path | None = None,
+    **keys: Any,
+) -> Result:
+    """Run one cell and wait for it, as `dcpbench run` does, in a process of its own.
+
+    Args:
+        build: what to train: the name of a model; an importable function that returns a `Workload` (with
+            `checkpointer="trainer"` a `Trainer`); or such a function as `"path.py::name"`. Ranks import it,
+            so closures, lambdas and functions of a notebook are refused.
+        options: keyword arguments for the function or the model.
+        folder: a new or empty folder for the sweep; by default one below `outputs/`.
+        config_dir: a folder with your own groups, laid out like `conf/`.
+        keys: any axis or key of `dcpbench run --help`: `parallel="fsdp2"`, `device="cpu"`, `saves=1`. A key
+            inside a key is a mapping, `timeouts={"cell_s": 60}`, or has dots, `**{"parallel.tp": 4}`.
+
+    Raises:
+        ConfigError: the configuration is wrong; nothing was started.
+        KeyboardInterrupt: after the ranks have ended and the rows are written.
+    """
+    if "experiment" in keys:
+        raise ConfigError("experiment: check runs one cell; use sweep(experiment=...)")
+    for key, value in keys.items():
+        if key in AXES and isinstance(value, list | tuple):
+            raise ConfigError(f"{key}={value}: check runs one cell; use sweep for several values")
+    words = [*_build_words(build, options), *_words(keys)]
+    return _run(words, folder, config_dir, _import_root(build))
+
+
+def sweep(
+    build: str | Callable[..., Any] | None = None,
+    *,
+    options: Mapping[str, Any] | None = None,
+    folder: str | Path | None = None,
+    config_dir: str | Path | None = None,
+    **lists: Any,
+) -> Result:
+    """Run every combination of the values in lists, or an experiment: `sweep(experiment="seeds")`.
+
+    Arguments are those of `check`, but a list has several values: `sweep(parallel=["ddp", "fsdp2"])`.
+    A value that is a list is a list in a list.
+
+    Raises:
+        ConfigError: the configuration is wrong; nothing was started.
+        KeyboardInterrupt: after the ranks have ended and the rows are written; `dcpbench resume` continues.
+    """
+    words = _build_words(build, options)
+    for key, values in lists.items():
+        if isinstance(values, list | tuple):
+            if not values:
+                raise ConfigError(f"{key}=[]: a list needs a value")
+            words.append(f"{key}={','.join(map(_text, values))}")
+        else:
+            words += _words({key: values})
+    return _run(words, folder, config_dir, _import_root(build))
+
+
+def read_sweep(folder: str | Path) -> Result:
+    """Read the folder of a sweep. One that was interrupted is not ok.
+
+    Raises:
+        dcpbench.records.store.ResultsError: there is no sweep in the folder.
+    """
+    from dcpbench.records.row import exit_status
+    from dcpbench.records.store import read_rows
+    from dcpbench.sweep import manifest
+
+    load_plugins()
+    rows = read_rows(Path(folder), details=False)[0]
+    status = exit_status(rows)
+    with suppress(ConfigError):  # rows alone, copied from elsewhere
+        if not {row.cell for row in rows} >= {*manifest.read(Path(folder)).cells}:
+            status = 1
+    return Result(Path(folder), status)
+
+
+def audit(folder: str | Path, data: bool = False) -> list[Any]:
+    """Audit a checkpoint, or every checkpoint below a folder, the newest first. `data` reads tensors too.
+
+    Returns:
+        for each its `folder`, `state` (whole, damaged or torn), `why`, `findings` and `entries`.
+
+    Raises:
+        ConfigError: the plug-in for audits is not installed.
+    """
+    found: list[Any] = _of_plugin("audit")(Path(folder), data)
+    return found
+
+
+def __getattr__(name: str) -> Any:
+    """Return a contract, or a name that a plug-in adds."""
+    from importlib import import_module
+
+    if name in _CONTRACTS:
+        return getattr(import_module(_CONTRACTS[name]), name)
+    if name.startswith("_"):
+        raise AttributeError(name)
+    try:
+        return _of_plugin(name)
+    except ConfigError as error:
+        raise AttributeError(f"dcpbench.api.{name}: {error}") from None
+
+
+def _of_plugin(name: str) -> Any:
+    from pkgutil import resolve_name
+
+    for plugin in plugins():
+        if target := plugin.public.get(name):
+            return resolve_name(target)
+    raise ConfigError(f"{name}: no installed plug-in provides it")
+
+
+def _build_words(build: str | Callable[..., Any] | None, options: Mapping[str, Any] | None) -> list[str]:
+    """Return the words that choose a workload, or a model of the group `model`."""
+    group = "workload" if build is None or callable(build) or "::" in build or "." in build else "model"
+    if build is None:
+        words = []
+    elif group == "model":
+        words = [f"model={_text(build)}"]
+    else:
+        words = [f"workload.target={_text(_target(build))}"]
+    return [*words, *_words({f"{group}.options": options or {}})]
+
+
+def _target(build: str | Callable[..., Any]) -> str:
+    """Return the dotted name of a function.
+
+    Raises:
+        ConfigError: ranks could not import it.
+    """
+    if isinstance(build, str):
+        if "::" not in build:
+            return build
+        path, _, name = build.rpartition("::")
+        if not Path(path).is_file():
+            raise ConfigError(f"{build}: there is no file {path}; expected file.py::function")
+        inside = Path(path).resolve().relative_to(_root(Path(path)))
+        return ".".join([*inside.with_suffix("").parts, name])
+    module, name = str(getattr(build, "__module__", "")), str(getattr(build, "__qualname__", ""))
+    instead = 'write it in a file and pass "file.py::function"'
+    if module == "__main__":
+        raise ConfigError(f"{name}: ranks cannot import a function of a notebook or script; {instead}")
+    if not module or not name or "<" in name:
+        raise ConfigError(f"{name or build!r}: ranks cannot import a closure, lambda or object; {instead}")
+    return f"{module}:{name}" if "." in name else f"{module}.{name}"
+
+
+def _root(path: Path) -> Path:
+    """Return the folder from which the module of a file is imported."""
+    folder = path.resolve().parent
+    while (folder / "__init__.py").exists():
+        folder = folder.parent
+    return folder
+
+
+def _import_root(build: str | Callable[..., Any] | None) -> Path | None:
+    """Return the folder of a function's module."""
+    return _root(Path(build.rpartition("::")[0])) if isinstance(build, str) and "::" in build else None
+
+
+def _words(keys: Mapping[str, Any]) -> list[str]:
+    """Return the overrides that set these keys."""
+    return [word for key, value in keys.items() for word in _words_of(key, value)]
+
+
+def _words_of(key: str, value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for name, inside in value.items():
+            yield from _words_of(f"{key}.{name}", inside)
+    elif value is not None or key not in AXES or not AXES[key].group:  # a group has no value null
+        yield f"{'++' if '.options.' in key else ''}{key}={_text(value)}"
+
+
+def _text(value: Any) -> str:
+    """Return a value as it is written in an override."""
+    from hydra.core.override_parser.types import Quote, QuotedString
+
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_text, value))}]"
+    text = str(value)
+    if isinstance(value, int | float) or _PLAIN.fullmatch(text):
+        return text
+    return str(QuotedString(text, Quote.single).with_quotes())
+
+
+def _run(
+    words: Sequence[str], folder: str | Path | None, config_dir: str | Path | None, root: Path | None
+) -> Result:
+    """Run a sweep in a process of its own, which a test runner, a notebook or Hydra cannot disturb.
+
+    Its messages go to stderr as they come. Ctrl-C is passed on once, and the process then ends by itself.
+    """
+    name = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(3)}"
+    place = Path(folder or Path("outputs", name)).resolve()
+    own = [f"--config-dir={Path(config_dir).resolve()}"] if config_dir else []
+    program = [sys.executable, "-m", "dcpbench", "run", *own, *words, f"hydra.sweep.dir={_text(str(place))}"]
+    said = ""
+    with subprocess.Popen(
+        program,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=_environment(root),
+        process_group=0,
+    ) as driver:
+        assert driver.stderr
+        try:
+            for line in driver.stderr:
+                said += line
+                if not line.startswith("dcpbench"):
+                    sys.stderr.write(line)
+        except BaseException:
+            driver.send_signal(signal.SIGINT)
+            driver.communicate()
+            raise
+    if driver.returncode == 2:
+        raise ConfigError(re.sub(r"^dcpbench[ \w]*: ", "", said.strip().rpartition("\n")[2]))
+    if driver.returncode not in (0, 1) or not (place / "results.jsonl").exists():
+        raise RuntimeError(f"dcpbench ended with exit status {driver.returncode}:\n{said}")
+    return Result(place, driver.returncode)
+
+
+def _environment(root: Path | None) -> dict[str, str]:
+    """Return this process's environment, in which ranks can import what this process can import."""
+    prefixes = {Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)}
+    places = [os.environ.get("PYTHONPATH", "")]
+    for path in (Path(place or ".").resolve() for place in (root or ".", *sys.path)):
+        # Ranks search the current folder too, as the last one.
+        if path.is_dir() and path != Path.cwd() and not prefixes & {*path.parents}:
+            places.append(str(path))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, places)))}

@@ -1,0 +1,221 @@
+"""The public interface: a check, a sweep and an audit from Python; what it refuses; the schema of rows."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from conftest import ONE_STEP, TESTS, alive_in, hanging, wait_for
+from dcpbench import api
+from dcpbench.core.plugins import plugins
+from dcpbench.records.json_schema import SCHEMA_FILE
+from dcpbench.records.store import ResultsError
+from support import own_workload
+
+PUBLIC = """
+AxisSpec Cell CellsFailedError CheckSpec Checkpointer CommandSpec Compared Component Config ConfigError Defect
+Engine Executor ExecutorConfig Expect FaultConfig MetricSpec Mismatch ParallelConfig Plugin Problem Ranks
+Result
+SaveConfig ScenarioConfig Skip StageConfig StorageConfig Trainer Workload audit check read_sweep sweep
+"""
+SMALL = {"device": "cpu", "world_size": 2, "saves": 1, **dict(word.split("=") for word in ONE_STEP)}
+CONF = TESTS / "conf"
+
+
+def test_public_names_are_pinned() -> None:
+    assert api.__all__ == PUBLIC.split()
+    assert {name for name in PUBLIC.split() if not callable(getattr(api, name))} == set()
+    assert {*api._CONTRACTS} < {*PUBLIC.split()}
+    with pytest.raises(AttributeError, match=r"dcpbench\.api\.chek: chek: no installed plug-in provides it"):
+        _ = api.chek
+
+
+def test_importing_the_api_imports_no_torch() -> None:
+    code = "import sys; from dcpbench import api; api.Plugin; api.AxisSpec; print(*sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = ended.stdout.split()
+    assert "dcpbench.core.plugins" in modules
+    assert {*modules} & {"torch", "pandas"} == set()
+
+
+def nested() -> object:
+    def inner() -> None: ...
+
+    return inner
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    (tmp_path / "there.py").write_text(text)
+    return tmp_path / "there.py"
+
+
+@pytest.mark.parametrize(
+    ("build", "keys", "told"),
+    [
+        (lambda: None, {}, "ranks cannot import a closure, lambda or object"),
+        (nested(), {}, "ranks cannot import a closure, lambda or object"),
+        ("nowhere.py::build", {}, "there is no file nowhere.py"),
+        (None, {"save": ["sync", "async"]}, "check runs one cell; use sweep"),
+        (None, {"experiment": "seeds"}, "check runs one cell; use sweep"),
+        (None, {"paralel": "ddp"}, "paralel: unknown key; did you mean parallel?"),
+        ("dumy", {}, "model=dumy: unknown value; did you mean dummy?"),
+        (None, {"timeouts": {"save_s": 0}}, "timeouts.save_s=0"),
+    ],
+)
+def test_wrong_arguments_get_one_line(build, keys, told, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(api.ConfigError) as raised:
+        api.check(build, folder=tmp_path / "sweep", **keys)
+    assert told in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_a_function_of_a_notebook_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_workload.build, "__module__", "__main__")
+    with pytest.raises(api.ConfigError, match="ranks cannot import a function of a notebook or script"):
+        api.check(own_workload.build)
+
+
+def test_values_are_written_as_hydra_reads_them() -> None:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    values = [
+        True,
+        False,
+        None,
+        3,
+        -1.5,
+        1e-3,
+        "ddp",
+        "true",
+        "null",
+        "1",
+        "a b,c",
+        "it's",
+        "back\\",
+        "é",
+        "",
+        [1, "x y"],
+    ]
+    for value in values:
+        parsed = OverridesParser.create().parse_override(f"key={api._text(value)}")
+        assert not parsed.is_sweep_override()
+        assert parsed.value() == value
+        assert type(parsed.value()) is type(value)
+    assert api._words({"a": {"b": {"options": {"c": 1}}}, "load_parallel": None, "part": None}) == [
+        "++a.b.options.c=1",
+        "part=null",
+    ]
+
+
+@pytest.mark.slow
+def test_check_passes_for_a_function(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With an event loop running, as in a notebook."""
+
+    async def main() -> api.Result:
+        return api.check(own_workload.build, folder=tmp_path / "sweep", parallel="ddp", **SMALL)
+
+    result = asyncio.run(main())
+    result.raise_if_failed()
+    assert result.ok
+    (row,) = result.rows.to_dict("records")
+    assert (row["status"], row["parallel"], row["model"]) == ("pass", "ddp", "support.own_workload.build")
+    assert "[1/1] pass" in capsys.readouterr().err
+    again = api.read_sweep(tmp_path / "sweep")
+    assert (again.ok, again.rows["cell"].tolist()) == (True, result.rows["cell"].tolist())
+
+
+@pytest.mark.slow
+def test_sweep_reports_failed_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a file and a name in it, with options, below `outputs/`."""
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "mine.py").write_text(
+        "import torch\n"
+        "from dcpbench.api import Workload\n"
+        "def build(width):\n"
+        "    model = torch.nn.Linear(width, width)\n"
+        "    batch = lambda generator: torch.randn(8, width, generator=generator)\n"
+        "    return Workload(model, batch, lambda model, share: model(share).square().mean())\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    result = api.sweep(
+        "models/mine.py::build", options={"width": 6}, config_dir=CONF, scenario=["save_load", "raises"],
+        parallel="ddp", retry=0, keep_checkpoints="all", **SMALL,
+    )  # fmt: skip
+    assert not result.ok
+    assert result.folder.parent == tmp_path / "outputs"
+    with pytest.raises(AssertionError) as raised:
+        result.raise_if_failed()
+    head, *lines = str(raised.value).splitlines()
+    assert head == f"1 of 2 cells failed ({result.folder})"
+    (line,) = lines
+    assert "scenario=raises" in line
+    assert line.endswith(": vacuous: no check applied")
+    (audited,) = api.audit(result.folder)
+    assert audited.state == "whole"
+    # Rows that were really written are what the schema says.
+    rows = [json.loads(line) for line in (result.folder / "results.jsonl").read_text().splitlines()]
+    schema = json.loads(SCHEMA_FILE.read_text())
+    for row in rows:
+        jsonschema.validate(row | {"a column of later": 1}, schema)
+    for wrong in ({"status": "fine"}, {"save_s": "0.1"}, {"schema_version": 99}, {"compile": 1}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(rows[0] | wrong, schema)
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_ranks(tmp_path: Path) -> None:
+    code = f"""
+from dcpbench import api
+api.sweep(scenario=["save_load", "hangs"], parallel="ddp", device="cpu", saves=1, model="short",
+    train_steps=1, resume_steps=1, config_dir={str(CONF)!r}, folder={str(tmp_path / "sweep")!r})
+"""
+    places = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    variables = {**os.environ, "PYTHONPATH": places}
+    caller = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, env=variables)
+    wait_for(lambda: hanging(tmp_path / "sweep"))
+    caller.send_signal(signal.SIGINT)
+    _, said = caller.communicate(timeout=60)
+    assert said.rstrip().endswith("KeyboardInterrupt")
+    assert alive_in(tmp_path / "sweep") == []
+    interrupted = api.read_sweep(tmp_path / "sweep")
+    assert not interrupted.ok
+    with pytest.raises(api.CellsFailedError, match="the sweep is not complete"):
+        interrupted.raise_if_failed()
+
+
+def test_an_absent_plugin_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "plugins", list)
+    with pytest.raises(api.ConfigError, match=r"^audit: no installed plug-in provides it$"):
+        api.audit(tmp_path)
+
+
+def test_an_audit_of_no_checkpoint_is_one_line(tmp_path: Path) -> None:
+    if not any("audit" in plugin.public for plugin in plugins()):
+        with pytest.raises(api.ConfigError):
+            api.audit(tmp_path)
+        return
+    with pytest.raises(ResultsError, match="no checkpoint here"):
+        api.audit(tmp_path)
+
+
+def test_the_schema_is_that_of_the_registries() -> None:
+    """`python -m dcpbench.records.json_schema` writes it; columns of a deleted plug-in can be left over."""
+    code = "import json; from dcpbench.records.json_schema import results_schema as s; print(json.dumps(s()))"
+    own = {name: value for name, value in os.environ.items() if name != "DCPBENCH_PLUGINS"}
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=own)
+    made, shipped = json.loads(ended.stdout), json.loads(SCHEMA_FILE.read_text())
+    absent = shipped["properties"].keys() - made["properties"].keys()
+    here = {f"of the plug-in {plugin.name}" for plugin in plugins()}
+    assert {
+        name for name in absent if shipped["properties"][name].get("$comment", "") in {"", *here}
+    } == set()
+    shipped["properties"] = {name: it for name, it in shipped["properties"].items() if name not in absent}
+    assert made == shipped
+    jsonschema.Draft202012Validator.check_schema(shipped)
