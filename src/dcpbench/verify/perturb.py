@@ -208,12 +208,6 @@ def with_changed_constants(expected: Leaves, unrestored: Leaves, names: Iterable
     return {**unrestored, **all_different({name: candidates[name] for name in same})}
 
 
-def with_other_names(leaves: Leaves) -> Leaves:
-    """Change the names of each group's parameters, which cannot be changed in a live optimizer."""
-    names = {name: leaf for name, leaf in leaves.items() if name.endswith(".params")}
-    return {**leaves, **all_different(names)}
-
-
 def unlike(expected: Leaves, state: Leaves, constants: Iterable[str] | None = None) -> Leaves:
     """Return a state for a negative control, in which everything differs from the expected one.
 
@@ -222,7 +216,9 @@ def unlike(expected: Leaves, state: Leaves, constants: Iterable[str] | None = No
         constants: names that can have the expected value in an unrestored state, because it never changes.
     """
     if constants is not None:
-        return with_changed_constants(expected, with_other_names(state), constants)
+        # The names of a group's parameters cannot be changed in a live optimizer.
+        names = {name: leaf for name, leaf in state.items() if name.endswith(".params")}
+        return with_changed_constants(expected, {**state, **all_different(names)}, constants)
     values = [name for name, leaf in state.items() if not isinstance(leaf, TensorLeaf | DigestedLeaf)]
     return with_changed_constants(expected, all_different(state), values)
 
