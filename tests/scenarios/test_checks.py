@@ -131,7 +131,7 @@ def test_the_checks_of_plug_ins_follow_each_load_of_all_of_the_state(monkeypatch
         equal = not loaded.compare("model_equal", live_state(target)["model_equal"], None)
         asked.append((name, f"{Path(loaded.checkpoint_id).name} {cell.measured('load_s')}", equal))
 
-    mine = {name: CheckSpec(name, "", "", partial(probe, name)) for name in ("first", "last")}
+    mine = {name: CheckSpec(name, "", "", probe=partial(probe, name)) for name in ("first", "last")}
     without = CheckSpec("without", "", "")
     monkeypatch.setattr(checks, "CHECKS", {"first": mine["first"], "no": without, "last": mine["last"]})
     alone(**ONCE)

@@ -58,7 +58,7 @@ def test_of_a_trainer_that_which_it_draws_has_to_come_back_and_what_is_not_looke
     )
     reference = steps.build(cell)
     checkpoints = steps.train_and_save(cell, reference)
-    everything = [*reference.states.values(), *(one.state for one in checkpoints)]
+    everything = [*reference.record.states.values(), *(one.state for one in checkpoints)]
     assert len(everything) == 4
     drawn = [names(state.get(RANDOM, ())) for state in everything]
     assert drawn == [{"cpu"} if draws else set()] * 4, "it draws neither from Python's nor from NumPy's"
@@ -85,7 +85,7 @@ def test_of_every_state_that_is_kept_only_what_is_needed_of_the_generators_stays
     cell = bare_cell(tmp_path)
     reference = steps.build(cell)
     own: list[State] = [{"model_equal": {}, RANDOM: leaves(*NAMES)} for _ in range(6)]
-    reference.states.update(enumerate(own[:4]))
+    reference.record.states.update(enumerate(own[:4]))
     checkpoints = [Checkpoint(1, "", mock.Mock(), state) for state in (*own[4:], own[0])]
     steps._keep_random(cell, reference, checkpoints, frozenset(needed))
     assert own == [{"model_equal": {}, **({RANDOM: leaves(*needed)} if needed else {})}] * 6
@@ -100,7 +100,7 @@ def test_a_state_is_retained_where_a_resume_ends_and_nowhere_else(tmp_path: Path
     for until, retained in ((1, []), (2, []), (4, [4]), (5, [4, 5])):
         steps.advance(cell, reference, until)
         assert reference.trained.train_state.step == until
-        assert [*reference.states] == retained
+        assert [*reference.record.states] == retained
 
 
 def test_a_checkpointer_is_closed_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

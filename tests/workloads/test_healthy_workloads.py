@@ -13,7 +13,7 @@ REFUSED = {
     "lbfgs": "torch's get_optimizer_state_dict calls step() without a closure, which LBFGS refuses",
     "text_key": "torch's get_optimizer_state_dict refuses the key 'global' of the optimizer's state",
     "sparse_adam": "torch's get_optimizer_state_dict fills an empty optimizer by a step with dense gradients",
-    "opaque": "a hyperparameter of type Handle cannot be compared with a copy of it",
+    "opaque": "the hyperparameter 'param_groups.0.handle' of type Handle cannot be compared",
     "sparse_gradients": "torch's FSDP does not train embed.weight, which has sparse gradients",
     "empty_parameter": "torch's FSDP does not train prompt, which has no elements",
     "complex_parameter": "torch's FSDP does not train turn, which is complex beside others that are not",

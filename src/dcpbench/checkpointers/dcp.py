@@ -31,7 +31,7 @@ from dcpbench.checkpointers.nested import of_tensors
 from dcpbench.checkpointers.object_store import ObjectStore
 from dcpbench.checkpointers.storage import Storage
 from dcpbench.checkpointers.torch_file import stored_in
-from dcpbench.config.save import Kept, PlannerConfig, SaveConfig, StagerConfig, Uploader
+from dcpbench.config.groups import Kept, PlannerConfig, SaveConfig, StagerConfig, Uploader
 from dcpbench.config.schema import Config
 from dcpbench.verify.audit import Manifest
 from dcpbench.verify.plain_read import Stored, StoredChunk, read_whole

@@ -48,9 +48,9 @@ def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int, saved: Leaves
         _perturb(_change_values(one.state), seed)
     for number, group in enumerate(optimizer.param_groups):
         for key in group.keys() - {"params"}:
-            group[key] = perturbed(group[key])
+            group[key] = perturbed(group[key], key)
             if same_value(group[key], (saved or {}).get(f"param_groups.{number}.{key}", group)):
-                group[key] = perturbed(group[key])
+                group[key] = perturbed(group[key], key)
 
 
 def _change_values(held: Any) -> Iterator[torch.Tensor]:
@@ -62,7 +62,7 @@ def _change_values(held: Any) -> Iterator[torch.Tensor]:
         elif isinstance(value, dict) or has_parts(value):
             yield from _change_values(value)
         else:
-            held[key] = _PART if value is None or isinstance(value, bool) else _another(value)
+            held[key] = _PART if value is None or isinstance(value, bool) else _another(value, key)
 
 
 @torch.no_grad()
@@ -130,7 +130,7 @@ class _Same:
         return self.call(*values, **named)
 
 
-def perturbed(value: Any) -> Any:
+def perturbed(value: Any, name: Any = None) -> Any:
     """Return a different value that still allows a step, because DCP takes one to initialize an optimizer.
 
     - False becomes None and None becomes False, because some flags cannot be set everywhere (`capturable` on
@@ -141,6 +141,9 @@ def perturbed(value: Any) -> Any:
     - A function or a class becomes another object that does the same.
     - None in a list is not a flag and stays: a `LambdaLR` has it for each of its functions, and a `CyclicLR`
       for its own.
+
+    Args:
+        name: of the value, for the message.
 
     Raises:
         Skip: a copy of the value cannot be compared with it.
@@ -157,10 +160,12 @@ def perturbed(value: Any) -> Any:
         return _OTHER_WORDS.get(value, f"{value}'")
     if isinstance(value, dict):
         kept = {key for key, item in value.items() if item is None and key == FUNCTION_IF_NONE}
-        return type(value)({key: None if key in kept else perturbed(item) for key, item in value.items()})
+        return type(value)(
+            {key: None if key in kept else perturbed(item, key) for key, item in value.items()}
+        )
     if isinstance(value, tuple | list):
         make: Any = getattr(value, "_make", tuple if isinstance(value, tuple) else list)
-        return make(None if item is None else perturbed(item) for item in value)
+        return make(None if item is None else perturbed(item, name) for item in value)
     if isinstance(value, torch.Tensor):  # for example a learning rate
         return torch.where(value != 0, value * _PART, -value)
     if isinstance(value, torch.dtype):
@@ -171,10 +176,11 @@ def perturbed(value: Any) -> Any:
         return _Same(value)
     if same_value(value, copy.deepcopy(value)):
         return [value]
-    raise Skip(f"a hyperparameter of type {type(value).__name__} cannot be compared with a copy of it")
+    which = f"the hyperparameter {name!r}" if name else "a hyperparameter"
+    raise Skip(f"{which} of type {type(value).__name__} cannot be compared with a copy of it")
 
 
-def made_different(leaf: Any) -> Any:
+def made_different(leaf: Any, name: Any = None) -> Any:
     """Return a different leaf, for a control without an unrestored state; a tensor differs in one bit."""
     if isinstance(leaf, Idle):
         return leaf
@@ -185,19 +191,19 @@ def made_different(leaf: Any) -> Any:
     if isinstance(leaf, DigestedLeaf):
         (one, other), *rest = leaf.blocks
         return replace(leaf, blocks=((one ^ 1, other), *rest))
-    return _another(leaf)
+    return _another(leaf, name)
 
 
-def _another(value: Any) -> Any:
+def _another(value: Any, name: Any) -> Any:
     """Another value, also of a list in which nothing can be: of the parameters of a group that has none, of
     functions."""
-    changed = perturbed(value)
+    changed = perturbed(value, name)
     return [value] if same_value(changed, value) else changed
 
 
 def all_different(leaves: Leaves) -> Leaves:
     """Return a copy in which every leaf is different."""
-    return {name: made_different(leaf) for name, leaf in leaves.items()}
+    return {name: made_different(leaf, name) for name, leaf in leaves.items()}
 
 
 def with_changed_constants(expected: Leaves, unrestored: Leaves, names: Iterable[str]) -> Leaves:
