@@ -53,16 +53,16 @@ def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int, saved: Leaves
                 group[key] = perturbed(group[key], key)
 
 
-def _change_values(held: Any) -> Iterator[torch.Tensor]:
+def _change_values(container: Any) -> Iterator[torch.Tensor]:
     """Change every value in nested dictionaries and lists, and yield the tensors unchanged. No step is taken
     with these values, so that a flag or None can become a number."""
-    for key, value in [*(enumerate(held) if isinstance(held, list) else held.items())]:
+    for key, value in [*(enumerate(container) if isinstance(container, list) else container.items())]:
         if isinstance(value, torch.Tensor):
             yield value
         elif isinstance(value, dict) or has_parts(value):
             yield from _change_values(value)
         else:
-            held[key] = _PART if value is None or isinstance(value, bool) else _another(value, key)
+            container[key] = _PART if value is None or isinstance(value, bool) else _another(value, key)
 
 
 @torch.no_grad()
