@@ -130,8 +130,8 @@ class Config:
     timeouts: TimeoutsConfig = how_run(TimeoutsConfig)
     retry: int = how_run(
         1,
-        "1: run a cell that is not ok once more, on fresh ranks, unless a retry of another cell failed in the "
-        "same way; 0: never",
+        "1: run a cell that is not ok once more, on fresh ranks, unless another retry failed in the same "
+        "way; 0: never",
     )
     isolation: groups.Isolation = how_run(
         groups.Isolation.warm,
