@@ -174,7 +174,7 @@ def _metrics() -> str:
 
 def _aggregate(spec: Any) -> str:
     over_saves = "sum of the phase" if spec.whole_phase else f"{spec.over_saves} of the saves"
-    return f"{over_saves}, {spec.over_ranks} of the ranks"
+    return f"{over_saves}, max of the ranks"
 
 
 def _checks() -> str:
