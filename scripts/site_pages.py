@@ -201,7 +201,7 @@ def _faults() -> str:
     parts = [
         f"The {len(specs)} bugs that `fault=<name>` [injects](../plugins/faults.md) into a cell. "
         "`detected by` is the check that must report it, or the exception that must refuse it; "
-        "any one of them is enough.\n"
+        "any one of them is enough. [Results](../results/index.md#injected-faults).\n"
     ]
     for place, where in _PLACES.items():
         rows = [
