@@ -1,4 +1,4 @@
-"""What reading rows costs beyond `json.loads`, and how long the report of a sweep takes as a user starts it.
+"""Measure reading rows beyond `json.loads`, the report of a sweep, and the opening of its page in Chromium.
 
 python bench/report.py --rows 1000
 """
@@ -16,9 +16,16 @@ from pathlib import Path
 
 from dcpbench.records.store import RESULTS_JSONL, read_rows
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from support.browser import chromium
+
 SAMPLE = Path(__file__).parents[1] / "docs" / "sample-sweep" / RESULTS_JSONL
 DETAILS_BYTES = 20_000
 """About what the details of a cell of the default sweep take up."""
+_OPENED = """
+return [...performance.getEntriesByType("paint").slice(-1), ...performance.getEntriesByName("drawn")]
+  .map((entry) => entry.startTime)
+"""
 
 
 def main() -> None:
@@ -38,6 +45,11 @@ def main() -> None:
         for options in (["--format", "table"], ["--cells", "--format", "table"], []):
             shown_s = best_of(3, lambda options=options: report(folder, options))
             print(f"{' '.join(['report', '<sweep>', *options]):42} {shown_s:.2f} s")
+        with chromium(folder / "profile") as browser:
+            for _ in range(2):  # the first one also starts the browser's own processes
+                browser.open(folder / "report.html")
+            painted, drawn = browser.js(_OPENED)
+        print(f"report.html         first paint after {painted:.0f} ms, all drawn after {drawn:.0f} ms")
 
 
 def sweep_of(rows: int) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dcpbench.analysis.history_rows import sweep_before
+from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.records.row import Row
 from dcpbench.records.store import write_csv
@@ -111,16 +112,18 @@ def test_the_head_says_what_when_and_where(show: Callable[..., Browser]) -> None
     rows = [cell("ddp", started_at=starts[0], **DAY), failing(started_at=starts[1], **DAY)]
     known = cell("hsdp", status="xfail", reason="known failure a-b: because", optim_equal=False, **DAY)
     browser = show([*rows, known], environment=ENVIRONMENT)
-    assert browser.text("#verdict") == "3 cells: 1 not as it should be (1 fail); among the others 1 xfail."
+    assert browser.text("#verdict") == (
+        "3 cells, 1 not as expected: 1 fail; as expected: 1 xfail, 1 pass. Exit status 1."
+    )
     told = [one.text for one in browser.all("#origin span")]
     assert told == [
+        "torch 2.13.0",
         "2026-11-20 02:00 UTC",
         "41 min",
-        "torch 2.13.0",
         "4 \u00d7 NVIDIA H200",
         "commit 932aa6fc4802-dirty",
     ]
-    assert browser.text("#against") == "There is no sweep before it with the same cells."
+    assert browser.text("#against") == "There is no earlier sweep with the same cells."
     assert browser.all("#changes") == []
 
 
@@ -145,7 +148,7 @@ def test_what_changed_since_the_sweep_before_stands_on_top(show: Callable[..., B
     assert "save_s slower ddp 0.200 s \u2192 0.300 s" in texts
     assert texts.index("newly passing hsdp fail \u2192 pass") == len(texts) - 1
     against = browser.text("#against")
-    assert against.startswith("Against before of 2026-11-19: 1 newly failing, 1 newly passing, ")
+    assert against.startswith("Compared with before of 2026-11-19: 1 newly failing, 1 newly passing, ")
     assert "torch 2.12.0 \u2192 2.13.0" in against
     browser.all("#changes .link")[0].click()
     assert browser.text("#cell-title") == "parallel=fsdp,save=async,repeat=0"
@@ -163,7 +166,7 @@ def test_the_sweep_before_is_found_beside_it(browser: Browser, tmp_path: Path) -
     write_reports(tmp_path / "own", sweep_before(tmp_path / "own"))
     browser.open(tmp_path / "own" / "report.html")
     assert browser.text("#against") == (
-        "Against last of 2026-11-19: no status changed, and no cost beyond noise; "
+        "Compared with last of 2026-11-19: no status changed, and no cost beyond noise; "
         "costs of single cells need 3 runs of each to be compared (repeats=5)."
     )
 
@@ -171,12 +174,16 @@ def test_the_sweep_before_is_found_beside_it(browser: Browser, tmp_path: Path) -
 def test_cells_without_a_row_are_told(browser: Browser, tmp_path: Path) -> None:
     rows = [cell("ddp"), cell("fsdp", "async")]
     folder = folder_with(tmp_path / "s", *rows)
-    planned = {"cells": [*(row.cell for row in rows), "parallel=ddp,save=async", "parallel=fsdp,save=sync"]}
+    planned = {
+        "arguments": ["parallel=ddp,fsdp"],
+        "cells": [*(row.cell for row in rows), "parallel=ddp,save=async", "parallel=fsdp,save=sync"],
+    }
     (folder / "sweep.json").write_text(json.dumps(planned))
     write_reports(folder, None)
     browser.open(folder / "report.html")
-    assert browser.text("#verdict") == "2 cells: all as they should be. 2 cells more did not run yet."
+    assert browser.text("#verdict") == "2 cells, all as expected: 2 pass. 2 cells did not run."
     assert "sync" in (browser.one("#verdict span").get_dom_attribute("title") or "")
+    assert browser.text("#ran") == "Ran dcpbench run parallel=ddp,fsdp"
 
 
 def test_check_by_cell_shows_which_check_failed_where(show: Callable[..., Browser]) -> None:
@@ -192,9 +199,9 @@ def test_check_by_cell_shows_which_check_failed_where(show: Callable[..., Browse
     head = [one.text.replace("\n", " ") for one in browser.all("#checks thead th")]
     assert head == ["cell", "model_equal 1 of 7", "optim_equal 1 of 7", "extra_equal 1 of 1"]
     labels = [one.accessible_name for one in browser.all("#checks .square")]
-    assert "fsdp \u00b7 async \u00b7 seed=1: optim_equal did not hold" in labels
-    assert "hsdp \u00b7 sync \u00b7 seed=0: model_equal held, but could not have failed" in labels
-    assert "ddp \u00b7 sync \u00b7 seed=2: extra_equal did not hold, as is known" in labels
+    assert "fsdp \u00b7 async \u00b7 seed=1: optim_equal failed" in labels
+    assert "hsdp \u00b7 sync \u00b7 seed=0: model_equal passed, but could not have failed" in labels
+    assert "ddp \u00b7 sync \u00b7 seed=2: extra_equal failed, as is known" in labels
     assert len(browser.all("#checks tbody tr")) == 3, "a planted fault that was seen is none"
     assert [one.text for one in browser.all("#checks .s-fail")] == ["F"]
     browser.one("#checks .s-fail").click()
@@ -228,12 +235,56 @@ def test_resume_and_training_are_told_apart(show: Callable[..., Browser]) -> Non
     assert "Training" not in [one.text for one in browser.all("#cell .checks tbody th")]
 
 
+def test_a_check_says_what_it_proves(show: Callable[..., Browser]) -> None:
+    browser = show([cell("ddp")])
+    browser.one("#checks .link[popovertarget$=model_equal]").click()
+    told = browser.text("#all-model_equal").split("\n")
+    assert told == [
+        "model_equal",
+        "Proves: parameters and persistent buffers were restored bit for bit.",
+        "Negative control, which has to be reported in the same cell: every value of the load target, "
+        "changed before the load.",
+        "Applies to scenarios that load a model; elsewhere it is null.",
+    ]
+    browser.one("#matrix .square").click()
+    browser.one("#cell .link[popovertarget$=optim_equal]").click()
+    assert browser.text("#cell-optim_equal").startswith("optim_equal\nProves: optimizer state")
+    assert all(spec.control and spec.where for spec in CHECKS.values())
+
+
+def test_null_checks_say_why(show: Callable[..., Browser]) -> None:
+    given = {"ranks": [{"rank": 0, "not_applied": {"files_equal": "nothing else reads it"}}]}
+    rows = [cell("ddp", details=given), cell("fsdp", status="skip", model_equal=None, optim_equal=None)]
+    browser = show([*rows, cell("hsdp", status="crash", optim_equal=None)])
+
+    def told(number: int) -> dict[str, str]:
+        browser.all("#matrix .square")[number].click()
+        names, texts = ([one.text for one in browser.all(f"#cell .nulls {tag}")] for tag in ("dt", "dd"))
+        browser.one("#cell .close").click()
+        return {name: text for some, text in zip(names, texts, strict=True) for name in some.split(", ")}
+
+    passed, crashed = told(0), told(2)
+    assert passed["files_equal"] == "nothing else reads it"
+    assert passed["loss_resume_close"] == "applies to " + CHECKS["loss_resume_close"].where
+    assert passed.keys() == CHECKS.keys() - {"model_equal", "optim_equal"}
+    browser.all("#matrix .square")[1].click()
+    assert "No check was made: the cell was skipped." in browser.text("#cell")
+    assert crashed["optim_equal"] == "the cell ended as crash before, or it does not apply"
+
+
+def test_known_failures_are_folded(show: Callable[..., Browser]) -> None:
+    browser = show([cell("ddp"), cell("fsdp", status="xfail", reason="known failure x: y")])
+    assert browser.text("#known") == "Known failures and skips: 1 run"
+    browser.one("#known summary").click()
+    assert "known failure x" in browser.text("#known")
+    browser.one("#search").send_keys("fsdp")
+    assert "known failure x" in browser.text("#known"), "it stays open"
+
+
 def test_where_all_checks_held_they_are_named(show: Callable[..., Browser]) -> None:
     browser = show([cell("ddp")])
-    assert (
-        browser.text("#checks .note")
-        == "All 2 checks held wherever they were made: model_equal, optim_equal."
-    )
+    passed = browser.text("#checks .note").replace("\n", "")
+    assert passed == "All 2 checks passed wherever they apply: model_equal, optim_equal."
     assert browser.all("#checks table") == []
 
 

@@ -154,10 +154,10 @@ def test_a_loaded_value_is_looked_at_as_it_was_saved() -> None:
     losses = [1.0, 2.0]
     as_bytes = torch.frombuffer(bytearray(stream(losses).getvalue()), dtype=torch.uint8)
     seen = {
-        "number": plain_read._as_seen(3),
-        "scalar": plain_read._as_seen(torch.tensor(3)),
-        "stream": plain_read._as_seen(stream(losses)),
-        "bytes": plain_read._as_seen(as_bytes),
+        "number": plain_read._plain(3),
+        "scalar": plain_read._plain(torch.tensor(3)),
+        "stream": plain_read._plain(stream(losses)),
+        "bytes": plain_read._plain(as_bytes),
     }
     assert seen == {"number": 3, "scalar": 3, "stream": losses, "bytes": losses}
     assert type(seen["scalar"]) is int

@@ -1,5 +1,7 @@
 """A model, data, loss and optimizer of a user's own, by `workload.target`."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -28,6 +30,28 @@ def test_a_language_model_with_dropout_resumes_exactly(sweep: Finished, parallel
     assert row["loss_at_save"] == pytest.approx(4, abs=0.5), "the cross entropy of 50 tokens"
     assert row["model"] == row["config"]["model.name"] == OWN.partition("=")[2]
     assert row["optimizer"] is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("nowhere.build", "ModuleNotFoundError: No module named 'nowhere'"),
+        ("mine.build", "AttributeError: module 'mine' has no attribute 'build'"),
+        ("mine.number", "it cannot be called"),
+        ("ends.build", "the process that imports it ends"),
+        ("raises.build", "SystemExit: 3"),
+    ],
+)
+def test_a_wrong_target_is_refused_before_a_cell(target: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("print('here')\nnumber = 3\n")
+    (tmp_path / "ends.py").write_text("import os\nos._exit(0)\n")
+    (tmp_path / "raises.py").write_text("raise SystemExit(3)\n")
+    words = (f"workload.target={target}", "device=cpu", "world_size=1", "parallel=none", "saves=1")
+    ended = run(tmp_path / "sweep", *words, cwd=tmp_path)
+    line = f"dcpbench: workload.target={target}: cannot be imported: {told}\n"
+    assert (ended.status, ended.out, ended.err) == (2, "", line)
+    assert not ended.folder.exists()
 
 
 def test_what_is_no_workload_is_told() -> None:

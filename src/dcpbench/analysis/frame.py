@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from dcpbench.core.statuses import SEVERITY, STATUSES, UNKNOWN, shown
+from dcpbench.core.statuses import SEVERITY, STATUSES, UNKNOWN, StatusSpec, shown
 from dcpbench.records import files
 from dcpbench.records.row import column_types
 from dcpbench.records.row_reader import parse
@@ -112,11 +112,15 @@ def as_text(value: object) -> str:
     return str(value).lower() if pd.api.types.is_bool(value) else str(value)
 
 
-def ok(frame: pd.DataFrame) -> "pd.Series[bool]":
-    """Where a row came out as it should, as `dcpbench.core.statuses.shown` has it."""
+def outcomes(frame: pd.DataFrame) -> list[StatusSpec]:
+    """Return what each row is shown as."""
     known = frame[["status", "flaky", "fault_seen"]].astype(object)
-    rows = known.where(known.notna(), None).itertuples(index=False)
-    return pd.Series([shown(*row).ok for row in rows], index=frame.index, dtype=bool)
+    return [shown(*row) for row in known.where(known.notna(), None).itertuples(index=False)]
+
+
+def ok(frame: pd.DataFrame) -> "pd.Series[bool]":
+    """Tell for each row whether it ended as expected."""
+    return pd.Series([spec.ok for spec in outcomes(frame)], index=frame.index, dtype=bool)
 
 
 def severities(statuses: "pd.Series[str]") -> "pd.Series[int]":

@@ -111,8 +111,8 @@ class Group:
     """What a YAML file stands for: `target` is the dotted path of a function or class, resolved in the rank
     processes only, so that the driver needs no torch; `options` are more keyword arguments for it.
 
-    By axis, `only` has the values that it can be used with, `refuses` those that it cannot: other cells are a
-    skip.
+    By axis, `only` has the values that it can be used with, `refuses` those that it cannot; `packages` are
+    the optional packages that it needs. Other cells are skipped.
     """
 
     name: str = MISSING
@@ -120,6 +120,7 @@ class Group:
     options: dict[str, Any] = field(default_factory=dict)
     only: dict[str, Only] = how_run(dict)
     refuses: dict[str, Only] = how_run(dict)
+    packages: list[str] = how_run(list)
 
 
 @dataclass

@@ -20,7 +20,7 @@ from dcpbench.report.document import Content, Table, first_of
 from dcpbench.report.junit import junit
 from dcpbench.report.output import document_text, format_of, put_out, rows_text
 from dcpbench.report.page import page
-from dcpbench.report.page.changes import without_row
+from dcpbench.report.page.summary import planned
 from dcpbench.report.rendering import rendered
 from dcpbench.report.shared_gpus import shared_gpu_sentences
 from dcpbench.report.styles import complain
@@ -100,7 +100,7 @@ def main(
         _write_beside(sweeps, read)
     for folder in read.environments:
         have = read.frame[read.frame["sweep"] == folder]
-        if owed := without_row(Path(folder), have):
+        if owed := planned(Path(folder)).not_run(have):
             complain(f"{folder}: {len(owed)} of {len(owed) + len(have)} cells have no row")
     if written_as in _ROWS_ALONE:
         for sentence in first_of(read.left_out):
@@ -128,7 +128,7 @@ def write_reports(folder: Path, place: Path | None, sweeps: Sweeps | None = None
     before = None
     with suppress(ResultsError):  # what lies beside it may be anybody's
         before = read_sweeps([place]) if place else None
-    text = page(sweeps, folder.resolve().name, before, without_row(folder, sweeps.frame))
+    text = page(sweeps, folder.resolve().name, before, planned(folder))
     write_whole(folder / "report.html", [text.encode()])
     write_whole(folder / "junit.xml", [junit(sweeps).encode()])
 

@@ -64,6 +64,11 @@ class Job:
         return shared_gpus.ranks_per_gpu(self.world_size, self.gpus) if on_gpus else None
 
     @property
+    def shares_gpus(self) -> bool:
+        """Whether several of its ranks share a GPU."""
+        return not self.skip and (self.ranks_per_gpu or 0) > 1
+
+    @property
     def targets(self) -> dict[str, str | None]:
         """The user's targets, each with the file that defines it, None if no file does."""
         return {target: file_of(target) for target in sorted(_own_targets(self.config))}

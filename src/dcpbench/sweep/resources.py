@@ -9,8 +9,10 @@ from cells of the same scenario, model, optimizer, parallelism and saves earlier
 import os
 import shutil
 import statistics
+import threading
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,8 +21,8 @@ from rich.filesize import decimal
 from dcpbench.config.groups import Sharing, StorageConfig
 from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import CellKey
+from dcpbench.executors import shared_gpus
 from dcpbench.executors.fork_server import Machine
-from dcpbench.executors.shared_gpus import sharing_sentence
 from dcpbench.records import files
 from dcpbench.records.row import Row
 from dcpbench.sweep.job import Job
@@ -47,11 +49,12 @@ def stretches(jobs: Iterable[Job]) -> list[list[Job]]:
     return list(found.values())
 
 
-def places(jobs: Sequence[Job], gpus: int) -> list[tuple[int, ...]]:
+def places(jobs: Sequence[Job], gpus: int, memory: int | None = None) -> list[tuple[int, ...]]:
     """Return the GPUs of each runner for the jobs of a group.
 
     With `sharing=disjoint` each runner has separate GPUs, unless cells need several hosts; with
-    `sharing=correctness` several runners share the GPUs, or the CPU; otherwise one runner has all GPUs.
+    `sharing=correctness` several runners share the GPUs, or the CPU; otherwise one runner has all GPUs. Where
+    ranks share a GPU, cells have to fit into half of its `memory`.
     """
     device, sharing = jobs[0].kinds[0].device, jobs[0].config.sharing
     size = max(job.world_size for job in jobs)
@@ -59,6 +62,9 @@ def places(jobs: Sequence[Job], gpus: int) -> list[tuple[int, ...]]:
     several_hosts = any(job.config.executor.hosts for job in jobs)
     if sharing is Sharing.correctness:
         at_once = max(2, min(_AT_ONCE[device], (os.cpu_count() or 1) // size))
+        if memory and size > len(everywhere) > 0:
+            each = shared_gpus.ranks_per_gpu(size, gpus) * shared_gpus.rank_bytes()
+            at_once = max(1, min(at_once, memory // 2 // each))
         found = [everywhere[worker:] + everywhere[:worker] for worker in range(at_once)]
     elif sharing is Sharing.disjoint and size <= len(everywhere) and not several_hosts:
         found = [everywhere[first : first + size] for first in range(0, gpus - size + 1, size)]
@@ -70,8 +76,60 @@ def places(jobs: Sequence[Job], gpus: int) -> list[tuple[int, ...]]:
 
 def shared_gpu_sentences(jobs: Iterable[Job], machine: Machine) -> list[str]:
     """Return `4 ranks share 1 GPU (NCCL 2.30.7)` for each number of ranks that do so in these jobs."""
-    sharing = {job.world_size for job in jobs if not job.skip and (job.ranks_per_gpu or 0) > 1}
-    return [sharing_sentence(ranks, machine.gpus, machine.nccl) for ranks in sorted(sharing)]
+    sharing = {job.world_size for job in jobs if job.shares_gpus}
+    return [shared_gpus.sharing_sentence(ranks, machine.gpus, machine.nccl) for ranks in sorted(sharing)]
+
+
+_TAKES_ALIKE = ("model", "optimizer", "workload", "world_size")
+"""The parts of their identities in which two cells have to agree to take a similar part of a GPU's memory."""
+
+
+class GpuMemory:
+    """Lets cells whose ranks share GPUs run at once as long as their tensors fit into the memory.
+
+    How much a cell takes is known once a cell of the same model, optimizer and number of ranks has run: at
+    most the peak of its ranks, times the number of ranks if that one was sharded. The first one runs alone.
+    """
+
+    def __init__(
+        self, jobs: Sequence[Job], workers: int, gpu_bytes: int | None, rows: Iterable[Row] = ()
+    ) -> None:
+        """The jobs of a stretch, one for each of the `workers` at a time; the `rows` of the sweep so far."""
+        ranks = max((job.ranks_per_gpu or 0 for job in jobs if job.shares_gpus), default=0)
+        # A tenth is left for fragmentation.
+        self._free_bytes = int(0.9 * (gpu_bytes or 0)) - workers * ranks * shared_gpus.rank_bytes()
+        self._peaks: dict[str, int] = {}
+        self._running: dict[str, int] = {}
+        self._changed = threading.Condition()
+        for row in rows:
+            self._note(row)
+
+    @contextmanager
+    def room_for(self, job: Job) -> Iterator[Callable[[Row], None]]:
+        """Context manager: wait until there is room for a cell, and yield a function to call with its row."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._running or self._needs(job) <= self._left())
+            self._running[job.cell.name] = self._needs(job)
+        try:
+            yield self._note
+        finally:
+            with self._changed:
+                del self._running[job.cell.name]
+                self._changed.notify_all()
+
+    def _left(self) -> int:
+        return self._free_bytes - sum(self._running.values())
+
+    def _needs(self, job: Job) -> int:
+        if not job.shares_gpus:
+            return 0
+        peak = self._peaks.get(job.key.part(_TAKES_ALIKE))
+        return self._free_bytes if peak is None else peak * (job.ranks_per_gpu or 1) * job.world_size
+
+    def _note(self, row: Row) -> None:
+        if row["peak_device_bytes"]:
+            kind = CellKey(row.config).part(_TAKES_ALIKE)
+            self._peaks[kind] = max(self._peaks.get(kind, 0), row["peak_device_bytes"])
 
 
 class Estimated(NamedTuple):

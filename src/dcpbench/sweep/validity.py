@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from dcpbench.config.errors import ConfigError
@@ -182,6 +183,9 @@ def _limits_of_cells(
         for axis, refused in getattr(limited, "refuses", {}).items():
             if (value := config.value_of(axis)) in refused.values:
                 yield Limit(f"{group}={limited.name} does not take {axis}={value}: {refused.because}")
+        for package in getattr(limited, "packages", ()):
+            if not find_spec(package):
+                yield Limit(f"{group}={limited.name} needs the package {package}, which is not installed")
     recomputed = config.activation_checkpointing
     if recomputed is ActivationCheckpointing.compiled_layer and not config.compiles_layers:
         none = "no layer is compiled separately (compile_scope=layer)"

@@ -8,6 +8,7 @@ from dcpbench.core.metrics import COUNTED, MetricSpec
 from dcpbench.core.plugins import API, Plugin
 
 _HERE = "dcpbench.plugins.crash"
+_CHECKED_IN = "scenarios that enumerate crash states"
 
 plugin = Plugin(
     name="crash",
@@ -15,13 +16,27 @@ plugin = Plugin(
     conf=Path(__file__).parent / "conf",
     known_failures=Path(__file__).parent / "known_failures.yaml",
     checks=(
-        CheckSpec("crash_consistent", "crash consistent", "no crash leaves what loads as neither checkpoint"),
+        CheckSpec(
+            "crash_consistent",
+            "crash consistent",
+            "no crash leaves what loads as neither checkpoint",
+            "the same crash states, compared with other values",
+            _CHECKED_IN,
+        ),
         CheckSpec(
             "crash_recoverable",
             "crash recoverable",
             "a crash in a save leaves the old or the new checkpoint",
+            "a folder without files",
+            _CHECKED_IN,
         ),
-        CheckSpec("crash_durable", "crash durable", "after success a crash leaves the new checkpoint"),
+        CheckSpec(
+            "crash_durable",
+            "crash durable",
+            "after success a crash leaves the new checkpoint",
+            "a folder without files, and the files of the old checkpoint",
+            _CHECKED_IN,
+        ),
     ),
     metrics=(
         MetricSpec(

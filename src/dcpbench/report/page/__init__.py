@@ -9,7 +9,7 @@ import gzip
 import hashlib
 import html
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib.resources import files
 from string import Template
 from typing import Any
@@ -17,18 +17,17 @@ from typing import Any
 import pandas as pd
 
 from dcpbench.analysis.frame import Sweeps, is_true, ok
-from dcpbench.config.text import counted
 from dcpbench.core.plugins import all_of
 from dcpbench.records.store import RESULTS_CSV
-from dcpbench.report.page.changes import changes
 from dcpbench.report.page.rows import LIMITS, compact, cut
-from dcpbench.report.tables import counts, detection
+from dcpbench.report.page.summary import Planned, changes_since, head
+from dcpbench.report.tables import detection
 
 _SCRIPTS = (
     "dom.js",
     "runs.js",
     "state.js",
-    "summary.js",
+    "changes.js",
     "filters.js",
     "matrix.js",
     "findings.js",
@@ -46,13 +45,17 @@ _PLAIN_ROWS, _PLAIN_REASON = 200, 300
 _PLAIN = ["status", "cell", "reason"]
 
 
-def page(sweeps: Sweeps, title: str, before: Sweeps | None = None, not_run: Sequence[str] = ()) -> str:
-    """The text of a page that shows these sweeps, ASCII alone; with several, `sweep` is one more axis.
+def page(sweeps: Sweeps, title: str, before: Sweeps | None = None, plan: Planned | None = None) -> str:
+    """Return the text of a page that shows these sweeps, in ASCII; with several, `sweep` is one more axis.
 
-    With the sweep `before` it says what changed; `not_run` are cells that have no row yet.
+    Up to about 1,000 rows it stays below 1 MB: long texts are shortened until it fits, and say so.
 
-    Up to about 1,000 rows it stays below 1 MB: what is long is shortened until it fits, and says so.
+    Args:
+        before: an earlier sweep, to show what changed.
+        plan: what the sweep was to run, to name the cells without a row.
     """
+    plan = plan or Planned()
+    changes = changes_since(before, sweeps) if before else {}
     css, script = _asset("page.css"), "\n".join(map(_asset, _SCRIPTS))
     policy = (
         f"default-src 'none'; style-src {_hash(css)}; script-src {_hash(script)}; "
@@ -63,8 +66,9 @@ def page(sweeps: Sweeps, title: str, before: Sweeps | None = None, not_run: Sequ
         title=_text(title),
         css=css,
         script=script,
+        head=_ascii(head(sweeps, plan, changes)),
         rows=_packed(
-            sweeps, {"before": changes(before, sweeps) if before else None, "not_run": list(not_run)}
+            sweeps, {"changes": changes.get("lines", []), "complete": not plan.not_run(sweeps.frame)}
         ),
         plain=_plain(sweeps.frame),
         sections="".join(map(_section, filter(None, _of_plugins(sweeps.frame)))),
@@ -101,9 +105,8 @@ def _packed(sweeps: Sweeps, beside: dict[str, Any]) -> str:
 
 
 def _plain(frame: pd.DataFrame) -> str:
-    """Counts and what did not pass, for a browser without scripts."""
-    said = f"{counted(len(frame), 'cell')}: {counts(frame)}" if len(frame) else "no rows"
-    parts = [f"<p>{_text(said)}</p>"]
+    """Return tables of what did not pass, for a browser without scripts."""
+    parts = []
     passed = frame["status"].eq("pass").fillna(False).astype(bool) | is_true(frame["fault_seen"])
     chosen = frame[~(passed & ok(frame))]
     shown = chosen[_PLAIN].head(_PLAIN_ROWS).map(lambda value: cut(value, _PLAIN_REASON) or "")

@@ -111,12 +111,12 @@ async function copy(text) {
 function checkTable(app, run) {
   const names = app.checks.map(({ name }) => name);
   const applied = names.filter((check) => run[check] !== null);
-  const rest = names.filter((check) => run[check] === null);
-  const note = rest.length ? el("p", { class: "note" }, `Did not apply: ${rest.join(", ")}.`) : null;
-  if (!applied.length) return note && el("p", { class: "note" }, "No check was made.");
+  const rest = [...groupBy([...whyNull(app, run)], ([, why]) => why)].map(([why, of]) => [of.map(([name]) => name).join(", "), visible(why)]);
+  const note = rest.length ? el("div", { class: "nulls" }, el("h3", {}, "Null, because"), factList(rest)) : null;
+  if (!applied.length && rest.length === 1) return el("p", { class: "note" }, `No check was made: ${rest[0][1]}.`);
   return el("div", {},
     scroller("Checks", el("table", { class: "plain checks" },
-      el("thead", {}, el("tr", {}, columnHeads(["check", "held", "could be seen to differ", "mismatches"]))),
+      el("thead", {}, el("tr", {}, columnHeads(["check", "passed", "reported by its control", "mismatches"]))),
       el("tbody", {}, ...VERDICTS.flatMap((verdict) => verdictLines(app, run, verdict, applied))))),
     facts(run, BOUNDS, plain), note);
 }
@@ -134,11 +134,11 @@ function checkLines(app, run, check) {
   const seen = run.check_details[check] ?? { names: null, missed_count: 0, missed: "", mismatches: null, worst: [] };
   const held = run[check];
   return [
-    el("tr", {}, el("th", { scope: "row", title: app.checks.find(({ name }) => name === check).help }, check),
+    el("tr", {}, el("th", { scope: "row" }, ...checkName(app.checks.find(({ name }) => name === check), "cell")),
       el("td", {}, held ? "yes" : el("strong", { class: run.status === "xfail" ? null : "no" }, "NO")),
       el("td", {}, power(seen)),
       el("td", {}, isMeasured(seen.mismatches) ? String(seen.mismatches) : DASH)),
-    seen.missed ? under(`Not seen by its control: ${visible(seen.missed)}`) : null,
+    seen.missed ? under(`Not reported by its control: ${visible(seen.missed)}`) : null,
     ...seen.worst.map((one) => under(visible(one))),
   ];
 }
@@ -177,7 +177,7 @@ function firstTry(run) {
   return el("div", {},
     el("p", {}, badge(kindOf(first.status)), ` ${plain(first.status)}`,
       isMeasured(first.cell_s) ? ` after ${seconds(first.cell_s)}` : "",
-      checks.length ? `; did not hold: ${checks.join(", ")}` : ""),
+      checks.length ? `; failed: ${checks.join(", ")}` : ""),
     first.reason && !String(run.reason).includes(first.reason) ? el("p", { class: "reason" }, visible(first.reason)) : null,
     logTail(first.log_tail));
 }

@@ -56,7 +56,7 @@ function drawCosts(app, shown) {
   fill(section,
     el("div", { class: "heading" }, el("h2", { id: "costs-title" }, "Costs"), logChoice(app, scales)),
     el("p", { class: "note" },
-      "A dot is one run (hollow: not as it should be), the bar their median; the slowest rank, one checkpoint. ",
+      "A dot is one run (hollow: not as expected), the bar their median; the slowest rank, one checkpoint. ",
       "Seconds share one axis, bytes per second another",
       costs.some((cost) => cost.limit && measuredIn(shown, cost.limit).length)
         && "; the dashed mark is what plain files of as many bytes reached", "."),
@@ -120,7 +120,7 @@ function costHeader(app, cost, scale) {
   const mark = { none: "", ascending: " \u2191", descending: " \u2193" }[now];
   const short = (value) => (value ? cost.text(value).replace(/\.0+ /, " ") : "0");
   const last = scale.ticks.length - 1;
-  const anchors = { 0: "start", [last / 2]: "middle", [last]: "end" };
+  const anchors = { 0: "start", [scale.log ? last / 2 : 0]: scale.log ? "middle" : "start", [last]: "end" };
   return el("th", { scope: "col", "aria-sort": now },
     button(cost.label + mark, press, { class: "link", "data-sort": cost.name, title: `${cost.means}; sort` }),
     el("div", { class: "cost" }, svg("svg", { class: "strip axis" }, ...scale.ticks.map((tick, i) => anchors[i] && svg("text", {

@@ -1,4 +1,4 @@
-// What a maintainer reads first: everything that is not as it should be; then what is, but is no pass.
+// Runs that did not end as expected; then, folded, the known failures and skips.
 
 const FINDINGS_SHOWN = 6;
 const KNOWN_SHOWN = 12;
@@ -7,13 +7,16 @@ const CELLS_SHOWN = 4;
 function drawFindings(app, shown) {
   const groups = alike(shown.filter((run) => !run.ok));
   byId("findings").hidden = groups.length === 0;
-  fill(byId("findings"), el("h2", { id: "findings-title" }, "Not as it should be"), listOf(app, groups, FINDINGS_SHOWN));
+  fill(byId("findings"), el("h2", { id: "findings-title" }, "Not as expected"), listOf(app, groups, FINDINGS_SHOWN));
 }
 
 function drawKnown(app, shown) {
   const groups = alike(shown.filter((run) => run.ok && run.kind.name !== "pass" && run.kind.name !== "seen"));
   byId("known").hidden = groups.length === 0;
-  fill(byId("known"), el("h2", { id: "known-title" }, "Known failures and skips"), listOf(app, groups, KNOWN_SHOWN));
+  const number = groups.reduce((sum, runs) => sum + runs.length, 0);
+  const open = byId("known").querySelector("details")?.open;
+  fill(byId("known"), el("details", { open: open && true },
+    el("summary", {}, `Known failures and skips: ${counted(number, "run")}`), listOf(app, groups, KNOWN_SHOWN)));
 }
 
 // Runs that came out alike for the same reason, numbers aside.
@@ -49,10 +52,10 @@ function drawFaults(app, shown) {
     el("td", {}, `${runs.filter((run) => run.fault_seen).length} of ${runs.length}`),
     el("td", {}, [...new Set(runs.flatMap((run) => run.seen_by))].join(", ") || DASH)));
   fill(byId("faults"),
-    el("h2", { id: "faults-title" }, "Planted faults"),
-    el("p", {}, `${seen} of ${planted.length} were seen for what they are.`),
+    el("h2", { id: "faults-title" }, "Injected faults"),
+    el("p", {}, `${seen} of ${planted.length} were detected as expected.`),
     ...(app.layouts.planted ? matrixOf(app, app.layouts.planted, shown) : []),
-    el("details", {}, el("summary", {}, "What saw which fault"), scroller("What saw which fault", el("table", { class: "plain" },
-      el("thead", {}, el("tr", {}, columnHeads(["fault", "fault_seen", "seen by"]))),
+    el("details", {}, el("summary", {}, "Which check detected which fault"), scroller("Which check detected which fault", el("table", { class: "plain" },
+      el("thead", {}, el("tr", {}, columnHeads(["fault", "fault_seen", "detected by"]))),
       el("tbody", {}, ...lines)))));
 }

@@ -10,7 +10,7 @@ async function start() {
   if (typeof DecompressionStream === "undefined") throw new Error("it needs a browser of 2023 or later");
   const app = makeApp(await unpack(byId("rows").textContent.trim()));
   byId("app").hidden = false;
-  describeSweep(app);
+  drawChanges(app);
   makeFilters(app);
   makeDialog(app);
   drawEnvironment(app);
@@ -19,6 +19,7 @@ async function start() {
   draw(app);
   drawCell(app);
   document.documentElement.dataset.ready = "true";
+  performance.mark("drawn");
 }
 
 function makeApp(data) {
@@ -29,7 +30,7 @@ function makeApp(data) {
   for (const run of runs) run.place = configuration(run, data.axes);
   const app = {
     runs, axes, names: data.axes, varying: varying(axes), telling: telling(runs, varying(axes)), checks: data.checks, metrics: data.metrics,
-    environments: data.environments, origin: data.origin, leftOut: data.left_out, before: data.before, notRun: data.not_run, layouts: chooseLayouts(runs, axes),
+    environments: data.environments, leftOut: data.left_out, changes: data.changes, complete: data.complete, nulls: data.nulls, layouts: chooseLayouts(runs, axes),
     state: readState(location.hash), opener: null,
   };
   // What is typed or ticked replaces the address; what is opened can be left with Back.

@@ -104,7 +104,7 @@ function drawMatrix(app, shown) {
   fill(byId("matrix"), ...parts.map((part) => el("div", { class: "part" }, ...part)));
   if (byId("matrix").querySelector(".gap")) {
     byId("matrix").append(el("p", { class: "note" }, "Where a square is empty, the sweep has no such cell",
-      app.notRun.length > 0 && ", or it did not run yet", shown.length < app.runs.length && ", or the filters hide it", "."));
+      !app.complete && ", or it did not run yet", shown.length < app.runs.length && ", or the filters hide it", "."));
   }
 }
 
@@ -121,7 +121,7 @@ function matrixOf(app, layout, shown) {
     ...rowHeaders(rows, number),
     layout.rows.length === 0 && el("th", { scope: "row" }, "all"),
     ...columns.map((column) => el("td", {}, square(app, of([...row, ...column]), [...row, ...column])))));
-  const title = layout.planted ? "Planted faults" : layout.scenarios?.join(", ") ?? "Matrix";
+  const title = layout.planted ? "Injected faults" : layout.scenarios?.join(", ") ?? "Matrix";
   const table = el("table", {
     class: `matrix ${sizeFor(columns.length)} ${rows.length > 30 ? "dense" : ""}`,
     role: "grid", "aria-label": title, keydown: walk,

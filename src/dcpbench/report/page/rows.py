@@ -1,29 +1,24 @@
 """What the page keeps of the rows, by columns: like values side by side pack about four times as well."""
 
+import json
 import math
-import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import pandas as pd
 
 from dcpbench.analysis.cell_identity import identity_keys, override_values
-from dcpbench.analysis.frame import Sweeps, records, short_names
+from dcpbench.analysis.frame import Sweeps, outcomes, records, short_names
 from dcpbench.analysis.runs import commands, seen_by, without_numbers
-from dcpbench.config.text import duration_text
 from dcpbench.core.axes import AXES
-from dcpbench.core.checks import CHECKS
+from dcpbench.core.checks import CHECKS, CheckSpec
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.sentences import describe
-from dcpbench.core.statuses import SHOWN, shown
+from dcpbench.core.statuses import SHOWN
 from dcpbench.records.row import columns
 from dcpbench.records.store import DETAILS_JSONL, RESULTS_JSONL
-from dcpbench.report.shared_gpus import shared_gpu_sentences
 from dcpbench.verdict.sentences import rank_numbers, short_reason
 
 _POINTS = 200
@@ -55,9 +50,9 @@ def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
     rows = records(frame[kept])
     values = {column: [_clean(row[column], limits) for row in rows] for column in kept}
     values["sweep"] = [labels[sweep] for sweep in frame["sweep"]]
-    outcomes = [shown(row["status"], row["flaky"], row["fault_seen"]) for row in rows]
-    values["shown"] = [spec.name for spec in outcomes]
-    values["ok"] = [spec.ok for spec in outcomes]
+    found = outcomes(frame)
+    values["shown"] = [spec.name for spec in found]
+    values["ok"] = [spec.ok for spec in found]
     values["again"] = commands(frame)
     details = [_dict(value) for value in frame["details"]]
     values["short"] = [
@@ -70,6 +65,9 @@ def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
     values["check_details"] = [
         _clean(_checks(of, str(row["reason"]), limits), limits) for row, of in zip(rows, details, strict=True)
     ]
+    nulls = [json.dumps(_why_null(row, of)) for row, of in zip(rows, details, strict=True)]
+    kinds = list(dict.fromkeys(nulls))
+    values["nulls"] = [kinds.index(one) for one in nulls]
     important = sorted((spec for spec in AXES.values() if spec.place), key=lambda spec: spec.place)
     beside = {name: of for name, of in _axes_beside(frame).items() if name not in values}
     return {
@@ -80,8 +78,10 @@ def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
             for spec in SHOWN.values()
         ],
         "checks": [
-            {"name": spec.name, "help": spec.help, "training": spec.training} for spec in CHECKS.values()
+            {"name": spec.name, "training": spec.training, "told": _explained(spec)}
+            for spec in CHECKS.values()
         ],
+        "nulls": [_clean(json.loads(kind), limits) for kind in kinds],
         "metrics": [
             {"name": spec.name, "unit": spec.unit, "help": spec.help, "headline": spec.history}
             for spec in METRICS.values()
@@ -90,10 +90,19 @@ def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
         "environments": {
             labels[sweep]: _clean(known, limits) for sweep, known in sweeps.environments.items()
         },
-        "origin": [*filter(None, _origin(rows, [*sweeps.environments.values()]))],
         "left_out": [cut(sentence, limits.characters) for sentence in sweeps.left_out[:_MISSED]],
         "rows": len(frame),
     }
+
+
+def _explained(spec: CheckSpec) -> list[str]:
+    """Say what a check proves, by which negative control, and where it applies."""
+    control = spec.control or "made by its plug-in; the cell says how many names it reported"
+    return [
+        f"Proves: {spec.help}.",
+        f"Negative control, which has to be reported in the same cell: {control}.",
+        f"Applies to {spec.where}; elsewhere it is null." if spec.where else "",
+    ]
 
 
 def cut(value: object, characters: int) -> str | None:
@@ -133,43 +142,23 @@ def _clean(value: Any, limits: Limits) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _origin(rows: Sequence[dict[str, Any]], environments: Sequence[dict[str, Any]]) -> list[str]:
-    """When, how long, under which torch, on what and of which commit rows were measured, as far as known."""
-    began = min((row["started_at"] for row in rows if row["started_at"]), default="")
-    took_s = 0.0
-    with suppress(ValueError, OverflowError):  # no moment, or none of this calendar
-        ends = [
-            _moment_s(row["started_at"]) + (row["cell_s"] or row["shared_cell_s"] or 0)
-            for row in rows
-            if row["started_at"]
-        ]
-        took_s = max(ends) - _moment_s(began)
-    commits = [re.sub(r"^(\w{12})\w+", r"\1", row["git_commit"] or "") for row in rows]
+def _why_null(row: dict[str, Any], details: dict[str, Any]) -> list[list[str]]:
+    """Return pairs of a check that the row does not have, and why."""
+    given: dict[str, Any] = {}
+    for rank in _list(details.get("ranks")):
+        given |= _dict(_dict(rank).get("not_applied"))
+    ended = {"skip": "the cell was skipped"} | {
+        status: f"the cell ended as {status} before, or it does not apply"
+        for status in ("crash", "timeout", "error")
+    }
     return [
-        began[:16].replace("T", " ") + (" UTC" if began.endswith("+00:00") else ""),
-        duration_text(took_s) if took_s > 0 else "",
-        _named("torch ", [row["torch_version"] for row in rows])
-        or _named("torch ", [one.get("torch") for one in environments]),
-        _named("", map(_machine, environments)),
-        *shared_gpu_sentences(rows, environments),
-        _named("commit ", commits),
+        [
+            name,
+            str(given.get(name) or ended.get(row["status"]) or f"applies to {spec.where or 'other cells'}"),
+        ]
+        for name, spec in CHECKS.items()
+        if row[name] is None
     ]
-
-
-def _moment_s(text: str) -> float:
-    return datetime.fromisoformat(text).timestamp()
-
-
-def _machine(known: dict[str, Any]) -> str:
-    gpus = Counter(map(str, _list(known.get("gpus"))))
-    cores = f"{known['cpu_cores']} CPU cores" if known.get("cpu_cores") else ""
-    return ", ".join(f"{count} \u00d7 {gpu}" if count > 1 else gpu for gpu, count in gpus.items()) or cores
-
-
-def _named(what: str, values: Iterable[object]) -> str:
-    """What these values are, each once; nothing where there are none."""
-    found = ", ".join(dict.fromkeys(str(value) for value in values if value))
-    return what + found if found else ""
 
 
 def _checks(details: dict[str, Any], reason: str, limits: Limits) -> dict[str, Any]:

@@ -1,0 +1,224 @@
+"""The head of the page: what ran, its result, when and on what, and what changed since the sweep before."""
+
+import html
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from dcpbench.analysis.cell_identity import cell_names, identity_keys, with_cells
+from dcpbench.analysis.comparison import CHANGES, SAME, compared, differences
+from dcpbench.analysis.costs import CHANGED, TOO_FEW, Rule, is_regression
+from dcpbench.analysis.frame import Sweeps, as_text, ok, outcomes, records, short_names
+from dcpbench.analysis.runs import cell_numbers
+from dcpbench.config.text import counted, duration_text, visible
+from dcpbench.core.axes import AXES
+from dcpbench.core.statuses import SHOWN, StatusSpec
+from dcpbench.records import files
+from dcpbench.records.row_reader import parse
+from dcpbench.records.store import SWEEP_JSON
+from dcpbench.report.labels import quantity
+from dcpbench.report.shared_gpus import shared_gpu_sentences
+
+_LISTED = 300
+_NAMED = 20
+_BAD_CHANGES = CHANGES[:4]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What `sweep.json` says of a sweep: the words of its command, and the names of its cells."""
+
+    words: Sequence[str] = ()
+    cells: Sequence[str] = ()
+
+    def not_run(self, frame: pd.DataFrame) -> list[str]:
+        """Return the cells that have no row."""
+        done = set(frame["cell"])
+        return [cell for cell in self.cells if cell not in done]
+
+
+def planned(folder: Path) -> Planned:
+    """Read what a sweep was to run; nothing of a `sweep.json` that is missing or damaged."""
+    record: object = None
+    with suppress(OSError, ValueError):
+        record, _ = parse(files.read(folder / SWEEP_JSON))
+    known = record if isinstance(record, dict) else {}
+    texts = ([one for one in known.get(key) or () if isinstance(one, str)] for key in ("arguments", "cells"))
+    return Planned(*texts)
+
+
+def head(sweeps: Sweeps, plan: Planned, changes: dict[str, Any]) -> str:
+    """Return the head of the page as HTML.
+
+    Args:
+        changes: what `changes_since` returned; empty if there is no sweep to compare with.
+    """
+    frame, missing = sweeps.frame, plan.not_run(sweeps.frame)
+    bad = not ok(frame).all() or missing or frame["status"].eq("skip").all()
+    parts = [f'<p id="verdict" class="verdict{" bad" if bad else ""}">{_text(_verdict(frame, not missing))}']
+    if missing:
+        more = f", and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+        names = _text(", ".join(missing[:_NAMED]) + more)
+        parts.append(
+            f' <span class="named" title="{names}">{counted(len(missing), "cell")} did not run.</span>'
+        )
+    parts.append(f'</p>\n<p id="origin" class="constants">{_spans(_origin(sweeps))}</p>\n')
+    if plan.words:
+        parts.append(f'<p id="ran">Ran <code>dcpbench run {_text(" ".join(plan.words))}</code></p>\n')
+    same = [(axis, frame[axis][0]) for axis in AXES if len(frame) and frame[axis].nunique(dropna=False) == 1]
+    constants = [f"{axis}={as_text(value)}" for axis, value in same if pd.notna(value)]
+    parts.append(f'<p id="constants" class="constants">{_spans(constants)}</p>\n')
+    parts.append(f'<p id="against">{_text(_against(changes))}</p>')
+    return "".join(parts)
+
+
+def changes_since(before: Sweeps, now: Sweeps) -> dict[str, Any]:
+    """Compare two sweeps: a `summary`, and as `lines` what changed, the worst first, each with `row`, the
+    number of a row of the cell now."""
+    frame = now.frame.reset_index(drop=True)
+    found = compared("", before.frame, frame, Rule())
+    both = pd.concat([before.frame, frame])
+    cells = with_cells(frame, identity_keys(both["overrides"], both["config"]))
+    worst = cells.assign(ok=ok(frame)).sort_values("ok", kind="stable").drop_duplicates("key")
+    rows = {key: int(row) for key, row in zip(worst["key"], worst.index, strict=True)}
+    names = dict(zip(found.cells.index, map(_named, cell_names(found.cells)), strict=True))
+    changed = found.statuses[found.statuses["change"] != SAME]
+    statuses = [
+        {
+            "what": change,
+            "worse": change in _BAD_CHANGES,
+            "cell": names[key],
+            "row": rows.get(key),
+            "text": f"{old} \u2192 {new}",
+        }
+        for change, key, old, new in changed[["change", "key", "old", "new"]].head(_LISTED).to_numpy()
+    ]
+    called = found.costs[found.costs["verdict"].isin(CHANGED)]
+    called = called.assign(worse=is_regression(called)).sort_values("worse", ascending=False, kind="stable")
+    costs = [
+        {
+            "what": f"{one['metric']} {one['verdict']}",
+            "worse": one["worse"],
+            "cell": names[one["key"]] if one["level"] == "cell" else one["name"],
+            "row": rows.get(one["key"]),
+            "text": _cost_change(one),
+        }
+        for one in records(called.head(_LISTED))
+    ]
+    worse = int(called["worse"].sum())
+    counts = [f"{count} {name}" for name, count in changed["change"].value_counts(sort=False).items()]
+    counts += [f"{counted(worse, 'cost')} worse"] if worse else []
+    counts += [f"{counted(len(called) - worse, 'cost')} better"] if len(called) > worse else []
+    differing = differences({"old": before, "new": now})
+    torch = differing[differing["what"].eq("torch")]
+    others = [what for what in differing["what"] if what not in ("torch", "git_commit")]
+    began = before.frame["started_at"].dropna().min()
+    name = short_names([*before.environments, *now.environments])[next(iter(before.environments))]
+    sentence = [
+        f"Compared with {name}{f' of {began[:10]}' if isinstance(began, str) else ''}: "
+        f"{found.apart or ', '.join(counts) or 'no status changed, and no cost beyond noise'}",
+        *(f"torch {old} \u2192 {new}" for old, new in zip(torch["old"], torch["new"], strict=True)),
+        *([f"other {', '.join(others)}"] if others else []),
+    ]
+    if found.costs["verdict"].eq(TOO_FEW).any():
+        sentence.append("costs of single cells need 3 runs of each to be compared (repeats=5)")
+    return {
+        "summary": "; ".join(sentence) + ".",
+        "lines": [
+            *(one for one in statuses if one["worse"]),
+            *costs,
+            *(one for one in statuses if not one["worse"]),
+        ],
+    }
+
+
+def _verdict(frame: pd.DataFrame, complete: bool) -> str:
+    if frame.empty:
+        return "This sweep has no rows yet."
+    cells = cell_numbers(frame).nunique()
+    size = counted(cells, "cell")
+    size = size if cells == len(frame) else f"{counted(len(frame), 'run')} of {size}"
+    found = outcomes(frame)
+    bad, good = ([spec for spec in found if spec.ok is wanted] for wanted in (False, True))
+    skipped = all(spec.name == "skip" for spec in found)
+    if skipped:
+        text = f"{size}, all skipped."
+    elif bad:
+        others = f"; as expected: {_counts(good)}" if good else ""
+        text = f"{size}, {len(bad)} not as expected: {_counts(bad)}{others}."
+    else:
+        text = f"{size}, all as expected: {_counts(good)}."
+    return f"{text} Exit status {int(bool(bad) or skipped)}." if complete else text
+
+
+def _counts(found: Sequence[StatusSpec]) -> str:
+    """Count statuses, the worst first."""
+    numbers = Counter(found)
+    return ", ".join(f"{numbers[spec]} {spec.label}" for spec in SHOWN.values() if spec in numbers)
+
+
+def _origin(sweeps: Sweeps) -> Iterator[str]:
+    """Say with which torch, when, how long, on what and at which commit rows were measured, where known."""
+    frame, known = sweeps.frame, [*sweeps.environments.values()]
+    yield _all_of("torch ", frame["torch_version"].dropna()) or _all_of(
+        "torch ", (one.get("torch") for one in known)
+    )
+    began = frame["started_at"].dropna()
+    yield (
+        began.min()[:16].replace("T", " ") + (" UTC" if began.min().endswith("+00:00") else "")
+        if len(began)
+        else ""
+    )
+    with suppress(ValueError, OverflowError):  # not a time, or not one of this calendar
+        took = frame["cell_s"].fillna(frame["shared_cell_s"]).fillna(0)[began.index]
+        starts = [datetime.fromisoformat(text).timestamp() for text in began]
+        spent_s = max((start + of for start, of in zip(starts, took, strict=True)), default=0) - min(
+            starts, default=0
+        )
+        yield duration_text(spent_s) if spent_s > 0 else ""
+    yield _all_of("", map(_machine, known))
+    yield from shared_gpu_sentences(records(frame[["ranks_per_gpu", "backend"]].drop_duplicates()), known)
+    yield _all_of(
+        "commit ", (re.sub(r"^(\w{12})\w+", r"\1", commit) for commit in frame["git_commit"].dropna())
+    )
+
+
+def _machine(known: dict[str, Any]) -> str:
+    gpus = known.get("gpus")
+    numbers = Counter(map(str, gpus if isinstance(gpus, list) else []))
+    cores = f"{known['cpu_cores']} CPU cores" if known.get("cpu_cores") else ""
+    return ", ".join(f"{count} \u00d7 {gpu}" if count > 1 else gpu for gpu, count in numbers.items()) or cores
+
+
+def _all_of(name: str, values: Iterable[object]) -> str:
+    found = ", ".join(dict.fromkeys(str(value) for value in values if value))
+    return name + found if found else ""
+
+
+def _against(changes: dict[str, Any]) -> str:
+    return changes.get("summary") or "There is no earlier sweep with the same cells."
+
+
+def _cost_change(one: dict[str, Any]) -> str:
+    old, new = (quantity(one["metric"], one[side]) for side in ("old", "new"))
+    return f"{one['ratio']:.3g}\u00d7" if old == new else f"{old} \u2192 {new}"
+
+
+def _named(cell: str) -> str:
+    """Return the name of a cell without the axes that have no value."""
+    return " ".join(part for part in cell.split(" ") if not part.endswith("=-"))
+
+
+def _spans(texts: Iterable[str]) -> str:
+    return "".join(f"<span>{_text(text)}</span>" for text in texts if text)
+
+
+def _text(text: str) -> str:
+    return html.escape(visible(text))
