@@ -216,7 +216,7 @@ def test_wrong_use_is_one_line_and_changes_nothing(
 
 @pytest.mark.slow
 def test_max_batch_size_changes_nothing(unbroken: Finished) -> None:
-    assert unbroken.err.count("hydra.sweeper.max_batch_size=2 changes nothing") == 1
+    assert unbroken.err.count("hydra.sweeper.max_batch_size=2 has no effect") == 1
     assert f"[{CELLS}/{CELLS}]" in unbroken.err
     assert len((unbroken.folder / "results.csv").read_text().splitlines()) == CELLS + 1
 
