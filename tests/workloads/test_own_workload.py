@@ -25,7 +25,7 @@ def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", tiered(["none", "ddp", "fsdp2"], "fsdp2"))
-def test_a_language_model_with_dropout_resumes_exactly(sweep: Finished, parallel: str) -> None:
+def test_language_model_with_dropout_resumes_exactly(sweep: Finished, parallel: str) -> None:
     row = sweep.row(parallel=parallel)
     assert row["status"] == "pass", row["reason"]
     compared = row["details"]["checks"]
@@ -46,7 +46,7 @@ def test_a_language_model_with_dropout_resumes_exactly(sweep: Finished, parallel
         ("raises.build", "SystemExit: 3"),
     ],
 )
-def test_a_wrong_target_is_refused_before_a_cell(target: str, told: str, tmp_path: Path) -> None:
+def test_wrong_target_is_refused_before_a_cell(target: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("print('here')\nnumber = 3\n")
     (tmp_path / "ends.py").write_text("import os\nos._exit(0)\n")
     (tmp_path / "raises.py").write_text("raise SystemExit(3)\n")
@@ -57,7 +57,7 @@ def test_a_wrong_target_is_refused_before_a_cell(target: str, told: str, tmp_pat
     assert not ended.folder.exists()
 
 
-def test_what_is_no_workload_is_told() -> None:
+def test_wrong_return_value_is_refused() -> None:
     given = config()
     given.workload = WorkloadConfig("builtins.dict")
     with pytest.raises(TypeError, match=r"workload.target=builtins.dict: returned a dict, no Workload"):
@@ -110,13 +110,13 @@ def wrong(kind: str) -> Workload:
         ("lock", "'lock' in the state cannot be saved: cannot pickle '_thread.lock' object"),
     ],
 )
-def test_what_cannot_be_repeated_or_saved_is_named(kind: str, message: str) -> None:
+def test_unrepeatable_or_unsavable_value_is_named(kind: str, message: str) -> None:
     target = {"target": "workloads.test_own_workload.wrong", "options": {"kind": kind}}
     with pytest.raises((TypeError, ValueError), match=message):
         run_alone(workload=target, saves=1, train_steps=1, resume_steps=1)
 
 
-def test_a_hyperparameter_that_is_an_iterator_is_named() -> None:
+def test_hyperparameter_that_is_an_iterator_is_named() -> None:
     target = {"target": "workloads.test_own_workload.wrong", "options": {"kind": "hyperparameter"}}
     verdict = run_alone(workload=target, saves=1, train_steps=1, resume_steps=1).verdict
     named = "the hyperparameter 'param_groups.0.schedule' of type list_iterator cannot be compared"
