@@ -192,7 +192,7 @@ def import_error(context: ForkServerContext, target: str) -> str | None:
 
 
 def _import(connection: Connection, target: str) -> None:
-    from dcpbench.records.user_code import import_from_current_folder
+    from dcpbench.records.installation import import_from_current_folder
 
     for stream in (1, 2):  # code of the user can print
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
