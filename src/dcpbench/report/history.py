@@ -83,7 +83,7 @@ def epilog() -> str:
     return f"""\
 Cells are matched by their axes, other overrides and configuration; of runs of one cell (repeats=N) it is the
 worst status and the median cost. A change of a cost is shown where a test finds one, of {LEAST_EFFECT:.0%} at
-least; in at most {FALSE_ALARMS:.0%} of histories there is one that is none: docs/history.md.
+least; in at most {FALSE_ALARMS:.0%} of histories there is one that is none: docs/compare.md.
 
 Without --metric: {metrics}."""
 
