@@ -13,8 +13,7 @@ from omegaconf import OmegaConf
 
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
-from dcpbench.config.groups import StorageConfig
-from dcpbench.config.save import SaveConfig
+from dcpbench.config.groups import SaveConfig, StorageConfig
 from dcpbench.config.schema import Config
 from dcpbench.core.mismatch import Problem
 from dcpbench.records.installation import conf_folders

@@ -15,8 +15,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from conftest import SMALL, run
 from dcpbench.checkpointers.dcp import DcpCheckpointer, forget_kept_by_dcp, kept_by_dcp
-from dcpbench.config.groups import StorageConfig
-from dcpbench.config.save import SaveConfig
+from dcpbench.config.groups import SaveConfig, StorageConfig
 from dcpbench.config.schema import Config, conf_folder
 
 WAYS = (

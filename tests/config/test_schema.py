@@ -251,7 +251,7 @@ def test_a_parallelism_takes_the_plans_that_it_needs_from_the_model(
 
 def test_an_axis_that_does_not_exist_is_refused() -> None:
     config = Config(scenario=scenario(only={"paralel": Only(["ddp"], "of a typo")}))
-    with pytest.raises(ConfigError, match=r"only\.paralel: there is no such axis"):
+    with pytest.raises(ConfigError, match=r"only\.paralel: unknown axis"):
         why_skip(config, resolve(config, NO_GPU), NO_GPU)
 
 
