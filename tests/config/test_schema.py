@@ -191,7 +191,7 @@ def test_a_fault_of_an_earlier_checkpoint_needs_one() -> None:
     asked = Config(scenario=scenario(), fault=FaultConfig("stale", "mine.stale", saves=2), saves=1)
     assert (
         why_skip(asked, resolve(asked, NO_GPU), NO_GPU)
-        == "fault=stale: it is about an earlier checkpoint, and saves=1"
+        == "fault=stale: it needs an earlier checkpoint, and saves=1"
     )
     asked.save_at = 1
     assert why_skip(asked, resolve(asked, NO_GPU), NO_GPU) is None
