@@ -1,4 +1,4 @@
-"""Faults: defects that are injected into cells, and that a check has to detect."""
+"""Faults: bugs injected into cells, each of which a check has to detect."""
 
 from pathlib import Path
 
