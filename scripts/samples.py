@@ -90,8 +90,8 @@ class Samples:
     def _run(self, commands: tuple[str, ...], columns: int) -> tuple[str, int]:
         """Return commands with their output, in a terminal of this width or with 0 into a file, and the exit
         status of the last one."""
-        beside = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        own = {"PATH": beside, "XDG_STATE_HOME": str(self.folder / "state")}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        own = {"PATH": path, "XDG_STATE_HOME": str(self.folder / "state")}
         shown, status = "", 0
         for command in commands:
             text, errors, status = _printed(command, self.folder, {**os.environ, **own, **_SIZE}, columns)
