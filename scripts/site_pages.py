@@ -174,7 +174,7 @@ def _metrics() -> str:
 
 def _aggregate(spec: Any) -> str:
     over_saves = "sum of the phase" if spec.whole_phase else f"{spec.over_saves} of the saves"
-    return f"{over_saves}, {spec.over_ranks} of the ranks"
+    return f"{over_saves}, max of the ranks"
 
 
 def _checks() -> str:
@@ -201,7 +201,7 @@ def _faults() -> str:
     parts = [
         f"The {len(specs)} bugs that `fault=<name>` [injects](../plugins/faults.md) into a cell. "
         "`detected by` is the check that must report it, or the exception that must refuse it; "
-        "any one of them is enough.\n"
+        "any one of them is enough. [Results](../results/index.md#injected-faults).\n"
     ]
     for place, where in _PLACES.items():
         rows = [

@@ -145,6 +145,7 @@ GUIDES = [
         pytest.param(GUIDES, 18_000, id="guides"),
         pytest.param([DOCS / "findings/index.md"], 900, id="index of findings"),
         pytest.param([*DOCS.glob("findings/*.md")], 9_100, id="findings"),
+        pytest.param([*DOCS.glob("results/*.md")], 2_500, id="results"),
     ],
 )
 def test_pages_are_short(pages: list[Path], limit: int) -> None:
@@ -156,6 +157,7 @@ PLAIN = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "scripts/site_pages.py")),
     *GUIDES,
     *DOCS.glob("findings/*.md"),
+    *DOCS.glob("results/*.md"),
 ]
 """The files whose prose has none of the phrases below."""
 

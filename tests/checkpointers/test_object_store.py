@@ -56,7 +56,7 @@ def test_objects_are_copied_read_in_part_and_replaced(server: Server, tmp_path: 
     with store.part("/one", "a/b", 2, 5) as file:
         assert file.read_bytes() == b"23456"
     with store.files("/one") as copies:
-        assert digest_files(copies, whole=True) == digest_files(tmp_path, whole=True)
+        assert digest_files(copies) == digest_files(tmp_path)
         written = (copies / "c").stat().st_mtime
     with other.files("/one") as copies:
         assert (copies / "c").stat().st_mtime == written

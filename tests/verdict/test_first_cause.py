@@ -24,7 +24,7 @@ def failed(rank: int, at: float, secondary: bool = False) -> RankEnd:
 
 def gone(rank: int, at: float, exit_status: int | None = KILLED, **more: Any) -> RankEnd:
     """A rank that died."""
-    return replace(on(rank), gone_at=at, exit_status=exit_status, **more)
+    return replace(on(rank), exited_at=at, exit_status=exit_status, **more)
 
 
 def ended(rank: int, **more: Any) -> RankEnd:

@@ -381,7 +381,7 @@ def test_mismatches_before_an_error_are_reported(check: str) -> None:
 
 
 def test_death_is_not_a_known_error() -> None:
-    died = replace(on(1), phase="save", gone_at=1.0, exit_status=-9, uploads=(0.5,), log_tail=("Bang",))
+    died = replace(on(1), phase="save", exited_at=1.0, exit_status=-9, uploads=(0.5,), log_tail=("Bang",))
     end = StageEnd((died, *reported([reports(3)[2], RankReport(0)]).ranks))
     verdict = verdict_of(job().expected, [end])
     assert (verdict.status, verdict.error, verdict.raised) == ("crash", None, ())

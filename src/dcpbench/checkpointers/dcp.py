@@ -285,8 +285,8 @@ def _chunks_in(metadata: Iterable[Any], read: Callable[[str, int, int], torch.Te
             if not hasattr(entry, "chunks") or place.transform_descriptors:
                 continue
             sizes = [tuple(one.sizes) for one in entry.chunks if one.offsets == index.offset]
-            held = partial(read, place.relative_path, place.offset, place.length)
-            stored[index.fqn] += [StoredChunk(tuple(index.offset), size, held) for size in sizes]
+            read_chunk = partial(read, place.relative_path, place.offset, place.length)
+            stored[index.fqn] += [StoredChunk(tuple(index.offset), size, read_chunk) for size in sizes]
     return stored
 
 

@@ -53,16 +53,16 @@ def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int, saved: Leaves
                 group[key] = perturbed(group[key], key)
 
 
-def _change_values(held: Any) -> Iterator[torch.Tensor]:
+def _change_values(container: Any) -> Iterator[torch.Tensor]:
     """Change every value in nested dictionaries and lists, and yield the tensors unchanged. No step is taken
     with these values, so that a flag or None can become a number."""
-    for key, value in [*(enumerate(held) if isinstance(held, list) else held.items())]:
+    for key, value in [*(enumerate(container) if isinstance(container, list) else container.items())]:
         if isinstance(value, torch.Tensor):
             yield value
         elif isinstance(value, dict) or has_parts(value):
             yield from _change_values(value)
         else:
-            held[key] = _PART if value is None or isinstance(value, bool) else _another(value, key)
+            container[key] = _PART if value is None or isinstance(value, bool) else _another(value, key)
 
 
 @torch.no_grad()
@@ -214,12 +214,6 @@ def with_changed_constants(expected: Leaves, unrestored: Leaves, names: Iterable
     return {**unrestored, **all_different({name: candidates[name] for name in same})}
 
 
-def with_other_names(leaves: Leaves) -> Leaves:
-    """Change the names of each group's parameters, which cannot be changed in a live optimizer."""
-    names = {name: leaf for name, leaf in leaves.items() if name.endswith(".params")}
-    return {**leaves, **all_different(names)}
-
-
 def unlike(expected: Leaves, state: Leaves, constants: Iterable[str] | None = None) -> Leaves:
     """Return a state for a negative control, in which everything differs from the expected one.
 
@@ -228,7 +222,9 @@ def unlike(expected: Leaves, state: Leaves, constants: Iterable[str] | None = No
         constants: names that can have the expected value in an unrestored state, because it never changes.
     """
     if constants is not None:
-        return with_changed_constants(expected, with_other_names(state), constants)
+        # The names of a group's parameters cannot be changed in a live optimizer.
+        names = {name: leaf for name, leaf in state.items() if name.endswith(".params")}
+        return with_changed_constants(expected, {**state, **all_different(names)}, constants)
     values = [name for name, leaf in state.items() if not isinstance(leaf, TensorLeaf | DigestedLeaf)]
     return with_changed_constants(expected, all_different(state), values)
 

@@ -229,8 +229,8 @@ def step_tolerances(twin: Leaves, others: Iterable[Leaves]) -> dict[str, torch.T
         for name, leaf in other.items():
             if isinstance(leaf, TensorLeaf) and leaf.dtype.is_floating_point:
                 noise = (leaf.local.double() - twin[name].local.double()).abs()
-                seen = tolerances.setdefault(name, torch.zeros_like(noise))
-                torch.maximum(seen, noise, out=seen)
+                largest = tolerances.setdefault(name, torch.zeros_like(noise))
+                torch.maximum(largest, noise, out=largest)
     return {
         name: _TIMES_NOISE * noise.clamp(min=float(noise.square().mean().sqrt()))
         + torch.finfo(twin[name].dtype).eps * twin[name].local.double().abs()
