@@ -71,8 +71,8 @@ def test_objects_are_copied_read_in_part_and_replaced(server: Server, tmp_path: 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"url": None}, "storage.options.url=null: must be where objects lie"),
-        ({"url": "s3://one", "file_system": {"secret": "hidden"}}, "file_system.secret: is not taken"),
+        ({"url": None}, "storage.options.url=null: must be the place of the objects"),
+        ({"url": "s3://one", "file_system": {"secret": "hidden"}}, "file_system.secret: is refused"),
     ],
 )
 def test_invalid_store_is_refused(options: dict[str, Any], told: str) -> None:

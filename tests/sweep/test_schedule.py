@@ -41,7 +41,7 @@ def job(world_size: int, sharing: str, device: str = "cuda", skip: str | None = 
         (2, "none", [(0, 1, 2, 3)]),
     ],
 )
-def test_cells_run_at_once_where_each_has_its_own_gpus(
+def test_cells_with_separate_gpus_run_at_once(
     size: int, sharing: str, expected: list[tuple[int, ...]]
 ) -> None:
     assert places([job(size, sharing)] * 5, gpus=4) == expected
@@ -49,13 +49,13 @@ def test_cells_run_at_once_where_each_has_its_own_gpus(
     assert len(places([job(size, sharing, skip="no"), job(size, sharing)], gpus=4)) == 1
 
 
-def test_cells_that_ask_for_several_hosts_run_one_by_one() -> None:
+def test_cells_of_several_hosts_run_one_by_one() -> None:
     several = job(2, "disjoint")
     several.config.executor.hosts = 2
     assert places([several] * 5, gpus=4) == [(0, 1, 2, 3)]
 
 
-def test_cells_of_which_only_the_verdict_matters_share() -> None:
+def test_cells_share_gpus_for_correctness() -> None:
     found = places([job(4, "correctness"), job(1, "correctness")] * 9, gpus=4)
     assert len(found) >= 2
     assert all(sorted(gpus) == [0, 1, 2, 3] for gpus in found)
@@ -64,13 +64,13 @@ def test_cells_of_which_only_the_verdict_matters_share() -> None:
     assert places([job(4, "disjoint", "cpu")] * 9, gpus=0) == [()], "cells on a CPU have all of it"
 
 
-def test_cells_of_one_kind_come_together_in_their_order() -> None:
+def test_cells_are_grouped_by_their_ranks() -> None:
     two, four, shared, alone = job(2, "none"), job(4, "none"), job(2, "correctness"), job(1, "correctness")
     assert stretches([two, four, shared, two, alone, four]) == [[two, two], [four, four], [shared, alone]]
 
 
 @pytest.mark.slow
-def test_cells_that_share_do_not_notice_each_other(sweep: Callable[..., Finished]) -> None:
+def test_sharing_cells_do_not_affect_each_other(sweep: Callable[..., Finished]) -> None:
     """One cell dies again and again, and each time its ranks are ended, beside others that pass."""
     lists = ("scenario=save_load,kills_itself", "parallel=ddp,fsdp2", "seed=1,2", "saves=1", "device=cpu")
     ended = sweep("-m", *lists, *SMALL, "sharing=correctness")
@@ -92,7 +92,7 @@ def test_cells_that_share_do_not_notice_each_other(sweep: Callable[..., Finished
 
 @pytest.mark.slow
 @pytest.mark.extended
-def test_what_a_dead_rank_leaves_goes_and_its_neighbours_stay(sweep: Callable[..., Finished]) -> None:
+def test_leaks_of_dead_ranks_are_removed(sweep: Callable[..., Finished]) -> None:
     """Ranks die and leave children and shared memory, in one worker and in the other at the same time."""
     lists = ("scenario.options.how=leaves_child,not,leaves_shared_memory", "seed=1,2,3", "retry=0")
     where = ("scenario=dies", "scenario.options.phase=load", "parallel=ddp", "world_size=2", "saves=1")

@@ -220,6 +220,16 @@ def test_factor_of_noise_is_ignored() -> None:
     assert twin_of(terms, NOISE, 0.2 * total, -0.2 * total).factor_tolerance is None
 
 
+def test_factor_of_correlated_noise_is_ignored() -> None:
+    """Errors of a gradient of low rank are those of a few rows of activations, and none cancels another."""
+    torch.manual_seed(2)
+    rows = torch.linalg.qr(torch.randn(16, 3)).Q.T
+    gradient, *errors = (torch.outer(row, row) for row in rows)
+    noise = [0.5 * PARTS * error for error in errors]
+    assert twin_of([gradient] * PARTS, NOISE, *noise).factor_tolerance is None
+    assert twin_of([gradient] * PARTS, NOISE, *(one / 100 for one in noise)).factor_tolerance is not None
+
+
 def test_zeros_have_no_factor() -> None:
     twin = twin_of([torch.zeros(2, 3)] * PARTS, NOISE, torch.zeros(2, 3), torch.zeros(2, 3))
     assert twin.factor_tolerance is None

@@ -1,9 +1,9 @@
-"""What cells need of the machine: ranks and GPUs, which decide what runs at the same time; time, estimated
-from what cells like them took; and room on the disk.
+"""What cells need: ranks and GPUs, which decide which cells run at the same time; time, estimated from
+similar cells; and disk space.
 
-Nobody knows how much a cell writes before a model is built, for which the driver has no torch. So it is
-what a cell of the same scenario, model, optimizer, parallelism and saves took up earlier in the sweep, or
-what the user says (`storage.needs_bytes`); without either, only what is to stay free is asked for.
+How much a cell writes is unknown before its model is built, for which the driver has no torch. It is taken
+from cells of the same scenario, model, optimizer, parallelism and saves earlier in the sweep, or from
+`storage.needs_bytes`; without either, only `storage.keep_free_bytes` has to be free.
 """
 
 import os
@@ -28,19 +28,19 @@ from dcpbench.records.row import Row
 from dcpbench.sweep.job import Job
 
 _ALIKE = [[spec.key for spec in AXES.values() if spec.likeness >= level] for level in (1, 2, 3)]
-"""The parts of their identities in which two cells have to agree to take alike long, the closest likeness
-first; closer still are those of one identity."""
+"""The keys in which two cells have to be equal to take about equally long, the closest similarity first.
+Cells with the same identity are closer still."""
 
 _WRITES_ALIKE = [*(spec.name for spec in AXES.values() if spec.writes), "saves", "save_at"]
-"""Those in which they have to agree to write as much."""
+"""The keys in which two cells have to be equal to write equally much."""
 
 _AT_ONCE = {"cuda": 4, "cpu": 16}
-"""The most cells that share GPUs, or a CPU, where only their verdicts matter."""
+"""The largest number of cells that share GPUs, or a CPU, where only their verdicts matter."""
 
 
 def stretches(jobs: Iterable[Job]) -> list[list[Job]]:
-    """The jobs by the ranks that they need: what is together may run at once, and one after the other on
-    the same ranks. Where only verdicts matter all are together. In the order in which each is first met."""
+    """Group jobs by the ranks that they need, in the order of their first job. Jobs of a group can run at the
+    same time, or on the same ranks. Jobs of which only verdicts matter are in one group."""
     found: dict[object, list[Job]] = {}
     for job in jobs:
         shared = job.config.sharing is Sharing.correctness
@@ -50,11 +50,11 @@ def stretches(jobs: Iterable[Job]) -> list[list[Job]]:
 
 
 def places(jobs: Sequence[Job], gpus: int, memory: int | None = None) -> list[tuple[int, ...]]:
-    """For each worker that the cells of a stretch run in the GPUs that are its own, or that it shares.
+    """Return the GPUs of each runner for the jobs of a group.
 
-    Cells on GPUs run at once where each has its own, with `sharing=none` never, nor where they ask for
-    several hosts, on each of which they need GPUs. With `sharing=correctness` as many workers share the GPUs,
-    or the CPU, as are worth it; where ranks share a GPU, as many as half of its `memory` has room for.
+    With `sharing=disjoint` each runner has separate GPUs, unless cells need several hosts; with
+    `sharing=correctness` several runners share the GPUs, or the CPU; otherwise one runner has all GPUs. Where
+    ranks share a GPU, cells have to fit into half of its `memory`.
     """
     device, sharing = jobs[0].kinds[0].device, jobs[0].config.sharing
     size = max(job.world_size for job in jobs)
@@ -133,14 +133,14 @@ class GpuMemory:
 
 
 class Estimated(NamedTuple):
-    """A cell by what it is known by, and how many run `at_once` where it does."""
+    """The `keys` of a cell, and how many cells of its group run at the same time."""
 
     keys: list[str]
     at_once: int
 
 
 def estimates(jobs: Iterable[Job], gpus: int) -> dict[str, Estimated]:
-    """Each cell that is not a skip by its name, as what its time is estimated from."""
+    """Return what the time of each cell is estimated from, by its name; skips are left out."""
     found: dict[str, Estimated] = {}
     for together in stretches(jobs):
         at_once = len(places(together, gpus))
@@ -149,12 +149,13 @@ def estimates(jobs: Iterable[Job], gpus: int) -> dict[str, Estimated]:
 
 
 def keys(cell: CellKey) -> list[str]:
-    """What a cell is known by at each likeness."""
+    """Return the digests by which similar cells are found, the closest similarity first."""
     return [cell.digest, *map(cell.part, _ALIKE)]
 
 
 class Costs:
-    """What cells have taken so far: seconds, the latest few for each likeness, and the most bytes."""
+    """Seconds and bytes of the cells so far: the latest few seconds for each similarity, and the most
+    bytes."""
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
         self._seconds: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=25))
@@ -163,7 +164,7 @@ class Costs:
             self.add(row)
 
     def add(self, row: Row) -> None:
-        """Take note of a cell that has ended; one that did not run says nothing."""
+        """Add a cell that has ended; one that did not run has no effect."""
         cell = CellKey(row.config)
         took_s = row["shared_cell_s"] if row["cell_s"] is None else row["cell_s"]
         for key in [] if took_s is None else keys(cell):
@@ -172,40 +173,41 @@ class Costs:
         self._disk_bytes[kind] = max(self._disk_bytes[kind], row["disk_bytes"] or 0)
 
     def seconds(self, cell: Iterable[str]) -> float | None:
-        """The median seconds of the cells that are closest to one with these keys, None if there are none."""
+        """Return the median seconds of the most similar cells to one with these keys, None without any."""
         key = next((key for key in cell if self._seconds.get(key)), None)
         return statistics.median(self._seconds[key]) if key else None
 
     def left(self, cells: Iterable[Estimated]) -> float | None:
-        """Seconds for all of these cells; those that are like none so far take as long as the others do.
-        None if there is nothing to go by."""
+        """Estimate the seconds for all of these cells; cells without a similar one take as long as the others
+        on average. None if none of them has a similar one."""
         known: list[float] = []
-        whole = unknown = 0.0
+        total = unknown = 0.0
         for cell in cells:
             seconds = self.seconds(cell.keys)
             if seconds is None:
                 unknown += 1 / cell.at_once
             else:
                 known.append(seconds)
-                whole += seconds / cell.at_once
-        return whole + unknown * statistics.fmean(known) if known else None
+                total += seconds / cell.at_once
+        return total + unknown * statistics.fmean(known) if known else None
 
     def why_skip(self, cell: CellKey, storage: StorageConfig, checkpoints: Path) -> str | None:
-        """Why a cell whose checkpoints go to a folder has no room there, or None if it has."""
+        """Return why the folder of a cell's checkpoints has too little space for them, None if it has
+        enough."""
         place = next(path for path in (checkpoints, *checkpoints.parents) if path.exists())
         free = shutil.disk_usage(place).free
         needs, because = storage.needs_bytes, "storage.needs_bytes"
         if needs is None:
-            needs, because = self._disk_bytes[cell.part(_WRITES_ALIKE)], "as a cell like it took up"
+            needs, because = self._disk_bytes[cell.part(_WRITES_ALIKE)], "as a similar cell wrote"
         if free - needs >= storage.keep_free_bytes:
             return None
         wanted = f"it needs {decimal(needs)} ({because}) and " if needs else ""
-        stays = f"{decimal(storage.keep_free_bytes)} are to stay free (storage.keep_free_bytes)"
+        stays = f"{decimal(storage.keep_free_bytes)} have to stay free (storage.keep_free_bytes)"
         return f"too little disk space: {decimal(free)} are free in {place}, {wanted}{stays}"
 
 
 def bytes_in(folder: Path) -> int | None:
-    """The bytes of all files below a folder, None if that cannot be determined."""
+    """Return the bytes of all files below a folder, None if that cannot be determined."""
     try:
         return sum(found.st_size for found in files.files_below(folder).values())
     except OSError:
