@@ -8,8 +8,7 @@ from typing import Any
 from torch.distributed.checkpoint import FileSystemWriter
 
 from dcpbench.checkpointers.storage import Storage, file
-from dcpbench.config.groups import StorageConfig
-from dcpbench.config.save import SaveConfig
+from dcpbench.config.groups import SaveConfig, StorageConfig
 
 
 class WaitingWriter(FileSystemWriter):

@@ -1,4 +1,4 @@
-"""The pictures of docs/report-page.md: a report's page as headless Chromium shows it.
+"""The pictures of docs/report.md: a report's page as headless Chromium shows it.
 
     python scripts/screenshots.py outputs/<sweep>/report.html docs/images
 

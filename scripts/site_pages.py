@@ -1,5 +1,5 @@
-"""What `mkdocs build` does beside rendering `docs/`: pages made from the code, from conf/ and from the files
-at the top level. Nothing of it is committed.
+"""Pages that `mkdocs build` generates from the code, from conf/ and from the files at the top level. None is
+committed.
 
 mkdocs.yml names it under `hooks`. A column, a status or a value of an axis that nothing describes ends the
 build.
@@ -30,16 +30,16 @@ from dcpbench.records.row import column_types
 
 _ROOT = Path(__file__).parents[1]
 _AT_THE_TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-"""Files that are pages too, though they do not lie in docs/."""
+"""Files outside docs/ that are pages too."""
 
 _KINDS = {bool: "true or false", int: "integer", float: "number", str: "text"}
 _PLACES = {
-    "restored": "in what a load restored",
-    "staged": "in what is staged to be saved",
+    "restored": "in restored state",
+    "staged": "in state that is staged for a save",
     "written": "in the files of a checkpoint",
     "live": "in the live state, right after a save",
     "training": "in how a parallel run trains",
-    "both": "in what is staged, and in what is restored",
+    "both": "in staged and in restored state",
 }
 
 
@@ -52,7 +52,7 @@ def on_config(config: MkDocsConfig) -> None:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are not in docs/."""
+    """Add the generated pages."""
     pages: dict[str, Callable[[], str]] = {
         "reference/axes.md": _axes,
         "reference/keys.md": _keys,
@@ -87,24 +87,24 @@ def _page(title: str, *parts: str) -> str:
 
 
 def values_of(axis: str) -> list[tuple[str, str]]:
-    """The values of an axis, and what each is; ends the build where that is nowhere said."""
+    """Return the values of an axis with their descriptions; PluginError if one has none."""
     values = reference.groups()[axis].values
     if silent := [name for name, said in values.items() if not said]:
-        raise PluginError(f"conf/{axis}: no comment at the top says what {', '.join(silent)} is")
+        raise PluginError(f"conf/{axis}: no comment at the top describes {', '.join(silent)}")
     return [(f"`{name}`", said) for name, said in values.items()]
 
 
 def _axes() -> str:
     parts = [
         "The groups of `conf/`. `parallel=ddp,fsdp` names values of one; a YAML of your own, with "
-        "`--config-dir`, adds one: [Add your own](../extending.md). `load_parallel` has the values "
+        "`--config-dir`, adds one: [Extend dcpbench](../extending.md). `load_parallel` has the values "
         "of `parallel`; the values of `fault` are [here](faults.md), those of `experiment` "
         "[here](experiments.md), single keys [there](keys.md).\n"
     ]
     for axis in reference.groups().values():
         parts.append(f"## {axis.name}\n\nDefault: `{axis.default}`. {axis.help[0].upper()}{axis.help[1:]}.\n")
         if axis.name not in ("load_parallel", "fault", "experiment"):
-            parts.append(_table(("value", "what it is"), values_of(axis.name)))
+            parts.append(_table(("value", "meaning"), values_of(axis.name)))
     return _page("Axes", *parts)
 
 
@@ -114,10 +114,10 @@ def _keys() -> str:
     said = ", ".join(f"`{name}`" for name in how if name not in OF_THE_SWEEP)
     return _page(
         "Keys",
-        "What a command line can set beside [axes](axes.md), with its default.\n",
-        _table(("key", "default", "what it says"), rows),
-        f"These say how a cell is run and not what it is: {said}. Rows that differ in nothing "
-        "else are runs of one cell, and compare.\n",
+        "Every key that a command line can set in addition to the [axes](axes.md), with its default.\n",
+        _table(("key", "default", "meaning"), rows),
+        f"These affect how a cell runs and not its identity: {said}. Rows that differ only in them "
+        "belong to one cell.\n",
         *(_group(kind) for kind in (groups.StorageConfig, groups.ModelConfig, groups.OptimizerConfig)),
     )
 
@@ -147,45 +147,43 @@ def _columns() -> str:
             said = COLUMN_HELP[name]
         rows.append((f"`{name}`", _KINDS[kind.python], said))
     if lost := COLUMN_HELP.keys() - column_types().keys():
-        raise PluginError(f"COLUMN_HELP describes what is no column: {', '.join(lost)}")
+        raise PluginError(f"scripts/site_pages.py describes unknown columns: {', '.join(lost)}")
     return _page(
         "Columns of a row",
-        "A line of `results.jsonl` is a row: these columns, then `config` (the whole "
-        "configuration that identifies the cell, flat). `details.jsonl` has findings, controls and "
-        "losses of each rank, by `cell`, `repeat` and `started_at`. `results.csv` has the "
-        "columns alone. What was not measured, or does not "
-        "apply, is null. New columns are added at the end; none is renamed.\n",
-        _table(("column", "holds", "what it is"), rows),
+        "A line of `results.jsonl` is a row: these columns, then `config` (the configuration that "
+        "identifies the cell, flat). `details.jsonl` contains mismatches, controls and losses of "
+        "each rank, by `cell`, `repeat` and `started_at`. `results.csv` contains only the columns. "
+        "A value that was not measured, or does not apply, is null.\n",
+        _table(("column", "type", "meaning"), rows),
     )
 
 
 def _metrics() -> str:
-    shown = {"always": "yes", "measured": "where it was measured", "asked": "with `--metric`"}
+    shown = {"always": "yes", "measured": "if measured", "asked": "with `--metric`"}
     rows = [
         (f"`{name}`", spec.help, _aggregate(spec), spec.better or "-", shown[spec.shown])
         for name, spec in METRICS.items()
     ]
     return _page(
         "Metrics",
-        "What is measured in a cell. Each is a column; `measurements.jsonl` has every single "
+        "Measured values of a cell, each a column. `measurements.jsonl` contains every single "
         "value, with rank, phase and save. The unit is in the name.\n",
-        _table(("metric", "what it is", "aggregate", "better", "in the table"), rows),
+        _table(("metric", "meaning", "aggregate", "better", "in the table"), rows),
     )
 
 
 def _aggregate(spec: Any) -> str:
     over_saves = "sum of the phase" if spec.whole_phase else f"{spec.over_saves} of the saves"
-    return f"{over_saves}, {spec.over_ranks} of the ranks"
+    return f"{over_saves}, max of the ranks"
 
 
 def _checks() -> str:
     rows = [(f"`{name}`", f"`{spec.label}`", spec.help) for name, spec in CHECKS.items()]
     return _page(
         "Checks",
-        "What is verified in a cell. Each is a column: true, false, or null where it did not "
-        "apply. What each proves, and what it cannot see: [What a pass "
-        "proves](../concepts/checks.md).\n",
-        _table(("check", "short name", "holds when"), rows),
+        "Each check is a column: true, false, or null if it did not apply. "
+        "[What each check proves, and what it does not detect](../concepts/checks.md).\n",
+        _table(("check", "short name", "passes if"), rows),
     )
 
 
@@ -193,8 +191,7 @@ def _statuses() -> str:
     rows = [(f"`{name}`", spec.help) for name, spec in STATUSES.items()]
     return _page(
         "Statuses",
-        "What a cell may come to, the worst first. What follows from each: "
-        "[Statuses](../concepts/statuses.md).\n",
+        "The outcomes of a cell, worst first. [What to do about each](../concepts/statuses.md).\n",
         _table(("status", "meaning"), rows),
     )
 
@@ -202,9 +199,9 @@ def _statuses() -> str:
 def _faults() -> str:
     specs = declared_values().get("fault", {})
     parts = [
-        f"The {len(specs)} defects that `fault=<name>` plants in a cell, to see that it fails. "
-        "`seen by` is the check that has to report it, or the exception that has to refuse it; "
-        "any one of them is enough. [What they have shown](../results/faults.md).\n"
+        f"The {len(specs)} bugs that `fault=<name>` [injects](../plugins/faults.md) into a cell. "
+        "`detected by` is the check that must report it, or the exception that must refuse it; "
+        "any one of them is enough. [Results](../results/index.md#injected-faults).\n"
     ]
     for place, where in _PLACES.items():
         rows = [
@@ -214,8 +211,8 @@ def _faults() -> str:
         ]
         if rows:
             parts += [
-                f"## Planted {where}\n",
-                _table(("fault", "what it does", "ranks", "seen by", "only with"), rows),
+                f"## Injected {where}\n",
+                _table(("fault", "effect", "ranks", "detected by", "only with"), rows),
             ]
     if lost := {spec.at.value for spec in specs.values()} - _PLACES.keys():
         raise PluginError(f"scripts/site_pages.py does not describe: {', '.join(lost)}")
@@ -223,7 +220,7 @@ def _faults() -> str:
 
 
 def _what(spec: groups.FaultConfig) -> str:
-    """What the docstring of the function that plants it says; of one for several faults, with its options."""
+    """Return the docstring of the function that injects it, with the options of this fault."""
     said = " ".join((pkgutil.resolve_name(str(spec.target)).__doc__ or "").partition("\n\n")[0].split())
     options = ", ".join(f"`{key}={value}`" for key, value in spec.options.items())
     return f"{said} ({options})" if options else said
@@ -241,7 +238,7 @@ def _only(spec: groups.FaultConfig) -> str:
 def _experiments() -> str:
     return _page(
         "Experiments",
-        "Sweeps that are written down: `experiment=<name>`. What else the command line names "
-        "chooses among their cells; `dcpbench plan experiment=<name>` prints them and starts nothing.\n",
-        _table(("experiment", "what it is"), values_of("experiment")),
+        "Sweeps in YAML files: `experiment=<name>`. Other words on the command line select among "
+        "their cells; `dcpbench plan experiment=<name>` prints them.\n",
+        _table(("experiment", "cells"), values_of("experiment")),
     )

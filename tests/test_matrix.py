@@ -36,7 +36,7 @@ def matrix(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize(("parallel", "save"), tiered([cell for cell in CELLS if cell[0] != KNOWN], *KEPT))
-def test_state_comes_back_and_training_goes_on(matrix: Finished, parallel: str, save: str) -> None:
+def test_state_is_restored_and_training_continues(matrix: Finished, parallel: str, save: str) -> None:
     row = matrix.row(parallel=parallel, save=save)
     assert row["status"] == "pass", row["reason"]
     # Of other scenarios.
@@ -61,7 +61,7 @@ def test_state_comes_back_and_training_goes_on(matrix: Finished, parallel: str, 
 @pytest.mark.parametrize(
     ("parallel", "save"), tiered([cell for cell in CELLS if cell[0] == KNOWN], (KNOWN, "sync"))
 )
-def test_fsdp1_with_tp_is_an_xfail_that_names_the_tensors(matrix: Finished, parallel: str, save: str) -> None:
+def test_fsdp1_with_tp_is_an_xfail_with_names(matrix: Finished, parallel: str, save: str) -> None:
     row = matrix.row(parallel=parallel, save=save)
     assert row["status"] == "xfail"
     assert row["model_equal"] is True
@@ -72,7 +72,7 @@ def test_fsdp1_with_tp_is_an_xfail_that_names_the_tensors(matrix: Finished, para
     assert "state.net1.weight.exp_avg" in row["reason"]
 
 
-def test_cached_staging_without_an_accelerator_is_a_skip(matrix: Finished) -> None:
+def test_cached_staging_on_the_cpu_is_a_skip(matrix: Finished) -> None:
     rows = [row for row in matrix.rows if row["save"] == "async_cached"]
     assert len(rows) == len(PARALLELISMS)
     assert {row["status"] for row in rows} == {"skip"}
@@ -91,7 +91,7 @@ def test_every_checkpoint_was_loaded_under_a_control(matrix: Finished) -> None:
     assert all(check["control_missed"] == [] for check in details["checks"].values())
 
 
-def test_the_folder_of_a_sweep_is_whole(matrix: Finished) -> None:
+def test_sweep_folder_has_all_files(matrix: Finished) -> None:
     assert matrix.status == 0, matrix.err
     for name in ("results.csv", "environment.json", "report.html", "junit.xml", "multirun.yaml"):
         assert (matrix.folder / name).stat().st_size > 0
@@ -108,7 +108,7 @@ def test_the_folder_of_a_sweep_is_whole(matrix: Finished) -> None:
     assert not list(matrix.folder.rglob("*.distcp")), "checkpoints of passed cells are removed"
 
 
-def test_progress_and_table_say_what_the_rows_say(matrix: Finished) -> None:
+def test_progress_and_table_agree_with_the_rows(matrix: Finished) -> None:
     assert f"[1/{len(matrix.rows)}] pass " in matrix.err
     assert str(matrix.folder) in matrix.err
     counts = Counter(row["status"] for row in matrix.rows)
@@ -118,7 +118,7 @@ def test_progress_and_table_say_what_the_rows_say(matrix: Finished) -> None:
 
 
 @pytest.mark.extended
-def test_a_cell_does_not_depend_on_those_before_it(tmp_path: Path) -> None:
+def test_cells_do_not_depend_on_earlier_cells(tmp_path: Path) -> None:
     """Fresh ranks in one order and warm ones in another, among cells that die and cells with a fault."""
     healthy = itertools.product(["ddp", "fsdp2"], ["even", "buffered"], ["none", "weight_zeroed"])
     cells = [f"{{parallel: {of}, model: {model}, fault: {fault}}}" for of, model, fault in healthy]

@@ -20,7 +20,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return run(folder, "-m", scenarios, "parallel=ddp", "device=cpu", *short, "retry=0")
 
 
-def test_an_exception_is_an_error_of_the_rank_that_raised_first(broken: Finished) -> None:
+def test_exception_is_an_error_of_the_first_rank(broken: Finished) -> None:
     row = broken.row(scenario="raises")
     assert row["status"] == "error"
     assert row["reason"] == "rank 2 in train: ValueError: planted <b>error</b>"
@@ -28,19 +28,19 @@ def test_an_exception_is_an_error_of_the_rank_that_raised_first(broken: Finished
     assert "Traceback" in log
 
 
-def test_a_rank_that_leaves_is_a_crash(broken: Finished) -> None:
+def test_exited_rank_is_a_crash(broken: Finished) -> None:
     row = broken.row(scenario="exits")
     assert row["status"] == "crash"
     assert row["reason"] == "rank 2 exited with status 7 in save"
 
 
-def test_a_killed_rank_is_a_crash(broken: Finished) -> None:
+def test_killed_rank_is_a_crash(broken: Finished) -> None:
     row = broken.row(scenario="kills_itself")
     assert row["status"] == "crash"
     assert row["reason"] == "rank 2 was killed by SIGKILL in load"
 
 
-def test_a_hang_is_a_timeout_with_the_stack_of_each_rank(broken: Finished) -> None:
+def test_hang_is_a_timeout_with_stacks(broken: Finished) -> None:
     row = broken.row(scenario="hangs")
     assert row["status"] == "timeout"
     assert "verify (rank 0-3)" in row["reason"]
@@ -58,13 +58,13 @@ def test_children_of_a_rank_end_with_it(broken: Finished) -> None:
     assert not psutil.pid_exists(pid)
 
 
-def test_other_cells_are_untouched_and_nothing_is_left(broken: Finished) -> None:
+def test_other_cells_pass_and_nothing_leaks(broken: Finished) -> None:
     assert broken.row(scenario="save_load")["status"] == "pass"
     assert broken.status == 1
     assert alive_in(broken.folder) == []
 
 
-def test_reports_show_what_a_cell_said_as_text(broken: Finished) -> None:
+def test_reports_escape_messages_of_cells(broken: Finished) -> None:
     page = (broken.folder / "report.html").read_text()
     assert "&lt;b&gt;error&lt;/b&gt;" in page
     assert "<b>error</b>" not in page
@@ -114,7 +114,7 @@ def faulty(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("fault", tiered(FAULTS, *OF_EACH_KIND))
-def test_a_planted_fault_fails_the_right_check(faulty: Finished, fault: str) -> None:
+def test_injected_fault_fails_the_right_check(faulty: Finished, fault: str) -> None:
     row = faulty.row(fault=fault)
     check, name = FAULTS[fault]
     assert row["status"] == "fail"
@@ -129,7 +129,7 @@ def test_a_planted_fault_fails_the_right_check(faulty: Finished, fault: str) -> 
         assert all(row[other] for other in others if other != check)
 
 
-def test_a_sweep_whose_faults_were_all_seen_is_well(faulty: Finished) -> None:
+def test_sweep_with_detected_faults_is_ok(faulty: Finished) -> None:
     assert [row["cell"] for row in faulty.rows if not row["fault_seen"]] == []
     assert faulty.status == 0
 
@@ -152,14 +152,14 @@ def unexpected(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return run(folder, *blocks(cells), f"known_failures={listed}", "device=cpu", "retry=0")
 
 
-def test_a_fault_that_goes_unseen_is_told(unexpected: Finished) -> None:
+def test_undetected_fault_is_reported(unexpected: Finished) -> None:
     row = unexpected.row(fault="second_step_wrong")
     assert row["fault_seen"] is False
     assert "fault=second_step_wrong was not detected" in row["reason"]
     assert unexpected.status == 1
 
 
-def test_a_dead_net_is_vacuous(unexpected: Finished) -> None:
+def test_dead_net_is_vacuous(unexpected: Finished) -> None:
     """Without a gradient the losses compared say nothing, although they are all equal."""
     row = unexpected.row(optimizer="sgd")
     assert row["status"] == "vacuous", row["reason"]
@@ -168,14 +168,14 @@ def test_a_dead_net_is_vacuous(unexpected: Finished) -> None:
     assert "loss_resume_equal: its control did not report loss of step" in row["reason"]
 
 
-def test_an_unlisted_failure_and_a_listed_pass_are_told(unexpected: Finished) -> None:
+def test_unlisted_failure_and_listed_pass_are_not_ok(unexpected: Finished) -> None:
     assert unexpected.row(parallel="fsdp_tp")["status"] == "fail"
     assert unexpected.row(parallel="ddp", seed=1)["status"] == "xpass"
     kept = unexpected.folder / unexpected.row(parallel="fsdp_tp")["cell"] / "checkpoints"
     assert list(kept.rglob("*.distcp")), "the checkpoint of a failed cell is kept"
 
 
-def test_a_sweep_of_skips_measures_nothing_and_says_so(tmp_path: Path) -> None:
+def test_sweep_of_skips_measures_nothing(tmp_path: Path) -> None:
     ended = run(tmp_path / "sweep", "-m", "save=async_cached", "device=cpu", "parallel=ddp,fsdp")
     assert [row["status"] for row in ended.rows] == ["skip", "skip"]
     assert ended.status == 1

@@ -33,7 +33,7 @@ def chosen(*given: str) -> list[str]:
     return [" ".join(job.overrides) for job in jobs(blocks, parsed(*given), every)]
 
 
-def test_every_block_is_a_product_in_its_order() -> None:
+def test_blocks_are_products_in_order() -> None:
     assert chosen() == [
         "scenario=save_load parallel=fsdp compile=False",
         "scenario=save_load parallel=fsdp compile=True",
@@ -45,7 +45,7 @@ def test_every_block_is_a_product_in_its_order() -> None:
     ]
 
 
-def test_the_command_line_chooses_among_what_is_swept_and_sets_the_rest() -> None:
+def test_command_line_selects_swept_values() -> None:
     assert chosen("parallel=fsdp", "seed=1,2") == [
         f"scenario=save_load parallel=fsdp compile={compiled} seed={seed}"
         for compiled in (False, True)
@@ -59,12 +59,12 @@ def test_the_command_line_chooses_among_what_is_swept_and_sets_the_rest() -> Non
 
 
 @pytest.mark.parametrize("number", range(7))
-def test_all_that_a_cell_is_made_of_asks_for_it_alone(number: int) -> None:
+def test_all_overrides_of_a_cell_select_it_alone(number: int) -> None:
     job = chosen("seed=3")[number]
     assert chosen(*job.split()) == [job]
 
 
-def test_a_job_that_two_blocks_have_runs_once() -> None:
+def test_job_of_two_blocks_runs_once() -> None:
     blocks = {name: parsed("parallel=ddp,fsdp") for name in ("one", "other")}
     assert jobs(blocks, [], every) == [Job(["parallel=ddp"], "one"), Job(["parallel=fsdp"], "one")]
 
@@ -77,13 +77,13 @@ def test_a_job_that_two_blocks_have_runs_once() -> None:
         (["seed=interval(0,1)"], "seed=interval(0,1): only lists can be swept"),
     ],
 )
-def test_a_choice_that_leaves_nothing_says_what_there_is(given: list[str], words: str) -> None:
+def test_empty_selection_lists_the_values(given: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words.replace("(", r"\(").replace(")", r"\)")):
         chosen(*given)
 
 
 @pytest.mark.slow
-def test_the_command_that_is_printed_runs_just_that_cell(tmp_path: Path) -> None:
+def test_printed_command_runs_only_that_cell(tmp_path: Path) -> None:
     known = tmp_path / "none.yaml"
     known.write_text("[]\n")
     first = run(
@@ -104,7 +104,7 @@ def test_the_command_that_is_printed_runs_just_that_cell(tmp_path: Path) -> None
     assert first.rows[1]["cell"] == "parallel=fsdp_tp", "a long name leaves out what all cells have"
 
 
-def test_of_a_key_that_comes_twice_the_last_holds() -> None:
+def test_last_value_of_a_repeated_key_applies() -> None:
     """`hydra.sweeper.params` comes before the command line: a list there is what holds without another."""
     assert chosen("seed=1,2", "scenario=convert", "seed=7") == [
         "scenario=convert parallel=hsdp load_parallel=fsdp seed=7"
@@ -113,7 +113,7 @@ def test_of_a_key_that_comes_twice_the_last_holds() -> None:
 
 @pytest.mark.slow
 @pytest.mark.extended
-def test_random_seeds_are_drawn_once_and_may_be_chosen(tmp_path: Path) -> None:
+def test_random_seeds_are_drawn_once(tmp_path: Path) -> None:
     command = ("experiment=soak", "parallel=none", "model=dummy", "save=sync", "world_size=1", *ONE_STEP)
     done = run(tmp_path / "sweep", *command, "device=cpu")
     seeds = [row["seed"] for row in done.rows]
@@ -123,7 +123,7 @@ def test_random_seeds_are_drawn_once_and_may_be_chosen(tmp_path: Path) -> None:
     assert [(row["seed"], row["status"]) for row in again.rows] == [(seeds[5], "pass")]
 
 
-def test_all_cells_run_once_before_any_runs_again() -> None:
+def test_repeats_run_in_rounds() -> None:
     jobs = [Job(["parallel=ddp"], "one"), Job(["parallel=fsdp"], "other")]
     assert repeated(jobs, 1, for_all=True) == jobs
     assert repeated(jobs, 2, for_all=True) == [
@@ -149,7 +149,7 @@ def rounds(*given: str, repeats: int = 1, for_all: bool = False) -> list[str]:
     ]
 
 
-def test_a_block_may_say_its_own_repeats() -> None:
+def test_block_can_set_its_repeats() -> None:
     """Its rounds are interleaved, and `repeats` itself is no override of a cell."""
     assert rounds() == [
         "parallel=ddp sharing=correctness",
@@ -160,19 +160,19 @@ def test_a_block_may_say_its_own_repeats() -> None:
     assert rounds(for_all=True) == ["parallel=ddp sharing=correctness", "parallel=ddp", "parallel=fsdp"]
 
 
-def test_a_repeat_of_a_block_is_asked_for_again_alone() -> None:
+def test_repeat_of_a_block_can_run_alone() -> None:
     for job in rounds()[1:]:
         assert rounds(*job.split()) == [job]
 
 
 @pytest.mark.parametrize("repeats", ["repeats=0", "repeats=some", "repeats=1,2"])
-def test_the_repeats_of_a_block_are_one_number(repeats: str) -> None:
+def test_block_with_two_repeats_is_refused(repeats: str) -> None:
     with pytest.raises(ConfigError, match="repeats="):
         repeated(jobs({"one": parsed("parallel=ddp", repeats)}, [], every), 1, for_all=False)
 
 
 @pytest.mark.slow
-def test_repeats_are_runs_of_one_cell_with_a_row_each(tmp_path: Path) -> None:
+def test_each_repeat_has_a_row(tmp_path: Path) -> None:
     asked = ("parallel=none", "device=cpu", "world_size=1", "saves=1", "repeats=3", *SMALL)
     done = run(tmp_path / "sweep", *asked)
     assert done.status == 0, done.err
@@ -186,7 +186,7 @@ def test_repeats_are_runs_of_one_cell_with_a_row_each(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("repeats", ["repeats=0", "repeats=1,2"])
-def test_a_sweep_is_repeated_one_number_of_times(repeats: str, tmp_path: Path) -> None:
+def test_sweep_with_two_repeats_is_refused(repeats: str, tmp_path: Path) -> None:
     done = run(tmp_path / "sweep", repeats)
     assert done.status == 2
     assert repeats in done.err

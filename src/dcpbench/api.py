@@ -37,11 +37,11 @@ if TYPE_CHECKING:
         Expect,
         FaultConfig,
         ParallelConfig,
+        SaveConfig,
         ScenarioConfig,
         StageConfig,
         StorageConfig,
     )
-    from dcpbench.config.save import SaveConfig
     from dcpbench.config.schema import Config
     from dcpbench.core.axes import AxisSpec
     from dcpbench.core.checks import CheckSpec
@@ -64,7 +64,7 @@ _CONTRACTS = {
     "Expect": "dcpbench.config.groups",
     "FaultConfig": "dcpbench.config.groups",
     "ParallelConfig": "dcpbench.config.groups",
-    "SaveConfig": "dcpbench.config.save",
+    "SaveConfig": "dcpbench.config.groups",
     "ScenarioConfig": "dcpbench.config.groups",
     "StageConfig": "dcpbench.config.groups",
     "StorageConfig": "dcpbench.config.groups",

@@ -54,7 +54,7 @@ def names(folder: Path, name: str = "results.jsonl") -> list[str]:
 @pytest.mark.parametrize(
     ("harm", "lost"), [(deleted, 3), (truncated, 1), (emptied, 3), (changed, 1), (link, 3), (pipe, 3)]
 )
-def test_rows_that_vanished_are_written_again_and_told(
+def test_missing_rows_are_rewritten_and_reported(
     harm: Callable[[Path], None], lost: int, tmp_path: Path
 ) -> None:
     log = log_of(tmp_path / "sweep")
@@ -68,7 +68,7 @@ def test_rows_that_vanished_are_written_again_and_told(
     assert log.settle(CELLS) is None
 
 
-def test_rows_of_others_are_taken_out_and_kept(tmp_path: Path) -> None:
+def test_foreign_rows_are_moved_to_superseded(tmp_path: Path) -> None:
     log = log_of(tmp_path / "sweep")
     with (tmp_path / "sweep/results.jsonl").open("ab") as file:
         file.write(line(cell="foreign") + line(cell="a"))
@@ -77,7 +77,7 @@ def test_rows_of_others_are_taken_out_and_kept(tmp_path: Path) -> None:
     assert names(tmp_path / "sweep", "superseded.jsonl") == ["foreign", "a"]
 
 
-def test_rows_that_stood_before_count_too(tmp_path: Path) -> None:
+def test_rows_of_a_resumed_sweep_are_rewritten(tmp_path: Path) -> None:
     log_of(tmp_path / "sweep").settle(CELLS)
     again = RowLog(tmp_path / "sweep", read_lines(tmp_path / "sweep"))
     deleted(tmp_path / "sweep/results.jsonl")
@@ -85,7 +85,7 @@ def test_rows_that_stood_before_count_too(tmp_path: Path) -> None:
     assert names(tmp_path / "sweep") == CELLS
 
 
-def test_rows_that_cannot_be_written_again_are_no_success(tmp_path: Path) -> None:
+def test_rows_that_cannot_be_rewritten_raise(tmp_path: Path) -> None:
     log = log_of(tmp_path / "sweep")
     deleted(tmp_path / "sweep/results.jsonl")
     (tmp_path / "sweep/results.jsonl").mkdir()

@@ -19,7 +19,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "state"
 
 
-def test_what_was_written_is_ones_own_and_anything_else_is_not(tmp_path: Path, home: Path) -> None:
+def test_changed_record_is_foreign(tmp_path: Path, home: Path) -> None:
     RECORD.write(tmp_path)
     manifest.read(tmp_path).refuse_foreign(tmp_path)
     key = home / "dcpbench" / "key"
@@ -44,20 +44,20 @@ def test_what_was_written_is_ones_own_and_anything_else_is_not(tmp_path: Path, h
         manifest.read(tmp_path).refuse_foreign(tmp_path)
 
 
-def test_without_a_place_for_a_key_nothing_is_ones_own(tmp_path: Path, home: Path) -> None:
+def test_record_without_a_key_is_foreign(tmp_path: Path, home: Path) -> None:
     home.write_text("no folder")
     RECORD.write(tmp_path)
     with pytest.raises(ConfigError, match="trust=true"):
         manifest.read(tmp_path).refuse_foreign(tmp_path)
 
 
-def test_drivers_that_start_at_once_make_one_key(home: Path) -> None:
+def test_concurrent_drivers_make_one_key(home: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
         assert len(set(threads.map(manifest.sign, [b"a"] * 8))) == 1
     assert [path.name for path in (home / "dcpbench").iterdir()] == ["key"]
 
 
-def test_a_key_that_is_a_link_or_too_short_signs_nothing(home: Path, tmp_path: Path) -> None:
+def test_linked_or_short_key_signs_nothing(home: Path, tmp_path: Path) -> None:
     (home / "dcpbench").mkdir(parents=True)
     (tmp_path / "theirs").write_bytes(bytes(32))
     (home / "dcpbench/key").symlink_to(tmp_path / "theirs")

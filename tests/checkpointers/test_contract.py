@@ -13,8 +13,7 @@ from omegaconf import OmegaConf
 
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
-from dcpbench.config.groups import StorageConfig
-from dcpbench.config.save import SaveConfig
+from dcpbench.config.groups import SaveConfig, StorageConfig
 from dcpbench.config.schema import Config
 from dcpbench.core.mismatch import Problem
 from dcpbench.records.installation import conf_folders
@@ -101,7 +100,7 @@ def saved(checkpointer: Checkpointer, tmp_path: Path) -> str:
     return place
 
 
-def test_what_was_saved_is_loaded_in_place(checkpointer: Checkpointer, saved: str) -> None:
+def test_state_is_loaded_in_place(checkpointer: Checkpointer, saved: str) -> None:
     target = state(2)
     weight = target["model"]["w"]
     checkpointer.load(target, saved)
@@ -112,14 +111,14 @@ def test_what_was_saved_is_loaded_in_place(checkpointer: Checkpointer, saved: st
     assert target["counter"].seen == b"\x01"
 
 
-def test_the_manifest_says_what_there_is(readable: Checkpointer, saved: str) -> None:
+def test_manifest_lists_the_contents(readable: Checkpointer, saved: str) -> None:
     manifest = readable.manifest(saved)
     assert audit(manifest, KEYS) == []
     assert all(controls(manifest, KEYS).values())
     assert readable.size(saved) == sum(manifest.found.values())
 
 
-def test_a_list_that_holds_a_tensor_is_gone_into(readable: Checkpointer, tmp_path: Path) -> None:
+def test_list_with_a_tensor_is_flattened(readable: Checkpointer, tmp_path: Path) -> None:
     """As the learning rates of a scheduler are, where they are tensors."""
     place = str(tmp_path / "one")
     readable.save({"scheduler": {"base_lrs": [torch.ones(1), 2], "steps": [1, 2]}}, place).wait()
@@ -135,7 +134,7 @@ def test_single_tensors_are_read(readable: Checkpointer, saved: str) -> None:
     assert readable.read_tensor(saved, "model.sentinel") is None
 
 
-def test_its_files_are_read_without_it(readable: Checkpointer, saved: str) -> None:
+def test_files_are_read_without_the_library(readable: Checkpointer, saved: str) -> None:
     leaves = {
         f"model.{name}": TensorLeaf(value, whole(value), None) for name, value in state(1)["model"].items()
     }
@@ -151,7 +150,7 @@ def test_its_files_are_read_without_it(readable: Checkpointer, saved: str) -> No
     assert {finding.problem for finding in read.found} == {Problem.unreadable}
 
 
-def test_it_is_replaced_and_removed(checkpointer: Checkpointer, saved: str) -> None:
+def test_checkpoint_is_replaced_and_removed(checkpointer: Checkpointer, saved: str) -> None:
     checkpointer.save(state(3), saved).wait()
     target = state(2)
     checkpointer.load(target, saved)
@@ -160,7 +159,7 @@ def test_it_is_replaced_and_removed(checkpointer: Checkpointer, saved: str) -> N
     assert not Path(saved).exists()
 
 
-def test_what_does_not_fit_is_refused(checkpointer: Checkpointer, saved: str) -> None:
+def test_state_that_does_not_fit_is_refused(checkpointer: Checkpointer, saved: str) -> None:
     # DCP raises a CheckpointException, which is a BaseException, with the cause inside.
     other_shape = {"model": {"w": torch.zeros(5, 6)}}
     with pytest.raises(BaseException, match=r"Size mismatch between saved .* for model\.w"):
@@ -169,7 +168,7 @@ def test_what_does_not_fit_is_refused(checkpointer: Checkpointer, saved: str) ->
         checkpointer.load({"model": {"sentinel": torch.zeros(1)}}, saved)
 
 
-def test_torch_save_leaves_a_whole_file_or_none(tmp_path: Path) -> None:
+def test_torch_save_writes_atomically(tmp_path: Path) -> None:
     alone = TorchSaveCheckpointer(tmp_path, Config(), Alone())
     place = tmp_path / "one"
     with pytest.raises(Exception, match="pickle"):

@@ -179,7 +179,7 @@ def settings_of(few: int, steps: int) -> settings:
     )
 
 
-def test_what_a_load_brings_back_is_what_the_model_says(prepared: Ask) -> None:
+def test_load_restores_what_the_model_predicts(prepared: Ask) -> None:
     run_state_machine_as_test(lambda: Checkpoints(prepared), settings=settings_of(10, 12))
 
 
@@ -206,7 +206,7 @@ class Defective:
 
 
 @pytest.mark.slow
-def test_a_sequence_that_fails_is_short_and_a_script_in_plain_torch(tmp_path: Path) -> None:
+def test_failing_sequence_is_shrunk_to_a_script(tmp_path: Path) -> None:
     with pytest.raises(AssertionError) as failed:
         run_state_machine_as_test(lambda: Checkpoints(Defective()), settings=settings_of(600, 12))
     (script,) = (one for one in failed.value.__notes__ if "CALLS" in one)

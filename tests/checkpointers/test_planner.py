@@ -70,7 +70,7 @@ def part(whole: torch.Tensor, offsets: torch.Size, sizes: torch.Size) -> torch.T
 
 @settings(max_examples=EXAMPLES or 40, deadline=None, derandomize=not EXAMPLES, database=None)
 @given(drawn=tensors_in_two_layouts(), to_lowest=st.booleans())
-def test_what_hundreds_of_ranks_write_others_can_read(
+def test_plans_of_hundreds_of_ranks_are_readable(
     drawn: tuple[list[int], Layout, Layout], to_lowest: bool
 ) -> None:
     shape, saved, loaded = drawn

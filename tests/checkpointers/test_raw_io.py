@@ -11,9 +11,7 @@ LENGTHS = (0, 1, 100_000, 3 * 2**20, 9 * 2**20 + 1)
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("sync", [True, False])
-def test_what_is_written_has_the_lengths_and_is_gone_when_read(
-    tmp_path: Path, threads: int, sync: bool
-) -> None:
+def test_raw_files_have_lengths_and_are_removed(tmp_path: Path, threads: int, sync: bool) -> None:
     folder = tmp_path / "raw"
     raw = RawIO(threads, sync)
     raw.write(folder, LENGTHS)
@@ -24,13 +22,13 @@ def test_what_is_written_has_the_lengths_and_is_gone_when_read(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_rank_without_a_share_writes_nothing(tmp_path: Path) -> None:
+def test_rank_without_a_share_writes_nothing(tmp_path: Path) -> None:
     RawIO(1, sync=True).write(tmp_path / "raw", [])
     RawIO(1, sync=True).read(tmp_path / "raw", [])
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_cannot_be_read_raises_and_is_gone_all_the_same(tmp_path: Path) -> None:
+def test_unreadable_raw_file_raises_and_is_removed(tmp_path: Path) -> None:
     raw = RawIO(1, sync=False)
     raw.write(tmp_path / "raw", [10])
     with pytest.raises(FileNotFoundError):

@@ -21,14 +21,14 @@ OF_FILES = {"files_equal", "files_unchanged"}
 
 @pytest.mark.cell
 @pytest.mark.parametrize("storage", PASSING)
-def test_all_of_a_run_comes_back(storage: str) -> None:
+def test_complete_run_is_restored(storage: str) -> None:
     verdict, report = alone(storage=storage, **ONE)
     assert verdict.status == "pass", verdict.reason
     assert MemoryFileSystem.store == {}, "what lay in memory is gone with the cell"
     assert report.checks.keys() >= OF_FILES
 
 
-def test_values_come_back_out_of_tensors() -> None:
+def test_values_are_restored_from_tensors() -> None:
     """Of whatever kind they are, in dictionaries and in lists that DCP goes into."""
     one, other = ({**plain_values(torch.device("cpu"), n), "gone_into": [n, {"x": [n]}]} for n in (1, 2))
     saved = of_tensors({"plain": one})["plain"].state_dict()
@@ -45,7 +45,7 @@ def test_values_come_back_out_of_tensors() -> None:
 
 
 @pytest.mark.cell
-def test_what_consolidation_loses_is_told_and_nothing_else() -> None:
+def test_only_consolidation_losses_are_reported() -> None:
     """The ranks' own files, which are read too, hold it."""
     verdict, report = alone(storage="hf_consolidated", scenario="model_only", **{**ONE, "model": "scaled"})
     found = {(one.check, each.name, each.where) for one in verdict.failed for each in one.mismatches}
@@ -71,7 +71,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("storage", LISTED)
-def test_on_ranks_what_torch_makes_wrong_is_known_and_nothing_else_is(ranks: Finished, storage: str) -> None:
+def test_only_known_failures_occur_on_ranks(ranks: Finished, storage: str) -> None:
     row = ranks.row(storage=storage)
     if known := LISTED[storage]:
         assert (row["status"], known in row["reason"]) == ("xfail", True), row["reason"]

@@ -15,8 +15,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from conftest import SMALL, run
 from dcpbench.checkpointers.dcp import DcpCheckpointer, forget_kept_by_dcp, kept_by_dcp
-from dcpbench.config.groups import StorageConfig
-from dcpbench.config.save import SaveConfig
+from dcpbench.config.groups import SaveConfig, StorageConfig
 from dcpbench.config.schema import Config, conf_folder
 
 WAYS = (
@@ -79,7 +78,7 @@ def two_saves(save: str, folder: Path, given: Given) -> tuple[dict[str, Any], di
 
 
 @pytest.mark.parametrize("save", ASYNC + SYNC)
-def test_what_is_kept_is_one_and_the_same(save: str, tmp_path: Path, given: Given) -> None:
+def test_kept_objects_are_reused(save: str, tmp_path: Path, given: Given) -> None:
     first, second = two_saves(save, tmp_path, given)
     config = config_of(save).save
     writers = first["storage_writer"], second["storage_writer"]
@@ -92,9 +91,7 @@ def test_what_is_kept_is_one_and_the_same(save: str, tmp_path: Path, given: Give
 
 
 @pytest.mark.parametrize("save", ["async", "async_own_writer", "async_new_writer", "async_shared_writer"])
-def test_saves_that_overlap_share_a_writer_where_it_is_asked_for(
-    save: str, tmp_path: Path, given: Given
-) -> None:
+def test_overlapping_saves_share_a_writer_on_request(save: str, tmp_path: Path, given: Given) -> None:
     checkpointer = DcpCheckpointer(tmp_path, config_of(save), Alone())
     pending = [
         checkpointer.save({"model": {"w": torch.full((2,), float(slot))}}, str(tmp_path / f"{slot}"), slot)
@@ -116,7 +113,7 @@ def test_saves_that_overlap_share_a_writer_where_it_is_asked_for(
 
 
 @pytest.mark.parametrize("save", [save for save in ASYNC if config_of(save).save.stager])
-def test_a_stager_has_its_options_and_is_closed(
+def test_stager_has_its_options_and_is_closed(
     save: str, tmp_path: Path, given: Given, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[DefaultStager] = []
@@ -130,7 +127,7 @@ def test_a_stager_has_its_options_and_is_closed(
     assert {id(one) for one in closed} == {id(first["async_stager"]), id(second["async_stager"])}
 
 
-def test_only_one_of_them_uploads_in_a_process(tmp_path: Path, given: Given) -> None:
+def test_only_one_mode_uploads_in_a_process(tmp_path: Path, given: Given) -> None:
     for number, save in enumerate(ASYNC):
         two_saves(save, tmp_path / save, given)
         kinds = {call.get("async_checkpointer_type") for call in given}
@@ -138,7 +135,7 @@ def test_only_one_of_them_uploads_in_a_process(tmp_path: Path, given: Given) -> 
         given.clear()
 
 
-def test_a_planner_has_its_options(tmp_path: Path, given: Given) -> None:
+def test_planner_has_its_options(tmp_path: Path, given: Given) -> None:
     first, _ = two_saves("sync_dedup_lowest", tmp_path / "lowest", given)
     assert first["planner"].dedup_save_to_lowest_rank
     given.clear()
@@ -146,7 +143,7 @@ def test_a_planner_has_its_options(tmp_path: Path, given: Given) -> None:
     assert first["planner"]._enable_plan_caching
 
 
-def test_what_dcp_keeps_for_the_process_goes_with_the_checkpointer(tmp_path: Path) -> None:
+def test_close_clears_what_dcp_keeps(tmp_path: Path) -> None:
     checkpointer = DcpCheckpointer(tmp_path, config_of("sync_plan_caching"), Alone())
     checkpointer.save({"model": {"w": torch.ones(2)}}, str(tmp_path / "1"))
     assert kept_by_dcp()
@@ -156,7 +153,7 @@ def test_what_dcp_keeps_for_the_process_goes_with_the_checkpointer(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_on_ranks_every_check_holds_and_a_stale_stage_is_seen(tmp_path: Path) -> None:
+def test_stale_stage_is_detected_on_ranks(tmp_path: Path) -> None:
     ways = ",".join(["async_stager_kept", "async_process", "sync_plan_caching"])
     words = ("-m", f"save={ways}", "parallel=fsdp2", "fault=none,stale_stage", "saves=2")
     ended = run(tmp_path / "sweep", *words, "device=cpu", "world_size=2", *SMALL)

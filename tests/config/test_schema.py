@@ -1,7 +1,10 @@
 """Meshes, plans and what a machine can run."""
 
 import re
+import sys
 from dataclasses import fields, is_dataclass, replace
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -22,6 +25,7 @@ from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import HOW_RUN
 from dcpbench.executors.fork_server import Machine
 from dcpbench.sweep.validity import check, resolve, why_skip
+from support.alone import config
 
 GPUS = Machine(gpus=2, description={})
 NO_GPU = Machine(gpus=0, description={})
@@ -98,6 +102,27 @@ def test_the_device_is_what_there_is() -> None:
     assert resolve(Config(), GPUS).world_size == 2
 
 
+@pytest.mark.parametrize(
+    ("group", "value", "package"),
+    [
+        ("component", "data_loader", "torchdata"),
+        ("component", "data_loader_generator", "torchdata"),
+        ("storage", "hf_sharded", "safetensors"),
+        ("storage", "fsspec_s3", "s3fs"),
+    ],
+)
+def test_a_missing_package_is_a_skip_with_its_name(
+    monkeypatch: pytest.MonkeyPatch, group: str, value: str, package: str
+) -> None:
+    asked = config(**{group: value})
+    monkeypatch.setitem(sys.modules, package, ModuleType(package))
+    sys.modules[package].__spec__ = ModuleSpec(package, None)
+    assert why_skip(asked, resolve(asked, NO_GPU), NO_GPU) is None
+    monkeypatch.setitem(sys.modules, package, None)
+    why = f"{group}={value} needs the package {package}, which is not installed"
+    assert why_skip(asked, resolve(asked, NO_GPU), NO_GPU) == why
+
+
 def test_a_mesh_too_large_for_the_machine_is_a_skip_but_not_for_the_user() -> None:
     wide = hsdp(dp_replicate=4)
     asked = Config(parallel=wide)
@@ -166,7 +191,7 @@ def test_a_fault_of_an_earlier_checkpoint_needs_one() -> None:
     asked = Config(scenario=scenario(), fault=FaultConfig("stale", "mine.stale", saves=2), saves=1)
     assert (
         why_skip(asked, resolve(asked, NO_GPU), NO_GPU)
-        == "fault=stale: it is about an earlier checkpoint, and saves=1"
+        == "fault=stale: it needs an earlier checkpoint, and saves=1"
     )
     asked.save_at = 1
     assert why_skip(asked, resolve(asked, NO_GPU), NO_GPU) is None
@@ -226,7 +251,7 @@ def test_a_parallelism_takes_the_plans_that_it_needs_from_the_model(
 
 def test_an_axis_that_does_not_exist_is_refused() -> None:
     config = Config(scenario=scenario(only={"paralel": Only(["ddp"], "of a typo")}))
-    with pytest.raises(ConfigError, match=r"only\.paralel: there is no such axis"):
+    with pytest.raises(ConfigError, match=r"only\.paralel: unknown axis"):
         why_skip(config, resolve(config, NO_GPU), NO_GPU)
 
 

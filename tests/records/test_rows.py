@@ -21,7 +21,7 @@ from dcpbench.records.store import (
 from support.rows import row
 
 
-def test_the_contract_of_columns() -> None:
+def test_columns_keep_their_order() -> None:
     """A column is never renamed or moved: tools read these rows."""
     assert columns()[:4] == ("cell", "status", "reason", "scenario")
     assert columns()[37:41] == ("torch_version", "git_commit", "started_at", "schema_version")
@@ -97,7 +97,7 @@ def test_statuses_are_declared_once() -> None:
     assert shown("seen") is SHOWN["unknown"], "no row has it as its status"
 
 
-def test_rows_come_back(tmp_path: Path) -> None:
+def test_rows_are_read_as_written(tmp_path: Path) -> None:
     append_row(tmp_path, row(cell="one", loss_twin=math.nan))
     append_row(tmp_path, row(cell="two", details={"a": [1.5, math.inf]}))
     rows, left_out = read_rows(tmp_path)
@@ -107,7 +107,7 @@ def test_rows_come_back(tmp_path: Path) -> None:
     assert left_out == []
 
 
-def test_details_are_beside_flat_rows(tmp_path: Path) -> None:
+def test_details_are_read_by_attempt(tmp_path: Path) -> None:
     """And of each attempt: that of a row is the one that started when the row says."""
     for moment in ("1", "2"):
         append_row(tmp_path, row(cell="a", repeat=0, started_at=moment, details={"of": moment}))
@@ -145,7 +145,7 @@ def test_details_are_written_before_their_row(tmp_path: Path) -> None:
     assert (only.cell, only.details, damaged) == ("b", {}, []), "details without a row are none"
 
 
-def test_damaged_details_are_told_and_hide_no_row(tmp_path: Path) -> None:
+def test_damaged_details_hide_no_row(tmp_path: Path) -> None:
     append_row(tmp_path, row(cell="a", details={"a": 1}))
     path = tmp_path / "details.jsonl"
     whole = path.read_bytes()
@@ -162,7 +162,7 @@ def test_damaged_details_are_told_and_hide_no_row(tmp_path: Path) -> None:
     assert read_rows(tmp_path)[1] == [f"{path} cannot be read: it is a link, which is not followed"]
 
 
-def test_rows_of_version_2_are_read_as_they_are(tmp_path: Path) -> None:
+def test_rows_of_version_2_are_read(tmp_path: Path) -> None:
     """Their checks of training are none of today's, and no columns."""
     now = row(cell="one", status="fail", reason="state_twin_close: rank 0: far", config={"seed": 0}).flat()
     gone = {"loss_twin_close": True, "state_twin_close": False}
@@ -181,7 +181,7 @@ def test_rows_of_version_2_are_read_as_they_are(tmp_path: Path) -> None:
     assert (flat["schema_version"], flat["config_digest"]) == ("2", now["config_digest"])
 
 
-def test_a_torn_line_and_another_schema_hide_no_other_row(tmp_path: Path) -> None:
+def test_damaged_lines_hide_no_other_row(tmp_path: Path) -> None:
     append_row(tmp_path, row(cell="one"))
     with (tmp_path / "results.jsonl").open("a") as out:
         out.write('{"cell": "torn", "sta\n')
@@ -194,12 +194,12 @@ def test_a_torn_line_and_another_schema_hide_no_other_row(tmp_path: Path) -> Non
     assert "results.jsonl:3: schema version 99" in left_out[1]
 
 
-def test_a_folder_without_a_sweep(tmp_path: Path) -> None:
+def test_folder_without_a_sweep_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ResultsError, match="no sweep here"):
         read_rows(tmp_path)
 
 
-def test_csv_is_flat(tmp_path: Path) -> None:
+def test_csv_has_the_columns_only(tmp_path: Path) -> None:
     append_row(tmp_path, row(reason='says "a, b"\nand more', details={"a": 1}))
     write_csv(tmp_path)
     with (tmp_path / "results.csv").open(newline="") as read:
@@ -218,5 +218,5 @@ def test_csv_is_flat(tmp_path: Path) -> None:
         *[(["pass", bad], 1) for bad in ("fail", "vacuous", "error", "crash", "timeout", "xpass")],
     ],
 )
-def test_exit_status(statuses: list[str], expected: int) -> None:
+def test_exit_status_follows_the_rows(statuses: list[str], expected: int) -> None:
     assert exit_status(row(status=status) for status in statuses) == expected

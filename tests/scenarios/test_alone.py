@@ -90,7 +90,7 @@ OF_EACH_CHECK = (
 
 @pytest.mark.cell
 @pytest.mark.parametrize("fault", tiered(SEEN, *OF_EACH_CHECK))
-def test_a_fault_is_seen_by_the_checks_that_it_breaks(fault: str) -> None:
+def test_fault_fails_the_checks_that_it_breaks(fault: str) -> None:
     verdict, _ = alone(fault, saves=2)
     assert verdict.fault_seen is True, verdict.reason
     failed = {one.check for one in verdict.failed}
@@ -126,7 +126,7 @@ def wrong_loss(run: TrainingRun) -> None:
         (wrong_loss, "batch_loss_close", "loss of step 1"),
     ],
 )
-def test_training_that_is_wrong_from_the_first_step_on_says_nothing_against_the_resume(
+def test_wrong_training_does_not_blame_the_resume(
     wrong: Any, check: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a wrong parallelism is: what is trained, saved, restored and trained on is the same wrong thing."""
@@ -147,9 +147,7 @@ def test_training_that_is_wrong_from_the_first_step_on_says_nothing_against_the_
 
 
 @pytest.mark.parametrize("model", tiered(["short", "bf16"], "short"))
-def test_a_step_that_is_measured_is_taken_with_the_ranks_gradients(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_measured_step_uses_the_ranks_gradients(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an optimizer of which a part does not repeat exactly, the rest does, bit for bit; and something is
     measured in bfloat16 too."""
     names, measured = frozenset(["net1.weight", "net2.weight"]), list[float]()
@@ -170,7 +168,7 @@ def test_a_step_that_is_measured_is_taken_with_the_ranks_gradients(
 
 
 @pytest.mark.parametrize("other_kernels", tiered([False, True], True))
-def test_a_model_that_counts_its_steps_in_a_plain_attribute_trains_rightly(
+def test_plain_step_counter_does_not_break_training(
     other_kernels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A checkpoint does not bring the counter back; the twin's passes beside its step do not count."""
@@ -211,7 +209,7 @@ def no_gradient(*_: Any) -> tuple[None, float]:
         ("checkpoint_whole", audit, "audit"),
     ],
 )
-def test_a_comparison_that_sees_nothing_is_vacuous(
+def test_blind_comparison_is_vacuous(
     check: str, module: Any, comparison: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, comparison, no_gradient if comparison == "compare_gradient" else nothing)
@@ -228,7 +226,7 @@ def test_a_comparison_that_sees_nothing_is_vacuous(
         ("fine_tune", "model_equal", compare_layouts, "compare_across"),
     ],
 )
-def test_so_it_is_in_other_scenarios(
+def test_blind_check_in_other_scenarios_is_vacuous(
     scenario: str, check: str, module: Any, comparison: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, comparison, nothing)
@@ -243,7 +241,7 @@ def assert_blind(verdict: Verdict, check: str) -> None:
     assert f"{check}: its control did not report " in str(verdict.reason)
 
 
-def test_a_load_that_restores_nothing_is_seen_by_every_check_of_the_state(
+def test_load_that_restores_nothing_fails_every_check(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loads: list[int] = []
@@ -262,7 +260,7 @@ def test_a_load_that_restores_nothing_is_seen_by_every_check_of_the_state(
     assert {one.check for one in verdict.failed} >= {*RESTORED, "loss_resume_equal", "state_resume_equal"}
 
 
-def test_a_stranger_differs_from_a_restored_run_in_what_is_restored() -> None:
+def test_unrestored_run_differs_in_restored_state_only() -> None:
     """With the weights, moments and scheduler of the uninterrupted run it has that one's losses."""
     given, world, after = config(), World(0, 1, torch.device("cpu"), None, None), 3
     data = batches_of(given, world.device)

@@ -35,7 +35,7 @@ def upload() -> tuple[Future[None], PendingSave]:
     return future, PendingSave(0.0, 0.0, upload=future)
 
 
-def test_uploads_tell_when_each_began_until_it_ends_well_or_not() -> None:
+def test_uploads_report_their_starts_until_they_end() -> None:
     told: list[tuple[float, ...]] = []
     uploads = Uploads(told.append)
     (well, one), (badly, other) = upload(), upload()
@@ -59,9 +59,7 @@ class Waiting(World):
         self.told.append("synchronized")
 
 
-def test_a_phase_is_announced_and_timed_with_the_work_of_the_device_and_what_else_is_measured_in_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_phase_is_announced_timed_and_probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = Waiting(3, 4, torch.device("cpu"), None, None)
     cell = bare_cell(tmp_path, seen_by=here)
     object.__setattr__(cell, "announce", lambda name: here.told.append(f"announced {name}"))
@@ -98,7 +96,7 @@ def test_a_phase_is_announced_and_timed_with_the_work_of_the_device_and_what_els
     assert cell.measured("nothing") == 0
 
 
-def test_what_is_counted_is_all_of_one_metric(tmp_path: Path) -> None:
+def test_measured_counts_one_metric(tmp_path: Path) -> None:
     cell = bare_cell(tmp_path)
     for number in range(3):
         assert cell.measured("save_s") == number
@@ -107,7 +105,7 @@ def test_what_is_counted_is_all_of_one_metric(tmp_path: Path) -> None:
     assert (cell.measured("save_s"), cell.measured("load_s")) == (3, 1)
 
 
-def test_a_check_knows_what_this_rank_had_and_where_it_found_what(tmp_path: Path) -> None:
+def test_check_report_has_names_and_places(tmp_path: Path) -> None:
     cell = bare_cell(tmp_path)
     wrong = [Mismatch("weight", Problem.differs)]
     cell.record("model_equal", Compared.of(wrong, wrong, {"weight": True, "bias": False}), "here")
@@ -119,9 +117,7 @@ def test_a_check_knows_what_this_rank_had_and_where_it_found_what(tmp_path: Path
 
 
 @pytest.mark.parametrize("fired", [(True, True), (True, False), (False, True), (False, False)])
-def test_a_control_that_was_missed_once_is_not_made_up_for_at_the_same_place(
-    fired: tuple[bool, bool], tmp_path: Path
-) -> None:
+def test_missed_control_stays_missed_at_its_place(fired: tuple[bool, bool], tmp_path: Path) -> None:
     cell = bare_cell(tmp_path)
     for did in fired:
         names = {"weight": True, "bias": True}
@@ -147,7 +143,7 @@ MEASURED: dict[str, tuple[dict[str, Any], str, list[str]]] = {
 
 @pytest.mark.cell
 @pytest.mark.parametrize("name", MEASURED)
-def test_what_is_measured_of_each_save_and_load(name: str) -> None:
+def test_each_save_and_load_is_measured(name: str) -> None:
     values, phase, metrics = MEASURED[name]
     (report,) = run_alone(**SMALL, scenario="stateful_or_not", **values).reports
     phases = {"save_stall_s": "save", "raw_write_s": "raw", "raw_read_s": "raw"}
@@ -166,23 +162,21 @@ def large(*names: str) -> Callable[[str], torch.Tensor]:
 
 
 @pytest.mark.parametrize("names", [(), ("first",), ("middle",), ("last",)])
-def test_a_model_is_small_if_none_of_its_tensors_is_large(
-    names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_model_has_no_large_tensor(names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "LARGE_BYTES", 8)
     tensor = large(*names)
     leaves = snapshot_nested({name: tensor(name) for name in ("first", "middle", "last")})
     assert is_small({"model_equal": leaves}) is (not names)
 
 
-def test_what_is_large_is_not_saved_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_model_is_not_saved_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "LARGE_BYTES", 100)
     ran = run_alone(**SMALL)
     assert ran.verdict.status == "pass", ran.verdict.reason
     assert not [where for where in ran.reports[0].checks["model_equal"].compared if "again" in where]
 
 
-def test_tensors_that_share_memory_are_looked_for_in_all_of_the_state(tmp_path: Path) -> None:
+def test_shared_memory_is_found_across_the_state(tmp_path: Path) -> None:
     """In each of the model, the optimizer, the objects and the generators, and between them."""
     run = build(config(model="short"), world(), 0)
     run.train_state.record(1.0)
@@ -202,7 +196,7 @@ def test_tensors_that_share_memory_are_looked_for_in_all_of_the_state(tmp_path: 
 
 
 @pytest.mark.parametrize("frozen", [["net1.weight"], ["net2.bias"], ["net1.weight", "net1.bias"]])
-def test_what_is_frozen_is_not_promised(frozen: list[str]) -> None:
+def test_frozen_parameters_are_not_promised(frozen: list[str]) -> None:
     run = build(config(model="short"), world(), 0)
     parameters: dict[str, nn.Parameter] = dict(run.model.named_parameters())
     for name in frozen:
@@ -218,7 +212,7 @@ def test_what_is_frozen_is_not_promised(frozen: list[str]) -> None:
     assert not {name for name in leaves[FLAGS] if name in promised}
 
 
-def test_a_rank_that_is_not_0_audits_and_removes_nothing() -> None:
+def test_other_ranks_audit_and_remove_nothing() -> None:
     ran = run_alone(**SMALL, seen_by=world(1, 2))
     (report,) = ran.reports
     audited = report.checks["checkpoint_whole"]
@@ -227,7 +221,7 @@ def test_a_rank_that_is_not_0_audits_and_removes_nothing() -> None:
     assert ran.left == ["step-0001", "step-0001-again", "step-0002"]
 
 
-def test_where_there_is_no_way_with_plain_files_nothing_is_measured_of_them(tmp_path: Path) -> None:
+def test_raw_io_is_not_measured_without_plain_files(tmp_path: Path) -> None:
     cell = bare_cell(tmp_path)
     saved = mock.Mock(SavedCheckpoint, checkpointer=mock.Mock(raw=None))
     steps._measure_raw(cell, saved)
@@ -235,7 +229,7 @@ def test_where_there_is_no_way_with_plain_files_nothing_is_measured_of_them(tmp_
     saved.checkpointer.manifest.assert_not_called()
 
 
-def test_parts_are_compared_where_they_lie_unless_it_is_said_otherwise() -> None:
+def test_parts_are_compared_by_place_by_default() -> None:
     tensor = torch.ones(2)
     saved, elsewhere = (
         {"w": TensorLeaf(tensor, whole(tensor), placements)} for placements in ("[Replicate()]", None)
@@ -249,7 +243,7 @@ def test_parts_are_compared_where_they_lie_unless_it_is_said_otherwise() -> None
     assert str(by_content) == "in the checkpoint of step 1, saved again"
 
 
-def test_what_ranks_draw_next_is_looked_at_where_it_can_be_restored() -> None:
+def test_random_state_is_compared_if_restorable() -> None:
     run = build(config(**SMALL), world(), 0)
     assert RANDOM in live_state(run)
     run.keeps_random = False

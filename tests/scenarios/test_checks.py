@@ -35,7 +35,7 @@ SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, 
 ONCE: dict[str, Any] = {**SMALL, "saves": 1}
 
 
-def test_what_a_known_defect_makes_of_gradients_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradient_mismatch_names_its_known_defect(monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing else that is wrong with them."""
 
     def expected(cell: Cell, moment: str, reference: TwinGradients) -> Iterator[Any]:
@@ -73,7 +73,7 @@ def test_what_a_known_defect_makes_of_gradients_is_marked(monkeypatch: pytest.Mo
     assert [one.check for one in verdict.failed] == ["gradient_close"], "the twin steps on these gradients"
 
 
-def test_a_control_differs_in_values_and_not_in_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_differs_in_values_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name that one side lacks is reported, whatever the comparison makes of values."""
     seen: list[str] = []
 
@@ -104,7 +104,7 @@ def test_a_control_differs_in_values_and_not_in_what_there_is(monkeypatch: pytes
     assert set(seen) == {"compare", "compare_step"}
 
 
-def test_what_no_rank_has_of_the_twins_state_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_that_only_the_twin_has_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     honest, build_twin = lockstep.state_of, build_run.build_twin
     missing = "state.net1.bias.exp_avg"
     twins: list[TrainingRun] = []
@@ -124,14 +124,14 @@ def test_what_no_rank_has_of_the_twins_state_is_found(monkeypatch: pytest.Monkey
     assert missing not in seen.compared["in the uninterrupted run"]
 
 
-def test_the_checks_of_plug_ins_follow_each_load_of_all_of_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plug_in_checks_follow_each_full_load(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, str, bool]] = []
 
     def probe(name: str, cell: Cell, target: TrainingRun, loaded: Checkpoint) -> None:
         equal = not loaded.compare("model_equal", live_state(target)["model_equal"], None)
         asked.append((name, f"{Path(loaded.checkpoint_id).name} {cell.measured('load_s')}", equal))
 
-    mine = {name: CheckSpec(name, "", "", partial(probe, name)) for name in ("first", "last")}
+    mine = {name: CheckSpec(name, "", "", probe=partial(probe, name)) for name in ("first", "last")}
     without = CheckSpec("without", "", "")
     monkeypatch.setattr(checks, "CHECKS", {"first": mine["first"], "no": without, "last": mine["last"]})
     alone(**ONCE)
@@ -144,7 +144,7 @@ def test_the_checks_of_plug_ins_follow_each_load_of_all_of_the_state(monkeypatch
 
 @pytest.mark.parametrize("loss", [0.5, 0.0, math.inf, math.nan])
 @pytest.mark.parametrize("alive", [True, False])
-def test_a_loss_tells_something_if_it_is_a_living_models(loss: float, alive: bool) -> None:
+def test_loss_is_usable_if_the_model_is_alive(loss: float, alive: bool) -> None:
     seen = [loss, 1.0]
     compared = rule(seen).compare(seen, [alive, True], [[2.0, 3.0]])
     means = loss == 0.5 and alive
@@ -159,21 +159,19 @@ def rule(expected: list[float]) -> ResumedRule:
 
 
 @pytest.mark.parametrize("telling", range(5))
-def test_as_many_models_are_tried_as_it_takes_to_tell_two_losses_apart(telling: int) -> None:
+def test_control_tries_runs_until_one_differs(telling: int) -> None:
     others = iter([[2.0 if number == telling else 1.0, 3.0] for number in range(5)])
     compared = rule([1.0, 1.0]).compare([1.0, 1.0], [True] * 2, others)
     assert all(compared.fired.values())
     assert len([*others]) == 4 - telling, "no more models than that"
 
 
-def test_losses_that_nothing_tells_apart_prove_nothing() -> None:
+def test_indistinguishable_losses_prove_nothing() -> None:
     compared = rule([1.0]).compare([1.0], [True], [[1.0]] * 5)
     assert compared.fired == {"loss of step 1": False}
 
 
-def test_an_unrestored_model_has_a_loss_for_each_step_and_is_trained_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unrestored_run_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cell, record = bare_cell(tmp_path, config(**SMALL)), RunRecord()
     built: list[int] = []
     honest = steps.build_run.build_unrestored
@@ -196,7 +194,7 @@ def test_an_unrestored_model_has_a_loss_for_each_step_and_is_trained_once(
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_the_files_of_each_checkpoint_are_looked_at_by_rank_0_alone(rank: int, tmp_path: Path) -> None:
+def test_files_are_verified_by_rank_0_only(rank: int, tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, seen_by=world(rank, 2))
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
@@ -234,7 +232,7 @@ def nothing() -> None:
         (nothing, False),
     ],
 )
-def test_a_refusal_has_a_class_and_words(refused: Callable[[], None], held: bool, tmp_path: Path) -> None:
+def test_refusal_needs_its_class_and_message(refused: Callable[[], None], held: bool, tmp_path: Path) -> None:
     cell = bare_cell(tmp_path)
     contract.verify_refused(cell, ValueError, "there is one", refused, nothing)
     report = cell.report.checks["contract_held"]
@@ -243,7 +241,7 @@ def test_a_refusal_has_a_class_and_words(refused: Callable[[], None], held: bool
 
 
 @pytest.mark.parametrize("name", ["model", "scheduler", "train_state"])
-def test_setting_what_is_there_already_may_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_its_own_state_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An object, be it the first or the last of the state, that is changed when it is set once more."""
     honest = TrainingRun.state
     times: dict[int, int] = {}
@@ -276,7 +274,7 @@ def test_setting_what_is_there_already_may_change_nothing(name: str, monkeypatch
         assert "in the checkpoint of step 1" in {one.where for one in found}, "at once"
 
 
-def test_a_load_into_the_run_that_was_saved_may_change_it(tmp_path: Path) -> None:
+def test_load_into_the_saved_run_may_change_it(tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(**ONCE))
     reference = steps.build(cell)
     steps.advance(cell, reference, 1)
@@ -302,7 +300,7 @@ def test_a_load_into_the_run_that_was_saved_may_change_it(tmp_path: Path) -> Non
         (False, {"dp_shard": 2}, True, None),
     ],
 )
-def test_losses_of_a_run_that_draws_otherwise_are_those_of_its_layout_alone(
+def test_drawing_run_is_bound_to_its_layout(
     draws: bool, sizes: dict[str, int], compiled: bool, why: str | None, tmp_path: Path
 ) -> None:
     cell = bare_cell(tmp_path, config(**{**ONCE, "compile": compiled}))
@@ -315,9 +313,7 @@ def test_losses_of_a_run_that_draws_otherwise_are_those_of_its_layout_alone(
 
 @pytest.mark.parametrize("own", ["why_no_twin", "why_layout_bound", None])
 @pytest.mark.parametrize("before", ["before", None])
-def test_what_makes_losses_those_of_a_layout_says_so_before_and_after_a_load(
-    own: str | None, before: str | None, tmp_path: Path
-) -> None:
+def test_layout_bound_run_reports_why(own: str | None, before: str | None, tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(**ONCE))
     run = build_plain(cell.config, cell.world, 0)
     if own:
@@ -328,7 +324,7 @@ def test_what_makes_losses_those_of_a_layout_says_so_before_and_after_a_load(
 
 
 @pytest.mark.parametrize(("parallel", "sees"), [("none", False), ("fsdp2", True)])
-def test_batch_normalisation_sees_a_rank_s_share_of_each_batch(parallel: str, sees: bool) -> None:
+def test_batch_norm_depends_on_the_batch_share(parallel: str, sees: bool) -> None:
     given = config(**{**ONCE, "model": "batch_norm"}, parallel=parallel)
     size = 2 if sees else 1
     dist.init_process_group("fake", rank=0, world_size=size)  # its collectives do nothing
@@ -341,7 +337,7 @@ def test_batch_normalisation_sees_a_rank_s_share_of_each_batch(parallel: str, se
 
 
 @pytest.mark.parametrize(("draws", "sizes"), [(True, {"tp": 1}), (True, {}), (False, {"tp": 1})])
-def test_beside_a_known_defect_a_run_that_draws_otherwise_may_be_farther_off(
+def test_defect_of_a_drawing_run_has_wider_bounds(
     draws: bool, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And no other: one whose weights are off by a few per cent of the largest, and its losses by less."""
@@ -381,7 +377,7 @@ def test_beside_a_known_defect_a_run_that_draws_otherwise_may_be_farther_off(
     assert "train_state.losses" in told["extra_equal"], "they are those that were recorded"
 
 
-def test_how_far_a_run_that_draws_otherwise_may_be_off() -> None:
+def test_bounds_of_a_drawing_run() -> None:
     assert resumed._DRAWN == {"loss": 0.02, "model_equal": 0.1, "optim_equal": 2.0}
 
 

@@ -33,6 +33,6 @@ def test_compiled_cells_really_compile(compiled: Finished, parallel: str, optimi
 
 
 @pytest.mark.parametrize("scenario", tiered(["convert", "fine_tune", "partial_load"], "convert"))
-def test_compiled_models_are_converted_and_fine_tuned_too(compiled: Finished, scenario: str) -> None:
+def test_compiled_models_convert_and_fine_tune(compiled: Finished, scenario: str) -> None:
     row = compiled.row(scenario=scenario)
     assert row["status"] == "pass", compiled.out

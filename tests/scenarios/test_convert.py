@@ -25,7 +25,9 @@ def conversions(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 
 @pytest.mark.parametrize(("parallel", "load_parallel"), tiered(PAIRS, *KEPT))
-def test_what_one_saves_another_loads(conversions: Finished, parallel: str, load_parallel: str) -> None:
+def test_each_layout_loads_the_others_checkpoints(
+    conversions: Finished, parallel: str, load_parallel: str
+) -> None:
     row = conversions.row(parallel=parallel, load_parallel=load_parallel)
     if load_parallel == KNOWN:
         assert row["status"] == "xfail", row["reason"]
@@ -73,9 +75,7 @@ def test_fewer_ranks_load_what_four_saved(
 
 
 @pytest.mark.parametrize("saved_under", tiered(["fsdp2", "ddp"], "ddp"))
-def test_replicas_of_one_shard_are_a_finding_and_what_has_no_mesh_is_a_skip(
-    other_worlds: Finished, saved_under: str
-) -> None:
+def test_replicas_of_one_shard_are_reported(other_worlds: Finished, saved_under: str) -> None:
     of = {"parallel": saved_under, "load_parallel": "hsdp"}
     row = other_worlds.row(**of, load_world_size=2)
     assert row["status"] == "xfail", row["reason"]
@@ -96,7 +96,7 @@ def layouts(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 
 @pytest.mark.extended
-def test_the_parts_of_every_layout_make_up_the_plain_model(layouts: Finished) -> None:
+def test_parts_of_every_layout_form_the_plain_model(layouts: Finished) -> None:
     assert [(row["parallel"], row["model"], row["status"]) for row in layouts.rows] == [
         (parallel, model, "pass") for parallel in PARALLELISMS for model in ("even", "uneven")
     ]

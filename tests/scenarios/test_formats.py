@@ -54,7 +54,7 @@ DEFECTS: dict[str, tuple[Callable[[Any], None], str]] = {
 }
 
 
-def test_all_is_in_the_file_and_comes_back() -> None:
+def test_converted_file_and_checkpoint_are_equal() -> None:
     with group_of_one() as group:
         ran = run_alone(**ONE, seen_by=world(group=group))
     assert ran.verdict.status == "pass", ran.verdict.reason
@@ -63,9 +63,7 @@ def test_all_is_in_the_file_and_comes_back() -> None:
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
-def test_what_the_file_holds_wrong_is_seen_there_and_after_the_way_back(
-    defect: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_conversion_is_reported_both_ways(defect: str, monkeypatch: pytest.MonkeyPatch) -> None:
     change, check = DEFECTS[defect]
     monkeypatch.setattr(formats, "dcp_to_torch_save", in_file(change))
     verdict, _ = alone(**ONE)

@@ -16,7 +16,7 @@ def chained(component: str, fault: str = "none", optimizer: str = "adam") -> Ran
 
 @pytest.mark.cell
 @pytest.mark.parametrize("optimizer", ["adam", "sgd_plain", "adam_and_sgd"])
-def test_what_is_trained_later_comes_back(optimizer: str) -> None:
+def test_layer_that_is_unfrozen_later_is_restored(optimizer: str) -> None:
     ran = chained("unfreezing", optimizer=optimizer)
     assert ran.verdict.status == "pass", ran.verdict.reason
     names = {where: set(seen) for where, seen in ran.reports[0].checks["optim_equal"].compared.items()}
@@ -27,7 +27,7 @@ def test_what_is_trained_later_comes_back(optimizer: str) -> None:
 
 
 @pytest.mark.cell
-def test_the_moments_of_what_is_frozen_later_are_lost_and_nothing_else() -> None:
+def test_moments_of_a_layer_frozen_later_are_lost() -> None:
     ran = chained("freezing")
     assert {one.check for one in ran.verdict.failed} == {"optim_equal", "state_resume_equal"}
     assert unexplained(ran, "state-of-frozen") == set()
@@ -37,13 +37,13 @@ def test_the_moments_of_what_is_frozen_later_are_lost_and_nothing_else() -> None
 
 @pytest.mark.cell
 @pytest.mark.parametrize("fault", ["requires_grad_lost", "exp_avg_lowest_bit"])
-def test_a_defect_is_seen(fault: str) -> None:
+def test_defect_is_reported(fault: str) -> None:
     ran = chained("unfreezing", fault)
     assert (ran.verdict.status, ran.verdict.fault_seen) == ("fail", True), ran.verdict.reason
 
 
 @pytest.mark.cell
-def test_one_that_counts_steps_by_itself_is_seen() -> None:
+def test_own_step_counter_is_reported() -> None:
     ran = chained("counts_for_itself")
     failed = {one.check: {each.name for each in one.mismatches} for one in ran.verdict.failed}
     assert {"requires_grad.net1.weight", "requires_grad.net1.bias"} <= failed["flags_equal"], failed.keys()
@@ -59,13 +59,13 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", tiered(["fsdp", "fsdp2", "ddp_unused"], "ddp_unused"))
-def test_on_ranks(ranks: Finished, parallel: str) -> None:
+def test_freezing_on_ranks(ranks: Finished, parallel: str) -> None:
     assert ranks.row(parallel=parallel, component="unfreezing")["status"] == "pass", ranks.out
     known = ranks.row(parallel=parallel, component="freezing")
     assert (known["status"], "state-of-frozen" in known["reason"]) == ("xfail", True), known["reason"]
 
 
 @pytest.mark.slow
-def test_ddp_without_a_search_for_unused_parameters_is_a_skip(ranks: Finished) -> None:
+def test_ddp_without_unused_search_is_skipped(ranks: Finished) -> None:
     row = ranks.row(parallel="ddp", component="unfreezing")
     assert (row["status"], "Expected to have finished reduction" in row["reason"]) == ("skip", True)

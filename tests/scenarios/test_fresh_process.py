@@ -23,7 +23,7 @@ def deep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize("parallel", tiered(["ddp", "fsdp2"], "fsdp2"))
-def test_it_compares_all_that_was_saved_and_could_have_failed(deep: Finished, parallel: str) -> None:
+def test_fresh_process_compares_all_with_controls(deep: Finished, parallel: str) -> None:
     row = deep.row(parallel=parallel, fault=None)
     assert row["status"] == "pass", row["reason"]
     assert [rank["rank"] for rank in row["details"]["ranks"]] == [0, 0, 1], "the fresh process has one rank"
@@ -42,7 +42,7 @@ def test_it_compares_all_that_was_saved_and_could_have_failed(deep: Finished, pa
 
 @pytest.mark.parametrize("parallel", tiered(["ddp", "fsdp2"], "fsdp2"))
 @pytest.mark.parametrize("fault", FAULTS)
-def test_it_alone_sees_what_the_saving_process_cannot(deep: Finished, parallel: str, fault: str) -> None:
+def test_only_a_fresh_process_sees_the_fault(deep: Finished, parallel: str, fault: str) -> None:
     row = deep.row(parallel=parallel, fault=fault)
     assert (row["status"], row["fault_seen"]) == ("fail", True), row["reason"]
     seen = row["details"]["checks"]
@@ -51,7 +51,7 @@ def test_it_alone_sees_what_the_saving_process_cannot(deep: Finished, parallel: 
     assert row["loss_resume_equal"] is True
 
 
-def test_without_it_such_a_fault_is_a_skip(deep: Finished) -> None:
+def test_fault_without_fresh_process_is_skipped(deep: Finished) -> None:
     folder = deep.folder.with_name("standard")
     (row,) = run(folder, f"fault={FAULTS[0]}", "world_size=2", "device=cpu").rows
     assert (row["status"], "takes verify=deep and not standard" in row["reason"]) == ("skip", True)

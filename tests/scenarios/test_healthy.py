@@ -51,9 +51,7 @@ TWIN = ("gradient_close", "batch_loss_close")
 
 
 @pytest.mark.parametrize("parallel", ["none", "ddp", "fsdp2_tp"])
-def test_what_draws_random_numbers_is_held_against_a_twin_only_where_both_draw_the_same(
-    healthy: Finished, parallel: str
-) -> None:
+def test_drawing_model_may_have_a_twin(healthy: Finished, parallel: str) -> None:
     row = healthy.row(model="dropout", parallel=parallel)
     assert row["random_equal"] is True
     assert row["loss_resume_equal"] is True

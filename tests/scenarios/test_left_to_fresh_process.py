@@ -58,7 +58,7 @@ ALL = ("model.first", "model.middle", "model.last", "number", "other")
 
 
 @pytest.mark.parametrize("missing", ["", *ALL])
-def test_a_fresh_process_is_left_what_the_checkpoint_holds(missing: str, tmp_path: Path) -> None:
+def test_fresh_process_gets_the_checkpoint_contents(missing: str, tmp_path: Path) -> None:
     cell, _ = newest(tmp_path, *(key for key in ALL if key != missing))
     handover.leave_newest(cell)
     names = {"model_equal": {"first", "middle", "last"}, "extra_equal": {"number", "other"}}
@@ -69,7 +69,7 @@ def test_a_fresh_process_is_left_what_the_checkpoint_holds(missing: str, tmp_pat
 
 
 @pytest.mark.parametrize("differing", [{"first"}, {"first", "middle", "last"}, {"last", "number", "other"}])
-def test_a_fresh_process_is_not_left_what_ranks_do_not_agree_on(
+def test_fresh_process_gets_only_agreed_values(
     differing: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest = handover.digests
@@ -89,7 +89,7 @@ def test_a_fresh_process_is_not_left_what_ranks_do_not_agree_on(
 
 
 @pytest.mark.parametrize("missing", ["", "model.middle", "number"])
-def test_a_fresh_process_tells_what_the_checkpoint_no_longer_holds(missing: str, tmp_path: Path) -> None:
+def test_fresh_process_reports_missing_values(missing: str, tmp_path: Path) -> None:
     cell, saved = newest(tmp_path, *ALL)
     handover.leave_newest(cell)
     values = {
@@ -110,7 +110,7 @@ def test_a_fresh_process_tells_what_the_checkpoint_no_longer_holds(missing: str,
     assert found == ({check: [(missing.removeprefix("model."), Problem.missing)]} if missing else {})
 
 
-def test_a_trainer_is_left_to_a_fresh_process_of_each_rank(tmp_path: Path) -> None:
+def test_trainer_leaves_a_file_for_each_rank(tmp_path: Path) -> None:
     cell, saved = newest(tmp_path)
     dropped = dropped_by(saved)
     run: Any = mock.Mock(TrainingRun, keeps_random=frozenset())
@@ -125,7 +125,7 @@ def test_a_trainer_is_left_to_a_fresh_process_of_each_rank(tmp_path: Path) -> No
     assert {path.name for path in tmp_path.iterdir()} == {"newest-rank0.pt", "newest-rank1.pt"}
 
 
-def test_what_is_left_is_no_longer_cached_by_rank_0_alone(tmp_path: Path) -> None:
+def test_rank_0_drops_the_page_cache(tmp_path: Path) -> None:
     cell, saved = newest(tmp_path, *ALL)
     dropped = dropped_by(saved)
     handover.leave_newest(replace(cell, world=world(1, 2)))
@@ -138,7 +138,7 @@ def test_what_is_left_is_no_longer_cached_by_rank_0_alone(tmp_path: Path) -> Non
     assert dropped == [str(tmp_path)]
 
 
-def test_where_nothing_was_left_there_is_nothing_to_load(tmp_path: Path) -> None:
+def test_nothing_left_means_nothing_to_load(tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(**SMALL, verify="deep"))
     fresh_process.load_alone(cell)
     assert cell.report.checks == {}
@@ -150,14 +150,14 @@ def stream(value: Any) -> io.BytesIO:
     return made
 
 
-def test_a_loaded_value_is_looked_at_as_it_was_saved() -> None:
+def test_loaded_value_is_compared_as_saved() -> None:
     losses = [1.0, 2.0]
     as_bytes = torch.frombuffer(bytearray(stream(losses).getvalue()), dtype=torch.uint8)
     seen = {
-        "number": plain_read._as_seen(3),
-        "scalar": plain_read._as_seen(torch.tensor(3)),
-        "stream": plain_read._as_seen(stream(losses)),
-        "bytes": plain_read._as_seen(as_bytes),
+        "number": plain_read._plain(3),
+        "scalar": plain_read._plain(torch.tensor(3)),
+        "stream": plain_read._plain(stream(losses)),
+        "bytes": plain_read._plain(as_bytes),
     }
     assert seen == {"number": 3, "scalar": 3, "stream": losses, "bytes": losses}
     assert type(seen["scalar"]) is int

@@ -18,7 +18,7 @@ HERE = "after the load of step 2"
 
 
 @pytest.mark.parametrize("into", ["gradients", "never_stepped"])
-def test_it_is_restored(into: str) -> None:
+def test_target_is_restored(into: str) -> None:
     ran = run_alone(**SMALL, load_into=into)
     assert ran.verdict.status == "pass", ran.verdict.reason
     gradients = {"gradients.net1.weight", "gradients.net2.bias"}
@@ -36,7 +36,7 @@ def test_it_is_restored(into: str) -> None:
         ({"load_into": "no_scheduler"}, True, False, False),
     ],
 )
-def test_what_is_loaded_into(
+def test_targets_before_the_load(
     into: dict[str, str], filled: bool, gradients: bool, scheduled: bool, tmp_path: Path
 ) -> None:
     cell = bare_cell(tmp_path, config(**SMALL, **into))
@@ -49,38 +49,38 @@ def test_what_is_loaded_into(
     assert bool(target.objects()["scheduler"]) is scheduled
 
 
-def test_a_load_that_changes_gradients_is_seen() -> None:
+def test_load_that_changes_gradients_is_reported() -> None:
     ran = run_alone("gradients_touched", **SMALL, load_into="gradients")
     assert ran.verdict.fault_seen is True, ran.verdict.reason
     assert {one.check for one in ran.verdict.failed} == {"side_effect_free"}
 
 
-def test_an_optimizer_that_never_stepped_has_no_state_before_the_load() -> None:
+def test_unstepped_optimizer_is_empty_before_the_load() -> None:
     ran = run_alone(**SMALL, load_into="never_stepped_gradients")
     missing = ran.reports[0].checks["optim_equal"].distinct.values()
     assert "state.net1.weight.exp_avg" in {finding.name for finding in missing}
     assert unexplained(ran, "gradients-at-load") == set()
 
 
-def test_what_is_wrong_beside_it_is_no_known_failure() -> None:
+def test_other_mismatch_is_not_a_known_failure() -> None:
     ran = run_alone("weight_lowest_bit", **SMALL, load_into="never_stepped_gradients")
     assert "net1.weight" in unexplained(ran, "gradients-at-load")
 
 
 @pytest.mark.parametrize("scenario", ["chain", "convert"])
-def test_an_optimizer_comes_back_by_its_numbers(scenario: str) -> None:
+def test_optimizer_is_restored_by_numbers(scenario: str) -> None:
     ran = run_alone(**{**SMALL, "saves": 2}, scenario=scenario, optimizer_state="plain", verify="deep")
     assert ran.verdict.status == "pass", ran.verdict.reason
     whole = ran.verdict.details["checks"]["checkpoint_whole"]["control"]
     assert whole
 
 
-def test_a_moment_that_is_lost_by_its_number_is_seen() -> None:
+def test_moment_lost_by_its_number_is_reported() -> None:
     ran = run_alone("exp_avg_zeroed", **SMALL, optimizer_state="plain")
     assert ran.verdict.fault_seen is True, ran.verdict.reason
 
 
-def test_its_keys_are_numbers() -> None:
+def test_optimizer_keys_are_numbers() -> None:
     named, numbered = (
         build(config(model="short", optimizer="adamw_groups", **how), world(), 0)
         for how in ({}, {"optimizer_state": "plain"})

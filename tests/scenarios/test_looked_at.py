@@ -65,12 +65,12 @@ def test_chain() -> None:
     assert ran.announced.count("load") == 2
 
 
-def test_a_chain_has_more_than_one_link() -> None:
+def test_chain_needs_two_saves() -> None:
     (report,) = run_alone(**{**SMALL, "saves": 1}, scenario="chain").reports
     assert report.skip == "saves=1: a chain has at least two checkpoints"
 
 
-def test_a_run_of_a_chain_goes_on_while_its_save_does() -> None:
+def test_chain_trains_on_during_its_save() -> None:
     with group_of_one() as group:
         ran = passed(
             run_alone(**SMALL, scenario="chain", save="async", verify="deep", seen_by=world(group=group))
@@ -84,7 +84,7 @@ def test_a_run_of_a_chain_goes_on_while_its_save_does() -> None:
     fresh_process(ran.reports[-1])
 
 
-def test_a_chain_of_trainers() -> None:
+def test_chain_of_trainers() -> None:
     values = {"checkpointer": "trainer", "workload": {"target": "support.own_trainer.Trainer"}}
     ran = passed(run_alone(**SMALL, **values, scenario="chain", verify="deep"))
     where = "after the checkpoint of step 2"
@@ -92,14 +92,14 @@ def test_a_chain_of_trainers() -> None:
         assert ("state_resume_equal", f"{where}{how}") in places_of(report)
 
 
-def test_what_goes_wrong_in_the_third_run_is_seen_there() -> None:
+def test_fault_in_the_third_run_is_reported_there() -> None:
     ran = run_alone("resumed_twice_wrong", **{**SMALL, "resume_steps": 2}, scenario="chain")
     assert ran.verdict.fault_seen is True, ran.verdict.reason
     found = [one for check in ran.reports[0].checks.values() for one in check.distinct.values()]
     assert {one.where for one in found} == {"after the checkpoint of step 2"}
 
 
-def test_a_trainer_is_looked_at_but_for_its_files_and_a_twin() -> None:
+def test_trainer_has_no_audit_and_no_twin() -> None:
     values = {"checkpointer": "trainer", "workload": {"target": "support.own_trainer.Trainer"}}
     looked = Looked(config(**SMALL, **values))
     expected = save_load(looked)
@@ -114,7 +114,7 @@ def test_a_trainer_is_looked_at_but_for_its_files_and_a_twin() -> None:
     assert report.not_applied.keys() == not_made
 
 
-def test_a_trainer_is_built_by_a_fresh_process_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fresh_process_builds_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     dropped: list[Path] = []
     monkeypatch.setattr(base, "drop_pages", dropped.append)
     values = {"checkpointer": "trainer", "workload": {"target": "support.own_trainer.Trainer"}}
@@ -135,7 +135,7 @@ def test_a_trainer_is_built_by_a_fresh_process_too(monkeypatch: pytest.MonkeyPat
     assert {one.metric for one in fresh.measurements if not one.phase} == {"peak_host_bytes"}
 
 
-def test_overlapping_saves_are_looked_at_as_others_are_but_for_what_is_counted() -> None:
+def test_overlapping_saves_are_compared_like_others() -> None:
     ran = passed(run_alone(**SMALL, save="async", overlap_saves=True))
     (report,) = ran.reports
     uncounted = {place: names - (OPEN - opened(False)) for place, names in save_load().items()}
@@ -170,7 +170,7 @@ def test_sub_groups() -> None:
     assert ran.left == ["half-0", "step-0001", "step-0002"]
 
 
-def test_what_a_half_has_not_loaded_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_that_loads_nothing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = DcpCheckpointer.load
 
     def load(self: DcpCheckpointer, state: dict[str, Any], checkpoint_id: str) -> None:
@@ -186,11 +186,11 @@ def test_what_a_half_has_not_loaded_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
     assert {one.where for one in failed.mismatches} == {"in the checkpoint of this rank's half"}
 
 
-def test_a_rank_that_plans_for_itself_is_refused_by_its_own_exception() -> None:
+def test_rank_without_collectives_raises_its_own_error() -> None:
     passed(run_alone(**SMALL, scenario="overwrite", save="sync_no_collectives"))
 
 
-def test_a_fresh_process_looks_at_all_that_was_saved() -> None:
+def test_fresh_process_compares_all_that_was_saved() -> None:
     ran = passed(run_alone(**SMALL, verify="deep"))
     saving, fresh = ran.reports
     assert places_of(saving) == save_load()
@@ -223,9 +223,7 @@ def test_convert(same_layout: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_losses_of_ranks_that_draw_otherwise_are_held_against_none_but_their_own(
-    compiled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_drawing_ranks_are_compared_with_themselves(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not against those of another layout, nor, where the twin runs other kernels, against the twin's."""
     monkeypatch.setattr(lockstep, "runs_other_kernels", lambda *_: compiled)
     with group_of_one() as group:

@@ -80,7 +80,7 @@ def keyed(*keys: object) -> set[str]:
     return {f"keyed.{each}.{key}" for each in ("values", "tensors") for key in keys}
 
 
-def test_an_object_that_has_shrunk() -> None:
+def test_shrunk_object() -> None:
     where = "in the checkpoint of step 2"
     ran = passed(run_alone(**SMALL, scenario="shrunk_object"))
     expected = once(2) | {("contract_held", f"of a load with more keys {where}"): {"refusal"}}
@@ -89,7 +89,7 @@ def test_an_object_that_has_shrunk() -> None:
 
 
 @pytest.mark.parametrize(("scenario", "keys"), [("grown_object", ("one", "two")), ("integer_keys", (1, 2))])
-def test_an_object_that_does_not_come_back(scenario: str, keys: tuple[object, ...]) -> None:
+def test_grown_object_is_not_restored(scenario: str, keys: tuple[object, ...]) -> None:
     where = "in the checkpoint of step 2"
     ran = run_alone(**SMALL, scenario=scenario)
     expected = once(2)
@@ -99,7 +99,7 @@ def test_an_object_that_does_not_come_back(scenario: str, keys: tuple[object, ..
     assert unexplained(ran, scenario.replace("_", "-")) == set()
 
 
-def test_a_load_into_another_dtype_has_to_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_into_another_dtype_must_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     where = "of a load into bfloat16 in the checkpoint of step 2"
     ran = run_alone(**SMALL, scenario="other_dtype")
     assert places_of(ran.reports[0]) == once(2) | {("contract_held", where): {"refusal"}}

@@ -109,14 +109,14 @@ def names_in(report: CheckReport) -> list[str]:
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_defect_is_seen(name: str) -> None:
+def test_injected_defect_is_reported(name: str) -> None:
     defect, scenario, check, seen = PLANTED[name]
     with defect, group_of_one() if scenario == "key_order" else nullcontext() as group:
         (report,) = run_alone(**SMALL, scenario=scenario, seen_by=world(group=group)).reports
     assert seen in names_in(report.checks[check])
 
 
-def test_one_process_without_a_group_has_none() -> None:
+def test_no_dist_must_not_have_a_process_group() -> None:
     with group_of_one():
         verdict, _ = alone(**SMALL, scenario="no_dist")
     assert {one.check: one.names for one in verdict.failed} == {"contract_held": ["empty state dict"]}
@@ -132,7 +132,7 @@ def refused(defect: AbstractContextManager[Any]) -> Ran:
     return ran
 
 
-def test_a_save_without_a_backend_for_the_cpu_is_refused_and_leaves_nothing() -> None:
+def test_save_without_cpu_backend_is_refused() -> None:
     ran = refused(nullcontext())
     assert ran.verdict.status == "pass", ran.verdict.reason
     (report,) = ran.reports
@@ -151,11 +151,11 @@ def test_a_save_without_a_backend_for_the_cpu_is_refused_and_leaves_nothing() ->
     assert ran.left == ["accepted"]
 
 
-def test_a_save_that_should_have_been_refused_is_seen() -> None:
+def test_accepted_save_without_cpu_backend_is_reported() -> None:
     assert {one.check for one in refused(DEFECTS["accepting"]()).verdict.failed} == {"contract_held"}
 
 
-def test_what_a_refused_save_leaves_behind_is_seen() -> None:
+def test_leftovers_of_a_refused_save_are_reported() -> None:
     honest = DcpCheckpointer.save
 
     def save(self: DcpCheckpointer, state: Any, checkpoint_id: str, slot: int = 0) -> Any:
@@ -168,12 +168,12 @@ def test_what_a_refused_save_leaves_behind_is_seen() -> None:
     assert names_in(report.checks["contract_held"]) == ["files", "threads"]
 
 
-def test_nothing_is_left_behind_where_there_is_no_more_than_before(tmp_path: Path) -> None:
+def test_no_leftovers_without_new_files_or_threads(tmp_path: Path) -> None:
     assert not list(refused_saves._left_behind(str(tmp_path), threading.active_count()))
     assert not list(refused_saves._left_behind(str(tmp_path / "none"), threading.active_count() + 1))
 
 
-def test_a_checkpoint_of_a_fine_tuning_has_what_is_trained_and_nothing_that_is_frozen(tmp_path: Path) -> None:
+def test_fine_tuned_checkpoint_has_trained_keys_only(tmp_path: Path) -> None:
     tuning = fine_tune._tuning(bare_cell(tmp_path, config(**SMALL, scenario="fine_tune")), 2)
     run = build(tuning.config, tuning.world, 0)
     names = dict(run.model.named_parameters())
@@ -196,21 +196,21 @@ def test_a_checkpoint_of_a_fine_tuning_has_what_is_trained_and_nothing_that_is_f
             assert found(trained | {f"optimizer.state.{name}.exp_avg"}) == [name]
 
 
-def test_a_model_inside_another_is_sharded_as_it_was(tmp_path: Path) -> None:
+def test_inner_model_keeps_its_sharding(tmp_path: Path) -> None:
     given = config(**SMALL, scenario="fine_tune")
     given.parallel = replace(given.parallel, tp_plan={"net1": "colwise", "net2": "rowwise"})
     parallel = fine_tune._tuning(bare_cell(tmp_path, given), 2).config.parallel
     assert parallel.tp_plan == {"pretrain.net1": "colwise", "pretrain.net2": "rowwise"}
 
 
-def test_a_part_is_loaded_by_the_way_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_part_is_loaded_by_the_requested_function(monkeypatch: pytest.MonkeyPatch) -> None:
     run = build(config(**SMALL), world(), 0)
     run.model = nn.ModuleDict({"pretrain": run.model})
     assert isinstance(fine_tune._part(run, submodules=True)["model"], SubmoduleState)
     assert isinstance(fine_tune._part(run, submodules=False)["model"], PartState)
 
 
-def test_a_torch_that_has_no_submodules_is_a_skip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_without_submodules_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fine_tune, "get_model_state_dict", lambda model, options: None)
     built = mock.Mock(side_effect=RuntimeError("it was built"))
     monkeypatch.setattr(fine_tune.steps, "build", built)
@@ -221,14 +221,14 @@ def test_a_torch_that_has_no_submodules_is_a_skip(tmp_path: Path, monkeypatch: p
         fine_tune.fine_tune(cell, 2, submodules=False)
 
 
-def test_a_model_of_ones_own_is_not_put_into_another(tmp_path: Path) -> None:
+def test_own_model_is_not_fine_tuned(tmp_path: Path) -> None:
     given = config(**SMALL, scenario="fine_tune", workload={"target": "support.own_workload.build"})
     with pytest.raises(Skip, match=r"workload\.target has its own"):
         fine_tune.fine_tune(bare_cell(tmp_path, given), 2, submodules=False)
 
 
 @pytest.mark.parametrize("order", [("scheduler", "train_state"), ("train_state", "scheduler")])
-def test_each_object_is_set_from_what_was_filled(
+def test_each_object_is_set_from_the_filled_state(
     order: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also the first and the last, where what is filled is not its own memory."""
@@ -244,7 +244,7 @@ def test_each_object_is_set_from_what_was_filled(
     assert verdict.status == "pass", verdict.reason
 
 
-def test_every_dictionary_and_tensor_has_its_place() -> None:
+def test_every_dictionary_and_tensor_has_a_place() -> None:
     first, last = torch.zeros(1), torch.zeros(2)
     nested = {"model": {"first": first, "inner": {"last": last}}, "value": 1, "last": last[1:]}
     places = in_place._places(nested)
@@ -263,7 +263,7 @@ def test_every_dictionary_and_tensor_has_its_place() -> None:
             assert [one.name for one in in_place._moved(places, after)] == [path]
 
 
-def test_the_values_of_a_plain_dictionary_are_of_every_kind_and_all_others_each_time() -> None:
+def test_plain_values_cover_every_kind() -> None:
     one, other = (stateful_objects.plain_values(torch.device("cpu"), which) for which in (1, 2))
     leaves, others = snapshot_nested(one), snapshot_nested(other)
     kinds = {type(leaf).__name__ for leaf in leaves.values()}
@@ -278,7 +278,7 @@ def wrong(given: dict[str, Any], was_set: list[str], stateful: Any) -> list[str]
     return [one.name for one in stateful_objects._wrong(recording, stateful)]
 
 
-def test_what_is_wrong_with_what_a_load_did_to_its_state_dict() -> None:
+def test_wrong_changes_of_a_state_dict_are_found() -> None:
     def counting(loads: int) -> Any:
         made = stateful_objects.Counting(0, torch.device("cpu"))
         made.loads = loads
@@ -294,7 +294,7 @@ def test_what_is_wrong_with_what_a_load_did_to_its_state_dict() -> None:
         assert wrong({"stateful": again}, ["plain"], again) == ["stateful"]
 
 
-def test_an_object_holds_what_it_is_given_and_meets_its_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_load_and_exchange_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         dist, "all_reduce", lambda total: total.mul_(3)
     )  # as if three ranks had said the same
@@ -309,14 +309,14 @@ def test_an_object_holds_what_it_is_given_and_meets_its_peers(monkeypatch: pytes
     assert (gathering.seen, summing.seen, counting.loads) == ([0], [300], 1)
 
 
-def test_a_recording_holds_what_is_set_and_knows_it() -> None:
+def test_recording_records_set_keys() -> None:
     recording = stateful_objects.Recording({"one": 1})
     recording["other"] = 2
     assert (recording, recording.was_set) == ({"one": 1, "other": 2}, ["other"])
 
 
 @pytest.mark.parametrize("rank", range(5))
-def test_each_rank_begins_elsewhere_with_the_same_keys(rank: int, tmp_path: Path) -> None:
+def test_each_rank_starts_at_another_key(rank: int, tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, seen_by=world(rank, 5))
     state = {"c": 3, "a": 1, "b": 2}
     turned = stateful_objects._turned(cell, state)
@@ -325,7 +325,7 @@ def test_each_rank_begins_elsewhere_with_the_same_keys(rank: int, tmp_path: Path
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_rank_0_alone_hands_over(rank: int, tmp_path: Path) -> None:
+def test_only_rank_0_hands_over(rank: int, tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(**SMALL), seen_by=world(rank, 2))
     handover.hand_over(cell, [], steps.RunRecord())
     assert (tmp_path / "handover.pt").exists() is (rank == 0)

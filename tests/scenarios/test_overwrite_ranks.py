@@ -15,14 +15,14 @@ ONE: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "s
 
 
 @pytest.mark.parametrize("storage", ["file", "fsspec", "hf"])
-def test_it_comes_back(storage: str) -> None:
+def test_overwriting_checkpoint_is_restored(storage: str) -> None:
     verdict, report = alone(scenario="overwrite_ranks", storage=storage, **ONE)
     assert verdict.status == "pass", verdict.reason
     assert "in the checkpoint of step 1" in report.checks["model_equal"].compared
 
 
 @pytest.mark.parametrize("fault", ["weight_lowest_bit", "lr_next_float"])
-def test_a_defect_is_seen(fault: str) -> None:
+def test_defect_is_reported(fault: str) -> None:
     verdict, _ = alone(fault, scenario="overwrite_ranks", storage="file", **ONE)
     assert (verdict.status, verdict.fault_seen) == ("fail", True), verdict.reason
 
@@ -34,7 +34,7 @@ def test_a_defect_is_seen(fault: str) -> None:
         ("hf_sharded", "shard-00001-{}", "shard-00002-{}", "fail"),
     ],
 )
-def test_a_file_that_another_rank_has_left_is_no_harm_where_it_is_not_read(
+def test_unread_leftover_file_does_no_harm(
     storage: str, written: str, left: str, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the files of a folder DCP takes those that hold one tensor in the order in which it finds them."""

@@ -47,7 +47,7 @@ def planted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.parametrize("name", tiered(SEEN, *OF_EACH_SCENARIO))
-def test_a_planted_defect_is_seen_for_what_it_is(planted: dict[str, Any], name: str) -> None:
+def test_injected_defect_is_reported_as_itself(planted: dict[str, Any], name: str) -> None:
     status, check, told = SEEN[name]
     row = planted[name]
     assert row["status"] == status, row["reason"]

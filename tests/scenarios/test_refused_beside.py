@@ -52,7 +52,7 @@ def failing_in_part() -> AbstractContextManager[Any]:
     return mock.patch.object(DcpCheckpointer, "save", save)
 
 
-def test_it_is_told_by_its_own_future_and_the_others_are_whole() -> None:
+def test_refusal_is_raised_by_its_own_future() -> None:
     ran = overlapping(nullcontext())
     assert ran.verdict.status == "pass", ran.verdict.reason
     report = ran.reports[0].checks["contract_held"]
@@ -63,9 +63,7 @@ def test_it_is_told_by_its_own_future_and_the_others_are_whole() -> None:
 @pytest.mark.parametrize(
     ("defect", "found"), [(failing_in_silence, "refusal"), (failing_in_part, "beside.value")]
 )
-def test_one_that_is_not_refused_as_it_should_be_is_seen(
-    defect: Callable[[], AbstractContextManager[Any]], found: str
-) -> None:
+def test_missing_refusal_is_reported(defect: Callable[[], AbstractContextManager[Any]], found: str) -> None:
     ran = overlapping(defect())
     assert {one.check: one.names for one in ran.verdict.failed} == {"contract_held": [found]}
     (worst,) = ran.reports[0].checks["contract_held"].worst
@@ -74,7 +72,7 @@ def test_one_that_is_not_refused_as_it_should_be_is_seen(
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_rank_0_alone_looks_at_what_is_left(rank: int, tmp_path: Path) -> None:
+def test_only_rank_0_reads_leftovers(rank: int, tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, seen_by=world(rank, 2))
     asked: list[str] = []
 

@@ -32,7 +32,7 @@ def rows_with(saved: Finished, word: str) -> list[dict[str, Any]]:
     return [row for row in saved.rows if word in row["overrides"].split()]
 
 
-def test_saves_that_overlap_each_hold_their_own_moment(saved: Finished) -> None:
+def test_overlapping_saves_have_their_own_state(saved: Finished) -> None:
     rows = [row for row in rows_with(saved, "overlap_saves=True") if row["save"] in ("sync", "async")]
     assert len(rows) == 8
     for row in rows:
@@ -45,7 +45,7 @@ def test_saves_that_overlap_each_hold_their_own_moment(saved: Finished) -> None:
     assert saved.status == 0
 
 
-def test_two_saves_are_under_way_at_once(saved: Finished) -> None:
+def test_two_saves_are_in_flight_at_once(saved: Finished) -> None:
     """A writer knows one checkpoint at a time, and a stager one state (docs/findings): of two saves that are
     under way one is written elsewhere, or with the values of the other, though both report success."""
     told = {}
@@ -61,7 +61,7 @@ def test_two_saves_are_under_way_at_once(saved: Finished) -> None:
     assert "model_equal: rank 0: net1.weight (param) in the checkpoint of step 2" in stager
 
 
-def test_without_collectives_a_rank_finds_what_it_has_saved_itself(saved: Finished) -> None:
+def test_ranks_without_collectives_find_their_files(saved: Finished) -> None:
     """And under another layout no more (docs/findings/load-without-collectives.md), which nothing tells."""
     rows = {(row["parallel"], row["load_parallel"]): row for row in rows_with(saved, "scenario=convert")}
     row = rows.pop(("fsdp2", "ddp"))
@@ -71,7 +71,7 @@ def test_without_collectives_a_rank_finds_what_it_has_saved_itself(saved: Finish
     assert (row["model_equal"], row["optim_equal"]) == (False, False)
 
 
-def test_the_raw_limit_is_measured_beside_each_save(saved: Finished) -> None:
+def test_raw_io_is_measured_with_each_save(saved: Finished) -> None:
     rows = rows_with(saved, "raw=True")
     assert len(rows) == 4
     for row in rows:

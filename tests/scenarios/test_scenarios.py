@@ -48,7 +48,7 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 
 @pytest.mark.extended
-def test_the_experiment_of_pytorchs_own_tests(seeds: Finished) -> None:
+def test_experiment_of_pytorchs_own_tests(seeds: Finished) -> None:
     assert seeds.status == 0, seeds.out
     statuses = {row["status"] for row in seeds.rows}
     assert statuses == {"pass", "xfail", "skip"}
@@ -64,7 +64,7 @@ def test_the_experiment_of_pytorchs_own_tests(seeds: Finished) -> None:
     ("parallel", "scenario"),
     tiered([(parallel, scenario) for parallel in PARALLELISMS for scenario in CHECKS_OF], *KEPT),
 )
-def test_a_scenario_holds_under_every_parallelism(
+def test_scenario_passes_under_every_parallelism(
     matrix: Finished, request: pytest.FixtureRequest, scenario: str, parallel: str
 ) -> None:
     sweep = request.getfixturevalue("seeds") if parallel in OF_SEEDS else matrix
@@ -85,13 +85,13 @@ def test_a_scenario_holds_under_every_parallelism(
     assert row["side_effect_free"] is True
 
 
-def test_what_is_compared_beside_an_upload_does_not_meet_its_collectives(matrix: Finished) -> None:
+def test_comparisons_do_not_mix_with_an_upload(matrix: Finished) -> None:
     row = matrix.row(scenario="chain")
     assert row["status"] == "pass", row["reason"]
 
 
 @pytest.mark.extended
-def test_fsdp1_with_tp_trains_what_was_frozen_and_says_so(seeds: Finished) -> None:
+def test_fsdp1_with_tp_trains_frozen_layers(seeds: Finished) -> None:
     row = seeds.row(scenario="fine_tune", parallel=KNOWN)
     assert "fsdp1-tp-unfreezes" in row["reason"]
     assert row["contract_held"] is False
@@ -110,7 +110,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return run(tmp_path_factory.mktemp("few") / "sweep", *blocks(cells), "device=cpu")
 
 
-def test_one_file_holds_the_full_state_of_every_layout(few: Finished) -> None:
+def test_one_file_has_the_full_state_of_every_layout(few: Finished) -> None:
     rows = [row for row in few.rows if row["checkpointer"] != "dcp"]
     assert [row["status"] for row in rows] == ["pass", "skip"] * 4, few.out
     for row in rows:
@@ -131,7 +131,7 @@ def test_one_file_holds_the_full_state_of_every_layout(few: Finished) -> None:
     assert few.status == 0
 
 
-def test_torch_save_is_seen_through_by_the_same_faults(tmp_path: Path) -> None:
+def test_faults_are_reported_with_torch_save(tmp_path: Path) -> None:
     seen_through(tmp_path / "sweep", "torch_save")
 
 
@@ -142,7 +142,7 @@ def test_one_process_without_a_group(few: Finished) -> None:
     assert "one process has nobody to spread a model over" in rows[2]["reason"]
 
 
-def test_what_makes_no_sense_is_a_skip_that_says_why(few: Finished) -> None:
+def test_impossible_cells_are_skipped_with_a_reason(few: Finished) -> None:
     reasons = [row["reason"] for row in few.rows if "load_parallel=ddp" in row["overrides"].split()]
     assert len(reasons) == 2
     assert "takes device=cuda and not cpu" in reasons[0]

@@ -65,7 +65,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("length", "seen"), [(None, "no such file"), (0, "0 bytes"), (3, "3 bytes")])
-def test_ranks_wait_for_each_other_until_all_see_the_same(
+def test_ranks_wait_until_all_see_the_same_files(
     ask: Ask, folder: Path, length: int | None, seen: str
 ) -> None:
     late = {"one": {"data": (2, length)}, "other": {"below/more": (3, length)}}
@@ -78,7 +78,7 @@ def test_ranks_wait_for_each_other_until_all_see_the_same(
     assert texts[3][0].startswith(f"below/more here: host one saw 10 bytes, this one {seen}, for ")
 
 
-def test_a_file_that_one_host_never_sees_is_an_error_there(ask: Ask, folder: Path) -> None:
+def test_file_that_a_host_never_sees_is_an_error(ask: Ask, folder: Path) -> None:
     answers = ask(wait, folder, TWO_HOSTS, {"other": {"data": (ALWAYS, None)}}, 0.5)
     assert [answer for answer, _, _ in answers[:2]] == [True, True]
     for answer, texts, _ in answers[2:]:
@@ -86,10 +86,10 @@ def test_a_file_that_one_host_never_sees_is_an_error_there(ask: Ask, folder: Pat
         assert re.fullmatch(rf"{texts[0]}, also after \d+ s", answer)
 
 
-def test_what_nobody_sees_is_not_waited_for(ask: Ask, folder: Path) -> None:
+def test_file_that_no_host_sees_is_not_waited_for(ask: Ask, folder: Path) -> None:
     late = {host: {"data": (ALWAYS, None)} for host in TWO_HOSTS}
     assert ask(wait, folder, TWO_HOSTS, late) == [(True, [], 1)] * 4
 
 
-def test_on_one_host_nobody_waits(ask: Ask, folder: Path) -> None:
+def test_ranks_on_one_host_do_not_wait(ask: Ask, folder: Path) -> None:
     assert ask(wait_on_one, folder) == [(False, [], 1)] * 4

@@ -14,7 +14,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return run(folder, "-m", *cells, "world_size=2", "device=cpu", "retry=0", "saves=1", *SMALL)
 
 
-def test_a_checkpoint_outlives_the_death_of_a_rank_in_the_next_save(killed: Finished) -> None:
+def test_checkpoint_survives_a_death_in_the_next_save(killed: Finished) -> None:
     row, _ = killed.rows
     assert row["status"] == "pass", row["reason"]
     equal = ("model_equal", "optim_equal", "extra_equal", "loss_resume_equal")
@@ -22,7 +22,7 @@ def test_a_checkpoint_outlives_the_death_of_a_rank_in_the_next_save(killed: Fini
     assert [rank["rank"] for rank in row["details"]["ranks"]] == [0, 1], "each of the second stage alone"
 
 
-def test_a_death_that_does_not_come_is_an_error(killed: Finished) -> None:
+def test_expected_death_that_fails_is_an_error(killed: Finished) -> None:
     _, row = killed.rows
     assert row["status"] == "error"
     assert row["reason"] == "expected a rank to die in support.stages.save_twice, but none did"

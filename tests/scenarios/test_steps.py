@@ -48,9 +48,7 @@ class Opaque(own_trainer.DrawsNothing):
 
 
 @pytest.mark.parametrize("trainer", [own_trainer.Trainer, Opaque])
-def test_of_a_trainer_that_which_it_draws_has_to_come_back_and_what_is_not_looked_at_is_told(
-    trainer: type, tmp_path: Path
-) -> None:
+def test_trainer_restores_only_generators_it_uses(trainer: type, tmp_path: Path) -> None:
     draws = trainer is own_trainer.Trainer
     target = {"target": f"{trainer.__module__}.{trainer.__name__}"}
     cell = bare_cell(
@@ -58,7 +56,7 @@ def test_of_a_trainer_that_which_it_draws_has_to_come_back_and_what_is_not_looke
     )
     reference = steps.build(cell)
     checkpoints = steps.train_and_save(cell, reference)
-    everything = [*reference.states.values(), *(one.state for one in checkpoints)]
+    everything = [*reference.record.states.values(), *(one.state for one in checkpoints)]
     assert len(everything) == 4
     drawn = [names(state.get(RANDOM, ())) for state in everything]
     assert drawn == [{"cpu"} if draws else set()] * 4, "it draws neither from Python's nor from NumPy's"
@@ -78,14 +76,12 @@ def leaves(*of: str) -> Leaves:
 
 
 @pytest.mark.parametrize("needed", [(), ("first",), ("last",), ("first", "last"), NAMES])
-def test_of_every_state_that_is_kept_only_what_is_needed_of_the_generators_stays(
-    needed: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_only_needed_generators_are_kept(needed: tuple[str, ...], tmp_path: Path) -> None:
     """Also of one that a checkpoint has in common with the uninterrupted run."""
     cell = bare_cell(tmp_path)
     reference = steps.build(cell)
     own: list[State] = [{"model_equal": {}, RANDOM: leaves(*NAMES)} for _ in range(6)]
-    reference.states.update(enumerate(own[:4]))
+    reference.record.states.update(enumerate(own[:4]))
     checkpoints = [Checkpoint(1, "", mock.Mock(), state) for state in (*own[4:], own[0])]
     steps._keep_random(cell, reference, checkpoints, frozenset(needed))
     assert own == [{"model_equal": {}, **({RANDOM: leaves(*needed)} if needed else {})}] * 6
@@ -93,17 +89,17 @@ def test_of_every_state_that_is_kept_only_what_is_needed_of_the_generators_stays
     assert (RANDOM in cell.report.not_applied) is not bool(needed)
 
 
-def test_a_state_is_retained_where_a_resume_ends_and_nowhere_else(tmp_path: Path) -> None:
+def test_state_is_retained_where_resumes_end(tmp_path: Path) -> None:
     """Each holds a copy of all that is small."""
     cell = bare_cell(tmp_path, config(**{**SMALL, "resume_steps": 3}))
     reference = steps.build(cell)
     for until, retained in ((1, []), (2, []), (4, [4]), (5, [4, 5])):
         steps.advance(cell, reference, until)
         assert reference.trained.train_state.step == until
-        assert [*reference.states] == retained
+        assert [*reference.record.states] == retained
 
 
-def test_a_checkpointer_is_closed_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpointer_is_closed_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[object] = []
     monkeypatch.setattr(DcpCheckpointer, "close", lambda made: closed.append(made))
     cell = bare_cell(tmp_path)
@@ -114,9 +110,7 @@ def test_a_checkpointer_is_closed_at_the_end(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_what_was_written_is_read_again_by_rank_0_alone(
-    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_rank_0_digests_files(rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     digested: list[Path] = []
 
     def digest(folder: Path) -> FileDigests:
@@ -131,7 +125,7 @@ def test_what_was_written_is_read_again_by_rank_0_alone(
 
 
 @pytest.mark.parametrize("asked_for", [True, False])
-def test_files_that_need_not_be_synced_are_no_finding(asked_for: bool, tmp_path: Path) -> None:
+def test_unsynced_files_may_be_allowed(asked_for: bool, tmp_path: Path) -> None:
     given = config(**SMALL)
     given.storage = replace(given.storage, sync_files=asked_for)
     with recorded_syncs() as synced:
@@ -147,9 +141,7 @@ def test_files_that_need_not_be_synced_are_no_finding(asked_for: bool, tmp_path:
     assert ("files that were not synced" in control) is asked_for
 
 
-def test_a_process_that_a_save_has_started_may_have_synced_its_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_child_process_may_have_synced_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cell = bare_cell(tmp_path)
     before, started = mock.Mock(), mock.Mock()
     cell.children_before.add(before)
@@ -187,9 +179,7 @@ def late(monkeypatch: pytest.MonkeyPatch, rank: int = 0, size: int = 1) -> Late:
     return here
 
 
-def test_a_load_takes_until_the_device_has_done_its_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_load_waits_for_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = late(monkeypatch)
     cell = bare_cell(tmp_path, seen_by=here)
     run = build(cell.config, here, 0)
@@ -202,9 +192,7 @@ def test_a_load_takes_until_the_device_has_done_its_work(
     assert [one.value for one in cell.report.measurements if one.metric == "load_s"] == [3.0]
 
 
-def test_all_ranks_at_once_write_and_read_plain_files_as_long_as_the_checkpoints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_write_and_read_plain_files_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[int] = []
     for rank in (0, 1):
         here = late(monkeypatch, rank, 2)
@@ -240,7 +228,7 @@ def handed_over(cell: Cell) -> None:
 
 
 @pytest.mark.parametrize("same_layout", [True, False])
-def test_what_ranks_draw_next_is_taken_over_by_the_same_layout(same_layout: bool, tmp_path: Path) -> None:
+def test_random_state_is_taken_over_in_the_same_layout(same_layout: bool, tmp_path: Path) -> None:
     cell = bare_cell(tmp_path)
     handed_over(cell)
     checkpoints, record = handover.take_over(cell, mock.Mock(), same_layout)
@@ -254,7 +242,7 @@ def test_what_ranks_draw_next_is_taken_over_by_the_same_layout(same_layout: bool
 
 
 @pytest.mark.parametrize("differing", [{"first"}, {"last"}, {*NAMES}])
-def test_ranks_that_do_not_agree_on_what_was_saved_are_told_and_had_it(
+def test_disagreeing_ranks_are_reported(
     differing: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gathered(mine: Leaves, group: object) -> list[Leaves]:
@@ -271,7 +259,7 @@ def test_ranks_that_do_not_agree_on_what_was_saved_are_told_and_had_it(
     assert found == {(name, where, Problem.ranks_disagree) for name in differing for where in told}
 
 
-def test_no_code_is_run_that_a_folder_of_results_holds(tmp_path: Path) -> None:
+def test_files_in_a_folder_run_no_code(tmp_path: Path) -> None:
     """It may come from anywhere."""
     cell = bare_cell(tmp_path, config(**SMALL, verify="deep"))
     for name in ("handover.pt", "newest.pt", "value"):
@@ -280,7 +268,7 @@ def test_no_code_is_run_that_a_folder_of_results_holds(tmp_path: Path) -> None:
     for read in (
         partial(handover.take_over, cell, mock.Mock(), same_layout=True),
         partial(fresh_process.load_alone, cell),
-        partial(plain_read._as_seen, value),
+        partial(plain_read._plain, value),
     ):
         with pytest.raises(UnpicklingError, match="Unsupported global"):
             read()

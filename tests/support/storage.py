@@ -10,8 +10,7 @@ from torch.distributed.checkpoint import FileSystemReader
 from dcpbench.checkpointers.base import PendingSave
 from dcpbench.checkpointers.dcp import asynchronous
 from dcpbench.checkpointers.storage import Storage, file
-from dcpbench.config.groups import StorageConfig
-from dcpbench.config.save import SaveConfig
+from dcpbench.config.groups import SaveConfig, StorageConfig
 
 
 class LyingReader(FileSystemReader):

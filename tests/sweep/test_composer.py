@@ -118,7 +118,7 @@ def random_sweep(chance: random.Random, count: int) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_sampled_cells_are_what_hydra_composes(number: int, hydra_loader: ConfigLoader) -> None:
+def test_sampled_cells_equal_hydras(number: int, hydra_loader: ConfigLoader) -> None:
     chance = random.Random(number)
     experiment = ["experiment=nightly"] if number == 0 else []
     base = sweep(hydra_loader, *experiment)
@@ -144,7 +144,7 @@ OTHER_WORDS = (
 )
 
 
-def test_any_words_make_what_hydra_composes(hydra_loader: ConfigLoader) -> None:
+def test_other_words_equal_hydras_composition(hydra_loader: ConfigLoader) -> None:
     base = sweep(hydra_loader)
     composer = Composer(hydra_loader, base)
     composer.prepare([*crossed(**LISTS), *OTHER_WORDS])
@@ -152,7 +152,7 @@ def test_any_words_make_what_hydra_composes(hydra_loader: ConfigLoader) -> None:
         assert is_as_by_hydra(composer, hydra_loader, base, words), words
 
 
-def test_each_word_is_composed_once_and_those_of_different_keys_together(hydra_loader: ConfigLoader) -> None:
+def test_words_of_different_keys_are_composed_together(hydra_loader: ConfigLoader) -> None:
     composer = Counted(hydra_loader, sweep(hydra_loader))
     cells = crossed(**LISTS)
     composer.prepare(cells)
@@ -176,7 +176,7 @@ def test_each_word_is_composed_once_and_those_of_different_keys_together(hydra_l
     assert alone.composed_by_hydra == [("parallel=tp", "seed=1")], "a single cell is composed whole"
 
 
-def test_files_that_decide_more_than_their_group(tmp_path: Path, hydra_loader: ConfigLoader) -> None:
+def test_files_that_set_other_groups(tmp_path: Path, hydra_loader: ConfigLoader) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "experiment").mkdir()
     dummy = indent((conf_folder() / "model/dummy.yaml").read_text(), "  ")
@@ -211,7 +211,7 @@ def test_files_that_decide_more_than_their_group(tmp_path: Path, hydra_loader: C
 @pytest.mark.parametrize(
     "wrong", ["seed=x", "sead=1", "parallel=ddb", "parallel.x=1", "model.options.x=1", "timeouts=3", "a"]
 )
-def test_a_wrong_word_is_refused_in_hydras_words(wrong: str, hydra_loader: ConfigLoader) -> None:
+def test_wrong_words_are_refused_in_hydras_words(wrong: str, hydra_loader: ConfigLoader) -> None:
     base = sweep(hydra_loader)
     with pytest.raises(HydraException) as theirs:
         typed(hydra_loader.load_sweep_config(base, [wrong]))
@@ -222,9 +222,7 @@ def test_a_wrong_word_is_refused_in_hydras_words(wrong: str, hydra_loader: Confi
         assert str(ours.value) == str(theirs.value)
 
 
-def test_a_cell_has_a_folder_of_its_name_with_what_hydra_leaves(
-    hydra_loader: ConfigLoader, tmp_path: Path
-) -> None:
+def test_cell_folders_have_hydras_files(hydra_loader: ConfigLoader, tmp_path: Path) -> None:
     base = sweep(hydra_loader, f"hydra.sweep.dir={tmp_path}")
     cells = CellMaker(hydra_loader, base).cells([*crossed(**LISTS), ["seed=1"], ["seed=1"]])
     assert [cell.name for cell in cells[-2:]] == ["seed=1", "seed=1#2"]
@@ -260,7 +258,7 @@ def test_long_names_have_what_varies_and_a_number(hydra_loader: ConfigLoader, tm
     assert alone[0].name == f"known_failures={'x' * 135}"
 
 
-def test_a_resumed_sweep_keeps_its_names(hydra_loader: ConfigLoader, tmp_path: Path) -> None:
+def test_resumed_sweep_keeps_its_names(hydra_loader: ConfigLoader, tmp_path: Path) -> None:
     """Earlier versions gave long names a digest."""
     base = sweep(hydra_loader, f"hydra.sweep.dir={tmp_path}")
     long = f"known_failures={'x' * 150}"
@@ -270,7 +268,7 @@ def test_a_resumed_sweep_keeps_its_names(hydra_loader: ConfigLoader, tmp_path: P
     assert [cell.overrides for cell in made] == [["seed=3"], [long, "seed=2"], ["seed=3"]]
 
 
-def test_folders_of_cells_are_not_named_otherwise(hydra_loader: ConfigLoader) -> None:
+def test_other_names_of_cell_folders_are_refused(hydra_loader: ConfigLoader) -> None:
     named = "hydra.sweep.subdir=${hydra.job.num}"
     with pytest.raises(
         ConfigError, match=r"subdir=\$\{hydra.job.num\}: leave it out; the folder of a cell has"
@@ -280,7 +278,7 @@ def test_folders_of_cells_are_not_named_otherwise(hydra_loader: ConfigLoader) ->
         CellMaker(hydra_loader, sweep(hydra_loader)).cells([["hydra.sweep.subdir=x", "seed=1"]])
 
 
-def test_a_terminal_is_told_how_far_composing_is() -> None:
+def test_composing_shows_progress_on_terminals() -> None:
     shown = io.StringIO()
     track = composing(Console(file=shown, force_terminal=True, width=60))
     assert [*track([*range(40)])] == [*range(40)]

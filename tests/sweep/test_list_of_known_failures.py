@@ -13,7 +13,7 @@ from dcpbench.sweep.known_failures import listed, read
 from dcpbench.verdict.known_failures import explaining
 
 
-def test_the_list_of_the_house_is_whole() -> None:
+def test_own_list_is_valid() -> None:
     known = read(conf_folder() / "known_failures.yaml")
     assert {each.id for each in known} == {
         "fsdp1-tp-optimizer-state",
@@ -82,14 +82,14 @@ def one_listed(mismatch: str) -> str:
         ("- [", "known_failures="),
     ],
 )
-def test_a_list_that_is_wrong_is_refused(tmp_path: Path, text: str, told: str) -> None:
+def test_wrong_list_is_refused(tmp_path: Path, text: str, told: str) -> None:
     path = tmp_path / "known.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=told):
         read(path)
 
 
-def test_an_entry_without_its_recomputation_is_idle(
+def test_entry_without_its_recomputation_is_idle(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And a cell that needs it fails."""

@@ -36,7 +36,7 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/usr/bin/dcpbench"])
 
 
-def test_the_sweep_before_is_the_newest_that_ended_with_half_of_the_cells(tmp_path: Path) -> None:
+def test_earlier_sweep_has_at_least_half_the_cells(tmp_path: Path) -> None:
     made(tmp_path / "oldest", 10, "ddp", "fsdp")
     old = made(tmp_path / "old one", 11, "ddp", "fsdp")
     made(tmp_path / "other", 12, "hsdp")
@@ -52,7 +52,7 @@ def test_the_sweep_before_is_the_newest_that_ended_with_half_of_the_cells(tmp_pa
     assert sweep_before(tmp_path / "nowhere") is None
 
 
-def test_the_page_and_the_next_command_are_told(tmp_path: Path) -> None:
+def test_page_and_next_command_are_printed(tmp_path: Path) -> None:
     old, new = made(tmp_path / "old one", 11, "ddp"), made(tmp_path / "new", 13, "ddp")
     told = ["page: new/report.html", "next: dcpbench compare 'old one' new"]
     assert next_steps(new, old, complete=True) == told
@@ -62,7 +62,7 @@ def test_the_page_and_the_next_command_are_told(tmp_path: Path) -> None:
     assert next_steps(new, old, complete=True) == told[1:]
 
 
-def test_it_is_said_as_it_was_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_is_printed_as_it_was_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/somewhere/dcpbench/__main__.py"])
     monkeypatch.setattr(sys, "orig_argv", [".venv/bin/python", "-m", "dcpbench", "x=y"])
     assert manifest.command("resume", Path("/a b")) == ".venv/bin/python -m dcpbench resume '/a b'"
@@ -74,7 +74,7 @@ def test_it_is_said_as_it_was_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_what_two_sweeps_say_at_their_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_second_sweep_suggests_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["scenario=no_dist", "parallel=none", "device=cpu", "saves=1", "world_size=1", *ONE_STEP]
     first = run(tmp_path / "first", *asked)
     assert first.status == 0, first.err

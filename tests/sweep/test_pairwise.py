@@ -51,13 +51,13 @@ def test_every_pair_is_in_some_job(shape: list[int]) -> None:
 @pytest.mark.parametrize(
     ("shape", "at_most"), [([8, 3, 2, 2, 10], 80), ([5] * 10, 60), ([3] * 4 + [2] * 4, 16)]
 )
-def test_they_are_few(shape: list[int], at_most: int) -> None:
+def test_pairs_need_few_jobs(shape: list[int], at_most: int) -> None:
     assert len(covering(lists_of(shape), anything, nothing).rows) <= at_most < math.prod(shape)
 
 
 @given(shapes, st.data())
 @settings(deadline=None, max_examples=50)
-def test_every_pair_that_can_run_is_in_a_job_that_runs(shape: list[int], data: st.DataObject) -> None:
+def test_every_runnable_pair_is_in_a_job_that_runs(shape: list[int], data: st.DataObject) -> None:
     """Constraints of two values, of which some are known before, and one of three."""
     lists = lists_of(shape)
     anywhere = st.sampled_from([value for values in lists for value in values])
@@ -76,7 +76,7 @@ def test_every_pair_that_can_run_is_in_a_job_that_runs(shape: list[int], data: s
     assert [row for row in found.rows if not runs(row)] == found.rows[len(found.rows) - len(alone) :]
 
 
-def test_what_is_left_out_is_told() -> None:
+def test_pairs_left_out_are_printed() -> None:
     lists = [["a=1", "a=2"], ["b=1", "b=2"]]
     told = sentence(lists, Covering([("a=1", "b=1")] * 3, [("a=2", "b=2")], ["a=3"]))
     assert told.startswith("matrix=pairwise: 3 of 4 cells have every pair of values that can run; ")
@@ -93,7 +93,7 @@ def planned(folder: Path, *words: str) -> tuple[list[dict[str, Any]], str]:
 
 
 @pytest.mark.slow
-def test_cells_of_every_pair_that_this_machine_can_run(tmp_path: Path) -> None:
+def test_pairwise_plan_has_all_runnable_pairs(tmp_path: Path) -> None:
     cells, told = planned(tmp_path / "sweep", "matrix=pairwise", *AXES)
     assert "left out: save=async_cached with any, save=sync with overlap_saves=True" in told
     skips = [cell for cell in cells if cell["would"] == "skip"]
@@ -105,7 +105,7 @@ def test_cells_of_every_pair_that_this_machine_can_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_experiment_may_combine_a_block_by_pairs(tmp_path: Path) -> None:
+def test_block_of_an_experiment_can_be_pairwise(tmp_path: Path) -> None:
     block = {key: values for key, _, values in (axis.partition("=") for axis in AXES[2:])}
     blocks = {
         "pairs": {**block, "save": "async", "matrix": "pairwise"},

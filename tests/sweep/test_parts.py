@@ -53,7 +53,7 @@ def _rows(folder: Path) -> list[dict[str, object]]:
 
 
 @pytest.mark.slow
-def test_every_cell_is_run_once(two: tuple[Finished, list[Finished]]) -> None:
+def test_every_cell_runs_in_one_part(two: tuple[Finished, list[Finished]]) -> None:
     whole, parts = two
     assert [part.status for part in parts] == [0, 0], [part.err for part in parts]
     asked = json.loads((whole.folder / "sweep.json").read_text())["cells"]
@@ -90,7 +90,7 @@ def test_folder_of_parts_is_read_as_one_sweep(two: tuple[Finished, list[Finished
 
 
 @pytest.mark.slow
-def test_parts_are_resumed_one_by_one(tmp_path: Path) -> None:
+def test_parts_are_resumed_separately(tmp_path: Path) -> None:
     folder = tmp_path / "night"
     first = _of_part("1/2", folder)
     assert f"part=1/2: {len(first.rows)} of 4 cells of {folder} have a row" in first.err
@@ -122,7 +122,7 @@ def _made(folder: Path, cells: list[str]) -> Path:
     return folder
 
 
-def test_a_part_begins_in_the_folder_of_its_own_sweep_alone(tmp_path: Path) -> None:
+def test_part_needs_the_folder_of_its_sweep(tmp_path: Path) -> None:
     whole = tmp_path / "night"
     record = manifest.Record([], "/", ["a", "b"], [])
     for _ in range(2):  # the second time as if the first driver had been killed before its part began
@@ -135,7 +135,7 @@ def test_a_part_begins_in_the_folder_of_its_own_sweep_alone(tmp_path: Path) -> N
         begin_part(_folder("1/3", whole), record)
 
 
-def test_a_plan_of_a_part_is_of_its_cells_and_writes_nothing(tmp_path: Path) -> None:
+def test_plan_of_a_part_writes_nothing(tmp_path: Path) -> None:
     blocks = '+hydra.sweeper.matrix={first:{seed:"1,2,3"},second:{seed:"4,5"}}'
     counts: Counter[str] = Counter()
     for part in ("1/2", "2/2"):
@@ -150,7 +150,7 @@ def test_a_plan_of_a_part_is_of_its_cells_and_writes_nothing(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("said", ["0/2", "3/2", "2", "a", "1/0", "1/2/3", "-1/2"])
-def test_a_part_is_a_number_of_how_many(said: str) -> None:
+def test_part_is_a_number_and_a_count(said: str) -> None:
     with pytest.raises(ConfigError, match=f"part={said}: must be a number and a count, as 2/4"):
         Part.parse(said)
 
@@ -170,7 +170,7 @@ def test_a_part_is_a_number_of_how_many(said: str) -> None:
     }.items(),
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_a_part_that_makes_no_sense_is_refused(
+def test_invalid_part_is_refused(
     two: tuple[Finished, list[Finished]], asked: tuple[str, ...], told: str
 ) -> None:
     whole, _ = two
@@ -181,13 +181,13 @@ def test_a_part_that_makes_no_sense_is_refused(
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-def test_a_part_needs_the_folder_that_it_shares(tmp_path: Path) -> None:
+def test_part_needs_a_named_folder(tmp_path: Path) -> None:
     ended = dcpbench("parallel=none", "part=1/2", folder=tmp_path)
     assert ended.status == 2
     assert "part=1/2: name the folder of the complete sweep" in ended.err
 
 
-def test_cells_alike_are_dealt_out_evenly() -> None:
+def test_similar_cells_are_dealt_out_evenly() -> None:
     """Every second cell of the product would be all of one world size."""
     axes = itertools.product((False, True), range(4), (2, 4), (0, 1))
     jobs = [

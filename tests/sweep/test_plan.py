@@ -48,7 +48,7 @@ print("the driver has no torch")
 
 
 @pytest.mark.slow
-def test_a_plan_tells_all_and_does_nothing(tmp_path: Path) -> None:
+def test_plan_prints_all_and_runs_nothing(tmp_path: Path) -> None:
     (tmp_path / "older").mkdir()  # whose times say nothing of this sweep
     append_row(tmp_path / "older", row(cell_s=150.0, config=dict(key(**{"model.name": "dummy"}).values)))
     before = {item: item.stat().st_mtime for item in tmp_path.rglob("*")}
@@ -90,7 +90,7 @@ def taken(cell: CellKey, cell_s: float | None, shared_cell_s: float | None = Non
     return row(config=dict(cell.values), cell_s=cell_s, shared_cell_s=shared_cell_s)
 
 
-def test_a_cell_takes_as_long_as_the_cells_that_are_most_like_it() -> None:
+def test_estimate_is_from_the_most_similar_cells() -> None:
     convert = key(**{"scenario.name": "convert"})
     times = Costs(
         [
@@ -115,11 +115,11 @@ def test_a_cell_takes_as_long_as_the_cells_that_are_most_like_it() -> None:
 @pytest.mark.parametrize(
     ("seconds", "words"), [(4.4, "4 s"), (89, "89 s"), (90, "2 min"), (5000, "83 min"), (12000, "3 h 20 min")]
 )
-def test_an_estimate_is_told_as_exactly_as_it_deserves(seconds: float, words: str) -> None:
+def test_durations_are_rounded(seconds: float, words: str) -> None:
     assert duration_text(seconds) == words
 
 
-def test_what_is_left_is_told_sparingly() -> None:
+def test_time_left_is_printed_at_each_tenth() -> None:
     told = io.StringIO()
     with ProgressDisplay(Console(file=told, width=200), total=40, done=8) as display:
         for number in range(32):
@@ -133,7 +133,7 @@ def test_what_is_left_is_told_sparingly() -> None:
     assert lines[-1] == "[40/40] pass cell 31"
 
 
-def test_a_line_of_progress_says_what_failed_and_not_all_of_it() -> None:
+def test_progress_line_has_a_short_reason() -> None:
     worst = {"worst": [{"name": "0.weight", "problem": "differs", "max_abs_diff": 0.5, "rank": 1}]}
     failed = row(
         status="fail",
@@ -154,9 +154,7 @@ class Usage(NamedTuple):
     free: int
 
 
-def test_a_cell_for_which_there_is_no_room_is_a_skip_with_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_disk_space_is_a_skip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**10, 7 * 10**9, 3 * 10**9))
 
     def why(disk: Costs, **parts: int | None) -> str | None:
@@ -175,13 +173,13 @@ def test_a_cell_for_which_there_is_no_room_is_a_skip_with_numbers(
     assert why(learnt, keep_free_bytes=10**9) is None
     assert why(learnt, keep_free_bytes=10**9, needs_bytes=10**9 + 1) is None, "the user knows better"
     assert why(learnt, keep_free_bytes=10**9 + 1) == (
-        f"too little disk space: 3.0 GB are free in {tmp_path}, it needs 2.0 GB (as a cell like it took "
-        "up) and 1.0 GB are to stay free (storage.keep_free_bytes)"
+        f"too little disk space: 3.0 GB are free in {tmp_path}, it needs 2.0 GB (as a similar cell "
+        "wrote) and 1.0 GB have to stay free (storage.keep_free_bytes)"
     )
 
 
 @pytest.mark.slow
-def test_room_on_the_disk_is_looked_at_before_each_cell(sweep: Callable[..., Finished]) -> None:
+def test_disk_space_is_checked_before_each_cell(sweep: Callable[..., Finished]) -> None:
     ended = sweep(
         "-m",
         "storage.keep_free_bytes=0,1000000000000000000",
@@ -195,7 +193,7 @@ def test_room_on_the_disk_is_looked_at_before_each_cell(sweep: Callable[..., Fin
     assert ran["disk_bytes"] > 1.5 * ran["checkpoint_bytes"], "there are two checkpoints"
     assert skipped["status"] == "skip"
     assert "too little disk space" in skipped["reason"]
-    assert "1.0 EB are to stay free" in skipped["reason"]
+    assert "1.0 EB have to stay free" in skipped["reason"]
     assert not (ended.folder / skipped["cell"]).exists()
     assert ended.status == 0
 
@@ -216,7 +214,7 @@ def asked(number: int, skip: str | None = None, known: tuple[KnownFailure, ...] 
     return replace(one, cell=replace(one.cell, name=f"cell {number}", overrides=overrides))
 
 
-def test_many_cells_are_summed_up_by_block(capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_cells_are_summed_by_block(capsys: pytest.CaptureFixture[str]) -> None:
     failure = KnownFailure("some-id", reason="torch is wrong")
     jobs = [asked(number, "no accelerator" if number % 3 else None) for number in range(60)]
     jobs[0] = asked(0, known=(failure,))
@@ -255,7 +253,7 @@ def test_many_cells_are_summed_up_by_block(capsys: pytest.CaptureFixture[str]) -
     }
 
 
-def test_a_terminal_breaks_names_between_overrides(
+def test_terminal_breaks_names_between_overrides(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overrides = ["scenario=save_load", "parallel=fsdp2_per_layer", "save=async_stager_default", "model=dummy"]
@@ -269,7 +267,7 @@ def test_a_terminal_breaks_names_between_overrides(
     assert [word for word in words if "=" in word] == overrides
 
 
-def test_without_blocks_an_axis_puts_cells_together(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cells_without_blocks_are_grouped_by_axis(capsys: pytest.CaptureFixture[str]) -> None:
     jobs = [asked(n, seed=n, parallel=("ddp", "fsdp")[n % 2], save=n % 3) for n in range(60)]
     assert planned(capsys, jobs)[1].count("save=") == 3
     jobs += [asked(60, parallel="ddp", scenario="convert"), asked(61, scenario="save_load")]
@@ -278,13 +276,13 @@ def test_without_blocks_an_axis_puts_cells_together(capsys: pytest.CaptureFixtur
     assert "\nall " in planned(capsys, [asked(n, seed=n) for n in range(60)])[1]
 
 
-def test_a_plan_of_skips_alone_ends_as_the_run_would(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_of_skips_has_the_status_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     status, told = planned(capsys, [asked(0, "no"), asked(1, "no")])
     assert (status, told.splitlines()[-1]) == (1, "every cell would be skipped: nothing would be measured")
     assert planned(capsys, [asked(0, "no"), asked(1)])[0] == 0
 
 
-def test_a_folder_in_which_another_is_at_work_is_no_place_for_a_plan(tmp_path: Path) -> None:
+def test_plan_refuses_a_folder_in_use(tmp_path: Path) -> None:
     (tmp_path / "rows").touch()
     claim.refuse_unusable(tmp_path, begun=True)
     with claim.held(tmp_path), pytest.raises(ConfigError, match="another dcpbench is using"):

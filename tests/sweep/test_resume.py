@@ -84,7 +84,7 @@ def cell_under_way(folder: Path, checkpoints: Path) -> list[Path]:
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_and_resumed_the_rows_are_those_of_an_unbroken_sweep(
+def test_killed_and_resumed_sweep_has_the_same_rows(
     unbroken: Finished,
 ) -> None:
     folder, root = unbroken.folder.parent / "repaired", unbroken.folder.parent / "root"
@@ -138,7 +138,7 @@ def test_killed_at_any_moment_and_resumed_the_rows_are_those_of_an_unbroken_swee
 
 
 @pytest.mark.slow
-def test_what_is_not_as_it_was_runs_again_and_is_told_once_for_each_reason(unbroken: Finished) -> None:
+def test_changed_rows_run_again_with_reasons(unbroken: Finished) -> None:
     folder = unbroken.folder.parent / "reworked"
     shutil.copytree(unbroken.folder, folder)
     rows = unbroken.rows
@@ -161,7 +161,7 @@ def test_what_is_not_as_it_was_runs_again_and_is_told_once_for_each_reason(unbro
     torch = unbroken.rows[0]["torch_version"]
     reasons = (
         f"1 cell again: torch was 1.0 and is {torch}",
-        "1 cell again: the code has changed (",
+        "1 cell again: the code has changed (it was at commit ",
         "2 cells again: the configuration, or the list of known failures, has changed",
         "1 cell again: its line is not a row of this version",
         f"1 cell again: its row has schema version 2; the current one is {SCHEMA_VERSION}",
@@ -198,7 +198,7 @@ def test_what_is_not_as_it_was_runs_again_and_is_told_once_for_each_reason(unbro
         (["parallel=ddp", "hydra.sweep.dir={folder}"], "or resume this one"),
     ],
 )
-def test_wrong_use_is_one_line_and_loses_nothing(
+def test_wrong_use_is_one_line_and_changes_nothing(
     unbroken: Finished, words: list[str], told: str, tmp_path: Path
 ) -> None:
     def everything() -> dict[str, float]:
@@ -215,14 +215,14 @@ def test_wrong_use_is_one_line_and_loses_nothing(
 
 
 @pytest.mark.slow
-def test_batches_of_hydra_are_one_sweep(unbroken: Finished) -> None:
-    assert unbroken.err.count("hydra.sweeper.max_batch_size=2 changes nothing") == 1
+def test_max_batch_size_changes_nothing(unbroken: Finished) -> None:
+    assert unbroken.err.count("hydra.sweeper.max_batch_size=2 has no effect") == 1
     assert f"[{CELLS}/{CELLS}]" in unbroken.err
     assert len((unbroken.folder / "results.csv").read_text().splitlines()) == CELLS + 1
 
 
 @pytest.mark.parametrize("replaced", [0, 1])
-def test_rows_are_taken_out_whole_or_not_at_all(tmp_path: Path, replaced: int) -> None:
+def test_rows_are_taken_out_atomically(tmp_path: Path, replaced: int) -> None:
     """Killed before the first or the second of its two files is put in place, and done again."""
     for cell in ("one", "two", "three"):
         append_row(tmp_path, row(cell=cell, details={"of": cell}))
@@ -249,7 +249,7 @@ def test_rows_are_taken_out_whole_or_not_at_all(tmp_path: Path, replaced: int) -
     assert (tmp_path / "superseded.jsonl").read_bytes() == original[1] + original[2] + original[0]
 
 
-def test_digests_are_of_all_that_decides_a_row_and_of_nothing_else() -> None:
+def test_digests_cover_what_decides_a_row() -> None:
     config = Config(scenario=ScenarioConfig(name="a", target="x.y"), model=ModelConfig(options={"size": 3}))
     failure = KnownFailure(id="f", cells={"parallel": "ddp"}, torch=">=2", checks={"model_equal": "a"})
 
@@ -273,7 +273,7 @@ def test_digests_are_of_all_that_decides_a_row_and_of_nothing_else() -> None:
     assert expected_digest(config, [failure]) != expected_digest(config, [])
 
 
-def test_what_differs_between_two_identities_is_told_by_key() -> None:
+def test_differing_identities_are_listed_by_key() -> None:
     one = CellKey.of(Config(model=ModelConfig(options={"sizes": [3, 4]})))
     other = CellKey.of(Config(model=ModelConfig(options={"sizes": [3, 8], "more": True})))
     assert one.differences(other) == {
@@ -282,7 +282,7 @@ def test_what_differs_between_two_identities_is_told_by_key() -> None:
     }
 
 
-def test_a_users_own_code_is_part_of_what_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_digest_covers_user_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "users_package"
     package.mkdir()
     (package / "__init__.py").write_text("raise RuntimeError('the driver does not import it')\n")
@@ -302,7 +302,7 @@ def test_a_users_own_code_is_part_of_what_ran(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.slow
-def test_a_row_for_which_there_is_no_room_breaks_the_sweep_off_between_rows(tmp_path: Path) -> None:
+def test_full_disk_interrupts_between_rows(tmp_path: Path) -> None:
     """A limit on the length of files stands for a full disk."""
     folder = tmp_path / "sweep"
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (110 * 1024, 110 * 1024))
@@ -320,7 +320,7 @@ def test_a_row_for_which_there_is_no_room_breaks_the_sweep_off_between_rows(tmp_
     assert [item["seed"] for item in ended.rows] == list(range(1, 11))
 
 
-def test_the_words_of_a_command_line_are_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_reuses_the_recorded_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, elsewhere = tmp_path / "a sweep", tmp_path / "elsewhere"
     folder.mkdir()
     elsewhere.mkdir()

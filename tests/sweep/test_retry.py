@@ -35,12 +35,12 @@ def tried(status: str, reason: str | None = None, fault_seen: bool | None = None
 
 
 @pytest.mark.parametrize("status", ["pass", "xfail", "skip"])
-def test_what_is_well_is_not_tried_again(status: str) -> None:
+def test_ok_cells_have_one_attempt(status: str) -> None:
     assert not is_due(tried(status), Config())
 
 
 @pytest.mark.parametrize("status", ["fail", "vacuous", "error", "crash", "timeout", "xpass"])
-def test_what_is_not_well_is_tried_again_unless_a_fault_is_planted(status: str) -> None:
+def test_failed_cells_have_two_attempts_without_fault(status: str) -> None:
     assert is_due(tried(status), Config())
     assert not is_due(tried(status), Config(retry=0))
     planted = Config(fault=FaultConfig(name="lr_not_restored", target="x.y"))
@@ -49,7 +49,7 @@ def test_what_is_not_well_is_tried_again_unless_a_fault_is_planted(status: str) 
 
 
 @pytest.mark.parametrize(("first", "second", "flaky"), [("crash", "pass", True), ("fail", "fail", False)])
-def test_two_outcomes_in_one_row(first: str, second: str, flaky: bool) -> None:
+def test_row_has_both_attempts(first: str, second: str, flaky: bool) -> None:
     reason = None if second == "pass" else "net1.weight differs"
     first_try = replace(tried(first, "rank 2 died"), cell_s=2.0)
     first_try = replace(first_try, verdict=replace(first_try.verdict, checks={"model_equal": False}))
@@ -64,7 +64,7 @@ def test_two_outcomes_in_one_row(first: str, second: str, flaky: bool) -> None:
     assert exit_status([settled, row(status="pass")]) == 1
 
 
-def test_the_logs_of_the_first_try_are_set_aside(tmp_path: Path) -> None:
+def test_logs_of_the_first_attempt_are_moved(tmp_path: Path) -> None:
     (tmp_path / "rank0.log").write_text("of the first try")
     set_aside(tmp_path)
     assert list(tmp_path.glob("*.log")) == []
@@ -81,7 +81,9 @@ def test_the_logs_of_the_first_try_are_set_aside(tmp_path: Path) -> None:
         ("all", "pass", True, ["first", "second"]),
     ],
 )
-def test_whose_checkpoints_stay(tmp_path: Path, keep: str, status: str, flaky: bool, left: list[str]) -> None:
+def test_kept_checkpoints_of_both_attempts(
+    tmp_path: Path, keep: str, status: str, flaky: bool, left: list[str]
+) -> None:
     for name in ("first", "second"):
         (tmp_path / name / "step-0002").mkdir(parents=True)
     config = Config(keep_checkpoints=KeepCheckpoints[keep])
@@ -105,7 +107,7 @@ def without_privileges() -> Iterator[Path]:
                 os.seteuid(0)
 
 
-def test_what_a_cell_made_read_only_is_removed_too(without_privileges: Path) -> None:
+def test_read_only_checkpoints_are_removed(without_privileges: Path) -> None:
     checkpoints = without_privileges / "checkpoints"
     (checkpoints / "step-0002").mkdir(parents=True)
     (checkpoints / "step-0002" / ".metadata").touch()
@@ -115,7 +117,7 @@ def test_what_a_cell_made_read_only_is_removed_too(without_privileges: Path) -> 
     assert not checkpoints.exists()
 
 
-def test_what_cannot_be_removed_is_told(without_privileges: Path) -> None:
+def test_failed_removal_is_reported(without_privileges: Path) -> None:
     checkpoints = without_privileges / "checkpoints"
     checkpoints.mkdir()
     without_privileges.chmod(0o555)
@@ -124,7 +126,7 @@ def test_what_cannot_be_removed_is_told(without_privileges: Path) -> None:
     assert [one.startswith(f"{checkpoints} could not be removed: ") for one in told] == [True]
 
 
-def test_the_phases_of_a_row_are_those_of_the_rank_that_took_longest_and_add_up() -> None:
+def test_phases_are_those_of_the_slowest_rank() -> None:
     def report(rank: int, **seconds: float) -> RankReport:
         parts = [(name.replace("_", "/"), value) for name, value in seconds.items()]
         return RankReport(
@@ -140,7 +142,7 @@ def test_the_phases_of_a_row_are_those_of_the_rank_that_took_longest_and_add_up(
 
 
 @pytest.mark.parametrize("keep", ["all", "none"])
-def test_nothing_stays_of_a_second_try_that_lost_its_hosts(keep: str, tmp_path: Path) -> None:
+def test_second_attempt_without_hosts_leaves_nothing(keep: str, tmp_path: Path) -> None:
     store = tmp_path / "store"
     config = alone.config(keep_checkpoints=keep)
     config.storage = StorageConfig(options={"url": f"file://{store}"})

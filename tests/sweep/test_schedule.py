@@ -1,18 +1,24 @@
 """Which cells run at once, and that they do not notice each other."""
 
 import re
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import pytest
 
 from conftest import SMALL, Finished, alive_in
-from dcpbench.config.groups import Device, ScenarioConfig, Sharing
+from dcpbench.config.groups import Device, ModelConfig, ScenarioConfig, Sharing
 from dcpbench.config.schema import Config
 from dcpbench.sweep.job import Job
-from dcpbench.sweep.resources import places, stretches
+from dcpbench.sweep.resources import GpuMemory, places, stretches
 from support.jobs import job as a_job
+from support.rows import row
 
 
 def job(world_size: int, sharing: str, device: str = "cuda", skip: str | None = None) -> Job:
@@ -35,7 +41,7 @@ def job(world_size: int, sharing: str, device: str = "cuda", skip: str | None = 
         (2, "none", [(0, 1, 2, 3)]),
     ],
 )
-def test_cells_run_at_once_where_each_has_its_own_gpus(
+def test_cells_with_separate_gpus_run_at_once(
     size: int, sharing: str, expected: list[tuple[int, ...]]
 ) -> None:
     assert places([job(size, sharing)] * 5, gpus=4) == expected
@@ -43,13 +49,13 @@ def test_cells_run_at_once_where_each_has_its_own_gpus(
     assert len(places([job(size, sharing, skip="no"), job(size, sharing)], gpus=4)) == 1
 
 
-def test_cells_that_ask_for_several_hosts_run_one_by_one() -> None:
+def test_cells_of_several_hosts_run_one_by_one() -> None:
     several = job(2, "disjoint")
     several.config.executor.hosts = 2
     assert places([several] * 5, gpus=4) == [(0, 1, 2, 3)]
 
 
-def test_cells_of_which_only_the_verdict_matters_share() -> None:
+def test_cells_share_gpus_for_correctness() -> None:
     found = places([job(4, "correctness"), job(1, "correctness")] * 9, gpus=4)
     assert len(found) >= 2
     assert all(sorted(gpus) == [0, 1, 2, 3] for gpus in found)
@@ -58,13 +64,13 @@ def test_cells_of_which_only_the_verdict_matters_share() -> None:
     assert places([job(4, "disjoint", "cpu")] * 9, gpus=0) == [()], "cells on a CPU have all of it"
 
 
-def test_cells_of_one_kind_come_together_in_their_order() -> None:
+def test_cells_are_grouped_by_their_ranks() -> None:
     two, four, shared, alone = job(2, "none"), job(4, "none"), job(2, "correctness"), job(1, "correctness")
     assert stretches([two, four, shared, two, alone, four]) == [[two, two], [four, four], [shared, alone]]
 
 
 @pytest.mark.slow
-def test_cells_that_share_do_not_notice_each_other(sweep: Callable[..., Finished]) -> None:
+def test_sharing_cells_do_not_affect_each_other(sweep: Callable[..., Finished]) -> None:
     """One cell dies again and again, and each time its ranks are ended, beside others that pass."""
     lists = ("scenario=save_load,kills_itself", "parallel=ddp,fsdp2", "seed=1,2", "saves=1", "device=cpu")
     ended = sweep("-m", *lists, *SMALL, "sharing=correctness")
@@ -86,7 +92,7 @@ def test_cells_that_share_do_not_notice_each_other(sweep: Callable[..., Finished
 
 @pytest.mark.slow
 @pytest.mark.extended
-def test_what_a_dead_rank_leaves_goes_and_its_neighbours_stay(sweep: Callable[..., Finished]) -> None:
+def test_leaks_of_dead_ranks_are_removed(sweep: Callable[..., Finished]) -> None:
     """Ranks die and leave children and shared memory, in one worker and in the other at the same time."""
     lists = ("scenario.options.how=leaves_child,not,leaves_shared_memory", "seed=1,2,3", "retry=0")
     where = ("scenario=dies", "scenario.options.phase=load", "parallel=ddp", "world_size=2", "saves=1")
@@ -101,3 +107,62 @@ def test_what_a_dead_rank_leaves_goes_and_its_neighbours_stay(sweep: Callable[..
     assert len(segments) == 9
     assert [name for name in segments if Path("/dev/shm", name).exists()] == []
     assert alive_in(ended.folder) == []
+
+
+def shared_job(name: str, model: str = "small", world_size: int = 4, gpus: int = 1) -> Job:
+    config = Config(
+        scenario=ScenarioConfig(name="save_load", target="x.y"),
+        model=ModelConfig(name=model, target="x.y"),
+        world_size=world_size,
+        device=Device.cuda,
+        sharing=Sharing.correctness,
+    )
+    made = a_job(config)
+    return replace(made, cell=replace(made.cell, name=name), gpus=gpus)
+
+
+def test_workers_that_share_a_gpu_fit_its_memory() -> None:
+    jobs = [shared_job(str(number)) for number in range(9)]
+    with mock.patch("os.cpu_count", return_value=16):
+        for gigabytes, workers in ((80, 4), (40, 2), (24, 1), (8, 1), (None, 4)):
+            memory = gigabytes and gigabytes * 10**9
+            assert len(places(jobs, 1, memory)) == workers, gigabytes
+        apart = [shared_job(str(number), gpus=4) for number in range(9)]
+        assert len(places(apart, 4, 8 * 10**9)) == 4, "they have a GPU each"
+
+
+def test_cells_share_a_gpu_as_far_as_its_memory_allows() -> None:
+    """Once one of a kind has run alone, so many run at once as fit."""
+    small = [shared_job(f"s{at}") for at in range(6)]
+    large = [shared_job(f"l{at}", "large") for at in range(4)]
+    jobs, running, most = [*small, *large], set[str](), list[set[str]]()
+    lock, peaks = threading.Lock(), {"small": 10**8, "large": 2 * 10**9}
+    memory = GpuMemory(jobs, 4, 80 * 10**9)
+    together = threading.Barrier(2)
+
+    def run(at_once: bool, job: Job) -> None:
+        with memory.room_for(job) as note:
+            with lock:
+                running.add(job.cell.name)
+                most.append({*running})
+            if at_once:
+                together.wait(60)
+            with lock:
+                running.remove(job.cell.name)
+            note(row(config=dict(job.key.values), peak_device_bytes=peaks[job.config.model.name]))
+
+    def run_all(jobs: Sequence[Job], at_once: bool) -> set[int]:
+        most.clear()
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(partial(run, at_once), jobs))
+        return {len(names) for names in most}
+
+    assert run_all([large[0], small[0]], at_once=False) == {1}, "nothing is known of either"
+    assert max(run_all(small[:2], at_once=True)) == 2
+    assert run_all(large, at_once=False) == {1}, "2 GB on each of 4 ranks, at most 4 times as much elsewhere"
+    apart = GpuMemory([replace(small[0], gpus=4)], 4, None)
+    with apart.room_for(replace(small[0], gpus=4)), apart.room_for(replace(small[1], gpus=4)):
+        pass  # with a GPU each, or on the CPU, nothing waits
+    resumed = GpuMemory(jobs, 4, 80 * 10**9, [row(config=dict(small[0].key.values), peak_device_bytes=10**8)])
+    with resumed.room_for(small[0]), resumed.room_for(small[1]):
+        pass

@@ -1,4 +1,4 @@
-"""The examples in the docstrings of core and verdict."""
+"""The examples in the docstrings of core and verdict, and of a row."""
 
 import doctest
 import importlib
@@ -13,7 +13,7 @@ MODULES = [
     module.name
     for package in (dcpbench.core, dcpbench.verdict)
     for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}.")
-]
+] + ["dcpbench.records.row", "dcpbench.records.short_reason"]
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -27,5 +27,5 @@ def test_every_value_has_an_example() -> None:
     tests = [test for module in modules for test in finder.find(module) if test.examples]
     shown = {test.name.rpartition(".")[2] for test in tests}
     values = "AxisSpec CellKey CheckSpec CheckReport CommandSpec Compared Defect Expected FailedCheck Gap"
-    values += " KnownFailure Measurement MetricSpec Mismatch Plugin RaisedError RankReport StageEnd"
+    values += " KnownFailure Measurement MetricSpec Mismatch Plugin RaisedError RankReport Row StageEnd"
     assert {*f"{values} StatusSpec Verdict".split()} <= shown

@@ -24,7 +24,7 @@ def failed(rank: int, at: float, secondary: bool = False) -> RankEnd:
 
 def gone(rank: int, at: float, exit_status: int | None = KILLED, **more: Any) -> RankEnd:
     """A rank that died."""
-    return replace(on(rank), gone_at=at, exit_status=exit_status, **more)
+    return replace(on(rank), exited_at=at, exit_status=exit_status, **more)
 
 
 def ended(rank: int, **more: Any) -> RankEnd:
@@ -60,7 +60,7 @@ def test_first_cause(ranks: list[RankEnd], status: str, first: int) -> None:
     assert found.details["phase"] == ("save" if status == "error" else "load")
 
 
-def test_errors_of_ranks_that_raised_by_themselves_are_kept() -> None:
+def test_errors_of_every_rank_are_kept() -> None:
     found = stop(failed(0, 3.0, secondary=True), failed(1, 1.0), failed(2, 2.0), ended(3))
     assert [error.rank for error in found.raised] == [1, 2]
     assert [error.rank for error in stop(failed(0, 1.0, secondary=True)).raised] == [0]
@@ -79,9 +79,7 @@ def test_errors_of_ranks_that_raised_by_themselves_are_kept() -> None:
         (StageEnd(not_run="no"), "x.y", "error"),
     ],
 )
-def test_a_death_is_expected_where_a_rank_has_to_die(
-    end: StageEnd, dies: str | None, status: str | None
-) -> None:
+def test_death_is_expected_in_a_dying_stage(end: StageEnd, dies: str | None, status: str | None) -> None:
     found = stop_of(end, dies)
     assert (found and found.status) == status
 
@@ -105,7 +103,7 @@ def test_a_death_is_expected_where_a_rank_has_to_die(
         ),
     ],
 )
-def test_deaths_in_words(rank: RankEnd, sentence: str) -> None:
+def test_death_sentence_names_signal_and_phase(rank: RankEnd, sentence: str) -> None:
     found = stop(rank, ended(0))
     assert found.cause is not None
     assert cause_sentence(found.cause) == sentence
@@ -128,7 +126,7 @@ def test_errors_on_several_hosts_name_the_place() -> None:
     )
 
 
-def test_only_ranks_in_the_phase_of_a_limit_are_late() -> None:
+def test_only_ranks_in_the_limits_phase_are_late() -> None:
     ranks = (
         replace(on(0), doing="at f (a.py:1)"),
         replace(on(1), phase="train", uploads=(1.0,)),
@@ -150,7 +148,7 @@ def test_only_ranks_in_the_phase_of_a_limit_are_late() -> None:
     assert "still in load (rank 0 of host here), others" in cause_sentence(of_hosts.cause)
 
 
-def test_ranks_are_reused_only_after_a_clean_end() -> None:
+def test_only_clean_ranks_are_reused() -> None:
     clean = reported([RankReport(0), RankReport(1)])
     assert clean.is_clean
     assert not reported([RankReport(0), RankReport(1, left_behind=["a thread"])]).is_clean

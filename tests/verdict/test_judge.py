@@ -33,14 +33,14 @@ def finding(name: str, text: str, distance: float | None = None, where: str = ""
     return Mismatch(name, Problem.contract, None, distance, {"text": text}, where)
 
 
-def test_all_held_under_controls_is_a_pass() -> None:
+def test_passed_checks_with_controls_are_a_pass() -> None:
     verdict = judge([reports()], [2])
     assert (verdict.status, verdict.reason, verdict.powered) == ("pass", None, True)
     assert all(verdict.checks.values())
 
 
 @pytest.mark.parametrize("rank", range(3))
-def test_one_rank_is_enough_to_fail_and_is_named(rank: int) -> None:
+def test_mismatch_on_one_rank_fails_and_names_it(rank: int) -> None:
     seen = reports(3)
     seen[rank].checks["model_equal"].add([finding("w", "index [3]: ...", 0.5, "at step 2")])
     verdict = judge([seen], [3])
@@ -52,7 +52,7 @@ def test_one_rank_is_enough_to_fail_and_is_named(rank: int) -> None:
     assert verdict.reason == f"model_equal: rank {rank}: w at step 2: index [3]: ..."
 
 
-def test_what_was_found_first_is_told_whichever_rank_found_it() -> None:
+def test_first_mismatch_is_the_first_of_any_rank() -> None:
     """What is saved again carries a defect of one rank to the others."""
     seen = [
         RankReport(rank, {"extra_equal": seen_at("in the checkpoint", "saved again")}) for rank in range(3)
@@ -74,7 +74,7 @@ def test_what_was_found_first_is_told_whichever_rank_found_it() -> None:
         (("", "", "a"), ("c", "b", "a"), (2, "a")),
     ],
 )
-def test_places_are_in_the_order_in_which_ranks_looked_at_them(
+def test_places_keep_the_order_of_comparison(
     looked_at: tuple[str, ...], differs_at: tuple[str, ...], first: tuple[int, str]
 ) -> None:
     seen = [RankReport(rank, {"extra_equal": seen_at(*places)}) for rank, places in enumerate(looked_at)]
@@ -84,7 +84,7 @@ def test_places_are_in_the_order_in_which_ranks_looked_at_them(
     assert (failed.rank, failed.first.where) == first
 
 
-def test_a_check_that_looked_at_nothing_has_no_control() -> None:
+def test_check_without_comparisons_has_no_control() -> None:
     seen = [RankReport(0, {"model_equal": CheckReport()})]
     verdict = judge([seen], [1])
     assert (verdict.status, verdict.reason) == ("vacuous", "model_equal: no control ran")
@@ -92,7 +92,7 @@ def test_a_check_that_looked_at_nothing_has_no_control() -> None:
 
 
 @pytest.mark.parametrize("control", [{}, {"": {"w": False}}])
-def test_a_check_that_could_not_have_failed_is_vacuous(control: dict[str, dict[str, bool]]) -> None:
+def test_check_that_could_not_fail_is_vacuous(control: dict[str, dict[str, bool]]) -> None:
     seen = reports()
     for report in seen:
         report.checks["optim_equal"].control = control
@@ -103,7 +103,7 @@ def test_a_check_that_could_not_have_failed_is_vacuous(control: dict[str, dict[s
     assert verdict.reason.startswith("optim_equal: ")
 
 
-def test_a_control_needs_to_fire_on_one_rank_only() -> None:
+def test_control_has_to_fire_on_one_rank() -> None:
     seen = reports()
     seen[0].checks["optim_equal"].control = {"": {"w": False}}
     assert judge([seen], [2]).status == "pass"
@@ -119,7 +119,7 @@ def at_both(change: Callable[[list[CheckReport]], None]) -> Verdict:
     return judge([seen], [2])
 
 
-def test_what_every_rank_compared_at_every_place_under_a_control_is_a_pass() -> None:
+def test_complete_controls_make_a_pass() -> None:
     assert at_both(lambda views: None).status == "pass"
     assert at_both(lambda views: views[0].compared[OLD].update(w=False)).status == "pass", "an empty shard"
 
@@ -149,9 +149,7 @@ def test_what_every_rank_compared_at_every_place_under_a_control_is_a_pass() -> 
         ),
     ],
 )
-def test_what_was_left_out_is_vacuous_and_named(
-    change: Callable[[list[CheckReport]], None], reason: str
-) -> None:
+def test_incomplete_comparison_is_vacuous(change: Callable[[list[CheckReport]], None], reason: str) -> None:
     verdict = at_both(change)
     assert verdict.status == "vacuous"
     assert verdict.powered is False
@@ -160,13 +158,13 @@ def test_what_was_left_out_is_vacuous_and_named(
     assert reason in verdict.reason
 
 
-def test_a_check_that_one_rank_did_not_make_is_vacuous() -> None:
+def test_check_missing_on_one_rank_is_vacuous() -> None:
     seen = reports()
     del seen[1].checks["extra_equal"]
     assert judge([seen], [2]).reason == "extra_equal: rank 1 did not compare anything"
 
 
-def test_each_stage_is_asked_of_its_own_ranks() -> None:
+def test_each_stage_needs_its_own_ranks() -> None:
     assert judge([reports(2), reports(1)], [2, 1]).status == "pass"
     for stages, reason in (
         ([reports(2), reports(1)], "stage 1: no report of rank 1"),
@@ -178,13 +176,13 @@ def test_each_stage_is_asked_of_its_own_ranks() -> None:
         assert (verdict.status, verdict.reason) == ("vacuous", reason)
 
 
-def test_no_report_at_all_is_no_pass() -> None:
+def test_missing_reports_are_not_a_pass() -> None:
     assert verdict_of(job().expected, [reported([])]).status == "vacuous"
     assert verdict_of(job().expected, [reported(reports(3))]).reason == "stage 0: no report of rank 3"
     assert verdict_of(job().expected, [reported(reports(4))]).status == "pass"
 
 
-def test_the_details_have_each_control_at_its_place_and_every_rank() -> None:
+def test_details_list_controls_and_ranks() -> None:
     details = at_both(lambda views: None).details
     seen = details["checks"]["model_equal"]
     assert seen["control"] == {f"w {OLD}": True, f"w {NEW}": True}
@@ -200,7 +198,7 @@ def test_the_details_have_each_control_at_its_place_and_every_rank() -> None:
     assert seen["control_missed"] == [f"w {OLD}"]
 
 
-def test_a_name_that_differs_twice_is_told_once() -> None:
+def test_name_that_differs_twice_is_listed_once() -> None:
     def differs(views: list[CheckReport]) -> None:
         views[0].add([finding("w", "differs", 1.0, OLD), finding("w", "differs", 2.0, NEW)])
 
@@ -210,7 +208,7 @@ def test_a_name_that_differs_twice_is_told_once() -> None:
     assert verdict.max_abs_diff == 2.0
 
 
-def test_a_failure_outranks_a_missing_control() -> None:
+def test_failure_takes_precedence_over_vacuous() -> None:
     seen = reports()
     seen[0].checks["model_equal"].add([finding("w", "differs")])
     seen[1].checks["optim_equal"].control = seen[0].checks["optim_equal"].control = {}
@@ -218,7 +216,7 @@ def test_a_failure_outranks_a_missing_control() -> None:
     assert (verdict.status, verdict.powered) == ("fail", False)
 
 
-def test_resume_and_training_are_two_verdicts() -> None:
+def test_resume_and_training_are_separate() -> None:
     """A comparison of training that fails says nothing against the resume, nor the other way."""
     verdict = judge([reports()], [2])
     assert (verdict.resume, verdict.training) == (True, True)
@@ -232,7 +230,7 @@ def test_resume_and_training_are_two_verdicts() -> None:
         assert verdict.reason == (f"the resume is correct; training: {why}" if of_training else why)
 
 
-def test_the_resume_is_called_right_only_where_that_was_shown() -> None:
+def test_resume_is_correct_only_with_controls() -> None:
     seen = reports()
     for report in seen:
         report.checks["step_equal"].add([finding("w", "differs")])
@@ -253,7 +251,7 @@ def test_the_resume_is_called_right_only_where_that_was_shown() -> None:
     )
 
 
-def test_a_check_of_training_without_power_leaves_the_resume_as_it_is() -> None:
+def test_vacuous_training_does_not_change_resume() -> None:
     seen = reports()
     for report in seen:
         report.checks["gradient_close"].control = {}
@@ -261,18 +259,18 @@ def test_a_check_of_training_without_power_leaves_the_resume_as_it_is() -> None:
     assert (verdict.status, verdict.resume, verdict.training) == ("vacuous", True, False)
 
 
-def test_a_compiled_cell_that_ran_eagerly_is_vacuous() -> None:
+def test_compiled_cell_that_ran_eagerly_is_vacuous() -> None:
     for rank in range(2):
         seen = reports()
         seen[rank].not_compiled = "nothing was compiled"
         assert judge([seen], [2]).reason == f"compile: rank {rank}: nothing was compiled"
 
 
-def test_a_cell_without_any_check_is_vacuous() -> None:
+def test_cell_without_checks_is_vacuous() -> None:
     assert judge([[RankReport(0)]], [1]).status == "vacuous"
 
 
-def test_the_worst_of_all_ranks_come_first_with_their_ranks() -> None:
+def test_worst_mismatches_come_first_with_ranks() -> None:
     seen = reports()
     for number in range(12):
         seen[0].checks["model_equal"].add([finding(f"w{number}", "differs", float(number), "at 2")])
@@ -312,9 +310,7 @@ def with_fault(end: StageEnd) -> bool | None:
         (1, "optim_equal", "param_groups.0.lr_other", False),
     ],
 )
-def test_a_fault_is_seen_by_its_check_on_its_rank_under_its_name(
-    rank: int, check: str, name: str, seen: bool
-) -> None:
+def test_fault_matches_check_rank_and_name(rank: int, check: str, name: str, seen: bool) -> None:
     found = reports()
     found[rank].checks[check].add([finding(name, "differs")])
     assert with_fault(reported(found)) is seen
@@ -329,13 +325,11 @@ def test_a_fault_is_seen_by_its_check_on_its_rank_under_its_name(
         ("load", "KeyError", "'lr'", False),
     ],
 )
-def test_a_loader_that_refuses_may_be_how_a_fault_is_seen(
-    phase: str, error: str, message: str, seen: bool
-) -> None:
+def test_error_in_a_load_can_detect_a_fault(phase: str, error: str, message: str, seen: bool) -> None:
     assert with_fault(raised(RaisedError(1, phase, error, message))) is seen
 
 
-def test_where_there_is_nothing_to_plant_a_fault_in_it_is_a_skip_unless_it_was_seen() -> None:
+def test_fault_without_a_target_is_a_skip() -> None:
     error = RaisedError(1, "load", "AnyError", "it would change nothing there", not_injected=True)
     config = Config(scenario=ScenarioConfig(name="a", target="x"), world_size=2, fault=PLANTED)
     verdict = verdict_of(job(config).expected, [raised(error)])
@@ -347,7 +341,7 @@ def test_where_there_is_nothing_to_plant_a_fault_in_it_is_a_skip_unless_it_was_s
     assert verdict_of(job(other).expected, [raised(error)]).status == "error"
 
 
-def test_a_fault_that_nothing_tells_of_says_what_was_expected() -> None:
+def test_missed_fault_names_what_was_expected() -> None:
     config = Config(scenario=ScenarioConfig(name="a", target="x"), world_size=2, fault=PLANTED)
     verdict = verdict_of(job(config).expected, [reported(reports())])
     assert verdict.status == "pass"
@@ -357,7 +351,7 @@ def test_a_fault_that_nothing_tells_of_says_what_was_expected() -> None:
     assert verdict.reason.endswith("KeyError in load (initial_lr): nothing failed")
 
 
-def test_an_expectation_says_no_more_than_it_asks_for() -> None:
+def test_expectation_lists_only_its_fields() -> None:
     asked = replace(PLANTED, expects=[Expect(check="optim_equal")])
     config = Config(scenario=ScenarioConfig(name="a", target="x"), world_size=2, fault=asked)
     verdict = verdict_of(job(config).expected, [reported(reports())])
@@ -373,7 +367,7 @@ def test_an_expectation_says_no_more_than_it_asks_for() -> None:
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_what_the_checks_had_found_before_a_rank_raised_is_told(check: str) -> None:
+def test_mismatches_before_an_error_are_reported(check: str) -> None:
     before = [RankReport(1, {check: CheckReport()}, late_files=["a file"])]
     before[0].checks[check].add([finding("w", "differs")])
     error = RaisedError(1, "load", "ValueError", "no", "CheckpointException", 0)
@@ -386,8 +380,8 @@ def test_what_the_checks_had_found_before_a_rank_raised_is_told(check: str) -> N
     assert verdict.details["late_files"] == {"1": ["a file"]}
 
 
-def test_a_death_is_no_error_that_may_be_known() -> None:
-    died = replace(on(1), phase="save", gone_at=1.0, exit_status=-9, uploads=(0.5,), log_tail=("Bang",))
+def test_death_is_not_a_known_error() -> None:
+    died = replace(on(1), phase="save", exited_at=1.0, exit_status=-9, uploads=(0.5,), log_tail=("Bang",))
     end = StageEnd((died, *reported([reports(3)[2], RankReport(0)]).ranks))
     verdict = verdict_of(job().expected, [end])
     assert (verdict.status, verdict.error, verdict.raised) == ("crash", None, ())
@@ -399,12 +393,12 @@ def test_a_death_is_no_error_that_may_be_known() -> None:
 @pytest.mark.parametrize(
     ("problem", "status"), [({"not_run": "no server"}, "error"), ({"skip": "no server"}, "skip")]
 )
-def test_ranks_that_could_not_be_started_are_an_error(problem: dict[str, str], status: str) -> None:
+def test_ranks_that_cannot_start_are_an_error(problem: dict[str, str], status: str) -> None:
     verdict = verdict_of(job().expected, [StageEnd(**problem)])  # type: ignore[arg-type]
     assert (verdict.status, verdict.reason, verdict.details) == (status, "no server", {})
 
 
-def test_ranks_of_a_stage_that_is_there_to_die_owe_no_report() -> None:
+def test_ranks_of_a_dying_stage_need_not_report() -> None:
     ends = Ending.crash, Ending.report
     stages = [StageConfig(target="x.y", ends=each) for each in ends]
     config = Config(scenario=ScenarioConfig(name="a", stages=stages), world_size=2)

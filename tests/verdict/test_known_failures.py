@@ -8,10 +8,10 @@ import pytest
 from dcpbench.core.mismatch import Mismatch, Problem, RaisedError
 from dcpbench.core.rank_report import CheckReport, RankReport
 from dcpbench.core.stage_end import StageEnd
+from dcpbench.records.short_reason import short_reason
 from dcpbench.sweep.known_failures import check_entry
 from dcpbench.verdict.attempt import verdict_of
 from dcpbench.verdict.known_failures import KnownError, KnownFailure, KnownMismatch
-from dcpbench.verdict.sentences import short_reason
 from support.ends import raised, reported
 from support.jobs import job
 
@@ -50,12 +50,12 @@ def failing(failed: dict[str, list[str]]) -> StageEnd:
     return reported(reports)
 
 
-def test_one_that_does_not_happen_always_may_pass() -> None:
+def test_intermittent_failure_can_pass() -> None:
     assert after(failing({}), replace(LISTED, always=False)) == "pass"
     assert after(failing({"optim_equal": ["state.w.exp_avg"]}), replace(LISTED, always=False)) == "xfail"
 
 
-def test_cells_are_told_by_keys_of_their_configuration_too() -> None:
+def test_cells_can_match_configuration_keys() -> None:
     overlapping = replace(LISTED, cells={"overlap_saves": True})
     check_entry(overlapping)
     row = {"torch_version": "2.13.0"}
@@ -75,11 +75,11 @@ def test_a_listed_failure_is_expected() -> None:
         {"optim_equal": ["state.w.exp_avg", "param_groups.0.lr"]},
     ],
 )
-def test_anything_beside_it_is_a_failure(failed: dict[str, list[str]]) -> None:
+def test_unlisted_mismatch_is_a_failure(failed: dict[str, list[str]]) -> None:
     assert after(failing(failed)) == "fail"
 
 
-def test_what_is_beside_a_known_failure_is_told_first() -> None:
+def test_unlisted_mismatch_comes_first() -> None:
     names = ["state.w.exp_avg", "param_groups.0.lr", "param_groups.0.eps"]
     reason = str(verdict_of(job(known=(LISTED,)).expected, [failing({"optim_equal": names})]).reason)
     beside = "optim_equal: param_groups.0.lr: saved, but missing after the load, and 1 more"
@@ -127,9 +127,7 @@ CLOSELY = KnownFailure(
     ],
 )
 @pytest.mark.parametrize("rank", [0, 3])
-def test_kind_magnitude_mechanism_and_place_are_what_is_known(
-    beside: dict[str, object], expected: str, rank: int
-) -> None:
+def test_known_mismatch_needs_every_property(beside: dict[str, object], expected: str, rank: int) -> None:
     """Of every rank, and of more names than a report shows."""
     reports = powered()
     many = [differing(name=f"state.w.{number}", share=0.9) for number in range(20)]
@@ -139,19 +137,19 @@ def test_kind_magnitude_mechanism_and_place_are_what_is_known(
     assert after(reported(reports), CLOSELY) == expected
 
 
-def test_the_farthest_of_one_name_counts() -> None:
+def test_largest_share_of_a_name_counts() -> None:
     reports = powered()
     reports[0].checks["optim_equal"].add([differing(), differing(share=2.0), differing()])
     assert after(reported(reports), CLOSELY) == "fail"
 
 
-def test_what_two_defects_make_of_one_name_is_found_twice() -> None:
+def test_two_defects_of_one_name_are_kept() -> None:
     report = CheckReport()
     report.add([differing(by=by) for by in ("one", "other", None)])
     assert [one.by for one in report.distinct.values()] == ["one", "other", None]
 
 
-def test_a_cell_without_power_is_vacuous_before_it_is_known() -> None:
+def test_vacuous_takes_precedence_over_xfail() -> None:
     outcome = failing({"optim_equal": ["state.w.exp_avg"]})
     for report in outcome.reports:
         report.checks["model_equal"].control = {"": {"w": False}}
@@ -160,14 +158,14 @@ def test_a_cell_without_power_is_vacuous_before_it_is_known() -> None:
     assert str(verdict.reason).startswith("model_equal: its control did not report w (known failure moments")
 
 
-def test_every_rank_that_raised_is_to_be_known() -> None:
+def test_every_raised_error_has_to_be_known() -> None:
     listed = KnownFailure(id="e", torch=">=2", error=KnownError("KeyError", ["load"]), reason="x")
     known, other = RaisedError(0, "load", "KeyError", "'a'"), RaisedError(1, "load", "ValueError", "no")
     assert after(raised(known, replace(known, rank=1)), listed) == "xfail"
     assert after(raised(known, other), listed) == "error"
 
 
-def test_what_two_entries_list_together_is_known() -> None:
+def test_two_entries_can_explain_one_cell() -> None:
     """One of them alone is not enough, and an error is known only where it was raised."""
     names = KnownFailure(id="names", torch=">=2", error=KnownError("KeyError", ["load"]), reason="x")
     error = RaisedError(0, "load", "KeyError", "'a'")
@@ -180,20 +178,20 @@ def test_what_two_entries_list_together_is_known() -> None:
     assert verdict_of(job(known=(names,)).expected, [outcome]).status == "error"
 
 
-def test_what_an_earlier_stage_found_counts_where_a_later_one_raised() -> None:
+def test_mismatches_of_earlier_stages_count() -> None:
     listed = KnownFailure(id="e", torch=">=2", error=KnownError("KeyError", ["load"]), reason="x")
     end = raised(RaisedError(0, "load", "KeyError", "'a'"))
     assert verdict_of(job(known=(listed,)).expected, [failing({}), end]).status == "xfail"
     assert verdict_of(job(known=(listed,)).expected, [failing({"model_equal": ["w"]}), end]).status == "error"
 
 
-def test_other_cells_and_other_versions_are_not_covered() -> None:
+def test_other_cells_and_versions_are_not_covered() -> None:
     failed = {"optim_equal": ["state.w.exp_avg"]}
     assert after(failing(failed), parallel="hsdp") == "fail"
     assert after(failing(failed), torch="2.10.1") == "fail"
 
 
-def test_a_listed_error_is_expected_and_no_other() -> None:
+def test_only_the_listed_error_is_expected() -> None:
     listed = KnownFailure(
         id="names",
         cells={"parallel": "ddp"},
@@ -232,18 +230,18 @@ def test_a_listed_error_is_expected_and_no_other() -> None:
         (reported([RankReport(0, skip="no")]), "skip"),
     ],
 )
-def test_what_did_not_fail(end: StageEnd, expected: str) -> None:
+def test_cells_that_did_not_fail(end: StageEnd, expected: str) -> None:
     assert after(end) == expected
 
 
-def test_a_cell_is_known_by_a_key_within_a_group_too() -> None:
+def test_keys_within_a_group_are_matched() -> None:
     listed = replace(LISTED, cells={"storage.options.overwrite": [None, True]})
     check_entry(listed)
     for config, covered in (({}, True), ({"storage.options.overwrite": False}, False)):
         assert listed.covers({"torch_version": "2.13.0", "config": config}) is covered
 
 
-def test_a_cell_is_known_by_the_torch_that_loads_too() -> None:
+def test_torch_of_the_load_is_matched() -> None:
     listed = replace(LISTED, cells={}, load_torch="<2.13")
     check_entry(listed)
     for loads, covered in (("2.12.1", True), ("2.13.0+cpu", False), (None, False)):

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from dcpbench.core.mismatch import LimitReached, Mismatch, Problem
-from dcpbench.verdict.sentences import cause_sentence, check_sentence, rank_numbers, short_reason
+from dcpbench.records.short_reason import short_reason
+from dcpbench.verdict.sentences import cause_sentence, check_sentence, rank_numbers
 
 WORST = {"name": "net.weight", "problem": "differs", "max_abs_diff": 0.01234, "rank": 2}
 
@@ -45,11 +46,11 @@ FAR = {"gradient_close": {"worst": [{**WORST, "problem": "far"}], "mismatch_coun
         (failed(details=[1]), "the whole of it"),
     ],
 )
-def test_a_reason_in_one_line(row: dict[str, Any], told: str) -> None:
+def test_short_reason_is_one_line(row: dict[str, Any], told: str) -> None:
     assert short_reason(row) == told
 
 
-def test_of_many_ranks_the_few_that_the_others_wait_for_come_first() -> None:
+def test_ranks_that_others_wait_for_come_first() -> None:
     phases = dict.fromkeys(range(64), "train") | {23: "build"}
     doing = dict.fromkeys(phases, "at all_gather (d.py:4)") | {23: "stopped by a signal at f (a.py:1)"}
     hosts = {rank: f"10.0.0.{rank // 8}" for rank in phases}
@@ -65,7 +66,7 @@ def test_of_many_ranks_the_few_that_the_others_wait_for_come_first() -> None:
     ("ranks", "told"),
     [([], ""), ([3], "3"), ([1, 0], "0, 1"), ([0, 1, 2, 4, 5, 7], "0-2, 4, 5, 7"), (range(64), "0-63")],
 )
-def test_numbers_of_ranks(ranks: list[int], told: str) -> None:
+def test_rank_numbers_are_joined(ranks: list[int], told: str) -> None:
     assert rank_numbers(ranks) == told
 
 

@@ -32,11 +32,11 @@ def checkpoint(tmp_path: Path) -> tuple[Manifest, dict[str, Entry]]:
     return manifest_of(metadata, lengths), expected_of({**leaves, "epoch": 7})
 
 
-def test_a_whole_checkpoint_has_nothing_to_tell(checkpoint: tuple) -> None:
+def test_complete_checkpoint_has_no_mismatch(checkpoint: tuple) -> None:
     assert audit(*checkpoint) == []
 
 
-def test_a_thread_that_had_nothing_to_write_left_no_sentinel(tmp_path: Path) -> None:
+def test_empty_file_of_an_idle_thread_is_not_stray(tmp_path: Path) -> None:
     state = {"weight": torch.rand(4)}
     writer = FileSystemWriter(tmp_path, thread_count=3)
     dcp.save(state, storage_writer=writer, no_dist=True)
@@ -50,7 +50,7 @@ def test_a_thread_that_had_nothing_to_write_left_no_sentinel(tmp_path: Path) -> 
     assert {one.name for one in emptied} == {named, "empty.txt"}
 
 
-def test_every_way_of_damage_is_told(checkpoint: tuple) -> None:
+def test_every_damage_is_reported(checkpoint: tuple) -> None:
     manifest, expected = checkpoint
     damages = damaged_copies(manifest, "model.weight")
     assert len(damages) == 15
@@ -71,7 +71,7 @@ IN_CHUNKS = Manifest(
 )
 
 
-def test_a_damaged_copy_is_whole_but_for_one_thing() -> None:
+def test_damaged_copy_has_one_damage() -> None:
     """A control that damages more would be reported by an audit that sees less."""
     told = {
         damage: [
@@ -98,12 +98,12 @@ def test_a_damaged_copy_is_whole_but_for_one_thing() -> None:
 
 
 @pytest.mark.parametrize("key", IN_CHUNKS.entries)
-def test_a_key_that_nobody_asked_for_is_told_wherever_it_stands(key: str) -> None:
+def test_extra_keys_are_reported_in_any_order(key: str) -> None:
     wanted = {name: entry for name, entry in IN_CHUNKS.entries.items() if name != key}
     assert [(found.name, found.problem) for found in audit(IN_CHUNKS, wanted)] == [(key, "not_asked_for")]
 
 
-def test_a_folder_without_metadata_holds_nothing_that_was_to_be_saved() -> None:
+def test_folder_without_metadata_has_no_entries() -> None:
     found = audit(Manifest({}, {}, {"__0_0.distcp": 8}), {"model.w": Entry((2,), "torch.float32")})
     assert {(one.name, one.problem) for one in found} == {
         ("model.w", Problem.not_stored),
@@ -112,7 +112,7 @@ def test_a_folder_without_metadata_holds_nothing_that_was_to_be_saved() -> None:
     assert controls(Manifest({}, {}, {"__0_0.distcp": 8}), {}) == {}, "there is nothing to damage"
 
 
-def test_the_control_takes_a_tensor_wherever_it_stands() -> None:
+def test_control_finds_a_tensor_in_any_order() -> None:
     for order in itertools.permutations(IN_CHUNKS.entries):
         entries = {name: IN_CHUNKS.entries[name] for name in order}
         assert all(controls(replace(IN_CHUNKS, entries=entries), entries).values())
@@ -134,7 +134,7 @@ def boxes(shape: list[int], ways: list[list[int]]) -> Iterator[Chunk]:
     ),
     data=st.data(),
 )
-def test_chunks_tile_a_tensor_or_are_told(ways: list[tuple[int, list[int]]], data: st.DataObject) -> None:
+def test_chunks_have_to_tile_a_tensor(ways: list[tuple[int, list[int]]], data: st.DataObject) -> None:
     """Beside the number of times that each element is stored."""
     shape = [size for size, _ in ways]
     chunks = [*boxes(shape, [cuts for _, cuts in ways])]
@@ -159,13 +159,13 @@ def test_chunks_tile_a_tensor_or_are_told(ways: list[tuple[int, list[int]]], dat
         [Chunk((0,), (24,), "0"), Chunk((0, 0), (4, 6), "0")],
     ],
 )
-def test_a_chunk_of_other_dimensions_is_an_error(chunks: list[Chunk]) -> None:
+def test_chunk_with_other_dimensions_is_an_error(chunks: list[Chunk]) -> None:
     entry = replace(WEIGHT, chunks=tuple(chunks))
     with pytest.raises(ValueError, match=r"zip\(\) argument"):
         audit(Manifest({"w": entry}, {}, {}), {"w": entry})
 
 
-def test_the_control_tries_every_way_and_leaves_the_checkpoint_alone(checkpoint: tuple) -> None:
+def test_controls_do_not_change_the_manifest(checkpoint: tuple) -> None:
     assert controls(*checkpoint) == dict.fromkeys(damaged_copies(checkpoint[0], "model.weight"), True)
     assert audit(*checkpoint) == []
 
@@ -180,11 +180,11 @@ def test_the_control_tries_every_way_and_leaves_the_checkpoint_alone(checkpoint:
         ({"model.bias": Entry()}, "to be saved, but not in the checkpoint"),
     ],
 )
-def test_what_was_not_to_be_saved_so_is_told(checkpoint: tuple, change: dict, told: str) -> None:
+def test_unexpected_properties_are_reported(checkpoint: tuple, change: dict, told: str) -> None:
     manifest, expected = checkpoint
     found = audit(manifest, {**expected, **change})
     assert [told in describe(finding) for finding in found] == [True]
 
 
-def test_entries_of_parameters_without_elements_promise_nothing() -> None:
+def test_idle_entries_are_not_expected() -> None:
     assert expected_of({"state.w.step": Idle(1.0), "lr": 0.1}) == {"lr": Entry()}

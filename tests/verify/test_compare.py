@@ -38,7 +38,7 @@ def leaf(tensor: torch.Tensor) -> TensorLeaf:
     seed=st.integers(0, 1000),
     data=st.data(),
 )
-def test_one_changed_byte_is_told_at_its_index(
+def test_changed_byte_is_located(
     dtype: torch.dtype, shape: list[int], seed: int, data: st.DataObject
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -60,7 +60,7 @@ def test_one_changed_byte_is_told_at_its_index(
     assert "1 of " in describe(found)
 
 
-def test_bits_tell_zeros_apart_and_let_nan_equal_itself() -> None:
+def test_bits_distinguish_zeros_and_equate_nan() -> None:
     nan = torch.tensor([math.nan])
     assert torch.equal(bits(nan), bits(nan.clone()))
     assert compare({"w": leaf(torch.tensor([0.0]))}, {"w": leaf(torch.tensor([-0.0]))})
@@ -74,25 +74,25 @@ def test_bits_tell_zeros_apart_and_let_nan_equal_itself() -> None:
         (torch.zeros(2, 3), torch.zeros(3, 2), "global shape"),
     ],
 )
-def test_what_is_said_about_a_tensor_counts(saved: torch.Tensor, restored: torch.Tensor, told: str) -> None:
+def test_properties_of_tensors_are_compared(saved: torch.Tensor, restored: torch.Tensor, told: str) -> None:
     (found,) = compare({"w": leaf(saved)}, {"w": leaf(restored)})
     assert told in describe(found)
 
 
-def test_a_part_of_another_shape_is_told_though_its_bits_are_the_same() -> None:
+def test_local_shape_is_compared() -> None:
     saved = leaf(torch.zeros(2, 3))
     (found,) = compare({"w": saved}, {"w": replace(saved, local=torch.zeros(3, 2))})
     assert describe(found) == "local shape: saved (2, 3), restored (3, 2)"
 
 
-def test_a_control_asks_no_more_than_whether_it_differs() -> None:
+def test_control_reports_names_only() -> None:
     saved, changed = (replace(leaf(torch.full((2,), each)), kind="param") for each in (0.0, 1.0))
     (found,) = compare({"w": saved}, {"w": changed})
     assert (found.kind, found.max_abs_diff, found.facts["share"]) == ("param", 1.0, math.inf)
     assert compare({"w": saved}, {"w": changed}, closely=False) == [Mismatch("w", Problem.differs, "param")]
 
 
-def test_digests_of_other_blocks_are_not_compared() -> None:
+def test_different_block_counts_raise() -> None:
     saved = digested({"w": leaf(torch.zeros(2))})
     with pytest.raises(ValueError, match="shorter"):
         compare(saved, {"w": replace(saved["w"], blocks=())})
@@ -120,7 +120,7 @@ ONES = leaf(torch.ones(2))
         ),
     ],
 )
-def test_idle_entries_may_be_missing_and_nothing_else(saved: Leaves, restored: Leaves, told: list) -> None:
+def test_only_idle_entries_can_be_missing(saved: Leaves, restored: Leaves, told: list) -> None:
     """Where both sides have an entry of a parameter without elements here, it is compared."""
     assert [(found.name, found.problem) for found in compare(saved, restored)] == told
 
@@ -137,14 +137,14 @@ def test_idle_entries_may_be_missing_and_nothing_else(saved: Leaves, restored: L
         (None, torch.zeros(2), (Problem.digests_differ, None, False)),
     ],
 )
-def test_of_digests_the_checkpoint_says_what_it_was_or_that_it_is_wrong(
+def test_checkpoint_locates_differing_digests(
     held: torch.Tensor | None, restored: torch.Tensor, told: tuple
 ) -> None:
     (found,) = compare(digested({"w": ONES}), {"w": leaf(restored)}, lambda _: held)
     assert (found.problem, found.by, "checkpoint_differs" in found.facts) == told
 
 
-def test_a_rank_without_a_part_has_nothing_that_differs() -> None:
+def test_rank_without_a_part_has_no_mismatch() -> None:
     expected = digested({"w": ONES})["w"]
     assert isinstance(expected, DigestedLeaf)
     assert with_place(Mismatch("w", Problem.replicas), expected, None, {"w": ONES.local}.get) is None
@@ -187,7 +187,7 @@ def test_values_differ_by_type_and_bits(one: object, other: object) -> None:
     assert describe(compare({"x": one}, {"x": other})[0]) == f"saved {one!r}, restored {other!r}"
 
 
-def test_what_is_not_a_number_is_the_same_by_its_bits() -> None:
+def test_nan_is_compared_by_its_bits() -> None:
     def made() -> list[object]:
         return [float("nan"), {"a": float("nan")}, torch.tensor([float("nan"), 1.0])]
 

@@ -41,7 +41,7 @@ def part(tensor: torch.Tensor, extent: Extent) -> DigestedLeaf:
 @given(
     shape=st.lists(st.integers(1, 6), min_size=1, max_size=3), cut=st.integers(0, 5), at=st.integers(0, 999)
 )
-def test_every_cut_gives_the_digest_of_the_whole(shape: list[int], cut: int, at: int) -> None:
+def test_every_cut_has_the_digest_of_the_full_tensor(shape: list[int], cut: int, at: int) -> None:
     tensor = torch.rand(shape)
     rows = min(cut, shape[0])
     zeros = (0,) * (len(shape) - 1)
@@ -58,7 +58,7 @@ def test_every_cut_gives_the_digest_of_the_whole(shape: list[int], cut: int, at:
     assert part(changed.reshape(shape), whole(tensor)).blocks != together.blocks
 
 
-def test_what_differs_is_found_and_looked_at() -> None:
+def test_difference_is_found_and_described() -> None:
     saved = {"w": leaf(torch.ones(2, 3)), "v": leaf(torch.zeros(4)), "lr": 0.1, "gone": Idle(1)}
     same = {
         name: leaf(one.local.clone()) if isinstance(one, TensorLeaf) else one for name, one in saved.items()
@@ -76,7 +76,7 @@ def test_what_differs_is_found_and_looked_at() -> None:
     assert names(saved, {**same, "v": leaf(torch.zeros(4, dtype=torch.int32))}) == ["v"]
 
 
-def test_replicas_and_holes_are_told() -> None:
+def test_replicas_and_holes_are_reported() -> None:
     tensor = torch.rand(4, 2)
     same = part(tensor, whole(tensor))
     assert _add_up("w", {0: same, 1: same})[1] is None
@@ -88,7 +88,7 @@ def test_replicas_and_holes_are_told() -> None:
     assert described(_add_up("w", {0: half, 1: half})[1]) == "the ranks have 4 of 8 elements"
 
 
-def test_of_whole_digests_the_checkpoint_says_what_it_was() -> None:
+def test_checkpoint_locates_full_digests() -> None:
     state = {"w": leaf(torch.ones(2, 3)), "v": leaf(torch.zeros(4)), "e": leaf(torch.empty(0, 3)), "lr": 0.1}
     saved, wrong = digests(state, None)
     assert wrong == []
@@ -169,7 +169,7 @@ def across(saved: Leaves, restored: list[Leaves], recall: Recall | None) -> list
     ],
 )
 @pytest.mark.usefixtures("threads")
-def test_each_rank_tells_of_its_own_part(
+def test_each_rank_reports_its_part(
     held: str, restored: tuple[torch.Tensor, torch.Tensor], told: tuple[list[str], list[str]]
 ) -> None:
     found = across({"w": leaf(ONES)}, [{"w": leaf(each)} for each in restored], HOLDS[held])
@@ -177,7 +177,7 @@ def test_each_rank_tells_of_its_own_part(
 
 
 @pytest.mark.usefixtures("threads")
-def test_of_several_that_drifted_each_is_told() -> None:
+def test_every_drifted_tensor_is_reported() -> None:
     names = ("a", "b", "c")
     saved = {name: leaf(ONES) for name in names}
     drifted = {name: leaf(OTHER) for name in names}
@@ -190,7 +190,7 @@ def test_of_several_that_drifted_each_is_told() -> None:
 
 
 @pytest.mark.usefixtures("threads")
-def test_replicas_of_what_was_never_saved_so_are_told_too() -> None:
+def test_replicas_of_unsaved_names_are_compared() -> None:
     recall = {"v": ONES}.get
     restored: list[Leaves] = [{"v": leaf(ONES), "w": leaf(each)} for each in (ONES, OTHER)]
     told = [f"w replicas {DRIFTED}", "w unexpected present after the load, but not saved"]
@@ -200,7 +200,7 @@ def test_replicas_of_what_was_never_saved_so_are_told_too() -> None:
     assert across({"v": leaf(ONES)}, restored, recall) == [told] * 2
 
 
-def test_what_nobody_finds_in_its_part_is_told_as_it_is() -> None:
+def test_unlocated_mismatch_is_reported_as_is() -> None:
     """Of half a tensor that is as it was the digest differs all the same, and of a part that is not the rest
     is still not held."""
     half = Extent((2, 3), (0, 0), (1, 3), 0, 3)
@@ -211,7 +211,7 @@ def test_what_nobody_finds_in_its_part_is_told_as_it_is() -> None:
         assert [(one.name, one.problem) for one in found] == [*told, ("lr", "value")]
 
 
-def test_every_rank_gives_something() -> None:
+def test_every_rank_contributes() -> None:
     assert gathered("mine", None) == ["mine"]
     dist.init_process_group("fake", rank=1, world_size=3)  # the others have whatever this one has
     try:

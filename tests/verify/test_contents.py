@@ -62,7 +62,7 @@ shapes = st.lists(st.integers(1, 6), min_size=1, max_size=3)
 
 @settings(deadline=None, max_examples=100)
 @given(shape=shapes, ranks=st.integers(1, 5), data=st.data())
-def test_cut_anywhere_and_put_together(shape: list[int], ranks: int, data: st.DataObject) -> None:
+def test_parts_of_any_cut_are_assembled(shape: list[int], ranks: int, data: st.DataObject) -> None:
     tensor = tensor_of(shape)
     dimension = data.draw(st.integers(0, len(shape) - 1))
     cuts = data.draw(st.lists(st.integers(0, 300), max_size=4))
@@ -85,7 +85,7 @@ def test_cut_anywhere_and_put_together(shape: list[int], ranks: int, data: st.Da
 
 @settings(deadline=None, max_examples=50)
 @given(shape=shapes, ranks=st.integers(2, 5), data=st.data())
-def test_a_part_that_nobody_holds_is_told(shape: list[int], ranks: int, data: st.DataObject) -> None:
+def test_part_that_no_rank_has_is_reported(shape: list[int], ranks: int, data: st.DataObject) -> None:
     held = cut_rows(tensor_of(shape), ranks, 0)
     missing = data.draw(st.sampled_from([rank for rank, part in held.items() if part.extent.numel]))
     extent = held.pop(missing).extent
@@ -99,7 +99,7 @@ def test_a_part_that_nobody_holds_is_told(shape: list[int], ranks: int, data: st
 
 @settings(deadline=None, max_examples=50)
 @given(shape=shapes, at=st.integers(0, 10_000), victim=st.integers(0, 2))
-def test_a_replica_that_drifted_is_told(shape: list[int], at: int, victim: int) -> None:
+def test_drifted_replica_is_reported(shape: list[int], at: int, victim: int) -> None:
     replicas = [tensor_of(shape) for _ in range(3)]
     flat = replicas[victim].reshape(-1)
     at %= flat.numel()
@@ -116,7 +116,7 @@ def test_a_replica_that_drifted_is_told(shape: list[int], at: int, victim: int) 
     assert describe(found).startswith(f"index {whole(replicas[0]).global_index(at)}: saved")
 
 
-def test_nan_and_zeros_are_told_apart_by_their_bits() -> None:
+def test_nan_and_zeros_are_distinguished() -> None:
     nan = torch.tensor([math.nan])
     assert add_up({0: leaf(nan), 1: leaf(nan.clone())})[1] is None
     zeros = torch.tensor([0.0]), torch.tensor([-0.0])
@@ -126,7 +126,7 @@ def test_nan_and_zeros_are_told_apart_by_their_bits() -> None:
 @pytest.mark.parametrize(
     "dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.bool, torch.complex64, torch.int8]
 )
-def test_every_dtype_comes_together(dtype: torch.dtype) -> None:
+def test_every_dtype_is_gathered(dtype: torch.dtype) -> None:
     tensor = torch.tensor([0, 1, 1, 0, 1, 0]).to(dtype)
     together, wrong = add_up(cut_flat(tensor, [1, 4]))
     assert wrong is None
@@ -134,7 +134,7 @@ def test_every_dtype_comes_together(dtype: torch.dtype) -> None:
     assert together.blocks == content_of(tensor).blocks
 
 
-def test_values_on_which_ranks_do_not_agree_are_told() -> None:
+def test_disagreeing_values_are_reported() -> None:
     assert _add_up("w", {0: 0.1, 1: 0.1}) == (0.1, None)
     _, wrong = _add_up("w", {0: 0.1, 3: 0.2})
     assert wrong is not None
@@ -144,7 +144,7 @@ def test_values_on_which_ranks_do_not_agree_are_told() -> None:
     assert describe(wrong).startswith("the ranks do not agree on shape and dtype")
 
 
-def test_entries_of_parameters_without_elements_here_are_left_to_the_others() -> None:
+def test_entries_of_empty_shards_are_ignored() -> None:
     tensor = torch.ones(2)
     everything, wrong = digests({"step": Idle(leaf(tensor)), "exp_avg": leaf(tensor)}, None)
     assert list(everything) == ["exp_avg"]

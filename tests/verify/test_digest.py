@@ -86,7 +86,7 @@ def flat(part: torch.Tensor, extent: Extent, cuts: list[int]) -> list[tuple[torc
 shapes = st.lists(st.integers(1, 6), min_size=0, max_size=4)
 
 
-def test_the_mix_is_the_philox_that_others_have() -> None:
+def test_mix_equals_reference_philox() -> None:
     """Three of the known answers that Random123 publishes for philox2x32 with seven rounds."""
     assert philox(0, 0, 0, 7) == (0x257A3673, 0xCD26BE2A)
     assert philox(0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 7) == (0xAB302C4D, 0x3DC9D239)
@@ -95,7 +95,7 @@ def test_the_mix_is_the_philox_that_others_have() -> None:
 
 @settings(deadline=None, max_examples=150)
 @given(shape=shapes, dtype=st.sampled_from(DTYPES), seed=st.integers(0, 9), data=st.data())
-def test_the_parts_add_up_wherever_it_is_cut(
+def test_digests_of_parts_add_up(
     shape: list[int], dtype: torch.dtype, seed: int, data: st.DataObject
 ) -> None:
     tensor = random(shape, dtype, seed)
@@ -119,7 +119,7 @@ def test_the_parts_add_up_wherever_it_is_cut(
     base=st.sampled_from([0, 5, 2**32 - 70, 2**40 - 3]),
     data=st.data(),
 )
-def test_every_word_has_its_number_in_the_whole_tensor(
+def test_words_are_numbered_in_the_full_tensor(
     runs: list[tuple[int, int]], width: torch.dtype, base: int, data: st.DataObject
 ) -> None:
     """Also where numbers exceed 32 bits, of tensors that no test could hold."""
@@ -153,7 +153,7 @@ def triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[Triton]:
     ("width", "base"),
     [(torch.uint8, 0), (torch.uint16, 5), (torch.uint32, 2**32 - 70), (torch.uint8, 2**40 - 3)],
 )
-def test_the_kernel_is_what_torch_operations_are(triton: Triton, width: torch.dtype, base: int) -> None:
+def test_kernel_equals_torch_operations(triton: Triton, width: torch.dtype, base: int) -> None:
     """Of one level and of two; whole tiles and parts of them; of rows that begin within."""
     levels: list[tuple[tuple[int, ...], tuple[int, ...]]] = [((10**6,), (1,))]
     levels += [((run, 10**6), (1, 3 * run)) for run in (1, 3, 16, 48, 50)]
@@ -167,7 +167,7 @@ def test_the_kernel_is_what_torch_operations_are(triton: Triton, width: torch.dt
     assert len(triton.launched) == wanted
 
 
-def test_a_program_walks_down_its_column(triton: Triton) -> None:
+def test_program_walks_down_its_column(triton: Triton) -> None:
     words = random([3 * 2049 * 4], torch.uint8)
     place = module._Place(7, (2049 * 4, 9), (1, 10**5), False)
     assert torch.equal(module._triton(words, 0, place, tile=4), module._eager(words, 0, place))
@@ -175,18 +175,14 @@ def test_a_program_walks_down_its_column(triton: Triton) -> None:
 
 
 @pytest.mark.parametrize(("sizes", "count"), [((2, 3, 2), 9), ((5,), 0), ((0, 3), 0), ((2**42, 3), 5)])
-def test_what_the_kernel_cannot_do_torch_operations_do(
-    triton: Triton, sizes: tuple[int, ...], count: int
-) -> None:
+def test_eager_replaces_an_unusable_kernel(triton: Triton, sizes: tuple[int, ...], count: int) -> None:
     strides = (1, 2**43, 2**44)[: len(sizes)]
     words, place = random([count], torch.uint8), module._Place(3, sizes, strides, True)
     assert torch.equal(module._triton(words, 1, place), module._eager(words, 1, place))
     assert triton.launched == []
 
 
-def test_the_kernel_is_for_cuda_and_where_there_is_triton(
-    triton: Triton, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernel_needs_cuda_and_triton(triton: Triton, monkeypatch: pytest.MonkeyPatch) -> None:
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     assert (module._mix(cuda), module._mix(cpu)) == (module._triton, module._eager)
     monkeypatch.setitem(sys.modules, "triton", None)
@@ -196,7 +192,7 @@ def test_the_kernel_is_for_cuda_and_where_there_is_triton(
 
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.parametrize("count", [2**16 - 1, 2**16, 2**16 + 1, 2**17 + 77])
-def test_the_borders_of_chunks(count: int, offset: int) -> None:
+def test_chunk_borders_are_covered(count: int, offset: int) -> None:
     tensor = random([count + offset], torch.int16)
     extent = Extent((count + offset,), (offset,), (count,), 0, count)
     cuts = [1, 2**15 + 3, 2**16, count - 1]
@@ -207,7 +203,7 @@ def test_the_borders_of_chunks(count: int, offset: int) -> None:
 
 
 @pytest.mark.parametrize("strided", [False, True])
-def test_a_large_part_of_any_layout(strided: bool) -> None:
+def test_large_part_of_any_layout(strided: bool) -> None:
     """Through copies of chunks where strided."""
     tensor = random([330, 430])
     part = tensor[:, 150:380] if strided else tensor[:, 150:380].contiguous()
@@ -222,7 +218,7 @@ def test_a_large_part_of_any_layout(strided: bool) -> None:
 
 
 @pytest.mark.parametrize("first", [0, 2**32 - 2, 2**32 + 5, 2**33 - 4])
-def test_a_part_of_a_tensor_that_no_test_could_hold(first: int) -> None:
+def test_part_of_a_huge_tensor(first: int) -> None:
     words = torch.tensor([1, 2, 3, 2**31 - 1], dtype=torch.int32)
     expected = mixed(words.tolist(), range(first, first + 4))
     assert of(words, Extent((2**33,), (first,), (4,), 0, 4)) == expected
@@ -230,7 +226,7 @@ def test_a_part_of_a_tensor_that_no_test_could_hold(first: int) -> None:
     assert module._place(Extent((2**32,), (0,), (4,), 0, 4), 1).wide is False
 
 
-def test_what_must_be_copied_is_in_chunks() -> None:
+def test_copies_are_made_in_chunks() -> None:
     tensor = torch.arange(2 * 400 * 500, dtype=torch.int32).reshape(2, 400, 500)
     for part in (tensor[:1, :, ::2], tensor[:, :, :450], tensor[:, ::2].transpose(0, 2)):
         pieces = [*module._contiguous(part)]
@@ -241,7 +237,7 @@ def test_what_must_be_copied_is_in_chunks() -> None:
     assert (begin, piece.data_ptr()) == (0, tensor.data_ptr()), "it is no copy"
 
 
-def test_one_level_for_rows_and_two_for_columns() -> None:
+def test_levels_of_rows_and_columns() -> None:
     assert len(module._place(Extent((8, 4, 6), (2, 0, 0), (3, 4, 6), 0, 72), 1).sizes) == 1
     assert len(module._place(Extent((8, 4, 6), (2, 0, 3), (3, 4, 3), 0, 36), 1).sizes) == 2
     assert len(module._place(Extent((8, 4, 6), (2, 2, 0), (3, 2, 6), 0, 36), 2).sizes) == 2
@@ -251,7 +247,7 @@ def test_one_level_for_rows_and_two_for_columns() -> None:
 
 @settings(deadline=None, max_examples=100)
 @given(shape=shapes, dtype=st.sampled_from(DTYPES), at=st.integers(0, 10**6), bit=st.integers(0, 127))
-def test_a_flipped_bit_changes_both_lanes(shape: list[int], dtype: torch.dtype, at: int, bit: int) -> None:
+def test_flipped_bit_changes_both_lanes(shape: list[int], dtype: torch.dtype, at: int, bit: int) -> None:
     tensor = random(shape, dtype)
     before = of(tensor)
     width = tensor.element_size()
@@ -295,19 +291,19 @@ def test_rows_columns_and_signs() -> None:
     assert of(torch.zeros(3)) not in (of(torch.zeros(4)), of(-torch.zeros(3)))
 
 
-def test_lazy_views_count_as_what_they_show() -> None:
+def test_lazy_views_are_resolved() -> None:
     tensor = random([5, 3], torch.complex64)
     assert of(tensor.conj()) == of(tensor.conj().resolve_conj()) != of(tensor)
     assert of(tensor.conj().imag) == of(tensor.conj().imag.clone())
 
 
 @pytest.mark.parametrize("extent", [Extent((2, 3), (0,), (2, 3), 0, 6), Extent((2, 3), (0, 0), (6,), 0, 6)])
-def test_an_extent_of_other_dimensions_is_refused(extent: Extent) -> None:
+def test_extent_with_other_dimensions_is_refused(extent: Extent) -> None:
     with pytest.raises(ValueError, match=r"zip\(\) argument"):
         digest(torch.zeros(6), extent)
 
 
-def test_nothing_has_the_digest_zero_and_a_wrong_extent_is_refused() -> None:
+def test_empty_part_has_digest_zero() -> None:
     assert of(torch.empty(0, 3)) == add() == (0, 0)
     assert fetch([]) == []
     with pytest.raises(ValueError, match="3 elements cannot fill an extent of 4"):

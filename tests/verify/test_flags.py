@@ -79,7 +79,7 @@ CHANGES: dict[str, tuple[Callable[[nn.Module, torch.optim.Optimizer], object], s
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_is_told_by_its_name(change: str) -> None:
+def test_change_is_reported_by_name(change: str) -> None:
     model, optimizer = tied()
     before = snapshot(model, optimizer)
     do, told = CHANGES[change]
@@ -87,7 +87,7 @@ def test_a_change_is_told_by_its_name(change: str) -> None:
     assert {finding.name for finding in compare(before, snapshot(model, optimizer))} == told
 
 
-def test_what_there_is() -> None:
+def test_snapshot_lists_flags() -> None:
     model, optimizer = tied()
     model[1].bias.grad = torch.ones(2)
     model[0].inner.weight.grad = torch.ones(3, 3)
@@ -112,7 +112,7 @@ class Counting:
     def method(self, *_: object) -> None: ...
 
 
-def test_a_hook_is_told_by_its_kind_and_its_code() -> None:
+def test_hook_is_named_by_kind_and_code() -> None:
     """In the order in which they are called; those of a parallelism are left out, however wrapped."""
     model, optimizer = tied()
     model = checkpoint_wrapper(model)
@@ -143,7 +143,7 @@ def test_lists_of_hooks_are_observed() -> None:
     assert snapshot(model, optimizer)["hooks.model"] == f"1 text_hooks {__name__}.observe:{line}"
 
 
-def test_a_module_with_two_names_has_its_mode_under_both() -> None:
+def test_module_with_two_names_has_two_modes() -> None:
     shared = nn.Linear(2, 2)
     model = checkpoint_wrapper(nn.Sequential(shared, shared))
     optimizer = torch.optim.SGD(model.parameters())
@@ -158,7 +158,7 @@ views = st.tuples(st.integers(0, 40), st.lists(st.integers(0, 4), max_size=3), s
 
 @settings(deadline=None, max_examples=100)
 @given(cut=st.lists(views, max_size=6))
-def test_memory_is_shared_where_brute_force_finds_an_address_twice(
+def test_shared_memory_matches_brute_force(
     cut: list[tuple[int, list[int], bool, bool]],
 ) -> None:
     """Views of one storage that begin anywhere, of any shape and of two dtypes, some of them transposed."""
@@ -188,7 +188,7 @@ def test_memory_is_shared_where_brute_force_finds_an_address_twice(
     )
 
 
-def test_memory_reaches_to_the_last_element_in_every_dimension() -> None:
+def test_span_covers_every_dimension() -> None:
     """Of a view that is transposed and of one that is not."""
     storage = torch.zeros(12)
     columns, rest = storage[:6].view(2, 3).t(), storage[5:]

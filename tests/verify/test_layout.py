@@ -111,7 +111,7 @@ PARALLELISMS: dict[str, Callable[[nn.Module, Meshes], nn.Module]] = {
 
 @pytest.mark.filterwarnings("ignore:The `NO_SHARD` sharding strategy is deprecated")
 @pytest.mark.parametrize("parallelism", PARALLELISMS)
-def test_each_element_lies_where_its_extent_says(parallelism: str) -> None:
+def test_elements_are_at_their_extents_place(parallelism: str) -> None:
     whole = {name: value.detach() for name, value in named_parameters(model()).items()}
     seen: dict[str, set[Extent]] = {name: set() for name in whole}
     for number in range(RANKS):
@@ -170,7 +170,7 @@ def test_flat_parameters_are_read_by_name() -> None:
     assert live == {*names}
 
 
-def test_a_tensor_without_dimensions_has_one_place() -> None:
+def test_scalar_tensor_has_one_chunk() -> None:
     extent = extent_of(torch.tensor(3.0))
     assert (extent.global_index(0), extent.take(torch.tensor(7.0)).tolist()) == ([], [7.0])
     one = torch.tensor(3.0)
@@ -180,7 +180,7 @@ def test_a_tensor_without_dimensions_has_one_place() -> None:
 
 @pytest.mark.parametrize("strided", [False, True])
 @pytest.mark.parametrize("numel", [0, 1, 4, 6])
-def test_a_part_is_put_where_it_lies_in_a_box(numel: int, strided: bool) -> None:
+def test_part_is_put_into_its_box(numel: int, strided: bool) -> None:
     """A flat piece of two of the three columns, in a tensor that lies transposed or not."""
     tensor = torch.zeros(3, 3).t() if strided else torch.zeros(3, 3)
     extent = Extent((3, 3), (0, 1), (3, 2), min(1, 6 - numel), numel)
@@ -191,7 +191,7 @@ def test_a_part_is_put_where_it_lies_in_a_box(numel: int, strided: bool) -> None
 
 
 @pytest.mark.parametrize("extent", [Extent((2, 3), (0,), (2, 3), 0, 6), Extent((2, 3), (0, 0), (2,), 0, 2)])
-def test_an_extent_that_is_none_is_an_error(extent: Extent) -> None:
+def test_invalid_extent_is_an_error(extent: Extent) -> None:
     with pytest.raises(ValueError, match=r"zip\(\) argument"):
         extent.take(torch.zeros(2, 3))
     with pytest.raises(ValueError, match=r"zip\(\) argument"):

@@ -71,7 +71,7 @@ def cases(draw: st.DrawFn) -> Case:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(case=cases())
-def test_ranks_see_what_brute_force_sees(ask: Ask, case: Case) -> None:
+def test_ranks_match_brute_force(ask: Ask, case: Case) -> None:
     told = ask(look, case)
     damaged = [rank for rank, each in enumerate(told) if each["parts_differ"]]
     assert damaged == ([case.victim] if told[case.victim]["flipped"] else [])

@@ -21,8 +21,8 @@ from dcpbench.verify.perturb import (
     perturb_model,
     perturb_optimizer,
     perturbed,
+    unlike,
     with_changed_constants,
-    with_other_names,
 )
 from dcpbench.verify.snapshot import (
     Idle,
@@ -63,7 +63,7 @@ def test_every_name_is_reported_after_a_perturbation() -> None:
     perturb_optimizer(optimizer, seed=1)
     after = snapshot_model(model), snapshot_optimizer(model, optimizer)
     for saved, changed in zip(before, after, strict=True):
-        reported = {found.name for found in compare(saved, with_other_names(changed))}
+        reported = {found.name for found in compare(saved, unlike(saved, changed, constants=()))}
         assert set(controllable(saved)) <= reported
     assert "1.running_var" in before[0]
     assert "state.0.net1.weight.step" in before[1]
@@ -71,7 +71,7 @@ def test_every_name_is_reported_after_a_perturbation() -> None:
     assert {"param_groups.0.lr", "param_groups.0.betas", "param_groups.0.amsgrad"} <= set(before[1])
 
 
-def test_values_in_optimizer_state_are_reported_after_each_perturbation() -> None:
+def test_optimizer_values_change_each_time() -> None:
     parameter = nn.Parameter(torch.ones(2))
     model, optimizer = nn.Module(), torch.optim.SGD([parameter])
     model.weight = parameter
@@ -96,13 +96,13 @@ def test_values_in_optimizer_state_are_reported_after_each_perturbation() -> Non
         assert names <= {found.name for found in compare(saved, snapshot_optimizer(model, optimizer))}
 
 
-def test_hyperparameters_are_changed_wherever_they_stand() -> None:
+def test_every_hyperparameter_changes() -> None:
     optimizer = torch.optim.SGD([{"of": 1, "params": [nn.Parameter(torch.ones(1))]}], lr=0.5)
     perturb_optimizer(optimizer, seed=1)
     assert (optimizer.param_groups[0]["of"], optimizer.param_groups[0]["lr"]) == (0.4375, 0.21875)
 
 
-def test_what_is_retained_stays_as_it_was() -> None:
+def test_retained_leaves_do_not_change() -> None:
     model, optimizer = trained()
     saved = retained(snapshot_model(model)), retained(snapshot_optimizer(model, optimizer))
     model(torch.rand(6, 4)).square().sum().backward()
@@ -120,7 +120,7 @@ def test_what_is_retained_stays_as_it_was() -> None:
         *(math.sqrt, nn.ReLU, partial(math.pow, 2.0), Rule(0.5), {1, 2}, 1j),
     ],
 )
-def test_a_changed_value_is_another_and_turns_nothing_on(value: object) -> None:
+def test_perturbed_value_differs_and_stays_falsy(value: object) -> None:
     changed = perturbed(value)
     assert not same_value(value, changed)
     assert not same_value(changed, perturbed(changed)), "every load meets a target that was changed again"
@@ -132,7 +132,7 @@ def test_a_changed_value_is_another_and_turns_nothing_on(value: object) -> None:
 
 
 @pytest.mark.parametrize("value", [0.1, 0.0, -0.0])
-def test_a_changed_tensor_is_another_and_turns_nothing_on(value: float) -> None:
+def test_perturbed_tensor_differs_and_stays_falsy(value: float) -> None:
     rate = torch.tensor(value)
     changed = perturbed(rate)
     assert not torch.equal(bits(rate), bits(changed))
@@ -141,7 +141,7 @@ def test_a_changed_tensor_is_another_and_turns_nothing_on(value: float) -> None:
     assert torch.equal(rate, torch.tensor(value)), "another tensor, and not the live one"
 
 
-def test_a_flag_stays_one_that_a_fused_kernel_takes() -> None:
+def test_perturbed_flags_suit_a_fused_kernel() -> None:
     assert type(perturbed(True)) is int
     assert perturbed(True) == 1, "what is on stays on: an optimizer's state depends on it"
     assert perturbed(False) is None
@@ -157,20 +157,20 @@ def test_copies_have_the_same_value(value: object) -> None:
     assert same_value(value, copy.deepcopy(value))
 
 
-def test_objects_with_other_attributes_are_others() -> None:
+def test_objects_are_compared_by_attributes() -> None:
     assert not same_value(Rule(0.5), Rule(0.25))
     assert not same_value(partial(math.pow, 2.0), partial(math.pow, 3.0))
     assert not same_value(math.sqrt, math.exp)
-    assert not same_value(trained, test_objects_with_other_attributes_are_others)
+    assert not same_value(trained, test_objects_are_compared_by_attributes)
     assert not same_value(nn.ReLU, nn.Tanh)
 
 
-def test_what_has_no_other_value_is_refused() -> None:
+def test_incomparable_value_is_a_skip() -> None:
     with pytest.raises(Skip, match="of type object cannot be compared with a copy of it"):
         perturbed(object())
 
 
-def test_every_element_of_every_dtype_becomes_another_one_again_and_again() -> None:
+def test_every_element_of_every_dtype_changes() -> None:
     model = Adversarial([4, 8, 3])
     for _ in range(3):
         before = {name: value.clone() for name, value in persistent_tensors(model).items()}
@@ -196,7 +196,7 @@ def test_shared_buffers_of_one_byte_are_changed() -> None:
         assert bool((bits(leaf.local) != bits(before[name].local)).all()), name
 
 
-def test_elements_go_far_each_its_own_way_and_alike_on_every_rank_but_step_counters_together() -> None:
+def test_perturbation_is_equal_on_every_rank() -> None:
     """FSDP1 refuses steps of ranks and parameters that are not the same."""
     model, optimizer = trained()
     before = retained(snapshot_optimizer(model, optimizer)) | retained(snapshot_model(model))
@@ -221,7 +221,7 @@ def test_elements_go_far_each_its_own_way_and_alike_on_every_rank_but_step_count
     assert not torch.equal(*moments), "two tensors of a shape"
 
 
-def test_a_jitter_changes_each_element_by_its_share_and_the_same_everywhere() -> None:
+def test_jitter_is_equal_on_every_rank() -> None:
     torch.manual_seed(0)
     share = 2**-7
     held = [torch.randn(64, 3), torch.randn(5, dtype=torch.complex64), torch.randn(8).bfloat16()]
@@ -243,7 +243,7 @@ def test_a_jitter_changes_each_element_by_its_share_and_the_same_everywhere() ->
         assert torch.equal(value.float(), changed.float())
 
 
-def test_what_an_unrestored_state_has_as_expected_becomes_another_and_nothing_else() -> None:
+def test_only_constants_are_changed() -> None:
     expected = {"first": 1, "kept": 0.5, "w": snapshot_model(trained()[0])["0.net1.weight"], "last": "mean"}
     unrestored = {**expected, "kept": 0.25, "more": 3}
     changed = with_changed_constants(expected, unrestored, unrestored)
@@ -255,21 +255,21 @@ def test_what_an_unrestored_state_has_as_expected_becomes_another_and_nothing_el
     assert {name for name, leaf in named.items() if leaf is not unrestored[name]} == {"first"}
 
 
-def test_of_functions_a_list_of_none_stays_and_has_a_control_all_the_same() -> None:
+def test_list_of_none_has_a_control() -> None:
     assert perturbed([None, {"steps": 4}]) == [None, {"steps": perturbed(4)}]
     functions = {"of none": [], "lr_lambdas": [None, None]}
     assert {one.name for one in compare(functions, all_different(functions))} == functions.keys()
 
 
-def test_names_of_parameters_alone_become_others() -> None:
+def test_only_names_of_parameters_change() -> None:
     one, other = "param_groups.0.params", "param_groups.1.params"
     leaves = {one: ["w", "b"], "param_groups.0.lr": 0.1, "params": 1, other: ["c"]}
-    changed = with_other_names(leaves)
+    changed = unlike(leaves, leaves, constants=())
     assert list(changed) == list(leaves)
     assert [found.name for found in compare(leaves, changed)] == [one, other]
 
 
-def test_every_leaf_becomes_another_one() -> None:
+def test_every_leaf_changes() -> None:
     leaf = snapshot_model(trained()[0])["0.net1.weight"]
     leaves = {"first": 0.1, "w": leaf, **digested({"large": leaf}), "idle": Idle(leaf), "last": "mean"}
     changed = all_different(leaves)
@@ -278,7 +278,7 @@ def test_every_leaf_becomes_another_one() -> None:
     assert changed["idle"] is leaves["idle"], "an entry that may be absent has nothing to report"
 
 
-def test_what_there_is_to_compare_and_whether_it_is_here() -> None:
+def test_compared_names_tell_empty_shards() -> None:
     def leaf(*extent: Any) -> TensorLeaf:
         return TensorLeaf(torch.empty(extent[-1]), Extent(*extent), None)
 

@@ -39,7 +39,7 @@ def _chunks(tensor: torch.Tensor, rows: int, read: list[int] | None = None) -> l
         Extent((6, 10), (0, 0), (6, 10), 13, 29),  # FSDP1 cuts anywhere
     ],
 )
-def test_a_part_is_put_together_and_a_wrong_element_told(extent: Extent) -> None:
+def test_part_is_assembled_and_compared(extent: Extent) -> None:
     leaves = {"w": TensorLeaf(extent.take(SMALL).clone(), extent, None)}
     read = compare_stored([leaves], {"w": _chunks(SMALL, 4)}, 0, 1, CPU)
     assert (read.found, read.fired) == ([], {"w": True})
@@ -48,7 +48,7 @@ def test_a_part_is_put_together_and_a_wrong_element_told(extent: Extent) -> None
     assert finding.problem is Problem.differs
 
 
-def test_of_a_large_part_one_block_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_block_of_a_large_part_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (snapshot, plain_read):
         monkeypatch.setattr(module, "BLOCK", 10)
     large = torch.arange(100.0).reshape(-1, 2)
@@ -62,7 +62,7 @@ def test_of_a_large_part_one_block_is_read(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("last", ["a", "b", "c"])
-def test_of_large_ones_the_smallest_is_read_and_all_others_are(last: str) -> None:
+def test_only_the_smallest_large_tensor_is_read(last: str) -> None:
     """Of each of the parts, wherever it stands."""
     sizes = {"a": 2, "b": 6, "c": 4}
     tensors = {name: torch.ones(rows, 3) for name, rows in sizes.items()}
@@ -74,7 +74,7 @@ def test_of_large_ones_the_smallest_is_read_and_all_others_are(last: str) -> Non
     assert compare_stored([{**leaves, "a": 0.1}], stored, 0, 1, CPU).fired.keys() == {"b", "c"}
 
 
-def test_ranks_share_what_all_have_and_each_reads_the_rest() -> None:
+def test_ranks_share_reading_of_full_tensors() -> None:
     shard, nothing = Extent((6, 10), (0, 0), (3, 10), 0, 30), Extent((6, 10), (6, 0), (0, 10), 0, 0)
     cut = Extent((6, 10), (0, 0), (6, 10), 0, 30)
     leaves = {
@@ -92,7 +92,7 @@ def test_ranks_share_what_all_have_and_each_reads_the_rest() -> None:
     assert len(second.fired) > 2
 
 
-def test_only_those_chunks_are_read_in_which_rows_of_the_part_lie() -> None:
+def test_only_overlapping_chunks_are_read() -> None:
     """They may be cut in both dimensions."""
     for extent, expected in (
         (Extent((6, 10), (0, 0), (6, 10), 13, 20), [(1, 0), (1, 5), (2, 0), (2, 5), (3, 0), (3, 5)]),
@@ -111,7 +111,7 @@ def test_only_those_chunks_are_read_in_which_rows_of_the_part_lie() -> None:
         assert seen == expected
 
 
-def test_it_is_compared_where_it_lies_and_by_the_control_too() -> None:
+def test_stored_parts_and_controls_are_compared() -> None:
     """A step counter stays on the CPU when the model is elsewhere."""
     leaves = {"w": TensorLeaf(SMALL, whole(SMALL), None)}
     read = compare_stored([leaves], {"w": _chunks(SMALL, 6)}, 0, 1, torch.device("meta"))
@@ -135,7 +135,7 @@ UNREADABLE: dict[str, tuple[list[StoredChunk], str]] = {
 
 
 @pytest.mark.parametrize("case", UNREADABLE)
-def test_what_cannot_be_read_is_a_finding_and_its_own_control(case: str) -> None:
+def test_unreadable_chunk_is_a_mismatch(case: str) -> None:
     chunks, told = UNREADABLE[case]
     read = compare_stored([{"w": TensorLeaf(SMALL, whole(SMALL), None)}], {"w": chunks}, 0, 1, CPU)
     assert [one.problem for one in read.found] == [Problem.unreadable]
@@ -144,7 +144,7 @@ def test_what_cannot_be_read_is_a_finding_and_its_own_control(case: str) -> None
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2)])
-def test_a_whole_tensor_is_as_large_as_its_chunks_reach(order: tuple[int, ...]) -> None:
+def test_full_tensor_is_as_large_as_its_chunks(order: tuple[int, ...]) -> None:
     tensor = torch.arange(5.0 * 7).view(5, 7)
     boxes = itertools.product((slice(0, 3), slice(3, 5)), (slice(0, 4), slice(4, 7)))
     chunks = [

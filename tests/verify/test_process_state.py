@@ -47,7 +47,7 @@ CHANGES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_change_is_told_by_its_name(name: str) -> None:
+def test_change_is_reported_by_name(name: str) -> None:
     change, undo = CHANGES[name]
     before = snapshot_process(CPU)
     assert compare(before, snapshot_process(CPU)) == []
@@ -58,7 +58,7 @@ def test_a_change_is_told_by_its_name(name: str) -> None:
         undo()
 
 
-def test_precision_of_one_kind_is_told() -> None:
+def test_precision_of_one_kind_is_reported() -> None:
     """Set as torch 2.9 and later recommend it, after which the earlier functions raise."""
     before = snapshot_process(CPU)
     torch.backends.cuda.matmul.fp32_precision = "tf32"
@@ -99,7 +99,7 @@ def test_connections_of_others_are_not_counted(tmp_path: Path, mesh: DeviceMesh)
         stranger.communicate("\n")
 
 
-def test_a_device_has_a_generator_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_device_has_a_generator(monkeypatch: pytest.MonkeyPatch) -> None:
     state = torch.arange(3, dtype=torch.uint8)
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: state)
     assert "generator.cuda" not in snapshot_process(CPU)
@@ -109,7 +109,7 @@ def test_a_device_has_a_generator_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     assert [finding.name for finding in found] == ["generator.cuda"]
 
 
-def test_files_below_a_folder_that_are_open_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_files_below_a_folder_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     names = [str(folder / name) for name in ("b", "c", "a")]
@@ -156,7 +156,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_what_is_on_its_way_out_is_waited_for(tmp_path: Path, clock: Clock) -> None:
+def test_closing_threads_are_waited_for(tmp_path: Path, clock: Clock) -> None:
     before = snapshot_open(tmp_path, counts=False)
     with (tmp_path / "file").open("w", encoding="utf-8") as file:
         clock.at = 0.5, file.close
@@ -164,7 +164,7 @@ def test_what_is_on_its_way_out_is_waited_for(tmp_path: Path, clock: Clock) -> N
     assert 0.5 <= clock.now < 0.6, "it is looked at often"
 
 
-def test_what_stays_is_told_after_a_while(tmp_path: Path, clock: Clock) -> None:
+def test_lasting_descriptors_are_reported(tmp_path: Path, clock: Clock) -> None:
     before = snapshot_open(tmp_path, counts=False)
     with (tmp_path / "file").open("w", encoding="utf-8"):
         assert left_open(tmp_path, before) == {"process.open_files": str(tmp_path / "file")}
@@ -181,7 +181,7 @@ class Holder:
         self.file.close()
 
 
-def test_what_only_garbage_holds_open_is_not_left_open(tmp_path: Path) -> None:
+def test_files_of_garbage_are_not_left_open(tmp_path: Path) -> None:
     before = snapshot_open(tmp_path, counts=False)
     gc.disable()
     try:
@@ -193,7 +193,7 @@ def test_what_only_garbage_holds_open_is_not_left_open(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["process.open_files", "process.threads", "process.descriptors"])
-def test_more_of_one_is_told_and_less_is_not(
+def test_only_more_open_files_are_reported(
     name: str, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before: Leaves = {"process.open_files": "/a", "process.threads": 5, "process.descriptors": 5}

@@ -65,7 +65,7 @@ class Nested(nn.Module):
             module.register_buffer("table", torch.ones(2), persistent=False)
 
 
-def test_of_a_plain_model_it_has_what_its_state_dict_has_live() -> None:
+def test_plain_model_matches_its_state_dict() -> None:
     model = Nested()
     leaves, held = snapshot_model(model), model.state_dict(keep_vars=True)
     assert leaves.keys() == held.keys()
@@ -82,7 +82,7 @@ def stepped(model: nn.Module) -> torch.optim.Optimizer:
     return optimizer
 
 
-def test_of_an_optimizer_it_has_each_entry_by_the_first_name_of_its_parameter() -> None:
+def test_optimizer_entries_use_the_first_name() -> None:
     model = Nested()
     optimizer = stepped(model)
     leaves = snapshot_optimizer(model, optimizer)
@@ -98,7 +98,7 @@ def test_of_an_optimizer_it_has_each_entry_by_the_first_name_of_its_parameter() 
     assert idle == {name for name in entries if name.startswith("state.nothing.")}
 
 
-def test_a_moment_lies_as_its_parameter_does_and_a_counter_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_moments_have_the_parameters_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Linear(2, 3, bias=False)
     optimizer = stepped(model)
     place = Extent((6, 2), (3, 0), (3, 2), 0, 6)
@@ -109,7 +109,7 @@ def test_a_moment_lies_as_its_parameter_does_and_a_counter_does_not(monkeypatch:
     assert leaves["state.weight.step"].extent == whole(torch.tensor(1.0))
 
 
-def test_what_torch_wraps_has_the_names_and_the_parts_of_what_is_wrapped(mesh: DeviceMesh) -> None:
+def test_wrappers_keep_names_and_parts(mesh: DeviceMesh) -> None:
     plain = Nested()
     expected = snapshot_model(plain)
     assert snapshot_model(DistributedDataParallel(plain)).keys() == expected.keys()
@@ -122,7 +122,7 @@ def test_what_torch_wraps_has_the_names_and_the_parts_of_what_is_wrapped(mesh: D
 
 
 @pytest.mark.parametrize("wrapped", ["_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"])
-def test_a_wrapper_is_no_part_of_a_name_wherever_it_is(wrapped: str) -> None:
+def test_wrappers_are_not_part_of_names(wrapped: str) -> None:
     assert plain_fqn(nn.Linear(1, 1), f"{wrapped}.module.{wrapped}.0.{wrapped}.weight") == "module.0.weight"
 
 
@@ -139,11 +139,11 @@ def test_a_wrapper_is_no_part_of_a_name_wherever_it_is(wrapped: str) -> None:
         ("state", 3, "state"),
     ],
 )
-def test_every_leaf_is_of_a_kind(name: str, leaf: object, kind: str) -> None:
+def test_every_leaf_has_a_kind(name: str, leaf: object, kind: str) -> None:
     assert kind_of(name, leaf) == kind
 
 
-def test_what_is_retained_outlives_its_moment_wherever_it_stands() -> None:
+def test_retained_leaves_do_not_change_in_any_order() -> None:
     large = live()["w"]
     state = {"one": large, "idle": Idle(live()["b"]), "other": large}
     before = retained(state)
@@ -152,7 +152,7 @@ def test_what_is_retained_outlives_its_moment_wherever_it_stands() -> None:
     assert [found.name for found in compare(before, state)] == ["idle"]
 
 
-def test_small_parts_are_copied_and_large_ones_digested() -> None:
+def test_small_parts_are_copied_large_ones_digested() -> None:
     state = live()
     before = retained(state)
     assert isinstance(before["w"], DigestedLeaf)
@@ -164,7 +164,7 @@ def test_small_parts_are_copied_and_large_ones_digested() -> None:
 
 
 @pytest.mark.parametrize("at", [0, 299, 300, 1999])
-def test_without_the_elements_it_is_told_between_which_they_differ(at: int) -> None:
+def test_differing_blocks_are_located(at: int) -> None:
     state = live()
     before = retained(state)
     state["w"].local.view(-1).view(torch.int32)[at] ^= 1
@@ -174,7 +174,7 @@ def test_without_the_elements_it_is_told_between_which_they_differ(at: int) -> N
     assert describe(found) == f"digests differ in 1 of 7 blocks, first {between}"
 
 
-def test_the_checkpoint_is_asked_what_it_was() -> None:
+def test_checkpoint_is_read_for_large_parts() -> None:
     state = live()
     before = retained(state)
     state["w"].local[7, 3] = -1.0
@@ -197,7 +197,7 @@ def test_digests_are_compared_across_layouts() -> None:
     assert describe(found) == "its digests differ"
 
 
-def test_what_else_is_said_of_a_large_part_counts() -> None:
+def test_properties_of_large_parts_are_compared() -> None:
     state = live()
     before = retained(state)
     leaf = state["w"]
@@ -219,7 +219,7 @@ def test_every_control_differs() -> None:
                 assert compare({name: leaf}, {name: made_different(leaf)})
 
 
-def test_names_are_those_that_dcp_gives() -> None:
+def test_names_equal_dcps() -> None:
     rate = torch.tensor(0.1)
     state = {
         "base_lrs": [rate, 3],

@@ -64,7 +64,7 @@ def gathered(dtype: torch.dtype) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.uint16, torch.float8_e4m3fn, torch.bool]
 )
-def test_parts_are_assembled_wherever_they_lie(ask: Ask, dtype: torch.dtype) -> None:
+def test_parts_of_any_layout_are_assembled(ask: Ask, dtype: torch.dtype) -> None:
     for found in ask(gathered, dtype):
         assert found.keys() == {*LAYOUTS, "alone"}
         assert (found.pop("alone").item(), found["flat"].dtype) == (7.0, dtype)
@@ -85,7 +85,7 @@ def several_times() -> list[dict[str, list[float]]]:
     return found
 
 
-def test_parts_are_gathered_as_often_as_they_are_asked_for(ask: Ask) -> None:
+def test_parts_can_be_gathered_repeatedly(ask: Ask) -> None:
     twice, thrice = ((EXPECTED * factor).view(-1).tolist() for factor in (2, 3))
     of_one = [4.0 * value if 4 <= value < 8 else 0.0 for value in range(15)]
     for found in ask(several_times):
@@ -104,7 +104,7 @@ def own_replica() -> tuple[bool, float, float]:
     return complete.complete, float(complete.gather({"w": mine})["w"].mean()), float(extent.take(of_shard)[0])
 
 
-def test_of_replicas_a_rank_gets_its_own(ask: Ask) -> None:
+def test_rank_gets_its_own_replica(ask: Ask) -> None:
     assert ask(own_replica) == [(True, float(rank), float(rank)) for rank in range(WORLD_SIZE)]
 
 
@@ -116,7 +116,7 @@ def named_alike() -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in assembled(leaves, here()).items()}
 
 
-def test_of_tensors_of_other_shapes_with_one_name_nothing_is_made(ask: Ask) -> None:
+def test_conflicting_shapes_are_left_out(ask: Ask) -> None:
     assert ask(named_alike) == [{"b": SHAPE}] * WORLD_SIZE
 
 
@@ -136,7 +136,7 @@ def sums(names: list[str], absent: str) -> list[tuple[str, bool, list[list[float
     ]
 
 
-def test_terms_are_summed_over_the_ranks_that_have_them(ask: Ask) -> None:
+def test_terms_are_summed_over_ranks(ask: Ask) -> None:
     expected = [
         ("one rank's", True, [[4.0] * 3, [1e9 + 3] * 3]),
         ("everybody's", True, [[10.0] * 3, [4e9 + 6] * 3]),
@@ -161,7 +161,7 @@ def in_chunks() -> list[float]:
         whole_tensors._CHUNK = kept
 
 
-def test_many_tensors_are_summed_some_at_a_time(ask: Ask) -> None:
+def test_many_tensors_are_summed_in_chunks(ask: Ask) -> None:
     assert ask(in_chunks) == [[4.0 * number for number in range(7)]] * WORLD_SIZE
 
 
@@ -170,11 +170,11 @@ def of_any(rank: int | None) -> bool:
 
 
 @pytest.mark.parametrize("rank", [0, 3, None])
-def test_what_is_true_of_one_rank_is_told_to_all(ask: Ask, rank: int | None) -> None:
+def test_any_rank_is_true_on_all(ask: Ask, rank: int | None) -> None:
     assert ask(of_any, rank) == [rank is not None] * WORLD_SIZE
 
 
-def test_a_rank_alone_needs_no_group() -> None:
+def test_single_rank_needs_no_group() -> None:
     alone = Exchange(None)
     leaf = TensorLeaf(EXPECTED, whole(EXPECTED), None)
     assert torch.equal(assembled({"w": leaf, "lr": 1}, alone)["w"], EXPECTED)
@@ -187,7 +187,7 @@ def test_a_rank_alone_needs_no_group() -> None:
     assert (name, present, total.tolist()) == ("w", True, EXPECTED.view(-1).tolist())
 
 
-def test_elements_are_real_and_no_view() -> None:
+def test_real_elements_are_a_copy() -> None:
     one = torch.tensor([[1 + 2j, 3 - 4j]])
     assert real_elements(one).tolist() == [1.0, 2.0, 3.0, -4.0]
     assert real_elements(one.conj()).tolist() == [1.0, -2.0, 3.0, 4.0]

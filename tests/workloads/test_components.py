@@ -24,7 +24,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("component", NAMES)
-def test_it_comes_back(component: str) -> None:
+def test_component_is_restored(component: str) -> None:
     ran = run_alone(**STEPS, component=component, scenario="chain", verify="deep")
     assert ran.verdict.status == "pass", ran.verdict.reason
     control = ran.verdict.details["checks"]["extra_equal"]["control"]
@@ -35,7 +35,7 @@ def test_it_comes_back(component: str) -> None:
     ("component", "fault"),
     [("ema", "ema_lowest_bit"), ("grad_scaler", "grad_scale_doubled"), ("data_loader", "sample_skipped")],
 )
-def test_one_that_is_not_restored_is_seen(component: str, fault: str) -> None:
+def test_unrestored_component_is_reported(component: str, fault: str) -> None:
     ran = run_alone(fault, **{**STEPS, "saves": 1}, component=component)
     assert ran.verdict.fault_seen is True, ran.verdict.reason
     restored = {one.check for one in ran.verdict.failed if one.check.endswith("_equal")}
@@ -50,33 +50,33 @@ def trained(steps: int, **chosen: str) -> TrainingRun:
     return run
 
 
-def test_an_average_is_one_of_the_weights_after_each_step() -> None:
+def test_average_follows_the_weights() -> None:
     first, second, third = (trained(steps).model.get_parameter("net1.weight").detach() for steps in (1, 2, 3))
     average = trained(3, component="ema").component.leaves()["ema.module.net1.weight"].local
     torch.testing.assert_close(average, 0.9 * (0.9 * first + 0.1 * second) + 0.1 * third)
     assert not torch.equal(average, third)
 
 
-def test_a_scale_grows_and_changes_no_step() -> None:
+def test_loss_scale_grows_and_changes_no_step() -> None:
     run, plain = trained(4, component="grad_scaler"), trained(4)
     assert run.component.leaves()["grad_scaler.scale"] == 4 * 1024.0, "doubled after every second step"
     assert run.train_state.losses == plain.train_state.losses, "a power of two changes no bit of a gradient"
 
 
-def test_a_loader_gives_each_batch_once_in_an_epoch_and_shuffles_them_anew() -> None:
+def test_loader_shuffles_each_epoch() -> None:
     loading = build(config(model="short", component="data_loader"), world(), 0).component
     epochs = [[loading.number_of_batch(step) for step in range(3)] for _ in range(5)]
     assert all(sorted(epoch) == [1, 2, 3] for epoch in epochs)
     assert epochs != 5 * epochs[:1]
 
 
-def test_a_loader_with_one_generator_takes_another_order_in_the_next_epoch() -> None:
+def test_loader_with_one_generator_changes_its_order() -> None:
     ran = run_alone(**{**STEPS, "saves": 1}, component="data_loader_generator")
     failed = {one.check for one in ran.verdict.failed}
     assert failed == {"loss_resume_equal", "state_resume_equal"}
     assert unexplained(ran, "data-loader-generator") == set()
 
 
-def test_what_is_wrong_beside_that_is_no_known_failure() -> None:
+def test_other_mismatch_is_not_a_known_failure() -> None:
     ran = run_alone("second_step_wrong", **{**STEPS, "saves": 1}, component="data_loader_generator")
     assert "net1.weight" in unexplained(ran, "data-loader-generator")

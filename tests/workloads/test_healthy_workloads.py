@@ -13,7 +13,7 @@ REFUSED = {
     "lbfgs": "torch's get_optimizer_state_dict calls step() without a closure, which LBFGS refuses",
     "text_key": "torch's get_optimizer_state_dict refuses the key 'global' of the optimizer's state",
     "sparse_adam": "torch's get_optimizer_state_dict fills an empty optimizer by a step with dense gradients",
-    "opaque": "a hyperparameter of type Handle cannot be compared with a copy of it",
+    "opaque": "the hyperparameter 'param_groups.0.handle' of type Handle cannot be compared",
     "sparse_gradients": "torch's FSDP does not train embed.weight, which has sparse gradients",
     "empty_parameter": "torch's FSDP does not train prompt, which has no elements",
     "complex_parameter": "torch's FSDP does not train turn, which is complex beside others that are not",
@@ -40,13 +40,13 @@ def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize("block", tiered(BLOCKS, "adapter", "trainers", "refused"))
-def test_what_is_healthy_passes(sweep: Finished, block: str) -> None:
+def test_healthy_workloads_pass(sweep: Finished, block: str) -> None:
     assert sweep.rows, sweep.err
     healthy = [row for row in sweep.rows if row["model"] != LOSES_ITS_BASE and row["status"] != "skip"]
     assert {row["cell"]: row["reason"] for row in healthy if row["status"] != "pass"} == {}
 
 
-def test_a_known_limit_is_a_skip_with_the_reason(sweep: Finished) -> None:
+def test_known_limit_is_a_skip_with_the_reason(sweep: Finished) -> None:
     skipped = [row for row in sweep.rows if row["status"] == "skip"]
     ran = {(row["model"].rpartition(".")[2], row["parallel"]) for row in sweep.rows}
     assert {(row["model"].rpartition(".")[2], row["parallel"]) for row in skipped} == SKIPPED & ran
@@ -55,7 +55,7 @@ def test_a_known_limit_is_a_skip_with_the_reason(sweep: Finished) -> None:
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
-def test_python_values_in_optimizer_state_have_controls(sweep: Finished, parallel: str) -> None:
+def test_python_values_in_optimizers_have_controls(sweep: Finished, parallel: str) -> None:
     row = sweep.row(model="support.healthy_workloads.python_state", parallel=parallel)
     control = row["details"]["checks"]["optim_equal"]["control"]
     for entry in ("step", "decay", "warm", "never", "last", "seen"):
@@ -63,7 +63,7 @@ def test_python_values_in_optimizer_state_have_controls(sweep: Finished, paralle
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
-def test_what_is_not_saved_of_a_model_has_to_be_built_alike(sweep: Finished, parallel: str) -> None:
+def test_unsaved_base_must_be_built_the_same(sweep: Finished, parallel: str) -> None:
     same = sweep.row(model="support.healthy_workloads.OnlyTheAdapter", parallel=parallel)
     control = same["details"]["checks"]["model_equal"]["control"]
     assert control["base.0.weight in the checkpoint of step 1"]

@@ -25,7 +25,7 @@ MESHES = [
 
 
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
-def test_ranks_that_differ_in_stage_or_tensor_part_alone_share_their_data(sizes: dict[str, int]) -> None:
+def test_stages_and_tensor_parts_share_data(sizes: dict[str, int]) -> None:
     seen: dict[int, set[tuple[int, ...]]] = {}
     for rank, place in enumerate(itertools.product(*map(range, sizes.values()))):
         own = tuple(at for name, at in zip(sizes, place, strict=True) if name not in ("pp", "tp"))
@@ -42,13 +42,11 @@ def test_ranks_that_differ_in_stage_or_tensor_part_alone_share_their_data(sizes:
         ({0: ["a", "b"], 1: ["b", "c"]}, None),
     ],
 )
-def test_groups_of_stages_are_joined_where_they_have_nothing_in_common(
-    held: dict[int, list[str]], joined: list[str] | None
-) -> None:
+def test_disjoint_groups_of_stages_are_joined(held: dict[int, list[str]], joined: list[str] | None) -> None:
     assert _joined(held) == joined
 
 
-def test_experts_have_one_collective_under_way_at_a_time(mesh: DeviceMesh) -> None:
+def test_experts_have_one_collective_in_flight(mesh: DeviceMesh) -> None:
     """Two end the process on gloo, now and then: docs/findings/gloo-two-gathers.md."""
     samples, weights = torch.arange(6.0).reshape(2, 3), torch.arange(8.0).reshape(2, 4)
     inputs = _to_all_experts(nn.Identity(), (samples, weights), mesh)
@@ -76,7 +74,7 @@ HEALTHY = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", HEALTHY)
-def test_it_comes_back_and_trains_as_one_model(layouts: Finished, parallel: str) -> None:
+def test_layout_is_restored_and_trains_as_one_model(layouts: Finished, parallel: str) -> None:
     row = layouts.row(parallel=parallel, model=HEALTHY[parallel], scenario="save_load", fault=None)
     assert row["status"] == "pass", row["reason"]
     assert (row["gradient_close"], row["step_equal"]) == (True, True)
@@ -85,7 +83,7 @@ def test_it_comes_back_and_trains_as_one_model(layouts: Finished, parallel: str)
 
 
 @pytest.mark.slow
-def test_a_pipeline_comes_back_where_its_optimizer_is_flattened(layouts: Finished) -> None:
+def test_pipeline_with_flattened_optimizer_is_restored(layouts: Finished) -> None:
     row = layouts.row(parallel="pp_fsdp2", scenario="save_load", state_dict="flattened")
     assert row["status"] == "pass", row["reason"]
     row = layouts.row(parallel="pp_fsdp2", scenario="save_load", state_dict="sharded")
@@ -110,7 +108,7 @@ SEEN = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("parallel", "fault"), SEEN)
-def test_a_defect_is_seen(layouts: Finished, parallel: str, fault: str | None) -> None:
+def test_defect_is_reported(layouts: Finished, parallel: str, fault: str | None) -> None:
     row = layouts.row(parallel=parallel, fault=fault)
     assert row["status"] == "fail", row["reason"]
     assert row["fault_seen"] in (None, True)
@@ -121,14 +119,14 @@ def test_a_defect_is_seen(layouts: Finished, parallel: str, fault: str | None) -
 
 
 @pytest.mark.slow
-def test_stages_that_name_their_layers_alike_overwrite_each_other(layouts: Finished) -> None:
+def test_stages_with_equal_names_overwrite_others(layouts: Finished) -> None:
     row = layouts.row(parallel="stages_alike")
     assert row["status"] == "error", row["reason"]
     assert "Size mismatch" in row["reason"]
 
 
 @pytest.mark.slow
-def test_gradients_that_are_divided_twice_are_explained_by_that_alone(layouts: Finished) -> None:
+def test_twice_divided_gradients_have_a_known_defect(layouts: Finished) -> None:
     row = layouts.row(parallel="fsdp2_ep_sums", fault=None)
     assert (row["status"], row["gradient_close"]) == ("xfail", False), row["reason"]
     row = layouts.row(parallel="fsdp2_ep_sums", fault="weight_lowest_bit")

@@ -60,7 +60,7 @@ def test_replicas_that_differ_are_reported(monkeypatch: pytest.MonkeyPatch) -> N
     assert replicas.fired["net1.weight"]
 
 
-def test_steps_on_another_device_than_the_twins_are_rounded() -> None:
+def test_steps_on_another_device_are_rounded() -> None:
     given, here = config(**ONCE), world()
     run, twin = build(given, here, 0), build_twin(given, here, 0)
     assert inexact_steps(run, twin, split=False) == Inexact()

@@ -9,7 +9,7 @@ from dcpbench.workloads.workload import batches_of
 from support.alone import alone, config, world
 
 
-def test_extra_state_is_looked_at_as_a_checkpoint_has_it() -> None:
+def test_extra_state_is_compared_as_saved() -> None:
     given = config(model="extra_state")
     trained = build(given, world(), 0)
     trained.train(batches_of(given, world().device), 2)
@@ -20,7 +20,7 @@ def test_extra_state_is_looked_at_as_a_checkpoint_has_it() -> None:
     assert (saved["seen"], saved["powers"].tolist()) == (2, [1.0, 2.0, 4.0])
 
 
-def test_a_frozen_layer_is_saved_unless_it_is_left_out() -> None:
+def test_frozen_layer_is_saved_unless_left_out() -> None:
     run = build(config(model="frozen"), world(), 0)
     assert live_state(run)[FLAGS]["requires_grad.net1.weight"] is False
     assert "net1.weight" in run.state()["model"].state_dict()
@@ -28,7 +28,7 @@ def test_a_frozen_layer_is_saved_unless_it_is_left_out() -> None:
 
 @pytest.mark.cell
 @pytest.mark.parametrize("optimizer", ["adagrad", "sgd_plain"])
-def test_what_a_save_before_the_first_step_leaves_alone_passes_with_power(optimizer: str) -> None:
+def test_save_before_the_first_step_passes(optimizer: str) -> None:
     once = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
     verdict, _ = alone(**once, optimizer=optimizer, save_at=0)
     assert verdict.status == "pass", verdict.reason
@@ -48,7 +48,7 @@ def defective(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
-def test_running_statistics_come_back_as_some_ranks(defective: Finished, parallel: str) -> None:
+def test_running_statistics_are_those_of_one_rank(defective: Finished, parallel: str) -> None:
     row = defective.row(model="batch_norm", parallel=parallel)
     assert row["status"] == "xfail", row["reason"]
     assert "buffers-of-some-rank" in row["reason"]
@@ -57,7 +57,7 @@ def test_running_statistics_come_back_as_some_ranks(defective: Finished, paralle
 
 
 @pytest.mark.slow
-def test_an_expert_of_each_rank_comes_back_as_one_ranks(defective: Finished) -> None:
+def test_local_expert_is_that_of_one_rank(defective: Finished) -> None:
     row = defective.row(model="local_experts", parallel="ddp")
     assert row["status"] == "xfail", row["reason"]
     assert "known failure local-experts" in row["reason"]
@@ -65,7 +65,7 @@ def test_an_expert_of_each_rank_comes_back_as_one_ranks(defective: Finished) -> 
 
 
 @pytest.mark.slow
-def test_what_had_no_gradient_cannot_be_loaded(defective: Finished) -> None:
+def test_parameter_without_gradient_cannot_be_loaded(defective: Finished) -> None:
     row = defective.row(model="unused", parallel="fsdp2")
     assert row["status"] == "xfail", row["reason"]
     assert "Missing key in checkpoint state_dict: optimizer.state.experts.unused.weight" in row["reason"]

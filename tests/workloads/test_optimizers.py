@@ -38,7 +38,7 @@ SKIPPED = {
 }
 
 
-def test_what_refuses_to_hand_out_its_state_is_a_skip_in_torchs_words() -> None:
+def test_refused_optimizer_is_a_skip_in_torchs_words() -> None:
     given = config(optimizer="zero_redundancy", parallel="ddp")
     told = why_skip(given, resolve(given, NO_GPU), NO_GPU)
     assert told is not None
@@ -68,7 +68,7 @@ def optimizers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("parallel", "optimizer"), tiered(CELLS, *KEPT, *SKIPPED))
-def test_its_state_comes_back(optimizers: Finished, optimizer: str, parallel: str) -> None:
+def test_optimizer_state_is_restored(optimizers: Finished, optimizer: str, parallel: str) -> None:
     row = optimizers.row(optimizer=optimizer, parallel=parallel)
     if why := SKIPPED.get((parallel, optimizer)):
         assert row["status"] == "skip"
@@ -90,7 +90,7 @@ def trained(optimizer: str, steps: int) -> TrainingRun:
     return run
 
 
-def test_several_are_looked_at_and_loaded_as_one() -> None:
+def test_several_optimizers_act_as_one() -> None:
     run, other = (trained("adam_and_sgd", steps) for steps in (2, 1))
     held = snapshot_optimizer(run.model, run.optimizer)
     assert {name.rpartition(".")[2] for name in held if name.startswith("state.net1.weight.")} == {
@@ -108,7 +108,7 @@ def test_several_are_looked_at_and_loaded_as_one() -> None:
     assert torch.equal(momenta, held["state.net1.bias.momentum_buffer"].local)
 
 
-def test_one_that_steps_in_the_backward_pass_takes_the_steps_of_one_that_does_not() -> None:
+def test_optimizer_in_backward_takes_the_same_steps() -> None:
     runs = [trained(name, 3) for name in ("adam", "adam_in_backward")]
     assert runs[0].train_state.losses == runs[1].train_state.losses
     assert runs[1].alive == [True] * 3, "gradients are freed, and were there"
@@ -119,7 +119,7 @@ def test_one_that_steps_in_the_backward_pass_takes_the_steps_of_one_that_does_no
     ("optimizer", "fault"),
     [("adam_and_sgd", "lr_of_second_group"), ("adam_in_backward", "lr_next_float")],
 )
-def test_a_learning_rate_of_one_of_several_is_seen(optimizer: str, fault: str) -> None:
+def test_wrong_lr_of_one_of_several_is_reported(optimizer: str, fault: str) -> None:
     small: dict[str, Any] = {"model": "short", "saves": 1, "train_steps": 1, "resume_steps": 1}
     ran = run_alone(fault, **small, optimizer=optimizer)
     assert ran.verdict.fault_seen is True, ran.verdict.reason

@@ -46,7 +46,7 @@ def test_every_gradient_is_compared(sweep: Finished) -> None:
         assert "blocks.0.attention.query.weight in the uninterrupted run" in control
 
 
-def test_rows_say_by_which_bound(sweep: Finished) -> None:
+def test_rows_name_their_bound(sweep: Finished) -> None:
     for row in sweep.rows:
         split = row["parallel"] == "fsdp2_tp_blocks"
         assert row["gradient_bound"] == ("measured_noise" if split else "rounding_of_sum")

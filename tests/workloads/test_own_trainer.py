@@ -35,7 +35,7 @@ def failing(verdict: Verdict) -> dict[str, str]:
     return {one.check: one.first.name for one in verdict.failed}
 
 
-def test_a_trainer_that_saves_all_it_has_passes_and_what_is_not_checked_says_why() -> None:
+def test_complete_trainer_passes_and_explains_nulls() -> None:
     verdict = judged(trainers.Trainer)
     assert verdict.status == "pass", verdict.reason
     held = {check for check, one in verdict.checks.items() if one}
@@ -82,7 +82,7 @@ OF_EACH_CHECK = (
 
 @pytest.mark.cell
 @pytest.mark.parametrize("trainer", tiered(SEEN, *OF_EACH_CHECK))
-def test_what_a_trainer_does_wrong_is_seen(trainer: type) -> None:
+def test_trainer_mistakes_are_reported(trainer: type) -> None:
     seen = SEEN[trainer]
     verdict = judged(trainer)
     assert verdict.status == "fail", verdict.reason
@@ -100,14 +100,14 @@ def test_what_a_trainer_does_wrong_is_seen(trainer: type) -> None:
         *(trainers.SavesInTheBackground, trainers.DrawsNothing),
     ),
 )
-def test_a_trainer_that_does_it_right_passes(trainer: type) -> None:
+def test_correct_trainer_passes(trainer: type) -> None:
     verdict = judged(trainer)
     assert verdict.status == "pass", verdict.reason
     assert verdict.checks["random_equal"] is (None if trainer is trainers.DrawsNothing else True)
 
 
 @pytest.mark.cell
-def test_a_fresh_process_loads_by_the_trainer_and_goes_on() -> None:
+def test_fresh_process_loads_by_the_trainer() -> None:
     target = {"target": "support.own_trainer.Trainer"}
     short = {"saves": 2, "train_steps": 1, "resume_steps": 1}
     ran = run_alone(checkpointer="trainer", workload=target, verify="deep", **short)
@@ -126,7 +126,7 @@ def test_a_fresh_process_loads_by_the_trainer_and_goes_on() -> None:
 
 
 @pytest.mark.cell
-def test_what_cannot_be_looked_at_is_told() -> None:
+def test_unreadable_attribute_is_reported() -> None:
     verdict = judged(trainers.Unlucky)
     assert verdict.status == "pass", verdict.reason
     told = verdict.details["ranks"][0]["not_applied"]
@@ -134,7 +134,7 @@ def test_what_cannot_be_looked_at_is_told() -> None:
     assert not any("built" in name for name in told)
 
 
-def test_what_is_no_trainer_is_told() -> None:
+def test_wrong_trainer_is_refused() -> None:
     given = config(checkpointer="trainer")
     with pytest.raises(ConfigError, match=r"checkpointer=trainer: workload.target=null"):
         validity.check(given)
@@ -147,7 +147,7 @@ def test_what_is_no_trainer_is_told() -> None:
         TrainerRun(given, world(), 0)
 
 
-def test_each_trainer_draws_from_generators_of_its_own() -> None:
+def test_each_trainer_has_its_own_generators() -> None:
     generators = own_trainer.Generators(1, 0, torch.device("cpu"))
     before = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())
 
@@ -180,7 +180,7 @@ def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.slow
-def test_what_a_trainer_has_in_memory_alone_is_seen_by_a_fresh_process(sweep: Finished) -> None:
+def test_state_in_memory_is_missed_by_a_fresh_process(sweep: Finished) -> None:
     standard, deep = sweep.rows[:2]
     assert standard["status"] == "pass", standard["reason"]
     assert deep["status"] == "fail"
@@ -192,7 +192,7 @@ def test_what_a_trainer_has_in_memory_alone_is_seen_by_a_fresh_process(sweep: Fi
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", tiered(["none", "ddp", "fsdp2"], "fsdp2"))
-def test_a_trainer_passes_on_ranks(sweep: Finished, parallel: str) -> None:
+def test_trainer_passes_on_ranks(sweep: Finished, parallel: str) -> None:
     row = sweep.row(parallel=parallel, world_size=2)
     assert row["status"] == "pass", row["reason"]
     assert row["checkpointer"] == "trainer"

@@ -1,12 +1,17 @@
 """A model, data, loss and optimizer of a user's own, by `workload.target`."""
 
+import threading
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+from torch import nn
 
 from conftest import ONE_STEP, Finished, run, selected, tiered
 from dcpbench.config.groups import WorkloadConfig
-from dcpbench.workloads.workload import each_tensor, workload_of
-from support.alone import config, world
+from dcpbench.workloads.workload import Workload, adam, each_tensor, workload_of
+from support.alone import config, run_alone, world
 
 OWN = "workload.target=support.own_workload.build"
 
@@ -20,7 +25,7 @@ def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", tiered(["none", "ddp", "fsdp2"], "fsdp2"))
-def test_a_language_model_with_dropout_resumes_exactly(sweep: Finished, parallel: str) -> None:
+def test_language_model_with_dropout_resumes_exactly(sweep: Finished, parallel: str) -> None:
     row = sweep.row(parallel=parallel)
     assert row["status"] == "pass", row["reason"]
     compared = row["details"]["checks"]
@@ -30,11 +35,92 @@ def test_a_language_model_with_dropout_resumes_exactly(sweep: Finished, parallel
     assert row["optimizer"] is None
 
 
-def test_what_is_no_workload_is_told() -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("nowhere.build", "ModuleNotFoundError: No module named 'nowhere'"),
+        ("mine.build", "AttributeError: module 'mine' has no attribute 'build'"),
+        ("mine.number", "it cannot be called"),
+        ("ends.build", "the process that imports it ends"),
+        ("raises.build", "SystemExit: 3"),
+    ],
+)
+def test_wrong_target_is_refused_before_a_cell(target: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("print('here')\nnumber = 3\n")
+    (tmp_path / "ends.py").write_text("import os\nos._exit(0)\n")
+    (tmp_path / "raises.py").write_text("raise SystemExit(3)\n")
+    words = (f"workload.target={target}", "device=cpu", "world_size=1", "parallel=none", "saves=1")
+    ended = run(tmp_path / "sweep", *words, cwd=tmp_path)
+    line = f"dcpbench: workload.target={target}: cannot be imported: {told}\n"
+    assert (ended.status, ended.out, ended.err) == (2, "", line)
+    assert not ended.folder.exists()
+
+
+def test_wrong_return_value_is_refused() -> None:
     given = config()
     given.workload = WorkloadConfig("builtins.dict")
     with pytest.raises(TypeError, match=r"workload.target=builtins.dict: returned a dict, no Workload"):
         workload_of(given)
+
+
+class Locked(nn.Linear):
+    """A module whose extra state cannot be pickled."""
+
+    def get_extra_state(self) -> Any:
+        return {"lock": threading.Lock()}
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
+class Iterating(torch.optim.SGD):
+    """An optimizer with an iterator as a hyperparameter."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model.parameters(), 0.1)
+        self.param_groups[0]["schedule"] = iter([1.0])
+
+
+def drawn(generator: torch.Generator) -> torch.Tensor:
+    return torch.rand(4, 3, generator=generator)
+
+
+def wrong(kind: str) -> Workload:
+    """A workload with something in it that cannot be repeated or saved."""
+    model: nn.Module = Locked(3, 2) if kind == "lock" else nn.Linear(3, 2)
+    left = iter([torch.full((4, 3), float(n)) for n in range(1 if kind == "runs out" else 99)])
+    batches: dict[str, Any] = {
+        "iterator": left,
+        "generator": lambda generator: (drawn(generator) for _ in range(9)),
+        "next": lambda generator: next(left),
+        "runs out": lambda generator: next(left),
+    }
+    optimizer = Iterating if kind == "hyperparameter" else adam
+    return Workload(model, batches.get(kind, drawn), lambda model, x: model(x).square().mean(), optimizer)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("iterator", "batch is a list_iterator; pass a function"),
+        ("generator", r"batch\(generator\) returned a generator; return a tensor, or"),
+        ("runs out", r"batch\(generator\) has no more data: draw each batch with the generator alone"),
+        ("next", r"batch\(generator\) returned two different batches for the same generator"),
+        ("lock", "'lock' in the state cannot be saved: cannot pickle '_thread.lock' object"),
+    ],
+)
+def test_unrepeatable_or_unsavable_value_is_named(kind: str, message: str) -> None:
+    target = {"target": "workloads.test_own_workload.wrong", "options": {"kind": kind}}
+    with pytest.raises((TypeError, ValueError), match=message):
+        run_alone(workload=target, saves=1, train_steps=1, resume_steps=1)
+
+
+def test_hyperparameter_that_is_an_iterator_is_named() -> None:
+    target = {"target": "workloads.test_own_workload.wrong", "options": {"kind": "hyperparameter"}}
+    verdict = run_alone(workload=target, saves=1, train_steps=1, resume_steps=1).verdict
+    named = "the hyperparameter 'param_groups.0.schedule' of type list_iterator cannot be compared"
+    assert str(verdict.reason).startswith(named)
 
 
 def test_batches_of_any_structure_are_shared() -> None:

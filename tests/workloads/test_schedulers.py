@@ -34,7 +34,7 @@ RATES = {"model": "short", "saves": 2, "train_steps": 2, "resume_steps": 2}
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in LIMITED])
-def test_it_comes_back(kind: str) -> None:
+def test_scheduler_is_restored(kind: str) -> None:
     ran = run_alone(**RATES, scheduler=kind)
     assert ran.verdict.status == "pass", ran.verdict.reason
     control = ran.verdict.details["checks"]["extra_equal"]["control"]
@@ -42,7 +42,7 @@ def test_it_comes_back(kind: str) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["function", "partial", "object"])
-def test_one_of_functions_of_a_workload_of_one_s_own_comes_back(schedule: str) -> None:
+def test_scheduler_with_user_functions_is_restored(schedule: str) -> None:
     workload = {"target": "support.own_workload.build", "options": {"schedule": schedule}}
     ran = run_alone(**{**RATES, "saves": 1, "train_steps": 1}, workload=workload)
     assert ran.verdict.status == "pass", ran.verdict.reason
@@ -60,7 +60,7 @@ def test_each_kind_is_known() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_changes_the_learning_rate(kind: str) -> None:
+def test_scheduler_changes_the_learning_rate(kind: str) -> None:
     given = config(model="short", scheduler=kind)
     run = build(given, world(), 0)
     assert type(run.scheduler) is CLASSES[kind]
@@ -72,7 +72,7 @@ def test_it_changes_the_learning_rate(kind: str) -> None:
     pytest.fail(f"{first} after nine steps")
 
 
-def test_the_default_is_what_a_workload_without_one_has() -> None:
+def test_default_scheduler_of_a_workload() -> None:
     named, own = (
         build(config(model="short", workload=chosen), world(), 0).scheduler
         for chosen in ({}, {"target": "support.own_workload.build"})
@@ -80,7 +80,7 @@ def test_the_default_is_what_a_workload_without_one_has() -> None:
     assert named.state_dict() == own.state_dict()
 
 
-def test_what_lies_under_integer_keys_is_not_restored() -> None:
+def test_integer_keys_are_not_restored() -> None:
     ran = run_alone(**RATES, scenario="stateful_or_not", scheduler="multi_step")
     assert {"scheduler.milestones.3", "scheduler.milestones.'3'"} <= {
         finding.name for finding in ran.reports[0].checks["extra_equal"].distinct.values()
@@ -93,7 +93,7 @@ def test_what_lies_under_integer_keys_is_not_restored() -> None:
 
 
 @pytest.mark.parametrize("kind", [None, "lambda", "sequential", "one_cycle"])
-def test_one_that_is_made_after_the_load_sets_the_learning_rate(kind: str | None) -> None:
+def test_scheduler_made_after_the_load_sets_the_lr(kind: str | None) -> None:
     chosen = {"scheduler": kind} if kind else {}
     ran = run_alone(**RATES, **chosen, load_into="no_scheduler")
     failed = ran.reports[0].checks["optim_equal"].distinct.values()
@@ -102,6 +102,6 @@ def test_one_that_is_made_after_the_load_sets_the_learning_rate(kind: str | None
     assert unexplained(ran, "scheduler-after-load") == set()
 
 
-def test_one_that_sets_nothing_when_it_is_made_comes_back_all_the_same() -> None:
+def test_scheduler_that_sets_nothing_is_restored() -> None:
     ran = run_alone(**RATES, scheduler="reduce_on_plateau", load_into="no_scheduler")
     assert ran.verdict.status == "pass", ran.verdict.reason

@@ -16,7 +16,7 @@ ONCE: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "
 FORMS = ("flattened", "cpu_offload", "full", "full_broadcast", "full_flattened")
 
 
-def test_hyperparameters_have_the_names_of_their_parameters() -> None:
+def test_hyperparameters_have_the_names_of_parameters() -> None:
     groups = {
         "state.a.step": 1,
         "param_groups.0.lr": 0.1,
@@ -29,7 +29,7 @@ def test_hyperparameters_have_the_names_of_their_parameters() -> None:
 
 
 @pytest.mark.parametrize("flattened", [False, True])
-def test_a_save_promises_the_keys_that_torch_makes(flattened: bool) -> None:
+def test_save_promises_the_keys_of_torch(flattened: bool) -> None:
     run = build(config(**ONCE, optimizer="adamw_groups"), world(), 0)
     run.fill_optimizer()
     run.options = StateDictOptions(flatten_optimizer_state_dict=flattened)
@@ -44,7 +44,7 @@ def test_a_save_promises_the_keys_that_torch_makes(flattened: bool) -> None:
 
 @pytest.mark.cell
 @pytest.mark.parametrize("asked", ["sharded", "flattened"])
-def test_what_an_option_asks_for_is_what_a_cell_does(asked: str) -> None:
+def test_cell_uses_the_requested_options(asked: str) -> None:
     verdict, report = alone(**ONCE, optimizer="adamw_groups", state_dict=asked, verify="deep")
     assert verdict.status == "pass", verdict.reason
     (looked_at,) = report.checks["optim_equal"].compared.values()
@@ -65,7 +65,7 @@ def forms(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
-def test_all_of_it_comes_back(forms: Finished, form: str) -> None:
+def test_state_dict_is_restored(forms: Finished, form: str) -> None:
     row = forms.row(state_dict=form, optimizer="sgd")
     assert row["status"] == ("xfail" if form == "full_flattened" else "pass"), row["reason"]
     assert row["cell"].startswith(f"state_dict={form},")
@@ -83,7 +83,7 @@ EMPTY = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("empty", tiered(EMPTY, "flattened", "full"))
-def test_an_empty_group_is_torchs_to_mend(forms: Finished, empty: str) -> None:
+def test_empty_group_is_a_bug_of_torch(forms: Finished, empty: str) -> None:
     row = forms.row(state_dict=empty, optimizer="adamw_empty_group")
     known, seen = EMPTY[empty]
     assert row["status"] == "xfail", row["reason"]

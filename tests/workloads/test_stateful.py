@@ -8,7 +8,7 @@ from dcpbench.workloads.stateful import MovingObject
 CPU = torch.device("cpu")
 
 
-def test_every_step_and_every_seed_has_another_object() -> None:
+def test_each_step_and_seed_has_another_object() -> None:
     objects = [MovingObject(seed, CPU) for seed in (0, 1000, 2000)]
     seen: dict[str, set[bytes]] = {}
     for each in objects:
@@ -19,7 +19,7 @@ def test_every_step_and_every_seed_has_another_object() -> None:
     assert {name: len(values) for name, values in seen.items()} == dict.fromkeys(seen, 60)
 
 
-def test_it_holds_what_a_detour_loses_after_any_step() -> None:
+def test_object_keeps_values_that_a_detour_loses() -> None:
     each = MovingObject(0, CPU)
     for _ in range(50):
         each.advance()
@@ -36,7 +36,7 @@ def test_it_holds_what_a_detour_loses_after_any_step() -> None:
     }  # fmt: skip
 
 
-def test_it_moves_in_place_so_that_a_save_that_copies_nothing_is_seen() -> None:
+def test_object_moves_in_place() -> None:
     each = MovingObject(0, CPU)
     before = {name: value.data_ptr() for name, value in each.state_dict().items()}
     each.advance()

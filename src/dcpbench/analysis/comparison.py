@@ -20,7 +20,7 @@ from dcpbench.analysis.frame import Sweeps, is_false, is_true, ok, records
 from dcpbench.analysis.runs import commands, status_text
 from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS
-from dcpbench.verdict.sentences import short_reason
+from dcpbench.records.short_reason import short_reason
 
 NEWLY_FAILING = "newly failing"
 OTHER_CONFIGURATION = "other configuration"

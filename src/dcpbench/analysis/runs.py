@@ -13,7 +13,7 @@ from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import SEVERITY
-from dcpbench.verdict.sentences import short_reason
+from dcpbench.records.short_reason import short_reason
 
 _REPEAT = re.compile(r"(^|,)repeat=\d+(?=$|,)")
 _DIGITS = re.compile(r"[+-]?\d[\d.]*(?:e[+-]?\d+|x[0-9a-f]+)?")

@@ -6,8 +6,14 @@ from contextlib import contextmanager
 from dcpbench.cell.cell import Cell
 from dcpbench.verify.perturb import compare_controlled
 from dcpbench.verify.process_state import OpenFiles, snapshot_process
-from dcpbench.verify.snapshot import Leaves, retained
-from dcpbench.workloads.run_state import State, live_gradients, live_state, retained_state
+from dcpbench.verify.snapshot import Leaves
+from dcpbench.workloads.run_state import (
+    State,
+    live_gradients,
+    live_state,
+    retained_gradients,
+    retained_state,
+)
 from dcpbench.workloads.training_run import TrainingRun
 
 
@@ -30,7 +36,7 @@ def gradients_unchanged(cell: Cell, target: TrainingRun, where: str) -> Iterator
         yield
         return
     with cell.phase("verify", "beside"):
-        before = retained(live_gradients(target))
+        before = retained_gradients(target)
     yield
     with cell.phase("verify", "beside"):
         _verify(cell, before, live_gradients(target), where)

@@ -51,27 +51,12 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class ReferenceRun:
-    """The reference run, which trains uninterrupted and saves.
+    """The reference run, which trains uninterrupted and saves; its record; and steps at which a resumed run
+    ends in addition to those of the plan."""
 
-    Args:
-        trained: the run.
-        ends: steps at which a resumed run ends, in addition to those of the plan.
-        states: its state after each step at which a resumed run ends.
-        unrestored: as in `RunRecord`.
-    """
-
-    cell: Cell
     trained: TrainingRun
+    record: RunRecord
     ends: frozenset[int] = frozenset()
-    states: dict[int, State] = field(default_factory=dict)
-    unrestored: dict[int, list[float]] = field(default_factory=dict)
-
-    @property
-    def record(self) -> RunRecord:
-        """Its record up to now."""
-        run = self.trained
-        why = run.why_no_twin or run.why_layout_bound
-        return RunRecord(run.train_state.losses, self.states, self.unrestored, why, (*run.computes_in,))
 
 
 def other_seed(cell: Cell, number: int) -> int:
@@ -90,7 +75,10 @@ def parallel_run(cell: Cell, seed: int, scheduler: bool = True) -> TrainingRun:
 def build(cell: Cell) -> ReferenceRun:
     """Build the reference run."""
     with cell.phase("build"):
-        return ReferenceRun(cell, parallel_run(cell, cell.config.seed))
+        run = parallel_run(cell, cell.config.seed)
+        why = run.why_no_twin or run.why_layout_bound
+        record = RunRecord(run.train_state.losses, why_layout_bound=why, computes_in=(*run.computes_in,))
+        return ReferenceRun(run, record)
 
 
 def build_target(cell: Cell, number: int = 0, step: int = 0) -> TrainingRun:
@@ -135,7 +123,7 @@ def advance(cell: Cell, reference: ReferenceRun, until: int) -> None:
             train(cell, run, step)
             if step in ends:
                 with cell.phase("verify", "retained"):
-                    reference.states[step] = retained_state(run)
+                    reference.record.states[step] = retained_state(run)
 
 
 def unrestored_losses(cell: Cell, record: RunRecord, number: int, taken: range) -> list[float]:
@@ -175,7 +163,7 @@ def train_and_save(
         advance(cell, reference, until=step)
         if checkpoints and not overlap:
             finish(cell, checkpoints[-1])
-        checkpoints.append(save_one(slot=slot, retained=reference.states.get(step)))
+        checkpoints.append(save_one(slot=slot, retained=reference.record.states.get(step)))
         if overlap and len(checkpoints) == 1:
             contract.verify_refused_beside(cell, checkpointer)
         elif overlap:
@@ -199,7 +187,7 @@ def _keep_random(
     reference.trained.keeps_random = needed
     if not needed:
         cell.report.not_applied[RANDOM] = "no step of the trainer draws random numbers that must be restored"
-    states = [*reference.states.values(), *(one.state for one in checkpoints)]
+    states = [*reference.record.states.values(), *(one.state for one in checkpoints)]
     for state in {id(one): one for one in states}.values():  # a state may be in both
         if kept := {name: leaf for name, leaf in state[RANDOM].items() if name.split(".")[-1] in needed}:
             state[RANDOM] = kept

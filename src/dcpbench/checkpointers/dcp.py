@@ -31,7 +31,7 @@ from dcpbench.checkpointers.nested import of_tensors
 from dcpbench.checkpointers.object_store import ObjectStore
 from dcpbench.checkpointers.storage import Storage
 from dcpbench.checkpointers.torch_file import stored_in
-from dcpbench.config.save import Kept, PlannerConfig, SaveConfig, StagerConfig, Uploader
+from dcpbench.config.groups import Kept, PlannerConfig, SaveConfig, StagerConfig, Uploader
 from dcpbench.config.schema import Config
 from dcpbench.verify.audit import Manifest
 from dcpbench.verify.plain_read import Stored, StoredChunk, read_whole
@@ -285,8 +285,8 @@ def _chunks_in(metadata: Iterable[Any], read: Callable[[str, int, int], torch.Te
             if not hasattr(entry, "chunks") or place.transform_descriptors:
                 continue
             sizes = [tuple(one.sizes) for one in entry.chunks if one.offsets == index.offset]
-            held = partial(read, place.relative_path, place.offset, place.length)
-            stored[index.fqn] += [StoredChunk(tuple(index.offset), size, held) for size in sizes]
+            read_chunk = partial(read, place.relative_path, place.offset, place.length)
+            stored[index.fqn] += [StoredChunk(tuple(index.offset), size, read_chunk) for size in sizes]
     return stored
 
 

@@ -22,8 +22,7 @@ from dcpbench.checkpointers.dcp_metadata import MetadataError
 from dcpbench.checkpointers.object_store import ObjectStore
 from dcpbench.checkpointers.raw_io import RawIO
 from dcpbench.checkpointers.safetensors_headers import safetensors_manifest
-from dcpbench.config.groups import StorageConfig
-from dcpbench.config.save import SaveConfig
+from dcpbench.config.groups import SaveConfig, StorageConfig
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.verify.audit import Manifest
 from dcpbench.verify.plain_read import Stored, StoredChunk

@@ -68,10 +68,10 @@ class TorchSaveCheckpointer(Checkpointer):
             return []
         keys: list[Any] = [{key for _, _, key in slots(nested)}]
         dist.broadcast_object_list(keys, src=0, group=group)
-        everybody: list[Any] = [None] * self._ranks.size
+        all_ranks: list[Any] = [None] * self._ranks.size
         own = _without(nested, keys[0])
-        dist.gather_object(own, everybody if self._ranks.rank == 0 else None, dst=0, group=group)
-        return [theirs for theirs in everybody if theirs]
+        dist.gather_object(own, all_ranks if self._ranks.rank == 0 else None, dst=0, group=group)
+        return [theirs for theirs in all_ranks if theirs]
 
     @torch.no_grad()
     def load(self, state: dict[str, Any], checkpoint_id: str) -> None:

@@ -1,1 +1,1 @@
-"""The schema of conf/, mesh arithmetic, and what identifies a cell. No torch."""
+"""The schema of `conf/`, mesh arithmetic, and errors of the configuration. No torch."""

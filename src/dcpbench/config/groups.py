@@ -1,8 +1,8 @@
-"""The groups of `conf/`, one dataclass each, and the values of their switches.
+"""The groups of `conf/`, a dataclass each, and the values of keys that have few.
 
-Hydra merges every YAML file and every override into these classes, so an unknown key or a wrong
-type is refused before anything starts. They are not frozen, because OmegaConf marks a node made
-from a frozen dataclass read-only and then refuses to merge the YAML into it.
+Hydra merges every YAML file and every override into these classes, so an unknown key or a wrong type is
+refused before anything starts. They are not frozen: OmegaConf would mark their nodes read-only and could not
+merge.
 """
 
 from dataclasses import dataclass, field, replace
@@ -15,26 +15,25 @@ from dcpbench.config.mesh import Dimension, mesh_sizes
 from dcpbench.core.cell_key import HOW_RUN
 
 HELP, LEAST = "help", "least"
-"""In a field's metadata: what it is; the least value that it can have."""
+"""In the metadata of a field: its help; its least value."""
 
 
 def key(default: Any, help: str = "", least: int | None = None, *, how_run: bool = False) -> Any:
-    """A field with what `dcpbench run --help` prints of it and the least value that it can have.
+    """Return a field with its help and its least value. A default that is a class is called.
 
-    One that only says how a cell is run is left out of its identity. A default that is a class is called.
+    A field that is `how_run` says how a cell is run, and is no part of the cell's identity.
     """
-    said = {HELP: help, LEAST: least, HOW_RUN: how_run}
+    metadata = {HELP: help, LEAST: least, HOW_RUN: how_run}
     if isinstance(default, type):
-        return field(default_factory=default, metadata=said)
-    return field(default=default, metadata=said)
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def how_run(default: Any, help: str = "", least: int | None = None) -> Any:
-    """A field that says how a cell is run: `dcpbench.core.cell_key` leaves it out of a cell's identity."""
+    """Return a field that says how a cell is run, and is no part of the cell's identity."""
     return key(default, help, least, how_run=True)
 
 
-# The values of keys that have few, which `Config` describes.
 Device = StrEnum("Device", "auto cpu cuda")
 Matrix = StrEnum("Matrix", "product pairwise")
 CompileScope = StrEnum("CompileScope", "model layer")
@@ -44,25 +43,32 @@ OptimizerStateAs = StrEnum("OptimizerStateAs", "plain")
 Rerun = StrEnum("Rerun", "none failed")
 PlanAs = StrEnum("PlanAs", "auto blocks cells json")
 Isolation = StrEnum("Isolation", "warm fresh")
-Place = StrEnum("Place", "restored live staged written both training")
-"""Where a fault is planted."""
-
 Sharing = StrEnum("Sharing", "none disjoint correctness")
 Verify = StrEnum("Verify", "standard deep")
 Tolerance = StrEnum("Tolerance", "strict standard")
 
+Place = StrEnum("Place", "restored live staged written both training")
+"""The place of an injected fault: the state after a load, the live state after a save, the state staged for
+a save, the files of a save, both staged and restored state, the training of every parallel run."""
+
 Ending = StrEnum("Ending", "report crash")
-"""How a stage of a cell is expected to end: every rank reports, or a rank dies."""
+"""The expected end of a stage: every rank reports, or a rank dies."""
 
 StageWorld = StrEnum("StageWorld", "save load alone")
-"""Whose ranks and parallelism a stage of a cell has: those that save, or those that load; `alone` is one rank
-on the CPU, without a process group."""
+"""The ranks and parallelism of a stage: those that save, those that load, or one rank on the CPU without a
+process group."""
+
+Kept = StrEnum("Kept", "kept shared new none")
+"""The object that saves get: one for all saves that do not overlap, one for all saves, a new one for each, or
+none, so that DCP makes its own."""
+
+Uploader = StrEnum("Uploader", "thread process")
+"""DCP's `AsyncCheckpointerType`."""
 
 
 @dataclass
 class Only:
-    """Values of an axis: those that a scenario or a fault makes sense with, and why with no others; or those
-    that a parallelism refuses, and why."""
+    """Values of an axis that are allowed, or refused, and the reason."""
 
     values: list[str] = MISSING
     because: str = MISSING
@@ -70,10 +76,9 @@ class Only:
 
 @dataclass
 class StageConfig:
-    """One stage of a cell: `target(cell, **options)` on every rank of a world of its own.
+    """A stage of a cell: `target(cell, **options)`, called on every rank of a world of its own.
 
-    `world` says which ranks and which parallelism it has; `environment` is set in its processes before they
-    start anything. What a stage leaves for the next one lies on disk.
+    `environment` is set in its processes before they start. Stages exchange files only.
     """
 
     target: str = MISSING
@@ -84,12 +89,11 @@ class StageConfig:
 
 @dataclass
 class ScenarioConfig:
-    """What a cell does: `target(cell, **options)` with a `dcpbench.cell.cell.Cell`, or several `stages`
-    one after the other, each with the same options.
+    """What a cell does: `target(cell, **options)` with a `dcpbench.cell.cell.Cell`, or several `stages` in
+    order, each with the same options.
 
-    `only` limits axes of the configuration: a cell with another value is a skip. `converts` says that
-    it loads under `load_parallel` on `load_world_size` ranks. Without a `process_group` it runs in one
-    process that has none.
+    Cells with another value than `only` allows are skipped. A scenario that `converts` loads under
+    `load_parallel` on `load_world_size` ranks. Without `process_group` it runs in one process that has none.
     """
 
     name: str = MISSING
@@ -102,17 +106,17 @@ class ScenarioConfig:
 
     @property
     def all_stages(self) -> list[StageConfig]:
-        """Its stages; `target` is short for the only one."""
+        """Its stages; `target` is short for a single one."""
         return self.stages or [StageConfig(target=self.target or "")]
 
 
 @dataclass
 class Group:
-    """What a YAML file stands for: `target` is the dotted path of a function or class, resolved in the rank
-    processes only, so that the driver needs no torch; `options` are more keyword arguments for it.
+    """A YAML file of a group. `target` is the dotted path of a function or class, imported by ranks alone,
+    because the driver has no torch; `options` are further keyword arguments for it.
 
-    By axis, `only` has the values that it can be used with, `refuses` those that it cannot: other cells are a
-    skip.
+    By axis, `only` has the values that it can be used with, `refuses` those that it cannot; `packages` are
+    the optional packages that it needs. Other cells are skipped.
     """
 
     name: str = MISSING
@@ -120,17 +124,18 @@ class Group:
     options: dict[str, Any] = field(default_factory=dict)
     only: dict[str, Only] = how_run(dict)
     refuses: dict[str, Only] = how_run(dict)
+    packages: list[str] = how_run(list)
 
 
 @dataclass
 class ExecutorConfig(Group):
-    """Where ranks live and what starts them: `target(config)` is a `dcpbench.executors.base.Engine`, resolved
-    in the driver.
+    """Where ranks run and what starts them: `target(config)` is a `dcpbench.executors.base.Engine` in the
+    driver.
 
-    `address` is that of what runs already, null starts something for this sweep alone. `ranks_per_host` is
-    the most ranks of a cell that a host has; null: as many as its GPUs need, on the CPU as many as there are.
-    Cells run on exactly `hosts` hosts, or on as many as they have ranks; a Ray cluster is waited for until it
-    has that many. null: the hosts of the cluster are used as they are. Only these two are part of a cell.
+    `address` is the address of a running cluster; null starts one for this sweep. A host has at most
+    `ranks_per_host` ranks of a cell; null: as many as its GPUs need, on the CPU all of them. Cells run on
+    exactly `hosts` hosts, and a Ray cluster is waited for until it has them; null: on its hosts as they are.
+    Only these two are part of a cell's identity.
     """
 
     name: str = how_run(MISSING)
@@ -145,13 +150,12 @@ class ExecutorConfig(Group):
 class ParallelConfig(Group):
     """How a model is spread over the ranks: `target(model, mesh, config)` returns the wrapped model.
 
-    `mesh` names the dimensions that this parallelism has, outermost first, out of those
-    whose sizes follow, of which one may be `REST`; a `dp_replicate` of null is what `replicated_on` makes of
-    it. An empty `mesh` means an unwrapped replica on every rank.
-    An empty `tp_plan` is the model's, with `sequence_parallel` its `sp_plan`, and an empty `ep_plan` too. A
-    pipeline, one with `pp`, runs `pp_schedule` over `pp_microbatches` parts of each rank's batch.
-    `compile_scope` is what is compiled by itself where the cell does not say. Without `foreach` optimizers
-    take one parameter at a time, unless they are told how. `gloo`: gloo can carry its collectives on GPUs.
+    `mesh` names its dimensions, outermost first. Their sizes follow; one can be `REST`, and a `dp_replicate`
+    of null depends on the hosts, see `replicated_on`. Without a mesh every rank has an unwrapped replica. An
+    empty `tp_plan` is the model's (with `sequence_parallel` its `sp_plan`), an empty `ep_plan` too. With `pp`
+    in the mesh a pipeline runs `pp_schedule` over `pp_microbatches` parts of each rank's batch.
+    `compile_scope` is what is compiled separately if the cell does not say. Without `foreach` optimizers
+    update one parameter at a time by default. `gloo`: gloo can carry its collectives on GPUs.
     """
 
     mesh: list[str] = field(default_factory=list)
@@ -170,12 +174,12 @@ class ParallelConfig(Group):
     gloo: bool = how_run(False)
 
     def replicated_on(self, hosts: int) -> "ParallelConfig":
-        """With as many replicas as hosts, if it does not say how many: then what is sharded, whose ranks are
-        neighbours, is so within a host. On one host they are two."""
+        """Fill in a `dp_replicate` of null: one replica a host, so that shards stay within a host; at least
+        two."""
         return self if self.dp_replicate is not None else replace(self, dp_replicate=max(hosts, 2))
 
     def planned_by(self, model: "ModelConfig") -> "ParallelConfig":
-        """Fill in the plans that it needs and does not have with those of a model."""
+        """Fill in the plans that its mesh needs and it does not have with the model's."""
         tp_plan = model.sp_plan if self.sequence_parallel else model.tp_plan
         return replace(
             self,
@@ -184,11 +188,10 @@ class ParallelConfig(Group):
         )
 
     def mesh_sizes(self, world_size: int) -> dict[str, int]:
-        """The size of each mesh dimension on `world_size` ranks, outermost first.
+        """Return the size of each mesh dimension on `world_size` ranks, outermost first.
 
         Raises:
-            ConfigError: the sizes are not positive, name a dimension that the mesh does not have, or do not
-                multiply to the world size.
+            ConfigError: a size is wrong, see `dcpbench.config.mesh.mesh_sizes`.
         """
         decided = self.replicated_on(1)
         given = {name.value: int(getattr(decided, name)) for name in Dimension}
@@ -197,14 +200,13 @@ class ParallelConfig(Group):
 
 @dataclass
 class ModelConfig(Group):
-    """A model: `target(**options)`, whose `input_size` and `output_size` shape its batches.
+    """A model: `target(**options)`, with `input_size` and `output_size`, which shape its batches.
 
-    `batch_size` is the global batch; every data-parallel rank sees an equal share of it. `tp_plan`
-    says which modules tensor parallelism shards, and how: colwise or rowwise; `sp_plan` where what lies
-    between them is sequence parallel. `ep_plan` names the modules that are experts, as
-    `dcpbench.workloads.models.Experts`. The forward pass of one that is `sequential` calls the model's
-    children one after the other, so that a stage of a pipeline can have some of them. One that
-    `requires_accelerator` is too large for ranks that share a CPU and its memory.
+    `batch_size` is that of the global batch, which data-parallel ranks share evenly. `tp_plan` maps modules
+    to `colwise` or `rowwise` for tensor parallelism, `sp_plan` with sequence parallelism; `ep_plan` names the
+    modules that are experts, as `dcpbench.workloads.models.Experts`. A `sequential` model calls its children
+    in order, so that a pipeline can split them. One that `requires_accelerator` is too large for ranks that
+    share a CPU.
     """
 
     batch_size: int = key(24, least=1)
@@ -217,9 +219,9 @@ class ModelConfig(Group):
 
 @dataclass
 class WorkloadConfig:
-    """What is trained, if it is not a model of the group `model` by an optimizer of the group `optimizer`:
-    `target(**options)` returns a `dcpbench.workloads.workload.Workload`; with `checkpointer=trainer`
-    `target(setup, **options)` returns a trainer, see `dcpbench.workloads.own_trainer`."""
+    """A custom workload, instead of the groups `model` and `optimizer`: `target(**options)` returns a
+    `dcpbench.workloads.workload.Workload`; with `checkpointer=trainer` `target(setup, **options)` returns a
+    trainer, see `dcpbench.workloads.own_trainer`."""
 
     target: str | None = key(
         None,
@@ -231,7 +233,8 @@ class WorkloadConfig:
 
 @dataclass
 class OptimizerConfig(Group):
-    """An optimizer: `target(groups(model), lr=..., ...)`; what is null is left to its default."""
+    """An optimizer: `target(groups(model), lr=..., ...)`; a hyperparameter of null has the optimizer's
+    default."""
 
     groups: str = "dcpbench.workloads.models.one_group"
     lr: float | None = MISSING
@@ -240,10 +243,30 @@ class OptimizerConfig(Group):
     betas: list[float] | None = None
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Keyword arguments for the optimizer's constructor."""
+        """Return the keyword arguments for the optimizer's constructor."""
         betas = None if self.betas is None else tuple(self.betas)
         given = {"lr": self.lr, "weight_decay": self.weight_decay, "momentum": self.momentum, "betas": betas}
         return {name: value for name, value in given.items() if value is not None} | self.options
+
+
+@dataclass
+class StateDictConfig:
+    """The options of torch's state-dict functions for saves and loads: the fields of its `StateDictOptions`.
+
+    A scenario that freezes parameters sets `ignore_frozen_params` itself.
+    """
+
+    name: str = MISSING
+    full_state_dict: bool = False
+    cpu_offload: bool = False
+    broadcast_from_rank0: bool = False
+    flatten_optimizer_state_dict: bool = False
+    ignore_frozen_params: bool = False
+    strict: bool = True
+
+    def options(self) -> dict[str, Any]:
+        """Return the keyword arguments for `StateDictOptions`."""
+        return {name: value for name, value in vars(self).items() if name != "name"}
 
 
 @dataclass
@@ -253,17 +276,17 @@ class SchedulerConfig(Group):
 
 @dataclass
 class ComponentConfig(Group):
-    """What a run trains with beside model, optimizer and scheduler, and saves: `target(surroundings,
-    **options)` returns a `dcpbench.workloads.components.Component`."""
+    """A further object that is trained and saved: `target(context, **options)` returns a
+    `dcpbench.workloads.components.Component`."""
 
 
 @dataclass
 class LoadIntoConfig:
-    """What a checkpoint is loaded into, where that is not what trainers should have: a run whose scheduler is
-    there and whose optimizer has state (`filled`), if only zeros, and that has no gradients.
+    """The run that a checkpoint is loaded into, if it is not as trainers should make it: with a scheduler,
+    with optimizer state (`filled`, if only with zeros), and without gradients.
 
-    With `gradients` it has those of a step that was not taken. Without `scheduler` that is made once the
-    optimizer is loaded, and loaded itself then.
+    With `gradients` it has those of a step that was not taken. Without `scheduler` the scheduler is made, and
+    loaded, after the optimizer was loaded.
     """
 
     name: str = MISSING
@@ -274,19 +297,66 @@ class LoadIntoConfig:
 
 @dataclass
 class CheckpointerConfig(Group):
-    """What writes and reads checkpoints: `target(folder, config, ranks)` returns a
-    `dcpbench.checkpointers.base.Checkpointer`, given the cell's folder for checkpoints, its `Config` and the
-    ranks."""
+    """An implementation of save and load: `target(folder, config, ranks)` returns a
+    `dcpbench.checkpointers.base.Checkpointer`, given the cell's folder for checkpoints and its `Config`."""
+
+
+@dataclass
+class StagerConfig:
+    """The options of DCP's `DefaultStager`, and which saves get the same one."""
+
+    instance: Kept = Kept.new
+    use_pinned_memory: bool = False
+    use_shared_memory: bool = False
+    use_async_staging: bool = False
+    use_non_blocking_copy: bool = False
+
+
+@dataclass
+class PlannerConfig:
+    """The options of DCP's `DefaultSavePlanner`, and which saves get the same one."""
+
+    instance: Kept = Kept.new
+    dedup_save_to_lowest_rank: bool = False
+    enable_plan_caching: bool = False
+
+
+@dataclass
+class SaveConfig(Group):
+    """How DCP saves: `target(state_dict, checkpoint_id, writer, process_group, **options)`, see
+    `dcpbench.checkpointers.dcp`. Other checkpointers use the flags alone.
+
+    An `asynchronous` save lets training continue before the checkpoint is complete. Without a `stager` the
+    writer stages, or DCP's default does; without a `planner` DCP makes one.
+    """
+
+    asynchronous: bool = False
+    cache_staged_state_dict: bool = False
+    requires_accelerator: bool = False
+    writer: Kept = Kept.kept
+    stager: StagerConfig | None = None
+    planner: PlannerConfig | None = None
+    uploader: Uploader = Uploader.thread
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether staged state is in memory that another process can share."""
+        return bool(self.stager and self.stager.use_shared_memory)
+
+    @property
+    def uses_collectives(self) -> bool:
+        """Whether ranks plan together and write one file of metadata; otherwise each rank writes its own."""
+        return bool(self.options.get("use_collectives", True))
 
 
 @dataclass
 class StorageConfig(Group):
-    """Where checkpoints lie: `target(folder, config, save)` returns a
+    """Where checkpoints are stored: `target(folder, config, save)` returns a
     `dcpbench.checkpointers.storage.Storage`.
 
     `root` is a folder for checkpoints outside the sweep's own; null keeps them in the cell's folder.
-    A cell is skipped where it would leave less than `keep_free_bytes` free. `needs_bytes` is what it
-    writes; null takes what cells like it took up.
+    A cell is skipped if it would leave less than `keep_free_bytes` free. `needs_bytes` is how much it
+    writes; null: as much as similar cells wrote.
     """
 
     root: str | None = how_run(None)
@@ -297,18 +367,18 @@ class StorageConfig(Group):
 
     @property
     def url(self) -> str:
-        """What comes before the path of a checkpoint that lies in no folder; empty where it lies in one."""
+        """The beginning of a checkpoint's address in a store; empty if checkpoints are folders."""
         return str(self.options.get("url") or "")
 
 
 @dataclass
 class Expect:
-    """One way in which a planted fault may be seen; what is null may be anything.
+    """One way in which an injected fault can be detected; a field that is null allows anything.
 
-    By a check: `check` fails, and its first finding is on `rank`, has this `problem` and a `name` that this
-    regular expression matches whole. A negative `rank` counts from the last one: -2 is the last but one, or
-    the only one. By a loader that refuses: in one of `phases` a rank raises an exception of class `error`, in
-    whose text the regular expression `message` is found.
+    By a check: `check` fails, and its first mismatch is on `rank`, has this `problem`, and its name matches
+    the regular expression `name`. A negative `rank` counts from the last one, see `rank_of`. By a loader that
+    refuses: in one of `phases` a rank raises an exception of class `error` whose text contains the regular
+    expression `message`.
     """
 
     check: str | None = None
@@ -321,20 +391,17 @@ class Expect:
 
 
 def rank_of(rank: int, world_size: int) -> int:
-    """Which rank that is in a world of this size: a negative one counts from the last; the first or the last
-    one where there are not so many."""
+    """Return a rank of a world; a negative one counts from the last. In a small world it is the first or
+    last."""
     return max(world_size + rank, 0) if rank < 0 else min(rank, world_size - 1)
 
 
 @dataclass
 class FaultConfig:
-    """A defect planted on purpose by `target`, null for none, and by what it has to be seen.
+    """A fault that `target` injects, null for none, and how it must be detected.
 
-    `at` says where: after a load in what was `restored`, in the `live` state right after a save, in
-    what is `staged` to be saved, in the files that were `written`, in `both` what is staged and what is
-    restored, or in the `training` of every parallel run of the cell. On all ranks, or `on_one_rank`, which
-    `rank_of` says. A cell has to write `saves` checkpoints,
-    where it is about an earlier one.
+    It is injected at the place `at`, on all ranks or `on_one_rank`, which `rank` names (see `rank_of`). A
+    cell must write at least `saves` checkpoints, for a fault of an earlier one.
     """
 
     name: str = MISSING

@@ -1,4 +1,4 @@
-"""Mesh arithmetic: the dimensions that a mesh may have, their sizes, and whose data is whose."""
+"""Mesh arithmetic: the dimensions of a mesh, their sizes, and the ranks' shares of the data."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,23 +7,23 @@ from enum import StrEnum
 from dcpbench.config.errors import ConfigError
 
 REST = -1
-"""A mesh size that stands for whatever the other dimensions leave of the world size."""
+"""The mesh size of a dimension that takes the rest of the world size."""
 
 Dimension = StrEnum("Dimension", "pp dp_replicate dp_shard ep tp")
-"""The dimensions that a mesh may have: of pipeline stages, of replicas, of shards, of experts, of tensors."""
+"""The dimensions of a mesh: pipeline stages, replicas, shards, experts, tensors."""
 
 SHARE_DATA = (Dimension.pp, Dimension.tp)
-"""Those along which all ranks train on the same samples."""
+"""The dimensions along which all ranks train on the same samples."""
 
 
 def mesh_sizes(
     parallel: str, mesh: Sequence[str], given: Mapping[str, int], world_size: int
 ) -> dict[str, int]:
-    """The size of each dimension of a parallelism's `mesh` on `world_size` ranks, outermost first; `given`
-    has those of all there are.
+    """Return the size of each dimension of `mesh` on `world_size` ranks, outermost first; `given` has the
+    sizes of all dimensions.
 
     Raises:
-        ConfigError: the sizes are not positive, name a dimension that the mesh does not have, or do not
+        ConfigError: a size is not positive, is of a dimension that the mesh lacks, or the sizes do not
             multiply to the world size.
     """
     for name, size in given.items():
@@ -53,12 +53,12 @@ def mesh_sizes(
 
 
 def dp_degree(sizes: Mapping[str, int]) -> int:
-    """How many parts a global batch has on a mesh of these sizes: without one every rank sees the whole."""
+    """Return how many parts a global batch has on a mesh of these sizes: one without a mesh."""
     return math.prod(size for name, size in sizes.items() if name not in SHARE_DATA)
 
 
 def dp_rank(sizes: Mapping[str, int], rank: int) -> int:
-    """Which part of a global batch a rank has on a mesh of these sizes, outermost first."""
+    """Return the number of a rank's part of a global batch, given the mesh sizes, outermost first."""
     number, stride = 0, 1
     for name, size in reversed([*sizes.items()]):
         rank, coordinate = divmod(rank, size)

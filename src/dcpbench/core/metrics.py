@@ -16,11 +16,9 @@ computed from it."""
 
 _OVER_SAVES: dict[str, Callable[[list[float]], float]] = {
     "median": statistics.median,
-    "sum": sum,
     "max": max,
     "last": lambda values: values[-1],
 }
-_OVER_RANKS: dict[str, Callable[[Iterable[float]], float]] = {"max": max, "min": min, "sum": sum}
 
 
 @dataclass(frozen=True)
@@ -33,8 +31,7 @@ class MetricSpec:
     Args:
         name: the column; it ends with its unit (`_s` seconds, `_bytes`).
         help: a noun phrase for help and tables.
-        over_saves: how the measurements of one rank become one value.
-        over_ranks: how the values of the ranks become one.
+        over_saves: how the measurements of one rank become one value; the row has the largest of the ranks.
         better: the direction that is an improvement; None if neither is.
         counted: True if it is counted, not measured: it has no noise, and one run is enough.
         shown: in the results table always, if it was measured, or only on request.
@@ -47,8 +44,7 @@ class MetricSpec:
 
     name: str
     help: str
-    over_saves: Literal["median", "sum", "max", "last"] = "median"
-    over_ranks: Literal["max", "min", "sum"] = "max"
+    over_saves: Literal["median", "max", "last"] = "median"
     better: Literal["lower", "higher"] | None = "lower"
     counted: bool = False
     shown: Literal["always", "measured", "asked"] = "asked"
@@ -137,6 +133,6 @@ def aggregated(measurements: Iterable[Measurement]) -> dict[str, float | int | N
     for name, spec in METRICS.items():
         over_saves = sum if spec.whole_phase else _OVER_SAVES[spec.over_saves]
         if ranks := by_rank.get((PHASE_S, spec.phase) if spec.whole_phase else (name, None)):
-            value = _OVER_RANKS[spec.over_ranks](map(over_saves, ranks.values()))
+            value = max(map(over_saves, ranks.values()))
             values[name] = int(value) if spec.whole else value
     return values

@@ -34,14 +34,14 @@ class Failed:
 class RankEnd:
     """The end of a stage on one rank, as its host observed it. Times are `time.monotonic`.
 
-    >>> RankEnd(1, 1, "here", phase="save", gone_at=12.5, exit_status=-9).waiting
+    >>> RankEnd(1, 1, "here", phase="save", exited_at=12.5, exit_status=-9).waiting
     False
 
     Args:
         rank, local_rank: its number in the world and on its host.
         phase: the phase that it started last.
         uploads: start times of the uploads that were in flight.
-        gone_at: when its process was found to have exited.
+        exited_at: when its process was found to have exited.
         exit_status: `exitcode` of its process; None if the process is running or the status is unknown.
         lost: why the status is unknown, as a predicate.
         frame: the innermost frame if the interpreter died, as after a segmentation fault.
@@ -55,7 +55,7 @@ class RankEnd:
     uploads: tuple[float, ...] = ()
     report: RankReport | None = None
     failed: Failed | None = None
-    gone_at: float | None = None
+    exited_at: float | None = None
     exit_status: int | None = None
     lost: str | None = None
     frame: str | None = None
@@ -65,7 +65,7 @@ class RankEnd:
     @property
     def waiting(self) -> bool:
         """True if the stage has not ended on this rank."""
-        return self.report is None and self.failed is None and self.gone_at is None
+        return self.report is None and self.failed is None and self.exited_at is None
 
     def is_in(self, phase: str) -> bool:
         """Return whether it is in a phase. An upload can be in flight during any other phase."""
@@ -91,7 +91,7 @@ class HostUsed:
 class StageEnd:
     """The end of a stage on all of its ranks, or on the ranks of one host.
 
-    >>> died = RankEnd(1, 1, "here", phase="save", gone_at=12.5, exit_status=-9)
+    >>> died = RankEnd(1, 1, "here", phase="save", exited_at=12.5, exit_status=-9)
     >>> end = StageEnd((RankEnd(0, 0, "here", report=RankReport(0)), died))
     >>> end.is_complete, len(end.reports)
     (False, 1)

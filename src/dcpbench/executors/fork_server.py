@@ -52,11 +52,18 @@ class Machine:
     _more: Connection | None = None
     hosts: Callable[[int, str], int] = lambda ranks, device: 1
     versions_of: Callable[[str], Any] = _no_other_interpreter
+    import_error: Callable[[str], str | None] = lambda target: None
+    """Why ranks cannot import a target; None if they can, or if it is not known."""
 
     @property
     def nccl(self) -> str | None:
         """The version of NCCL that ranks use, such as `2.30.7`."""
         return self.description.get("nccl")
+
+    @property
+    def gpu_memory_bytes(self) -> int | None:
+        """The memory of the smallest GPU, once the description is complete; None if it is unknown."""
+        return min(self.description.get("gpu_memory_bytes", ()), default=None)
 
     def complete(self) -> None:
         """Add to the description what takes longer to find out; waits for it."""
@@ -170,6 +177,31 @@ def probe(context: ForkServerContext, also: Callable[[], dict[str, Any]] = dict)
     if error := description.pop("nccl_error"):
         raise ConfigError(error)
     return Machine(description["gpu_count"], description, here)
+
+
+def import_error(context: ForkServerContext, target: str) -> str | None:
+    """Import a target in a process like a rank's. Return why that failed, or None if it did not."""
+    here, there = context.Pipe(duplex=False)
+    start(context.Process(target=_import, args=(there, target), daemon=True))
+    there.close()
+    try:
+        told: str | None = here.recv() if here.poll(_ANSWER_LIMIT_S) else None
+    except EOFError:
+        told = "the process that imports it ends"
+    return told
+
+
+def _import(connection: Connection, target: str) -> None:
+    from dcpbench.records.installation import import_from_current_folder
+
+    for stream in (1, 2):  # code of the user can print
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    import_from_current_folder()
+    try:
+        told = None if callable(pkgutil.resolve_name(target)) else "it cannot be called"
+    except BaseException as error:  # noqa: BLE001 - code of the user can raise anything
+        told = f"{type(error).__name__}: {error}"
+    connection.send(told)
 
 
 def _probe(connection: Connection, also: Callable[[], dict[str, Any]]) -> None:

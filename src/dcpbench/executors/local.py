@@ -3,6 +3,7 @@
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.context import ForkServerContext
 
 from dcpbench.config.errors import ConfigError
@@ -40,7 +41,8 @@ class LocalEngine(Engine):
         self._context = fork_server.fork_server(modules)
 
     def probe(self) -> Machine:
-        return replace(fork_server.probe(self._context), versions_of=versions_of)
+        importing = partial(fork_server.import_error, self._context)
+        return replace(fork_server.probe(self._context), versions_of=versions_of, import_error=importing)
 
     def executor(self, gpus: tuple[int, ...]) -> "LocalExecutor":
         cleanup.adopt_orphans()
@@ -85,6 +87,8 @@ class LocalExecutor(Executor):
             if kind.python not in self._others:
                 self._others[kind.python] = OtherInterpreter(kind.python, self.modules, self.gpus)
             return self._others[kind.python].run(kind, spec, timeouts, on_phase)
+        if self.interrupted:  # before it began
+            return StageEnd(not_run="interrupted")
         try:
             if kind in self._groups and not self._groups[kind].usable():
                 self._kill(kind)

@@ -128,7 +128,7 @@ class RankGroup:
             try:
                 rank.connection.send(spec)
             except OSError:
-                rank.end.gone_at = time.monotonic()
+                rank.end.exited_at = time.monotonic()
         limit_at, phase = _next_limit(limits, began, self._ranks)
         deadline = limit_at
         while any(rank.end.waiting for rank in self._ranks):
@@ -180,7 +180,7 @@ class RankGroup:
     def _grace_s(self) -> float | None:
         """How long to listen on after what has gone wrong; None if nothing has."""
         over, ends = self._concluded, [rank.end for rank in self._ranks]
-        if over or any(one.gone_at or (one.failed and not one.failed.secondary) for one in ends):
+        if over or any(one.exited_at or (one.failed and not one.failed.secondary) for one in ends):
             return _GRACE_S if over else self._death_grace_s
         return _ECHO_GRACE_S if any(end.failed for end in ends) else None
 
@@ -197,13 +197,13 @@ class RankGroup:
         for rank in waiting:
             if not rank.connection.poll():
                 if rank.process.sentinel in ready:
-                    rank.end.gone_at = seen_at
+                    rank.end.exited_at = seen_at
                 continue
             try:
                 message = rank.connection.recv()
             except (EOFError, OSError):
                 rank.wait_ended()
-                rank.end.gone_at = seen_at
+                rank.end.exited_at = seen_at
                 continue
             except Exception as error:  # noqa: BLE001 - a cell may have put anything into its report
                 text = f"its report cannot be read: {error}"
@@ -261,7 +261,7 @@ def _stage_end(ranks: Sequence[Rank], limit: tuple[str, float] | None, dumps: bo
     dropped = tuple(told for rank in ranks for told in rank.dropped)
     if all(end.report for end in ends):
         return StageEnd(ends, dropped=dropped)
-    hang = dumps and not any(end.failed or end.gone_at is not None for end in ends)
+    hang = dumps and not any(end.failed or end.exited_at is not None for end in ends)
     doing = stack_dumps.dump(ranks) if hang else {}
     for rank in ranks:
         rank.end.exit_status = rank.process.exitcode

@@ -39,6 +39,9 @@ def main(connection: Connection, also: Callable[[], dict[str, Any]]) -> None:
     connection.send(
         {
             "gpus": [torch.cuda.get_device_name(index) for index in range(gpu_count)],
+            "gpu_memory_bytes": [
+                torch.cuda.get_device_properties(index).total_memory for index in range(gpu_count)
+            ],
         }
     )
     connection.close()

@@ -46,7 +46,7 @@ from dcpbench.rank.messages import (
     segments_of,
     semaphores_of,
 )
-from dcpbench.rank.run_cell import run_cell
+from dcpbench.rank.run_cell import free_memory, run_cell
 from dcpbench.records.installation import import_from_current_folder
 from dcpbench.records.plain_values import plain_report
 from dcpbench.workloads.world import World
@@ -105,6 +105,8 @@ def main(spec: RankSpec, connection: Connection) -> None:
             rank.report = None  # it may be what cannot be sent
             rank.tell(report)
             rank.phase = "between cells"
+            if world.device.type == "cuda":
+                free_memory(world.device)
     except BaseException as error:  # noqa: BLE001 - a SystemExit in a cell is a finding as well
         with suppress(OSError):  # the disk that the log lies on may be full, which must be told
             traceback.print_exc()

@@ -84,13 +84,18 @@ def _reset(world: World, seed: int) -> None:
     """No cell may depend on the one before it."""
     torch.manual_seed(seed)
     random.seed(seed)
+    free_memory(world.device)
+    memory.reset_peaks(world.device)
+
+
+def free_memory(device: torch.device) -> None:
+    """Give back what earlier cells have freed: others may use the same GPU."""
     gc.collect()
     # glibc keeps what cells have freed for each thread that there ever was: ranks that stay up would seem
     # to grow.
     ctypes.CDLL(None).malloc_trim(0)
-    if world.device.type == "cuda":
+    if device.type == "cuda":
         torch.cuda.empty_cache()
-    memory.reset_peaks(world.device)
 
 
 def _keep_graphs_of(config: Config, world: World) -> None:

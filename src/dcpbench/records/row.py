@@ -39,6 +39,9 @@ _ORDER = tuple(
 class Row:
     """The record of one cell. In a file it is flat: `axes`, `checks` and `metrics` are columns, see `flat`.
 
+    >>> Row(cell="parallel=ddp", status="pass", reason=None, axes={"parallel": "ddp"})["parallel"]
+    'ddp'
+
     Times are seconds, sizes bytes. What was not measured, or does not apply, is null.
 
     `resume` is true if all checks of saving and resuming passed and were able to fail, `training` if those of

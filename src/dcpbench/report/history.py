@@ -81,7 +81,7 @@ def epilog() -> str:
     return f"""\
 Cells are matched by their axes, other overrides and configuration. Runs of one cell (repeats=N) have their
 worst status and their median cost. A test finds changes of a cost of at least {LEAST_EFFECT:.0%}; at most
-{FALSE_ALARMS:.0%} of histories show one that is not real (docs/history.md).
+{FALSE_ALARMS:.0%} of histories show one that is not real (docs/compare.md).
 
 Without --metric: {metrics}."""
 

@@ -106,6 +106,7 @@ class SweepRun:
                 self._print(sentence)
             for sentence in shared_gpu_sentences(mine, machine):
                 self._print(sentence)
+            _refuse_unimportable(mine, machine)
             self._folder.begin(mine, jobs, found)
             self._driver = self._begun_driver(mine, machine, engine, found)
         try:
@@ -170,6 +171,18 @@ class SweepRun:
 
     def _print(self, sentence: str) -> None:
         self._console.print(text_of(sentence), soft_wrap=True)
+
+
+def _refuse_unimportable(jobs: Sequence[job.Job], machine: Machine) -> None:
+    """Have each workload imported, by a process like a rank, before the first cell runs.
+
+    Raises:
+        ConfigError: ranks cannot import one.
+    """
+    targets = dict.fromkeys(one.cell.config.workload.target for one in jobs if not one.skip)
+    for target in filter(None, targets):
+        if why := machine.import_error(target):
+            raise ConfigError(f"workload.target={target}: cannot be imported: {why}")
 
 
 def objective_of(base: DictConfig) -> Callable[[Row | None], float | None]:

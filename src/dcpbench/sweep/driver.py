@@ -22,7 +22,7 @@ from dcpbench.report.styles import text_of
 from dcpbench.sweep.cell_runner import CellRunner, Finished, Mismatches
 from dcpbench.sweep.job import Job
 from dcpbench.sweep.progress import ProgressDisplay
-from dcpbench.sweep.resources import Costs, Estimated, estimates, places, stretches
+from dcpbench.sweep.resources import Costs, Estimated, GpuMemory, estimates, places, stretches
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals that ask a sweep to end: Ctrl-C, what schedulers send, a terminal that is closed."""
@@ -95,7 +95,10 @@ class Sweep:
     ) -> None:
         """Run jobs that need the same ranks, and write each row when its cell ends; `left` have no row
         yet."""
-        numbered = list(enumerate(places(together, self.machine.gpus)))
+        if any(job.shares_gpus for job in together):
+            self.machine.complete()  # with the memory of the GPUs
+        gpu_bytes = self.machine.gpu_memory_bytes
+        numbered = list(enumerate(places(together, self.machine.gpus, gpu_bytes)))
         for place in self._executors.keys() - set(numbered):
             self._executors[place].keep_only(set())
         shared = len(numbered) > 1 and together[0].config.sharing is Sharing.correctness
@@ -104,13 +107,17 @@ class Sweep:
         common = (self.console, display, self._costs, shared, self._repeated)
         runners = [CellRunner(self.folder, executor, *common) for executor in executors]
         idle = deque(runners)
+        memory = GpuMemory(together, len(runners), gpu_bytes, self.log.rows.values())
 
         def run(job: Job) -> Finished:
-            runner = idle.popleft()
-            try:
-                return runner.run(job)
-            finally:
-                idle.append(runner)
+            with memory.room_for(job) as note:
+                runner = idle.popleft()
+                try:
+                    finished = runner.run(job)
+                finally:
+                    idle.append(runner)
+                note(finished.row)
+                return finished
 
         with ThreadPoolExecutor(len(runners)) as threads:
             try:

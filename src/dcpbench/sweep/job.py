@@ -1,4 +1,4 @@
-"""What a sweep has to do, decided before it starts: for each cell whether it runs, and on what."""
+"""Decide before a sweep starts which of its cells run, on which ranks, and which part runs here."""
 
 import re
 import shlex
@@ -27,9 +27,9 @@ _PROVIDED = ("torch", "dcpbench", "hydra_plugins")
 
 @dataclass(frozen=True)
 class Job:
-    """A cell with its device and world size decided, why it cannot run if it cannot, and what is known to
-    fail in it. `columns` are those of its row that are known before it runs. Its ranks use up to `gpus`, and
-    share them where they are fewer; `backend` carries collectives on GPUs."""
+    """A cell with its device and world size decided, the reason to `skip` it, if any, and its known failures.
+    `columns` are those of its row that are known before it runs. Its ranks use up to `gpus`, and share them
+    if there are fewer; `backend` carries collectives on GPUs."""
 
     cell: SweepCell
     config: Config
@@ -41,7 +41,7 @@ class Job:
     backend: Backend = Backend.nccl
 
     def kind(self, stage: StageConfig) -> WorldKind:
-        """The ranks that a stage of it runs on."""
+        """Return the ranks that one of its stages runs on."""
         config, variables, python = self.config, dict(stage.environment), self.config.python_of(stage.world)
         if stage.world is StageWorld.alone:
             return WorldKind(1, Device.cpu.value, False, tuple(sorted(variables.items())), python)
@@ -54,14 +54,19 @@ class Job:
 
     @property
     def kinds(self) -> list[WorldKind]:
-        """The ranks of all its stages, each kind once."""
+        """The kinds of ranks of all its stages."""
         return list(dict.fromkeys(map(self.kind, self.config.stages)))
 
     @property
     def ranks_per_gpu(self) -> int | None:
-        """How many of its ranks share a GPU at most; None on the CPU."""
+        """The largest number of ranks on one GPU; None on the CPU."""
         on_gpus = self.config.device is Device.cuda and self.gpus
         return shared_gpus.ranks_per_gpu(self.world_size, self.gpus) if on_gpus else None
+
+    @property
+    def shares_gpus(self) -> bool:
+        """Whether several of its ranks share a GPU."""
+        return not self.skip and (self.ranks_per_gpu or 0) > 1
 
     @property
     def targets(self) -> dict[str, str | None]:
@@ -70,12 +75,12 @@ class Job:
 
     @property
     def world_size(self) -> int:
-        """How many ranks its largest stage has."""
+        """The number of ranks of its largest stage."""
         return max(kind.world_size for kind in self.kinds)
 
     @property
     def expected(self) -> Expected:
-        """What the verdict has to know of it."""
+        """What the verdict needs to know."""
         stages = self.config.stages
         return Expected(
             worlds=[self.kind(stage).world_size for stage in stages],
@@ -85,18 +90,18 @@ class Job:
         )
 
     def checkpoints(self, sweep: Path) -> tuple[Path, Path]:
-        """Where the checkpoints of its first try go, in a sweep of that folder, and of its second: what a
-        host that was cut off in the first still writes is none of the second's."""
+        """Return the folders of the checkpoints of its first and its second attempt, for a sweep in this
+        folder. They differ: a host that was cut off during the first attempt can still write."""
         root = self.config.storage.root
         own = Path(root).resolve() / sweep.name / self.cell.name if root else self.cell.folder / "checkpoints"
         return own, own.with_name(f"{own.name}.second-try")
 
 
 def plan(cells: Sequence[SweepCell], machine: Machine) -> list[Job]:
-    """Decide for every cell of a sweep whether and on what it runs; nothing is written.
+    """Decide for each cell of a sweep whether it runs, and on which ranks; write nothing.
 
     Raises:
-        ConfigError: one of the cells is wrong; its message names the cell if there are several.
+        ConfigError: a cell is wrong; the message names the cell if there are several.
     """
     jobs: list[Job] = []
     several_sizes = validity.has_several_sizes(cell.config for cell in cells)
@@ -129,8 +134,8 @@ def plan(cells: Sequence[SweepCell], machine: Machine) -> list[Job]:
 
 
 def expected_digest(config: Config, expected: Sequence[KnownFailure]) -> str:
-    """The digest of what decides how an outcome of a cell is judged: its known failures, and by what its
-    fault has to be seen."""
+    """Return the digest of what is expected of a cell: its known failures, and the checks that have to detect
+    its fault."""
     return digest_of([*map(asdict, expected), *map(asdict, config.fault.expects)])
 
 
@@ -148,7 +153,7 @@ def _columns(cell: SweepCell, config: Config, key: CellKey) -> dict[str, Any]:
 
 
 def _axes(config: Config) -> dict[str, Any]:
-    """The value of each axis; null for one that the cell has nothing of."""
+    """Return the value of each axis; null where the cell has none."""
     found = {name: getattr(config, name) for name in AXES}
     found["load_parallel"] = config.loading if config.scenario.converts else None
     absent = {"fault": not config.fault.target}
@@ -159,23 +164,23 @@ def _axes(config: Config) -> dict[str, Any]:
 
 
 def code_digest(config: Config) -> str:
-    """A digest of the code that ran: of the sources of dcpbench, and of every package that a `target` of the
-    configuration is from.
+    """Return a digest of the sources of dcpbench, and of each package that a `target` of the configuration
+    names.
 
-    It is of what the files say: the same in a checkout and in the wheel made from it, another in a checkout
-    that was changed. Torch's own are told apart by its version; what packages import is not looked at.
+    It is the same in a checkout and in the wheel that is built from it. Torch's targets are identified by its
+    version; what packages import is not included.
     """
     packages = {target.partition(".")[0] for target in _own_targets(config)}
     return digest_of([package_digest(name) for name in (*OURS, *sorted(packages))])
 
 
 def _own_targets(config: Config) -> set[str]:
-    """Every `target` of a configuration that is neither of dcpbench nor of torch."""
+    """Return the targets of a configuration that are neither in dcpbench nor in torch."""
     return {name for name in _targets(config) if name.partition(".")[0] not in _PROVIDED}
 
 
 def _targets(node: Any) -> Iterator[str]:
-    """Every `target` in a configuration, however deep."""
+    """Yield every `target` in a configuration, at any depth."""
     items = vars(node) if is_dataclass(node) else node
     if isinstance(items, dict):
         if isinstance(target := items.get("target"), str):
@@ -187,10 +192,10 @@ def _targets(node: Any) -> Iterator[str]:
 
 
 def _git_commit() -> str | None:
-    """The commit of the dcpbench checkout, `-dirty` if it was changed; None in an installed wheel."""
+    """Return the commit of the dcpbench checkout, `-dirty` if it was changed; None in an installed wheel."""
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
-        # An environment may lie inside a repository of somebody else's: its commit is not ours.
+        # An environment can be inside another repository, whose commit is not dcpbench's.
         return None
     describe = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:

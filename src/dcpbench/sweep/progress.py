@@ -12,9 +12,9 @@ from rich.text import Text
 
 from dcpbench.config.text import duration_text, visible
 from dcpbench.records.row import Row
+from dcpbench.records.short_reason import short_reason
 from dcpbench.report.styles import style_of
 from dcpbench.sweep.composer import Track
-from dcpbench.verdict.sentences import short_reason
 
 _FAILURES_SHOWN = 5
 _LEFT_EVERY_S = 1.0

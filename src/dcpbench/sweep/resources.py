@@ -1,16 +1,18 @@
-"""What cells need of the machine: ranks and GPUs, which decide what runs at the same time; time, estimated
-from what cells like them took; and room on the disk.
+"""What cells need: ranks and GPUs, which decide which cells run at the same time; time, estimated from
+similar cells; and disk space.
 
-Nobody knows how much a cell writes before a model is built, for which the driver has no torch. So it is
-what a cell of the same scenario, model, optimizer, parallelism and saves took up earlier in the sweep, or
-what the user says (`storage.needs_bytes`); without either, only what is to stay free is asked for.
+How much a cell writes is unknown before its model is built, for which the driver has no torch. It is taken
+from cells of the same scenario, model, optimizer, parallelism and saves earlier in the sweep, or from
+`storage.needs_bytes`; without either, only `storage.keep_free_bytes` has to be free.
 """
 
 import os
 import shutil
 import statistics
+import threading
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,26 +21,26 @@ from rich.filesize import decimal
 from dcpbench.config.groups import Sharing, StorageConfig
 from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import CellKey
+from dcpbench.executors import shared_gpus
 from dcpbench.executors.fork_server import Machine
-from dcpbench.executors.shared_gpus import sharing_sentence
 from dcpbench.records import files
 from dcpbench.records.row import Row
 from dcpbench.sweep.job import Job
 
 _ALIKE = [[spec.key for spec in AXES.values() if spec.likeness >= level] for level in (1, 2, 3)]
-"""The parts of their identities in which two cells have to agree to take alike long, the closest likeness
-first; closer still are those of one identity."""
+"""The keys in which two cells have to be equal to take about equally long, the closest similarity first.
+Cells with the same identity are closer still."""
 
 _WRITES_ALIKE = [*(spec.name for spec in AXES.values() if spec.writes), "saves", "save_at"]
-"""Those in which they have to agree to write as much."""
+"""The keys in which two cells have to be equal to write equally much."""
 
 _AT_ONCE = {"cuda": 4, "cpu": 16}
-"""The most cells that share GPUs, or a CPU, where only their verdicts matter."""
+"""The largest number of cells that share GPUs, or a CPU, where only their verdicts matter."""
 
 
 def stretches(jobs: Iterable[Job]) -> list[list[Job]]:
-    """The jobs by the ranks that they need: what is together may run at once, and one after the other on
-    the same ranks. Where only verdicts matter all are together. In the order in which each is first met."""
+    """Group jobs by the ranks that they need, in the order of their first job. Jobs of a group can run at the
+    same time, or on the same ranks. Jobs of which only verdicts matter are in one group."""
     found: dict[object, list[Job]] = {}
     for job in jobs:
         shared = job.config.sharing is Sharing.correctness
@@ -47,12 +49,12 @@ def stretches(jobs: Iterable[Job]) -> list[list[Job]]:
     return list(found.values())
 
 
-def places(jobs: Sequence[Job], gpus: int) -> list[tuple[int, ...]]:
-    """For each worker that the cells of a stretch run in the GPUs that are its own, or that it shares.
+def places(jobs: Sequence[Job], gpus: int, memory: int | None = None) -> list[tuple[int, ...]]:
+    """Return the GPUs of each runner for the jobs of a group.
 
-    Cells on GPUs run at once where each has its own, with `sharing=none` never, nor where they ask for
-    several hosts, on each of which they need GPUs. With `sharing=correctness` as many workers share the GPUs,
-    or the CPU, as are worth it.
+    With `sharing=disjoint` each runner has separate GPUs, unless cells need several hosts; with
+    `sharing=correctness` several runners share the GPUs, or the CPU; otherwise one runner has all GPUs. Where
+    ranks share a GPU, cells have to fit into half of its `memory`.
     """
     device, sharing = jobs[0].kinds[0].device, jobs[0].config.sharing
     size = max(job.world_size for job in jobs)
@@ -60,6 +62,9 @@ def places(jobs: Sequence[Job], gpus: int) -> list[tuple[int, ...]]:
     several_hosts = any(job.config.executor.hosts for job in jobs)
     if sharing is Sharing.correctness:
         at_once = max(2, min(_AT_ONCE[device], (os.cpu_count() or 1) // size))
+        if memory and size > len(everywhere) > 0:
+            each = shared_gpus.ranks_per_gpu(size, gpus) * shared_gpus.rank_bytes()
+            at_once = max(1, min(at_once, memory // 2 // each))
         found = [everywhere[worker:] + everywhere[:worker] for worker in range(at_once)]
     elif sharing is Sharing.disjoint and size <= len(everywhere) and not several_hosts:
         found = [everywhere[first : first + size] for first in range(0, gpus - size + 1, size)]
@@ -71,19 +76,71 @@ def places(jobs: Sequence[Job], gpus: int) -> list[tuple[int, ...]]:
 
 def shared_gpu_sentences(jobs: Iterable[Job], machine: Machine) -> list[str]:
     """Return `4 ranks share 1 GPU (NCCL 2.30.7)` for each number of ranks that do so in these jobs."""
-    sharing = {job.world_size for job in jobs if not job.skip and (job.ranks_per_gpu or 0) > 1}
-    return [sharing_sentence(ranks, machine.gpus, machine.nccl) for ranks in sorted(sharing)]
+    sharing = {job.world_size for job in jobs if job.shares_gpus}
+    return [shared_gpus.sharing_sentence(ranks, machine.gpus, machine.nccl) for ranks in sorted(sharing)]
+
+
+_TAKES_ALIKE = ("model", "optimizer", "workload", "world_size")
+"""The parts of their identities in which two cells have to agree to take a similar part of a GPU's memory."""
+
+
+class GpuMemory:
+    """Lets cells whose ranks share GPUs run at once as long as their tensors fit into the memory.
+
+    How much a cell takes is known once a cell of the same model, optimizer and number of ranks has run: at
+    most the peak of its ranks, times the number of ranks if that one was sharded. The first one runs alone.
+    """
+
+    def __init__(
+        self, jobs: Sequence[Job], workers: int, gpu_bytes: int | None, rows: Iterable[Row] = ()
+    ) -> None:
+        """The jobs of a stretch, one for each of the `workers` at a time; the `rows` of the sweep so far."""
+        ranks = max((job.ranks_per_gpu or 0 for job in jobs if job.shares_gpus), default=0)
+        # A tenth is left for fragmentation.
+        self._free_bytes = int(0.9 * (gpu_bytes or 0)) - workers * ranks * shared_gpus.rank_bytes()
+        self._peaks: dict[str, int] = {}
+        self._running: dict[str, int] = {}
+        self._changed = threading.Condition()
+        for row in rows:
+            self._note(row)
+
+    @contextmanager
+    def room_for(self, job: Job) -> Iterator[Callable[[Row], None]]:
+        """Context manager: wait until there is room for a cell, and yield a function to call with its row."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._running or self._needs(job) <= self._left())
+            self._running[job.cell.name] = self._needs(job)
+        try:
+            yield self._note
+        finally:
+            with self._changed:
+                del self._running[job.cell.name]
+                self._changed.notify_all()
+
+    def _left(self) -> int:
+        return self._free_bytes - sum(self._running.values())
+
+    def _needs(self, job: Job) -> int:
+        if not job.shares_gpus:
+            return 0
+        peak = self._peaks.get(job.key.part(_TAKES_ALIKE))
+        return self._free_bytes if peak is None else peak * (job.ranks_per_gpu or 1) * job.world_size
+
+    def _note(self, row: Row) -> None:
+        if row["peak_device_bytes"]:
+            kind = CellKey(row.config).part(_TAKES_ALIKE)
+            self._peaks[kind] = max(self._peaks.get(kind, 0), row["peak_device_bytes"])
 
 
 class Estimated(NamedTuple):
-    """A cell by what it is known by, and how many run `at_once` where it does."""
+    """The `keys` of a cell, and how many cells of its group run at the same time."""
 
     keys: list[str]
     at_once: int
 
 
 def estimates(jobs: Iterable[Job], gpus: int) -> dict[str, Estimated]:
-    """Each cell that is not a skip by its name, as what its time is estimated from."""
+    """Return what the time of each cell is estimated from, by its name; skips are left out."""
     found: dict[str, Estimated] = {}
     for together in stretches(jobs):
         at_once = len(places(together, gpus))
@@ -92,12 +149,13 @@ def estimates(jobs: Iterable[Job], gpus: int) -> dict[str, Estimated]:
 
 
 def keys(cell: CellKey) -> list[str]:
-    """What a cell is known by at each likeness."""
+    """Return the digests by which similar cells are found, the closest similarity first."""
     return [cell.digest, *map(cell.part, _ALIKE)]
 
 
 class Costs:
-    """What cells have taken so far: seconds, the latest few for each likeness, and the most bytes."""
+    """Seconds and bytes of the cells so far: the latest few seconds for each similarity, and the most
+    bytes."""
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
         self._seconds: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=25))
@@ -106,7 +164,7 @@ class Costs:
             self.add(row)
 
     def add(self, row: Row) -> None:
-        """Take note of a cell that has ended; one that did not run says nothing."""
+        """Add a cell that has ended; one that did not run has no effect."""
         cell = CellKey(row.config)
         took_s = row["shared_cell_s"] if row["cell_s"] is None else row["cell_s"]
         for key in [] if took_s is None else keys(cell):
@@ -115,40 +173,41 @@ class Costs:
         self._disk_bytes[kind] = max(self._disk_bytes[kind], row["disk_bytes"] or 0)
 
     def seconds(self, cell: Iterable[str]) -> float | None:
-        """The median seconds of the cells that are closest to one with these keys, None if there are none."""
+        """Return the median seconds of the most similar cells to one with these keys, None without any."""
         key = next((key for key in cell if self._seconds.get(key)), None)
         return statistics.median(self._seconds[key]) if key else None
 
     def left(self, cells: Iterable[Estimated]) -> float | None:
-        """Seconds for all of these cells; those that are like none so far take as long as the others do.
-        None if there is nothing to go by."""
+        """Estimate the seconds for all of these cells; cells without a similar one take as long as the others
+        on average. None if none of them has a similar one."""
         known: list[float] = []
-        whole = unknown = 0.0
+        total = unknown = 0.0
         for cell in cells:
             seconds = self.seconds(cell.keys)
             if seconds is None:
                 unknown += 1 / cell.at_once
             else:
                 known.append(seconds)
-                whole += seconds / cell.at_once
-        return whole + unknown * statistics.fmean(known) if known else None
+                total += seconds / cell.at_once
+        return total + unknown * statistics.fmean(known) if known else None
 
     def why_skip(self, cell: CellKey, storage: StorageConfig, checkpoints: Path) -> str | None:
-        """Why a cell whose checkpoints go to a folder has no room there, or None if it has."""
+        """Return why the folder of a cell's checkpoints has too little space for them, None if it has
+        enough."""
         place = next(path for path in (checkpoints, *checkpoints.parents) if path.exists())
         free = shutil.disk_usage(place).free
         needs, because = storage.needs_bytes, "storage.needs_bytes"
         if needs is None:
-            needs, because = self._disk_bytes[cell.part(_WRITES_ALIKE)], "as a cell like it took up"
+            needs, because = self._disk_bytes[cell.part(_WRITES_ALIKE)], "as a similar cell wrote"
         if free - needs >= storage.keep_free_bytes:
             return None
         wanted = f"it needs {decimal(needs)} ({because}) and " if needs else ""
-        stays = f"{decimal(storage.keep_free_bytes)} are to stay free (storage.keep_free_bytes)"
+        stays = f"{decimal(storage.keep_free_bytes)} have to stay free (storage.keep_free_bytes)"
         return f"too little disk space: {decimal(free)} are free in {place}, {wanted}{stays}"
 
 
 def bytes_in(folder: Path) -> int | None:
-    """The bytes of all files below a folder, None if that cannot be determined."""
+    """Return the bytes of all files below a folder, None if that cannot be determined."""
     try:
         return sum(found.st_size for found in files.files_below(folder).values())
     except OSError:

@@ -163,9 +163,7 @@ def _why_again(job: Job, row: Row, rerun: Rerun) -> str | None:
         if row[version] != (is_now := now.get(version)):
             return f"{what} was {row[version]} and is {is_now}"
     if row.code_digest != now["code_digest"]:
-        versions = ((row.git_commit, row.code_digest), (now["git_commit"], now["code_digest"]))
-        was, code = (f"{commit or 'no commit'}, digest {digest}" for commit, digest in versions)
-        return f"the code has changed ({was}, now {code})"
+        return f"the code has changed (it was at commit {row.git_commit}, now {now['git_commit']})"
     if any(row[column] != now[column] for column in ("config_digest", "expected_digest")):
         return "the configuration, or the list of known failures, has changed"
     if row.status == "skip" and row["cell_s"] is None and row.reason != job.skip:

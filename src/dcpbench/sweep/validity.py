@@ -1,8 +1,8 @@
-"""Every limit that is known before a cell runs: it refuses the sweep, or skips the cell.
+"""All limits that are known before a cell runs: they refuse the sweep, or skip the cell.
 
-A value that could be run nowhere, or that asks for more than there is, is the user's to mend and
-stops the sweep before it starts. A combination that this machine cannot do is a `skip`. The least value of a
-key, and the values that one of a group can be used with (`only`, `refuses`), are declared there.
+A value that no machine could run stops the sweep before it starts, for the user to fix. A combination that
+this machine cannot run is a `skip`. The least value of a key is declared with the key; the values that a
+group value can be used with (`only`, `refuses`) are declared in its file.
 """
 
 import math
@@ -10,8 +10,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
-from enum import StrEnum
-from functools import partial
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from dcpbench.config.errors import ConfigError
@@ -35,25 +34,25 @@ from dcpbench.rank.messages import Backend
 RANKS_BY_DEFAULT = 4
 
 _SECRET = {"key", "secret", "token", "username", "password", "client_kwargs", "config_kwargs", "session"}
-"""Options of a file system that are credentials, or may hold some."""
+"""Options of a file system that are or can contain credentials."""
 
 
 def resolve(config: Config, machine: Machine) -> Config:
-    """The configuration with its device, its world size and its number of hosts (null for one) decided;
-    model and optimizer are what a workload of one's own makes of them, if there is one.
+    """Decide the device, the world size and the number of hosts (null for one) of a configuration. A user's
+    workload replaces model and optimizer.
 
     Raises:
-        ConfigError: it asks for GPUs, and there are none.
+        ConfigError: it needs GPUs, and there are none.
     """
     gpus = machine.gpus
     device = config.device
     if device is Device.auto:
         device = Device.cuda if gpus else Device.cpu
     if device is Device.cuda and not gpus:
-        raise ConfigError("device=cuda: this machine has no GPU that torch can use; device may be cpu")
+        raise ConfigError("device=cuda: this machine has no GPU that torch can use; use device=cpu")
     world_size = config.world_size
     if world_size == "auto":
-        # Two or three GPUs have a rank each; one has them all.
+        # Two or three GPUs have one rank each; a single GPU has all ranks.
         world_size = min(RANKS_BY_DEFAULT, gpus) if gpus > 1 and device is Device.cuda else RANKS_BY_DEFAULT
         if not config.scenario.process_group:
             world_size = 1
@@ -79,42 +78,31 @@ def resolve(config: Config, machine: Machine) -> Config:
 
 
 def cpp_compiler() -> str:
-    """What torch.compile calls to compile for the CPU."""
+    """Return the compiler that torch.compile calls for the CPU."""
     return os.environ.get("CXX", "g++")
 
 
 def has_several_sizes(configs: Iterable[Config]) -> bool:
-    """Whether cells of a sweep are of several world sizes: then not all of them have to fit the machine, nor
-    every mesh and batch each of them."""
+    """Return whether the cells of a sweep have several world sizes; then meshes and batches need not fit
+    all."""
     return len({(str(config.world_size), config.load_world_size) for config in configs}) > 1
 
 
-class Severity(StrEnum):
-    """What a limit does that applies."""
-
-    refuse = "refuse"
-    """It refuses the sweep: no machine could run the cell."""
-    refuse_alone = "refuse_alone"
-    """It refuses the sweep, but skips a cell of a sweep of several sizes."""
-    skip = "skip"
-    """It skips the cell, which makes no sense, or not on this machine."""
-
-
 class Limit(NamedTuple):
-    """Why a cell cannot run, and what follows."""
+    """Why a cell cannot run: it is skipped, or `refuses` the sweep if all its cells have one world size."""
 
     reason: str
-    severity: Severity = Severity.skip
+    refuses: bool = False
 
 
 def check(config: Config) -> None:
     """Refuse values that no machine could run.
 
     Raises:
-        ConfigError: naming the key, its value and what it may be.
+        ConfigError: the message names the key, its value and the values that are allowed.
     """
-    for limit in _limits_of_values(config):
-        raise ConfigError(limit.reason)
+    for reason in _wrong_values(config):
+        raise ConfigError(reason)
 
 
 def why_skip(
@@ -124,51 +112,50 @@ def why_skip(
     several_sizes: bool = False,
     overrides: Sequence[str] = (),
 ) -> str | None:
-    """Why a cell makes no sense or this machine cannot run it, or None if it can.
+    """Return why a cell makes no sense or this machine cannot run it, or None if it can.
 
     Args:
-        several_sizes: what `has_several_sizes` says of the sweep.
-        overrides: by which the cell is asked for.
+        several_sizes: the result of `has_several_sizes` for the sweep.
+        overrides: the cell's overrides.
 
     Raises:
         ConfigError: a mesh or the batch does not fit the world size.
     """
     for limit in _limits_of_cells(asked, resolved, machine, overrides):
-        if limit.severity is Severity.skip or several_sizes:
-            return limit.reason
-        raise ConfigError(limit.reason)
+        if limit.refuses and not several_sizes:
+            raise ConfigError(limit.reason)
+        return limit.reason
     return None
 
 
-def _limits_of_values(config: Config) -> Iterator[Limit]:
-    """Every limit that a cell's own values break, whatever the machine; the first one decides."""
-    refuse = partial(Limit, severity=Severity.refuse)
-    yield from map(refuse, _too_small(config))
-    # What a generator of torch can be seeded with, for the batch of each step.
+def _wrong_values(config: Config) -> Iterator[str]:
+    """Yield a sentence for each value that no machine could run."""
+    yield from _too_small(config)
+    # The seeds that torch's generators accept, for the batch of each step.
     low, high = -(2**63) // SEED_STRIDE + 1, (2**64 - 1 - config.last_step) // SEED_STRIDE
     if not low <= config.seed <= high:
-        yield refuse(f"seed={config.seed}: must be between {low} and {high}")
+        yield f"seed={config.seed}: must be between {low} and {high}"
     if config.own_trainer and config.workload.target is None:
         trainer = "workload.target=null; must be a function that builds the trainer"
-        yield refuse(f"checkpointer={config.checkpointer.name}: {trainer}")
+        yield f"checkpointer={config.checkpointer.name}: {trainer}"
     if config.overlap_saves and len(config.save_steps) < 2:
-        yield refuse(f"overlap_saves=true: saves={config.saves} leaves nothing to overlap; at least 2")
+        yield f"overlap_saves=true: saves={config.saves} leaves nothing to overlap; at least 2"
     if "url" in config.storage.options and not config.storage.url:
-        yield refuse("storage.options.url=null: must be where objects lie, as s3://bucket/folder")
+        yield "storage.options.url=null: must be the place of the objects, as s3://bucket/folder"
     for secret in sorted(_SECRET & config.storage.options.get("file_system", {}).keys()):
         why = "every row shows it; give it to the client by its own variables or files"
-        yield refuse(f"storage.options.file_system.{secret}: is not taken: {why}")
+        yield f"storage.options.file_system.{secret}: is refused: {why}"
     for phase, limit_s in config.timeouts.by_phase().items():
         if not 0 < limit_s < math.inf:
-            yield refuse(f"timeouts.{phase}_s={limit_s}: must be a number of seconds, more than 0")
+            yield f"timeouts.{phase}_s={limit_s}: must be a number of seconds, more than 0"
     if config.retry not in (0, 1):
-        yield refuse(f"retry={config.retry}: must be 0 or 1")
+        yield f"retry={config.retry}: must be 0 or 1"
     if config.world_size != "auto" and (isinstance(config.world_size, str) or config.world_size < 1):
-        yield refuse(f"world_size={config.world_size}: must be 'auto' or a number, at least 1")
+        yield f"world_size={config.world_size}: must be 'auto' or a number, at least 1"
 
 
 def _too_small(config: Any, above: str = "") -> Iterator[str]:
-    """Values below the least that their fields declare."""
+    """Yield a sentence for each value below the least that its field declares."""
     for item in fields(config):
         value, least = getattr(config, item.name), item.metadata.get(LEAST)
         if least is not None and value is not None and value < least:
@@ -180,8 +167,8 @@ def _too_small(config: Any, above: str = "") -> Iterator[str]:
 def _limits_of_cells(
     asked: Config, config: Config, machine: Machine, overrides: Sequence[str]
 ) -> Iterator[Limit]:
-    """Every limit of what can be run together, and here, that a cell breaks; the first one decides. What only
-    a rank can find out is a `Skip`."""
+    """Yield the limits of combinations, and of this machine, that a cell exceeds; the first one decides. What
+    only a rank can find out raises a `Skip` there."""
     scenario, named = config.scenario, f"scenario={config.scenario.name}"
     for word in overrides if config.workload.target else ():
         group = word.lstrip("+~").partition("=")[0].partition(".")[0]
@@ -196,19 +183,22 @@ def _limits_of_cells(
         for axis, refused in getattr(limited, "refuses", {}).items():
             if (value := config.value_of(axis)) in refused.values:
                 yield Limit(f"{group}={limited.name} does not take {axis}={value}: {refused.because}")
+        for package in getattr(limited, "packages", ()):
+            if not find_spec(package):
+                yield Limit(f"{group}={limited.name} needs the package {package}, which is not installed")
     recomputed = config.activation_checkpointing
     if recomputed is ActivationCheckpointing.compiled_layer and not config.compiles_layers:
-        none = "no layer is compiled by itself (compile_scope=layer)"
+        none = "no layer is compiled separately (compile_scope=layer)"
         yield Limit(f"activation_checkpointing={recomputed}: {none}")
     if config.fault.saves > len(config.save_steps):
-        about = f"it is about an earlier checkpoint, and saves={config.saves}"
+        about = f"it needs an earlier checkpoint, and saves={config.saves}"
         yield Limit(f"fault={config.fault.name}: {about}")
     if not scenario.process_group and config.world_size != 1:
         alone = "one process without a process group"
         yield Limit(f"{named} is {alone}, not world_size={config.world_size}")
     if config.overlap_saves and not config.save.asynchronous:
         saves = f"with save={config.save.name} each save is complete"
-        yield Limit(f"overlap_saves=true: {saves} before training goes on")
+        yield Limit(f"overlap_saves=true: {saves} before training continues")
     if config.load_parallel and not scenario.converts:
         loads = f"{named} loads under the parallelism that it saved with"
         yield Limit(f"load_parallel={config.load_parallel.name}: {loads}")
@@ -216,7 +206,7 @@ def _limits_of_cells(
         loads = f"{named} loads on the ranks that it saved with"
         yield Limit(f"load_world_size={config.load_world_size}: {loads}")
     if config.load_python and not any(config.python_of(stage.world) for stage in config.stages):
-        loads = f"{named} loads in the processes that saved (with verify=deep another one does too)"
+        loads = f"{named} loads in the processes that saved (with verify=deep another one loads too)"
         yield Limit(f"load_python={config.load_python}: {loads}")
     if config.device is Device.cuda:
         yield from _limits_of_shared_gpus(config, machine)
@@ -228,7 +218,7 @@ def _limits_of_cells(
         why = "keeps its staging buffers in pinned memory, which needs an accelerator"
         yield Limit(f"save={config.save.name} {why}")
     if config.model.requires_accelerator:
-        why = "is for accelerators (model.requires_accelerator=false runs it on the CPU all the same)"
+        why = "is for accelerators (model.requires_accelerator=false runs it on the CPU anyway)"
         yield Limit(f"model={config.model.name} {why}")
     if config.compile and not shutil.which(cpp_compiler()):
         needs = f"needs a C++ compiler, and {cpp_compiler()} was not found (or set CXX)"
@@ -249,7 +239,7 @@ def _nccl(config: Config, machine: Machine) -> str | None:
 
 
 def _limits_of_shared_gpus(config: Config, machine: Machine) -> Iterator[Limit]:
-    """Limits of ranks that share GPUs, if there are fewer GPUs than ranks."""
+    """Yield the limits of ranks that share GPUs, if there are fewer GPUs than ranks."""
     ranks, gpus = config.most_ranks, machine.gpus
     each = shared_gpus.ranks_per_gpu(ranks, gpus)
     if config.ranks_per_gpu and each > config.ranks_per_gpu:
@@ -263,7 +253,7 @@ def _limits_of_shared_gpus(config: Config, machine: Machine) -> Iterator[Limit]:
 
 
 def _limits_of_ranks(asked: Config, config: Config, world: StageWorld) -> Iterator[Limit]:
-    """Those of how a model and its batch are spread over the ranks that save, or that load."""
+    """Yield the limits of spreading a model and its batch over the ranks that save, or that load."""
     parallel, world_size = config.world_of(world)
     try:
         degree = dp_degree(parallel.mesh_sizes(world_size))
@@ -273,12 +263,12 @@ def _limits_of_ranks(asked: Config, config: Config, world: StageWorld) -> Iterat
         elif asked.world_size == "auto" and world_size < RANKS_BY_DEFAULT:
             yield Limit(f"{error} (all that this machine has)")
         else:
-            yield Limit(str(error), Severity.refuse_alone)
+            yield Limit(str(error), refuses=True)
         return
     if not config.workload.target and config.model.batch_size % degree:
         wrong = f"model.batch_size={config.model.batch_size}"
         share = f"does not divide over {degree} data-parallel ranks"
-        yield Limit(f"{wrong}: {share}", Severity.refuse_alone)
+        yield Limit(f"{wrong}: {share}", refuses=True)
     both = f"parallel={parallel.name}: model={config.model.name}"
     if "pp" in parallel.mesh and not config.model.sequential:
         yield Limit(f"{both} cannot be cut into stages (model.sequential)")

@@ -75,10 +75,10 @@ def _first_cause(ranks: Sequence[RankEnd]) -> RankEnd | None:
     nothing else."""
     causes = [(rank.failed.at, rank) for rank in ranks if rank.failed and not rank.failed.secondary]
     for rank in ranks:
-        if rank.gone_at is not None:
+        if rank.exited_at is not None:
             # A rank that aborted may have done so because a peer died, so the peer goes first.
             head_start_s = 0.0 if rank.exit_status == -signal.SIGABRT else _DEATH_IS_NOTICED_S
-            causes.append((rank.gone_at - head_start_s, rank))
+            causes.append((rank.exited_at - head_start_s, rank))
     consequences = [(rank.failed.at, rank) for rank in ranks if rank.failed]
     if not causes and consequences:
         # A rank may have died after its report, when the driver no longer listened to it.

@@ -2,15 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from signal import Signals
-from typing import Any
 
-from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import (
     Gap,
     GapKind,
     LimitReached,
     Mismatch,
-    Problem,
     RaisedError,
 )
 from dcpbench.core.sentences import mismatch_sentence, rank_sentence
@@ -19,7 +16,7 @@ from dcpbench.core.stage_end import Cause, RankEnd
 _LISTED = 10
 """Number of names that a sentence lists."""
 
-_UNLISTED, _OBSERVED = "in addition to known failure ", "; observed: "
+UNLISTED, OBSERVED = "in addition to known failure ", "; observed: "
 
 
 def check_sentence(check: str, rank: str, first: Mismatch, names: Sequence[str]) -> str:
@@ -39,49 +36,6 @@ def failed_sentence(resume: Sequence[str], training: Sequence[str], resumes: boo
     of_resume = ["the resume is correct"] if training and resumes else resume
     of_training = [f"training: {'; '.join(training)}"] if training else []
     return "; ".join([*of_resume, *of_training])
-
-
-def short_reason(row: Mapping[str, Any]) -> str:
-    """Shorten the reason of a flat row to one line: the first check that failed, its worst mismatch, a number
-    and a rank; for a known failure its id; otherwise the start of the reason. The line starts with
-    `training: ` if only checks of training failed.
-
-    >>> worst = {"name": "net1.weight", "problem": "differs", "max_abs_diff": 0.01, "rank": 2}
-    >>> details = {"checks": {"model_equal": {"worst": [worst], "mismatch_count": 3}}}
-    >>> short_reason({"status": "fail", "model_equal": False, "reason": "…", "details": details})
-    'model_equal: net1.weight differs by 0.01, rank 2 (+2 more)'
-    """
-    reason = str(row.get("reason") or "")
-    failed = [check for check in CHECKS if row.get(check) is False and not CHECKS[check].training]
-    training = [check for check in CHECKS if row.get(check) is False and CHECKS[check].training]
-    if not failed:
-        failed, training = training, []
-    if row.get("status") == "xfail":
-        return reason.partition(":")[0]
-    if reason.startswith(_UNLISTED):
-        return reason.partition(_OBSERVED)[0]
-    if row.get("status") != "fail" or not failed:
-        return reason.partition(" (before that ")[0].partition("; stacks are ")[0]
-    details = _mapping(_mapping(_mapping(row.get("details")).get("checks")).get(failed[0]))
-    listed = details.get("worst")
-    worst = _mapping(listed[0] if isinstance(listed, list) and listed else None)
-    if not worst:
-        return reason
-    problem = str(worst.get("problem", Problem.differs))
-    differs = problem in (Problem.differs, Problem.value, Problem.far)
-    text = f"{failed[0]}: {worst.get('name')} {'differs' if differs else problem.replace('_', ' ')}"
-    text += f" by {distance:.3g}" if isinstance(distance := worst.get("max_abs_diff"), int | float) else ""
-    text += f", rank {worst['rank']}" if "rank" in worst else ""
-    more = details.get("mismatch_count")
-    text += f" (+{more - 1} more)" if isinstance(more, int) and more > 1 else ""
-    text += f", also {', '.join(failed[1:])}" if failed[1:] else ""
-    text += f"; training: {', '.join(training)}" if training else ""
-    return f"training: {text}" if CHECKS[failed[0]].training else text
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    """Return the value, or an empty mapping if it is not a mapping: anyone can write a row."""
-    return value if isinstance(value, Mapping) else {}
 
 
 def gap_sentence(check: str, gaps: Sequence[Gap]) -> str:
@@ -107,14 +61,14 @@ def known_sentence(listed: Sequence[tuple[str, str, str | None]], observed: str)
     """Return known failures, each given as id, reason and link, and the reason that was observed."""
     ids = ", ".join(dict.fromkeys(one for one, _, _ in listed))
     reasons = dict.fromkeys(f"{reason} ({link})" if link else reason for _, reason, link in listed)
-    return f"known failure {ids}: {'; '.join(reasons)}{_OBSERVED}{observed}"
+    return f"known failure {ids}: {'; '.join(reasons)}{OBSERVED}{observed}"
 
 
 def unlisted_sentence(ids: Sequence[str], unlisted: Sequence[str], observed: str) -> str:
     """Return the failures in addition to known failures, and the reason that was observed."""
     first, *others = dict.fromkeys(unlisted)  # several ranks can report the same
     more = f", and {len(others)} more" if others else ""
-    return f"{_UNLISTED}{', '.join(dict.fromkeys(ids))}: {first}{more}{_OBSERVED}{observed}"
+    return f"{UNLISTED}{', '.join(dict.fromkeys(ids))}: {first}{more}{OBSERVED}{observed}"
 
 
 def cause_sentence(cause: Cause, before: Iterable[str] = (), place: str | None = None) -> str:

@@ -76,12 +76,12 @@ def digests(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, li
     for name, leaf in mine.items():
         if isinstance(leaf, DigestedLeaf):
             mine[name] = replace(leaf, blocks=(add(*leaf.blocks),))
-    everybody = gathered(mine, group)
+    all_ranks = gathered(mine, group)
     together: Leaves = {}
     wrong: list[Mismatch] = []
-    for name in dict.fromkeys(name for theirs in everybody for name in theirs):
-        held = {rank: theirs[name] for rank, theirs in enumerate(everybody) if name in theirs}
-        together[name], finding = _add_up(name, held)
+    for name in dict.fromkeys(name for theirs in all_ranks for name in theirs):
+        by_rank = {rank: theirs[name] for rank, theirs in enumerate(all_ranks) if name in theirs}
+        together[name], finding = _add_up(name, by_rank)
         wrong += [finding] if finding else []
     return together, wrong
 
@@ -89,59 +89,59 @@ def digests(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, li
 def compare_replicas(leaves: Leaves, group: dist.ProcessGroup | None) -> Compared:
     """Compare the tensors of which several ranks have the same part; collective over `group`. The control is
     a change on one rank."""
-    everybody = gathered(digested(leaves), group)
-    names = dict.fromkeys(name for theirs in everybody for name in theirs)
-    parts = {name: _held(name, everybody) for name in names}
-    last = {name: rank for name, held in parts.items() if (rank := _last_replica(held)) is not None}
+    all_ranks = gathered(digested(leaves), group)
+    names = dict.fromkeys(name for theirs in all_ranks for name in theirs)
+    parts = {name: _parts_by_rank(name, all_ranks) for name in names}
+    last = {name: rank for name, by_rank in parts.items() if (rank := _last_replica(by_rank)) is not None}
     if not last:
         return NOTHING
     mine = {name: leaf for name, leaf in leaves.items() if name in last}
     changed = gathered(digested(all_different(mine)), group)
     found = [finding for name in last for finding in _unlike(name, parts[name])]
     controls = {name: {**parts[name], rank: changed[rank][name]} for name, rank in last.items()}
-    fired = {name: bool(_unlike(name, held)) for name, held in controls.items()}
+    fired = {name: bool(_unlike(name, by_rank)) for name, by_rank in controls.items()}
     return Compared(found, dict.fromkeys(fired, True), fired)
 
 
-def _held(name: str, everybody: Sequence[Leaves]) -> dict[int, DigestedLeaf]:
+def _parts_by_rank(name: str, all_ranks: Sequence[Leaves]) -> dict[int, DigestedLeaf]:
     """Return the parts of a tensor by rank, without empty parts."""
-    held = {rank: theirs[name] for rank, theirs in enumerate(everybody) if name in theirs}
-    return {rank: part for rank, part in held.items() if part.extent.numel}
+    by_rank = {rank: theirs[name] for rank, theirs in enumerate(all_ranks) if name in theirs}
+    return {rank: part for rank, part in by_rank.items() if part.extent.numel}
 
 
-def _last_replica(held: Mapping[int, DigestedLeaf]) -> int | None:
+def _last_replica(by_rank: Mapping[int, DigestedLeaf]) -> int | None:
     """Return the last rank whose part another rank has too; None if every rank has a different part."""
     ranks: dict[Extent, list[int]] = {}
-    for rank, part in held.items():
+    for rank, part in by_rank.items():
         ranks.setdefault(part.extent, []).append(rank)
     return next((some[-1] for some in ranks.values() if len(some) > 1), None)
 
 
-def _unlike(name: str, held: Mapping[int, DigestedLeaf]) -> list[Mismatch]:
-    added = {rank: replace(part, blocks=(add(*part.blocks),)) for rank, part in held.items()}
+def _unlike(name: str, by_rank: Mapping[int, DigestedLeaf]) -> list[Mismatch]:
+    added = {rank: replace(part, blocks=(add(*part.blocks),)) for rank, part in by_rank.items()}
     _, finding = _add_up(name, added)
     return [finding] if finding and finding.problem is Problem.replicas else []
 
 
-def _add_up(name: str, held: Mapping[int, Any]) -> tuple[Leaf, Mismatch | None]:
+def _add_up(name: str, by_rank: Mapping[int, Any]) -> tuple[Leaf, Mismatch | None]:
     """Return the digest of a tensor from the digests of its parts; for another value that of one rank."""
-    first = next(iter(held.values()))
+    first = next(iter(by_rank.values()))
     if not isinstance(first, DigestedLeaf):
-        if name.endswith(".params") and (joined := _joined(held)):
+        if name.endswith(".params") and (joined := _joined(by_rank)):
             return joined, None
-        return first, _disagreement(name, held)
-    shapes = {(part.extent.shape, part.dtype) for part in held.values()}
+        return first, _disagreement(name, by_rank)
+    shapes = {(part.extent.shape, part.dtype) for part in by_rank.values()}
     if len(shapes) > 1:
         facts: dict[str, Any] = {"shapes": sorted(map(str, shapes))}
         return first, Mismatch(name, Problem.ranks_disagree, facts=facts)
     distinct: dict[Extent, tuple[int, Digest]] = {}
     unlike: list[Mismatch] = []
-    for rank, part in held.items():
+    for rank, part in by_rank.items():
         if part.extent.numel == 0:
             continue
-        seen = distinct.setdefault(part.extent, (rank, part.blocks[0]))
-        if seen[1] != part.blocks[0]:
-            facts = {"one_rank": seen[0], "other_rank": rank}
+        first_part = distinct.setdefault(part.extent, (rank, part.blocks[0]))
+        if first_part[1] != part.blocks[0]:
+            facts = {"one_rank": first_part[0], "other_rank": rank}
             unlike.append(Mismatch(name, Problem.replicas, first.kind, facts=facts))
     total = add(*(value for _, value in distinct.values()))
     extent = whole(torch.empty(first.extent.shape, device="meta"))
@@ -154,17 +154,17 @@ def _add_up(name: str, held: Mapping[int, Any]) -> tuple[Leaf, Mismatch | None]:
     return together, None
 
 
-def _joined(held: Mapping[int, Any]) -> list[str] | None:
+def _joined(by_rank: Mapping[int, Any]) -> list[str] | None:
     """Return the names of a group's parameters on all stages of a pipeline; None if different stages share a
     name."""
-    parts = {str(names): names for names in held.values()}  # in a control they need not be names
+    parts = {str(names): names for names in by_rank.values()}  # in a control they need not be names
     names = [name for part in parts.values() for name in part]
     return names if len({*map(str, names)}) == len(names) else None
 
 
-def _disagreement(name: str, held: Mapping[int, Any]) -> Mismatch | None:
+def _disagreement(name: str, by_rank: Mapping[int, Any]) -> Mismatch | None:
     """Return a mismatch of the first two ranks whose values differ."""
-    (rank, first), *others = held.items()
+    (rank, first), *others = by_rank.items()
     for other, value in others:
         if not same_value(first, value):
             facts = {"one_rank": rank, "one": repr(first), "other_rank": other, "other": repr(value)}

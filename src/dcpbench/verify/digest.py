@@ -175,8 +175,8 @@ def _kernel() -> Any:
                 word = tl.load(words + (row * run + begin + column))
             else:
                 local = row * run + begin + column - shift
-                held = (begin + column < run) & (local >= 0) & (local < count)
-                word = tl.load(words + local, mask=held, other=0)
+                inside = (begin + column < run) & (local >= 0) & (local < count)
+                word = tl.load(words + local, mask=inside, other=0)
             index = row * stride + begin + base
             right = word.to(tl.uint32)
             if WIDE:
@@ -197,7 +197,7 @@ def _kernel() -> Any:
                 if number + 1 == FIRST or number + 1 == SECOND:
                     state = (left.to(tl.uint64) << 32) | right.to(tl.uint64)
                     if not EVEN:
-                        state = tl.where(held, state, 0)
+                        state = tl.where(inside, state, 0)
                     if number + 1 == FIRST:
                         one += state
                     else:

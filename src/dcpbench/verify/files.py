@@ -5,7 +5,6 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -22,21 +21,21 @@ FileDigests = Mapping[str, str]
 """Length and digest of each file as text, by its path in the checkpoint."""
 
 
-def digest_files(folder: Path, whole: bool = False) -> FileDigests:
-    """Return the length and the SHA-256 digest of every file below a folder. For a file of more than 32 MiB,
-    unless `whole` is set, only some blocks are digested, and its mtime stands for the others."""
+def digest_files(folder: Path) -> FileDigests:
+    """Return the length and the SHA-256 digest of every file below a folder. For a file of more than 32 MiB
+    only some blocks are digested, and its mtime stands for the others."""
     paths = [*files_below(folder)]
     with ThreadPoolExecutor(_THREADS) as pool:
-        digests = pool.map(partial(_digest, whole=whole), paths)
+        digests = pool.map(_digest, paths)
         return {str(path.relative_to(folder)): one for path, one in zip(paths, digests, strict=True)}
 
 
-def _digest(path: Path, whole: bool) -> str:
+def _digest(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         stat = path.stat()
         last = max(stat.st_size - 1, 0) // _BLOCK
-        if whole or last < _BLOCKS:
+        if last < _BLOCKS:
             while block := file.read(_BLOCK):
                 digest.update(block)
             return f"{stat.st_size} bytes, {digest.hexdigest()[:32]}"
@@ -54,7 +53,7 @@ def digest_late_files(folder: Path, then: FileDigests, complete_at: float) -> Fi
         str(path.relative_to(folder)): path for path, stat in stats.items() if stat.st_ctime < complete_at
     }
     return {
-        name: _digest(path, whole=False)
+        name: _digest(path)
         for name, path in late.items()
         if not then.get(name, "").startswith(f"{stats[path].st_size} bytes")
     }

@@ -67,8 +67,8 @@ def snapshot_gradients(parts: ParameterParts) -> Leaves:
 def _hooks(name: str, owner: object) -> Iterator[str]:
     """Yield the hooks on a module, a parameter or an optimizer in the order of their calls: kind and code."""
     is_tensor = isinstance(owner, torch.Tensor)
-    held = {kind: getattr(owner, kind) for kind in _OF_TENSORS} if is_tensor else vars(owner)
-    for kind, hooks in held.items():
+    attributes = {kind: getattr(owner, kind) for kind in _OF_TENSORS} if is_tensor else vars(owner)
+    for kind, hooks in attributes.items():
         if kind.endswith("_hooks") and hooks and isinstance(hooks, Mapping | list | tuple):
             # DDP lists each communication hook with its state; they belong to the layout.
             called = hooks.values() if isinstance(hooks, Mapping) else hooks

@@ -48,21 +48,21 @@ def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int, saved: Leaves
         _perturb(_change_values(one.state), seed)
     for number, group in enumerate(optimizer.param_groups):
         for key in group.keys() - {"params"}:
-            group[key] = perturbed(group[key])
+            group[key] = perturbed(group[key], key)
             if same_value(group[key], (saved or {}).get(f"param_groups.{number}.{key}", group)):
-                group[key] = perturbed(group[key])
+                group[key] = perturbed(group[key], key)
 
 
-def _change_values(held: Any) -> Iterator[torch.Tensor]:
+def _change_values(container: Any) -> Iterator[torch.Tensor]:
     """Change every value in nested dictionaries and lists, and yield the tensors unchanged. No step is taken
     with these values, so that a flag or None can become a number."""
-    for key, value in [*(enumerate(held) if isinstance(held, list) else held.items())]:
+    for key, value in [*(enumerate(container) if isinstance(container, list) else container.items())]:
         if isinstance(value, torch.Tensor):
             yield value
         elif isinstance(value, dict) or has_parts(value):
             yield from _change_values(value)
         else:
-            held[key] = _PART if value is None or isinstance(value, bool) else _another(value)
+            container[key] = _PART if value is None or isinstance(value, bool) else _another(value, key)
 
 
 @torch.no_grad()
@@ -130,7 +130,7 @@ class _Same:
         return self.call(*values, **named)
 
 
-def perturbed(value: Any) -> Any:
+def perturbed(value: Any, name: Any = None) -> Any:
     """Return a different value that still allows a step, because DCP takes one to initialize an optimizer.
 
     - False becomes None and None becomes False, because some flags cannot be set everywhere (`capturable` on
@@ -141,6 +141,9 @@ def perturbed(value: Any) -> Any:
     - A function or a class becomes another object that does the same.
     - None in a list is not a flag and stays: a `LambdaLR` has it for each of its functions, and a `CyclicLR`
       for its own.
+
+    Args:
+        name: of the value, for the message.
 
     Raises:
         Skip: a copy of the value cannot be compared with it.
@@ -157,10 +160,12 @@ def perturbed(value: Any) -> Any:
         return _OTHER_WORDS.get(value, f"{value}'")
     if isinstance(value, dict):
         kept = {key for key, item in value.items() if item is None and key == FUNCTION_IF_NONE}
-        return type(value)({key: None if key in kept else perturbed(item) for key, item in value.items()})
+        return type(value)(
+            {key: None if key in kept else perturbed(item, key) for key, item in value.items()}
+        )
     if isinstance(value, tuple | list):
         make: Any = getattr(value, "_make", tuple if isinstance(value, tuple) else list)
-        return make(None if item is None else perturbed(item) for item in value)
+        return make(None if item is None else perturbed(item, name) for item in value)
     if isinstance(value, torch.Tensor):  # for example a learning rate
         return torch.where(value != 0, value * _PART, -value)
     if isinstance(value, torch.dtype):
@@ -171,10 +176,11 @@ def perturbed(value: Any) -> Any:
         return _Same(value)
     if same_value(value, copy.deepcopy(value)):
         return [value]
-    raise Skip(f"a hyperparameter of type {type(value).__name__} cannot be compared with a copy of it")
+    which = f"the hyperparameter {name!r}" if name else "a hyperparameter"
+    raise Skip(f"{which} of type {type(value).__name__} cannot be compared with a copy of it")
 
 
-def made_different(leaf: Any) -> Any:
+def made_different(leaf: Any, name: Any = None) -> Any:
     """Return a different leaf, for a control without an unrestored state; a tensor differs in one bit."""
     if isinstance(leaf, Idle):
         return leaf
@@ -185,19 +191,19 @@ def made_different(leaf: Any) -> Any:
     if isinstance(leaf, DigestedLeaf):
         (one, other), *rest = leaf.blocks
         return replace(leaf, blocks=((one ^ 1, other), *rest))
-    return _another(leaf)
+    return _another(leaf, name)
 
 
-def _another(value: Any) -> Any:
+def _another(value: Any, name: Any) -> Any:
     """Another value, also of a list in which nothing can be: of the parameters of a group that has none, of
     functions."""
-    changed = perturbed(value)
+    changed = perturbed(value, name)
     return [value] if same_value(changed, value) else changed
 
 
 def all_different(leaves: Leaves) -> Leaves:
     """Return a copy in which every leaf is different."""
-    return {name: made_different(leaf) for name, leaf in leaves.items()}
+    return {name: made_different(leaf, name) for name, leaf in leaves.items()}
 
 
 def with_changed_constants(expected: Leaves, unrestored: Leaves, names: Iterable[str]) -> Leaves:
@@ -208,12 +214,6 @@ def with_changed_constants(expected: Leaves, unrestored: Leaves, names: Iterable
     return {**unrestored, **all_different({name: candidates[name] for name in same})}
 
 
-def with_other_names(leaves: Leaves) -> Leaves:
-    """Change the names of each group's parameters, which cannot be changed in a live optimizer."""
-    names = {name: leaf for name, leaf in leaves.items() if name.endswith(".params")}
-    return {**leaves, **all_different(names)}
-
-
 def unlike(expected: Leaves, state: Leaves, constants: Iterable[str] | None = None) -> Leaves:
     """Return a state for a negative control, in which everything differs from the expected one.
 
@@ -222,7 +222,9 @@ def unlike(expected: Leaves, state: Leaves, constants: Iterable[str] | None = No
         constants: names that can have the expected value in an unrestored state, because it never changes.
     """
     if constants is not None:
-        return with_changed_constants(expected, with_other_names(state), constants)
+        # The names of a group's parameters cannot be changed in a live optimizer.
+        names = {name: leaf for name, leaf in state.items() if name.endswith(".params")}
+        return with_changed_constants(expected, {**state, **all_different(names)}, constants)
     values = [name for name, leaf in state.items() if not isinstance(leaf, TensorLeaf | DigestedLeaf)]
     return with_changed_constants(expected, all_different(state), values)
 

@@ -95,9 +95,9 @@ def _compare(
         return [Mismatch(key, Problem.unreadable, saved.kind, facts=facts)], True
     where = saved.local.device if isinstance(saved, TensorLeaf) else device
     shape = saved.local.shape if isinstance(saved, TensorLeaf) else part.shape
-    held = TensorLeaf(part.to(where).reshape(shape), saved.extent, saved.placements, saved.kind)
-    control = compare({key: made_different(saved)}, {key: held}, closely=False)
-    return compare({key: saved}, {key: held}), bool(control)
+    stored = TensorLeaf(part.to(where).reshape(shape), saved.extent, saved.placements, saved.kind)
+    control = compare({key: made_different(saved)}, {key: stored}, closely=False)
+    return compare({key: saved}, {key: stored}), bool(control)
 
 
 def read_whole(chunks: Sequence[StoredChunk]) -> torch.Tensor:

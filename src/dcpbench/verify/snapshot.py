@@ -299,7 +299,12 @@ def _leaf(value: Any, kind: str, extent: Extent | None = None) -> Leaf:
     """Return the leaf of a value; `extent` is that of a tensor that is part of another without being a
     DTensor."""
     if not isinstance(value, torch.Tensor):
-        return value if isinstance(value, _UNCHANGING) else copy.deepcopy(value)
+        if isinstance(value, _UNCHANGING):
+            return value
+        try:
+            return copy.deepcopy(value)
+        except Exception as error:
+            raise TypeError(f"{kind!r} in the state cannot be saved: {error}") from error
     return TensorLeaf(
         local=local_part(value),
         extent=extent or extent_of(value),

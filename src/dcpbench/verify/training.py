@@ -24,6 +24,10 @@ _TIMES_NOISE, _TIMES_FACTOR = 16, 8
 jittered twins. 39 healthy runs needed at most 7.9 and 3.7."""
 _LARGEST_FACTOR = 0.5
 """A gradient with a larger limit for its factor is mostly noise, so that the factor is not compared."""
+_LARGEST_NOISE = 0.25
+"""Nor is it compared if the noise has more than this fraction of the gradient's norm: `rms / norm` assumes
+that errors of elements are independent, and those of a gradient of low rank are not. A vision transformer
+whose class token attends to itself alone has key gradients of rounding, with any factor on a GPU."""
 _LOSS_EPS = 32 * torch.finfo(torch.float32).eps
 """Relative tolerance of a loss, the mean of many elements, in float32."""
 
@@ -80,7 +84,8 @@ class TwinGradient:
         factors = [abs(_factor(one, mean)) for one in noises] if norm else []
         least = (parts + 1) * torch.finfo(torch.float32).eps
         factor = _TIMES_FACTOR * max(*factors, rms / norm, least) if norm else math.inf
-        factor_tolerance = factor if factor < _LARGEST_FACTOR else None
+        comparable = factor < _LARGEST_FACTOR and float(noise.norm()) <= _LARGEST_NOISE * norm
+        factor_tolerance = factor if comparable else None
         return cls(mean, tolerance + _TIMES_NOISE * noise.clamp(min=rms), factor_tolerance)
 
     def can_tell(self, share: float) -> bool:
@@ -229,8 +234,8 @@ def step_tolerances(twin: Leaves, others: Iterable[Leaves]) -> dict[str, torch.T
         for name, leaf in other.items():
             if isinstance(leaf, TensorLeaf) and leaf.dtype.is_floating_point:
                 noise = (leaf.local.double() - twin[name].local.double()).abs()
-                seen = tolerances.setdefault(name, torch.zeros_like(noise))
-                torch.maximum(seen, noise, out=seen)
+                largest = tolerances.setdefault(name, torch.zeros_like(noise))
+                torch.maximum(largest, noise, out=largest)
     return {
         name: _TIMES_NOISE * noise.clamp(min=float(noise.square().mean().sqrt()))
         + torch.finfo(twin[name].dtype).eps * twin[name].local.double().abs()

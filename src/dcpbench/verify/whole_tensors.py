@@ -50,23 +50,23 @@ class Parts:
     """
 
     def __init__(self, mine: Mapping[str, tuple[Extent, torch.dtype]], exchange: Exchange) -> None:
-        everybody = gathered(dict(mine), exchange.group)
+        all_ranks = gathered(dict(mine), exchange.group)
         self._exchange = exchange
         shapes: dict[str, set[tuple[tuple[int, ...], torch.dtype]]] = {}
-        for theirs in everybody:
+        for theirs in all_ranks:
             for name, (extent, dtype) in theirs.items():
                 shapes.setdefault(name, set()).add((extent.shape, dtype))
         # Stages of a pipeline can use the same name for different tensors, which are left out.
         names = {name for name, different in shapes.items() if len(different) == 1}
         self.complete = all(
             name in theirs and theirs[name][0].numel == math.prod(theirs[name][0].shape)
-            for theirs in everybody
+            for theirs in all_ranks
             for name in names
         )
         self._mine = {name: part for name, part in mine.items() if name in names}
         self._sent: list[list[_Part]] = []
         taken: set[tuple[str, Extent]] = set()
-        for theirs in everybody:
+        for theirs in all_ranks:
             own = [_Part(name, *theirs[name]) for name in theirs if name in names]
             own = [part for part in own if (part.name, part.extent) not in taken]
             taken |= {(part.name, part.extent) for part in own}

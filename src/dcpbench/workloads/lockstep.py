@@ -1,5 +1,5 @@
-"""Training, compared one step at a time: an unwrapped twin stands at the ranks' parameters at every step,
-computes its own gradients of the same batch, and then steps on the ranks' gradients."""
+"""Compare training one step at a time: an unwrapped twin has the ranks' parameters in every step, computes
+its own gradients of the same batch, and then steps with the ranks' gradients."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from dcpbench.config.mesh import SHARE_DATA, dp_degree
+from dcpbench.config.mesh import dp_degree, dp_rank
 from dcpbench.config.schema import Config
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
@@ -27,7 +27,7 @@ from dcpbench.verify.training import (
     loss_share,
     step_tolerances,
 )
-from dcpbench.verify.whole_tensors import Parts, any_rank, summed, summed_numbers
+from dcpbench.verify.whole_tensors import Exchange, Parts, any_rank, summed, summed_numbers
 from dcpbench.workloads.build_run import exchange_of
 from dcpbench.workloads.parallelisms import broadcasts_buffers, reduced_in, runs_other_kernels
 from dcpbench.workloads.training_run import TrainingRun
@@ -37,7 +37,7 @@ from dcpbench.workloads.world import World
 
 GRADIENT, STEP, REPLICAS, LOSS = "gradient_close", "step_equal", "replicas_equal", "batch_loss_close"
 CHECKS = (GRADIENT, STEP, REPLICAS, LOSS)
-"""The checks of this module."""
+"""The checks that `Lockstep` makes."""
 
 _OF_WHOLE = f"{LOSS} of whole batches"
 _NOT_A_MEAN = (
@@ -48,8 +48,8 @@ _IN_BACKWARD = "the optimizer steps in the backward pass, and the twin cannot st
 
 
 @dataclass
-class _Seen:
-    """What one check has seen: what it found, what it compared, for which names its control fired."""
+class _Result:
+    """The mismatches of a check, the names that it compared, and for which of them its control fired."""
 
     found: list[Mismatch] = field(default_factory=list)
     compared: dict[str, bool] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class _Seen:
 
 @dataclass(frozen=True)
 class _Losses:
-    """The losses of a step: the ranks' mean, the twin's, and the mean magnitude of those of its shares."""
+    """The losses of a step: the ranks' mean, the twin's, and the mean magnitude over its shares."""
 
     ranks: float
     twin: float
@@ -70,10 +70,10 @@ class TwinGradients:
     """The reference of a step's gradients.
 
     Args:
-        twins: the twin's, of the whole batch, by name.
-        own: the twin's of this rank's share of the batch alone, elements in float64.
-        after: changes the twin, and returns its gradients as they are then; collective.
-        check: which looks at them.
+        twins: the twin's gradients of the global batch, by name.
+        own: the twin's gradients of this rank's share of the batch, elements in float64.
+        after: changes the twin and returns its new gradients; collective.
+        check: that compares them.
     """
 
     twins: Mapping[str, TwinGradient]
@@ -83,27 +83,27 @@ class TwinGradients:
 
 
 Explain = Callable[[Compared, TwinGradients, Callable[[Mapping[str, TwinGradient]], set[str]]], Compared]
-"""Says by which defect mismatches are, given the reference and how to compare again."""
+"""Names the defects that cause mismatches, given the reference and a function that compares again."""
 
 
 class Lockstep:
-    """Compares a run, after each step that it has trained, with its twin, which then takes the same step.
+    """Compares a run, after each training step, with its twin, which then takes the same step.
 
     Args:
         world: the ranks that train the run.
-        twin: the unwrapped model, in the state of the run.
-        explain: asks known defects about gradients; None where there is none.
+        twin: an unwrapped run in the state of the run.
+        explain: attributes mismatches of gradients to known defects; None if no defect applies.
 
     Attributes:
         not_applied: why checks are not made.
-        bound_used: the largest part of a gradient's tolerance that a difference took.
+        bound_used: the largest difference of a gradient as a part of its tolerance.
     """
 
     def __init__(
         self, config: Config, world: World, run: TrainingRun, twin: TrainingRun, explain: Explain | None
     ) -> None:
         self._world, self._run, self._twin, self._explain = world, run, Twin(twin, run.dtypes), explain
-        self._seen = {check: _Seen() for check in (GRADIENT, STEP)}
+        self._results = {check: _Result() for check in (GRADIENT, STEP)}
         self.not_applied: dict[str, str] = {}
         self._losses: dict[int, _Losses] = {}
         self._exchange = exchange_of(run)
@@ -119,24 +119,24 @@ class Lockstep:
 
     @property
     def twin_losses(self) -> list[float]:
-        """The twin's losses of the steps taken."""
+        """The twin's loss of each step."""
         return [one.twin for one in self._losses.values()]
 
     @property
     def follows(self) -> bool:
-        """Whether the twin can take the run's steps."""
+        """Whether the twin can still take the run's steps."""
         return STEP not in self.not_applied
 
     @property
     def bounds(self) -> dict[str, str]:
-        """How gradients and steps are compared, as a row has it."""
-        gradient = (
-            {"gradient_bound": self._bound(torch.float32).name} if self._seen[GRADIENT].compared else {}
-        )
-        return {**gradient, "step_bound": self._inexact.bound}
+        """The names of the bounds that gradients and steps are compared by, as columns of the row."""
+        bounds = {"step_bound": self._inexact.bound}
+        if self._results[GRADIENT].compared:
+            bounds["gradient_bound"] = self._bound(torch.float32).name
+        return bounds
 
     def follow(self, batches: Batches, gradients: Mapping[str, torch.Tensor]) -> None:
-        """Have the twin take the step that the run has taken with these gradients, and compare."""
+        """Compare the step that the run has just taken with these gradients, and take it with the twin."""
         run, twin, step = self._run, self._twin, self._run.train_state.step
         group = self._world.group if broadcasts_buffers(run.model) else None
         twin.begin(twin.run.next_batch(batches), group)
@@ -158,13 +158,13 @@ class Lockstep:
         tolerances |= twin.step(gradients, whole, self._inexact)
         twin.run.finish_step(run.train_state.losses[-1])
         wrong = self._compare_state(step, tolerances)
-        if any_rank(wrong or bool(tolerances), self._exchange):
+        if any_rank(wrong or bool(tolerances), Exchange(self._world.group)):
             twin.take_over(run, self._exchange)
 
     def _loss_of_whole(self) -> float:
         try:
             return self._twin.loss_of_whole()
-        except Exception as error:  # noqa: BLE001 - a workload's, which need not take more than a share
+        except Exception as error:  # noqa: BLE001 - a user's loss need not accept more than a share
             why = f"the loss of a whole batch cannot be computed: {type(error).__name__}: {error}"
             self.not_applied[_OF_WHOLE] = why
             return math.nan
@@ -177,7 +177,7 @@ class Lockstep:
         own: Pass,
         others: list[Pass],
     ) -> None:
-        seen, leaves = self._seen[GRADIENT], self._leaves
+        result, leaves = self._results[GRADIENT], self._leaves
         found, kept = list[Mismatch](), dict[str, TwinGradient]()
         parts: dict[str, GradientPart] = {}
         for name, twin in self._twin_gradients(own, others):
@@ -191,27 +191,24 @@ class Lockstep:
             if self._explain:
                 kept[name] = twin
             had = leaves[name].extent.numel > 0
-            seen.compared[name] = seen.compared.get(name, False) or had
-            if had and not seen.fired.get(name):
+            result.compared[name] = result.compared.get(name, False) or had
+            if had and not result.fired.get(name):
                 control = compare_gradient(name, step, part, twin.made_different(bound.control))
-                seen.fired[name] = control[0] is not None
+                result.fired[name] = control[0] is not None
 
         def equal(state: Mapping[str, TwinGradient]) -> set[str]:
-            expected = state.items()
-            return {
-                name
-                for name, twin in expected
-                if name in parts and compare_gradient(name, step, parts[name], twin)[0] is None
-            }
+            both = {name: twin for name, twin in state.items() if name in parts}
+            found = {name: compare_gradient(name, step, parts[name], twin)[0] for name, twin in both.items()}
+            return {name for name, finding in found.items() if finding is None}
 
         if self._explain:
             about = TwinGradients(kept, own.gradients, self._gradients_after)
             found = [*self._explain(Compared(found, {}, {}), about, equal).found]
-        seen.found += found
+        result.found += found
 
     def _twin_gradients(self, own: Pass, others: list[Pass]) -> Iterator[tuple[str, TwinGradient | None]]:
-        """Sum the gradients of all ranks' shares of a batch; collective. Of another stage of a pipeline there
-        is none."""
+        """Sum the twins' gradients of all shares of a batch; collective. A parameter of another stage of a
+        pipeline has none."""
         twins, leaves = self._twin.parameters, self._leaves
         names = [name for name, value in twins.items() if value.numel()]
         mine: dict[str, list[torch.Tensor]] = {}
@@ -236,19 +233,16 @@ class Lockstep:
 
     @property
     def _counts(self) -> bool:
-        """Whether this rank's share of the batch counts: of the ranks that have the same, the first does."""
-        rest, counts = self._world.rank, True
-        for name, size in reversed([*self._run.sizes.items()]):
-            rest, coordinate = divmod(rest, size)
-            counts &= coordinate == 0 or name not in SHARE_DATA
-        return counts and rest == 0
+        """Whether this rank is the first of those with its share of the batch, whose gradients are summed."""
+        sizes, rank = self._run.sizes, self._world.rank
+        return all(dp_rank(sizes, other) != dp_rank(sizes, rank) for other in range(rank))
 
     def _note_losses(self, step: int, whole: float, own: float) -> bool:
-        """Note the losses of a step: the twin's of the whole batch or, where the loss of a batch is not the
-        mean of the losses of its shares, their mean. Return whether any rank's twin stepped meanwhile."""
+        """Note the losses of a step: the twin's loss of the global batch, or the mean over its shares if the
+        two differ. Return whether the twin of any rank has stepped."""
         share = own if self._counts else 0.0
         numbers = (whole, share, abs(share), float(self._twin.steps_in_backward))
-        twin, mean, size, stepped = summed_numbers(numbers, self._exchange)
+        twin, mean, size, stepped = summed_numbers(numbers, Exchange(self._world.group))
         mean, size = mean / dp_degree(self._run.sizes), size / dp_degree(self._run.sizes)
         if not abs(twin - mean) <= loss_share(self._twin.computes_in) * max(abs(twin), size):
             if LOSS not in self.not_applied:
@@ -259,24 +253,24 @@ class Lockstep:
 
     def _compare_state(self, step: int, tolerances: Mapping[str, torch.Tensor]) -> bool:
         """Compare the state after a step with the twin's; return whether this rank's is wrong."""
-        seen, twin, actual = self._seen[STEP], state_of(self._twin.run), state_of(self._run)
+        result, twin, actual = self._results[STEP], state_of(self._twin.run), state_of(self._run)
         elsewhere = set[str]()
         if self._run.pipeline:
             elsewhere = set[str]().union(*gathered({*actual}, self._world.group)) - actual.keys()
         found = compare_step(step, twin, actual, elsewhere, tolerances)
-        seen.found += found
-        seen.compared |= compared_names(actual)
-        due = [name for name in controllable(actual) if not seen.fired.get(name)]
+        result.found += found
+        result.compared |= compared_names(actual)
+        due = [name for name in controllable(actual) if not result.fired.get(name)]
         other = changed_beyond(all_different({name: actual[name] for name in due}), tolerances)
         reported = {one.name for one in compare_step(step, twin, other, twin)}
-        seen.fired |= {name: name in reported for name in due}
+        result.fired |= {name: name in reported for name in due}
         return bool(found)
 
     def results(self) -> dict[str, Compared]:
-        """Return what was compared, by check; collective."""
+        """Return the results by check; collective. Gradients that are all zero prove nothing."""
         if not self._alive:
-            self._seen[GRADIENT].fired = dict.fromkeys(self._seen[GRADIENT].fired, False)
-        made = {check: Compared(one.found, one.compared, one.fired) for check, one in self._seen.items()}
+            self._results[GRADIENT].fired = dict.fromkeys(self._results[GRADIENT].fired, False)
+        made = {check: Compared(one.found, one.compared, one.fired) for check, one in self._results.items()}
         if LOSS not in self.not_applied:
             made[LOSS] = self._compare_losses()
         made[REPLICAS] = self._compare_replicas()
@@ -285,8 +279,8 @@ class Lockstep:
         return {check: one for check, one in made.items() if check not in self.not_applied}
 
     def _compare_losses(self) -> Compared:
-        """Compare the losses; the control of each is the twin's loss of another step. They mean something if
-        they are finite and not zero, and there was a gradient."""
+        """Compare the losses. The control of each is the twin's loss of another step; a loss that is not
+        finite, or zero, or has no gradient proves nothing."""
         alive = self._run.alive[-len(self._losses) :]
         found, fired = list[Mismatch](), dict[str, bool]()
         others = self.twin_losses
@@ -294,8 +288,8 @@ class Lockstep:
             others = [*others, self._loss_of_whole()]
         for (step, one), lives in zip(self._losses.items(), alive, strict=True):
             found += self._far(step, one.twin)
-            means = math.isfinite(one.ranks) and one.ranks != 0.0 and lives
-            fired[loss_name(step)] = means and any(self._far(step, other) for other in others)
+            usable = math.isfinite(one.ranks) and one.ranks != 0.0 and lives
+            fired[loss_name(step)] = usable and any(self._far(step, other) for other in others)
         return Compared(found, dict.fromkeys(fired, True), fired)
 
     def _far(self, step: int, twin: float) -> list[Mismatch]:
@@ -304,14 +298,17 @@ class Lockstep:
         return losses_close([twin], [one.ranks], step, near / abs(twin) if twin else 0.0)
 
     def _compare_replicas(self) -> Compared:
-        """Compare what several ranks have."""
-        state = {name: leaf for name, leaf in state_of(self._run).items() if isinstance(leaf, TensorLeaf)}
-        leaves = {name: leaf for name, leaf in state.items() if leaf.kind != "buffer"}
+        """Compare parameters and optimizer state that several ranks have."""
+        leaves = {
+            name: leaf
+            for name, leaf in state_of(self._run).items()
+            if isinstance(leaf, TensorLeaf) and leaf.kind != "buffer"
+        }
         return compare_replicas(leaves, self._world.group)
 
 
 def _local(gradient: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a gradient, dense."""
+    """Return this rank's part of a gradient, dense and reduced."""
     if isinstance(gradient, DTensor) and any(one.is_partial() for one in gradient.placements):
         whole = [Replicate() if one.is_partial() else one for one in gradient.placements]
         gradient = gradient.redistribute(placements=whole)

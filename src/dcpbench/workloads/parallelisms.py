@@ -1,7 +1,7 @@
-"""How a model is spread over the ranks: one function for each parallelism.
+"""The parallelisms, a function for each.
 
-Each takes the plain model (already on its device), the device mesh of the cell (None where the
-parallelism has no mesh) and its configuration, and returns the module to train.
+It takes the plain model on its device, the device mesh of the cell (None if the parallelism has no mesh) and
+the configuration of the parallelism, and returns the module to train.
 """
 
 import fnmatch
@@ -54,13 +54,13 @@ _STYLES: dict[str, Callable[[], tp.ParallelStyle]] = {
 
 
 def wrap_model(config: Config, world: World, model: nn.Module) -> Any:
-    """Put a plain model, which is on its device, under the parallelism of the cell."""
+    """Put a plain model on its device under the parallelism of the cell."""
     wrap = pkgutil.resolve_name(config.parallel.target)
     return wrap(model, world.mesh(config.parallel.mesh_sizes(world.size)), config.parallel)
 
 
 def none(model: nn.Module, mesh: DeviceMesh | None, config: ParallelConfig) -> nn.Module:
-    """The model as it is, a replica on every rank, trained on the whole batch."""
+    """No parallelism: a replica on every rank, trained on full batches."""
     return model
 
 
@@ -70,7 +70,7 @@ def ddp(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module
 
 
 def fsdp(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:
-    """FSDP1: FULL_SHARD on one data-parallel dimension, HYBRID_SHARD on two, TP inside if it has one."""
+    """FSDP1: FULL_SHARD on one data-parallel dimension, HYBRID_SHARD on two; TP inside if the mesh has it."""
     _skip_what_is_not_sharded(model)
     dp_mesh = _tensor_parallel(model, mesh, config)
     strategy = ShardingStrategy.HYBRID_SHARD if dp_mesh.ndim == 2 else ShardingStrategy.FULL_SHARD
@@ -78,22 +78,22 @@ def fsdp(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Modul
         "device_mesh": dp_mesh,
         "sharding_strategy": strategy,
         "use_orig_params": True,
-        # Without it FSDP1 asks for an accelerator even where the ranks run on the CPU.
+        # Without it FSDP1 requires an accelerator even for ranks on the CPU.
         "device_id": next(model.parameters()).device,
     }
     return FullyShardedDataParallel(model, **{**options, **config.options})
 
 
 def fsdp2(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:
-    """FSDP2: the root by `fully_shard`, TP inside if the mesh has it."""
+    """FSDP2: `fully_shard` of the root; TP inside if the mesh has it."""
     _skip_what_is_not_sharded(model)
     fully_shard(model, mesh=_tensor_parallel(model, mesh, config), **_fully_shard_options(config))
     return model
 
 
 def fsdp2_per_layer(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:
-    """FSDP2 as trainers lay it out: each layer by `fully_shard`, then the root with what is left. A parameter
-    that layers share is left to the root. TP inside if the mesh has it."""
+    """FSDP2 as in trainers: `fully_shard` of each layer, then of the root with the remaining parameters,
+    among them those that layers share. TP inside if the mesh has it."""
     _skip_what_is_not_sharded(model, together=False)
     dp_mesh, options = _tensor_parallel(model, mesh, config), _fully_shard_options(config)
     own = {layer: list(layer.parameters()) for _, _, layer in layers(model)}
@@ -106,15 +106,15 @@ def fsdp2_per_layer(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) 
 
 
 def tensor_parallel(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:
-    """Tensor parallelism alone: what the plan does not name is a replica on every rank."""
+    """Tensor parallelism alone: parameters that the plan does not name are replicas on every rank."""
     _tensor_parallel(model, mesh, config)
     return model
 
 
 def lay_out_buckets(model: nn.Module) -> None:
-    """Have DDP lay its gradient buckets out anew, which it does once, after its first backward, and from then
-    on sum in another order: a resumed run would differ from the uninterrupted one by that alone. It is a
-    backward of the parameters themselves: nothing is drawn, and no buffer changes."""
+    """Run a backward pass through DDP, after the first of which it rearranges its gradient buckets and sums
+    in another order. A resumed run would differ by that alone. The loss is the sum of the parameters: nothing
+    is drawn, and no buffer changes."""
     for ddp in model.modules():
         if isinstance(ddp, DistributedDataParallel):
             trained = [one for one in ddp.module.parameters() if one.requires_grad]
@@ -124,16 +124,16 @@ def lay_out_buckets(model: nn.Module) -> None:
 
 
 def _sparse(model: nn.Module) -> set[int]:
-    """The `id` of each parameter of a model that has sparse gradients."""
+    """Return the `id` of each parameter with sparse gradients."""
     tables = [one for one in model.modules() if isinstance(one, nn.Embedding | nn.EmbeddingBag)]
     return {id(one.weight) for one in tables if one.sparse}
 
 
 def _skip_what_is_not_sharded(model: nn.Module, together: bool = True) -> None:
-    """Look for trained parameters that FSDP does not take, all `together` or layer by layer.
+    """Check that FSDP can shard the trained parameters, all `together` or layer by layer.
 
     Raises:
-        Skip: there is one.
+        Skip: it cannot.
     """
     sparse, dtypes = _sparse(model), {one.dtype for one in model.parameters()}
     for name, one in model.named_parameters():
@@ -147,8 +147,7 @@ def _skip_what_is_not_sharded(model: nn.Module, together: bool = True) -> None:
 
 
 def _sum(parameters: Iterable[torch.Tensor], sparse: Container[int]) -> Any:
-    """A real number that has a gradient for each parameter, a sparse one for those whose `id` is among
-    `sparse`."""
+    """Return a real number with a gradient for each parameter, sparse for those whose `id` is in `sparse`."""
 
     def real_sum(parameter: torch.Tensor) -> torch.Tensor:
         if id(parameter) in sparse:
@@ -159,8 +158,8 @@ def _sum(parameters: Iterable[torch.Tensor], sparse: Container[int]) -> Any:
 
 
 def layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
-    """The layers of a model, its children and those of the containers among them one by one: each with the
-    module that holds it and its name there."""
+    """Return the layers of a model, which are its children, or theirs if they are containers: each with the
+    module that has it and its name there."""
     found: list[tuple[nn.Module, str, nn.Module]] = []
     for name, child in model.named_children():
         found += layers(child) if isinstance(child, _CONTAINERS) else [(model, name, child)]
@@ -168,17 +167,17 @@ def layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
 
 
 def pipeline(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:
-    """This rank's stage of a pipeline, each layer of it by `fully_shard`, TP inside if the mesh has it."""
+    """This rank's stage of a pipeline, with `fully_shard` of each layer; TP inside if the mesh has it."""
     keep_stage(model, mesh["pp"])
     return fsdp2_per_layer(model, mesh, config)
 
 
 def expert_parallel(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:
-    """Experts over `ep`, each rank's by `fully_shard` over `dp_shard`; all else by `fully_shard` over all
-    ranks. Every rank has samples of its own, which all experts see. The option `sums` has the experts'
-    gradients reduced by sums."""
+    """Experts over `ep`, with `fully_shard` of each rank's over `dp_shard`; everything else by `fully_shard`
+    over all ranks. Every rank has different samples, which all experts see. The option `sums` reduces the
+    experts' gradients by sums."""
     options = _fully_shard_options(config)
-    # gloo can do nothing else, and over one rank torch then divides twice: findings/gradient-divide-factor.md
+    # gloo can only sum, and over one rank torch then divides twice: findings/gradient-divide-factor.md
     sums = options.pop("sums", mesh["dp_shard"].size() > 1)
     for name in config.ep_plan:
         experts = model.get_submodule(name)
@@ -186,7 +185,7 @@ def expert_parallel(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) 
         distribute_module(experts, mesh["ep"], _shard_first, *hooks)
         sharded = fully_shard(experts, mesh=mesh["dp_shard"], **options)
         sharded.set_force_sum_reduction_for_comms(sums)
-        # Their gradients are sums over the samples of all ranks of an `ep` group.
+        # Their gradients are sums over the samples of all ranks in an `ep` group.
         sharded.set_gradient_divide_factor(mesh.size())
     fully_shard(model, mesh=mesh._flatten("dp_shard_ep"), **options)
     return model
@@ -198,7 +197,7 @@ def _shard_first(_: str, module: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _to_all_experts(_: nn.Module, inputs: tuple[torch.Tensor, torch.Tensor], mesh: DeviceMesh) -> Any:
-    # In one collective: two at a time end the process on gloo, now and then (findings/gloo-two-gathers.md).
+    # One collective: two at a time sometimes end the process on gloo (findings/gloo-two-gathers.md).
     gathered = all_gather_tensor_autograd(torch.cat(inputs, dim=1), 0, mesh)
     samples, weights = gathered.split([one.shape[1] for one in inputs], dim=1)
     return samples, weights.tensor_split(mesh.size(), dim=1)[mesh.get_local_rank()]
@@ -210,7 +209,7 @@ def _to_own_samples(_: nn.Module, output: torch.Tensor, mesh: DeviceMesh) -> tor
 
 
 def computes_in(config: ParallelConfig) -> frozenset[torch.dtype]:
-    """The dtypes that a parallelism computes in, whichever the parameters have."""
+    """Return the dtypes of mixed precision that a parallelism computes in."""
     policy = config.options.get("mp_policy", {})
     return frozenset(getattr(torch, value) for name, value in policy.items() if name.endswith("_dtype"))
 
@@ -220,12 +219,12 @@ _REDUCED_IN: dict[Callable[..., Any], torch.dtype | None] = {
     default_hooks.fp16_compress_hook: torch.float16,
     default_hooks.bf16_compress_hook: torch.bfloat16,
 }
-"""The dtype that DDP's communication hooks reduce gradients in; None is their own."""
+"""The dtype in which DDP's communication hooks reduce gradients; None is the gradient's."""
 
 
 def reduced_in(model: nn.Module, config: ParallelConfig) -> tuple[torch.dtype | None, str | None]:
-    """Return the dtype that gradients are reduced in, None if it is their own; and why they are not the mean
-    of what the ranks have, if they are not."""
+    """Return the dtype in which gradients are reduced, None if it is the gradient's; and why they are not the
+    mean of the ranks' gradients, if they are not."""
     for ddp in model.modules():
         for hook, _ in getattr(ddp, "_comm_hooks", ()) if isinstance(ddp, DistributedDataParallel) else ():
             if hook not in _REDUCED_IN:
@@ -237,22 +236,21 @@ def reduced_in(model: nn.Module, config: ParallelConfig) -> tuple[torch.dtype | 
 
 
 def broadcasts_buffers(model: nn.Module) -> bool:
-    """Whether each forward pass begins with the first rank's buffers."""
+    """Return whether each forward pass begins with the first rank's buffers."""
     return any(isinstance(one, DistributedDataParallel) and one.broadcast_buffers for one in model.modules())
 
 
 def runs_other_kernels(config: Config, sizes: Mapping[str, int]) -> bool:
-    """Whether a plain model cannot run the kernels that the ranks run: where tensors, layers or samples of
-    experts are split, or code is compiled; where the kernels of one run differ from time to time; and under a
-    parallelism that is not known."""
+    """Return whether a plain model cannot run the ranks' kernels: because tensors, layers or samples of
+    experts are split, code is compiled, kernels are not deterministic, or the parallelism is a user's."""
     split = {"pp", "ep", "tp"} & sizes.keys()
     known = config.parallel.target.startswith(f"{__name__}.")
     return bool(split or config.compile or not config.deterministic or not known)
 
 
 class _CastAsFsdp(nn.Module):
-    """A plain model that computes in the dtypes of FSDP's mixed precision: parameters and inputs are cast,
-    and the output."""
+    """A plain model that computes in the dtypes of FSDP's mixed precision: it casts parameters, inputs and
+    output."""
 
     def __init__(self, model: nn.Module, policy: MixedPrecisionPolicy) -> None:
         super().__init__()
@@ -274,13 +272,13 @@ def _cast(tensors: Any, dtype: torch.dtype) -> Any:
 
 
 def cast_as_fsdp(model: nn.Module, config: ParallelConfig) -> nn.Module:
-    """Have a plain model compute in the dtypes of a parallelism."""
+    """Return a plain model that computes in the dtypes of a parallelism."""
     policy = _fully_shard_options(config).get("mp_policy")
     return _CastAsFsdp(model, policy) if policy else model
 
 
 def wrap_layers(model: nn.Module, checkpointing: ActivationCheckpointing | None, compiled: bool) -> None:
-    """Have each layer of a plain model computed again in the backward pass, compiled by itself, or both."""
+    """Wrap each layer of a plain model in activation checkpointing, compile it separately, or both."""
     for holder, name, layer in layers(model):
         wrapped: Any = layer
         if checkpointing is ActivationCheckpointing.layer:
@@ -293,25 +291,25 @@ def wrap_layers(model: nn.Module, checkpointing: ActivationCheckpointing | None,
 
 
 def _fully_shard_options(config: ParallelConfig) -> dict[str, Any]:
-    """The options with policies made of what the configuration says of them, dtypes by their names."""
-    made: dict[str, Any] = {**config.options}
-    if "mp_policy" in made:
-        given = {
+    """Return the options of `fully_shard`, with policies built from the configuration."""
+    options: dict[str, Any] = {**config.options}
+    if "mp_policy" in options:
+        policy = {
             name: getattr(torch, value) if name.endswith("_dtype") else value
-            for name, value in made["mp_policy"].items()
+            for name, value in options["mp_policy"].items()
         }
-        made["mp_policy"] = MixedPrecisionPolicy(**given)
-    if "offload_policy" in made:
-        made["offload_policy"] = CPUOffloadPolicy(**made["offload_policy"])
-    return made
+        options["mp_policy"] = MixedPrecisionPolicy(**policy)
+    if "offload_policy" in options:
+        options["offload_policy"] = CPUOffloadPolicy(**options["offload_policy"])
+    return options
 
 
 def _tensor_parallel(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> DeviceMesh:
-    """Apply the TP plan in place where the mesh has a tp dimension; return the data-parallel mesh. A stage of
-    a pipeline has a part of the plan.
+    """Apply the TP plan in place if the mesh has a tp dimension; return the data-parallel mesh. A stage of a
+    pipeline need not have all modules of the plan.
 
     Raises:
-        ValueError: the plan names a module that the model does not have, which torch only warns of.
+        ValueError: the model lacks a module of the plan; torch only warns.
     """
     rest = tuple(name for name in config.mesh if name not in SHARE_DATA)
     if "tp" not in config.mesh:

@@ -1,5 +1,5 @@
-"""The unwrapped twin of a parallel run: its passes over this rank's share of a batch, the noise of its
-kernels, and its optimizer steps on the ranks' gradients."""
+"""The unwrapped twin of a parallel run: its forward and backward passes over this rank's share of a batch,
+the noise of its kernels, and its optimizer steps with the ranks' gradients."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,16 +30,16 @@ from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.workload import Tensors, each_tensor
 
 _JITTERED = 2
-"""How many passes, or steps, that are a little different measure noise."""
+"""How many passes or steps with slightly different values measure noise."""
 _STEP_SHARE = 2**-9
-"""By what part of themselves gradients are made different to measure a step that does not repeat exactly: its
-optimizer may compute in bfloat16."""
+"""The relative change of gradients that measures how exactly a step repeats, for optimizers that compute in
+bfloat16."""
 
 
 @dataclass(frozen=True)
 class Pass:
-    """A forward and backward pass over this rank's share of a batch: its loss; the gradients by FQN, elements
-    in float64; the buffers after it."""
+    """A forward and backward pass: the loss, the gradients by FQN with elements in float64, and the buffers
+    after it."""
 
     loss: float
     gradients: dict[str, torch.Tensor]
@@ -47,15 +47,15 @@ class Pass:
 
 
 class Twin:
-    """A plain run that is in the state of a parallel one.
+    """An unwrapped run in the state of a parallel one.
 
     Args:
         run: from `build_run.build_twin`.
-        dtypes: those that the parallel run computes in.
+        dtypes: that the parallel run computes in.
 
     Attributes:
-        computes_in: these, and those that modules return, as under autocast.
-        steps_in_backward: whether its optimizer has stepped in a backward pass.
+        computes_in: these dtypes, and those of module outputs, as under autocast.
+        steps_in_backward: whether the optimizer has stepped in a backward pass.
     """
 
     def __init__(self, run: TrainingRun, dtypes: Iterable[torch.dtype]) -> None:
@@ -66,12 +66,12 @@ class Twin:
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Parameters by FQN, tied ones under the first of their names."""
+        """The parameters by FQN, tied ones under their first name."""
         return {plain_fqn(self.model, name): value for name, value in self.model.named_parameters()}
 
     def begin(self, batch: Tensors, group: dist.ProcessGroup | None) -> None:
-        """Begin a step with this batch; collective over `group`, if there is one: with the buffers of its
-        first rank."""
+        """Begin a step with this batch, and with the buffers of the first rank of `group`, if there is one;
+        collective over it."""
         self._batch = batch
         for buffer in self.model.buffers() if group else ():
             received = buffer.to(torch.device("cpu"))
@@ -80,12 +80,12 @@ class Twin:
         self._begin_again = self._kept()
 
     def loss_of_whole(self) -> float:
-        """Return the loss of the whole batch."""
+        """Return the loss of the global batch."""
         with self._undone(), torch.no_grad(), self.run.random.drawn_from():
             return float(self.run.loss_of(self._batch))
 
     def passed(self) -> Pass:
-        """Pass over this rank's share of the batch."""
+        """Make the pass of the step."""
 
         def stepped(*_: Any) -> None:
             self.steps_in_backward = True
@@ -98,14 +98,14 @@ class Twin:
         return made
 
     def passed_again(self) -> Pass:
-        """Pass over it once more, as from the beginning of the step, of which nothing stays."""
+        """Make the pass again from the state at the beginning of the step, and undo its effects."""
         with self._undone():
             self._begin_again()
             return self._passed(self._batch)
 
     @contextmanager
     def changed(self, change: Callable[[nn.Module], None]) -> Iterator[None]:
-        """Context manager: within, other parameters require gradients."""
+        """Context manager: change which parameters require gradients."""
         required = {value: value.requires_grad for value in self.model.parameters()}
         change(self.model)
         yield
@@ -113,7 +113,7 @@ class Twin:
             value.requires_grad_(was)
 
     def jittered(self) -> list[Pass]:
-        """Pass over it again, with parameters and inputs that are different by a rounding."""
+        """Make passes with parameters and inputs that differ by a rounding, and undo their effects."""
         share = max((_unit(one) for one in self.computes_in), default=0.0)
         passes = []
         for number in range(_JITTERED):
@@ -128,15 +128,15 @@ class Twin:
     def step(
         self, gradients: Mapping[str, torch.Tensor], whole: Mapping[str, torch.Tensor], inexact: "Inexact"
     ) -> dict[str, torch.Tensor]:
-        """Step on the ranks' gradients.
+        """Step with the ranks' gradients.
 
         Args:
-            gradients: this rank's.
-            whole: those of all ranks, whole.
+            gradients: this rank's parts.
+            whole: full gradients.
             inexact: the parameters whose step does not repeat exactly.
 
         Returns:
-            how far each element of these, and of their state, may be away.
+            the tolerance of each element of these parameters and of their optimizer state.
         """
         others = list[Leaves]()
         for number in range(_JITTERED if inexact.measured else 0):
@@ -144,7 +144,7 @@ class Twin:
             with self._undone():
                 self._set_gradients(gradients, whole)
                 mine = [one.grad for one in self.model.parameters() if one.grad is not None]
-                share = max([_STEP_SHARE, *(_unit(one.dtype) for one in mine)])  # less is rounded away
+                share = max([_STEP_SHARE, *(_unit(one.dtype) for one in mine)])  # less would round away
                 jitter(mine, share, seed=number)
                 self.run.optimizer.step()
                 others.append(retained(state_of(self.run)))
@@ -167,7 +167,7 @@ class Twin:
 
     @torch.no_grad()
     def take_over(self, run: TrainingRun, exchange: Exchange) -> None:
-        """Take the values of tensors from a run, whose step this one has repeated; collective."""
+        """Copy the tensors of a run after the same step; collective."""
         tensors = assembled(state_of(run), exchange)
         for name, leaf in state_of(self.run).items():
             if name in tensors:
@@ -185,8 +185,8 @@ class Twin:
             self.computes_in.add(output.dtype)
 
     def _kept(self) -> Callable[[], None]:
-        """Return what restores parameters, buffers and generators as they are now, and the attributes of
-        modules, such as a counter of steps."""
+        """Return a function that restores parameters, buffers, generators and the attributes of modules, such
+        as a counter of steps, to what they are now."""
         model, states = self.model, dict(self.run.random.states)
         held = [one.detach().clone() for one in (*model.parameters(), *model.buffers())]
         attributes = [(module, dict(vars(module))) for module in model.modules()]
@@ -204,7 +204,7 @@ class Twin:
 
     @contextmanager
     def _undone(self) -> Iterator[None]:
-        """Context manager: restore what changes within."""
+        """Context manager: undo all changes at its end."""
         restore = self._kept()
         yield
         restore()
@@ -222,12 +222,12 @@ class Twin:
 
 @dataclass(frozen=True)
 class Inexact:
-    """The parameters whose optimizer step does not do, bit for bit, on whole tensors what it does on parts.
+    """The parameters whose optimizer step on full tensors is not, bit for bit, the step on parts.
 
     Args:
-        measured: those where it may differ by as much as it does for other gradients.
-        rounded: those where it may differ by a rounding: of 16 bits, or of any type, in relation to the
-            largest element, on `other_kernels`.
+        measured: the step may differ by as much as it does for slightly different gradients.
+        rounded: the step may differ by a rounding in 16 bits or, on `other_kernels`, by one of the largest
+            element in any dtype.
     """
 
     measured: frozenset[str] = frozenset()
@@ -236,17 +236,16 @@ class Inexact:
 
     @property
     def bound(self) -> str:
-        """How steps are compared, as a row has it."""
+        """The name of the bound of steps, a column of the row."""
         return "measured" if self.measured else "rounding" if self.rounded else "bits"
 
 
 def inexact_steps(run: TrainingRun, twin: TrainingRun, split: bool) -> Inexact:
     """Find the steps that do not repeat exactly.
 
-    Where tensors are `split` these are steps of optimizers that are not known to go by elements. Fused steps,
-    and those of 16 bits, may differ by a rounding: torch computes the elements at the end of a tensor, which
-    do not fill a vector, in another way. So may all, where the parameters are on another device than the
-    twin's.
+    If tensors are `split` these are the steps of optimizers that are not known to work by elements. Fused
+    steps, and steps in 16 bits, may differ by a rounding: torch has another kernel for the last elements of a
+    tensor, which do not fill a vector. All may if the parameters are on another device than the twin's.
     """
     names = named_parameters(twin.model)
     if any(value.device.type != twin.world.device.type for value in run.model.parameters()):
@@ -266,12 +265,12 @@ def _is_narrow(tensor: torch.Tensor) -> bool:
 
 
 def _is_of(name: str, parameters: Iterable[str]) -> bool:
-    """Whether a piece of state is one of these parameters, or what an optimizer has of one."""
+    """Return whether a name is of one of these parameters, or of its optimizer state."""
     return name in parameters or name.startswith(tuple(f"state.{one}." for one in parameters))
 
 
 def state_of(run: TrainingRun) -> Leaves:
-    """Tensors of model and component; state and hyperparameters of the optimizer."""
+    """Return the tensors of model and component, and the state and hyperparameters of the optimizer."""
     parts = named_parts(run.model)
     model = snapshot_model(run.model, parts)
     held = {**of_kind("param", model), **of_kind("buffer", model), **run.component.leaves()}
@@ -281,10 +280,11 @@ def state_of(run: TrainingRun) -> Leaves:
 
 
 def dense(gradient: torch.Tensor) -> torch.Tensor:
-    """The same gradient, not sparse."""
+    """Return a gradient that is not sparse."""
     return gradient.to_dense() if gradient.is_sparse else gradient
 
 
 def _unit(dtype: torch.dtype) -> float:
-    """A rounding in a dtype: the distance of 1 to the next number; half of it in those of 16 bits."""
+    """Return the relative rounding of a dtype: the distance from 1 to the next number, half of it in 16
+    bits."""
     return torch.finfo(dtype).eps * (0.5 if dtype.itemsize == 2 else 1.0)

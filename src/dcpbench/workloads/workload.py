@@ -3,7 +3,7 @@
 
 import inspect
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau, StepLR
 
 from dcpbench.config.schema import SEED_STRIDE, Config
 from dcpbench.core.rank_report import Skip
+from dcpbench.verify.compare import same_value
 from dcpbench.workloads.optimizers import each_of
 
 Tensors = Any
@@ -65,15 +66,17 @@ def workload_of(config: Config) -> Workload:
     """Build the workload of a cell.
 
     Raises:
-        TypeError: `workload.target` does not return a `Workload`.
+        TypeError: `workload.target` does not return a `Workload`, or one of its fields is not a function.
     """
     if config.workload.target is None:
         return of_groups(config)
     made = pkgutil.resolve_name(config.workload.target)(**config.workload.options)
+    where = f"workload.target={config.workload.target}"
     if not isinstance(made, Workload):
-        raise TypeError(
-            f"workload.target={config.workload.target}: returned a {type(made).__name__}, no Workload"
-        )
+        raise TypeError(f"{where}: returned a {type(made).__name__}, no Workload")
+    for name in ("batch", "loss", "optimizer", "scheduler"):
+        if not callable(value := getattr(made, name)):
+            raise TypeError(f"{where}: {name} is a {type(value).__name__}; pass a function (see Workload)")
     return replace(made, optimizer=partial(_without_closure, made.optimizer))
 
 
@@ -160,9 +163,36 @@ class Batches:
 
 
 def batches_of(config: Config, device: torch.device) -> Batches:
-    """Build the batches of a cell; a user's trainer has its own."""
+    """Build the batches of a cell; a user's trainer has its own.
+
+    Raises:
+        TypeError, ValueError: a user's `batch` does not return the same batch for the same generator.
+    """
     if config.own_trainer:
         return Batches(config.seed, lambda _: None, device)
     # Of the workload only the batches are needed; a user's may keep the tensors that they are made from.
     with device if config.workload.target else torch.device("meta"):
-        return Batches(config.seed, workload_of(config).batch, device)
+        batches = Batches(config.seed, workload_of(config).batch, device)
+    if config.workload.target:
+        _check_batches(batches, f"workload.target={config.workload.target}: batch(generator)")
+    return batches
+
+
+def _check_batches(batches: Batches, where: str) -> None:
+    """Draw a batch twice: one that comes from an iterator is another one, or not a batch at all."""
+    drawn: list[Tensors] = []
+    for _ in range(2):
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(0)
+            try:
+                drawn.append(batches.at(1))
+            except StopIteration as error:
+                raise ValueError(f"{where} has no more data: {_DRAW}") from error
+        if isinstance(drawn[-1], Iterator):
+            kinds = "a tensor, or a dictionary, list or tuple of tensors"
+            raise TypeError(f"{where} returned a {type(drawn[-1]).__name__}; return {kinds}")
+    if not same_value(*drawn):
+        raise ValueError(f"{where} returned two different batches for the same generator: {_DRAW}")
+
+
+_DRAW = "draw each batch with the generator alone, not from an iterator"

@@ -109,8 +109,9 @@ class World:
             torch.cuda.synchronize(self.device)
 
     def mean(self, value: torch.Tensor) -> float:
-        """Return the mean of a scalar over all ranks, summed in float64; collective."""
-        total = value.detach().double()
-        if self.checkpoint_group is not None:
-            dist.all_reduce(total, group=self.training_group)
+        """Return the mean of a scalar over all ranks, summed in float64 on the CPU; collective. Among ranks
+        that share a GPU, NCCL would take many milliseconds."""
+        total = value.detach().double().cpu()
+        if self.group is not None:
+            dist.all_reduce(total, group=self.training_group or self.group)
         return float(total.item()) / self.size

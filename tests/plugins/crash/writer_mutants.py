@@ -14,8 +14,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from dcpbench.checkpointers.storage import Storage
-from dcpbench.config.groups import StorageConfig
-from dcpbench.config.save import SaveConfig
+from dcpbench.config.groups import SaveConfig, StorageConfig
 from plugins.crash.durable_writer import DurableWriter
 
 

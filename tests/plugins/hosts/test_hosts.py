@@ -153,15 +153,15 @@ def test_a_stage_ends_when_each_host_has_reported() -> None:
 
 
 def test_a_stage_that_fails_on_a_host_is_concluded_on_the_others() -> None:
-    failed = RankEnd(0, 0, "a", "train", gone_at=time.monotonic(), exit_status=-9)
+    failed = RankEnd(0, 0, "a", "train", exited_at=time.monotonic(), exit_status=-9)
     a = host("a", events=[[StageEnd((failed,))]])
     b = host("b", events=[[(1, "load")]])
     end, _ = _run(Cluster(ExecutorConfig("ray"), [a, b]).executor(()))
     killed, lost = end.ranks
     assert (killed.exit_status, killed.lost) == (-9, None)
     assert (lost.phase, lost.lost) == ("load", "was lost: gone")
-    assert lost.gone_at is not None
-    assert lost.gone_at < time.monotonic() - 1, "its ranks ended before anybody saw that it had"
+    assert lost.exited_at is not None
+    assert lost.exited_at < time.monotonic() - 1, "its ranks ended before anybody saw that it had"
 
 
 def test_a_silent_agent_is_given_up_and_its_late_answer_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,11 +27,11 @@ from dcpbench.config.text import counted, did_you_mean
 from dcpbench.core.statuses import SEVERITY
 from dcpbench.executors.interpreters import environment_of, versions_of
 from dcpbench.records.row import Row
+from dcpbench.records.short_reason import short_reason
 from dcpbench.records.store import SWEEP_JSON, stored_rows
 from dcpbench.report.labels import quantity
 from dcpbench.report.styles import print_table, standard_output, style_of, text_of
 from dcpbench.sweep import manifest
-from dcpbench.verdict.sentences import short_reason
 
 _LOG = "dcpbench.log"
 _TRUST = "trust=true"

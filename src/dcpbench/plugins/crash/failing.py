@@ -22,8 +22,7 @@ from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 
 from dcpbench.checkpointers.dcp_metadata import DATA_SUFFIX
 from dcpbench.checkpointers.storage import Storage, file
-from dcpbench.config.groups import StorageConfig, rank_of
-from dcpbench.config.save import SaveConfig
+from dcpbench.config.groups import SaveConfig, StorageConfig, rank_of
 from dcpbench.plugins.crash.file_layer import FileLayer, layered
 from dcpbench.plugins.crash.operations import Kind
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from dcpbench.config.save import Kept
+from dcpbench.config.groups import Kept
 from dcpbench.config.schema import Config
 
 _FSDP1 = "dcpbench.workloads.parallelisms.fsdp"

@@ -17,7 +17,7 @@ def _expected(
     own, ranks = reference.own, cell.world.size
     yield {
         reference.check: {
-            name: replace(twin, mean=own[name] / ranks, factor_tolerance=None)
+            name: replace(twin, mean=own[name].to(twin.mean.device) / ranks, factor_tolerance=None)
             for name, twin in reference.twins.items()
             if name in own
         }

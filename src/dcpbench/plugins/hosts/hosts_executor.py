@@ -192,8 +192,8 @@ def _merged(placed: Sequence[Placed], clocks: Sequence[_Clock], ends: Sequence[S
         ahead_s = 0.0 if one.agent.lost else clock.monotonic_s
         for rank in end.ranks:
             failed = rank.failed and replace(rank.failed, at=rank.failed.at - ahead_s)
-            gone_at = None if rank.gone_at is None else rank.gone_at - ahead_s
-            ranks.append(replace(rank, failed=failed, gone_at=gone_at))
+            exited_at = None if rank.exited_at is None else rank.exited_at - ahead_s
+            ranks.append(replace(rank, failed=failed, exited_at=exited_at))
         hosts.append(HostUsed(one.agent.name, tuple(one.ranks), clock.wall_s, clock.error_s))
     limit = next((end.limit for end in ends if end.limit), None)
     dropped = tuple(text for end in ends for text in end.dropped)

@@ -43,12 +43,12 @@ class Watch:
     phases: dict[int, str] = field(default_factory=dict)
     end: StageEnd | None = None
 
-    def lose(self, gone_at: float) -> None:
+    def lose(self, exited_at: float) -> None:
         """End the stage here: the agent is lost, and with it the ranks, which were gone by then."""
         agent, ends = self.placed.agent, list[RankEnd]()
         for rank in self.placed.ranks:
             at = (rank, self.placed.local_rank(rank), agent.name, self.phases.get(rank, "start"))
-            ends.append(RankEnd(*at, gone_at=gone_at, lost=agent.lost))
+            ends.append(RankEnd(*at, exited_at=exited_at, lost=agent.lost))
         self.end = StageEnd(tuple(ends))
 
 

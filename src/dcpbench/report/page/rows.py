@@ -18,8 +18,9 @@ from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.sentences import describe
 from dcpbench.core.statuses import SHOWN
 from dcpbench.records.row import columns
+from dcpbench.records.short_reason import short_reason
 from dcpbench.records.store import DETAILS_JSONL, RESULTS_JSONL
-from dcpbench.verdict.sentences import rank_numbers, short_reason
+from dcpbench.verdict.sentences import rank_numbers
 
 _POINTS = 200
 _DIGITS = 10

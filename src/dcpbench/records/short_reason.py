@@ -1,0 +1,51 @@
+"""One line for the reason of a row."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dcpbench.core.checks import CHECKS
+from dcpbench.core.mismatch import Problem
+from dcpbench.verdict.sentences import OBSERVED, UNLISTED
+
+
+def short_reason(row: Mapping[str, Any]) -> str:
+    """Shorten the reason of a flat row to one line: the first check that failed, its worst mismatch, a number
+    and a rank; for a known failure its id; otherwise the start of the reason. The line starts with
+    `training: ` if only checks of training failed.
+
+    >>> worst = {"name": "net1.weight", "problem": "differs", "max_abs_diff": 0.01, "rank": 2}
+    >>> details = {"checks": {"model_equal": {"worst": [worst], "mismatch_count": 3}}}
+    >>> short_reason({"status": "fail", "model_equal": False, "reason": "…", "details": details})
+    'model_equal: net1.weight differs by 0.01, rank 2 (+2 more)'
+    """
+    reason = str(row.get("reason") or "")
+    failed = [check for check in CHECKS if row.get(check) is False and not CHECKS[check].training]
+    training = [check for check in CHECKS if row.get(check) is False and CHECKS[check].training]
+    if not failed:
+        failed, training = training, []
+    if row.get("status") == "xfail":
+        return reason.partition(":")[0]
+    if reason.startswith(UNLISTED):
+        return reason.partition(OBSERVED)[0]
+    if row.get("status") != "fail" or not failed:
+        return reason.partition(" (before that ")[0].partition("; stacks are ")[0]
+    details = _mapping(_mapping(_mapping(row.get("details")).get("checks")).get(failed[0]))
+    listed = details.get("worst")
+    worst = _mapping(listed[0] if isinstance(listed, list) and listed else None)
+    if not worst:
+        return reason
+    problem = str(worst.get("problem", Problem.differs))
+    differs = problem in (Problem.differs, Problem.value, Problem.far)
+    text = f"{failed[0]}: {worst.get('name')} {'differs' if differs else problem.replace('_', ' ')}"
+    text += f" by {distance:.3g}" if isinstance(distance := worst.get("max_abs_diff"), int | float) else ""
+    text += f", rank {worst['rank']}" if "rank" in worst else ""
+    more = details.get("mismatch_count")
+    text += f" (+{more - 1} more)" if isinstance(more, int) and more > 1 else ""
+    text += f", also {', '.join(failed[1:])}" if failed[1:] else ""
+    text += f"; training: {', '.join(training)}" if training else ""
+    return f"training: {text}" if CHECKS[failed[0]].training else text
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    """Return the value, or an empty mapping if it is not a mapping: anyone can write a row."""
+    return value if isinstance(value, Mapping) else {}
