@@ -103,9 +103,7 @@ QUICK = (
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in WRONG]
 )
-def test_a_wrong_configuration_is_one_line_and_starts_nothing(
-    case: str, sweep: Callable[..., Finished]
-) -> None:
+def test_a_wrong_configuration_gets_one_line(case: str, sweep: Callable[..., Finished]) -> None:
     overrides, words = WRONG[case]
     ended = sweep(*overrides)
     assert ended.status == 2, ended.err
@@ -120,7 +118,7 @@ def test_a_wrong_configuration_is_one_line_and_starts_nothing(
 
 
 @pytest.mark.parametrize("plan", ["plan=false", "plan=true"])
-def test_a_folder_that_cannot_be_written_to(plan: str, tmp_path: Path) -> None:
+def test_unwritable_folder_is_refused(plan: str, tmp_path: Path) -> None:
     blocked = tmp_path / "a-file"
     blocked.write_text("mine")
     ended = run(blocked / "sweep", "parallel=ddp", plan, cwd=tmp_path)
@@ -131,9 +129,7 @@ def test_a_folder_that_cannot_be_written_to(plan: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("plan", ["plan=false", "plan=true"])
-def test_a_storage_that_cannot_be_written_to(
-    plan: str, tmp_path: Path, sweep: Callable[..., Finished]
-) -> None:
+def test_unwritable_storage_is_refused(plan: str, tmp_path: Path, sweep: Callable[..., Finished]) -> None:
     blocked = tmp_path / "a-file"
     blocked.write_text("mine")
     ended = sweep("parallel=ddp", "device=cpu", f"storage.root={blocked}", plan)
@@ -167,7 +163,7 @@ def test_cfg_of_an_experiment_counts_its_cells(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.extended
-def test_checkpoints_lie_where_storage_root_says(tmp_path: Path, sweep: Callable[..., Finished]) -> None:
+def test_storage_root_gets_the_checkpoints(tmp_path: Path, sweep: Callable[..., Finished]) -> None:
     root = tmp_path / "elsewhere"
     ended = sweep(
         "parallel=ddp", "device=cpu", f"storage.root={root}", "keep_checkpoints=all", "saves=2", *ONE_STEP
@@ -191,7 +187,7 @@ def test_another_launcher_is_refused(overrides: list[str], sweep: Callable[..., 
     assert "scripts/ray.sbatch" in ended.err
 
 
-def test_a_driver_that_a_launcher_of_ranks_starts_is_refused(
+def test_start_by_torchrun_is_refused(
     sweep: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"):  # as torchrun sets them
@@ -204,7 +200,7 @@ def test_a_driver_that_a_launcher_of_ranks_starts_is_refused(
     assert not list(ended.folder.glob("results*"))
 
 
-def test_an_existing_sweep_is_never_written_over(tmp_path: Path, sweep: Callable[..., Finished]) -> None:
+def test_an_existing_sweep_is_not_overwritten(tmp_path: Path, sweep: Callable[..., Finished]) -> None:
     folder = tmp_path / "sweep"
     folder.mkdir()
     (folder / "results.jsonl").write_text('{"cell": "theirs"}\n')
@@ -218,7 +214,7 @@ def test_an_existing_sweep_is_never_written_over(tmp_path: Path, sweep: Callable
 
 
 @pytest.mark.slow
-def test_users_own_groups_are_taken_from_config_dir(sweep: Callable[..., Finished]) -> None:
+def test_config_dir_adds_groups(sweep: Callable[..., Finished]) -> None:
     ended = sweep("model=mine", "parallel=fsdp2", "device=cpu", "world_size=2", "saves=1")
     assert ended.row(model="mine")["status"] == "pass", ended.out
     assert ended.row(model="mine")["world_size"] == 2
@@ -264,7 +260,7 @@ def test_help_and_configuration_need_no_torch(words: str) -> None:
         "sharing=disjoint",
     ),
 )
-def test_ctrl_c_keeps_the_rows_and_ends_the_ranks(tmp_path: Path, how: str) -> None:
+def test_ctrl_c_keeps_rows_and_ends_ranks(tmp_path: Path, how: str) -> None:
     folder = tmp_path / "sweep"
     lists = ("scenario=save_load,hangs", *SMALL, *how.split())
     driver = start(*words_of(folder, "-m", *lists, "parallel=ddp", "device=cpu", "saves=1"), cwd=tmp_path)
@@ -280,7 +276,7 @@ def test_ctrl_c_keeps_the_rows_and_ends_the_ranks(tmp_path: Path, how: str) -> N
 
 
 @pytest.mark.slow
-def test_ranks_do_not_outlive_a_driver_that_was_killed(tmp_path: Path) -> None:
+def test_ranks_end_with_a_killed_driver(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     asked = ("-m", "scenario=save_load,hangs", "parallel=ddp", "device=cpu", "saves=1", *SMALL)
     driver = start(*words_of(folder, *asked), cwd=tmp_path)
@@ -291,7 +287,7 @@ def test_ranks_do_not_outlive_a_driver_that_was_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_may_have_as_many_files_open_as_the_machine_lets_them(sweep: Callable[..., Finished]) -> None:
+def test_ranks_raise_the_limit_of_open_files(sweep: Callable[..., Finished]) -> None:
     """Else a few hundred ranks, which all have connections to each other, reach the usual limit."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (30, most))
@@ -300,7 +296,7 @@ def test_ranks_may_have_as_many_files_open_as_the_machine_lets_them(sweep: Calla
 
 
 @pytest.mark.slow
-def test_the_report_prints_the_same_table_again(tmp_path: Path, sweep: Callable[..., Finished]) -> None:
+def test_report_prints_the_same_table(tmp_path: Path, sweep: Callable[..., Finished]) -> None:
     ended = sweep("-m", "parallel=ddp,none", "device=cpu", "saves=1", "world_size=2", *SMALL)
     assert ended.status == 0
     again = subprocess.run(
@@ -320,7 +316,7 @@ def test_the_report_prints_the_same_table_again(tmp_path: Path, sweep: Callable[
     assert "2 cells, 0 with another status" in other.stdout
 
 
-def test_the_report_of_nothing_is_one_line(tmp_path: Path) -> None:
+def test_report_of_nothing_is_one_line(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "dcpbench.report", str(tmp_path)], capture_output=True, text=True, check=False
     )
@@ -329,14 +325,14 @@ def test_the_report_of_nothing_is_one_line(tmp_path: Path) -> None:
     assert "no sweep here" in ended.stderr
 
 
-def test_no_test_leaves_a_rank_behind() -> None:
+def test_no_rank_is_left_running() -> None:
     kept = {one.pid for one in multiprocessing.active_children() if one.name == gloo_ranks.NAME}
     kept.add(forkserver._forkserver._forkserver_pid)
     mine = [process for process in psutil.Process().children(recursive=True) if process.pid not in kept]
     assert [process.cmdline() for process in mine if "forkserver" in " ".join(process.cmdline())] == []
 
 
-def test_an_interrupt_within_the_cleanup_of_a_library_is_one() -> None:
+def test_interrupt_inside_library_cleanup_is_raised() -> None:
     """OmegaConf restores the flags of a value that is not yet there; the error of that would hide it."""
 
     @unmasked_interrupts()
@@ -352,7 +348,7 @@ def test_an_interrupt_within_the_cleanup_of_a_library_is_one() -> None:
         raise AttributeError("of its own")
 
 
-def test_only_the_folder_of_python_m_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_folder_of_python_m_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What PYTHONPATH names stays, also where that is the current folder."""
     seen: list[list[str]] = []
     monkeypatch.setattr(commands, "main", lambda words: seen.append([*sys.path]) or 0)

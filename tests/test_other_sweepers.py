@@ -80,7 +80,7 @@ REFUSED = {
     "plan": (["hydra/sweeper=basic", "plan=true"], ["plan=true", "hydra/sweeper=basic"]),
     "repeats": (["hydra/sweeper=basic", "repeats=2"], ["repeats=2", "hydra/sweeper=basic"]),
     "wrong cell": (["hydra/sweeper=basic", "saves=1,0"], ["saves=0", "at least 1"]),
-    "sweeper": (["hydra/sweeper=basic", "hydra.sweeper.max_batch_size=0"], ["hydra/sweeper=basic gave up"]),
+    "sweeper": (["hydra/sweeper=basic", "hydra.sweeper.max_batch_size=0"], ["hydra/sweeper=basic failed"]),
 }
 
 

@@ -52,7 +52,7 @@ def elsewhere(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-def test_the_wheel_holds_conf_and_the_launcher(wheel: Path) -> None:
+def test_wheel_contains_conf_and_launcher(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert "dcpbench/conf/config.yaml" in names
     assert "dcpbench/conf/known_failures.yaml" in names
@@ -64,7 +64,7 @@ def test_the_wheel_holds_conf_and_the_launcher(wheel: Path) -> None:
     assert not [name for name in names if name.startswith(("tests", "conf/"))]
 
 
-def test_it_runs_from_another_folder_with_a_users_own_group(elsewhere: Path, tmp_path: Path) -> None:
+def test_wheel_runs_elsewhere_with_custom_groups(elsewhere: Path, tmp_path: Path) -> None:
     own = tmp_path / "own" / "model"
     own.mkdir(parents=True)
     (own / "tiny.yaml").write_text(

@@ -1,17 +1,18 @@
-"""dcpbench: an experiment matrix for PyTorch Distributed Checkpoint, one trustworthy row per cell."""
+"""dcpbench checks that training resumes exactly from a PyTorch Distributed Checkpoint, and what that
+costs."""
 
 import sys
 
 __version__ = "0.1.0"
 
 SAFE_PATH = ("PYTHONSAFEPATH", "dcpbench")
-"""A variable and its value in the environment of every Python that dcpbench starts: it imports nothing from
-the current folder. Ranks alone do, later (`dcpbench.records.installation`). Another value is the user's, and
-stays."""
+"""An environment variable and its value for every Python that dcpbench starts, so that it imports nothing
+from the current folder. Ranks search that folder later (`dcpbench.records.installation`), unless the user has
+set another value."""
 
 
 class _Moved:
-    """Finds modules by the names that they had before they moved; asked where nothing else finds one."""
+    """Find modules by names that they had before they moved, if nothing else finds them."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> object:
@@ -26,7 +27,7 @@ sys.meta_path.append(_Moved)  # type: ignore[arg-type]
 
 
 def leave_out_current_folder() -> None:
-    """Take the folder that `python -m` puts first off `sys.path`; called before anything else is imported."""
+    """Remove the folder that `python -m` puts first from `sys.path`, before anything else is imported."""
     import os
 
     if not sys.flags.safe_path:

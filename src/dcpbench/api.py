@@ -30,98 +30,57 @@ from dcpbench.core.plugins import load_plugins, plugins
 if TYPE_CHECKING:
     import pandas as pd
 
-    from dcpbench.cell.cell import Cell
-    from dcpbench.checkpointers.base import Checkpointer, Ranks
-    from dcpbench.config.groups import (
-        ExecutorConfig,
-        Expect,
-        FaultConfig,
-        ParallelConfig,
-        SaveConfig,
-        ScenarioConfig,
-        StageConfig,
-        StorageConfig,
-    )
-    from dcpbench.config.schema import Config
-    from dcpbench.core.axes import AxisSpec
-    from dcpbench.core.checks import CheckSpec
-    from dcpbench.core.defects import Defect
-    from dcpbench.core.metrics import MetricSpec
-    from dcpbench.core.mismatch import Mismatch, Problem
-    from dcpbench.core.plugins import CommandSpec, Plugin
-    from dcpbench.core.rank_report import Compared, Skip
-    from dcpbench.executors.base import Engine, Executor
-    from dcpbench.workloads.components import Component
-    from dcpbench.workloads.own_trainer import Trainer
-    from dcpbench.workloads.workload import Workload
+    from dcpbench.cell.cell import Cell as Cell
+    from dcpbench.checkpointers.base import Checkpointer as Checkpointer
+    from dcpbench.checkpointers.base import Ranks as Ranks
+    from dcpbench.config.groups import ExecutorConfig as ExecutorConfig
+    from dcpbench.config.groups import Expect as Expect
+    from dcpbench.config.groups import FaultConfig as FaultConfig
+    from dcpbench.config.groups import ParallelConfig as ParallelConfig
+    from dcpbench.config.groups import SaveConfig as SaveConfig
+    from dcpbench.config.groups import ScenarioConfig as ScenarioConfig
+    from dcpbench.config.groups import StageConfig as StageConfig
+    from dcpbench.config.groups import StorageConfig as StorageConfig
+    from dcpbench.config.schema import Config as Config
+    from dcpbench.core.axes import AxisSpec as AxisSpec
+    from dcpbench.core.checks import CheckSpec as CheckSpec
+    from dcpbench.core.defects import Defect as Defect
+    from dcpbench.core.metrics import MetricSpec as MetricSpec
+    from dcpbench.core.mismatch import Mismatch as Mismatch
+    from dcpbench.core.mismatch import Problem as Problem
+    from dcpbench.core.plugins import CommandSpec as CommandSpec
+    from dcpbench.core.plugins import Plugin as Plugin
+    from dcpbench.core.rank_report import Compared as Compared
+    from dcpbench.core.rank_report import Skip as Skip
+    from dcpbench.executors.base import Engine as Engine
+    from dcpbench.executors.base import Executor as Executor
+    from dcpbench.workloads.components import Component as Component
+    from dcpbench.workloads.own_trainer import Trainer as Trainer
+    from dcpbench.workloads.workload import Workload as Workload
 
-_CONTRACTS = {
-    "Cell": "dcpbench.cell.cell",
-    "Checkpointer": "dcpbench.checkpointers.base",
-    "Ranks": "dcpbench.checkpointers.base",
-    "Config": "dcpbench.config.schema",
-    "ExecutorConfig": "dcpbench.config.groups",
-    "Expect": "dcpbench.config.groups",
-    "FaultConfig": "dcpbench.config.groups",
-    "ParallelConfig": "dcpbench.config.groups",
-    "SaveConfig": "dcpbench.config.groups",
-    "ScenarioConfig": "dcpbench.config.groups",
-    "StageConfig": "dcpbench.config.groups",
-    "StorageConfig": "dcpbench.config.groups",
-    "AxisSpec": "dcpbench.core.axes",
-    "CheckSpec": "dcpbench.core.checks",
-    "Defect": "dcpbench.core.defects",
-    "MetricSpec": "dcpbench.core.metrics",
-    "Mismatch": "dcpbench.core.mismatch",
-    "Problem": "dcpbench.core.mismatch",
-    "CommandSpec": "dcpbench.core.plugins",
-    "Plugin": "dcpbench.core.plugins",
-    "Compared": "dcpbench.core.rank_report",
-    "Skip": "dcpbench.core.rank_report",
-    "Engine": "dcpbench.executors.base",
-    "Executor": "dcpbench.executors.base",
-    "Component": "dcpbench.workloads.components",
-    "Trainer": "dcpbench.workloads.own_trainer",
-    "Workload": "dcpbench.workloads.workload",
+_MODULES = {
+    "dcpbench.cell.cell": "Cell",
+    "dcpbench.checkpointers.base": "Checkpointer Ranks",
+    "dcpbench.config.groups": "ExecutorConfig Expect FaultConfig ParallelConfig SaveConfig ScenarioConfig "
+    "StageConfig StorageConfig",
+    "dcpbench.config.schema": "Config",
+    "dcpbench.core.axes": "AxisSpec",
+    "dcpbench.core.checks": "CheckSpec",
+    "dcpbench.core.defects": "Defect",
+    "dcpbench.core.metrics": "MetricSpec",
+    "dcpbench.core.mismatch": "Mismatch Problem",
+    "dcpbench.core.plugins": "CommandSpec Plugin",
+    "dcpbench.core.rank_report": "Compared Skip",
+    "dcpbench.executors.base": "Engine Executor",
+    "dcpbench.workloads.components": "Component",
+    "dcpbench.workloads.own_trainer": "Trainer",
+    "dcpbench.workloads.workload": "Workload",
 }
+_CONTRACTS = {name: module for module, names in _MODULES.items() for name in names.split()}
 """The module of each contract."""
 
-__all__ = [
-    "AxisSpec",
-    "Cell",
-    "CellsFailedError",
-    "CheckSpec",
-    "Checkpointer",
-    "CommandSpec",
-    "Compared",
-    "Component",
-    "Config",
-    "ConfigError",
-    "Defect",
-    "Engine",
-    "Executor",
-    "ExecutorConfig",
-    "Expect",
-    "FaultConfig",
-    "MetricSpec",
-    "Mismatch",
-    "ParallelConfig",
-    "Plugin",
-    "Problem",
-    "Ranks",
-    "Result",
-    "SaveConfig",
-    "ScenarioConfig",
-    "Skip",
-    "StageConfig",
-    "StorageConfig",
-    "Trainer",
-    "Workload",
-    "audit",
-    "check",
-    "read_sweep",
-    "sweep",
-]
+_FUNCTIONS = ["CellsFailedError", "ConfigError", "Result", "audit", "check", "read_sweep", "sweep"]
+__all__ = sorted([*_CONTRACTS, *_FUNCTIONS])
 
 _MOST_CELLS = 20
 """The most cells that an exception names."""

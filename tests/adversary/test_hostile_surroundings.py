@@ -52,7 +52,7 @@ def test_a_folder_that_is_gone_is_told_in_a_line(tmp_path: Path) -> None:
     gone.mkdir()
     ended = run(tmp_path / "sweep", *ONE, cwd=gone, prepare=remove_folder)
     assert (ended.status, ended.out) == (2, "")
-    assert ended.err == "dcpbench: the folder that this was started in is gone: change to another\n"
+    assert ended.err == "dcpbench: the current folder was removed; change to another one\n"
 
 
 def test_going_on_with_what_somebody_else_made_is_refused_and_imports_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the machine lacks is told with how to mend it; what it has is ok."""
+"""Doctor reports what the machine lacks, and how to fix it."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def of_torch(**other: Any) -> dict[str, Any]:
     return {"torch": "2.13.0", "gpu_count": 0, "cuda": None, **other}
 
 
-def test_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_checks_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Which runs the tests."""
     status = main(["doctor", "--folder", str(tmp_path / "later")])
     shown = capsys.readouterr().out
@@ -59,9 +59,7 @@ def test_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_torch_it_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_torch_is_bad(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def gone(_: object) -> None:
         raise ConfigError("torch cannot be imported here; see the error above")
 
@@ -71,7 +69,7 @@ def test_without_torch_it_says_so(
     assert "torch          bad      torch cannot be imported here" in capsys.readouterr().out
 
 
-def test_a_torch_that_is_too_old_is_bad() -> None:
+def test_an_old_torch_is_bad() -> None:
     line = doctor._torch(of_torch(torch="2.4.1+cu121"))
     assert (line.state, line.mend) == ("bad", "pip install 'torch>=2.11'")
     assert doctor._torch(of_torch(torch="2.14.0a0+git1234")).state == "ok"
@@ -87,15 +85,20 @@ def test_a_torch_that_is_too_old_is_bad() -> None:
             "warning",
             "the driver knows 3, torch 2.13.0 none: install a CUDA build of torch",
         ),
-        (of_torch(cuda="13.0"), "NV18", "warning", "look at CUDA_VISIBLE_DEVICES"),
+        (of_torch(cuda="13.0"), "NV18", "warning", "check CUDA_VISIBLE_DEVICES"),
         (
             of_torch(gpu_count=4, gpus=["H200"] * 4, cuda="13.0", nccl="2.28"),
             "NV18",
             "ok",
             "NCCL 2.28, linked by NV18",
         ),
-        (of_torch(gpu_count=4, gpus=["H200"] * 4), "SYS", "warning", "linked by NV18, SYS: without NVLink"),
-        (of_torch(gpu_count=4, gpus=["H200"] * 4), None, "warning", "how they are linked is not known"),
+        (
+            of_torch(gpu_count=4, gpus=["H200"] * 4),
+            "SYS",
+            "warning",
+            "linked by NV18, SYS: collectives are slow without NVLink",
+        ),
+        (of_torch(gpu_count=4, gpus=["H200"] * 4), None, "warning", "their links are unknown"),
         (
             of_torch(gpu_count=1, gpus=["H200"], nccl="2.30.7"),
             "NV18",
@@ -111,7 +114,7 @@ def test_a_torch_that_is_too_old_is_bad() -> None:
         ),
     ],
 )
-def test_gpus(
+def test_gpus_and_their_links(
     known: dict[str, Any],
     link: str | None,
     state: str,
@@ -131,7 +134,7 @@ def test_gpus(
     assert (line.state, told in f"{line.seen}: {line.mend}") == (state, True), line
 
 
-def test_a_disk_that_is_full_remote_or_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_remote_and_memory_disks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor._disk(tmp_path).state == "ok"
     for kind, state in (("tmpfs", "warning"), ("nfs4", "warning"), ("xfs", "ok")):
         monkeypatch.setattr(doctor, "_file_system", lambda _, kind=kind: kind)
@@ -139,16 +142,16 @@ def test_a_disk_that_is_full_remote_or_memory(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(2**40, 2**40, 2**20))
     line = doctor._disk(tmp_path / "not" / "there")
     assert line.state == "bad"
-    assert "1.0 MB are free" in line.seen
+    assert "1.0 MB free" in line.seen
     assert "storage.keep_free_bytes" in line.seen
 
 
-def test_a_folder_that_takes_nothing_is_bad() -> None:
+def test_a_read_only_folder_is_bad() -> None:
     line = doctor._disk(Path("/proc/sys"))
     assert (line.state, "cannot be written to" in line.seen) == ("bad", True)
 
 
-def test_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scarce_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor._shared_memory(tmp_path).state == "ok"
     assert doctor._shared_memory(tmp_path / "nowhere").state == "bad"
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(2**26, 0, 2**26))
@@ -156,7 +159,7 @@ def test_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (line.state, "--shm-size" in line.mend) == ("warning", True)
 
 
-def test_a_compiler_that_is_not_there_or_no_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_and_broken_compilers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     if shutil.which("g++"):
         assert doctor._compiler().state == "ok"
@@ -164,7 +167,7 @@ def test_a_compiler_that_is_not_there_or_no_good(tmp_path: Path, monkeypatch: py
     compiled = Config(device=Device.cpu, world_size=4, compile=True)
     for name in ("g++", "another"):  # clang++ alone is none: the compiler asks for CXX, else for g++
         (tmp_path / "clang++").touch(mode=0o755)
-        assert doctor._compiler().seen == f"no {name}: cells with compile=true are a skip on the CPU"
+        assert doctor._compiler().seen == f"no {name}: cells with compile=true are skipped on the CPU"
         assert f"a C++ compiler, and {name} was not found" in str(
             why_skip(compiled, compiled, Machine(gpus=0, description={}))
         )
@@ -179,10 +182,10 @@ def test_a_compiler_that_is_not_there_or_no_good(tmp_path: Path, monkeypatch: py
     assert "does not run" in doctor._compiler().seen
 
 
-def test_no_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor._loopback().state == "ok"
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth77")
-    assert "there is no interface eth77" in doctor._loopback().seen
+    assert "no interface eth77" in doctor._loopback().seen
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
 
     def refused(*_: object, **__: object) -> None:
@@ -193,7 +196,7 @@ def test_no_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (line.state, "Operation not permitted" in line.seen) == ("bad", True)
 
 
-def test_what_is_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scarce_memory_cores_and_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = psutil.virtual_memory()._replace(available=2**30)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     assert (doctor._memory().state, "1.1 GB of" in doctor._memory().seen) == ("warning", True)
@@ -201,12 +204,12 @@ def test_what_is_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor._processors().state == "warning"
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
     line = doctor._limit("open files", resource.RLIMIT_NOFILE, 1024, "ulimit -n 65536")
-    assert (line.state, line.seen) == ("warning", "at most 256 (this user may ask for 4,096)")
+    assert (line.state, line.seen) == ("warning", "at most 256 (this user can set 4,096)")
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
     assert doctor._limit("open files", 7, 1024, "").seen == "unlimited"
 
 
-def test_an_nvidia_smi_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_nvidia_smi_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     def hangs(*words: object, **how: Any) -> None:
         raise subprocess.TimeoutExpired("nvidia-smi", how["timeout"])
 

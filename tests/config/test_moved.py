@@ -23,7 +23,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("package")
-def test_cells_before_and_after_a_move_are_the_same() -> None:
+def test_move_keeps_the_identity_of_cells() -> None:
     stages = "[\"StageConfig(target='{}.save', world=1)\"]"
     before = {"a.target": "dcpbench.were_here.inside.f", "stages": stages.format("dcpbench.scenarios.apart")}
     after = {"a.target": "are_there.inside.f", "stages": stages.format("are_there.apart")}
@@ -36,7 +36,7 @@ def test_cells_before_and_after_a_move_are_the_same() -> None:
     }
 
 
-def test_earlier_names_are_imported_with_a_warning(package: Path) -> None:
+def test_earlier_name_imports_with_a_warning(package: Path) -> None:
     for before, now in (
         ("dcpbench.were_here.inside", "are_there.inside"),
         ("dcpbench.scenarios.apart", "are_there.apart"),

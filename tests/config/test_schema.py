@@ -60,14 +60,14 @@ def is_group(config: type, name: str) -> bool:
         ({"retry": 2}, "retry=2: must be 0 or 1"),
     ],
 )
-def test_values_below_their_least_are_refused(words: dict[str, Any], told: str) -> None:
+def test_value_below_its_least_is_refused(words: dict[str, Any], told: str) -> None:
     check(Config())
     with pytest.raises(ConfigError, match=re.escape(told)):
         check(Config(**words))
 
 
 @pytest.mark.parametrize("world_size", [2, 4, 8])
-def test_the_rest_of_a_mesh_follows_the_world_size(world_size: int) -> None:
+def test_rest_of_a_mesh_follows_the_world_size(world_size: int) -> None:
     assert hsdp().mesh_sizes(world_size) == {"dp_replicate": 2, "dp_shard": world_size // 2}
 
 
@@ -82,7 +82,7 @@ def test_the_rest_of_a_mesh_follows_the_world_size(world_size: int) -> None:
         (ParallelConfig(name="x", target="x", mesh=["cp"]), "unknown dimension 'cp'"),
     ],
 )
-def test_a_mesh_that_does_not_fit_says_so(parallel: ParallelConfig, told: str) -> None:
+def test_mesh_that_does_not_fit_is_refused(parallel: ParallelConfig, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         parallel.mesh_sizes(4)
 
@@ -95,7 +95,7 @@ def test_a_plan_saves_while_it_trains() -> None:
     assert Config(train_steps=2, saves=2, resume_steps=1, save_at=4).save_steps == [2, 4]
 
 
-def test_the_device_is_what_there_is() -> None:
+def test_auto_device_depends_on_gpus() -> None:
     assert resolve(Config(), NO_GPU).device is Device.cpu
     assert resolve(Config(), NO_GPU).world_size == 4
     assert resolve(Config(), GPUS).device is Device.cuda
@@ -111,7 +111,7 @@ def test_the_device_is_what_there_is() -> None:
         ("storage", "fsspec_s3", "s3fs"),
     ],
 )
-def test_a_missing_package_is_a_skip_with_its_name(
+def test_missing_package_is_skipped_with_its_name(
     monkeypatch: pytest.MonkeyPatch, group: str, value: str, package: str
 ) -> None:
     asked = config(**{group: value})
@@ -123,7 +123,7 @@ def test_a_missing_package_is_a_skip_with_its_name(
     assert why_skip(asked, resolve(asked, NO_GPU), NO_GPU) == why
 
 
-def test_a_mesh_too_large_for_the_machine_is_a_skip_but_not_for_the_user() -> None:
+def test_a_mesh_too_large_for_the_machine_is_skipped() -> None:
     wide = hsdp(dp_replicate=4)
     asked = Config(parallel=wide)
     assert "all that this machine has" in (why_skip(asked, resolve(asked, GPUS), GPUS) or "")
@@ -132,7 +132,7 @@ def test_a_mesh_too_large_for_the_machine_is_a_skip_but_not_for_the_user() -> No
         why_skip(asked, resolve(asked, GPUS), GPUS)
 
 
-def test_where_a_sweep_has_several_world_sizes_not_everything_has_to_fit_each() -> None:
+def test_several_world_sizes_skip_what_does_not_fit() -> None:
     asked = Config(parallel=hsdp(dp_replicate=4), world_size=2)
     assert "world size 2" in (why_skip(asked, resolve(asked, GPUS), GPUS, several_sizes=True) or "")
     asked = Config(parallel=hsdp())
@@ -140,7 +140,7 @@ def test_where_a_sweep_has_several_world_sizes_not_everything_has_to_fit_each() 
     assert "model.batch_size=5" in (why_skip(asked, resolve(asked, NO_GPU), NO_GPU, several_sizes=True) or "")
 
 
-def test_a_batch_must_divide_over_the_ranks() -> None:
+def test_batch_must_divide_over_ranks() -> None:
     asked = Config(parallel=hsdp())
     asked.model.batch_size = 5
     with pytest.raises(ConfigError, match=r"model\.batch_size=5"):
@@ -181,13 +181,13 @@ def scenario(**given: object) -> ScenarioConfig:
         ),
     ],
 )
-def test_what_makes_no_sense_is_a_skip_with_its_reason(config: Config, told: str) -> None:
+def test_senseless_cell_is_skipped_with_a_reason(config: Config, told: str) -> None:
     reason = why_skip(config, resolve(config, NO_GPU), NO_GPU)
     assert reason is not None
     assert told in reason
 
 
-def test_a_fault_of_an_earlier_checkpoint_needs_one() -> None:
+def test_fault_of_an_earlier_checkpoint_needs_one() -> None:
     asked = Config(scenario=scenario(), fault=FaultConfig("stale", "mine.stale", saves=2), saves=1)
     assert (
         why_skip(asked, resolve(asked, NO_GPU), NO_GPU)
@@ -202,7 +202,7 @@ OWN = Config(
 )
 
 
-def test_a_workload_is_model_and_optimizer_of_its_cell() -> None:
+def test_workload_replaces_model_and_optimizer() -> None:
     decided = resolve(OWN, NO_GPU)
     assert decided.value_of("model") == "mine.build"
     wide = replace(OWN, parallel=hsdp())
@@ -212,14 +212,14 @@ def test_a_workload_is_model_and_optimizer_of_its_cell() -> None:
 
 
 @pytest.mark.parametrize("asked", ["optimizer=sgd", "+model.options.width=3", "model=nested"])
-def test_what_a_workload_has_itself_cannot_be_asked_for(asked: str) -> None:
+def test_workload_refuses_keys_of_its_own_parts(asked: str) -> None:
     told = why_skip(OWN, resolve(OWN, NO_GPU), NO_GPU, overrides=["parallel=ddp", asked])
     assert told is not None
     assert told.startswith(f"{asked}: workload.target=mine.build has its own ")
     assert why_skip(Config(scenario=scenario()), resolve(Config(), NO_GPU), NO_GPU, overrides=[asked]) is None
 
 
-def test_a_workload_is_not_sharded_by_the_plan_of_another_model() -> None:
+def test_workload_ignores_the_plan_of_a_model() -> None:
     plan = {"net1": "colwise"}
     tp = ParallelConfig("tp", "x", mesh=["tp"], tp=4, tp_plan=plan)
     asked = replace(OWN, model=replace(OWN.model, tp_plan=plan), parallel=tp)
@@ -238,7 +238,7 @@ def test_a_workload_is_not_sharded_by_the_plan_of_another_model() -> None:
         (ParallelConfig("ddp", mesh=["dp_replicate"]), ({}, [])),
     ],
 )
-def test_a_parallelism_takes_the_plans_that_it_needs_from_the_model(
+def test_parallelism_takes_plans_of_the_model(
     given: ParallelConfig, taken: tuple[dict[str, str], list[str]]
 ) -> None:
     plans = {"tp_plan": {"net1": "colwise"}, "sp_plan": {"net1": "rowwise_to_sequence"}}
@@ -249,19 +249,19 @@ def test_a_parallelism_takes_the_plans_that_it_needs_from_the_model(
         assert (parallel.tp_plan, parallel.ep_plan) == taken
 
 
-def test_an_axis_that_does_not_exist_is_refused() -> None:
+def test_unknown_axis_in_only_is_refused() -> None:
     config = Config(scenario=scenario(only={"paralel": Only(["ddp"], "of a typo")}))
     with pytest.raises(ConfigError, match=r"only\.paralel: unknown axis"):
         why_skip(config, resolve(config, NO_GPU), NO_GPU)
 
 
-def test_the_mesh_that_is_loaded_under_must_fit_too() -> None:
+def test_mesh_of_the_load_must_fit() -> None:
     config = Config(scenario=scenario(converts=True), load_parallel=hsdp(dp_replicate=3))
     with pytest.raises(ConfigError, match="cannot be made to multiply"):
         why_skip(config, resolve(config, NO_GPU), NO_GPU)
 
 
 @pytest.mark.parametrize("seed", [2**63 - 1, 2**64 // SEED_STRIDE + 1, -(2**63)])
-def test_a_seed_from_which_no_batch_can_be_drawn_is_refused(seed: int) -> None:
+def test_seed_out_of_range_is_refused(seed: int) -> None:
     with pytest.raises(ConfigError, match=f"seed={seed}: must be between -92233443668.. and 184466887"):
         check(Config(seed=seed))

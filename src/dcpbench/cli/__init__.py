@@ -1,1 +1,1 @@
-"""The command line: one tree of commands, quick to start; what a command does is imported when it is run."""
+"""The command line. Modules that do the work are imported when their command runs."""

@@ -1,4 +1,4 @@
-"""`dcpbench doctor`: whether this machine can run what it should, and how to mend what it lacks."""
+"""`dcpbench doctor`: check whether this machine can run cells, and print how to fix what is missing."""
 
 import json
 import os
@@ -35,19 +35,19 @@ from dcpbench.sweep.validity import RANKS_BY_DEFAULT as RANKS
 from dcpbench.sweep.validity import cpp_compiler
 
 _RANK_BYTES = 2**30
-"""What a rank with torch takes up before it has a model, generously."""
+"""A generous estimate of the memory of a rank with torch and no model."""
 _LEAST_SHARED_BYTES = 2**28
 _LEAST_OPEN = 1024
-"""Of files that a process may have open, and of processes."""
+"""The least limit of open files, and of processes."""
 _STYLES = {"ok": "pass", "warning": "xfail", "bad": "fail"}
 _REMOTE = ("nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs")
 _HEADERS = "#include <Python.h>\n#include <omp.h>\n"
-"""What the code of torch.compile for the CPU includes."""
+"""Headers that code of torch.compile for the CPU includes."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """What was looked at, whether it is `ok`, a `warning` or `bad`, what was seen, and how to mend it."""
+    """A check of the machine: its name, its state (ok, warning, bad), what was found, and how to fix it."""
 
     what: str
     state: str
@@ -56,7 +56,7 @@ class Line:
 
 
 def main(folder: Path | None = None, as_json: bool = False) -> int:
-    """Look at this machine; 1 if something is bad. Checkpoints would go to `folder`."""
+    """Check this machine for a sweep into `folder`. Return 1 if anything is bad."""
     lines = []
     console = Console(soft_wrap=not sys.stdout.isatty())
     with standard_output():
@@ -72,7 +72,7 @@ def main(folder: Path | None = None, as_json: bool = False) -> int:
 
 
 def examined(folder: Path) -> Iterator[Line]:
-    """What was found, line by line; torch comes last, whose import goes on meanwhile."""
+    """Yield the checks; that of torch is the last, because its import takes the longest."""
     context = fork_server.fork_server()
     yield _processors()
     yield _memory()
@@ -102,7 +102,7 @@ def _torch(description: dict[str, Any]) -> Line:
 
 
 def _requirements() -> list[Requirement]:
-    """What dcpbench needs, extras among them; nothing where it is not installed."""
+    """Return the requirements of dcpbench with extras; none if it is not installed."""
     with suppress(PackageNotFoundError):
         return [Requirement(one) for one in requires("dcpbench") or ()]
     return []
@@ -114,7 +114,7 @@ def _gpus(description: dict[str, Any]) -> Line:
         if not known:
             return Line("gpus", "ok", "none: cells run on the CPU")
         seen = f"the driver knows {len(known)}, torch {description['torch']} none"
-        mend = "install a CUDA build of torch" if not description["cuda"] else "look at CUDA_VISIBLE_DEVICES"
+        mend = "install a CUDA build of torch" if not description["cuda"] else "check CUDA_VISIBLE_DEVICES"
         return Line("gpus", "warning", seen, mend)
     names = ", ".join(dict.fromkeys(description.get("gpus", ())))
     versions = f"CUDA {description['cuda']}, NCCL {description.get('nccl')}"
@@ -127,10 +127,10 @@ def _gpus(description: dict[str, Any]) -> Line:
         return Line("gpus", "warning", seen, "NVLink and peer copies are not tested")
     links = links_of(_nvidia_smi("topo", "-m"))
     if not links:
-        return Line("gpus", "warning", f"{seen}; how they are linked is not known", "nvidia-smi topo -m")
+        return Line("gpus", "warning", f"{seen}; their links are unknown", "nvidia-smi topo -m")
     linked = f"{seen}, linked by {', '.join(links)}"
     if any(not link.startswith("NV") for link in links):
-        return Line("gpus", "warning", linked, "without NVLink between all of them collectives are slow")
+        return Line("gpus", "warning", linked, "collectives are slow without NVLink between all GPUs")
     return Line("gpus", "ok", linked)
 
 
@@ -144,7 +144,7 @@ def _nvidia_smi(*words: str) -> list[str]:
 
 
 def links_of(topology: list[str]) -> list[str]:
-    """How GPUs are linked to each other by `nvidia-smi topo -m`: NV18, PIX, SYS, ..., each once."""
+    """Return the kinds of links between GPUs in the output of `nvidia-smi topo -m`: NV18, PIX, SYS, ..."""
     rows = [re.sub(r"\x1b\[\d*m", "", line).split() for line in topology]
     rows = [row for row in rows if row and re.fullmatch(r"GPU\d+", row[0]) and "X" in row]
     found = (link for row in rows for link in row[1 : 1 + len(rows)] if link != "X")
@@ -155,16 +155,16 @@ def _processors() -> Line:
     cores = len(os.sched_getaffinity(0))
     seen = f"{counted(cores, 'core')}, {platform.machine()}"
     if cores < 2:
-        return Line("cores", "warning", seen, f"{RANKS} ranks share it, and every cell takes longer")
+        return Line("cores", "warning", seen, f"{RANKS} ranks share it, so cells take longer")
     return Line("cores", "ok", seen)
 
 
 def _memory() -> Line:
     memory = psutil.virtual_memory()
-    seen = f"{decimal(memory.available)} of {decimal(memory.total)} are free"
+    seen = f"{decimal(memory.available)} of {decimal(memory.total)} free"
     if memory.available < RANKS * _RANK_BYTES:
         needed = decimal(RANKS * _RANK_BYTES)
-        return Line("memory", "warning", seen, f"{RANKS} ranks take about {needed}; end what else runs")
+        return Line("memory", "warning", seen, f"{RANKS} ranks need about {needed}; end other programs")
     return Line("memory", "ok", seen)
 
 
@@ -177,14 +177,14 @@ def _shared_memory(place: Path = Path("/dev/shm")) -> Line:  # noqa: S108
     if not os.access(place, os.W_OK):
         return Line("shared memory", "bad", f"{place} cannot be written to", f"chmod 1777 {place}")
     if free < _LEAST_SHARED_BYTES:
-        return Line("shared memory", "warning", f"only {decimal(free)} are free in {place}", mend)
-    return Line("shared memory", "ok", f"{decimal(free)} are free in {place}")
+        return Line("shared memory", "warning", f"only {decimal(free)} free in {place}", mend)
+    return Line("shared memory", "ok", f"{decimal(free)} free in {place}")
 
 
 def _disk(folder: Path) -> Line:
-    """Where checkpoints go: the nearest folder that is there decides."""
+    """Check the disk of a folder, or of the nearest folder above it that exists."""
     place = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.exists())
-    elsewhere = "start it elsewhere, or name another folder with hydra.sweep.dir= or storage.root="
+    elsewhere = "use another folder: hydra.sweep.dir= or storage.root="
     try:
         with tempfile.TemporaryFile(dir=place):
             pass
@@ -192,30 +192,30 @@ def _disk(folder: Path) -> Line:
         return Line("disk", "bad", f"{place} cannot be written to: {error.strerror}", elsewhere)
     free, least = shutil.disk_usage(place).free, StorageConfig().keep_free_bytes
     kind = _file_system(place)
-    seen = f"{decimal(free)} are free in {place} ({kind})"
+    seen = f"{decimal(free)} free in {place} ({kind})"
     if free < least:
-        stays = f"{decimal(least)} are to stay free (storage.keep_free_bytes)"
+        stays = f"{decimal(least)} have to stay free (storage.keep_free_bytes)"
         return Line("disk", "bad", f"{seen}, and {stays}", elsewhere)
     if kind == "tmpfs":
         return Line(
-            "disk", "warning", seen, "that is memory: times of saves are no disk's, and ranks need it"
+            "disk", "warning", seen, "this is memory, which ranks need; save times are not those of a disk"
         )
     if kind in _REMOTE:
-        return Line("disk", "warning", seen, "that is over the network: others change its times")
+        return Line("disk", "warning", seen, "this is a network file system: other users affect the times")
     return Line("disk", "ok", seen)
 
 
 def _file_system(place: Path) -> str:
-    """The type of the file system that a folder is on."""
+    """Return the type of a folder's file system."""
     mounts = [part for part in psutil.disk_partitions(all=True) if place.is_relative_to(part.mountpoint)]
     return max(mounts, key=lambda part: len(part.mountpoint)).fstype if mounts else "unknown"
 
 
 def _compiler() -> Line:
-    """What torch.compile needs on a CPU; on GPUs Triton brings its own, but needs a C compiler too."""
-    name, packages = cpp_compiler(), "apt-get install g++ python3-dev, or leave compile=true out"
+    """Check the compiler that torch.compile needs on a CPU; on GPUs Triton needs a C compiler too."""
+    name, packages = cpp_compiler(), "apt-get install g++ python3-dev, or do not use compile=true"
     if not shutil.which(name):
-        seen = f"no {name}: cells with compile=true are a skip on the CPU"
+        seen = f"no {name}: cells with compile=true are skipped on the CPU"
         return Line("compiler", "warning", seen, packages)
     words = [name, "-fsyntax-only", "-fopenmp", f"-I{sysconfig.get_path('include')}", "-x", "c++", "-"]
     try:
@@ -224,17 +224,17 @@ def _compiler() -> Line:
         return Line("compiler", "warning", f"{name} does not run: {error}", packages)
     if tried.returncode:
         why = next((line for line in tried.stderr.splitlines() if "error" in line), "it failed")
-        seen = f"{name} cannot compile for Python, cells with compile=true end as error: {why.strip()}"
+        seen = f"{name} cannot compile for Python, cells with compile=true end with an error: {why.strip()}"
         return Line("compiler", "warning", seen, packages)
     return Line("compiler", "ok", f"{shutil.which(name)}, with Python.h and OpenMP")
 
 
 def _loopback() -> Line:
-    """Ranks meet over TCP on this host: gloo on the interface `lo`."""
+    """Check the interface `lo`: ranks connect through it, with gloo."""
     mend = "ip link set lo up; in a sandbox allow sockets on 127.0.0.1"
     wanted = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
     if wanted not in psutil.net_if_addrs():
-        return Line("loopback", "bad", f"there is no interface {wanted} (GLOO_SOCKET_IFNAME)", mend)
+        return Line("loopback", "bad", f"no interface {wanted} (GLOO_SOCKET_IFNAME)", mend)
     try:
         with (
             socket.create_server(("127.0.0.1", 0)) as server,
@@ -243,7 +243,7 @@ def _loopback() -> Line:
             port = server.getsockname()[1]
     except OSError as error:
         return Line("loopback", "bad", f"no connection to 127.0.0.1: {error}", mend)
-    return Line("loopback", "ok", f"interface {wanted}, a port was free ({port})")
+    return Line("loopback", "ok", f"interface {wanted}, port {port} was free")
 
 
 def _limit(what: str, number: int, least: int, mend: str) -> Line:
@@ -252,5 +252,5 @@ def _limit(what: str, number: int, least: int, mend: str) -> Line:
     if soft == resource.RLIM_INFINITY:
         return Line(what, "ok", "unlimited")
     if soft < least:
-        return Line(what, "warning", f"at most {soft:,} (this user may ask for {of})", mend)
+        return Line(what, "warning", f"at most {soft:,} (this user can set {of})", mend)
     return Line(what, "ok", f"at most {soft:,}")

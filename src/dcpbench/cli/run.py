@@ -1,7 +1,7 @@
-"""Cells: Hydra's overrides in, an exit status out.
+"""Run a sweep by Hydra's overrides.
 
-0: every row is pass, xfail or skip. 1: some row is not, or all were skipped. 2: the configuration is
-wrong; one line says what, and nothing was started. 128 + the number of a signal that asked it to end (130:
+Exit status 0: every row is pass, xfail or skip. 1: a row is not, or all were skipped. 2: the configuration is
+wrong, which one line reports, and nothing was started. 128 + the number of a signal that ended it (130:
 Ctrl-C).
 """
 
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from dcpbench.sweep.app import SweepRun
 
 _WRONG = (ConfigError, ResultsError, HydraException, OmegaConfBaseException, YAMLError)
-"""Whose text says what is wrong with the configuration."""
-_PRINTS = {"-c", "--cfg", "-i", "--info", "--hydra-help", "--shell-completion", "-sc"}
-"""Options of Hydra that print something and start nothing."""
+"""Errors whose text says what is wrong with the configuration."""
+_PRINTS = {"--cfg", "--info", "--hydra-help"}
+"""Options that print something and start nothing."""
 
 
 class SweepTask:
@@ -96,13 +96,13 @@ class Signals:
 
 
 def random_seeds(count: int) -> str:
-    """Different seeds, as a list on the command line; each cell's row and name have its own."""
+    """Return different seeds, as a list on the command line."""
     return ",".join(map(str, random.SystemRandom().sample(range(1_000_000), count)))
 
 
 def register_groups(arguments: Sequence[str]) -> None:
-    """Register with Hydra the schema, that every parallelism is a value of `load_parallel` too, what plug-ins
-    add to experiments, and functions that experiments call: `${random_seeds:10}` and those of plug-ins."""
+    """Register with Hydra the schema, every parallelism as a value of `load_parallel`, what plug-ins add to
+    experiments, and functions for experiments: `${random_seeds:10}` and those of plug-ins."""
     OmegaConf.register_new_resolver("random_seeds", random_seeds, use_cache=True, replace=True)
     for name, target in (item for plugin in plugins() for item in plugin.resolvers.items()):
         OmegaConf.register_new_resolver(name, pkgutil.resolve_name(target), replace=True)
@@ -110,16 +110,13 @@ def register_groups(arguments: Sequence[str]) -> None:
     store.store(name="schema", node=config_class())
     folders = conf_folders()
     own = reference.config_dir(arguments)
-    for path in (
-        path for folder in (*folders, own) if folder for path in sorted(folder.glob("parallel/*.yaml"))
-    ):
+    searched = [*folders, own] if own else folders
+    for path in (path for folder in searched for path in sorted(folder.glob("parallel/*.yaml"))):
         same = {"defaults": [{"/parallel@_here_": path.stem}, "_self_"]}
         store.store(group="load_parallel", name=path.stem, node=same)
-    for experiment in (path.stem for path in conf_folder().glob("experiment/*.yaml")):
-        added = [
-            path.stem for folder in folders for path in sorted(folder.glob(f"experiment/{experiment}/*.yaml"))
-        ]
-        group = f"experiment/{experiment}"
+    for experiment in conf_folder().glob("experiment/*.yaml"):
+        group = f"experiment/{experiment.stem}"
+        added = [path.stem for folder in folders for path in sorted(folder.glob(f"{group}/*.yaml"))]
         store.store(group=group, name="plugins", node={"defaults": added}, package="_global_")
 
 
@@ -135,6 +132,8 @@ def _report_number_of_cells(words: Sequence[str], shows: str) -> None:
         config = hydra.compose("config", [*overrides, *searched], return_hydra_config=True)
         loader = GlobalHydra.instance().config_loader()
         sweeper = instantiate(config.hydra.sweeper)
+    if not hasattr(sweeper, "least_cells"):  # another sweeper than dcpbench's
+        return
     number = counted(sweeper.least_cells(config, loader), "cell")
     at_least = "at least " if Matrix.pairwise in str(config.hydra.sweeper) else ""
     listed = f"dcpbench plan {named[0]} --all lists them"
@@ -144,10 +143,10 @@ def _report_number_of_cells(words: Sequence[str], shows: str) -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the cells that these words ask for; the exit status."""
+    """Run the cells that these words select, and return the exit status."""
     sys.stderr = SafeStream(sys.stderr)
     task, signals = SweepTask(), Signals()
-    status = 1  # of an exception that nobody foresaw, whose traceback comes after the table
+    status = 1  # of an unexpected exception, whose traceback follows the table
     try:
         signals.obey()
         status = _run(task, words)
@@ -164,7 +163,8 @@ def main(words: Sequence[str]) -> int:
 
 @contextmanager
 def unmasked_interrupts() -> Iterator[None]:
-    """An interrupt that a library's cleanup turned into another error, as OmegaConf's does, is one again."""
+    """Context manager: raise an interrupt again that a library's cleanup, as OmegaConf's, replaced by its own
+    error."""
     try:
         yield
     except Exception as error:
@@ -177,17 +177,17 @@ def unmasked_interrupts() -> Iterator[None]:
 
 
 def _run(task: SweepTask, words: Sequence[str]) -> int:
-    """Have Hydra run the sweep; the exit status, 0 if it depends on the rows alone."""
+    """Let Hydra run the sweep, and return the exit status; 0 if it depends on the rows alone."""
     # Hydra then raises instead of printing its own, longer, message.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
-            instead = "start dcpbench once, without them; it starts its ranks, on many hosts too"
+            instead = "unset them and start dcpbench once; it starts its ranks, on many hosts too"
             raise ConfigError(f"RANK and WORLD_SIZE are set, as by torchrun: {instead}")
         try:
             Path.cwd()
         except FileNotFoundError:
-            raise ConfigError("the folder that this was started in is gone: change to another") from None
+            raise ConfigError("the current folder was removed; change to another one") from None
         sys.argv[1:] = command_line(words)  # which Hydra reads
         register_groups(sys.argv[1:])
         if sys.stderr.isatty() and not {word.partition("=")[0] for word in words} & _PRINTS:
@@ -204,6 +204,6 @@ def _run(task: SweepTask, words: Sequence[str]) -> int:
         if task.sweep is None or not task.sweep.is_left_to_sweeper:
             raise
         what = f"{type(error).__name__}: {one_line(error)}"
-        sys.stderr.write(f"dcpbench: hydra/sweeper={task.sweep.sweeper} gave up: {what}\n")
+        sys.stderr.write(f"dcpbench: hydra/sweeper={task.sweep.sweeper} failed: {what}\n")
         return 1 if task.sweep.begun else WRONG_CONFIGURATION
     return 0

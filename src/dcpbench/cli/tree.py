@@ -51,7 +51,7 @@ _ALMOST_AXES = ("executor", "experiment")
 """Groups that no cell differs in."""
 _RUN_MORE = (
     ("dcpbench run --help AXIS", "the values of an axis"),
-    ("dcpbench run --help keys", "other keys: saves, seed, timeouts, ..."),
+    ("dcpbench run --help keys", "other keys: saves, train_steps, timeouts, ..."),
     ("dcpbench run --help options", "all options"),
 )
 

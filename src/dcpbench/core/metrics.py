@@ -1,24 +1,17 @@
-"""Metrics: the quantities that a cell measures, and how measurements become columns of the row.
+"""Metrics: the quantities that a cell measures.
 
 Each metric is declared once. A rank measures where the work is done (`Cell.measure`, `Cell.phase`, or the
-metric's `probe`). The driver aggregates over the saves of a rank, then over the ranks. Code that shows,
-compares or stores a metric iterates over `METRICS`.
+metric's `probe`). The driver aggregates over the saves of a rank, then over the ranks, into a column of the
+row. Code that shows, compares or stores a metric iterates over `METRICS`.
 """
 
-import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 PHASE_S = "phase_s"
 """Metric of the seconds that a rank spent in a phase. It is not a column; columns with `whole_phase` are
 computed from it."""
-
-_OVER_SAVES: dict[str, Callable[[list[float]], float]] = {
-    "median": statistics.median,
-    "max": max,
-    "last": lambda values: values[-1],
-}
 
 
 @dataclass(frozen=True)
@@ -120,19 +113,3 @@ def register_metric(spec: MetricSpec) -> MetricSpec:
     if METRICS.setdefault(spec.name, spec) != spec:
         raise ValueError(f"metric {spec.name}: declared twice")
     return spec
-
-
-def aggregated(measurements: Iterable[Measurement]) -> dict[str, float | int | None]:
-    """Return the row's value of every metric; None if it was not measured."""
-    by_rank: dict[tuple[str, str | None], dict[int | None, list[float]]] = {}
-    for one in measurements:
-        # Time in a part of a phase (`verify/twin`) is time in the phase.
-        phase = (one.phase or "").partition("/")[0] if one.metric == PHASE_S else None
-        by_rank.setdefault((one.metric, phase), {}).setdefault(one.rank, []).append(one.value)
-    values: dict[str, float | int | None] = dict.fromkeys(METRICS)
-    for name, spec in METRICS.items():
-        over_saves = sum if spec.whole_phase else _OVER_SAVES[spec.over_saves]
-        if ranks := by_rank.get((PHASE_S, spec.phase) if spec.whole_phase else (name, None)):
-            value = max(map(over_saves, ranks.values()))
-            values[name] = int(value) if spec.whole else value
-    return values

@@ -1,11 +1,12 @@
 """Make the row of a cell from its job and the attempts at it."""
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from dcpbench.core.axes import AXES
-from dcpbench.core.metrics import METRICS, PHASE_S, SHARED_CELL_S, Measurement, aggregated
+from dcpbench.core.metrics import METRICS, PHASE_S, SHARED_CELL_S, Measurement
 from dcpbench.core.rank_report import RankReport
 from dcpbench.core.stage_end import HostUsed, StageEnd
 from dcpbench.core.statuses import shown
@@ -19,6 +20,13 @@ _OF_VERDICT = {one.name for one in fields(Verdict)} & {one.name for one in field
 """The columns that a verdict sets."""
 _FIRST_CAUSE = ("rank", "host", "local_rank", "phase", "upload_under_way", "limit", "doing", "log_tail")
 _DEEPEST_IN_ROW = 60
+
+_OVER_SAVES: dict[str, Callable[[list[float]], float]] = {
+    "median": statistics.median,
+    "max": max,
+    "last": lambda values: values[-1],
+}
+"""Ways to make one value of the measurements of a rank, by their names in `MetricSpec.over_saves`."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,7 @@ def row_of(job: Job, attempts: Sequence[Attempt], shared: bool = False) -> Row:
         if flaky:
             was = f"the first attempt ended as {first.verdict.status}: {first.verdict.reason}"
             columns["reason"] = f"{verdict.reason}; {was}" if verdict.reason else f"flaky: {was}"
-    metrics = aggregated(last.measurements)
+    metrics = _aggregated(last.measurements)
     if shared:
         kept = {name: None if spec.unit == "s" else metrics[name] for name, spec in METRICS.items()}
         metrics = kept | {SHARED_CELL_S: metrics["cell_s"]}
@@ -98,6 +106,22 @@ def row_of(job: Job, attempts: Sequence[Attempt], shared: bool = False) -> Row:
     )
     observed = (report for end in last.ends for report in end.observed)
     return _plain_row(row, [f"rank {report.rank}: {one}" for report in observed for one in report.replaced])
+
+
+def _aggregated(measurements: Iterable[Measurement]) -> dict[str, float | int | None]:
+    """Return the row's value of every metric; None if it was not measured."""
+    by_rank: dict[tuple[str, str | None], dict[int | None, list[float]]] = {}
+    for one in measurements:
+        # Time in a part of a phase (`verify/twin`) is time in the phase.
+        phase = (one.phase or "").partition("/")[0] if one.metric == PHASE_S else None
+        by_rank.setdefault((one.metric, phase), {}).setdefault(one.rank, []).append(one.value)
+    values: dict[str, float | int | None] = dict.fromkeys(METRICS)
+    for name, spec in METRICS.items():
+        over_saves = sum if spec.whole_phase else _OVER_SAVES[spec.over_saves]
+        if ranks := by_rank.get((PHASE_S, spec.phase) if spec.whole_phase else (name, None)):
+            value = max(map(over_saves, ranks.values()))
+            values[name] = int(value) if spec.whole else value
+    return values
 
 
 def _plain_row(row: Row, replaced: list[str]) -> Row:

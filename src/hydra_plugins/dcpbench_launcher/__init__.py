@@ -1,1 +1,1 @@
-"""Hydra finds the launcher and the sweeper here by their place; there is nothing to configure."""
+"""Hydra finds the launcher and the sweeper by the place of this package."""

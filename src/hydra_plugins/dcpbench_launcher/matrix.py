@@ -1,9 +1,7 @@
-"""The jobs of a sweep: a product of lists, or a union of products, each with a name.
+"""The jobs of a sweep: every combination of lists, or the blocks of an experiment.
 
-An experiment writes a union as `hydra.sweeper.matrix`: block by block, each a mapping from keys to lists as
-they stand on the command line. What the command line itself names chooses among a block's values. A
-block may say its own `repeats`: what is timed runs several times, what is only checked once; and its own
-`matrix`.
+An experiment has its blocks in `hydra.sweeper.matrix`: each maps keys to lists, written as on the command
+line. The command line selects among a block's values. A block can have its own `repeats` and `matrix`.
 """
 
 import itertools
@@ -18,7 +16,7 @@ from dcpbench.config.schema import MATRIX, REPEATS
 
 
 class Job(NamedTuple):
-    """The overrides of a cell, and the name of the block that asks for it, if it is of one."""
+    """The overrides of a cell, and the name of its block, if it has one."""
 
     overrides: list[str]
     block: str = ""
@@ -32,21 +30,21 @@ _NUMBERED = "repeat="
 def jobs(
     blocks: Mapping[str, Sequence[Override]], given: Sequence[Override], combined: Combined
 ) -> list[Job]:
-    """Every job of the union, each once, in the order of the blocks.
+    """Return the jobs of all blocks, each once, in the order of the blocks.
 
     Args:
-        blocks: the overrides that make up each block, by its name.
-        combined: makes jobs of lists, given the `matrix` that a block says itself, if it does.
-        given: the overrides of the command line, after those of `hydra.sweeper.params`; where a key comes
-            twice the last holds. One whose key a block sweeps keeps of the block's values those that it
-            names, and leaves the block out if it names none. Another holds for all jobs of the block. If
-            one job is made of exactly these overrides, it alone is meant: a cell is asked for again.
+        blocks: the overrides of each block, by its name.
+        given: the overrides of the command line, after those of `hydra.sweeper.params`; of a key that comes
+            twice the last one counts. If a block sweeps the key, the override selects among the block's
+            values, and drops the block if it has none of them; otherwise it holds for all jobs of the block.
+            Overrides that are exactly those of one job select it alone: to run a cell again.
+        combined: combines lists into jobs, given the block's own `matrix`, if it has one.
 
     Returns:
         the jobs; those of a block with `repeats` have it among their overrides, for `repeated`.
 
     Raises:
-        ConfigError: no block has a job left, or one has several `repeats`.
+        ConfigError: no block has a job left, or a block has several `repeats`.
     """
     given = list({override.get_key_element(): override for override in given}.values())
     union: dict[tuple[str, ...], Job] = {}
@@ -60,10 +58,10 @@ def jobs(
 
 
 def listed(overrides: Sequence[Override]) -> list[list[str]]:
-    """The overrides of each key; where one comes twice, the last holds.
+    """Return the overrides of each key; of a key that comes twice the last one counts.
 
     Raises:
-        ConfigError: what is swept is no list.
+        ConfigError: a sweep is not a list.
     """
     lists: dict[str, list[str]] = {}
     for override in overrides:
@@ -74,12 +72,11 @@ def listed(overrides: Sequence[Override]) -> list[list[str]]:
 
 
 def repeated(jobs: Sequence[Job], repeats: int, for_all: bool) -> list[Job]:
-    """All of the jobs, then all again that run more often, round after round: each round meets the machine
-    as it is then, alike for all. Those that say which `repeat` they are stay as they are.
+    """Return all jobs, then all that run again, in rounds, so that a drift of the machine affects all of
+    them. Jobs that have a `repeat` stay as they are.
 
     Args:
-        jobs: what `jobs` returns.
-        repeats: how often those run that do not say it themselves.
+        repeats: how often jobs run whose block has no `repeats`.
         for_all: whether this holds for the others too.
 
     Raises:
@@ -95,12 +92,12 @@ def repeated(jobs: Sequence[Job], repeats: int, for_all: bool) -> list[Job]:
 
 
 def _counted(job: Job, repeats: int, for_all: bool) -> tuple[Job, int]:
-    """A job without its `repeats`, and how often it runs."""
+    """Return a job without its `repeats`, and how often it runs."""
     of_block = [item.partition("=")[2] for item in job.overrides if item.startswith(f"{REPEATS}=")]
     own = [item for item in job.overrides if not item.startswith(f"{REPEATS}=")]
     asked = of_block[0] if of_block and not for_all else str(repeats)
     if not asked.isdecimal() or int(asked) < 1:
-        raise ConfigError(f"{REPEATS}={asked}: must be a number, at least 1")
+        raise ConfigError(f"{REPEATS}={asked}: must be a number of at least 1")
     numbered = any(item.startswith(_NUMBERED) for item in own)
     return Job(own, job.block), 1 if numbered else int(asked)
 
@@ -120,7 +117,7 @@ def _block_jobs(block: Sequence[Override], given: Sequence[Override], combined: 
 
 
 def _items(override: Override) -> list[str]:
-    """`key=value` for each value of an override, values as Hydra writes them (`False`, not `false`)."""
+    """Return `key=value` for each value of an override, as Hydra writes values (`False`, not `false`)."""
     key = override.get_key_element()
     if override.is_discrete_sweep():
         if items := dict.fromkeys(f"{key}={value}" for value in override.sweep_string_iterator()):
