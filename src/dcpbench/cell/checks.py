@@ -231,8 +231,8 @@ def verify_files(cell: Cell) -> None:
     save reported success."""
     for where, then, digests in cell.files.values():
         with cell.phase("verify", "files"):
-            of_rank_0 = cell.world.rank == 0
-            cell.record("files_unchanged", compare_files(then, digests()) if of_rank_0 else NOTHING, where)
+            compared = compare_files(then, digests()) if cell.world.rank == 0 else NOTHING
+            cell.record("files_unchanged", compared, where)
 
 
 def resume(
