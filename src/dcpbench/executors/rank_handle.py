@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from dcpbench.core.stage_end import Failed, RankEnd
-from dcpbench.rank.messages import CellSpec, Message, PhaseBegun, UploadsUnderWay
+from dcpbench.rank.messages import CellSpec, Message, PhaseBegun, UploadsInFlight
 
 _REPORT_S = 1.0
 """Time limit for the fork server to report the end of a process."""
@@ -66,7 +66,7 @@ class Rank:
             return False
         if isinstance(content, PhaseBegun):
             end.phase, self.since = content.phase, time.monotonic()
-        elif isinstance(content, UploadsUnderWay):
+        elif isinstance(content, UploadsInFlight):
             end.uploads = content.since
         elif isinstance(content, Failed):
             end.failed = content
