@@ -38,7 +38,7 @@ function isBad(run, { name }) {
 function checkName(check, where) {
   const id = `${where}-${check.name}`;
   return [button(check.name.split(/(?<=_)/).flatMap((part) => [el("wbr"), part]), null, { class: "link", popovertarget: id }),
-    el("div", { id, popover: true, class: "explained" }, el("h3", {}, check.name), ...check.told.map((text) => el("p", {}, text)))];
+    el("div", { id, popover: true, class: "explained" }, el("h3", {}, check.name), ...check.explained.map((text) => el("p", {}, text)))];
 }
 
 // Why a run does not have a check, by the names of checks.

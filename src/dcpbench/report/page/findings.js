@@ -19,7 +19,7 @@ function drawKnown(app, shown) {
     el("summary", {}, `Known failures and skips: ${counted(number, "run")}`), listOf(app, groups, KNOWN_SHOWN)));
 }
 
-// Runs that came out alike for the same reason, numbers aside.
+// Runs with the same status and reason, except for numbers.
 function alike(runs) {
   const groups = [...groupBy(runs, (run) => `${run.kind.name} ${run.alike}`).values()];
   return groups.sort((a, b) => a[0].kind.rank - b[0].kind.rank);
@@ -30,7 +30,7 @@ function listOf(app, groups, most) {
   return el("ul", { class: "findings" }, ...lines.map((line) => (line.matches("li") ? line : el("li", { "data-more": true }, line))));
 }
 
-// Runs that ended alike for the same reason are one finding.
+// Runs with the same status and reason are one entry.
 function finding(app, runs) {
   const cells = [...groupBy(runs, (run) => run.place).values()];
   const times = (same) => same.length > 1 && el("span", { class: "times-run" }, ` ${TIMES}${same.length}`);

@@ -1,4 +1,4 @@
-// The heat map: one square for each pair of a row's and a column's values, coloured by its worst run.
+// The heat map: one square for each pair of row and column values, coloured by its worst run.
 
 const IMPORTANT = [];
 const ROW_AXES = [];
@@ -7,7 +7,7 @@ const COLUMN_AXES_AT_MOST = 2;
 const AXES_AT_A_GLANCE = 2;
 const FULL = 0.5;
 
-// The axes that come first, and those of them that are along the side.
+// The most important axes, and those of them that are along the side.
 function readImportant(important) {
   IMPORTANT.push(...important.map(({ name }) => name));
   ROW_AXES.push(...important.filter(({ down }) => down).map(({ name }) => name));
@@ -25,14 +25,14 @@ function chooseLayout(runs, axes) {
   }
 }
 
-// The axes by their importance, without those that follow from others and so say nothing that these do not.
+// The axes by importance, without those that follow from others.
 function telling(runs, names) {
   const place = (axis) => (IMPORTANT.includes(axis) ? IMPORTANT.indexOf(axis) : IMPORTANT.length);
   return [...names].sort((a, b) => place(a) - place(b))
     .reduce((kept, axis) => (tells(runs, kept, axis) ? [...kept, axis] : kept), []);
 }
 
-// Whether runs that are alike along some axes differ in one more.
+// Whether runs that are equal along some axes differ in one more.
 function tells(runs, along, axis) {
   const count = (axes) => new Set(runs.map((run) => configuration(run, axes))).size;
   return count([...along, axis]) > count(along);
@@ -53,8 +53,8 @@ function bestLayout(runs, names) {
   return best;
 }
 
-// Scenarios have axes of their own: in one matrix most squares would be empty. Those that differ along the same
-// axes share one; and what has a planted fault would stand among the others as if it were one of them.
+// Scenarios have different axes: in one matrix most squares would be empty. Those with the same axes share one.
+// Runs with an injected fault have a separate matrix.
 function chooseLayouts(runs, axes) {
   const planted = runs.filter(isPlanted);
   const others = planted.length && planted.length < runs.length ? runs.filter((run) => !isPlanted(run)) : runs;
@@ -88,7 +88,7 @@ function isIn(run, { planted, scenarios }) {
   return (planted === null || planted === isPlanted(run)) && (!scenarios || scenarios.includes(valueOf(run, "scenario")));
 }
 
-// The matrix in which a run stands, and whether its square there has another run too.
+// The matrix that contains a run, and whether its square there has another run too.
 function placeOf(app, run) {
   const { main, planted } = app.layouts;
   const layout = [...main, ...(planted ? [planted] : [])].find((one) => isIn(run, one));
@@ -103,12 +103,12 @@ function drawMatrix(app, shown) {
   byId("matrix-section").hidden = parts.length === 0;
   fill(byId("matrix"), ...parts.map((part) => el("div", { class: "part" }, ...part)));
   if (byId("matrix").querySelector(".gap")) {
-    byId("matrix").append(el("p", { class: "note" }, "Where a square is empty, the sweep has no such cell",
+    byId("matrix").append(el("p", { class: "note" }, "An empty square has no such cell in this sweep",
       !app.complete && ", or it did not run yet", shown.length < app.runs.length && ", or the filters hide it", "."));
   }
 }
 
-// The matrix of those runs that stand in it, and what is folded in it.
+// The matrix of the runs that belong to it, and its folded axes.
 function matrixOf(app, layout, shown) {
   const runs = shown.filter((run) => isIn(run, layout));
   if (!runs.length) return [];
@@ -139,7 +139,7 @@ function sizeFor(columns) {
   return columns <= 8 ? "large" : columns <= 20 ? "medium" : "small";
 }
 
-// The combinations of values that are there, in the order of the axes' values.
+// The combinations of values that exist, in the order of the axes' values.
 function combinations(app, runs, along) {
   const seen = new Map(runs.map((run) => [configuration(run, along), along.map((axis) => valueOf(run, axis))]));
   const places = along.map((axis) => new Map(app.axes.get(axis).map((value, place) => [value, place])));
@@ -150,7 +150,7 @@ function combinations(app, runs, along) {
   return [...seen.values()].sort(compare);
 }
 
-// How many combinations from this one on have the same values up to this axis; 0 where it is not the first.
+// How many combinations from this one on have the same values up to this axis; 0 if it is not the first.
 function spanAt(all, number, depth) {
   const same = (a, b) => b && a.slice(0, depth + 1).every((value, i) => value === b[i]);
   if (same(all[number], all[number - 1])) return 0;

@@ -24,7 +24,7 @@ from dcpbench.records import files
 from dcpbench.records.row_reader import parse
 from dcpbench.records.store import SWEEP_JSON
 from dcpbench.report.labels import quantity
-from dcpbench.report.shared_gpus import shared_gpu_sentences
+from dcpbench.report.tables import shared_gpu_sentences
 
 _LISTED = 300
 _NAMED = 20
