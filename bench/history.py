@@ -28,11 +28,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dcpbench.analysis.cell_history import history
-from dcpbench.analysis.history_rows import read_history
+from dcpbench.analysis.cell_history import history, read_history
 from dcpbench.records.store import RESULTS_JSONL
+from dcpbench.report.document import rendered
 from dcpbench.report.history import contents, default_metrics, strip_length
-from dcpbench.report.rendering import rendered
 
 SAMPLE = Path(__file__).parents[1] / "docs" / "sample-sweep" / RESULTS_JSONL
 COSTS = ("build_s", "train_s", "save_s", "save_stall_s", "load_s", "verify_s", "cell_s")

@@ -1,14 +1,14 @@
-"""The samples of output in README.md and docs/: what their commands print now.
+"""Run the samples of output in README.md and docs/, and write or check what their commands print.
 
     python scripts/samples.py            # writes them
-    python scripts/samples.py --check    # exit status 1 where one is not what its command prints
+    python scripts/samples.py --check    # exits with 1 if a sample differs
 
-A sample is a `console` block below a comment. Each line with `$ ` is a command, with the lines that `\\`
-continues; what it prints to standard output follows. `sample` is compared as it stands; in a `timed sample`
-every decimal number is masked, and with it the width of columns; `at 100` is the width of a terminal, a file
-if nothing is said; `ends with 1` is the exit status of the last command, else 0. All commands run in one
-folder, the tutorial that makes the sweeps first, and a sample that stands on two pages runs once. The folder
-holds bench/, docs/ and the files that pages show below `<!-- file: path -->`.
+A sample is a `console` block below a comment. A line with `$ ` is a command, `\\` continues it, and its
+standard output follows. A `sample` is compared exactly; a `timed sample` with decimal numbers and the widths
+of columns masked. `at 100` is the width of a terminal; without it, output goes to a file. `ends with 1` is
+the exit status of the last command, else 0. All commands run in one folder, those of the first tutorial
+first; a sample on two pages runs once. The folder contains bench/, docs/ and the files that pages show below
+`<!-- file: path -->`.
 
     <!-- timed sample at 100, ends with 1 -->
 """
@@ -35,24 +35,24 @@ MARKED = re.compile(
     r"(?:, ends with (?P<status>\d+))?) -->" + _FENCED,
     re.DOTALL,
 )
-_SIZE = {"COLUMNS": "", "LINES": ""}  # which would be believed more than the terminal
+_SIZE = {"COLUMNS": "", "LINES": ""}  # they would override the size of the terminal
 _COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)$", re.MULTILINE)
 _NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d+(?:e[-+]\d+)?(?![\w.])")
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class StaleError(Exception):
-    """A sample whose command ended otherwise than it says."""
+    """The command of a sample ended with another status."""
 
 
 def pages(root: Path = ROOT) -> list[Path]:
-    """The Markdown files that may have samples, in the order in which these are run."""
+    """Return the Markdown files that can have samples, in the order in which they run."""
     found = sorted((root / "docs").rglob("*.md"), key=lambda path: (path.stem != _FIRST, path))
     return [*found, root / "README.md", root / "CONTRIBUTING.md"]
 
 
 class Samples:
-    """Runs the samples of pages, one page after the other, in a folder of its own."""
+    """Runs the samples of pages in one folder."""
 
     def __init__(self, folder: Path, root: Path = ROOT) -> None:
         self.folder = folder
@@ -61,11 +61,11 @@ class Samples:
         self._ran: dict[tuple[tuple[str, ...], int], tuple[str, int]] = {}
 
     def made(self, text: str) -> str:
-        """A page's text with its samples as they are now; StaleError where a command ends otherwise."""
+        """Return a page's text with new samples; StaleError if a command ends with another status."""
         return MARKED.sub(self._block, text)
 
     def differing(self, text: str) -> Iterator[tuple[str, str]]:
-        """Each sample that is not what its commands print, and what they print."""
+        """Yield each sample that differs from what its commands print, and what they print."""
         for found in MARKED.finditer(text):
             now = self._block(found)
             masked = _masked if found["timed"] else str
@@ -88,10 +88,10 @@ class Samples:
         return found[0][: found.start("text") - found.start()] + shown + "```"
 
     def _run(self, commands: tuple[str, ...], columns: int) -> tuple[str, int]:
-        """Commands with what each prints, in a terminal of so many columns, with 0 into a file, and how the
-        last one ends."""
-        beside = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        own = {"PATH": beside, "XDG_STATE_HOME": str(self.folder / "state")}
+        """Return commands with their output, in a terminal of this width or with 0 into a file, and the exit
+        status of the last one."""
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        own = {"PATH": path, "XDG_STATE_HOME": str(self.folder / "state")}
         shown, status = "", 0
         for command in commands:
             text, errors, status = _printed(command, self.folder, {**os.environ, **own, **_SIZE}, columns)
@@ -103,7 +103,7 @@ class Samples:
 
 
 def _printed(command: str, folder: Path, environment: dict[str, str], columns: int) -> tuple[str, str, int]:
-    """What a command prints to standard output and to standard error, and its exit status."""
+    """Return a command's standard output, standard error and exit status."""
     ours, theirs = pty.openpty() if columns else os.pipe()
     if columns:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 40, columns, 0, 0))
@@ -116,7 +116,7 @@ def _printed(command: str, folder: Path, environment: dict[str, str], columns: i
         try:
             while part := os.read(ours, 65536):
                 text += part
-        except OSError:  # nobody has the terminal open any more
+        except OSError:  # the other end of the terminal is closed
             pass
         os.close(ours)
         status = process.wait()
@@ -125,12 +125,12 @@ def _printed(command: str, folder: Path, environment: dict[str, str], columns: i
 
 
 def _masked(text: str) -> str:
-    """Decimal numbers are all alike, and so are the widths of columns."""
+    """Replace decimal numbers and the widths of columns."""
     return re.sub(r"[ ─━-]{2,}", " ", _NUMBER.sub("#", text))
 
 
 def main() -> int:
-    """Write or check all samples; the exit status."""
+    """Write or check all samples; return the exit status."""
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--check", action="store_true", help="compare, and write nothing")
     asked = ask.parse_args()
@@ -145,7 +145,7 @@ def main() -> int:
             for shown, now in samples.differing(text):
                 stale += 1
                 print(f"{page.relative_to(ROOT)} shows\n{shown}\nand it prints\n{now}\n")
-    for page, text in made.items():  # at the end: sweeps note whether the checkout is as it was committed
+    for page, text in made.items():  # at the end: sweeps record whether the checkout is modified
         page.write_text(text)
     return int(stale > 0)
 

@@ -1,4 +1,4 @@
-"""What the docs show is what dcpbench does, and the site is made of what there is."""
+"""Tests of README, docs/, their samples, and the site."""
 
 import ast
 import importlib.util
@@ -30,7 +30,7 @@ NOTEBOOK = DOCS / "notebook.ipynb"
 
 
 def script(name: str) -> ModuleType:
-    """A script that is no part of a package."""
+    """Import a file of scripts/."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     assert spec
     assert spec.loader
@@ -45,7 +45,7 @@ PAGES = [page for page in SAMPLES.pages() if "```console" in page.read_text()]
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What runs samples: each once, however many pages have it."""
+    """Return the runner of samples, which runs each once for all pages."""
     return SAMPLES.Samples(tmp_path_factory.mktemp("samples"))
 
 
@@ -58,12 +58,12 @@ OF_EACH_COMMAND = ("README.md", "resume-exact.md", "report.md", "audit.md", "com
     tiered(PAGES, *(page for page in PAGES if page.name in OF_EACH_COMMAND)),
     ids=lambda page: str(page.relative_to(ROOT)),
 )
-def test_samples_are_what_their_commands_print(page: Path, running: Any) -> None:
+def test_samples_match_their_commands(page: Path, running: Any) -> None:
     list(running.differing(PAGES[0].read_text()))  # whose sweeps others read
     assert list(running.differing(page.read_text())) == [], "make samples"
 
 
-def test_what_looks_like_a_sample_is_one() -> None:
+def test_console_blocks_are_samples() -> None:
     for page in PAGES:
         marked = sum(found["kind"] == "console" for found in SAMPLES.MARKED.finditer(page.read_text()))
         assert marked == page.read_text().count("```console\n"), page
@@ -78,14 +78,14 @@ def test_what_looks_like_a_sample_is_one() -> None:
         ("timed sample at 100", "echo 2 cells", "echo 3 cells"),
     ],
 )
-def test_a_stale_sample_is_seen(marked: str, was: str, now: str, tmp_path: Path) -> None:
+def test_stale_sample_is_detected(marked: str, was: str, now: str, tmp_path: Path) -> None:
     samples = SAMPLES.Samples(tmp_path)
     made = samples.made(f"<!-- {marked} -->\n```console\n$ {was}\n```\n")
     assert list(samples.differing(made)) == []
     assert len(list(samples.differing(made.replace(was, now)))) == 1
 
 
-def test_times_of_a_timed_sample_may_differ_and_its_end_may_not(tmp_path: Path) -> None:
+def test_timed_sample_ignores_only_times(tmp_path: Path) -> None:
     samples, block = SAMPLES.Samples(tmp_path), "<!-- timed sample{} -->\n```console\n$ {}\n{}```\n"
     assert list(samples.differing(block.format("", "echo took 0.25 s", "took 11.5  s\n"))) == []
     assert list(samples.differing(block.format(", ends with 1", "exit 1", ""))) == []
@@ -93,14 +93,14 @@ def test_times_of_a_timed_sample_may_differ_and_its_end_may_not(tmp_path: Path) 
         list(samples.differing(block.format("", "exit 1", "")))
 
 
-def test_a_page_brings_the_files_of_its_samples(tmp_path: Path) -> None:
+def test_page_provides_files_for_its_samples(tmp_path: Path) -> None:
     file = "<!-- file: conf/a.yaml -->\n```yaml\na: 1\n```\n\n"
     text = f"{file}<!-- sample -->\n```console\n$ cat conf/a.yaml\na: 1\n```\n"
     samples = SAMPLES.Samples(tmp_path)
     assert samples.made(text) == text
 
 
-def test_a_column_that_nothing_describes_ends_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_undescribed_column_fails_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
     pages = script("site_pages")
     assert "| `flaky` | true or false |" in pages._columns()
     monkeypatch.delitem(pages.COLUMN_HELP, "flaky")
@@ -108,17 +108,17 @@ def test_a_column_that_nothing_describes_ends_the_build(monkeypatch: pytest.Monk
         pages._columns()
 
 
-def test_every_check_has_what_it_proves_and_what_it_cannot_see() -> None:
+def test_every_check_is_documented() -> None:
     page = (DOCS / "concepts/checks.md").read_text()
     assert {name for name in CHECKS if f"\n| `{name}` | " not in page} == set()
 
 
-def test_every_status_has_what_to_do() -> None:
+def test_every_status_is_documented() -> None:
     page = (DOCS / "concepts/statuses.md").read_text()
     assert {name for name in STATUSES if f"\n| `{name}` | " not in page} == set()
 
 
-def test_the_reference_has_every_value_of_every_axis() -> None:
+def test_reference_lists_every_value_of_every_axis() -> None:
     page = (DOCS / "reference.md").read_text()
     table = dict(re.findall(r"^\| `(\w+)` \| ([\w, ]+) \|$", page, re.MULTILINE))
     axes = {name for name in reference.groups() if name not in ("load_parallel", "fault", "experiment")}
@@ -154,7 +154,16 @@ def test_pages_are_short(pages: list[Path], limit: int) -> None:
 
 
 PLAIN = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "scripts/site_pages.py")),
+    *(
+        ROOT / name
+        for name in (
+            "README.md",
+            "CONTRIBUTING.md",
+            "CHANGELOG.md",
+            "scripts/samples.py",
+            "scripts/site_pages.py",
+        )
+    ),
     *GUIDES,
     *DOCS.glob("findings/*.md"),
     *DOCS.glob("results/*.md"),
@@ -217,7 +226,7 @@ def test_avoided_phrases_are_found(text: str, tmp_path: Path) -> None:
         test_prose_is_plain(page)
 
 
-def test_a_value_that_nothing_describes_ends_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_undescribed_value_fails_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
     pages = script("site_pages")
     assert "`ddp`" in dict(pages.values_of("parallel"))
     mute = reference.Key("parallel", "", "ddp", {"ddp": "DDP.", "mute": ""})
@@ -227,8 +236,8 @@ def test_a_value_that_nothing_describes_ends_the_build(monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-def test_a_link_that_leads_nowhere_ends_the_build(tmp_path: Path) -> None:
-    """With the very options of `make docs`: --quiet, for one, has mkdocs count no warnings."""
+def test_broken_link_fails_the_build(tmp_path: Path) -> None:
+    """Build with the options of `make docs`: with --quiet, mkdocs would count no warnings."""
     for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "mkdocs.yml"):
         shutil.copy(ROOT / name, tmp_path)
     for name in ("docs", "scripts"):
@@ -244,8 +253,7 @@ def test_a_link_that_leads_nowhere_ends_the_build(tmp_path: Path) -> None:
 
 
 def _jobs(name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The jobs of a workflow, which is as GitHub wants it and may change nothing, and all their steps, which
-    use nothing that is not fixed."""
+    """Return the jobs and steps of a workflow that is valid, read-only, and uses only pinned actions."""
     path = ROOT / ".github/workflows" / name
     schema = ["check_jsonschema", "--builtin-schema", "vendor.github-workflows", path]
     done = subprocess.run([sys.executable, "-m", *schema], capture_output=True, text=True, check=False)
@@ -259,7 +267,7 @@ def _jobs(name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     return jobs, steps
 
 
-def test_the_workflow_of_several_hosts_runs_the_tests_that_make_test_leaves_out() -> None:
+def test_hosts_workflow_runs_excluded_tests() -> None:
     (job,), steps = _jobs("hosts.yml")
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
     left_out = re.findall(r"not (\w+)", settings["addopts"])
@@ -269,7 +277,7 @@ def test_the_workflow_of_several_hosts_runs_the_tests_that_make_test_leaves_out(
     assert all(re.search(rf"^test-{one}:(.|\n\t)*-m {one}$", made, re.MULTILINE) for one in left_out)
 
 
-def test_the_workflow_of_each_change_runs_the_tiers() -> None:
+def test_workflow_runs_the_tiers() -> None:
     (check, test), steps = _jobs("tests.yml")
     assert check["strategy"]["matrix"] == {"python": ["3.11", "3.13"], "torch": ["2.11", "2.13", "2.15"]}
     assert [step["run"] for step in steps if step.get("name") == "Tests"] == ["make check", 'make "$TARGET"']
@@ -277,8 +285,8 @@ def test_the_workflow_of_each_change_runs_the_tiers() -> None:
     assert not [step["run"] for step in steps if "${{" in step.get("run", "")]
 
 
-def test_each_tier_of_tests_holds_the_one_before() -> None:
-    """Of what a tier leaves out, the next one leaves out less, and the last nothing that has no target."""
+def test_each_tier_contains_the_previous_one() -> None:
+    """Each tier excludes less than the previous one; what the last excludes has a target."""
     made = (ROOT / "Makefile").read_text()
     elsewhere = re.findall(r"not (\w+)", re.findall(r"^ELSEWHERE := (.*)", made, re.MULTILINE)[0])
     out = [
@@ -290,7 +298,7 @@ def test_each_tier_of_tests_holds_the_one_before() -> None:
     assert all(f"$(MAKE) test-{marker}\n" in made for marker in elsewhere)
 
 
-def test_the_workflow_publishes_what_make_docs_builds() -> None:
+def test_docs_workflow_publishes_the_site() -> None:
     _, steps = _jobs("docs.yml")
     assert [step["run"] for step in steps if "run" in step] == ["make docs"]
     (published,) = (step["with"]["path"] for step in steps if "upload-pages" in step.get("uses", ""))
@@ -304,8 +312,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_notebook_runs(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each code cell; the value of its last expression is something to look at."""
+def test_notebook_runs(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run each code cell; its last expression has a value."""
     monkeypatch.chdir("docs")
     cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
     assert cells[0]["source"][0] == "from dcpbench.report import read_sweeps\n"
@@ -323,7 +331,7 @@ def test_the_notebook_runs(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
-def test_the_notebook_is_small_and_of_the_sample() -> None:
+def test_notebook_reads_the_sample_sweep() -> None:
     assert NOTEBOOK.stat().st_size < 200_000
     sample = read_sweeps([DOCS / "sample-sweep"])
     assert (len(sample.frame), sample.left_out) == (40, [])

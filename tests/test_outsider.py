@@ -20,9 +20,7 @@ FILES = {
     "outsider/plugin.py": """
 from pathlib import Path
 
-from dcpbench.core.checks import CheckSpec
-from dcpbench.core.metrics import MetricSpec
-from dcpbench.core.plugins import CommandSpec, Plugin
+from dcpbench.api import CheckSpec, CommandSpec, MetricSpec, Plugin
 
 plugin = Plugin(
     name="outsider",
@@ -39,8 +37,7 @@ plugin = Plugin(
 )
 """,
     "outsider/code.py": """
-from dcpbench.core.mismatch import Mismatch, Problem
-from dcpbench.core.rank_report import Compared
+from dcpbench.api import Compared, Mismatch, Problem
 from dcpbench.scenarios import save_load
 from dcpbench.workloads import parallelisms
 
@@ -69,7 +66,7 @@ def scenario(cell, broken, times):
     cell.record("theirs_held", Compared.of(found, control, ["theirs"]), "at the end")
 """,
     "outsider/defects.py": """
-from dcpbench.core.defects import Defect
+from dcpbench.api import Defect
 
 NAME = "train_state.current_loss"
 
@@ -82,8 +79,7 @@ def expected(cell, moment, reference):
 doubled = Defect(("restored",), lambda config: config.scenario.name == "theirs", expected)
 """,
     "outsider/faults.py": """
-from dcpbench.config.groups import Expect
-from dcpbench.plugins.faults.registry import fault
+from dcpbench.api import Expect, fault
 
 
 @fault(Expect("model_equal", r"net1\\.weight"))

@@ -28,7 +28,7 @@ def moody(random: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
 
 @pytest.mark.parametrize("noise", [normal, heavy, moody])
 @pytest.mark.parametrize(("series", "sweeps", "missing"), NOTHING_CHANGED)
-def test_where_nothing_changed_hardly_anything_is_told(
+def test_unchanged_histories_are_short(
     series: int, sweeps: int, missing: float, noise: Callable[..., np.ndarray]
 ) -> None:
     """So seldom over all series together, whatever the noise is like."""
@@ -41,7 +41,7 @@ def test_where_nothing_changed_hardly_anything_is_told(
 
 
 @pytest.mark.parametrize("at", [10, 15, 20])
-def test_a_step_is_found_where_it_is(at: int) -> None:
+def test_steps_are_found_at_their_place(at: int) -> None:
     """10 % at 3 % noise over 30 sweeps, in one of 60 series: in 90 of 100 histories, and not elsewhere."""
     random, found, within, elsewhere = np.random.default_rng(6), 0, 0, 0
     for _ in range(100):
@@ -56,7 +56,7 @@ def test_a_step_is_found_where_it_is(at: int) -> None:
     assert elsewhere <= 5
 
 
-def test_steps_up_and_down_again_and_wild_values() -> None:
+def test_steps_are_found_beside_outliers() -> None:
     random = np.random.default_rng(8)
     values = np.exp(0.03 * random.normal(size=(20, 300)))
     values[0, 100:200] *= 1.2
@@ -73,11 +73,11 @@ def test_steps_up_and_down_again_and_wild_values() -> None:
 @pytest.mark.parametrize(
     "values", [np.empty((0, 30)), np.empty((3, 0)), np.ones((2, 30)), np.full((2, 9), np.nan)]
 )
-def test_nothing_to_find(values: np.ndarray) -> None:
+def test_series_without_changes_find_none(values: np.ndarray) -> None:
     assert changes(values) == [[]] * len(values)
 
 
-def test_what_is_not_positive_was_not_measured() -> None:
+def test_values_below_zero_count_as_unmeasured() -> None:
     values = np.where(np.arange(40) < 20, 1.0, 2.0)[None] * np.exp(
         0.01 * np.random.default_rng(9).normal(size=40)
     )

@@ -71,7 +71,7 @@ def statuses(capsys: pytest.CaptureFixture[str], *words: object) -> list[dict[st
     return [line for line in lines(capsys, *words) if line["metric"] == "status"]
 
 
-def test_verdicts_are_matched_by_axes_and_told_first(
+def test_statuses_are_matched_by_axes_and_come_first(
     sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     old = sweep(
@@ -103,9 +103,7 @@ def test_verdicts_are_matched_by_axes_and_told_first(
     assert "again: python -m dcpbench parallel=ddp" in said
 
 
-def test_the_repeats_of_a_cell_are_runs_of_it(
-    sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_repeats_are_runs_of_one_cell(sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     def runs(*statuses: str) -> list[Any]:
         return [
             row(status=status, repeat=repeat, overrides=f"parallel=ddp repeat={repeat}")
@@ -127,14 +125,14 @@ def test_the_repeats_of_a_cell_are_runs_of_it(
         ("failing", 1),
     ],
 )
-def test_the_exit_status_is_for_a_nightly_job(sweep: Callable[..., Path], fail_on: str, status: int) -> None:
+def test_fail_on_sets_the_exit_status(sweep: Callable[..., Path], fail_on: str, status: int) -> None:
     old, new = sweep("old", asked("ddp")), sweep("new", asked("ddp", status="fail"))
     assert compared(old, new, "--fail-on", fail_on) == status
     assert compared(old, old, "--fail-on", fail_on) == 0
 
 
 @pytest.mark.slow
-def test_a_slowdown_that_cells_share_is_found_and_named(
+def test_shared_slowdowns_are_found_and_named(
     sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     old, new = sweep("old", *measured(1)), sweep("new", *measured(2, slower=1.15))
@@ -172,7 +170,7 @@ def test_times_of_shared_gpus_stay_apart(
 
 
 @pytest.mark.slow
-def test_equal_sweeps_are_seldom_called_anything_else(
+def test_equal_sweeps_cause_no_false_alarms(
     sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folders = [sweep(f"s{seed}", *measured(seed, noise=0.05)) for seed in range(8)]
@@ -186,7 +184,7 @@ def test_equal_sweeps_are_seldom_called_anything_else(
 
 
 @pytest.mark.slow
-def test_earlier_sweeps_show_how_far_equal_ones_drift_apart(
+def test_earlier_sweeps_measure_the_drift(
     sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Every night as a whole is up to 8 % off: that one night is slower than the last says nothing."""
@@ -213,7 +211,7 @@ def test_earlier_sweeps_show_how_far_equal_ones_drift_apart(
     assert said(night("8", 8, 1.6), *each) == "slower"
 
 
-def test_verdicts_are_held_against_the_old_sweep_alone(
+def test_statuses_are_compared_with_the_old_sweep(
     sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sweep("before", asked("ddp", status="fail", reason="then"))
@@ -223,15 +221,15 @@ def test_verdicts_are_held_against_the_old_sweep_alone(
 
 
 @pytest.mark.slow
-def test_too_few_runs_say_nothing(sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_few_runs_are_not_judged(sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     old, new = sweep("old", asked("ddp", save_s=1.0)), sweep("new", asked("ddp", save_s=9.0))
     verdicts = {line["verdict"] for line in lines(capsys, old, new) if line["metric"] == "save_s"}
     assert verdicts == {"too few runs"}
     assert compared(old, new) == 0
-    assert "1 on one side; 3 are needed" in capsys.readouterr().out
+    assert "1 on one side, and at least 3 are needed" in capsys.readouterr().out
 
 
-def test_costs_that_were_not_measured_are_not_compared(
+def test_unmeasured_costs_are_not_compared(
     sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     old, new = sweep("old", asked("ddp", save_s=float("nan"))), sweep("new", asked("ddp", save_s=None))
@@ -239,7 +237,7 @@ def test_costs_that_were_not_measured_are_not_compared(
     assert verdicts == {"not measured"}
 
 
-def test_sweeps_without_a_common_cell_say_in_what_they_differ(
+def test_sweeps_without_common_cells_say_why(
     sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     old, new = sweep("old", asked("ddp", model="even")), sweep("new", asked("ddp", model="uneven"))
@@ -252,13 +250,13 @@ def test_sweeps_without_a_common_cell_say_in_what_they_differ(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--fail-on", "slow"], "slow is no kind of change; the kinds are newly-failing"),
-        (["--metric", "status"], "status is not compared; the metrics are save_s"),
+        (["--fail-on", "slow"], "slow is not a kind of change; choose one of newly-failing"),
+        (["--metric", "status"], "status is not a metric; choose one of save_s"),
         (["--least-effect", "5"], "5.0 is not in the range 0<=x<1"),
-        (["-o", "x.pdf"], "say with --format"),
+        (["-o", "x.pdf"], "cannot infer the format"),
     ],
 )
-def test_wrong_words_are_one_line(
+def test_compare_errors_are_one_line(
     sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str], words: list[str], told: str
 ) -> None:
     old = sweep("old", asked("ddp"))
@@ -268,7 +266,7 @@ def test_wrong_words_are_one_line(
     assert said.count("\n") == 1
 
 
-def test_each_of_several_is_held_against_the_first(
+def test_every_sweep_is_compared_with_the_first(
     sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     old = sweep("old", asked("ddp"))
@@ -291,7 +289,7 @@ def edited(sizes: str, seed: int, **columns: Any) -> list[Any]:
     ]
 
 
-def test_an_edited_configuration_is_told_and_nothing_is_called_slower(
+def test_edited_configurations_are_not_compared(
     sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """The axes and the overrides are the same: only the whole configuration is not."""
@@ -310,7 +308,7 @@ def test_an_edited_configuration_is_told_and_nothing_is_called_slower(
     text = capsys.readouterr().out
     assert "The environments are the same; configurations are not, see below." in text
     assert "model.options.sizes  [3, 4] → [3, 8]  8" in text
-    assert "8 cells of another configuration" in text
+    assert "8 cells with another configuration" in text
     assert compared(old, tmp_path / "all", "--format", "markdown") == 0
     assert "model.options.sizes | \\[3, 4\\] → \\[3, 8\\] | 8 |" in capsys.readouterr().out
     assert compared(old, tmp_path / "all", "--ignore", "model.options.sizes", "--fail-on", "regressions") == 1
@@ -324,7 +322,7 @@ def test_an_edited_configuration_is_told_and_nothing_is_called_slower(
     assert mixed == {"same", "other configuration"}
 
 
-def test_rows_without_a_digest_compare_by_their_address(
+def test_rows_without_a_digest_match_by_address(
     sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked_for = "parallel=ddp '+model.options.sizes=[3, 4]' timeouts.cell_s=9"
@@ -335,7 +333,7 @@ def test_rows_without_a_digest_compare_by_their_address(
     assert [line["verdict"] for line in statuses(capsys, old, other)] == ["vanished", "new"]
 
 
-def test_checks_that_only_one_side_has_are_no_change(
+def test_checks_of_one_side_are_not_a_change(
     sweep: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Rows of schema version 2 have other checks of training."""
@@ -362,7 +360,7 @@ def test_checks_that_only_one_side_has_are_no_change(
     ]
 
 
-def test_how_a_cell_is_run_does_not_make_it_another(
+def test_how_run_keys_do_not_change_the_cell(
     sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     old = sweep("old", row(overrides="parallel=ddp sharing=none saves=2 timeouts.cell_s=9"))

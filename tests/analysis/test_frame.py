@@ -18,16 +18,15 @@ from dcpbench.records.row import columns
 from dcpbench.records.store import ResultsError, read_lines, read_rows
 from dcpbench.report import read_sweeps
 from dcpbench.report.__main__ import main
-from dcpbench.report.document import first_of
+from dcpbench.report.document import first_of, markdown, rendered
 from dcpbench.report.junit import junit
 from dcpbench.report.page import page
-from dcpbench.report.rendering import markdown, rendered
 from dcpbench.report.show import content
 from dcpbench.report.tables import summary
 from report.sweeps import cell, folder_of_lines, folder_with, line
 
 
-def test_the_frame_is_tidy_and_typed(tmp_path: Path) -> None:
+def test_frame_is_tidy_and_typed(tmp_path: Path) -> None:
     folder = folder_with(
         tmp_path / "s", cell(save_s=0.5, checkpoint_bytes=10), cell("fsdp", model_equal=False)
     )
@@ -47,7 +46,7 @@ def test_the_frame_is_tidy_and_typed(tmp_path: Path) -> None:
     assert records(frame)[0]["model_equal"] is None
 
 
-def test_rows_of_before_a_column_was_added_are_whole(tmp_path: Path) -> None:
+def test_rows_without_new_columns_are_complete(tmp_path: Path) -> None:
     old = json.loads(line())
     for name in ("repeat", "disk_bytes", "flaky", "details"):
         del old[name]
@@ -79,7 +78,7 @@ def test_rows_of_before_a_column_was_added_are_whole(tmp_path: Path) -> None:
         (b"__import__('os')\n", "Expecting value"),
     ],
 )
-def test_a_line_that_is_no_row_is_told_and_hides_no_other(tmp_path: Path, damaged: bytes, told: str) -> None:
+def test_invalid_lines_are_reported_and_skipped(tmp_path: Path, damaged: bytes, told: str) -> None:
     folder = folder_of_lines(tmp_path / "s", [line(cell="one"), line(cell="two", parallel="fsdp"), damaged])
     rows, left_out = read_rows(folder)
     assert [row["cell"] for row in rows] == ["one", "two"]
@@ -121,7 +120,7 @@ def test_a_line_that_is_no_row_is_told_and_hides_no_other(tmp_path: Path, damage
         ({"reason": "\ud800"}, {"reason": "\ufffd"}, "surrogate"),
     ],
 )
-def test_a_value_that_no_column_has_is_told_and_the_row_is_shown(
+def test_invalid_values_are_reported_and_shown(
     tmp_path: Path, damage: dict[str, object], shown: dict[str, object], told: str
 ) -> None:
     folder = folder_of_lines(tmp_path / "s", [line(cell="one"), line(**{"cell": "two", **damage})])
@@ -134,7 +133,7 @@ def test_a_value_that_no_column_has_is_told_and_the_row_is_shown(
     assert stored.row is None or damage == {"status": "fine"}, "a sweep that goes on runs that cell again"
 
 
-def test_missing_columns_and_bytes_that_are_no_text(tmp_path: Path) -> None:
+def test_missing_columns_and_invalid_bytes(tmp_path: Path) -> None:
     short = json.loads(line(cell="short"))
     del short["save"], short["status"]
     folder = folder_of_lines(
@@ -148,7 +147,7 @@ def test_missing_columns_and_bytes_that_are_no_text(tmp_path: Path) -> None:
     assert "byte 0xe9" in left_out[1]
 
 
-def test_a_row_that_lacks_what_may_be_null_is_a_row(tmp_path: Path) -> None:
+def test_rows_can_lack_nullable_columns(tmp_path: Path) -> None:
     short = json.loads(line(cell="short"))
     del short["reason"]
     (read,) = read_lines(folder_of_lines(tmp_path / "s", [json.dumps(short).encode() + b"\n"]))
@@ -156,21 +155,21 @@ def test_a_row_that_lacks_what_may_be_null_is_a_row(tmp_path: Path) -> None:
     assert (read.row.cell, read.row.reason) == ("short", None)
 
 
-def test_a_cell_that_is_there_twice_is_shown_twice(tmp_path: Path) -> None:
+def test_duplicate_cells_are_shown_twice(tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "s", cell(), cell("fsdp"), cell())
     sweeps = read_sweeps([folder])
     assert "results.jsonl:3: repeats the cell of line 1" in sweeps.left_out[0]
     assert len(content(sweeps).tables[0].table) == 3
 
 
-def test_a_line_of_ten_megabytes_is_a_row(tmp_path: Path) -> None:
+def test_lines_of_ten_megabytes_are_rows(tmp_path: Path) -> None:
     folder = folder_of_lines(tmp_path / "s", [line(status="fail", reason="x" * 10_000_000)])
     said = rendered(content(read_sweeps([folder])), io.StringIO())
     assert len(said) < 10_000
     assert "(10,000,000 characters)" in said
 
 
-def test_many_damaged_lines_are_summed_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_lines_are_summarized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = folder_of_lines(tmp_path / "s", [line(), *[b"?\n"] * 100])
     assert main([str(folder)]) == 0
     said = capsys.readouterr().out.splitlines()
@@ -187,12 +186,12 @@ def test_many_damaged_lines_are_summed_up(tmp_path: Path, capsys: pytest.Capture
     ("environment", "told"),
     [
         (b'{"torch": ', "Expecting value"),
-        (b"[]", "not an object"),
+        (b"[]", "expected a JSON object"),
         (b'{"torch": "2.13", "free": NaN}', "NaN is not JSON"),
         (b"[" * 100_000, "nested too deeply"),
     ],
 )
-def test_a_broken_environment_is_told(tmp_path: Path, environment: bytes, told: str) -> None:
+def test_broken_environments_are_reported(tmp_path: Path, environment: bytes, told: str) -> None:
     folder = folder_with(tmp_path / "s", cell())
     (folder / "environment.json").write_bytes(environment)
     sweeps = read_sweeps([folder])
@@ -201,14 +200,14 @@ def test_a_broken_environment_is_told(tmp_path: Path, environment: bytes, told: 
     assert len(sweeps.frame) == 1
 
 
-def test_places_that_are_no_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_places_without_sweeps_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = folder_with(tmp_path / "in" / "sweep", cell())
     nothing = tmp_path / "nothing"
     nothing.mkdir()
     unreadable = tmp_path / "unreadable"
     (unreadable / "results.jsonl").mkdir(parents=True)
     for place, told in [
-        (nothing, "no sweep here, nor in a folder of it"),
+        (nothing, "no sweep here or in the folders below it"),
         (tmp_path / "gone", "no sweep here"),
         (tmp_path / ("long" * 2000), "cannot be read: File name too long"),
         (sweep / "results.jsonl", f"a file, not the folder of a sweep: try {sweep}"),
@@ -225,21 +224,21 @@ def test_places_that_are_no_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_that_may_not_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_files_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = folder_with(tmp_path / "s", cell())
     (folder / "results.jsonl").chmod(0)
     assert main([str(folder)]) == 2
     assert "Permission denied" in capsys.readouterr().err
 
 
-def test_no_rows_yet_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweeps_without_rows_are_not_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = folder_of_lines(tmp_path / "s", [])
     assert main([str(folder)]) == 0
     assert capsys.readouterr().out == "0 cells: no rows yet\n"
     assert every_format(folder)
 
 
-def test_several_sweeps_are_one_frame_with_short_names(tmp_path: Path) -> None:
+def test_several_sweeps_are_one_frame(tmp_path: Path) -> None:
     for name in ("a/matrix", "b/matrix", "b/seeds"):
         folder_with(tmp_path / name, cell(), cell("fsdp"))
     sweeps = read_sweeps([tmp_path / "a", tmp_path / "b", tmp_path / "b" / "seeds"])
@@ -250,7 +249,7 @@ def test_several_sweeps_are_one_frame_with_short_names(tmp_path: Path) -> None:
         read_sweeps([tmp_path / "a", tmp_path / "c"])
 
 
-def test_a_workload_is_told_once_as_the_model(tmp_path: Path) -> None:
+def test_custom_workloads_appear_once_as_the_model(tmp_path: Path) -> None:
     rows = [
         cell(model=own, optimizer=None, overrides=f"parallel=ddp workload.target={own}", cell=own)
         for own in ("mine.build", "other.build")
@@ -329,7 +328,7 @@ def corrupted(draw: st.DrawFn) -> tuple[list[bytes], list[int]]:
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(corrupted())
-def test_whatever_is_damaged_nothing_raises_and_the_rest_is_shown(
+def test_random_damage_never_raises(
     given: tuple[list[bytes], list[int]],
 ) -> None:
     lines, damaged = given

@@ -10,12 +10,11 @@ import pytest
 from rich.text import Text
 
 from analysis.nights import METRICS, NIGHTS, costs, night, three_cells
-from dcpbench.analysis.cell_history import KINDS, CellHistory, History, folded, history
-from dcpbench.analysis.history_rows import Rows, read_history
+from dcpbench.analysis.cell_history import KINDS, CellHistory, History, Rows, folded, history, read_history
 from dcpbench.records.store import RESULTS_JSONL
 from dcpbench.report.__main__ import main
+from dcpbench.report.document import rendered
 from dcpbench.report.history import blocks, contents, strip_length
-from dcpbench.report.rendering import rendered
 from report.sweeps import cell
 
 
@@ -53,13 +52,11 @@ def test_times_of_shared_gpus_stay_apart(tmp_path: Path) -> None:
         assert cost.changes == []
 
 
-def test_what_changed_last_comes_first_and_says_since_when(
-    nights: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_newest_changes_come_first(nights: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = shown(capsys, nights)
     assert lines[0] == "24 sweeps, 2026-10-01 to 2026-10-24"
     newest = "The newest, night-23, commit abc00160 → abc00170, torch 2.14.0"
-    assert lines[1] == f"{newest}: 2 of 3 cells as they should be"
+    assert lines[1] == f"{newest}: 2 of 3 cells as expected"
     ddp, fsdp = lines.index("parallel=ddp"), lines.index("parallel=fsdp")
     assert ddp < fsdp
     assert lines[ddp + 1].split() == ["status", "P" * 22 + "FF", "fail"]
@@ -74,16 +71,14 @@ def test_what_changed_last_comes_first_and_says_since_when(
     assert text.startswith("load_s: +3")
     assert "since night-12, commit abc000b0 → abc000c0, torch 2.13.0 → 2.14.0, 0." in text
     assert "parallel=hsdp" not in lines
-    assert "1 cell all along the same and ok, with steady costs: 1 pass (--all shows them)" in lines
+    assert "1 cell unchanged and ok, with steady costs: 1 pass (--all lists them)" in lines
 
 
-def test_all_shows_also_what_is_as_ever(nights: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_lists_unchanged_cells(nights: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "parallel=hsdp" in shown(capsys, nights, "--all")
 
 
-def test_a_change_before_the_sweeps_shown_is_summed_up(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_earlier_changes_are_summarized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(30):
         status = "error" if number == 2 else "pass"
         night(tmp_path, number, cell("ddp", status=status), cell("fsdp"))
@@ -91,12 +86,12 @@ def test_a_change_before_the_sweeps_shown_is_summed_up(
     assert "parallel=ddp" in lines
     capsys.readouterr()
     assert main(["history", str(tmp_path), "--format", "table", "--last", "20"]) == 0
-    assert "2 cells all along the same" in capsys.readouterr().out
+    assert "2 cells unchanged and ok" in capsys.readouterr().out
     many = [CellHistory("a", {}, (0, *[12] * 999), [])]
     assert folded(many, 50)["earlier"] == many
 
 
-def test_runs_of_a_cell_are_its_worst_status_and_its_median_cost(tmp_path: Path) -> None:
+def test_runs_have_worst_status_and_median_cost(tmp_path: Path) -> None:
     ends = ["pass", "crash", "fail"]
     runs = [cell(repeat=n, status=end, reason=end, save_s=1.0 + n) for n, end in enumerate(ends)]
     night(tmp_path, 0, *runs)
@@ -112,7 +107,7 @@ def _only(folder: Path, number: int) -> Rows:
     return read_history([folder / f"night-{number:02}"], METRICS)
 
 
-def test_a_planted_fault_is_well_when_it_was_seen(tmp_path: Path) -> None:
+def test_detected_faults_pass(tmp_path: Path) -> None:
     for number, seen in enumerate((True, True, False)):
         night(
             tmp_path,
@@ -126,7 +121,7 @@ def test_a_planted_fault_is_well_when_it_was_seen(tmp_path: Path) -> None:
     assert (letters(flaky), flaky.now.ok) == ("P~P", True)
 
 
-def test_cells_are_matched_by_axes_and_overrides_but_not_by_repeat(tmp_path: Path) -> None:
+def test_cells_are_matched_without_their_repeat(tmp_path: Path) -> None:
     night(tmp_path, 0, cell(overrides="parallel=ddp saves=1 parallel.tp=2"))
     night(tmp_path, 1, cell(overrides="parallel.tp=2 saves=1 parallel=ddp repeat=4 timeouts.cell_s=9"))
     night(tmp_path, 2, cell(overrides="parallel=ddp saves=2 parallel.tp=2"))
@@ -138,11 +133,11 @@ def test_cells_are_matched_by_axes_and_overrides_but_not_by_repeat(tmp_path: Pat
     assert max(name.count("width") for name in by_name(tmp_path)) == 20
 
 
-def test_one_sweep_is_no_history_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_sweep_is_not_a_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     night(tmp_path, 0, cell(save_s=0.25))
     lines = shown(capsys, tmp_path)
     assert lines[4].split() == ["status", "P", "pass"]
-    assert "One sweep: there is no history yet; the next one in this folder starts it." in lines
+    assert "One sweep: a history needs at least two in this folder." in lines
 
 
 def test_sweeps_without_a_common_cell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,16 +151,16 @@ def test_sweeps_without_a_common_cell(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("arguments", "told_of"),
     [
-        (["empty"], "no sweep here, nor in a folder of it"),
-        (["nights", "--where", "status=skip"], "no row of 72 in 24 sweeps meets every --where"),
+        (["empty"], "no sweep here or in the folders below it"),
+        (["nights", "--where", "status=skip"], "--where: none of 72 rows in 24 sweeps meets every condition"),
         (["nights", "--where", "parallel=none"], "no row has that parallel; choose one of ddp, fsdp, hsdp"),
-        (["nights", "--metric", "cell"], "cell is no number"),
+        (["nights", "--metric", "cell"], "cell is not a metric"),
         (["nights", "--where", "nonsense"], "expected a column"),
-        (["nights", "-o", "history.html"], "say with --format what to write"),
+        (["nights", "-o", "history.html"], "cannot infer the format; pass --format, or end the name in"),
         (["nights", "-o", "nowhere/history.md"], "cannot be written"),
     ],
 )
-def test_what_cannot_be_shown_is_one_line(
+def test_history_errors_are_one_line(
     arguments: Sequence[str],
     told_of: str,
     nights: Path,
@@ -180,7 +175,9 @@ def test_what_cannot_be_shown_is_one_line(
     assert told_of in err
 
 
-def test_sweeps_without_rows_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweeps_without_rows_are_reported_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in "ab":
         (tmp_path / name).mkdir()
         (tmp_path / name / RESULTS_JSONL).touch()
@@ -188,7 +185,7 @@ def test_sweeps_without_rows_are_one_line(tmp_path: Path, capsys: pytest.Capture
     assert "no rows" in capsys.readouterr().err
 
 
-def test_a_damaged_line_hides_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_lines_hide_no_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(2):
         night(tmp_path, number, cell())
     with (tmp_path / "night-01" / RESULTS_JSONL).open("a") as rows:
@@ -198,7 +195,7 @@ def test_a_damaged_line_hides_no_other(tmp_path: Path, capsys: pytest.CaptureFix
     assert "a torn row, whose write was interrupted" in " ".join(said.split())
 
 
-def test_some_of_the_rows_the_sweeps_and_the_costs(nights: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_history_options_select_rows_and_costs(nights: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = [nights, "--where", "parallel~dp", "--where", "sweep!=night-23", "--last", "5"]
     said = json.loads("\n".join(shown(capsys, *asked, "--metric", "load_s,cell_s", "--format", "json")))
     assert [sweep["name"] for sweep in said["sweeps"]] == [f"night-{n}" for n in range(18, 23)]
@@ -208,7 +205,9 @@ def test_some_of_the_rows_the_sweeps_and_the_costs(nights: Path, capsys: pytest.
     assert said["cells"][0]["reason"].startswith("optim_equal")
 
 
-def test_written_to_a_file(nights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_history_is_written_to_a_file(
+    nights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for suffix in ("md", "txt", "json"):
         assert shown(capsys, nights, "-o", tmp_path / f"history.{suffix}") == []
     written = (tmp_path / "history.md").read_text()
@@ -223,7 +222,7 @@ def test_written_to_a_file(nights: Path, tmp_path: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("width", [40, 80, 100, 160])
-def test_lines_fit_the_terminal(width: int, nights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_history_lines_fit_the_terminal(width: int, nights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -236,7 +235,7 @@ def test_lines_fit_the_terminal(width: int, nights: Path, monkeypatch: pytest.Mo
             assert len(Text.from_ansi(line).plain.rstrip()) <= width, line
 
 
-def test_noise_is_drawn_low_and_what_is_missing_is_a_space() -> None:
+def test_blocks_show_noise_small_and_gaps_blank() -> None:
     drawn = blocks(np.array([1.0, 1.05, np.nan, 1.1]))
     assert drawn[0] == "▁"
     assert drawn[2] == " "
@@ -245,9 +244,7 @@ def test_noise_is_drawn_low_and_what_is_missing_is_a_space() -> None:
     assert blocks(np.array([np.nan])) == " "
 
 
-def test_another_configuration_is_another_cell_from_then_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_new_configurations_are_new_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its costs are no change of the cell before, and what was edited is named."""
     random = np.random.default_rng(4)
     for number in range(NIGHTS):
@@ -267,11 +264,11 @@ def test_another_configuration_is_another_cell_from_then_on(
     assert lines.count("parallel=ddp") == 1, "and the cell before is no news"
     named = "other configuration since night-12, commit abc000b0 → abc000c0, torch 2.13.0 → 2.14.0: "
     assert any(f"status: {named}model.options.sizes: [3, 4] → [3, 8]" in line for line in lines)
-    assert any(line.startswith("1 cell with a configuration that was replaced since") for line in lines)
+    assert any(line.startswith("1 cell with a configuration that was replaced later") for line in lines)
     assert "parallel=ddp (configuration until night-11)" in shown(capsys, tmp_path, "--all")
 
 
-def test_history_goes_on_from_rows_without_a_digest(tmp_path: Path) -> None:
+def test_history_continues_without_digests(tmp_path: Path) -> None:
     """It is their address that counts."""
     for number in range(4):
         old = {"config_digest": None} if number < 2 else {}
@@ -279,7 +276,7 @@ def test_history_goes_on_from_rows_without_a_digest(tmp_path: Path) -> None:
     assert {name: letters(one) for name, one in by_name(tmp_path).items()} == {"parallel=ddp": "PPPP"}
 
 
-def test_a_history_goes_on_from_rows_of_version_2(tmp_path: Path) -> None:
+def test_history_continues_from_version_2_rows(tmp_path: Path) -> None:
     """By their digests; their checks of training are gone, and nothing changed by that."""
     for number in range(4):
         old = {"schema_version": 2, "checkpointer": None} if number < 2 else {"gradient_close": True}

@@ -6,19 +6,18 @@ from pathlib import Path
 import numpy as np
 
 from analysis.nights import METRICS, night
-from dcpbench.analysis.cell_history import history
-from dcpbench.analysis.history_rows import read_history
+from dcpbench.analysis.cell_history import history, read_history
 from dcpbench.records.store import DETAILS_JSONL, RESULTS_JSONL
 from report.sweeps import cell, folder_with
 
 
-def test_sweeps_are_in_the_order_in_which_they_began(tmp_path: Path) -> None:
+def test_sweeps_are_ordered_by_their_start(tmp_path: Path) -> None:
     for folder, started_at in (("a", "2026-11-03"), ("b", "2026-11-01"), ("c", "2026-11-02")):
         folder_with(tmp_path / folder, cell(started_at=started_at))
     assert history(read_history([tmp_path], METRICS), METRICS).sweeps["name"].tolist() == ["b", "c", "a"]
 
 
-def test_a_damaged_sweep_is_told_and_hides_no_other(tmp_path: Path) -> None:
+def test_damaged_sweeps_are_reported_and_skipped(tmp_path: Path) -> None:
     for number in range(3):
         sweep = night(tmp_path, number, cell("ddp", save_s=0.25), cell("fsdp", save_s=0.25, details={"a": 1}))
         (sweep / DETAILS_JSONL).write_text("damaged, and not read\n")
@@ -35,7 +34,7 @@ def test_a_damaged_sweep_is_told_and_hides_no_other(tmp_path: Path) -> None:
     assert [one.costs[0].medians.tolist() for one in cells] == [[0.25, 0.25]] * 2
 
 
-def test_older_rows_without_some_columns(tmp_path: Path) -> None:
+def test_rows_of_older_versions_are_shown(tmp_path: Path) -> None:
     night(tmp_path, 1, cell(save_s=0.5, disk_bytes=7))
     path = night(tmp_path, 0, cell(save_s=0.25, schema_version=2)) / RESULTS_JSONL
     old = json.loads(path.read_text())

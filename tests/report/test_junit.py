@@ -43,7 +43,7 @@ def read_back(folder: Path) -> junitparser.TestSuite:
     return suite
 
 
-def test_a_reader_counts_what_we_count(every_status: Path) -> None:
+def test_junit_readers_count_the_same(every_status: Path) -> None:
     suite = read_back(every_status)
     assert (suite.tests, suite.failures, suite.errors, suite.skipped) == (13, 5, 4, 2)
     seen = [type(case.result[0]).__name__ if case.result else "passed" for case in suite]
@@ -61,7 +61,7 @@ def test_a_reader_counts_what_we_count(every_status: Path) -> None:
     }
 
 
-def test_a_case_says_why_and_how_to_run_it_again(every_status: Path) -> None:
+def test_testcases_have_reason_and_command(every_status: Path) -> None:
     cases = {case.name: case for case in read_back(every_status)}
     failed = cases["parallel=ddp,save=sync,repeat=1"]
     assert failed.classname == "save_load.ddp"
@@ -72,12 +72,12 @@ def test_a_case_says_why_and_how_to_run_it_again(every_status: Path) -> None:
     assert died.startswith("end of the log of rank 2:\nTraceback\na ]]> b")
     flaky = cases["parallel=fsdp,save=sync"]
     assert flaky.result[0].type == "flaky pass"
-    assert "first try: crash: rank 1 died" in (flaky.system_out or "")
+    assert "first attempt: crash: rank 1 died" in (flaky.system_out or "")
     assert "Bang" in (flaky.system_out or "")
-    assert cases["parallel=hsdp,save=sync"].system_out.startswith("planted fault lr was seen")
+    assert cases["parallel=hsdp,save=sync"].system_out.startswith("injected fault lr was detected")
 
 
-def test_every_run_has_a_name_of_its_own(tmp_path: Path) -> None:
+def test_runs_have_unique_names(tmp_path: Path) -> None:
     rows = [cell(repeat=0), cell(repeat=1), cell(repeat=0), cell(cell="parallel=ddp,save=sync,repeat=0 (2)")]
     suite = read_back(folder_with(tmp_path / "s", *rows))
     names = [(case.classname, case.name) for case in suite]
@@ -102,6 +102,6 @@ def test_several_sweeps_are_several_suites(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "details", [[], {"log_tail": "text"}, {"log_tail": [1, None]}, {"first_try": [1], "rank": {"a": 1}}]
 )
-def test_details_of_another_shape_are_no_trouble(tmp_path: Path, details: object) -> None:
+def test_details_of_another_shape_are_accepted(tmp_path: Path, details: object) -> None:
     folder = folder_of_lines(tmp_path / "s", [line(status="crash", details=details)])
     assert read_back(folder).errors == 1

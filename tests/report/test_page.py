@@ -28,7 +28,7 @@ def squares(browser: Browser) -> list[str]:
     return [one.get_attribute("aria-label") or "" for one in browser.all("#matrix .square")]
 
 
-def test_a_square_is_a_cell_with_the_worst_of_its_runs(show: Callable[..., Browser]) -> None:
+def test_squares_show_the_worst_run(show: Callable[..., Browser]) -> None:
     browser = show(four_cells())
     assert squares(browser) == [
         "ddp, sync: pass, 2 runs",
@@ -43,7 +43,7 @@ def test_a_square_is_a_cell_with_the_worst_of_its_runs(show: Callable[..., Brows
     assert "optim_equal: rank 0: it differs" in browser.text("#findings")
 
 
-def test_filters_narrow_what_is_shown_and_stand_in_the_address(show: Callable[..., Browser]) -> None:
+def test_filters_select_runs_and_set_the_address(show: Callable[..., Browser]) -> None:
     browser = show(four_cells())
     browser.one('.chip[data-status="fail"]').click()
     assert squares(browser) == ["fsdp, async: fail"]
@@ -65,7 +65,7 @@ def test_filters_narrow_what_is_shown_and_stand_in_the_address(show: Callable[..
     assert len(squares(browser)) == 1, "reasons are searched as well"
 
 
-def test_an_address_brings_back_filters_and_the_cell(show: Callable[..., Browser]) -> None:
+def test_addresses_restore_filters_and_cell(show: Callable[..., Browser]) -> None:
     wanted = "cell=parallel%3Dfsdp%2Csave%3Dasync%2Crepeat%3D1&axis.parallel=fsdp"
     browser = show(four_cells(), at=wanted)
     assert browser.text("#cell-title") == "parallel=fsdp,save=async,repeat=1"
@@ -75,7 +75,7 @@ def test_an_address_brings_back_filters_and_the_cell(show: Callable[..., Browser
     assert "cell=" not in browser.js("return location.hash")
 
 
-def test_a_wide_sweep_is_folded_and_hides_no_failure(show: Callable[..., Browser]) -> None:
+def test_wide_sweeps_are_folded_with_all_failures(show: Callable[..., Browser]) -> None:
     browser = show(many_axes())
     assert browser.js("return document.querySelector('#matrix table').rows.length") < 20
     across = "return document.querySelector('#matrix tbody tr').querySelectorAll('td').length"
@@ -92,7 +92,7 @@ def test_a_wide_sweep_is_folded_and_hides_no_failure(show: Callable[..., Browser
     assert heads.index("Matrix") < heads.index("Not as expected") < heads.index("Injected faults")
 
 
-def test_planted_faults_have_a_matrix_of_their_own(show: Callable[..., Browser]) -> None:
+def test_injected_faults_have_a_separate_matrix(show: Callable[..., Browser]) -> None:
     browser = show(many_axes())
     planted = [one.accessible_name for one in browser.all("#faults .square")]
     assert planted == [
@@ -107,7 +107,7 @@ def test_planted_faults_have_a_matrix_of_their_own(show: Callable[..., Browser])
     assert browser.focused() == "bias, ddp: fault detected"
 
 
-def test_a_cell_opens_by_mouse_and_closes_back_to_its_square(show: Callable[..., Browser]) -> None:
+def test_cells_open_by_mouse_and_return_the_focus(show: Callable[..., Browser]) -> None:
     browser = show(four_cells())
     browser.all("#matrix .square")[3].click()
     told = browser.text("#cell")
@@ -128,7 +128,7 @@ def test_a_cell_opens_by_mouse_and_closes_back_to_its_square(show: Callable[...,
     assert browser.focused() == "fsdp \u00b7 async", "it was opened by its name"
 
 
-def test_everything_can_be_done_by_keyboard(show: Callable[..., Browser]) -> None:
+def test_keyboard_reaches_everything(show: Callable[..., Browser]) -> None:
     browser = show(four_cells())
     stops = []
     for _ in range(60):
@@ -152,7 +152,7 @@ def test_everything_can_be_done_by_keyboard(show: Callable[..., Browser]) -> Non
     assert browser.focused() == "fsdp, sync: pass, 2 runs"
 
 
-def test_the_command_is_copied(show: Callable[..., Browser]) -> None:
+def test_commands_are_copied(show: Callable[..., Browser]) -> None:
     asked = ["model.options={a:'it is \"so\"'}", "parallel=ddp"]
     browser = show([cell("ddp", overrides=shlex.join(asked))])
     grant = {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
@@ -166,7 +166,7 @@ def test_the_command_is_copied(show: Callable[..., Browser]) -> None:
     assert shlex.split(copied) == ["python", "-m", "dcpbench", *asked]
 
 
-def test_what_rows_say_stays_text(show: Callable[..., Browser], tmp_path: Path) -> None:
+def test_texts_of_rows_stay_text(show: Callable[..., Browser], tmp_path: Path) -> None:
     rows = [
         cell(
             HOSTILE, status="error", reason=HOSTILE, details={"log_tail": [HOSTILE], "doing": {"0": HOSTILE}}
@@ -191,7 +191,7 @@ def test_what_rows_say_stays_text(show: Callable[..., Browser], tmp_path: Path) 
     assert "<img" not in (tmp_path / "report.html").read_text()
 
 
-def test_markup_that_came_into_the_page_would_not_run(show: Callable[..., Browser]) -> None:
+def test_injected_markup_does_not_run(show: Callable[..., Browser]) -> None:
     browser = show([cell("ddp")])
     inject = """
     document.body.insertAdjacentHTML("beforeend", `<img src="https://127.0.0.1/x" onerror="window.ran = 1">`);
@@ -204,7 +204,7 @@ def test_markup_that_came_into_the_page_would_not_run(show: Callable[..., Browse
 
 
 @pytest.mark.slow
-def test_a_thousand_rows_stay_below_a_megabyte(show: Callable[..., Browser], tmp_path: Path) -> None:
+def test_page_of_1000_rows_is_below_a_megabyte(show: Callable[..., Browser], tmp_path: Path) -> None:
     rows = []
     for i in range(1000):
         chance = random.Random(i)
@@ -224,7 +224,7 @@ def test_a_thousand_rows_stay_below_a_megabyte(show: Callable[..., Browser], tmp
     assert browser.text("#shown") == "1 of 1000 runs"
 
 
-def test_rows_without_anything_measured(show: Callable[..., Browser]) -> None:
+def test_page_of_rows_without_measurements(show: Callable[..., Browser]) -> None:
     old = {"repeat": None, "device": None, "world_size": None, "model_equal": None, "optim_equal": None}
     rows = [
         cell("ddp", **old, save_s=float("nan"), details={"checks": None, "ranks": [None]}),
@@ -239,15 +239,13 @@ def test_rows_without_anything_measured(show: Callable[..., Browser]) -> None:
     assert browser.console() == []
 
 
-def test_no_rows_at_all(show: Callable[..., Browser]) -> None:
+def test_page_without_rows(show: Callable[..., Browser]) -> None:
     browser = show([])
     assert browser.text("#verdict") == "This sweep has no rows yet."
     assert browser.all("#matrix, #findings, #costs, #nothing") == []
 
 
-def test_several_sweeps_have_one_more_axis_and_compare_their_machines(
-    browser: Browser, tmp_path: Path
-) -> None:
+def test_several_sweeps_add_an_axis(browser: Browser, tmp_path: Path) -> None:
     for name, torch in (("old", "2.12"), ("new", "2.13")):
         (tmp_path / name).mkdir()
         append_row(tmp_path / name, cell("ddp"))
@@ -267,7 +265,7 @@ def test_several_sweeps_have_one_more_axis_and_compare_their_machines(
     )
 
 
-def test_without_scripts_there_is_a_plain_table(browser: Browser, tmp_path: Path) -> None:
+def test_page_without_scripts_has_a_table(browser: Browser, tmp_path: Path) -> None:
     written = write_page(tmp_path, all_statuses())
     browser.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
@@ -280,12 +278,12 @@ def test_without_scripts_there_is_a_plain_table(browser: Browser, tmp_path: Path
     assert "Search" not in told
 
 
-def test_a_frame_without_columns_of_today_gives_a_page() -> None:
+def test_empty_frames_give_a_page() -> None:
     frame = pd.DataFrame(columns=["sweep", *dtypes()])
     assert "no rows" in page(Sweeps(frame, {}, ["a line was left out"]), "nothing")
 
 
-def test_what_differs_is_a_sentence_made_of_what_was_found(show: Callable[..., Browser]) -> None:
+def test_mismatches_are_sentences(show: Callable[..., Browser]) -> None:
     found = {
         "name": "net1.weight",
         "problem": "differs",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dcpbench.analysis.history_rows import sweep_before
+from dcpbench.analysis.cell_history import sweep_before
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.records.row import Row
@@ -76,7 +76,7 @@ def test_axe_finds_no_violation(show: Callable[..., Browser], width: int, dark: 
     assert axe(browser) != [], "it would find one"
 
 
-def test_on_a_phone_nothing_moves_sideways_and_every_column_is_reached(show: Callable[..., Browser]) -> None:
+def test_phone_reaches_every_column(show: Callable[..., Browser]) -> None:
     rows = [one for one in many_scenarios() if (one["parallel"], one["save"]) != ("ddp", "async_cached")]
     browser = show(rows, before=four_cells(), environment=ENVIRONMENT, width=390, height=844)
     assert browser.js(_FITS) == [390, 0]
@@ -85,7 +85,7 @@ def test_on_a_phone_nothing_moves_sideways_and_every_column_is_reached(show: Cal
     )
 
 
-def test_on_paper_nothing_is_cut_off(show: Callable[..., Browser]) -> None:
+def test_print_cuts_nothing_off(show: Callable[..., Browser]) -> None:
     a4 = 718
     browser = show(many_scenarios(), before=four_cells(), environment=ENVIRONMENT, width=a4, media="print")
     ends = "return [...document.querySelectorAll('main *')].map((it) => it.getBoundingClientRect().right)"
@@ -103,11 +103,11 @@ def test_twelve_axes_fit(show: Callable[..., Browser]) -> None:
     assert sum(int(label.split()[-2]) if label.endswith(" runs") else 1 for label in labels) == len(rows)
     gaps = browser.js("return document.querySelectorAll('#matrix .gap').length")
     assert gaps < len(labels) / 4
-    assert "Where a square is empty, the sweep has no such cell." in browser.text("#matrix")
+    assert "An empty square has no such cell in this sweep." in browser.text("#matrix")
     assert " \u2013 " not in browser.text("main")
 
 
-def test_the_head_says_what_when_and_where(show: Callable[..., Browser]) -> None:
+def test_head_has_result_torch_date_and_machine(show: Callable[..., Browser]) -> None:
     starts = ("2026-11-20T02:00:00+00:00", "2026-11-20T02:40:00+00:00")
     rows = [cell("ddp", started_at=starts[0], **DAY), failing(started_at=starts[1], **DAY)]
     known = cell("hsdp", status="xfail", reason="known failure a-b: because", optim_equal=False, **DAY)
@@ -127,7 +127,7 @@ def test_the_head_says_what_when_and_where(show: Callable[..., Browser]) -> None
     assert browser.all("#changes") == []
 
 
-def test_what_changed_since_the_sweep_before_stands_on_top(show: Callable[..., Browser]) -> None:
+def test_changes_since_the_sweep_before_are_listed(show: Callable[..., Browser]) -> None:
     before = [
         cell(
             "ddp",
@@ -154,7 +154,7 @@ def test_what_changed_since_the_sweep_before_stands_on_top(show: Callable[..., B
     assert browser.text("#cell-title") == "parallel=fsdp,save=async,repeat=0"
 
 
-def test_the_sweep_before_is_found_beside_it(browser: Browser, tmp_path: Path) -> None:
+def test_sweep_before_is_found(browser: Browser, tmp_path: Path) -> None:
     days = {"first": 18, "last": 19, "other": 20, "own": 21, "later": 22}
     for name, day in days.items():
         began = f"2026-11-{day}T02:00:00+00:00"
@@ -171,7 +171,7 @@ def test_the_sweep_before_is_found_beside_it(browser: Browser, tmp_path: Path) -
     )
 
 
-def test_cells_without_a_row_are_told(browser: Browser, tmp_path: Path) -> None:
+def test_cells_without_a_row_are_named(browser: Browser, tmp_path: Path) -> None:
     rows = [cell("ddp"), cell("fsdp", "async")]
     folder = folder_with(tmp_path / "s", *rows)
     planned = {
@@ -186,7 +186,7 @@ def test_cells_without_a_row_are_told(browser: Browser, tmp_path: Path) -> None:
     assert browser.text("#ran") == "Ran dcpbench run parallel=ddp,fsdp"
 
 
-def test_check_by_cell_shows_which_check_failed_where(show: Callable[..., Browser]) -> None:
+def test_check_matrix_shows_failed_checks(show: Callable[..., Browser]) -> None:
     vacuous = {"checks": {"model_equal": {"control": {"a": False}, "control_missed": ["a"]}}}
     rows = [
         *four_cells()[:4],
@@ -208,7 +208,7 @@ def test_check_by_cell_shows_which_check_failed_where(show: Callable[..., Browse
     assert browser.text("#cell-title") == "a"
 
 
-def test_resume_and_training_are_told_apart(show: Callable[..., Browser]) -> None:
+def test_resume_and_training_are_separate(show: Callable[..., Browser]) -> None:
     """Of a cell whose checks are of both, and of a row from before there were two verdicts."""
     bounds = {"gradient_bound": "rounding_of_sum", "step_bound": "bits"}
     wrong = {"gradient_close": False, "step_equal": True, "resume": True, "training": False, **bounds}
@@ -235,7 +235,7 @@ def test_resume_and_training_are_told_apart(show: Callable[..., Browser]) -> Non
     assert "Training" not in [one.text for one in browser.all("#cell .checks tbody th")]
 
 
-def test_a_check_says_what_it_proves(show: Callable[..., Browser]) -> None:
+def test_checks_say_what_they_prove(show: Callable[..., Browser]) -> None:
     browser = show([cell("ddp")])
     browser.one("#checks .link[popovertarget$=model_equal]").click()
     told = browser.text("#all-model_equal").split("\n")
@@ -281,14 +281,14 @@ def test_known_failures_are_folded(show: Callable[..., Browser]) -> None:
     assert "known failure x" in browser.text("#known"), "it stays open"
 
 
-def test_where_all_checks_held_they_are_named(show: Callable[..., Browser]) -> None:
+def test_passed_checks_are_named(show: Callable[..., Browser]) -> None:
     browser = show([cell("ddp")])
     passed = browser.text("#checks .note").replace("\n", "")
     assert passed == "All 2 checks passed wherever they apply: model_equal, optim_equal."
     assert browser.all("#checks table") == []
 
 
-def test_a_cell_says_why_once_and_its_phases_add_up(show: Callable[..., Browser]) -> None:
+def test_cell_reasons_appear_once_and_phases_add_up(show: Callable[..., Browser]) -> None:
     phases = {"build": 1.0, "save": 2.25, "load": 0.5}
     rows = [failing(cell_s=5.0), cell("hsdp")]
     rows[0] = failing(
@@ -330,9 +330,7 @@ def test_costs_have_axes_with_numbers(show: Callable[..., Browser]) -> None:
     assert "scale=linear" in browser.js("return location.hash")
 
 
-def test_the_page_of_five_thousand_rows_is_small_and_drawn(
-    show: Callable[..., Browser], tmp_path: Path
-) -> None:
+def test_page_of_5000_rows_is_small_and_drawn(show: Callable[..., Browser], tmp_path: Path) -> None:
     rows = [one for seed in range(16) for one in _seeded(seed)]
     assert len(rows) > 5000
     browser = show(rows, width=1440)

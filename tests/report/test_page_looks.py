@@ -31,7 +31,7 @@ return [...document.querySelectorAll(arguments[0])].map((element) => {
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_colours_follow_the_reader_and_text_can_be_read(show: Callable[..., Browser], dark: bool) -> None:
+def test_colours_follow_the_reader_with_contrast(show: Callable[..., Browser], dark: bool) -> None:
     browser = show(all_statuses(), dark=dark)
     dim = browser.js("return getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
     assert dim == dark
@@ -53,7 +53,7 @@ def test_colours_follow_the_reader_and_text_can_be_read(show: Callable[..., Brow
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_the_colour_blind_can_tell_the_colours_apart(show: Callable[..., Browser], dark: bool) -> None:
+def test_colours_differ_for_the_colour_blind(show: Callable[..., Browser], dark: bool) -> None:
     browser = show(all_statuses(), dark=dark)
     colours = {}
     for square in browser.all(".square"):
@@ -69,7 +69,7 @@ def test_the_colour_blind_can_tell_the_colours_apart(show: Callable[..., Browser
     assert [found for found in near if found[-1] < 10] == []
 
 
-def test_it_fits_a_phone(show: Callable[..., Browser]) -> None:
+def test_page_fits_a_phone(show: Callable[..., Browser]) -> None:
     long = "x" * 600
     seeds = [
         cell("fsdp", seed=seed, cell=f"parallel=fsdp,seed={seed}", status="fail", reason=long)
@@ -85,7 +85,7 @@ def test_it_fits_a_phone(show: Callable[..., Browser]) -> None:
     )
 
 
-def test_it_prints_in_light_without_controls(show: Callable[..., Browser]) -> None:
+def test_print_is_light_without_controls(show: Callable[..., Browser]) -> None:
     browser = show(four_cells(), dark=True, media="print")
     assert browser.js("return getComputedStyle(document.body).backgroundColor") == "rgb(251, 251, 250)"
     assert browser.all("#search, #theme, .menu, #reset, .choice") == []
@@ -97,7 +97,7 @@ def test_it_prints_in_light_without_controls(show: Callable[..., Browser]) -> No
     assert "3 of 4 names" in browser.text("#cell")
 
 
-def test_print_counts_the_cells_that_are_not_listed(show: Callable[..., Browser]) -> None:
+def test_print_counts_unlisted_cells(show: Callable[..., Browser]) -> None:
     browser = show([cell("ddp", seed=seed, status="skip", reason="no such ranks") for seed in range(12)])
     browser.emulate(media="print")
     visible = (
@@ -108,7 +108,7 @@ def test_print_counts_the_cells_that_are_not_listed(show: Callable[..., Browser]
     assert browser.js(visible) is False, "it is folded"
 
 
-def test_everything_that_can_be_used_has_a_name(show: Callable[..., Browser]) -> None:
+def test_controls_have_accessible_names(show: Callable[..., Browser]) -> None:
     browser = show(all_statuses())
     browser.driver.execute_cdp_cmd("Accessibility.enable", {})
     used = {
@@ -141,7 +141,7 @@ def test_everything_that_can_be_used_has_a_name(show: Callable[..., Browser]) ->
     assert without == []
 
 
-def test_costs_have_a_dot_for_each_run_and_can_be_sorted(show: Callable[..., Browser]) -> None:
+def test_costs_have_dots_and_can_be_sorted(show: Callable[..., Browser]) -> None:
     slow = cell("hsdp", save_s=2.0, load_s=None)
     browser = show([*four_cells(), slow])
     first = browser.all("#costs tbody tr")[0]
@@ -162,7 +162,7 @@ def test_costs_have_a_dot_for_each_run_and_can_be_sorted(show: Callable[..., Bro
     assert "\u2013" in browser.all("#costs tbody tr")[0].text, "what was not measured is no number"
 
 
-def test_rates_stand_against_what_plain_files_reached(show: Callable[..., Browser]) -> None:
+def test_rates_are_compared_with_plain_files(show: Callable[..., Browser]) -> None:
     browser = show([cell("ddp"), cell("fsdp", raw_write_s=0.15, raw_read_s=0.01)])
     without, measured = browser.all("#costs tbody tr")
     assert "of raw" not in without.text

@@ -65,7 +65,7 @@ def report(sweeps: Path, *arguments: str) -> str:
     return ended.stdout
 
 
-def test_in_the_table_the_csv_and_the_pivot(sweeps: Path) -> None:
+def test_plugin_columns_are_in_every_table(sweeps: Path) -> None:
     table = [row.split() for row in report(sweeps, "6", "--format", "table").splitlines()]
     assert table[0] == ["all", "cells:", "compile=false", "save=sync"]
     assert table[1] == ["parallel", "status", "checks", "queue_s", "hits"]
@@ -81,7 +81,7 @@ def test_in_the_table_the_csv_and_the_pivot(sweeps: Path) -> None:
 
 
 @pytest.mark.browser
-def test_on_the_page(sweeps: Path, browser: Browser) -> None:
+def test_plugin_columns_are_on_the_page(sweeps: Path, browser: Browser) -> None:
     report(sweeps, "6", "-o", "page.html")
     browser.open(sweeps / "page.html")
     assert "queue" in browser.text("#costs thead")
@@ -93,7 +93,7 @@ def test_on_the_page(sweeps: Path, browser: Browser) -> None:
     assert "hits" in cell
 
 
-def test_in_compare_with_what_is_better(sweeps: Path) -> None:
+def test_plugin_metrics_are_compared(sweeps: Path) -> None:
     lines = json.loads(report(sweeps, "compare", "0", "6", "--format", "json"))
     verdicts = {line["metric"]: line["verdict"] for line in lines if line["level"] == "all"}
     assert (verdicts["queue_s"], verdicts["hits"]) == ("slower", "smaller")
@@ -105,14 +105,14 @@ def test_in_compare_with_what_is_better(sweeps: Path) -> None:
     )
 
 
-def test_in_history(sweeps: Path) -> None:
+def test_plugin_metrics_are_in_the_history(sweeps: Path) -> None:
     history = json.loads(report(sweeps, "history", ".", "--format", "json"))
     assert list(history["cells"][0]["costs"]) == ["save_s", "save_stall_s", "load_s", "queue_s"]
     assert history["cells"][0]["costs"]["queue_s"]["medians"][5:] == pytest.approx([0.252, 0.504])
     assert " queue_s  " in report(sweeps, "history", ".")
 
 
-def test_a_plugin_that_is_not_there_is_one_line(sweeps: Path) -> None:
+def test_missing_plugins_are_reported_in_one_line(sweeps: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "dcpbench.report", str(sweeps)],
         env={**os.environ, "DCPBENCH_PLUGINS": "nowhere.to_be_found"},

@@ -12,7 +12,7 @@ from report.sweeps import folder_with
 from support.rows import row
 
 
-def test_the_table_shows_the_axes_that_vary(tmp_path: Path) -> None:
+def test_table_has_the_axes_that_vary(tmp_path: Path) -> None:
     sweep = folder_with(
         tmp_path / "s",
         row(model="even", model_equal=True, save_s=0.25),
@@ -39,7 +39,7 @@ def test_the_table_shows_the_axes_that_vary(tmp_path: Path) -> None:
     assert "optimizer" not in table
 
 
-def test_pages_escape_what_rows_say(tmp_path: Path) -> None:
+def test_pages_escape_texts_of_rows(tmp_path: Path) -> None:
     said = "<script>alert(1)</script> & \x1b[31mred"
     sweep = folder_with(tmp_path / "s", row(status="error", reason=said), row(status="skip", reason=said))
     write_reports(sweep, None)
@@ -55,7 +55,7 @@ def test_pages_escape_what_rows_say(tmp_path: Path) -> None:
     assert "again: python -m dcpbench parallel=ddp" in (error.text or "")
 
 
-def test_planted_faults_have_a_table_of_their_own(tmp_path: Path) -> None:
+def test_injected_faults_have_a_separate_table(tmp_path: Path) -> None:
     def planted(fault: str, parallel: str, seen: bool | None, status: str, **more: bool) -> object:
         return row(fault=fault, parallel=parallel, fault_seen=seen, status=status, **more)
 
@@ -69,16 +69,21 @@ def test_planted_faults_have_a_table_of_their_own(tmp_path: Path) -> None:
     )
     frame = read_frame(sweep)[0]
     table = detection(frame).set_index("fault")
-    assert list(table.loc["lr", ["ddp", "fsdp", "seen", "seen by"]]) == [
+    assert list(table.loc["lr", ["ddp", "fsdp", "detected", "detected by"]]) == [
         "fail",
         "NO",
         "1 of 2",
         "optim_equal",
     ]
-    assert list(table.loc["file", ["ddp", "fsdp", "seen", "seen by"]]) == ["error", "-", "1 of 1", "error"]
-    assert list(table.loc["all of them", ["ddp", "fsdp", "seen"]]) == ["2 of 2", "0 of 1", "2 of 3"]
+    assert list(table.loc["file", ["ddp", "fsdp", "detected", "detected by"]]) == [
+        "error",
+        "-",
+        "1 of 1",
+        "error",
+    ]
+    assert list(table.loc["all of them", ["ddp", "fsdp", "detected"]]) == ["2 of 2", "0 of 1", "2 of 3"]
     assert list(failures(frame)["status"]) == ["pass", "skip"]
-    assert counts(frame).endswith("2 of 3 faults seen")
+    assert counts(frame).endswith("2 of 3 faults detected")
     write_reports(sweep, None)
     assert "all of them" in (sweep / "report.html").read_text()
     assert detection(frame[frame["fault"].isna()]).empty

@@ -21,8 +21,8 @@ from dcpbench.analysis.runs import again, failures
 from dcpbench.records.row import Row, columns
 from dcpbench.records.store import ENVIRONMENT_JSON
 from dcpbench.report.__main__ import main
+from dcpbench.report.document import rendered
 from dcpbench.report.page import page
-from dcpbench.report.rendering import rendered
 from dcpbench.report.show import MOST_CELLS, View, content
 from dcpbench.report.tables import headline, pivot_axes, status_pivot, summary
 from report.sweeps import cell, folder_with
@@ -80,7 +80,7 @@ def test_runs_of_a_cell_are_one_line(matrix: Path) -> None:
     assert headline(frame) == "4 cells in 12 runs: 11 pass, 1 fail"
 
 
-def test_without_times_there_is_no_table_of_costs(
+def test_costs_table_needs_measured_times(
     matrix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     without = many(tmp_path / "shared", 2, disk_bytes=20_817)
@@ -114,7 +114,7 @@ def test_costs_are_medians_per_model(tmp_path: Path, capsys: pytest.CaptureFixtu
     ]
 
 
-def test_the_worst_run_is_the_verdict_of_a_cell(tmp_path: Path) -> None:
+def test_worst_run_gives_the_status(tmp_path: Path) -> None:
     """A cell that fails every other time does not work."""
     ends = ["pass", "fail", "crash", "fail"]
     folder = folder_with(
@@ -152,7 +152,7 @@ def test_shared_gpus_are_named(tmp_path: Path, columns: dict[str, Any], said: st
 
 
 @pytest.mark.parametrize(("cells", "is_pivot"), [(MOST_CELLS, False), (MOST_CELLS + 1, True), (1000, True)])
-def test_more_cells_than_a_screen_are_a_pivot(tmp_path: Path, cells: int, is_pivot: bool) -> None:
+def test_many_cells_are_a_pivot(tmp_path: Path, cells: int, is_pivot: bool) -> None:
     sweeps = read_sweeps([many(tmp_path / "s", cells)])
     said = rendered(content(sweeps), io.StringIO())
     assert ("status by parallel" in said) is is_pivot
@@ -161,20 +161,18 @@ def test_more_cells_than_a_screen_are_a_pivot(tmp_path: Path, cells: int, is_piv
     assert len(content(sweeps, View(cells=True)).tables[0].table) == cells
 
 
-def test_a_pivot_counts_the_worst_first(tmp_path: Path) -> None:
+def test_pivots_count_the_worst_first(tmp_path: Path) -> None:
     rows = [cell("ddp", model="even"), cell("ddp", model="uneven", status="fail"), cell("fsdp", model="even")]
     frame = read_sweeps([folder_with(tmp_path / "s", *rows)]).frame
     shown = status_pivot(frame, pivot_axes(frame))
     assert shown.table.to_numpy().tolist() == [["ddp", "1 fail, 1 pass"], ["fsdp", "pass"]]
-    assert shown.title == "status by parallel; an entry puts together cells that differ in model"
+    assert shown.title == "status by parallel; entries combine cells that differ in model"
     by_model = status_pivot(frame, pivot_axes(frame, ["parallel"], ["model"])).table
     assert list(by_model.columns) == ["parallel", "even", "uneven"]
     assert by_model.to_numpy().tolist() == [["ddp", "pass", "fail"], ["fsdp", "pass", ""]]
 
 
-def test_a_metric_is_a_median_with_its_unit_and_spread(
-    matrix: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_metric_pivots_show_median_unit_and_spread(matrix: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(matrix), "--metric", "save_s,checkpoint_bytes", "--format", "table"]) == 0
     said = lines_of(capsys)
     assert said[0] == "save_s by parallel × save: median in seconds ± half the interquartile range of 3 rows"
@@ -187,13 +185,13 @@ def test_a_metric_is_a_median_with_its_unit_and_spread(
     assert said[7] == "ddp 3.0 ±0.0 3.0 ±0.0"
 
 
-def test_what_was_not_measured_has_no_median(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unmeasured_metrics_have_no_median(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = folder_with(tmp_path / "s", cell("ddp", load_s=1.0), cell("fsdp", status="crash"))
     main([str(folder), "--metric", "load_s", "--format", "table"])
     assert lines_of(capsys)[2:4] == ["ddp 1.000", "fsdp -"]
 
 
-def test_any_axes_may_be_asked_for(matrix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pivots_take_any_axes(matrix: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(matrix), "--rows", "save", "--columns", "parallel,repeat", "--format", "table"]) == 0
     said = lines_of(capsys)
     assert said[2:5] == [
@@ -229,7 +227,7 @@ def test_any_axes_may_be_asked_for(matrix: Path, capsys: pytest.CaptureFixture[s
         ("reason=", []),
     ],
 )
-def test_conditions(tmp_path: Path, asked: str, cells: list[str]) -> None:
+def test_conditions_select_rows(tmp_path: Path, asked: str, cells: list[str]) -> None:
     rows: list[Row] = [
         cell(cell="a", save_s=0.1, model_equal=True),
         cell(cell="b", status="fail", save_s=0.2, model_equal=False, reason="rank 1"),
@@ -245,18 +243,18 @@ def test_conditions(tmp_path: Path, asked: str, cells: list[str]) -> None:
     [
         ("statuss!=pass", "did you mean status? the columns are sweep, cell, status"),
         ("nothing", "expected a column, one of = != < <= > >= ~ and a value"),
-        ("save_s>fast", "save_s is a number or null, and 'fast' is neither"),
-        ("save_s=nan", "'nan' is neither"),
+        ("save_s>fast", "save_s is a number or null, not 'fast'"),
+        ("save_s=nan", "not 'nan'"),
         ("compile=yes", "compile is true, false or null"),
-        ("compile>true", "neither more nor less"),
-        ("save_s>null", "neither more nor less"),
-        ("save_s~1", "save_s is no text"),
-        ("reason~(", "no regular expression: missing )"),
+        ("compile>true", "has no order"),
+        ("save_s>null", "has no order"),
+        ("save_s~1", "save_s is not a text"),
+        ("reason~(", "invalid regular expression: missing )"),
         ("details=1", "no column 'details'"),
         ("__class__=1", "no column '__class__'"),
     ],
 )
-def test_conditions_that_make_no_sense(
+def test_invalid_conditions_are_refused(
     tmp_path: Path, asked: str, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(QueryError):
@@ -280,7 +278,7 @@ def test_conditions_that_make_no_sense(
         ("reason=nothing of the kind", "no row has that reason; choose one of rank 1"),
     ],
 )
-def test_a_text_that_no_row_has_is_refused(
+def test_texts_without_a_row_are_refused(
     tmp_path: Path, asked: str, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep = folder_with(tmp_path / "s", cell(cell="a", reason="rank 1"), cell("fsdp", cell="b"))
@@ -292,26 +290,28 @@ def test_a_text_that_no_row_has_is_refused(
 
 @pytest.mark.parametrize("asked", ["status=fail", "save_s>1e9", "model!=x", "parallel~hsdp", "reason=null"])
 @pytest.mark.parametrize("format_", ["table", "csv"])
-def test_what_might_have_been_is_answered(
+def test_valid_conditions_without_rows_are_reported(
     tmp_path: Path, asked: str, format_: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also with no row: then it says so."""
     sweep = folder_with(tmp_path / "s", cell(cell="a"), cell("fsdp", cell="b"))
     assert main([str(sweep), "--where", asked, "--format", format_]) == 0
     there = asked in ("model!=x", "reason=null")
-    assert capsys.readouterr().err == ("" if there else "dcpbench: no row of 2 meets every --where\n")
+    assert capsys.readouterr().err == (
+        "" if there else "dcpbench: --where: none of 2 rows meets every condition\n"
+    )
 
 
 @pytest.mark.slow
 @settings(deadline=None)
 @given(st.sampled_from(sorted(columns())), st.sampled_from(["=", "!=", "<", "<=", ">", ">=", "~"]), st.text())
-def test_whatever_is_asked_it_is_answered_or_refused(column: str, sign: str, value: str) -> None:
+def test_any_condition_is_answered_or_refused(column: str, sign: str, value: str) -> None:
     frame = read_sweeps([DOCS / "sample-sweep"]).frame.head(5)
     with contextlib.suppress(QueryError):
         assert len(select(frame, [parse(f"{column}{sign}{value}")])) <= 5
 
 
-def test_nothing_is_evaluated(tmp_path: Path) -> None:
+def test_conditions_are_not_evaluated(tmp_path: Path) -> None:
     assert parse("cell=__import__('os').abort()") == Condition("cell", "=", "__import__('os').abort()")
 
 
@@ -319,13 +319,13 @@ def test_nothing_is_evaluated(tmp_path: Path) -> None:
     ("arguments", "told"),
     [
         (["--rows", "paralel"], "--rows: no column 'paralel'; did you mean parallel?"),
-        (["--metric", "status"], "--metric: status is no number; the metrics are max_abs_diff"),
-        (["--cells", "--rows", "save"], "--cells is a line a cell"),
-        (["-o", "report.pdf"], "say with --format what to write"),
+        (["--metric", "status"], "--metric: status is not a metric; choose one of max_abs_diff"),
+        (["--cells", "--rows", "save"], "--cells: prints one line per cell"),
+        (["-o", "report.pdf"], "cannot infer the format; pass --format, or end the name in"),
         (["-o", "nowhere/report.md"], "cannot be written: No such file or directory"),
     ],
 )
-def test_bad_arguments_are_one_line(
+def test_bad_arguments_are_reported_in_one_line(
     matrix: Path, arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(matrix), *arguments]) == 2
@@ -334,7 +334,7 @@ def test_bad_arguments_are_one_line(
     assert len(said.err.splitlines()) == 1
 
 
-def test_conditions_hold_in_every_format(matrix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_conditions_apply_to_every_format(matrix: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def shown(format_: str) -> str:
         assert main([str(matrix), "--where", "status!=pass", "--format", format_]) == 0
         return capsys.readouterr().out
@@ -359,7 +359,7 @@ def test_conditions_hold_in_every_format(matrix: Path, capsys: pytest.CaptureFix
     assert shown("html").startswith("<!doctype html>")
 
 
-def test_markdown_is_not_broken_by_what_rows_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_markdown_escapes_texts_of_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = folder_with(tmp_path / "s", cell("a|b", status="fail", reason="`x`\n| <b> @all"))
     main([str(folder), "--format", "markdown"])
     said = capsys.readouterr().out
@@ -367,7 +367,7 @@ def test_markdown_is_not_broken_by_what_rows_say(tmp_path: Path, capsys: pytest.
     assert ": `` `x` | <b> @all ``<br>again: `python -m dcpbench 'parallel=a|b' save=sync`" in said
 
 
-def test_a_file_is_written_whole_or_not_at_all(matrix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_written_atomically(matrix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = matrix / "report.md"
     assert main([str(matrix), "-o", str(report)]) == 0
     before = report.read_text()
@@ -382,7 +382,7 @@ def test_a_file_is_written_whole_or_not_at_all(matrix: Path, monkeypatch: pytest
     assert sorted(path.name for path in matrix.iterdir()) == ["report.md", "results.jsonl"]
 
 
-def test_a_single_sweep_gets_its_files_again(matrix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_rewrites_the_files_of_a_sweep(matrix: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(matrix)]) == 0
     assert {path.name for path in matrix.iterdir()} == {"results.jsonl", "report.html", "junit.xml"}
     (matrix / "report.html").unlink()
@@ -390,10 +390,10 @@ def test_a_single_sweep_gets_its_files_again(matrix: Path, capsys: pytest.Captur
     assert main([str(matrix)]) == 0
     said = capsys.readouterr()
     assert "4 cells in 12 runs" in said.out
-    assert said.err.startswith("dcpbench: report.html and junit.xml are as they were: ")
+    assert said.err.startswith("dcpbench: report.html and junit.xml were not written: ")
 
 
-def test_a_command_to_run_again_is_ready_for_a_shell() -> None:
+def test_again_commands_are_quoted_for_a_shell() -> None:
     said = again("'model.options={a: 1, b: [2]}' ~fault 'seed=$(reboot)'", "my conf")
     assert shlex.split(said)[3:] == [
         "--config-dir",
@@ -409,7 +409,7 @@ def test_a_command_to_run_again_is_ready_for_a_shell() -> None:
     assert again("seed=1", None, "/my models") == "cd '/my models' && python -m dcpbench seed=1"
 
 
-def test_an_output_that_has_no_sign_for_it(matrix: Path) -> None:
+def test_ascii_output_replaces_other_characters(matrix: Path) -> None:
     shown = subprocess.run(
         [sys.executable, "-m", "dcpbench.report", str(matrix), "--metric", "save_s", "--format", "table"],
         capture_output=True,
@@ -419,7 +419,7 @@ def test_an_output_that_has_no_sign_for_it(matrix: Path) -> None:
     assert b"save_s by parallel ? save" in shown.stdout
 
 
-def test_a_reader_that_leaves_early_hears_no_complaint(matrix: Path) -> None:
+def test_closed_pipes_are_not_reported(matrix: Path) -> None:
     gone, ours = os.pipe()
     os.close(gone)
     ended = run_report(matrix, ours)
@@ -428,7 +428,7 @@ def test_a_reader_that_leaves_early_hears_no_complaint(matrix: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_full_disk_is_one_line(matrix: Path) -> None:
+def test_full_disks_are_reported_in_one_line(matrix: Path) -> None:
     with Path("/dev/full").open("w") as full:
         ended = run_report(matrix, full.fileno())
     assert ended.stderr == "dcpbench: standard output cannot be written to: No space left on device\n"

@@ -8,13 +8,13 @@ import pytest
 
 from dcpbench.analysis.frame import read_sweeps
 from dcpbench.records.row import Row
-from dcpbench.report.rendering import rendered
+from dcpbench.report.document import rendered
 from dcpbench.report.show import content
 from report.sweeps import cell, folder_with
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])
-def test_a_narrow_terminal_keeps_the_point(
+def test_narrow_terminals_keep_status_and_checks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
     class Terminal(io.StringIO):
@@ -58,7 +58,7 @@ def test_a_narrow_terminal_keeps_the_point(
     assert "\x1b[33mfailed: optim" in said, "a known failure is not red"
 
 
-def test_failures_alike_are_one_line_each(tmp_path: Path) -> None:
+def test_equal_failures_are_one_line(tmp_path: Path) -> None:
     def failed(seed: int, distance: float) -> Row:
         worst = {"name": "net.weight", "problem": "differs", "max_abs_diff": distance, "rank": 1}
         seen = {"worst": [worst], "mismatch_count": 4}
@@ -74,10 +74,10 @@ def test_failures_alike_are_one_line_each(tmp_path: Path) -> None:
         "optim_equal: net.weight differs by 0.5, rank 1 (+3 more), also extra_equal"
     )
     assert told[-3] == "    again: python -m dcpbench parallel=ddp save=sync"
-    assert told[-2].startswith("Whole reasons and traces: report.html; logs: ")
+    assert told[-2].startswith("full reasons and traces: report.html; logs: ")
 
 
-def test_a_terminal_obeys_nothing_that_a_row_says(tmp_path: Path) -> None:
+def test_terminal_escapes_control_characters(tmp_path: Path) -> None:
     folder = folder_with(
         tmp_path / "s", cell("d\x1b]0;p", status="fail", reason="\x1b[2Jgone [bold]x[/bold]")
     )

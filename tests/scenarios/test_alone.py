@@ -1,5 +1,5 @@
-"""What cells verify, on one rank that is this process: what of the state, and that each check would have
-failed. At which places is in `test_looked_at`."""
+"""Checks of whole cells, on one rank in this process: what they compare, and that each could have failed.
+`test_looked_at` has the places."""
 
 import copy
 from typing import Any
@@ -129,7 +129,8 @@ def wrong_loss(run: TrainingRun) -> None:
 def test_wrong_training_does_not_blame_the_resume(
     wrong: Any, check: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a wrong parallelism is: what is trained, saved, restored and trained on is the same wrong thing."""
+    """As under a wrong parallelism, the run that is trained, saved, restored and resumed has the same
+    error."""
     honest = build_run.build
 
     def build(*given: Any, **options: Any) -> TrainingRun:
@@ -148,8 +149,8 @@ def test_wrong_training_does_not_blame_the_resume(
 
 @pytest.mark.parametrize("model", tiered(["short", "bf16"], "short"))
 def test_measured_step_uses_the_ranks_gradients(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of an optimizer of which a part does not repeat exactly, the rest does, bit for bit; and something is
-    measured in bfloat16 too."""
+    """If part of an optimizer does not repeat exactly, the rest is compared bit for bit; the tolerance is not
+    zero in bfloat16 either."""
     names, measured = frozenset(["net1.weight", "net2.weight"]), list[float]()
     honest = twin.step_tolerances
 
@@ -171,7 +172,7 @@ def test_measured_step_uses_the_ranks_gradients(model: str, monkeypatch: pytest.
 def test_plain_step_counter_does_not_break_training(
     other_kernels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A checkpoint does not bring the counter back; the twin's passes beside its step do not count."""
+    """A checkpoint does not restore the counter; the twin's additional passes do not count."""
     honest = Mlp.forward
 
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -261,7 +262,7 @@ def test_load_that_restores_nothing_fails_every_check(
 
 
 def test_unrestored_run_differs_in_restored_state_only() -> None:
-    """With the weights, moments and scheduler of the uninterrupted run it has that one's losses."""
+    """With the weights, moments and scheduler of the reference run it has the losses of that."""
     given, world, after = config(), World(0, 1, torch.device("cpu"), None, None), 3
     data = batches_of(given, world.device)
     run = build_plain(given, world, given.seed)

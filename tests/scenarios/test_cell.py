@@ -1,4 +1,4 @@
-"""A cell as its scenario sees it, and its checkpoints: phases, measurements, what is compared."""
+"""The cell that a scenario gets, and its checkpoints: phases, measurements, comparisons."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -51,7 +51,7 @@ def test_uploads_report_their_starts_until_they_end() -> None:
 
 @dataclass
 class Waiting(World):
-    """A world that counts how often its device is waited for."""
+    """A world that records when its device is waited for."""
 
     told: list[str] = field(default_factory=list)
 
@@ -177,7 +177,7 @@ def test_large_model_is_not_saved_again(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_shared_memory_is_found_across_the_state(tmp_path: Path) -> None:
-    """In each of the model, the optimizer, the objects and the generators, and between them."""
+    """Within the model, the optimizer, the objects and the generators, and between them."""
     run = build(config(model="short"), world(), 0)
     run.train_state.record(1.0)
     first, *_, last = run.model.parameters()

@@ -1,4 +1,4 @@
-"""What the checks themselves do: with what they hold a run, what they call a control, what they ask for."""
+"""The checks: their references, their controls, and the calls that they make."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ ONCE: dict[str, Any] = {**SMALL, "saves": 1}
 
 
 def test_gradient_mismatch_names_its_known_defect(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing else that is wrong with them."""
+    """Another mismatch of the gradients names none."""
 
     def expected(cell: Cell, moment: str, reference: TwinGradients) -> Iterator[Any]:
         after = reference.after(lambda model: model.get_parameter("net1.weight").requires_grad_(True))
@@ -74,7 +74,7 @@ def test_gradient_mismatch_names_its_known_defect(monkeypatch: pytest.MonkeyPatc
 
 
 def test_control_differs_in_values_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that one side lacks is reported, whatever the comparison makes of values."""
+    """A name that one side lacks would be reported even by a comparison that ignores values."""
     seen: list[str] = []
 
     def watch(module: Any, name: str) -> None:
@@ -242,7 +242,7 @@ def test_refusal_needs_its_class_and_message(refused: Callable[[], None], held: 
 
 @pytest.mark.parametrize("name", ["model", "scheduler", "train_state"])
 def test_loading_its_own_state_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An object, be it the first or the last of the state, that is changed when it is set once more."""
+    """The first, a middle or the last object is changed by its second load."""
     honest = TrainingRun.state
     times: dict[int, int] = {}
 
@@ -340,7 +340,8 @@ def test_batch_norm_depends_on_the_batch_share(parallel: str, sees: bool) -> Non
 def test_defect_of_a_drawing_run_has_wider_bounds(
     draws: bool, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And no other: one whose weights are off by a few per cent of the largest, and its losses by less."""
+    """A run whose weights are off by a few per cent of the largest, and its losses by less, is accepted there
+    only."""
     told: dict[str, set[str]] = {}
     losses, state, train = ResumedRule.same_losses, ResumedRule.same_state, steps.train
 

@@ -1,4 +1,4 @@
-"""Compiled cells, all in one sweep: ranks pay for their first graph once."""
+"""Compiled cells, in one sweep: ranks compile their first graph once."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is saved under one layout is loaded under another, and every layout is the plain model cut up."""
+"""Checkpoints of one layout are loaded under another, and every layout is a partition of the plain model."""
 
 from itertools import product
 

@@ -1,4 +1,4 @@
-"""What torch's converters make of a checkpoint is read, and what they make wrong is seen."""
+"""Files of torch's converters are read, and wrong ones are reported."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,7 @@ READ, BROADCAST, BACK = ", converted for torch.load", ", broadcast", ", converte
 
 
 def in_file(change: Callable[[Any], None]) -> Callable[[str, str], None]:
-    """A conversion that leaves a changed file."""
+    """Return a conversion that changes the file."""
     honest = formats.dcp_to_torch_save
 
     def convert(folder: str, file: str) -> None:

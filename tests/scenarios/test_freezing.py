@@ -1,4 +1,4 @@
-"""A layer that is frozen at one save and trained at the next, or the other way: what comes back."""
+"""A layer that is frozen at one save and trained at the next, or the other way round."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""With `verify=deep` a fresh process loads what a cell has saved, from the disk."""
+"""With `verify=deep` a fresh process loads from the disk what a cell has saved."""
 
 import pytest
 

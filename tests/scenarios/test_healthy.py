@@ -1,4 +1,4 @@
-"""Models and optimizers that users have, in which nothing is wrong: every cell passes, with power."""
+"""Models and optimizers of users in which nothing is wrong: every cell passes, and its controls fire."""
 
 import pytest
 

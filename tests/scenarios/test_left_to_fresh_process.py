@@ -1,4 +1,4 @@
-"""What a cell leaves to a fresh process, and what that looks at: on one rank that is this process."""
+"""What a cell leaves to a fresh process, and what that compares, on one rank in this process."""
 
 import io
 from dataclasses import replace
@@ -29,7 +29,7 @@ SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, 
 
 
 def newest(tmp_path: Path, *keys: str) -> tuple[Cell, SavedCheckpoint]:
-    """A cell with a complete checkpoint that holds these keys of what it saved."""
+    """Return a cell with a complete checkpoint of these keys."""
     cell = bare_cell(tmp_path, config(**SMALL, verify="deep"))
     leaves = snapshot_nested({"first": torch.zeros(2), "middle": torch.ones(2), "last": torch.ones(3)})
     state = {"model_equal": leaves, "extra_equal": {"number": 3, "other": 4}, FLAGS: {"number": True}}
@@ -41,7 +41,7 @@ def newest(tmp_path: Path, *keys: str) -> tuple[Cell, SavedCheckpoint]:
 
 
 def dropped_by(saved: SavedCheckpoint) -> list[str]:
-    """The checkpoints whose cached pages are dropped from now on."""
+    """Return a list that records the checkpoints whose page cache is dropped."""
     dropped: list[str] = []
     saved.checkpointer.drop_cached = dropped.append  # type: ignore[method-assign]
     return dropped

@@ -1,4 +1,4 @@
-"""What checkpoints are loaded into, and optimizers that are saved as they are, on one rank."""
+"""Load targets, and optimizers that are saved under numbers, on one rank."""
 
 from pathlib import Path
 from unittest import mock

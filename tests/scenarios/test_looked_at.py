@@ -1,5 +1,5 @@
-"""What a healthy cell has looked at, on one rank that is this process: by each check, at which places, and of
-what there each name. That each of them could have been seen to differ is what makes a cell pass."""
+"""Everything that a healthy cell compares, on one rank in this process: the names by check and place. Each
+name had a control."""
 
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ def test_save_load() -> None:
 
 
 def chain(looked: Looked = SHORT) -> Places:
-    """Three runs of a step each, of which the second goes on after its save, as the first has done."""
+    """Return the places of three runs of a step each; the first and the second train on after their save."""
     places = {
         **looked.saved(1),
         **looked.saved(2, first=False),
@@ -154,7 +154,7 @@ def test_no_dist() -> None:
 
 
 def test_sub_groups() -> None:
-    """One rank is the only one of its half."""
+    """One rank is alone in its half."""
     with group_of_one() as group:
         ran = passed(run_alone(**SMALL, scenario="sub_groups", seen_by=world(group=group)))
         assert len(dist.distributed_c10d._world.pg_names) == 1, "the half's group is gone"
@@ -224,7 +224,8 @@ def test_convert(same_layout: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_drawing_ranks_are_compared_with_themselves(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not against those of another layout, nor, where the twin runs other kernels, against the twin's."""
+    """Their losses are not compared with those of another layout, nor with those of a twin on other
+    kernels."""
     monkeypatch.setattr(lockstep, "runs_other_kernels", lambda *_: compiled)
     with group_of_one() as group:
         ran = run_alone(

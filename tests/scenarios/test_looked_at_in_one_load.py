@@ -1,5 +1,5 @@
-"""What a healthy cell of a scenario that saves twice and loads once, or fine-tunes, has looked at, on one
-rank that is this process."""
+"""Everything that a healthy cell compares in scenarios that save twice and load once, or fine-tune, on one
+rank in this process."""
 
 from pathlib import Path
 from typing import Any

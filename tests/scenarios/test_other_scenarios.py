@@ -1,5 +1,4 @@
-"""What the scenarios beside `save_load` see, each with defects planted under it, on one rank that is this
-process; and their parts."""
+"""Scenarios other than `save_load` with injected defects, on one rank in this process; and their parts."""
 
 import threading
 from contextlib import AbstractContextManager, nullcontext
@@ -55,7 +54,7 @@ def keys_come_with_a_sentinel() -> AbstractContextManager[Any]:
 
 
 def key_read_wrong() -> AbstractContextManager[Any]:
-    """Of what is read by its key the last moment has another lowest bit."""
+    """Flip the lowest bit of the last moment that is read by its key."""
     honest = partial_load._load_state_dict_from_keys
 
     def load(*arguments: Any, **options: Any) -> dict[str, Any]:
@@ -79,7 +78,7 @@ def key_lost() -> AbstractContextManager[Any]:
 
 
 def absent_accepted() -> AbstractContextManager[Any]:
-    """A load leaves out of an object's keys those that are not there."""
+    """Make a load ignore keys of an object that are not in the checkpoint."""
     planner = partial(DefaultLoadPlanner, allow_partial_load=True)
     return mock.patch.object(state_dict_loader, "DefaultLoadPlanner", planner)
 
@@ -104,7 +103,7 @@ PLANTED: dict[str, tuple[AbstractContextManager[Any], str, str, str]] = {
 
 
 def names_in(report: CheckReport) -> list[str]:
-    """All that differ, in the order in which they were found."""
+    """Return the names of all mismatches, in the order in which they were found."""
     return list(dict.fromkeys(finding.name for finding in report.distinct.values()))
 
 
@@ -123,8 +122,8 @@ def test_no_dist_must_not_have_a_process_group() -> None:
 
 
 def refused(defect: AbstractContextManager[Any]) -> Ran:
-    """The scenario of a save that is refused where the group has no backend for the CPU, without a GPU: the
-    accelerator's backend is gloo, but for tensors of a GPU alone."""
+    """Run the scenario of a save without a CPU backend on a machine without a GPU: the accelerator's backend
+    is gloo, for tensors of a GPU only."""
     backend = mock.patch.object(dist, "get_default_backend_for_device", return_value="cuda:gloo")
     with backend, defect, group_of_one() as group:
         ran = run_alone(**SMALL, scenario="no_cpu_backend", save="async", seen_by=world(group=group))
@@ -231,7 +230,7 @@ def test_own_model_is_not_fine_tuned(tmp_path: Path) -> None:
 def test_each_object_is_set_from_the_filled_state(
     order: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also the first and the last, where what is filled is not its own memory."""
+    """Also the first and the last, whose filled values are not in their own memory."""
     honest = TrainingRun.state
 
     def state(run: TrainingRun) -> dict[str, Any]:

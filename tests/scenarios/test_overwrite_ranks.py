@@ -1,4 +1,4 @@
-"""What is saved over a checkpoint of other ranks comes back, and nothing of that."""
+"""A save over a checkpoint of other ranks is restored, and nothing of theirs."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def test_defect_is_reported(fault: str) -> None:
 def test_unread_leftover_file_does_no_harm(
     storage: str, written: str, left: str, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the files of a folder DCP takes those that hold one tensor in the order in which it finds them."""
+    """DCP reads the files that have one tensor in the order in which it finds them."""
     save_first, ls = overwrite_ranks.save_first, FileSystem.ls
 
     def save_and_leave(cell: Cell) -> None:

@@ -1,4 +1,4 @@
-"""Every scenario sees a defect in what is restored, and its row says which."""
+"""Every scenario reports a defect in what is restored, and its row names it."""
 
 from typing import Any
 

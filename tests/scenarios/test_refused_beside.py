@@ -1,4 +1,4 @@
-"""A save that must be refused, beside others that are under way: on one rank that is this process."""
+"""A save that must be refused while others are in flight, on one rank in this process."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -28,7 +28,7 @@ def overlapping(defect: AbstractContextManager[Any], **values: Any) -> Ran:
 
 
 def failing_in_silence() -> AbstractContextManager[Any]:
-    """The future of an upload that failed says that the checkpoint is complete."""
+    """Make the future of a failed upload report success."""
     honest = PendingSave._complete
 
     def complete(pending: PendingSave, upload: Future[Any]) -> None:
@@ -40,7 +40,7 @@ def failing_in_silence() -> AbstractContextManager[Any]:
 
 
 def failing_in_part() -> AbstractContextManager[Any]:
-    """A save that fails leaves a complete checkpoint of something else."""
+    """Make a failed save leave a complete checkpoint of something else."""
     honest = DcpCheckpointer.save
 
     def save(self: DcpCheckpointer, state: dict[str, Any], checkpoint_id: str, slot: int = 0) -> PendingSave:

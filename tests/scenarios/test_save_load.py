@@ -1,4 +1,4 @@
-"""Saves that overlap, and state too large to be copied, on real ranks."""
+"""Saves that overlap, and state that is too large to copy, on real ranks."""
 
 from collections.abc import Callable
 from functools import partial
@@ -46,8 +46,8 @@ def test_overlapping_saves_have_their_own_state(saved: Finished) -> None:
 
 
 def test_two_saves_are_in_flight_at_once(saved: Finished) -> None:
-    """A writer knows one checkpoint at a time, and a stager one state (docs/findings): of two saves that are
-    under way one is written elsewhere, or with the values of the other, though both report success."""
+    """A writer knows one checkpoint at a time, and a stager one state (docs/findings): of two saves in flight
+    one is written to the wrong place, or with the values of the other, though both report success."""
     told = {}
     for save, instead in (("async_shared_writer", "async"), ("async_shared_stager", "async_stager_kept")):
         apart, overlapping = rows_with(saved, f"save={save}")
@@ -62,7 +62,7 @@ def test_two_saves_are_in_flight_at_once(saved: Finished) -> None:
 
 
 def test_ranks_without_collectives_find_their_files(saved: Finished) -> None:
-    """And under another layout no more (docs/findings/load-without-collectives.md), which nothing tells."""
+    """Another layout does not, and no error says so (docs/findings/load-without-collectives.md)."""
     rows = {(row["parallel"], row["load_parallel"]): row for row in rows_with(saved, "scenario=convert")}
     row = rows.pop(("fsdp2", "ddp"))
     assert row["status"] == "xfail"

@@ -1,4 +1,4 @@
-"""Every scenario on CPU ranks with gloo, under every parallelism that it makes sense with."""
+"""Every scenario on CPU ranks with gloo, under every parallelism that it supports."""
 
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ def matrix(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def seeds(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """What PyTorch's own tests of checkpointing cover; its compiled cells are four of `make run`'s."""
+    """The cells of PyTorch's own checkpoint tests; the compiled ones are four of `make run`'s."""
     eager = "hydra.sweeper.matrix.end_to_end.compile=false"
     return run(tmp_path_factory.mktemp("seeds") / "sweep", "experiment=seeds", "device=cpu", eager, *ONE_STEP)
 

@@ -1,5 +1,5 @@
-"""What ranks wait for in a folder that their hosts share, on real ranks: each as if it were on a host that
-shows it files late."""
+"""Waiting for files in a folder that hosts share, on real ranks: each pretends to be on a host that shows
+files late."""
 
 import re
 from collections.abc import Sequence
@@ -25,8 +25,7 @@ Late = dict[str, dict[str, tuple[int, int | None]]]
 
 
 def wait(folder: Path, hosts: Sequence[str], late: Late, limit_s: float = 60.0) -> Any:
-    """On a rank: whether it is told that there are several hosts, or why it has raised; what was late; and
-    how often it looked."""
+    """On a rank, return the answer or the error; the files that were late; and how often it looked."""
     rank, looks = dist.get_rank(), 0
     cell = bare_cell(folder, seen_by=world(rank, dist.get_world_size(), dist.group.WORLD))
     cell.report.host = hosts[rank]
@@ -51,7 +50,7 @@ def wait(folder: Path, hosts: Sequence[str], late: Late, limit_s: float = 60.0) 
 
 
 def wait_on_one(folder: Path) -> Any:
-    """The same where one rank of one host does not see a file."""
+    """Wait on one host, of which one rank does not see a file."""
     late = {"only": {"data": (ALWAYS, None)}} if dist.get_rank() == 1 else {}
     return wait(folder, ("only",) * 4, late)
 

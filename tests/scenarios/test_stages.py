@@ -1,4 +1,4 @@
-"""A stage that has to end in a crash: what the next one, on fresh ranks, loads is what was saved before."""
+"""A stage that has to end in a crash: the next one, on fresh ranks, loads what was saved before."""
 
 import pytest
 

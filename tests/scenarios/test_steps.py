@@ -1,5 +1,5 @@
-"""The steps of scenarios by themselves: what of a run is kept and has to come back, what is asked of a
-checkpointer, what is told of a save, what goes from one stage to the next."""
+"""The steps of scenarios: which state of a run is kept and must be restored, the calls to a checkpointer,
+what a save records, what one stage leaves for the next."""
 
 import io
 import multiprocessing
@@ -40,7 +40,7 @@ def names(of: Iterable[str]) -> set[str]:
 
 
 class Opaque(own_trainer.DrawsNothing):
-    """It has three things that nobody can look at, and draws no random numbers."""
+    """A trainer with three attributes that cannot be read, which draws no random numbers."""
 
     def __init__(self, setup: Any) -> None:
         super().__init__(setup)
@@ -77,7 +77,7 @@ def leaves(*of: str) -> Leaves:
 
 @pytest.mark.parametrize("needed", [(), ("first",), ("last",), ("first", "last"), NAMES])
 def test_only_needed_generators_are_kept(needed: tuple[str, ...], tmp_path: Path) -> None:
-    """Also of one that a checkpoint has in common with the uninterrupted run."""
+    """Also in a state that a checkpoint shares with the reference run."""
     cell = bare_cell(tmp_path)
     reference = steps.build(cell)
     own: list[State] = [{"model_equal": {}, RANDOM: leaves(*NAMES)} for _ in range(6)]
@@ -90,7 +90,7 @@ def test_only_needed_generators_are_kept(needed: tuple[str, ...], tmp_path: Path
 
 
 def test_state_is_retained_where_resumes_end(tmp_path: Path) -> None:
-    """Each holds a copy of all that is small."""
+    """Each is a copy of all small values."""
     cell = bare_cell(tmp_path, config(**{**SMALL, "resume_steps": 3}))
     reference = steps.build(cell)
     for until, retained in ((1, []), (2, []), (4, [4]), (5, [4, 5])):
@@ -157,7 +157,7 @@ def test_child_process_may_have_synced_the_files(tmp_path: Path, monkeypatch: py
 
 @dataclass
 class Late(World):
-    """A world whose device is behind, and whose clock goes on when it is waited for."""
+    """A world whose device is behind, and whose clock advances when it is waited for."""
 
     behind: float = 0.0
     now: float = 0.0
@@ -217,7 +217,7 @@ def test_ranks_write_and_read_plain_files_at_once(tmp_path: Path, monkeypatch: p
 
 
 def handed_over(cell: Cell) -> None:
-    """Three checkpoints, each with a state of its own, and three states at the ends of resumes."""
+    """Hand over three checkpoints with different states, and three states at the ends of resumes."""
     kept = [{"extra_equal": dict.fromkeys(NAMES, number), RANDOM: leaves("cpu")} for number in range(6)]
     saved: Any = [
         Checkpoint(step, str(cell.folder / f"step-{step}"), mock.Mock(), kept[step]) for step in range(3)
@@ -260,7 +260,7 @@ def test_disagreeing_ranks_are_reported(
 
 
 def test_files_in_a_folder_run_no_code(tmp_path: Path) -> None:
-    """It may come from anywhere."""
+    """The folder may come from another user."""
     cell = bare_cell(tmp_path, config(**SMALL, verify="deep"))
     for name in ("handover.pt", "newest.pt", "value"):
         torch.save(RankReport(0), tmp_path / name)

@@ -54,7 +54,7 @@ def start_server() -> ForkServerContext:
     imported = [
         "dcpbench.cli.run",
         "dcpbench.sweep.app",
-        "dcpbench.report.rendering",
+        "dcpbench.report.document",
         "dcpbench.report.show",
         "dcpbench.scenarios.save_load",
         "dcpbench.workloads.models",

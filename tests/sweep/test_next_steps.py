@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conftest import ONE_STEP, run
-from dcpbench.analysis.history_rows import sweep_before
+from dcpbench.analysis.cell_history import sweep_before
 from dcpbench.cli.commands import main
 from dcpbench.records.store import append_row, write_csv
 from dcpbench.sweep import manifest

@@ -21,7 +21,7 @@ from dcpbench.records.row import SCHEMA_VERSION
 from dcpbench.records.store import append_row, keep_lines, read_lines
 from dcpbench.sweep import job, manifest
 from dcpbench.sweep.job import expected_digest
-from dcpbench.sweep.resume import command_line
+from dcpbench.sweep.manifest import command_line
 from dcpbench.verdict.known_failures import KnownFailure
 from support.rows import measured, row
 

@@ -1,4 +1,4 @@
-"""What runs train with beside model, optimizer and scheduler: it comes back, and training goes on by it."""
+"""Components of runs: they are restored, and training continues with them."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Workloads and trainers with state of every kind: what is healthy passes, a known limit is a skip with its
+"""Workloads and trainers with state of every kind: healthy ones pass, a known limit is a skip with its
 reason."""
 
 import pytest

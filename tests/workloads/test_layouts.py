@@ -1,5 +1,5 @@
-"""Ways to lay a model out over ranks: each comes back and trains as an unwrapped model does, and a defect of
-the layout itself is seen by what it does."""
+"""Layouts of a model over ranks: each is restored and trains as an unwrapped model does, and a defect of the
+layout is reported by its effect."""
 
 import itertools
 
@@ -47,7 +47,7 @@ def test_disjoint_groups_of_stages_are_joined(held: dict[int, list[str]], joined
 
 
 def test_experts_have_one_collective_in_flight(mesh: DeviceMesh) -> None:
-    """Two end the process on gloo, now and then: docs/findings/gloo-two-gathers.md."""
+    """Two sometimes end the process on gloo: docs/findings/gloo-two-gathers.md."""
     samples, weights = torch.arange(6.0).reshape(2, 3), torch.arange(8.0).reshape(2, 4)
     inputs = _to_all_experts(nn.Identity(), (samples, weights), mesh)
     assert _get_work_registry_size() <= 1

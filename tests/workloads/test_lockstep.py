@@ -1,4 +1,4 @@
-"""A run compared with its twin step by step, on one rank that is this process."""
+"""Comparison of a run with its twin step by step, on one rank in this process."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ ONCE: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "
 
 
 def lockstep(steps: int) -> Lockstep:
-    """A run that has taken these steps, compared with its twin."""
+    """Train a run and compare each step with its twin."""
     given, here = config(**ONCE), world()
     run, twin, data = build(given, here, 0), build_twin(given, here, 0), batches_of(given, here.device)
     compared = Lockstep(given, here, run, twin, None)
@@ -40,7 +40,7 @@ def test_gradients_of_zeros_prove_nothing(zero: bool, monkeypatch: pytest.Monkey
 
 
 def test_replicas_that_differ_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second rank, whose bias of the last layer has another bit."""
+    """A second rank has another bit in the last bias."""
 
     def gathered(mine: Leaves, group: object) -> list[Leaves]:
         theirs = dict(mine)

@@ -1,4 +1,5 @@
-"""Models of which torch's checkpointing does not bring back all: their rows say what, and whose it is."""
+"""Models that torch's checkpointing does not restore completely: their rows say what is lost, and by which
+bug."""
 
 import pytest
 

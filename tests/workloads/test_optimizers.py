@@ -1,4 +1,4 @@
-"""Optimizers whose state is of another kind than Adam's: each comes back, or is a skip in torch's words."""
+"""Optimizers whose state is not like Adam's: each is restored, or is a skip in torch's words."""
 
 from typing import Any
 

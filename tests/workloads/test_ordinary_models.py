@@ -1,5 +1,4 @@
-"""Models that people train pass: nothing is wrong with them, and small steps of rounding are no reason to say
-so."""
+"""Models that people train pass: differences of rounding are not reported."""
 
 import pytest
 
@@ -17,7 +16,7 @@ ONE = ("separate",)
 
 @pytest.fixture(scope="module")
 def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """A cell of each kind, of those in conf/experiment/ordinary.yaml."""
+    """Run a cell of each kind of conf/experiment/ordinary.yaml."""
     chosen = ["experiment=ordinary", "matrix=pairwise", "seed=3", "compile=false"]
     if ALL not in selected(request, "models"):
         chosen += [f"{MODEL}={','.join(ONE)}", "parallel=fsdp2,fsdp2_tp_blocks"]
@@ -35,8 +34,8 @@ def test_ordinary_models_pass(sweep: Finished, models: tuple[str, ...]) -> None:
 
 
 def test_every_gradient_is_compared(sweep: Finished) -> None:
-    """A key projection's bias has a gradient that is rounding alone, which one that is not reproduced cannot
-    be told from."""
+    """The gradient of a key projection's bias is rounding only, so it has no control unless it is
+    reproduced."""
     for row in sweep.rows:
         if "separate" not in row["overrides"] or "autocast" in row["overrides"]:
             continue

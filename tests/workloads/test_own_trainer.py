@@ -1,4 +1,4 @@
-"""A trainer of a user's own, which saves and loads by itself, by `checkpointer=trainer`."""
+"""A user's trainer, which saves and loads by itself, with `checkpointer=trainer`."""
 
 import random
 
@@ -25,13 +25,13 @@ NOT_MADE = {
 
 
 def judged(trainer: type) -> Verdict:
-    """The verdict on a trainer, alone."""
+    """Return the verdict on a trainer on one rank."""
     target = {"target": f"{trainer.__module__}.{trainer.__name__}"}
     return run_alone(checkpointer="trainer", workload=target, saves=1, train_steps=1, resume_steps=1).verdict
 
 
 def failing(verdict: Verdict) -> dict[str, str]:
-    """The first finding's name of each check that failed."""
+    """Return the name of the first mismatch of each failed check."""
     return {one.check: one.first.name for one in verdict.failed}
 
 

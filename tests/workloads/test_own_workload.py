@@ -1,4 +1,4 @@
-"""A model, data, loss and optimizer of a user's own, by `workload.target`."""
+"""A user's model, data, loss and optimizer, with `workload.target`."""
 
 import threading
 from pathlib import Path
@@ -87,7 +87,7 @@ def drawn(generator: torch.Generator) -> torch.Tensor:
 
 
 def wrong(kind: str) -> Workload:
-    """A workload with something in it that cannot be repeated or saved."""
+    """Build a workload with something in it that cannot be repeated or saved."""
     model: nn.Module = Locked(3, 2) if kind == "lock" else nn.Linear(3, 2)
     left = iter([torch.full((4, 3), float(n)) for n in range(1 if kind == "runs out" else 99)])
     batches: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Schedulers of every kind, alone: what they hold comes back, and what they do to the learning rate too."""
+"""Schedulers of every kind on one rank: their state is restored, and so is the learning rate."""
 
 import pytest
 from torch.optim.lr_scheduler import (

@@ -1,5 +1,5 @@
-"""The forms in which torch's state-dict functions give and take state: each holds what it has to, on
-whichever rank, and all of it comes back."""
+"""The forms of torch's state-dict functions: each has the keys that it should have, on any rank, and is
+restored."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The stateful object of every training run: what it holds, and that no step leaves it as it was."""
+"""The stateful object of every training run: its values, and that each step changes it."""
 
 import torch
 

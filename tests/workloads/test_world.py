@@ -1,4 +1,4 @@
-"""What ranks exchange about their training."""
+"""Exchanges of training results between ranks."""
 
 from typing import Any
 from unittest import mock
@@ -12,7 +12,7 @@ from support.gloo_ranks import Ask
 
 
 def mean_of_ranks(device: str, has_training_group: bool) -> tuple[float, str]:
-    """The mean of the ranks' numbers, and the group that carried it."""
+    """Return the mean of the ranks' numbers, and the group that computed it."""
     groups = {name: dist.new_group(backend="gloo") for name in ("checkpoint", "own", "training")}
     training: Any = groups["training"] if has_training_group else None
     rank, size = dist.get_rank(), dist.get_world_size()

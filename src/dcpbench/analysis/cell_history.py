@@ -1,35 +1,145 @@
-"""The history of cells over sweeps: for each cell its statuses and costs, and what changed at which sweep."""
+"""The history of cells over sweeps: the statuses and costs of each cell, and where they changed."""
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from dcpbench.analysis.cell_identity import cell_names, config_differences, with_cells
+from dcpbench.analysis.cell_identity import (
+    cell_names,
+    config_differences,
+    identity_keys,
+    override_values,
+    with_cells,
+)
 from dcpbench.analysis.change_points import Change, changes
 from dcpbench.analysis.costs import run_alike
-from dcpbench.analysis.frame import is_false, is_true, records, severities
-from dcpbench.analysis.history_rows import Rows
+from dcpbench.analysis.frame import frame_of, is_false, is_true, records, severities, short_names, sweeps_in
 from dcpbench.core.axes import AXES
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import SEVERITY, SHOWN, StatusSpec
-from dcpbench.records.store import RESULTS_JSONL, row_folders
+from dcpbench.records.row import Row
+from dcpbench.records.store import (
+    RESULTS_CSV,
+    RESULTS_JSONL,
+    ResultsError,
+    read_rows,
+    row_folders,
+    stored_rows,
+)
+
+_COLUMNS = (
+    *("cell", "status", "started_at", "overrides", "config_digest", "reason", "flaky", "fault_seen"),
+    *("repeat", "torch_version", "git_commit", "ranks_per_gpu", "backend"),
+)
+_LOOKED_AT = 10
+_LEAST_IN_COMMON = 0.5
 
 KINDS = tuple(SHOWN.values())
-"""What a cell is shown as in a sweep, the worst first; the last is for a sweep in which it has no row."""
+"""The statuses that a cell is shown with, the worst first; the last is for a sweep without a row of it."""
 
 ABSENT = len(KINDS) - 1
 
 
+@dataclass(frozen=True)
+class Rows:
+    """The rows of sweeps.
+
+    Args:
+        frame: some columns of `read_sweeps`; `sweep` is a short, unique name.
+        folders: the sweeps' folders by these names.
+        remarks: sentences about what could not be read.
+        keys: the overrides that are part of a cell's identity, see `cell_identity.identity_keys`.
+    """
+
+    frame: pd.DataFrame
+    folders: dict[str, Path]
+    remarks: list[str]
+    keys: Collection[str] = ()
+    _stored: dict[str, list[Row]] = field(default_factory=dict)
+
+    def config(self, sweep: str, **wanted: str) -> Mapping[str, Any]:
+        """Return the configuration of the first row of a sweep with this value in a column, or an empty
+        one."""
+        ((column, value),) = wanted.items()
+        if sweep not in self._stored:
+            self._stored[sweep] = list(stored_rows(self.folders[sweep]))
+        return next((row.config for row in self._stored[sweep] if row[column] == value), {})
+
+
+def read_history(places: Sequence[Path], columns: Sequence[str] = ()) -> Rows:
+    """Read the rows of all sweeps in these places, with these columns too; ResultsError if there are none."""
+    found = {sweep.resolve(): sweep for place in places for sweep in sweeps_in(place)}.values()
+    folders = {name: Path(folder) for folder, name in short_names(map(str, found)).items()}
+    values: dict[str, list[Any]] = {name: [] for name in dict.fromkeys(["sweep", *_COLUMNS, *AXES, *columns])}
+    remarks = []
+    for name, folder in folders.items():
+        try:
+            rows, damaged = read_rows(folder, details=False)
+        except ResultsError as error:
+            rows, damaged = [], [str(error)]
+        remarks += damaged
+        for column, of_all in values.items():
+            of_all += [name if column == "sweep" else row[column] for row in rows]
+    if not values["sweep"]:
+        problem = "; ".join([f"no rows in {len(folders)} sweeps", *remarks[:1]])
+        raise ResultsError(f"{', '.join(map(str, places))}: {problem}")
+    read = Rows(frame_of(values), folders, remarks)
+    return replace(read, keys=_identity_keys(read))
+
+
+def sweep_before(folder: Path) -> Path | None:
+    """Return the newest earlier sweep in the same parent folder that has ended and has at least half of this
+    sweep's cells, or None."""
+    own = folder.resolve()
+    rows = _rows_of(own)
+    written = {path.parent: _written_ns(path) for path in own.parent.glob(f"*/{RESULTS_CSV}")}
+    limit = max(map(_written_ns, own.glob("results.*")), default=0)
+    ended = [place for place, at in written.items() if place != own and at <= limit]
+    for place in sorted(ended, key=written.__getitem__, reverse=True)[:_LOOKED_AT]:
+        other = _rows_of(place)
+        if rows is None or other is None:
+            continue
+        frames, keys = (rows.frame, other.frame), {*rows.keys, *other.keys}
+        began, then = (one["started_at"].dropna().min() for one in frames)
+        cells, there = (with_cells(one, keys)["address"].drop_duplicates() for one in frames)
+        if (pd.isna(began) or pd.isna(then) or then < began) and cells.isin(there).mean() >= _LEAST_IN_COMMON:
+            return place
+    return None
+
+
+def _rows_of(folder: Path) -> Rows | None:
+    with suppress(ResultsError, OSError):  # another user may own the folder
+        return read_history([folder])
+    return None
+
+
+def _written_ns(path: Path) -> int:
+    with suppress(OSError):  # it can be removed at any time
+        return path.lstat().st_mtime_ns
+    return 0
+
+
+def _identity_keys(rows: Rows) -> set[str]:
+    """Return `identity_keys` by one of the newest configurations for each overridden key."""
+    once = rows.frame.drop_duplicates("overrides", keep="last").dropna(subset="overrides")
+    of_lines = dict(zip(once["overrides"], once["sweep"], strict=True))
+    newest = {key: line for line in of_lines for key in override_values(line)}
+    configs = (rows.config(of_lines[line], overrides=line) for line in newest.values())
+    return identity_keys(newest.values(), configs)
+
+
 def kind_numbers(frame: pd.DataFrame) -> "pd.Series[int]":
-    """For each row which of `KINDS` it is; being flaky, or a planted fault, counts before its status."""
+    """Return which of `KINDS` each row is; being flaky or an injected fault counts before its status."""
     kinds = severities(frame["status"])
     kinds = kinds.mask(is_true(frame["fault_seen"]), SEVERITY["seen"])
     kinds = kinds.mask(is_false(frame["fault_seen"]), SEVERITY["missed"])
@@ -38,7 +148,7 @@ def kind_numbers(frame: pd.DataFrame) -> "pd.Series[int]":
 
 @dataclass(frozen=True)
 class Cost:
-    """One metric of a cell over the sweeps: its medians, NaN where not measured, and where they changed."""
+    """One metric of a cell over the sweeps: its medians, NaN if not measured, and their changes."""
 
     metric: str
     medians: npt.NDArray[np.float64]
@@ -46,7 +156,7 @@ class Cost:
 
     @property
     def latest(self) -> float:
-        """The newest that was measured; NaN if none was."""
+        """Return the newest median that was measured, or NaN."""
         measured = self.medians[~np.isnan(self.medians)]
         return float(measured[-1]) if measured.size else float("nan")
 
@@ -56,12 +166,12 @@ class CellHistory:
     """One cell over the sweeps.
 
     Args:
-        axes: its axes as text, `others`, the overrides that no axis shows, and `config_digest`, if known.
-        kinds: for each sweep the place in `KINDS` of the worst of its runs, or `ABSENT`.
-        reason: why its worst run in the last sweep that has it did not pass, or nothing.
-        reconfigured: from the first sweep on that has it, it takes the place of a cell with these
-            differences in its configuration (old and new value by key); None if it takes no other's place.
-        replaced: another configuration has taken its place since.
+        axes: its axes as text, its other overrides as `others`, and its `config_digest`, if known.
+        kinds: for each sweep the index in `KINDS` of its worst run, or `ABSENT`.
+        reason: why its worst run in the last sweep that has it did not pass, or empty.
+        reconfigured: the old and new values by key, if it replaced a cell with another configuration in the
+            first sweep that has it; else None.
+        replaced: whether a cell with another configuration has replaced it.
     """
 
     name: str
@@ -74,17 +184,18 @@ class CellHistory:
 
     @cached_property
     def seen(self) -> list[int]:
-        """The sweeps that have it."""
+        """Return the sweeps that have it."""
         return [at for at, kind in enumerate(self.kinds) if kind != ABSENT]
 
     @property
     def now(self) -> StatusSpec:
-        """Its status in the last sweep that has it."""
+        """Return its status in the last sweep that has it."""
         return KINDS[self.kinds[self.seen[-1]]]
 
     @cached_property
     def turn(self) -> tuple[int, StatusSpec] | None:
-        """Since which sweep it has its present status, and the one before; None if it never had another."""
+        """Return the sweep since which it has its status, and the status before; None if there was no
+        other."""
         for before, at in reversed([*pairwise(self.seen)]):
             if self.kinds[before] != self.kinds[at]:
                 return at, KINDS[self.kinds[before]]
@@ -92,7 +203,7 @@ class CellHistory:
 
     @cached_property
     def changed(self) -> int:
-        """The last sweep at which its status, configuration or a cost changed; -1 if there is none."""
+        """Return the last sweep at which its status, configuration or a cost changed, or -1."""
         places = [change.at for cost in self.costs for change in cost.changes]
         places += [self.turn[0]] if self.turn else []
         places += [self.seen[0]] if self.reconfigured is not None else []
@@ -101,12 +212,12 @@ class CellHistory:
 
 @dataclass(frozen=True)
 class History:
-    """Cells over sweeps, these in order of time, which is that of their first cell's start.
+    """Cells over sweeps.
 
     Args:
-        sweeps: a row a sweep: `name`, `folder`, `started_at`, `git_commit`, `torch_version`, the last three
-            missing where no row says so.
-        cells: what changed last comes first, and of these what is not ok.
+        sweeps: one row per sweep, ordered by start: `name`, `folder`, `started_at`, `git_commit`,
+            `torch_version`; the last three can be missing.
+        cells: ordered by their last change, the newest first, failed cells before others.
     """
 
     sweeps: pd.DataFrame
@@ -114,7 +225,7 @@ class History:
 
 
 def history(rows: Rows, metrics: Sequence[str], last: int | None = None) -> History:
-    """The history of the rows of the `last` sweeps, by medians of these columns."""
+    """Return the history of the `last` sweeps, with medians of these columns."""
     sweeps = _sweeps(rows)
     sweeps = sweeps.iloc[-last:] if last else sweeps
     place = pd.Series(range(len(sweeps)), index=sweeps["name"])
@@ -149,12 +260,11 @@ def history(rows: Rows, metrics: Sequence[str], last: int | None = None) -> Hist
 
 
 def folded(cells: Sequence[CellHistory], visible: int, every: bool = False) -> dict[str, list[CellHistory]]:
-    """The cells by how they are shown where so many of the newest sweeps are visible.
+    """Group the cells by how they are shown if only the newest `visible` sweeps are.
 
-    `shown` one by one are those that are not ok, and those in which something changed in these sweeps; all
-    if `every`, or if there is but one sweep. The others are ok now: `steady` all along, or since something
-    changed `earlier`. Those that another configuration has taken the place of are `replaced`, those that
-    none of these sweeps has `absent`.
+    `shown`: cells that are not ok, or changed in these sweeps; all cells if `every`, or if there is one
+    sweep. The others are ok: `steady` without any change, `earlier` with an earlier change, `replaced` by
+    another configuration, or `absent` from these sweeps.
     """
 
     def group(cell: CellHistory) -> str:
@@ -174,12 +284,12 @@ def folded(cells: Sequence[CellHistory], visible: int, every: bool = False) -> d
 
 
 def _sweeps(rows: Rows) -> pd.DataFrame:
-    """A row a sweep that has any, in order of time."""
+    """Return one row per sweep, in order of time."""
     known = rows.frame[["sweep", "started_at", "git_commit", "torch_version"]].drop_duplicates()
     first = known.sort_values("started_at", kind="stable").groupby("sweep").first()
     folders = [rows.folders[name] for name in first.index]
     first.insert(0, "folder", list(map(str, folders)))
-    # Where no row says when it began, that is when the file was last written.
+    # If no row has its start, the time of the file's last change is used.
     files = [row_folders(folder)[0] / RESULTS_JSONL for folder in folders]
     written = [datetime.fromtimestamp(path.stat().st_mtime, UTC) for path in files]
     times = pd.Series([at.isoformat(timespec="seconds") for at in written], first.index, dtype="string")
@@ -188,12 +298,12 @@ def _sweeps(rows: Rows) -> pd.DataFrame:
 
 
 def _matrix(values: "pd.Series[Any]", sweeps: int) -> pd.DataFrame:
-    """Values of cells in sweeps as a matrix, missing where there is none."""
+    """Return values as a matrix of cells and sweeps."""
     return values.unstack().reindex(columns=range(sweeps))
 
 
 def _costs(medians: dict[str, npt.NDArray[np.float64]]) -> list[list[Cost]]:
-    """For each cell its costs, by medians of (cells, sweeps); one rate of false alarms holds for all."""
+    """Return the costs of each cell, from medians of (cells, sweeps); the rate of false alarms is for all."""
     series = np.concatenate(list(medians.values()))
     found = iter(changes(series))
     by_metric = [[Cost(name, one, next(found)) for one in of_metric] for name, of_metric in medians.items()]
@@ -201,7 +311,7 @@ def _costs(medians: dict[str, npt.NDArray[np.float64]]) -> list[list[Cost]]:
 
 
 def _reasons(frame: pd.DataFrame, worst: "pd.Series[int]") -> list[str]:
-    """For each cell the reason of its worst run in the last sweep that has one of it, the first of them."""
+    """Return for each cell the reason of the first worst run in the last sweep that has it."""
     last = worst.reset_index().drop_duplicates("cell", keep="last")
     runs = frame[["cell", "place", "kind", "reason"]].merge(last, on=["cell", "place", "kind"])
     return list(runs.drop_duplicates("cell").sort_values("cell")["reason"].fillna(""))
@@ -210,8 +320,8 @@ def _reasons(frame: pd.DataFrame, worst: "pd.Series[int]") -> list[str]:
 def _reconfigured(
     rows: Rows, cells: pd.DataFrame, kinds: npt.NDArray[np.int8], sweeps: Sequence[str]
 ) -> dict[int, tuple[int, dict[str, tuple[str, str]]]]:
-    """By cell that came to another one's address after it: which cell that was, the last before it, and the
-    keys in which their configurations differ, with both values."""
+    """Return for each cell that replaced another at its address: the last such cell, and the keys in which
+    their configurations differ, with both values."""
     seen = kinds != ABSENT
     first, last = seen.argmax(axis=1), kinds.shape[1] - 1 - seen[:, ::-1].argmax(axis=1)
     found = {}

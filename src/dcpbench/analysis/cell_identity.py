@@ -1,9 +1,8 @@
-"""Which rows are runs of one cell, in whatever sweep they are.
+"""Matching of rows that are runs of one cell, in any sweep.
 
-The address of a cell is its place in the matrix: its axes, and the other overrides that are part of its
-identity. Rows of one address are runs of one cell if their configurations are the same too
-(`config_digest`). A row that has no digest counts as one of the first
-configuration that is known at its address.
+The address of a cell is its axes, and the other overrides that are part of its identity. Rows of one
+address are runs of one cell if their configurations are equal too (`config_digest`). A row without a digest
+belongs to the first known configuration of its address.
 """
 
 import shlex
@@ -23,7 +22,7 @@ _QUOTED = frozenset("'\"\\")
 
 
 def override_words(overrides: object) -> list[str]:
-    """The overrides of a row one by one; split at blanks where its quotes do not match."""
+    """Split the overrides of a row; at blanks if its quotes do not match."""
     if not isinstance(overrides, str):
         return []
     try:
@@ -33,20 +32,20 @@ def override_words(overrides: object) -> list[str]:
 
 
 def shown_by_axes(key: str) -> bool:
-    """Whether the value of an override is that of an axis; a workload of one's own is the model."""
+    """Tell whether an override sets an axis; a custom workload is the model."""
     return key in AXES or key == "workload.target"
 
 
 def override_values(overrides: object) -> dict[str, str]:
-    """The key and the value of each override that no axis shows."""
+    """Return the keys and values of the overrides that are not axes."""
     pairs = (word.partition("=") for word in override_words(overrides))
     found = {key.lstrip("+~"): value for key, equals, value in pairs if equals}
     return {key: value for key, value in found.items() if not shown_by_axes(key)}
 
 
 def identity_keys(overrides: Iterable[object], configs: Iterable[Mapping[str, Any]]) -> set[str]:
-    """The keys of rows' overrides that are part of what a cell is: those that are keys of the row's `config`,
-    or lie above or below one."""
+    """Return the overridden keys that are part of a cell's identity: those that are, or are above or below, a
+    key of the row's `config`."""
     known: set[str] = set()
     for line, config in zip(overrides, configs, strict=True):
         for key in override_values(line).keys() - known:
@@ -56,13 +55,12 @@ def identity_keys(overrides: Iterable[object], configs: Iterable[Mapping[str, An
 
 
 def with_cells(frame: pd.DataFrame, keys: Collection[str], ignored: Collection[str] = ()) -> pd.DataFrame:
-    """The rows with three columns more: `address`; `key`, equal for all runs of one cell in any sweep; and
-    `others`, the overrides of the address that no axis shows. Axes become text, `-` for none, and `repeat` a
-    number.
+    """Add three columns: `address`; `key`, equal for all runs of one cell in any sweep; and `others`, the
+    overrides of the address that are not axes. Axes become text, `-` for none, and `repeat` a number.
 
     Args:
-        keys: what `identity_keys` says of all these rows.
-        ignored: axes and overrides by which cells are not to be distinguished.
+        keys: the `identity_keys` of all these rows.
+        ignored: axes and overrides that do not distinguish cells.
     """
     cells = frame.assign(**{axis: _mapped(frame[axis], as_text, missing="-") for axis in AXES})
     address = set(keys) - set(ignored)
@@ -83,33 +81,33 @@ def with_cells(frame: pd.DataFrame, keys: Collection[str], ignored: Collection[s
 
 
 def refuse_merged(cells: pd.DataFrame, ignored: Collection[str]) -> None:
-    """Raise a QueryError if cells of one sweep differ in nothing but what is ignored."""
+    """Raise a QueryError if cells of one sweep differ only in what is ignored."""
     for axis in (axis for axis in AXES if axis in ignored):
         values = cells.groupby(["sweep", "key"])[axis].unique()
         several = values[values.map(len) > 1]
         if len(several):
             raise QueryError(
-                f"--ignore {axis}: one sweep has cells that differ in it alone ({axis}="
-                f"{', '.join(sorted(several.iloc[0]))}): they are several cells, not runs of one"
+                f"--ignore {axis}: one sweep has cells that differ only in {axis} "
+                f"({', '.join(sorted(several.iloc[0]))}); compare sweeps with one of these values each"
             )
 
 
 def config_differences(
     old: Mapping[str, Any], new: Mapping[str, Any], ignored: Collection[str] = ()
 ) -> dict[str, tuple[str, str]]:
-    """The keys in which two configurations differ, what is ignored aside, and both values as text."""
+    """Return the keys in which two configurations differ, and both values as text."""
     found = CellKey(_without(old, ignored)).differences(CellKey(_without(new, ignored)))
     return {key: (as_text(before), as_text(after)) for key, (before, after) in found.items()}
 
 
 def shown_axes(cells: pd.DataFrame) -> list[str]:
-    """The axes in which these cells differ, parallelism in any case, and `others` if these differ."""
+    """Return parallelism, the axes in which these cells differ, and `others` if they differ in it."""
     known = [axis for axis in (*AXES, "others") if axis in cells]
     return [axis for axis in known if axis == "parallel" or cells[axis].nunique() > 1]
 
 
 def cell_names(cells: pd.DataFrame) -> list[str]:
-    """A name for each cell, of its `shown_axes`."""
+    """Return a name for each cell, made of its `shown_axes`."""
     texts = [
         list(cells[axis]) if axis == "others" else [f"{axis}={value}" for value in cells[axis]]
         for axis in shown_axes(cells)
@@ -118,7 +116,7 @@ def cell_names(cells: pd.DataFrame) -> list[str]:
 
 
 def not_in_common(old: pd.DataFrame, new: pd.DataFrame) -> str:
-    """Why no address is in both: axes without a common value, else all that differ."""
+    """Say why no address is on both sides: the axes without a common value, else all axes that differ."""
     apart, partly = [], []
     for axis in (*AXES, "others"):
         before, after = set(old[axis]), set(new[axis])
@@ -129,11 +127,11 @@ def not_in_common(old: pd.DataFrame, new: pd.DataFrame) -> str:
             partly.append(text)
     if apart:
         return "they differ in " + ", ".join(apart)
-    return "no value is missing in either, but no combination is in both; they differ in " + ", ".join(partly)
+    return "no combination of values is on both sides; they differ in " + ", ".join(partly)
 
 
 def _mapped(column: "pd.Series[Any]", text: Callable[[Any], str], missing: str) -> "pd.Series[Any]":
-    """A column as texts; each value is looked at once, as there are many rows and few values."""
+    """Return a column as texts; each value is converted once, as there are many rows and few values."""
     codes, values = pd.factorize(column)
     texts = np.array([*map(text, values), missing], dtype=object)
     return pd.Series(texts[codes], index=column.index)

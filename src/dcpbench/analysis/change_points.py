@@ -1,17 +1,15 @@
-"""Where the level of a series changed for good: a maximally selected rank statistic on normal scores.
+"""Lasting changes of the level of a series: a maximally selected rank statistic on normal scores.
 
-The values of a series become the normal scores of their ranks, so that neither the shape of the noise nor
-a few wild values matter. For every split with `LEAST_SIDE` values on either side, the sum of the scores on
-the left is standardised as under random order; the split where it is largest is where the change lies, if
-there is one. Sweeps that are correlated with those before them (a machine that is slower for some days)
-would make that too large by chance: it is made smaller by what their correlation says, `_worth`. The p-value
-has two steps, both known approximations: for one split, that of a t test on the scores (Conover and Iman, The
-American Statistician 35, 1981); for the largest of all of them, the formula of Miller and Siegmund
-(Biometrics 38, 1982), as Lausen and Schumacher (Biometrics 48, 1992) use it for ranks. Over all series of
-a history Holm's step-down holds the rate. A changed series is split and looked at again on each side,
-against a stricter limit: one series may have changed several times.
+Values become the normal scores of their ranks, so that the shape of the noise and a few outliers do not
+matter. For every split with `LEAST_SIDE` values on either side, the sum of the scores on the left is
+standardised as under random order; the largest marks the change, if there is one. Sweeps that correlate with
+those before them (a machine that is slower for some days) would make it too large: `_worth` corrects it. The
+p-value is approximated in two steps: for one split by a t test on the scores (Conover and Iman, The American
+Statistician 35, 1981), for the largest of them by the formula of Miller and Siegmund (Biometrics 38, 1982),
+as Lausen and Schumacher (Biometrics 48, 1992) use it for ranks. Holm's step-down limits the rate over all
+series. A changed series is split and tested again on each side, with a stricter limit.
 
-Series may depend on each other. A slow drift is a change. `bench/changes.py` measures the rates.
+Series can depend on each other. A slow drift is a change. `bench/changes.py` measures the rates.
 """
 
 from collections.abc import Iterator
@@ -26,22 +24,22 @@ from scipy.special import ndtri, stdtr
 from dcpbench.analysis.statistics import holm
 
 FALSE_ALARMS = 0.05
-"""At most in so many histories anything is named in a series that has not changed; see `changes`."""
+"""The largest share of histories with a change in a series that has not changed; see `changes`."""
 
 LEAST_SIDE = 3
-"""So many values at least lie on either side of a change."""
+"""The least number of values on either side of a change."""
 
 LEAST_EFFECT = 0.05
-"""A smaller step of the median is not reported, however sure it is: 0.05 is 5 %."""
+"""Smaller steps of the median are not reported: 0.05 is 5 %."""
 
 _FIRST_LOOKS = 0.8 * FALSE_ALARMS
 _LATER_LOOKS = 0.2 * FALSE_ALARMS
 
 _TWO_MEANS = 2
-"""By so much over their number values seem less alike once the mean on either side is taken off them."""
+"""Subtracting the mean on either side lowers the correlation of values by this, divided by their number."""
 
 _DRAWN = 60
-"""The mean of all series counts as so many values of each."""
+"""The mean of all series counts as this many values of each."""
 
 _MOST_ALIKE = 0.9
 
@@ -51,8 +49,8 @@ Present = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Change:
-    """From the sweep `at` on, the median went from `before` to `after`, up to the next change or the end.
-    `p` is of this series alone."""
+    """A step of the median from `before` to `after` at the sweep `at`, up to the next change or the end; `p`
+    is that of this series alone."""
 
     at: int
     before: float
@@ -61,20 +59,20 @@ class Change:
 
     @property
     def ratio(self) -> float:
-        """How many times what it was before."""
+        """Return the median after the change divided by the one before."""
         return self.after / self.before
 
 
 def changes(values: Floats) -> list[list[Change]]:
-    """For each series its changes, the oldest first.
+    """Return the changes of each series, the oldest first.
+
+    At most `FALSE_ALARMS` of histories report a change in a series that has none, as long as there are no
+    more changes than series. Four fifths of them go to the first test of each series, the rest to the tests
+    on both sides of a change.
 
     Args:
-        values: (series, sweeps), the sweeps in order of time; NaN where not measured. What is not positive
-            is taken as not measured: steps are ratios.
-
-    In at most `FALSE_ALARMS` of histories a change is reported of a series that has none. Four fifths of that
-    are spent on the first look at each series, the rest on the looks at both sides of a change, which holds
-    as long as there are no more changes than series.
+        values: (series, sweeps), the sweeps in order of time; NaN, zero and negative values count as not
+            measured, since steps are ratios.
     """
     if not values.size:
         return [[] for _ in values]
@@ -91,15 +89,15 @@ def changes(values: Floats) -> list[list[Change]]:
 
 
 def _scan(values: Floats) -> tuple[npt.NDArray[np.intp], Floats]:
-    """For each of (series, sweeps) the first sweep after its best split, and the p-value of that."""
+    """Return for each of (series, sweeps) the first sweep after its best split, and the p-value."""
     present = ~np.isnan(values)
     left = present.cumsum(axis=1)
     count = left[:, -1:]
     scores = _scores(values)
     sums = scores.cumsum(axis=1)
-    may = present & (left >= LEAST_SIDE) & (count - left >= LEAST_SIDE)
-    spread = np.sqrt(np.where(may, left * (count - left) / np.maximum(count, 1), 1.0))
-    standardised = np.where(may, np.abs(sums) / spread, 0.0)
+    allowed = present & (left >= LEAST_SIDE) & (count - left >= LEAST_SIDE)
+    spread = np.sqrt(np.where(allowed, left * (count - left) / np.maximum(count, 1), 1.0))
+    standardised = np.where(allowed, np.abs(sums) / spread, 0.0)
     last_before = standardised.argmax(axis=1)
     after = present & (np.arange(values.shape[1]) > last_before[:, None])
     largest = standardised.max(axis=1) * np.sqrt(_worth(scores, present, after))
@@ -107,11 +105,11 @@ def _scan(values: Floats) -> tuple[npt.NDArray[np.intp], Floats]:
 
 
 def _worth(scores: Floats, present: Present, after: Present) -> Floats:
-    """How much of an independent value each value of a series is worth, if sweeps are like those before them:
+    """Return the part of an independent value that each value of a series counts as, for correlated sweeps:
     (1 - r) / (1 + r), with r the correlation of neighbours on either side of the best split.
 
-    A short series says little of its r, so that each is drawn towards the mean of all. What is not alike, or
-    less than not at all, is worth 1.
+    Each r is drawn towards the mean of all, since a short series gives a poor estimate; a negative r counts
+    as 0.
     """
     rest = scores.copy()
     for side in (present & ~after, after):
@@ -126,7 +124,7 @@ def _worth(scores: Floats, present: Present, after: Present) -> Floats:
 
 
 def _scores(values: Floats) -> Floats:
-    """The normal scores of each series, of mean 0 and variance 1; 0 where a value is missing."""
+    """Return the normal scores of each series, of mean 0 and variance 1; 0 for a missing value."""
     present = ~np.isnan(values)
     ranks, counts = pd.DataFrame(values.T).rank().to_numpy().T, present.sum(axis=1)
     scores = np.nan_to_num(ndtri(ranks / (counts + 1)[:, None]))
@@ -136,7 +134,7 @@ def _scores(values: Floats) -> Floats:
 
 
 def _p_of_largest(largest: Floats, count: Floats) -> Floats:
-    """How likely so large a statistic is at the best of all splits, by chance alone."""
+    """Return the probability of a statistic this large at the best of all splits."""
     enough = count >= 2 * LEAST_SIDE
     count = np.where(enough, count, 2 * LEAST_SIDE)
     t = largest * np.sqrt((count - 2) / np.maximum(count - 1 - largest**2, 1e-9))
@@ -149,7 +147,8 @@ def _p_of_largest(largest: Floats, count: Floats) -> Floats:
 
 
 def _splits(series: Floats, at: int, p: float, limit: float) -> Iterator[tuple[int, float]]:
-    """The changes of a series, this one and those on both sides of it, in order: where, and the p-value."""
+    """Yield the changes of a series in order, this one and those on both sides: the sweep, and the
+    p-value."""
     before, after = np.nanmedian(series[:at]), np.nanmedian(series[at:])
     if not abs(np.log(after / before)) >= np.log1p(LEAST_EFFECT):
         return
@@ -163,7 +162,7 @@ def _splits(series: Floats, at: int, p: float, limit: float) -> Iterator[tuple[i
 
 
 def _changes_at(series: Floats, splits: Iterator[tuple[int, float]]) -> list[Change]:
-    """The changes at these places; where one came out too small between the next ones, it goes."""
+    """Return the changes at these places, without those that are too small between their neighbours."""
     found = dict(splits)
     while found:
         edges = [0, *found, series.size]

@@ -1,4 +1,4 @@
-"""One side compared with an old one: statuses, configurations, costs, environments."""
+"""Comparison of one side with an old one: statuses, configurations, costs, environments."""
 
 import json
 from collections import Counter
@@ -34,15 +34,15 @@ CHANGES = (
     "other status",
     OTHER_CONFIGURATION,
 )
-"""How a status changed, those to look at first before the others."""
+"""How a status changed, the most important changes first."""
 SAME = "same"
 
 FAIL_ON = (*(change.replace(" ", "-") for change in CHANGES), "failing", *CHANGED, "regressions")
-"""The kinds of changes by the names that a command line gives them. `failing`: a cell of the new side is not
-ok, be it new or not. `regressions`: a cost that is worse."""
+"""The kinds of changes as the command line names them. `failing`: a cell of the new side is not ok, whether
+it changed or not. `regressions`: a cost that is worse."""
 
 _MACHINE = ("host", "hostname", "node", "cpu", "cpu_model", "cpu_cores", "memory_bytes", "gpu_count", "gpus")
-"""What no other version of a package changes. A driver or a kernel is software that a machine gets anew."""
+"""Properties of the machine, which no other version of a package changes."""
 _FIRST = ("torch", "python", "cuda", "nccl", "driver", "gpus", "git_commit", "cpu", "host")
 _COMMIT_LENGTH = 12
 
@@ -52,9 +52,9 @@ class Comparison:
     """The differences of one side, `name`, from the old one.
 
     Args:
-        configurations: by cell (`key`) and keyword (`name`) in which its configuration differs, both values.
+        configurations: one line for each cell (`key`) and key of its configuration (`name`) that differs.
         cells: the axes of each cell by its key.
-        apart: why there is no cell in common, empty if there is one.
+        apart: why no cell is on both sides; empty if there is one.
     """
 
     name: str
@@ -65,14 +65,14 @@ class Comparison:
     apart: str
 
     def kinds(self) -> set[str]:
-        """The kinds of changes that there are, out of `FAIL_ON`."""
+        """Return the kinds of changes that were found, out of `FAIL_ON`."""
         found = {*self.statuses["change"], *self.costs["verdict"]} - {SAME}
         found |= {"failing"} if self.statuses["failing"].any() else set()
         found |= {"regressions"} if is_regression(self.costs).any() else set()
         return {kind.replace(" ", "-") for kind in found} & set(FAIL_ON)
 
     def flat(self) -> pd.DataFrame:
-        """All of it as one table: lines of the metric `status`, then of `configuration`, then of costs."""
+        """Return one table: lines of the metric `status`, then of `configuration`, then of costs."""
         statuses = self.statuses.drop(columns="before").rename(columns={"change": "verdict"})
         parts = [
             statuses.assign(metric="status", level="cell"),
@@ -97,10 +97,10 @@ def compared(
     ignored: Collection[str] = (),
     earlier: pd.DataFrame | None = None,
 ) -> Comparison:
-    """Compare the rows of one side with those of an old one; costs also with those of `earlier` sweeps.
+    """Compare the rows of one side with the old one's, and costs with those of `earlier` sweeps too.
 
     Raises:
-        dcpbench.analysis.query.QueryError: what is ignored tells cells of one sweep apart.
+        dcpbench.analysis.query.QueryError: cells of one sweep differ only in what is ignored.
     """
     sides = {"earlier": earlier, "old": old, "new": new}
     rows = pd.concat([side.assign(side=of) for of, side in sides.items() if side is not None and len(side)])
@@ -139,19 +139,19 @@ class _Outcome:
 
 
 def status_changes(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
-    """One line for each cell of either side, in the order of `CHANGES`, those that did not change last.
+    """Return one line for each cell of either side, in the order of `CHANGES`, unchanged cells last.
 
-    A cell is flaky where only some of its runs are ok, or where one needed a second try. `failing`: it is not
-    ok in the new side; `reason` and `again` are of the first such run. A new cell whose address the old side
-    has with another configuration replaces that one, whose key is `before` and which has no line of its own.
+    A cell is flaky if only some of its runs are ok, or if one needed a second attempt. `failing`: it is not
+    ok on the new side; `reason` and `again` are of the first such run. A new cell replaces a cell of the old
+    side at the same address with another configuration: that one has no line, and its key is `before`.
 
     Args:
         old, new: rows with `key` and `address`, see `cell_identity.with_cells`.
     """
     before, after = _outcomes(old), _outcomes(new)
     failed = new[~ok(new)].drop_duplicates("key").set_index("key")
-    told = list(map(short_reason, records(failed[["status", "reason", "details", *CHECKS]])))
-    failed = pd.DataFrame({"reason": told, "again": commands(failed)}, failed.index, dtype="string")
+    reasons = list(map(short_reason, records(failed[["status", "reason", "details", *CHECKS]])))
+    failed = pd.DataFrame({"reason": reasons, "again": commands(failed)}, failed.index, dtype="string")
     addresses = pd.concat([old, new]).drop_duplicates("key").set_index("key")["address"].to_dict()
     at_address = {addresses[key]: key for key in before}
     replaced_by = {
@@ -177,8 +177,8 @@ def status_changes(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
 
 def _outcomes(frame: pd.DataFrame) -> dict[str, _Outcome]:
     text = status_text(frame).astype(object)
-    text = text.mask(is_true(frame["fault_seen"]), "seen (" + text + ")")
-    text = text.mask(is_false(frame["fault_seen"]), "NOT SEEN (" + text + ")")
+    text = text.mask(is_true(frame["fault_seen"]), "detected (" + text + ")")
+    text = text.mask(is_false(frame["fault_seen"]), "NOT DETECTED (" + text + ")")
     rows = zip(frame["key"], frame["status"], text, ok(frame), is_true(frame["flaky"]), strict=True)
     runs: dict[str, list[tuple[str, str, bool, bool]]] = {}
     for key, *of_run in rows:
@@ -187,7 +187,7 @@ def _outcomes(frame: pd.DataFrame) -> dict[str, _Outcome]:
 
 
 def _outcome(runs: Sequence[tuple[str, str, bool, bool]]) -> _Outcome:
-    """Of the runs of a cell: the status and text of each, whether it is ok, and whether it is flaky."""
+    """Summarize a cell's runs, each a status, its text, whether it is ok, and whether it is flaky."""
     statuses, texts, fine, flaky = zip(*runs, strict=True)
     counted = Counter(texts).most_common()
     if any(flaky) or len(set(fine)) > 1:
@@ -211,12 +211,13 @@ def _change(was: _Outcome, now: _Outcome) -> str:
 
 
 def differences(sides: Mapping[str, Sweeps]) -> pd.DataFrame:
-    """What differs in the environments, all sweeps of a side together: a line a thing, a column a side."""
-    seen = {name: _seen(sweeps) for name, sweeps in sides.items()}
+    """Return what differs in the environments, with one column per side; the sweeps of a side are
+    combined."""
+    found = {name: _values(sweeps) for name, sweeps in sides.items()}
     order = {key: place for place, key in enumerate(_FIRST)}
-    keys = sorted({key for side in seen.values() for key in side} - {"earlier"})
+    keys = sorted({key for side in found.values() for key in side} - {"earlier"})
     lines = [
-        {"what": key, **{name: _joined(side.get(key)) for name, side in seen.items()}}
+        {"what": key, **{name: _joined(side.get(key)) for name, side in found.items()}}
         for key in sorted(keys, key=lambda key: order.get(key, len(order)))
     ]
     apart = [line for line in lines if len({line[name] for name in sides}) > 1]
@@ -224,15 +225,13 @@ def differences(sides: Mapping[str, Sweeps]) -> pd.DataFrame:
 
 
 def warning(differing: pd.DataFrame) -> str:
-    """A sentence if the machines were not the same, else nothing."""
+    """Return a sentence if the machines differ, else nothing."""
     what = ", ".join(what for what in differing["what"] if what in _MACHINE)
-    return (
-        f"The machines differ ({what}): another cost may be the machine's and nothing else." if what else ""
-    )
+    return f"The machines differ ({what}), which can be the only cause of changed costs." if what else ""
 
 
-def _seen(sweeps: Sweeps) -> dict[str, list[str]]:
-    """Of each thing what was seen, in the order of the sweeps; from the rows where nothing else is there."""
+def _values(sweeps: Sweeps) -> dict[str, list[str]]:
+    """Return the values of each property, in the order of the sweeps; from rows if nothing else has them."""
     seen: dict[str, dict[str, None]] = {}
     for folder, environment in sweeps.environments.items():
         rows = sweeps.frame[sweeps.frame["sweep"] == folder]

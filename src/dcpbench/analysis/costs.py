@@ -1,4 +1,4 @@
-"""What changed in the costs of the cells that two sides have in common: over all, by axis value, by cell."""
+"""Changes in the costs of the cells that are on both sides: over all cells, by axis value, by cell."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +16,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 LEAST_RUNS = 3
 _LEAST_FREEDOM = 4
 _SHARES = {"all": 0.5, "axis": 0.25, "cell": 0.25}
-"""How the false alarms that are allowed go to the tests over all cells, of axis values, of single cells."""
+"""How the allowed false alarms are divided over the tests of all cells, of axis values, of single cells."""
 
 CHANGED = ("slower", "faster", "larger", "smaller")
 NO_CHANGE, UNCLEAR, TOO_FEW, NOT_MEASURED = "no change", "unclear", "too few runs", "not measured"
@@ -25,17 +25,18 @@ COLUMNS += ["ratio", "ratio_low", "ratio_high", "would_see", "p", "by_sweep", "v
 
 
 def always_compared() -> tuple[str, ...]:
-    """The metrics that are compared without being asked for."""
+    """Return the metrics that are compared by default."""
     return tuple(spec.name for spec in METRICS.values() if spec.compared == "always")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """When a cost is called another one.
+    """When a cost counts as changed. All numbers are shares: 0.05 is 5 %.
 
-    `false_alarms` is the chance of any false call in one comparison. `drift`: by how much two equal sweeps
-    may differ as a whole, where there are too few sweeps to see it. `least_effect`: what is smaller is
-    not called. All are shares: 0.05 is 5 %.
+    Args:
+        false_alarms: the chance of any false alarm in one comparison.
+        least_effect: smaller changes are not reported.
+        drift: how much all costs of two equal sweeps can differ, if there are too few sweeps to measure it.
     """
 
     false_alarms: float = 0.01
@@ -45,7 +46,7 @@ class Rule:
 
 
 def is_regression(lines: pd.DataFrame) -> "pd.Series[bool]":
-    """Which lines say that a cost is worse than before, by what its metric says is better."""
+    """Tell which lines have a cost that is worse than before."""
     worse = {"lower": ("slower", "larger"), "higher": ("faster", "smaller"), None: ()}
     verdicts = zip(lines["metric"], lines["verdict"], strict=True)
     found = [verdict in worse[METRICS[metric].better] for metric, verdict in verdicts]
@@ -65,10 +66,10 @@ def run_alike(frame: pd.DataFrame, newest: pd.DataFrame) -> "pd.Series[bool]":
 
 
 def costs(old: pd.DataFrame, new: pd.DataFrame, rule: Rule) -> pd.DataFrame:
-    """One line for each metric and all cells, each axis value and each cell in common, with its verdict.
+    """Return one line for each metric over all cells, each axis value and each common cell, with its verdict.
 
     `old` and `new` are medians of a cell, in seconds or bytes. `ratio` is new / old of geometric means with
-    its 95 % interval, `would_see` what would have been called in 9 of 10 comparisons with this noise; `p` is
+    its 95 % interval, `would_see` the change that 9 of 10 comparisons with this noise would find; `p` is
     adjusted for all tests of the line's level.
     """
     before, after = _usable(old), _usable(new)
@@ -87,19 +88,19 @@ def costs(old: pd.DataFrame, new: pd.DataFrame, rule: Rule) -> pd.DataFrame:
 
 
 def _usable(frame: pd.DataFrame) -> pd.DataFrame:
-    """The runs whose costs may be compared: those that came out as they should, without planted faults."""
+    """Return the runs with comparable costs: those that ended as expected, without injected faults."""
     return frame[frame["status"].isin(["pass", "xfail"]) & frame["fault"].eq("-")]
 
 
 def _side(frame: pd.DataFrame, metric: str, keys: list[str], by_sweep: bool) -> tuple[pd.DataFrame, Array]:
-    """What one side measured of one metric; a round is a whole sweep if `by_sweep`, else one of its repeats.
+    """Return one side's measurements of a metric; a round is a sweep if `by_sweep`, else one of its repeats.
 
     Returns:
-        by the cells' keys `count`, `median`, `min` and `max`; and the logarithm of each cell in each round,
-        (cells, rounds), NaN where it was not measured.
+        `count`, `median`, `min` and `max` by the cells' keys; and the logarithm of each cell in each round,
+        (cells, rounds), NaN if it was not measured.
     """
     values = pd.to_numeric(frame[metric], errors="coerce").astype(float)
-    if metric == "save_stall_s":  # of a synchronous save it is its save_s once more
+    if metric == "save_stall_s":  # in a synchronous save it equals save_s
         values = values.mask(frame["save"].eq("sync"))
     seen = frame.assign(value=values.where(values > 0))[["key", "sweep", "repeat", "value"]].dropna()
     known = seen.groupby("key")["value"].agg(["count", "median", "min", "max"]).reindex(keys)
@@ -110,9 +111,8 @@ def _side(frame: pd.DataFrame, metric: str, keys: list[str], by_sweep: bool) -> 
 
 
 def _groups(cells: pd.DataFrame, measured: Array) -> tuple[list[str], Array]:
-    """The names of sets of cells that may share a change, and which cells each has, (sets, cells).
-
-    Each is the value of an axis that more than one but not all of the cells have that are `measured`.
+    """Return sets of cells that can share a change: their names, and their members, (sets, cells). Each is
+    the value of an axis that several, but not all, of the `measured` cells have.
     """
     found: dict[str, Array] = {}
     for axis in (spec.name for spec in AXES.values() if spec.grouped):
@@ -127,7 +127,7 @@ def _groups(cells: pd.DataFrame, measured: Array) -> tuple[list[str], Array]:
 def _lines(
     metric: str, before: pd.DataFrame, after: pd.DataFrame, cells: pd.DataFrame, by_sweep: bool
 ) -> pd.DataFrame:
-    """The lines of one metric, without verdicts: differences of logarithms, with their errors."""
+    """Return the lines of one metric without verdicts: differences of logarithms, with their errors."""
     keys = list(cells.index)
     (old, old_logs), (new, new_logs) = (_side(rows, metric, keys, by_sweep) for rows in (before, after))
     both = (old["count"].gt(0) & new["count"].gt(0)).to_numpy()

@@ -1,4 +1,4 @@
-"""Which rows are meant: conditions like `status!=pass` or `save_s>=0.1`, parsed here, evaluated nowhere."""
+"""Selection of rows by conditions like `status!=pass` or `save_s>=0.1`, which are parsed, not evaluated."""
 
 import operator
 import re
@@ -21,24 +21,24 @@ _ORDER: dict[str, Any] = {"<": operator.lt, "<=": operator.le, ">": operator.gt,
 
 
 class QueryError(ResultsError):
-    """What was asked for makes no sense: one line that says what was found and what it may be."""
+    """An option has a wrong value; the message is one line with the alternatives."""
 
 
 def queryable() -> dict[str, str]:
-    """The columns that can be asked about, and their dtypes."""
+    """Return the columns that conditions can name, and their dtypes."""
     return {"sweep": "string", **{name: dtype for name, dtype in dtypes().items() if name not in NESTED}}
 
 
 @dataclass(frozen=True)
 class Condition:
-    """One condition on one column; the value None is null."""
+    """A condition on one column; the value None is null."""
 
     column: str
     operator: str
     value: str | float | bool | re.Pattern[str] | None
 
     def holds(self, frame: pd.DataFrame) -> "pd.Series[bool]":
-        """For each row whether it is meant. What is missing equals null alone, and is not less or more."""
+        """Tell which rows meet the condition. A missing value equals only null, and is not less or more."""
         column = frame[self.column]
         if isinstance(self.value, re.Pattern):
             pattern = self.value
@@ -50,32 +50,23 @@ class Condition:
         return same if self.operator == "=" else ~same
 
 
-def parse(asked: str) -> Condition:
-    """What a condition says: a column, one of = != < <= > >= ~ (a regular expression that is searched for),
-    and a value: true, false, null, a number or a text, in double quotes if it is one of these words.
-
-    Raises:
-        QueryError: it says no such thing.
-    """
-    form = _FORM.fullmatch(asked)
+def parse(condition: str) -> Condition:
+    """Parse a condition: a column, one of = != < <= > >= ~ (a regular expression is searched for), and a
+    value: true, false, null, a number or a text, in double quotes if it is one of these words."""
+    form = _FORM.fullmatch(condition)
     if not form:
-        raise QueryError(
-            f"--where {asked!r}: expected a column, one of = != < <= > >= ~ and a value, like status!=pass"
-        )
+        expected = "a column, one of = != < <= > >= ~ and a value, like status!=pass"
+        raise QueryError(f"--where {condition!r}: expected {expected}")
     name, sign, text = form.groups()
     column, sign = known_column(name, "--where"), "=" if sign == "==" else sign
-    value = _pattern(asked, column, text) if sign == "~" else _value(asked, column, text)
+    value = _pattern(condition, column, text) if sign == "~" else _value(condition, column, text)
     if sign in _ORDER and (value is None or queryable()[column] == "boolean"):
-        raise QueryError(f"--where {asked!r}: {text} is neither more nor less than anything; use = or !=")
+        raise QueryError(f"--where {condition!r}: {text} has no order; use = or !=")
     return Condition(column, sign, value)
 
 
 def select(frame: pd.DataFrame, conditions: Sequence[Condition]) -> pd.DataFrame:
-    """The rows for which all the conditions hold.
-
-    Raises:
-        QueryError: one asks for a text that no row has, and that is no status either.
-    """
+    """Return the rows that meet all conditions; raise QueryError for a text that no row has."""
     for condition in conditions if len(frame) else ():
         _refuse_unknown_value(frame[condition.column], condition)
     for condition in conditions:
@@ -84,12 +75,12 @@ def select(frame: pd.DataFrame, conditions: Sequence[Condition]) -> pd.DataFrame
 
 
 def names_in(options: Sequence[str]) -> list[str]:
-    """The names in an option that may be given several times, each time with several, between commas."""
+    """Return the names in an option, which can be repeated and can list several between commas."""
     return [name.strip() for names in options for name in names.split(",") if name.strip()]
 
 
 def known_column(name: str, option: str) -> str:
-    """This name if it is that of a column, else a QueryError with those there are."""
+    """Return the name of a column; raise QueryError with the alternatives if there is no such column."""
     known = queryable()
     if name in known:
         return name
@@ -98,36 +89,36 @@ def known_column(name: str, option: str) -> str:
 
 
 def known_metric(name: str) -> str:
-    """This name if it is that of a column of numbers, else a QueryError."""
+    """Return the name of a column of numbers; raise QueryError if it is not one."""
     known = queryable()
     if known[known_column(name, "--metric")] in ("float64", "Int64"):
         return name
     metrics = [column for column, dtype in known.items() if dtype == "float64" or column in METRICS]
-    raise QueryError(f"--metric: {name} is no number; the metrics are {', '.join(metrics)}")
+    raise QueryError(f"--metric: {name} is not a metric; choose one of {', '.join(metrics)}")
 
 
 def _refuse_unknown_value(column: "pd.Series[str]", condition: Condition) -> None:
-    """Refuse, as a QueryError, a text that no row has; with `!=`, where another one is close to it."""
+    """Raise QueryError for a text that no row has; with `!=` only if another text is close to it."""
     value = condition.value
     if not isinstance(value, str) or not value or condition.operator not in ("=", "!="):
         return
     there = sorted(column.dropna().unique())
     known = [*STATUSES, *there] if condition.column == "status" else there
     if value not in known and (condition.operator == "=" or did_you_mean(value, known)):
-        asked = f"{condition.column}{condition.operator}{value}"
-        raise QueryError(f"--where {asked}: no row has that {condition.column}{choices(value, known)}")
+        given = f"{condition.column}{condition.operator}{value}"
+        raise QueryError(f"--where {given}: no row has that {condition.column}{choices(value, known)}")
 
 
-def _pattern(asked: str, column: str, text: str) -> re.Pattern[str]:
+def _pattern(given: str, column: str, text: str) -> re.Pattern[str]:
     if queryable()[column] != "string":
-        raise QueryError(f"--where {asked!r}: {column} is no text, and ~ looks into texts alone")
+        raise QueryError(f"--where {given!r}: {column} is not a text; ~ searches only texts")
     try:
         return re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:
-        raise QueryError(f"--where {asked!r}: no regular expression: {error}") from None
+        raise QueryError(f"--where {given!r}: invalid regular expression: {error}") from None
 
 
-def _value(asked: str, column: str, text: str) -> str | float | bool | None:
+def _value(given: str, column: str, text: str) -> str | float | bool | None:
     if text == "null":
         return None
     dtype = queryable()[column]
@@ -135,8 +126,8 @@ def _value(asked: str, column: str, text: str) -> str | float | bool | None:
         return text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text
     if dtype == "boolean":
         if text not in ("true", "false"):
-            raise QueryError(f"--where {asked!r}: {column} is true, false or null")
+            raise QueryError(f"--where {given!r}: {column} is true, false or null")
         return text == "true"
     if not _NUMBER.fullmatch(text):
-        raise QueryError(f"--where {asked!r}: {column} is a number or null, and {text!r} is neither")
+        raise QueryError(f"--where {given!r}: {column} is a number or null, not {text!r}")
     return int(text) if len(text) < 19 and text.lstrip("+-").isdecimal() else float(text)

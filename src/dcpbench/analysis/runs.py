@@ -1,4 +1,4 @@
-"""The runs of a cell, rows that differ only in `repeat`: their results together, and those that failed."""
+"""The runs of a cell, which are rows that differ only in `repeat`: their results, and those that failed."""
 
 import re
 import shlex
@@ -20,30 +20,30 @@ _DIGITS = re.compile(r"[+-]?\d[\d.]*(?:e[+-]?\d+|x[0-9a-f]+)?")
 
 
 def status_text(frame: pd.DataFrame) -> "pd.Series[str]":
-    """The status as it is shown: one that a second try changed says so."""
+    """Return the status, and whether a second attempt changed it."""
     return frame["status"].mask(is_true(frame["flaky"]), frame["status"] + " (flaky)")
 
 
 def severity(frame: pd.DataFrame) -> "pd.Series[int]":
-    """How bad each row is: the least is the worst, and a status that is not known is worse than any."""
+    """Return how bad each row is: the least is the worst, and an unknown status is worse than any."""
     rank = severities(frame["status"])
     return rank.mask(is_true(frame["flaky"]), rank.clip(upper=SEVERITY["flaky"]))
 
 
 def cell_numbers(frame: pd.DataFrame) -> "pd.Series[int]":
-    """For each row the number of its cell, in the order of first runs; a damaged copy is one for itself."""
+    """Return the number of each row's cell, in the order of first runs; a damaged copy counts as a cell."""
     names = [name for name in ("sweep", *AXES, "config_dir", "cell", "overrides") if name in frame]
     identity = _without_repeat(frame[names])
     identity["copy"] = identity.groupby(names, dropna=False).cumcount().where(frame["repeat"].isna(), 0)
     return identity.groupby([*names, "copy"], dropna=False, sort=False).ngroup()
 
 
-def one_a_cell(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row for each cell, with the columns of `frame` and two more: `runs`, how many, and
-    `agreeing_runs`, how many of them have the status that is shown.
+def one_per_cell(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return one row for each cell, with its number of `runs`, and of those that have its status
+    (`agreeing_runs`).
 
-    It is the row of the worst run, the first of them; a check has held if it held in every run that made
-    it; metrics are the median of the runs. `cell` and `overrides` name no repeat.
+    It is the row of the first of the worst runs. A check passed if it passed in every run that made it;
+    metrics are medians. `cell` and `overrides` name no repeat.
     """
     if frame.empty:
         return frame.assign(runs=pd.Series(dtype=int), agreeing_runs=pd.Series(dtype=int))
@@ -61,7 +61,7 @@ def one_a_cell(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def runs_text(cells: pd.DataFrame) -> "pd.Series[str]":
-    """`5 runs`, or `2 of 5 runs` where only these have the status that is shown; nothing for one run."""
+    """Return `5 runs`, or `2 of 5 runs` if only these have the cell's status; nothing for one run."""
     texts = [
         "" if runs == 1 else f"{runs} runs" if agreeing == runs else f"{agreeing} of {runs} runs"
         for agreeing, runs in zip(cells["agreeing_runs"], cells["runs"], strict=True)
@@ -70,11 +70,11 @@ def runs_text(cells: pd.DataFrame) -> "pd.Series[str]":
 
 
 def failures(frame: pd.DataFrame) -> pd.DataFrame:
-    """What is neither a pass at the first try nor a planted fault that was seen: status, cell, reason in one
-    line and the command that runs just that cell.
+    """Return every run that is not a pass at the first attempt or a detected fault: its status, cell, short
+    reason, and the command to run it again.
 
-    Runs of one cell that fail for the same reason, numbers aside, are one row, and its column `runs` says
-    how many of all its runs they are; without repeats there is no such column.
+    Runs of one cell with the same reason, except for numbers, are one row; its column `runs` counts them if
+    any cell has repeats.
     """
     known = frame["fault_seen"].isna() & frame["status"].isin(["skip", "xfail"]).astype(bool)
     chosen = ~ok(frame) | known
@@ -98,7 +98,7 @@ def failures(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def of_a_kind(listed: pd.DataFrame) -> pd.DataFrame:
-    """Return one row of `failures` for each status and reason, numbers aside, and how many `more` there are.
+    """Return one of `failures` for each status and reason, except for numbers, and how many `more` there are.
 
     Rows with nothing to run again have an empty `again` and come last.
     """
@@ -113,33 +113,37 @@ def of_a_kind(listed: pd.DataFrame) -> pd.DataFrame:
 
 
 def again(overrides: object, config_dir: object, cwd: object = None) -> str:
-    """The shell command that runs just this cell, from anywhere; `config_dir` is the user's own folder of
-    groups, if any, and `cwd` the folder in which its modules are found, if that is known."""
+    """Return the shell command that runs a cell again, from any folder.
+
+    Args:
+        config_dir: the user's folder of config groups, if any.
+        cwd: the folder of the user's modules, if known.
+    """
     there = f"cd {shlex.quote(cwd)} && " if isinstance(cwd, str) else ""
     folder = ["--config-dir", config_dir] if isinstance(config_dir, str) else []
     return there + shlex.join(["python", "-m", "dcpbench", *folder, *override_words(overrides)])
 
 
 def commands(frame: pd.DataFrame) -> list[str]:
-    """For each row the command that runs its cell `again`."""
+    """Return the command that runs each row's cell `again`."""
     return [
-        again(*asked) for asked in zip(frame["overrides"], frame["config_dir"], frame["cwd"], strict=True)
+        again(*words) for words in zip(frame["overrides"], frame["config_dir"], frame["cwd"], strict=True)
     ]
 
 
 def without_numbers(reason: str) -> str:
-    """A reason without what differs between runs that failed alike."""
+    """Return a reason without its numbers, which differ between runs that failed in the same way."""
     return _DIGITS.sub("#", reason)
 
 
 def seen_by(row: Mapping[str, Any]) -> list[str]:
-    """The checks that saw something wrong in a row, and `error`."""
+    """Return the checks that failed in a row, and `error` if a rank raised."""
     checks = [check for check in CHECKS if row[check] is False]
     return [*checks, *(["error"] if row["status"] == "error" else [])]
 
 
 def _without_repeat(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows without the repeat in their `cell` and `overrides`, so that runs of one cell are alike."""
+    """Return the rows without the repeat in `cell` and `overrides`, so that runs of one cell are equal."""
     cells = frame["cell"].fillna("").map(lambda name: _REPEAT.sub("", name).strip(" ,"))
     overrides = frame["overrides"].map(
         lambda line: shlex.join(word for word in override_words(line) if not word.startswith("repeat="))

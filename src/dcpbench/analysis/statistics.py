@@ -1,10 +1,9 @@
-"""Is a cost another one than before, or is it noise? Tests on logarithms, many at once.
+"""Tests for changes of costs, on logarithms, many at once.
 
-One sweep with five repeats measures each cell five times: far too few to know a cell's own noise well, and
-many cells are looked at at once. So the noise of a cell is estimated from that of all cells too (Smyth's
-moderated t), what several cells share is tested on means over these cells within one round, so that a
-drift from round to round counts as the noise it is, and the rate of false alarms is held over everything
-that is looked at (Holm).
+One sweep with five repeats measures each cell five times, too few to know the noise of a cell. So it is
+estimated from the noise of all cells too (Smyth's moderated t). A change that several cells share is tested
+on their means within one round, so that a drift from round to round counts as noise. The rate of false alarms
+is limited over all tests (Holm).
 """
 
 from typing import Any
@@ -17,24 +16,23 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 Members = np.ndarray[Any, np.dtype[np.bool_]]
 
 LEAST_SD = 1e-3
-"""Standard deviation of a logarithm below which nothing is believed: sizes that never vary have none."""
+"""Least standard deviation of a logarithm, for sizes that never vary."""
 
 
 def changes(old: Array, new: Array, members: Members) -> pd.DataFrame:
-    """The change of groups of cells, each noise estimated from that of all groups.
+    """Return the changes of groups of cells; the noise of each is estimated from all groups.
 
-    A group of several cells is its mean in each round, each cell taken from its own level. Differences
-    between rounds, which all cells share, are so in the noise of the group and do not shrink with the
-    number of its cells.
+    A group of several cells is its mean in each round, each cell relative to its level. So differences
+    between rounds, which all cells share, are in the noise of the group however many cells it has.
 
     Args:
-        old, new: logarithms, (cells, rounds of that side), NaN where a cell was not measured.
+        old, new: logarithms, (cells, rounds of that side), NaN if a cell was not measured.
         members: (groups, cells), true where the cell belongs to the group.
 
     Returns:
-        a row a group: the `difference` of the mean logarithms (new less old), NaN where a side has none, its
-        standard `error` (NaN: no noise was seen) and degrees of `freedom`; how many `cells` it has, in how
-        many rounds each side measured it (`runs_old`, `runs_new`), and the freedom of these alone
+        one row per group: the `difference` of the mean logarithms (new less old), NaN if a side has none, its
+        standard `error` (NaN: no noise was measured) and degrees of `freedom`; its number of `cells`, the
+        rounds in which each side measured it (`runs_old`, `runs_new`), and their degrees of freedom
         (`own_freedom`).
     """
     level = (_mean(old) + _mean(new)) / 2
@@ -66,14 +64,14 @@ def changes(old: Array, new: Array, members: Members) -> pd.DataFrame:
 
 
 def moderated(variance: Array, freedom: Array) -> tuple[Array, Array]:
-    """Sample variances drawn towards what they have in common, as far as they have it.
+    """Shrink sample variances towards their common value.
 
     G. K. Smyth, Linear models and empirical Bayes methods for assessing differential expression in
     microarray experiments, Stat. Appl. Genet. Mol. Biol. 3 (2004), section 6.2: the true variances are
     scaled inverse chi-square, whose two parameters are fitted to the mean and variance of the logarithms.
 
     Returns:
-        the variances and their degrees of freedom, NaN where there were none.
+        the variances and their degrees of freedom, NaN if there are none.
     """
     usable = (freedom > 0) & np.isfinite(variance)
     given, own = variance[usable], freedom[usable]
@@ -86,7 +84,7 @@ def moderated(variance: Array, freedom: Array) -> tuple[Array, Array]:
         common = np.exp(logs.mean() + digamma(prior / 2) - np.log(prior / 2))
     else:
         prior, common = np.inf, np.exp(logs.mean())
-    # No more degrees of freedom than were measured, however alike the cells look.
+    # Never more degrees of freedom than were measured, even if the cells look equal.
     total = np.minimum(own + prior, own.sum())
     weight = (total - own) / total
     drawn, together = np.full(len(variance), np.nan), np.full(len(variance), np.nan)
@@ -95,21 +93,21 @@ def moderated(variance: Array, freedom: Array) -> tuple[Array, Array]:
 
 
 def p_values(difference: Array, error: Array, freedom: Array, allowed: float) -> Array:
-    """Two-sided p for `the true difference is at most `allowed``; NaN where no noise was seen."""
+    """Return two-sided p values for true differences of at most `allowed`; NaN if no noise was measured."""
     beyond = (np.abs(difference) - allowed) / error
     p = 2 * stdtr(freedom, -np.maximum(beyond, 0))
     return np.where(np.isfinite(error), np.minimum(p, 1.0), np.nan)
 
 
 def would_see(error: Array, freedom: Array, allowed: float, false_alarms: float) -> Array:
-    """The difference of logarithms that each of these would be called for in 9 of 10 comparisons."""
+    """Return the differences of logarithms that 9 of 10 comparisons would find."""
     needed = stdtrit(freedom, 1 - false_alarms / (2 * max(len(freedom), 1)))
     return np.asarray(allowed + (needed + stdtrit(freedom, 0.9)) * error)
 
 
 def holm(p: Array) -> Array:
-    """p values such that calling those up to `a` has a chance of at most `a` of any false call, however
-    the tests depend on each other (Holm 1979); NaN is no test."""
+    """Adjust p values so that reporting those up to `a` has a chance of at most `a` of any false alarm,
+    however the tests depend on each other (Holm 1979); NaN is not a test."""
     adjusted = np.full(len(p), np.nan)
     order = np.argsort(p)[: int(np.isfinite(p).sum())]
     steps = np.maximum.accumulate(p[order] * np.arange(len(order), 0, -1))
@@ -124,7 +122,7 @@ def _mean(values: Array) -> Array:
 
 
 def _group_means(values: Array, members: Members) -> Array:
-    """Of each group the mean over its cells in each round, (groups, rounds); NaN where none was measured."""
+    """Return the mean of each group in each round, (groups, rounds); NaN if no cell was measured."""
     measured = np.isfinite(values)
     counts = members.astype(float) @ measured
     sums = members.astype(float) @ np.where(measured, values, 0.0)
@@ -132,9 +130,9 @@ def _group_means(values: Array, members: Members) -> Array:
 
 
 def _trigamma_inverse(value: float) -> float:
-    """x with trigamma(x) = value, by Newton's method (Smyth 2004, appendix)."""
+    """Return x with trigamma(x) = value, by Newton's method (Smyth 2004, appendix)."""
     x = 0.5 + 1 / value
-    for _ in range(20):  # quadratic convergence: far fewer steps are exact
+    for _ in range(20):  # quadratic convergence: fewer steps are exact
         trigamma = float(polygamma(1, x))
         x += trigamma * (1 - trigamma / value) / float(polygamma(2, x))
     return x

@@ -34,7 +34,7 @@ class Checkpoint:
         source: the run that was saved, if it is in this process.
         numbers: parameter numbers by FQN, if the optimizer state is saved under numbers.
         how: a suffix for messages, if it was saved or is loaded in an unusual way (`, saved again`).
-        beside: checkpoints whose saves were in flight at the same time.
+        overlapping: checkpoints whose saves were in flight at the same time.
     """
 
     step: int
@@ -45,7 +45,7 @@ class Checkpoint:
     source: TrainingRun | None = None
     numbers: Mapping[str, str] = field(default_factory=dict)
     how: str = ""
-    beside: list["Checkpoint"] = field(default_factory=list)
+    overlapping: list["Checkpoint"] = field(default_factory=list)
 
     def __str__(self) -> str:
         return f"in the checkpoint of step {self.step}{self.how}"
@@ -99,15 +99,9 @@ class Checkpoint:
 
 @dataclass(kw_only=True)
 class SavedCheckpoint(Checkpoint):
-    """A checkpoint that this stage has saved.
-
-    Args:
-        keys: the keys that it must contain.
-        pending: its save.
-        number: the number of the save, from 0.
-        files: on rank 0, when the save reported success (`time.time`) and the digests of its files then.
-        opened: what this process had open before the save.
-    """
+    """A checkpoint that this stage has saved: the keys that it must contain, its save with its number from 0,
+    the time of success (`time.time`) with the digests of its files then (on rank 0), and what this process
+    had open before."""
 
     source: TrainingRun
     keys: Keys

@@ -81,8 +81,8 @@ def _train_with_twin(
 
     before = len(run.train_state.losses)
     with cell.phase("verify", "training"):
-        asked = explain if defects_at(cell, "twin") else None
-        compared_steps = Lockstep(cell.config, cell.world, run, twin, asked)
+        explains = explain if defects_at(cell, "twin") else None
+        compared_steps = Lockstep(cell.config, cell.world, run, twin, explains)
     while run.train_state.step < until:
         with cell.phase("train"), run.recording() as gradients:
             run.train(cell.batches, run.train_state.step + 1)
@@ -231,8 +231,8 @@ def verify_files(cell: Cell) -> None:
     save reported success."""
     for where, then, digests in cell.files.values():
         with cell.phase("verify", "files"):
-            of_rank_0 = cell.world.rank == 0
-            cell.record("files_unchanged", compare_files(then, digests()) if of_rank_0 else NOTHING, where)
+            compared = compare_files(then, digests()) if cell.world.rank == 0 else NOTHING
+            cell.record("files_unchanged", compared, where)
 
 
 def resume(

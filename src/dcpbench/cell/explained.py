@@ -19,14 +19,8 @@ from dcpbench.workloads.workload import Batches
 
 @dataclass(frozen=True)
 class Restored:
-    """The reference after a load.
-
-    Args:
-        checkpoint: what was loaded.
-        actual: the live state of the load target.
-        before: its state before the load.
-        names: the mismatches of this rank, by check.
-    """
+    """The reference after a load: the checkpoint, the live state of the target, its state before the load,
+    and the names of this rank's mismatches by check."""
 
     checkpoint: Checkpoint
     actual: State
@@ -36,7 +30,8 @@ class Restored:
 
 @dataclass(frozen=True)
 class StoredFiles:
-    """The reference for a checkpoint's files: what they contain, and the mismatches of this rank, by key."""
+    """The reference of a checkpoint's files: the tensors stored in them, and the keys of this rank's
+    mismatches."""
 
     checkpoint: Checkpoint
     stored: Mapping[str, Any]

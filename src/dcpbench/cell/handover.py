@@ -27,14 +27,8 @@ NEWEST, NEWEST_OF_RANK = "newest.pt", "newest-rank{}.pt"
 
 @dataclass(frozen=True)
 class LeftCheckpoint:
-    """A checkpoint for other processes.
-
-    Args:
-        folder: its path below the folder of the cell.
-        state: what a load has to restore.
-        numbers: as in `Checkpoint`.
-        files: its label, and the digests of its files when it was complete.
-    """
+    """A `Checkpoint` for other processes, in a subfolder of the cell's folder; `files` are its label and the
+    digests of its files when it was complete."""
 
     step: int
     folder: str
@@ -57,13 +51,8 @@ class LeftCheckpoint:
 
 @dataclass(frozen=True)
 class Handover:
-    """What a stage leaves for another one.
-
-    Args:
-        checkpoints: the oldest first.
-        record: of the reference run.
-        keeps_random: as in `TrainingRun`.
-    """
+    """What a stage leaves for another one: checkpoints, the oldest first, the record of the reference run,
+    and which random generators that keeps (as in `TrainingRun`)."""
 
     checkpoints: list[LeftCheckpoint]
     record: RunRecord = field(default_factory=RunRecord)
@@ -76,11 +65,8 @@ def leave(cell: Cell, handover: Handover, name: str) -> None:
 
 
 def take(cell: Cell, name: str, any_values: bool = False) -> Handover:
-    """Read the file of this name.
-
-    Args:
-        any_values: unpickle any class, for the values of a user's trainer. This cell wrote the file.
-    """
+    """Read the file of this name, which this cell wrote. With `any_values` it may contain any class, for the
+    state of a user's trainer."""
     safe: list[Any] = [Handover, LeftCheckpoint, RunRecord, *PLAIN]
     with torch.serialization.safe_globals(safe):
         handover: Handover = torch.load(cell.folder / name, weights_only=not any_values)

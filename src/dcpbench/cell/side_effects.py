@@ -25,7 +25,8 @@ def unchanged(cell: Cell, run: TrainingRun | None, where: str, state: State | No
         before = _observed(cell, state or (retained_state(run) if run else {}))
     yield
     with cell.phase("verify", "beside"):
-        _verify(cell, before, _observed(cell, live_state(run) if run else {}), where)
+        after = _observed(cell, live_state(run) if run else {})
+        cell.record("side_effect_free", compare_controlled(before, after), where)
 
 
 @contextmanager
@@ -39,7 +40,7 @@ def gradients_unchanged(cell: Cell, target: TrainingRun, where: str) -> Iterator
         before = retained_gradients(target)
     yield
     with cell.phase("verify", "beside"):
-        _verify(cell, before, live_gradients(target), where)
+        cell.record("side_effect_free", compare_controlled(before, live_gradients(target)), where)
         target.model.zero_grad()
 
 
@@ -51,15 +52,6 @@ def open_before(cell: Cell, again: bool) -> OpenFiles:
     return OpenFiles(cell.folder, again and not config.overlap_saves and not config.storage.url)
 
 
-def verify_nothing_left_open(cell: Cell, before: OpenFiles, where: str) -> None:
-    """Check that no more is open than before, after everything in flight has ended."""
-    cell.record("side_effect_free", before.compare(), where)
-
-
 def _observed(cell: Cell, state: State) -> Leaves:
     leaves = {name: leaf for part in state.values() for name, leaf in part.items()}
     return leaves | snapshot_process(cell.world.device)
-
-
-def _verify(cell: Cell, before: Leaves, after: Leaves, where: str) -> None:
-    cell.record("side_effect_free", compare_controlled(before, after), where)

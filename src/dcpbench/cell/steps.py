@@ -168,7 +168,7 @@ def train_and_save(
             contract.verify_refused_beside(cell, checkpointer)
         elif overlap:
             for one, other in itertools.permutations(checkpoints[-2:]):
-                one.beside.append(other)
+                one.overlapping.append(other)
             finish(cell, checkpoints[-2])
     advance(cell, reference, until=cell.config.last_step)
     finish(cell, checkpoints[-1])
@@ -285,7 +285,7 @@ def _audit(cell: Cell, checkpoint: SavedCheckpoint, on_several_hosts: bool) -> N
         files = checkpointer.digests_with_late(checkpoint_id, files, complete_at)
     mine = checkpoint.keys, files, _synced(cell, checkpoint)
     where = f"once the save of step {checkpoint.step} had ended"
-    side_effects.verify_nothing_left_open(cell, checkpoint.opened, where)
+    cell.record("side_effect_free", checkpoint.opened.compare(), where)
     keys, (files, *_), synced = zip(*cell.world.gathered(mine), strict=True)
     if files:
         now = partial(checkpointer.digests, checkpoint_id)
@@ -380,4 +380,4 @@ def load(
         cell.world.synchronize()
         took_s = time.perf_counter() - began
     cell.measure("load_s", took_s, cell.measured("load_s"), "load")
-    side_effects.verify_nothing_left_open(cell, opened, where)
+    cell.record("side_effect_free", opened.compare(), where)

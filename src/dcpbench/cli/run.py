@@ -38,7 +38,7 @@ from dcpbench.records.installation import conf_folders
 from dcpbench.records.row import INTERRUPTED, WRONG_CONFIGURATION
 from dcpbench.records.store import ResultsError
 from dcpbench.sweep.driver import ENDING_SIGNALS
-from dcpbench.sweep.resume import command_line
+from dcpbench.sweep.manifest import command_line
 
 if TYPE_CHECKING:
     from dcpbench.sweep.app import SweepRun

@@ -1,4 +1,4 @@
-"""`dcpbench compare OLD NEW...`: which statuses changed, and which costs beyond noise."""
+"""`dcpbench compare OLD NEW...`: print which statuses changed, and which costs beyond noise."""
 
 import io
 import sys
@@ -27,9 +27,9 @@ from dcpbench.analysis.runs import of_a_kind
 from dcpbench.config.text import counted
 from dcpbench.core.metrics import METRICS
 from dcpbench.records.store import ResultsError
-from dcpbench.report.document import Content, Table, first_of
+from dcpbench.report.document import Content, Table, document_text, first_of
 from dcpbench.report.labels import quantity
-from dcpbench.report.output import document_text, format_of, put_out, rows_text
+from dcpbench.report.output import format_of, put_out, rows_text
 from dcpbench.report.styles import complain
 
 _FORMATS = {".txt": "table", ".md": "markdown", ".csv": "csv", ".json": "json"}
@@ -54,20 +54,20 @@ def main(
     raw: bool = False,
     output: Path | None = None,
 ) -> int:
-    """Compare sweeps; 1 if something is found that `fail_on` names, ResultsError if that cannot be done."""
+    """Compare sweeps; return 1 if a change of `fail_on` was found, raise ResultsError on bad input."""
     metrics = list(dict.fromkeys([*always_compared(), *METRICS]))
-    chosen = _known("--metric", names_in(metric), metrics, "is not compared; the metrics")
+    chosen = _known("--metric", names_in(metric), metrics, "is not a metric; choose one of")
     shares = {"least_effect": least_effect, "drift": drift, "false_alarms": false_alarms}
     given = {name: share for name, share in shares.items() if share is not None}
     rule = Rule(**given, metrics=chosen or always_compared())
     ignored = names_in(ignore)
-    kinds = _known("--fail-on", names_in(fail_on), FAIL_ON, "is no kind of change; the kinds")
+    kinds = _known("--fail-on", names_in(fail_on), FAIL_ON, "is not a kind of change; choose one of")
     written_as = format_of(format, output, _FORMATS)
     sides = {place: read_sweeps([place]) for place in dict.fromkeys([old, *new])}
     before = _earlier(earlier, sides.values())
     names = {Path(place): name for place, name in short_names([str(place) for place in sides]).items()}
     if not any(len(side.frame) for side in sides.values()):
-        raise ResultsError(f"{', '.join(map(str, sides))}: no rows yet, so there is nothing to compare")
+        raise ResultsError(f"{', '.join(map(str, sides))}: no rows yet")
     first = sides[old].frame
     found = [compared(names[place], first, sides[place].frame, rule, ignored, before.frame) for place in new]
     if written_as in ("csv", "json"):
@@ -85,40 +85,40 @@ def main(
     put_out(text, output)
     met = [name for name in kinds if any(name in one.kinds() for one in found)]
     if met:
-        complain(f"found what --fail-on names: {', '.join(met)}")
+        complain(f"--fail-on: found {', '.join(met)}")
     return 1 if met else 0
 
 
 def epilog() -> str:
-    """What ends the help."""
+    """Return the end of the help text."""
     metrics, kinds = ", ".join(always_compared()), ", ".join(FAIL_ON)
     return f"""\
-A side that is a folder of sweeps is all of their rows: more runs of the same cells. Cells are
-matched by their axes, by overrides that are no axis, and by their whole configuration. The rule by
-which a cost is called another one stands below the tables, and in docs/compare.md.
+A folder of sweeps contributes the rows of all of them, as more runs of the same cells. Cells are matched
+by their axes, other overrides and configuration. The rule for a changed cost is printed below the
+tables, and explained in docs/compare.md.
 
-Without --metric: {metrics}. --fail-on takes one or several of {kinds}."""
+Without --metric: {metrics}. --fail-on: {kinds}."""
 
 
 def _earlier(places: Sequence[Path], sides: Iterable[Sweeps]) -> Sweeps:
-    """The sweeps before the old one, without those that are compared: they may lie in the same folder."""
+    """Read the sweeps before the old one, without those that are compared."""
     if not places:
         return Sweeps(pd.DataFrame(), {}, [])
     read = read_sweeps(places)
-    compared_ones = {Path(folder).resolve() for side in sides for folder in side.environments}
-    others = read.frame["sweep"].map(lambda folder: Path(folder).resolve() not in compared_ones)
+    given = {Path(folder).resolve() for side in sides for folder in side.environments}
+    others = read.frame["sweep"].map(lambda folder: Path(folder).resolve() not in given)
     return replace(read, frame=read.frame[others.astype(bool)])
 
 
-def _known(option: str, names: Sequence[str], known: Sequence[str], otherwise: str) -> tuple[str, ...]:
+def _known(option: str, names: Sequence[str], known: Sequence[str], problem: str) -> tuple[str, ...]:
     for name in names:
         if name not in known:
-            raise QueryError(f"{option}: {name} {otherwise} are {', '.join(known)}")
+            raise QueryError(f"{option}: {name} {problem} {', '.join(known)}")
     return tuple(names)
 
 
 def _unrepeated(found: Sequence[Comparison]) -> list[Content]:
-    """What to type first where costs cannot be compared, since each cell ran once on one side at least."""
+    """Say how to get comparable costs if each cell ran only once on one side."""
     cells = [one.costs[one.costs["level"].eq("cell")] for one in found if len(one.costs)]
     runs = [side[["runs_old", "runs_new"]].max().min() for side in cells if len(side)]
     if not runs or max(runs) > 1:
@@ -128,7 +128,7 @@ def _unrepeated(found: Sequence[Comparison]) -> list[Content]:
 
 
 def _environments(differing: pd.DataFrame, damaged: Sequence[str], found: Sequence[Comparison]) -> Content:
-    """What was different around the sweeps, and what of them could not be read."""
+    """Return what differs in the environments, and what could not be read."""
     text = warning(differing)
     if not text and differing.empty:
         reconfigured = any(len(one.configurations) for one in found)
@@ -139,7 +139,7 @@ def _environments(differing: pd.DataFrame, damaged: Sequence[str], found: Sequen
 
 
 def _statuses(compared: Comparison, every: bool) -> Content:
-    """The cells whose status changed, those to look at first before the others."""
+    """Return the cells whose status changed, the worst changes first."""
     changed = compared.statuses[compared.statuses["change"] != SAME]
     first = changed if every else changed.groupby("change", sort=False).head(_MOST_OF_A_KIND)
     shown = first[first["change"] != OTHER_CONFIGURATION]
@@ -148,14 +148,14 @@ def _statuses(compared: Comparison, every: bool) -> Content:
     return Content(
         [Table(f"verdicts: {compared.name}", table, ("old", "new"))] if len(table) else [],
         of_a_kind(_explained(compared, first)),
-        f"and {left} more such changes: --all shows them" if left else "",
+        f"and {left} more changes; pass --all to list them" if left else "",
         [f"No cell is in both: {compared.apart}"] if compared.apart else [],
         _counts(compared.statuses),
     )
 
 
 def _configurations(compared: Comparison, every: bool) -> Content:
-    """In what the configurations of cells differ; cells that differ in the same are one line."""
+    """Return the keys in which configurations differ, one line for all cells with the same difference."""
     names = dict(zip(compared.cells.index, cell_names(compared.cells), strict=True))
     lines = []
     for (key, old, new), rows in compared.configurations.groupby(["name", "old", "new"], sort=False):
@@ -164,13 +164,13 @@ def _configurations(compared: Comparison, every: bool) -> Content:
         more = f", and {len(cells) - len(listed)} more" if len(cells) > len(listed) else ""
         lines.append((key, f"{old} → {new}", str(len(cells)), ", ".join(listed) + more))
     table = pd.DataFrame(lines, columns=["key", "old → new", "cells", "which"])
-    number = compared.configurations["key"].nunique()
-    headline = f"{counted(number, 'cell')} of another configuration: neither statuses nor costs are compared."
+    number = counted(compared.configurations["key"].nunique(), "cell")
+    headline = f"{number} with another configuration: neither statuses nor costs are compared."
     return Content([Table(f"configurations: {compared.name}", table)], headline=headline)
 
 
 def _costs(compared: Comparison, rule: Rule, every: bool) -> Content:
-    """What was measured of the costs of the cells in common, and by which rule it was judged."""
+    """Return the costs of the common cells, and the rule for a change."""
     found = compared.costs
     called = found["verdict"].isin(CHANGED)
     groups = found[found["level"].eq("all") | (found["level"].eq("axis") & (called | every))]
@@ -238,7 +238,7 @@ def _cost_table(compared: Comparison, lines: pd.DataFrame, single: bool) -> pd.D
 
 
 def _counted(found: pd.DataFrame) -> str:
-    """How many cells have which verdict, metric by metric."""
+    """Count the verdicts of single cells for each metric."""
     cells = found[found["level"].eq("cell")]
     phrases = []
     for metric, lines in cells.groupby("metric", sort=False):
@@ -248,29 +248,28 @@ def _counted(found: pd.DataFrame) -> str:
     if len(few):
         runs = few[["runs_old", "runs_new"]].min(axis=1).min()
         phrases.append(
-            f"too few runs to say: {runs} on one side; {LEAST_RUNS} are needed, 5 are good (repeats=5)"
+            f"too few runs: {runs} on one side, and at least {LEAST_RUNS} are needed; pass repeats=5"
         )
     return "Single cells: " + "; ".join(phrases)
 
 
 def _rule(found: pd.DataFrame, rule: Rule, every: bool) -> str:
-    beyond = f"more than the {rule.drift:.0%} that equal sweeps drift apart"
+    beyond = f"than the {rule.drift:.0%} by which equal sweeps differ"
     if found["by_sweep"].any():
-        beyond = "not noise, that from sweep to sweep included"
+        beyond = "than noise, that from sweep to sweep included"
     text = (
-        f"slower, faster, larger, smaller: {rule.least_effect:.0%} or more, and a t test on logarithms says "
-        f"that it is {beyond}; the chance of any false call in this comparison is held at "
-        f"{rule.false_alarms:.2g} (Holm). no change: the interval lies within {rule.least_effect:.0%}. "
-        "unclear: neither. would see: the least change that would be called in 9 of 10 comparisons with "
-        "this noise."
+        f"slower, faster, larger, smaller: a change of {rule.least_effect:.0%} or more that a t test on "
+        f"logarithms finds larger {beyond}; the chance of any false alarm in this comparison is at most "
+        f"{rule.false_alarms:.2g} (Holm). no change: the interval is within {rule.least_effect:.0%}. "
+        "unclear: neither. would see: the smallest change found in 9 of 10 comparisons with this noise."
     )
-    whole = found[found["level"].eq("all") & found["verdict"].isin(CHANGED)]
-    if len(whole) and not found["by_sweep"].any():
+    of_all = found[found["level"].eq("all") & found["verdict"].isin(CHANGED)]
+    if len(of_all) and not found["by_sweep"].any():
         text = (
-            f"{', '.join(whole['metric'])}: all cells moved together. A machine that has changed looks "
-            f"alike: run the old side again to tell them apart.\n{text}"
+            f"{', '.join(of_all['metric'])}: all cells changed together, as they do if the machine has "
+            f"changed; run the old side again to distinguish the two.\n{text}"
         )
-    return text if every else f"{text} --all shows every cell."
+    return text if every else f"{text} Pass --all to list every cell."
 
 
 def _ratio(value: float) -> str:

@@ -1,22 +1,38 @@
-"""What a report consists of, whatever it is written on."""
+"""A report as tables, failures and sentences, written for a terminal, as plain lines or as Markdown."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import io
+import re
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from typing import Any, TextIO
 
 import pandas as pd
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from dcpbench.config.text import visible
+from dcpbench.core.statuses import BAD
+from dcpbench.report.labels import clipped, has_failed, is_metric, narrowed
+from dcpbench.report.styles import console_for, style_of, text_of, without_trailing_blanks
 
 _MOST_DAMAGED = 5
 _FAILURES = ("status", "cell", "reason", "again", "more")
+_SPECIAL = re.compile(r"([\\`*\[\]|<>&@#])")
+_REASON = 300
+_CHECKS = "checks"
+_WIDTH_OF_A_FILE = 120
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text, or of `rich.text.Text`; newlines break the head of a column into lines.
+    """A table of text, or of `rich.text.Text`; newlines in the head of a column break it into lines.
 
     Args:
-        statuses: the columns that hold statuses.
-        heading: a column for Markdown, which in the terminal stands above the rows that have the same value.
-        below: a column whose texts stand in the terminal below these rows, after what is first in theirs.
+        statuses: the columns that contain statuses.
+        heading: a column that in the terminal is printed above the rows with the same value.
+        below: a column that in the terminal is printed below these rows, after the value of the first column.
     """
 
     title: str
@@ -31,10 +47,10 @@ class Content:
     """Tables, then failures, then sentences.
 
     Args:
-        failures: `status`, `cell`, `reason`, `again` (empty: nothing to run again), `more`, perhaps `runs`.
-        more: how many failures there are beside these, and where there is more of them.
+        failures: `status`, `cell`, `reason`, `again` (can be empty), `more`; `runs` is optional.
+        more: how many failures are not listed, and where to find them.
         damaged: what could not be read.
-        headline: how many cells there are with which result.
+        headline: how many cells ended with which result.
     """
 
     tables: list[Table] = field(default_factory=list)
@@ -45,7 +61,175 @@ class Content:
 
 
 def first_of(sentences: Sequence[str]) -> list[str]:
-    """The first of many sentences about damaged lines, and how many more there are."""
+    """Return the first sentences about damaged lines, and how many more there are."""
     if len(sentences) <= _MOST_DAMAGED + 1:
         return list(sentences)
     return [*sentences[:_MOST_DAMAGED], f"and {len(sentences) - _MOST_DAMAGED} more damaged lines"]
+
+
+def document_text(contents: Iterable[Content], written_as: str, file: TextIO) -> str:
+    """Return a document as Markdown, or as the terminal or file shows it."""
+    return "\n".join(
+        markdown(content) if written_as == "markdown" else rendered(content, file) for content in contents
+    )
+
+
+def width_of(file: TextIO) -> int:
+    """Return the width of a terminal, or that of a page for a file."""
+    console = Console(file=file)
+    return console.width if console.is_terminal else _WIDTH_OF_A_FILE
+
+
+def rendered(content: Content, file: TextIO) -> str:
+    """Return a report for this file: with styles for a terminal, whose tables are narrowed to its width."""
+    target = Console(file=file)
+    width = target.width if target.is_terminal else None
+    if width:
+        content = replace(content, tables=[_fitted(shown, width) for shown in content.tables])
+    page = io.StringIO()
+    console = Console(
+        file=page,
+        width=max([target.width, *map(_needed, content.tables)]),
+        force_terminal=target.is_terminal,
+        color_system=target.color_system,  # type: ignore[arg-type]
+    )
+
+    def line(text: Text, wrapped: int | None = width) -> None:
+        console.print(text, soft_wrap=wrapped is None, width=wrapped)
+
+    for shown in content.tables:
+        if shown.title:
+            line(text_of(shown.title, "bold"))
+        for heading, table, below in _parts(shown):
+            if heading:
+                line(text_of(heading, "bold"))
+            console.print(table, width=width if _CHECKS in shown.table else None)
+            for text in below:
+                line(text)
+            console.print()
+    for item in content.failures.to_dict("records"):
+        reason = clipped(item["reason"], _REASON)
+        failure = text_of(f"{item['status']} ", style_of(item["status"]))
+        line(failure.append(visible(f"{item['cell']}{_counted(item)}: {reason}"), style="default"))
+        if item["again"]:  # one line, to be copied as it is
+            line(text_of(f"    again: {item['again']}", "dim"), None)
+    for sentence in content.damaged:
+        line(text_of(sentence, BAD))
+    for sentence in filter(None, [content.more, content.headline]):
+        line(Text(visible(sentence, but="\n")))
+    return without_trailing_blanks(page.getvalue())
+
+
+def _needed(shown: Table) -> int:
+    """Return the width of the lines of a table that is not broken."""
+    return console_for(*(table for _, table, _ in _parts(shown))).width
+
+
+def _fitted(shown: Table, width: int) -> Table:
+    """Narrow a table: first by short names, then, if it has checks, without the last metrics."""
+    if _needed(shown) > width:
+        shown = replace(shown, table=narrowed(shown.table))
+    metrics = [name for name in shown.table.columns if is_metric(str(name))] if _CHECKS in shown.table else []
+    while metrics and _needed(shown) > width:
+        shown = replace(shown, table=shown.table.drop(columns=metrics.pop()))
+    return shown
+
+
+def _counted(item: dict[Hashable, str]) -> str:
+    counts = ", ".join(filter(None, [item.get("runs", ""), item["more"]]))
+    return f" ({counts})" if counts else ""
+
+
+def _parts(shown: Table) -> Iterator[tuple[str, RichTable, list[Text]]]:
+    """Yield a table, or one for each heading in it: the heading, the rows, and the texts below them."""
+    if not shown.heading:
+        yield "", _table(shown, shown.table), []
+        return
+    inside = shown.table.drop(columns=[shown.heading, shown.below], errors="ignore")
+    widths = [int(inside[name].map(_width).max()) for name in inside]
+    for heading, rows in shown.table.groupby(shown.heading, sort=False):
+        part = inside.loc[rows.index]
+        texts = rows[shown.below] if shown.below else ()
+        below = [f"{name}: {text}" for name, text in zip(part.iloc[:, 0], texts, strict=False) if text]
+        yield str(heading), _table(shown, part, widths), [text_of(line) for line in below]
+
+
+def _table(shown: Table, rows: pd.DataFrame, widths: Sequence[int] = ()) -> RichTable:
+    """Return these rows as a table; with widths, which several tables share, it has no head."""
+    heads = [str(column) for column in rows.columns]
+    table = RichTable(box=None, pad_edge=bool(widths), header_style="bold", show_header=not widths)
+    for head, width in zip_longest(heads, widths):
+        right = is_metric(head)
+        unbroken = bool(widths) or right or head in (*shown.statuses, _CHECKS)
+        title = Text(visible(head, but="\n"))
+        justify: Any = "right" if right else "left"
+        table.add_column(title, justify=justify, min_width=width, no_wrap=unbroken, overflow="fold")
+    for values in rows.to_dict("records"):
+        known = any(str(values[head]) == "xfail" for head in shown.statuses)
+        table.add_row(*(_entry(value, head in shown.statuses, known) for head, value in values.items()))
+    return table
+
+
+def _width(value: Any) -> int:
+    return max(map(len, (value.plain if isinstance(value, Text) else str(value)).splitlines()), default=0)
+
+
+def _entry(value: Any, is_status: bool, is_known: bool) -> Text:
+    """Return a styled entry. The first status, the worst, gives the style; known failures are not red."""
+    if isinstance(value, Text):
+        return value
+    text = visible(str(value))
+    if is_status and text:
+        return Text(text, style=style_of(text.split(", ")[0].lstrip("0123456789 ")))
+    if has_failed(text):
+        return Text(text, style=style_of("xfail") if is_known else BAD)
+    return Text(text, style=BAD if text == "NO" else "")
+
+
+def markdown(content: Content) -> str:
+    """Return a report as Markdown; texts of rows are escaped in tables, and code elsewhere."""
+    parts = []
+    for shown in content.tables:
+        parts += [f"**{_escaped(shown.title)}**"] if shown.title else []
+        parts.append(_markdown_table(shown))
+    if len(content.failures):
+        parts.append("\n".join(map(_markdown_failure, content.failures.to_dict("records"))))
+    parts += [content.more] if content.more else []
+    parts += [_code(sentence) for sentence in content.damaged]
+    parts += ["\n".join(map(_escaped, content.headline.splitlines()))] if content.headline else []
+    return "\n\n".join(parts) + "\n"
+
+
+def _markdown_table(shown: Table) -> str:
+    table = shown.table
+    if shown.heading:
+        once = table[shown.heading].mask(table[shown.heading].duplicated(), "")
+        table = table.assign(**{shown.heading: once})
+    heads = [_escaped(str(column)) for column in table.columns]
+    rules = ["---:" if is_metric(str(column)) else "---" for column in table.columns]
+    lines = [[_markdown_entry(value) for value in line] for line in table.to_numpy().tolist()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [heads, rules, *lines])
+
+
+def _markdown_entry(value: Any) -> str:
+    if isinstance(value, Text):  # one character per sweep; the lines below only point to them
+        return f"`{value.plain.splitlines()[0].replace(' ', '·')}`"
+    return _escaped(str(value))
+
+
+def _markdown_failure(item: dict[Hashable, str]) -> str:
+    line = f"- **{_escaped(item['status'])}** {_code(item['cell'])}{_escaped(_counted(item))}"
+    line += f": {_code(clipped(item['reason'], _REASON))}" if item["reason"] else ""
+    return f"{line}<br>again: {_code(item['again'])}" if item["again"] else line
+
+
+def _escaped(text: str) -> str:
+    return _SPECIAL.sub(r"\\\1", visible(" ".join(text.split())))
+
+
+def _code(text: str) -> str:
+    """Return a code span, with a fence longer than any in the text."""
+    flat = visible(" ".join(text.split()))
+    fence = "`" * (max((len(run) for run in re.findall("`+", flat)), default=0) + 1)
+    space = " " if len(fence) > 1 or flat[:1] == "`" else ""
+    return f"{fence}{space}{flat}{space}{fence}"

@@ -1,4 +1,4 @@
-"""`dcpbench history <folder>...`: how cells went, one sign a sweep, the newest right."""
+"""`dcpbench history <folder>...`: print each cell over many sweeps, one character per sweep."""
 
 import io
 import json
@@ -15,31 +15,29 @@ import numpy.typing as npt
 import pandas as pd
 from rich.text import Text
 
-from dcpbench.analysis.cell_history import KINDS, CellHistory, Cost, History, folded, history
+from dcpbench.analysis.cell_history import KINDS, CellHistory, Cost, History, folded, history, read_history
 from dcpbench.analysis.change_points import FALSE_ALARMS, LEAST_EFFECT, LEAST_SIDE, Change
 from dcpbench.analysis.frame import records
-from dcpbench.analysis.history_rows import read_history
 from dcpbench.analysis.query import QueryError, known_metric, names_in, parse, select
 from dcpbench.config.text import counted
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import StatusSpec
-from dcpbench.report.document import Content, Table, first_of
+from dcpbench.report.document import Content, Table, document_text, first_of, width_of
 from dcpbench.report.labels import change_style, clipped, plain, quantity
-from dcpbench.report.output import document_text, format_of, put_out
-from dcpbench.report.rendering import width_of
+from dcpbench.report.output import format_of, put_out
 
 _FORMATS = {".txt": "table", ".md": "markdown", ".json": "json"}
 
 _MARKDOWN_STRIP = 40
-"""So many of the newest sweeps are shown in Markdown."""
+"""The number of newest sweeps that Markdown shows."""
 
 _COMMIT = 8
 _DAY = 10
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _LEAST_SPAN = 0.3
-"""The blocks span this share of the median at least, so that noise stays low."""
+"""The blocks span at least this share of the median, so that noise stays small."""
 _PADDING = 6
-"""Of three columns, on both sides of each."""
+"""The blanks on both sides of three columns."""
 _LEAST_STRIP = 10
 _NEWEST_CHANGES = 5
 _COLUMNS = ["cell", "", "newest right", "now", "last change"]
@@ -55,7 +53,7 @@ def main(
     format: str | None = None,
     output: Path | None = None,
 ) -> int:
-    """Show how cells went over many sweeps; ResultsError if that cannot be done."""
+    """Show cells over many sweeps; raise ResultsError if they cannot be read or written."""
     conditions = [parse(condition) for condition in where]
     metrics = tuple(dict.fromkeys(map(known_metric, names_in(metric)))) or default_metrics()
     written_as = format_of(format, output, _FORMATS)
@@ -63,7 +61,7 @@ def main(
     frame = select(rows.frame, conditions)
     if frame.empty:
         number, sweeps = len(rows.frame), len(rows.folders)
-        raise QueryError(f"no row of {number:,} in {sweeps:,} sweeps meets every --where")
+        raise QueryError(f"--where: none of {number:,} rows in {sweeps:,} sweeps meets every condition")
     found = history(replace(rows, frame=frame), metrics, last)
     if written_as == "json":
         text = _json(found, rows.remarks)
@@ -78,23 +76,23 @@ def main(
 
 
 def epilog() -> str:
-    """What ends the help."""
+    """Return the end of the help text."""
     metrics = ", ".join(default_metrics())
     return f"""\
-Cells are matched by their axes, other overrides and configuration; of runs of one cell (repeats=N) it is the
-worst status and the median cost. A change of a cost is shown where a test finds one, of {LEAST_EFFECT:.0%} at
-least; in at most {FALSE_ALARMS:.0%} of histories there is one that is none: docs/compare.md.
+Cells are matched by their axes, other overrides and configuration. Runs of one cell (repeats=N) have their
+worst status and their median cost. A test finds changes of a cost of at least {LEAST_EFFECT:.0%}; at most
+{FALSE_ALARMS:.0%} of histories show one that is not real (docs/compare.md).
 
 Without --metric: {metrics}."""
 
 
 def default_metrics() -> tuple[str, ...]:
-    """The metrics that are shown without being asked for."""
+    """Return the metrics that are shown by default."""
     return tuple(spec.name for spec in METRICS.values() if spec.history)
 
 
 def _json(found: History, remarks: Sequence[str]) -> str:
-    """All sweeps and all cells, with every median and every change; sweeps are named by their place."""
+    """Return all sweeps and cells, with every median and change; sweeps are referred to by position."""
     content = {
         "sweeps": records(found.sweeps),
         "cells": list(map(_plain, found.cells)),
@@ -127,17 +125,17 @@ def _plain(cell: CellHistory) -> dict[str, Any]:
 
 
 def strip_length(found: History, width: int) -> int:
-    """How many sweeps are shown in lines so wide."""
+    """Return how many sweeps fit into lines of this width."""
     lengths = [[len("status")], [0]]
     for cell in found.cells:
         lengths[0] += [len(cost.metric) for cost in cell.costs]
         lengths[1] += [len(cell.now.label), *(len(quantity(cost.metric, cost.latest)) for cost in cell.costs)]
-    room = width - sum(map(max, lengths)) - _PADDING
-    return min(len(found.sweeps), max(_LEAST_STRIP, room))
+    space = width - sum(map(max, lengths)) - _PADDING
+    return min(len(found.sweeps), max(_LEAST_STRIP, space))
 
 
 def contents(found: History, remarks: Sequence[str], every: bool, strip: int) -> list[Content]:
-    """The newest sweep, what changed last, then the cells (`folded`) over the newest `strip` sweeps."""
+    """Return the newest sweep, the latest changes, and the cells over the newest `strip` sweeps."""
     fold = folded(found.cells, strip, every)
     lines = [line for cell in fold["shown"] for line in _lines(cell, found, len(found.sweeps) - strip)]
     table = pd.DataFrame(lines, columns=_COLUMNS, dtype=object)
@@ -145,7 +143,7 @@ def contents(found: History, remarks: Sequence[str], every: bool, strip: int) ->
     legend = ", ".join(f"{kind.letter} {kind.label}" for kind in reversed(KINDS) if kind.letter in letters)
     of = "" if strip == len(found.sweeps) else f": {strip} of {len(found.sweeps)}"
     sentences = [
-        f"{legend}. One sign a sweep, the newest right{of}" if letters else "",
+        f"{legend}. One character per sweep, the newest on the right{of}" if letters else "",
         _caution(found),
         *_summed_up(fold, found),
     ]
@@ -160,7 +158,7 @@ def contents(found: History, remarks: Sequence[str], every: bool, strip: int) ->
 
 
 def blocks(medians: npt.NDArray[np.float64]) -> str:
-    """One block for each sweep, a space where nothing was measured."""
+    """Return one block for each sweep, or a space if nothing was measured."""
     measured = medians[~np.isnan(medians)]
     if not measured.size:
         return " " * len(medians)
@@ -170,7 +168,7 @@ def blocks(medians: npt.NDArray[np.float64]) -> str:
 
 
 def _lines(cell: CellHistory, found: History, first: int) -> Iterator[tuple[object, ...]]:
-    """The lines of a cell: `_COLUMNS`; `first` is the first sweep that is shown."""
+    """Yield the lines of a cell (`_COLUMNS`) from the sweep `first` on."""
     signs = Text()
     for kind, same in groupby(cell.kinds[first:]):
         signs.append(KINDS[kind].letter * len(list(same)), style=KINDS[kind].style)
@@ -204,7 +202,7 @@ def _cost_line(cost: Cost, found: History, first: int) -> tuple[object, ...]:
 
 
 def _point_at(signs: Text, places: Sequence[int], style: str) -> None:
-    """Add a line below that points to the signs at these places."""
+    """Add a line below that points to the characters at these places."""
     arrows = {place for place in places if place >= 0}
     if arrows:
         signs.append(
@@ -213,7 +211,7 @@ def _point_at(signs: Text, places: Sequence[int], style: str) -> None:
 
 
 def _status_changes(cell: CellHistory, sweeps: pd.DataFrame) -> dict[int, str]:
-    """By sweep, since when the cell has its configuration and its status, if it ever had others."""
+    """Return by sweep where the cell got its configuration and its status, if it ever had others."""
     changes = {}
     if cell.reconfigured is not None:
         keys = ", ".join(f"{key}: {old} → {new}" for key, (old, new) in cell.reconfigured.items())
@@ -225,20 +223,20 @@ def _status_changes(cell: CellHistory, sweeps: pd.DataFrame) -> dict[int, str]:
 
 
 def _headline(found: History) -> list[str]:
-    """How many sweeps there are, of when, and how the newest one is."""
+    """Count the sweeps, give their days, and summarize the newest."""
     sweeps = found.sweeps
-    there = [cell for cell in found.cells if cell.seen[-1] == len(sweeps) - 1]
-    good = sum(cell.now.ok for cell in there)
+    present = [cell for cell in found.cells if cell.seen[-1] == len(sweeps) - 1]
+    good = sum(cell.now.ok for cell in present)
     days = dict.fromkeys(plain(sweeps["started_at"].iloc[place])[:_DAY] for place in (0, -1))
     newest = _sweep(sweeps, len(sweeps) - 1)
     return [
         f"{counted(len(sweeps), 'sweep')}, {' to '.join(days)}",
-        f"The newest, {newest}: {good} of {len(there)} cells as they should be",
+        f"The newest, {newest}: {good} of {len(present)} cells as expected",
     ]
 
 
 def _newest_changes(found: History) -> list[tuple[str, str, str]]:
-    """The changes at the newest sweeps, and in how many cells: one cause has many effects."""
+    """Return the changes at the newest sweeps, and in how many cells."""
     counts: defaultdict[int, Counter[str]] = defaultdict(Counter)
     for cell in found.cells:
         if cell.reconfigured is not None:
@@ -264,36 +262,36 @@ def _new_status(before: StatusSpec, now: StatusSpec) -> str:
 
 
 def _summed_up(fold: Mapping[str, Sequence[CellHistory]], found: History) -> Iterator[str]:
-    """What is not shown one by one, in a sentence each."""
+    """Count the cells that are not listed, one sentence for each group."""
     labels = Counter(cell.now.label for cell in fold["steady"])
     steady = ", ".join(f"{number} {label}" for label, number in labels.most_common())
     for group, text in (
-        ("steady", f"all along the same and ok, with steady costs: {steady}"),
-        ("earlier", "ok now, changed only before the sweeps shown"),
-        ("replaced", "with a configuration that was replaced since"),
+        ("steady", f"unchanged and ok, with steady costs: {steady}"),
+        ("earlier", "ok now, changed only before the sweeps that are shown"),
+        ("replaced", "with a configuration that was replaced later"),
     ):
         if fold[group]:
-            yield f"{_cells(fold[group])} {text} (--all shows them)"
+            yield f"{_cells(fold[group])} {text} (--all lists them)"
     newest = len(found.sweeps) - 1
-    if gone := [cell for cell in found.cells if cell.seen[-1] < newest and not cell.replaced]:
-        last = max(cell.seen[-1] for cell in gone)
-        yield f"{_cells(gone)} not in the newest sweep, last in {_sweep(found.sweeps, last)}"
+    if missing := [cell for cell in found.cells if cell.seen[-1] < newest and not cell.replaced]:
+        last = max(cell.seen[-1] for cell in missing)
+        yield f"{_cells(missing)} not in the newest sweep, last in {_sweep(found.sweeps, last)}"
 
 
 def _caution(found: History) -> str:
-    """Why no changes, or few, can be found; empty if they can."""
+    """Say why changes cannot be found; empty if they can."""
     number = len(found.sweeps)
     if number == 1:
-        return "One sweep: there is no history yet; the next one in this folder starts it."
+        return "One sweep: a history needs at least two in this folder."
     if all(len(cell.seen) == 1 for cell in found.cells):
-        return "No cell is in more than one sweep (by axes, overrides and configuration): nothing to compare."
+        return "No cell is in more than one sweep (by axes, overrides and configuration)."
     if number < 2 * LEAST_SIDE:
-        return f"Changes of costs are looked for from {2 * LEAST_SIDE} sweeps on."
+        return f"Changes of costs need at least {2 * LEAST_SIDE} sweeps."
     return ""
 
 
 def _percent(change: Change) -> str:
-    """A change as a share of what was before."""
+    """Return a change as a share of the value before it."""
     return f"{(change.ratio - 1) * 100:+.0f} %" if change.ratio < 10 else f"{change.ratio:.0f} times"
 
 
@@ -302,7 +300,7 @@ def _cells(cells: Sequence[CellHistory]) -> str:
 
 
 def _sweep(sweeps: pd.DataFrame, at: int) -> str:
-    """A sweep's name, commit and torch version; where these changed, also those of the one before."""
+    """Return a sweep's name, commit and torch version; if these changed, also those before."""
     both = sweeps.iloc[max(0, at - 1) : at + 1]
     commits, versions = (
         " → ".join(dict.fromkeys(plain(value)[:length] for value in both[column]))

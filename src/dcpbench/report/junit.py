@@ -1,7 +1,7 @@
-"""The rows of sweeps as JUnit XML, which CI systems read: a testcase is one run of a cell.
+"""The rows of sweeps as JUnit XML: one testcase for each run of a cell.
 
-The structure is that of the schema that Jenkins' xUnit plugin publishes; GitLab and GitHub's readers take
-the same. JUnit has no word for a known failure, so `xfail` counts as skipped.
+The structure follows the schema of Jenkins' xUnit plugin, which GitLab and GitHub read too. JUnit has no
+known failures, so `xfail` counts as skipped.
 """
 
 import json
@@ -22,10 +22,10 @@ _MESSAGE = 2_000
 
 
 def junit(sweeps: Sweeps) -> str:
-    """One testsuite for each sweep, one testcase for each of its rows.
+    """Return one testsuite for each sweep and one testcase for each row.
 
-    A failure has the reason and the command that runs the cell again; `system-out` has the end of the log of
-    the rank that was first to go wrong.
+    A failure has the reason and the command to run the cell again; `system-out` has the end of the log of
+    the first rank that failed.
     """
     root = Element("testsuites", name="dcpbench")
     names = short_names(sweeps.environments)
@@ -71,20 +71,20 @@ def _case(row: dict[str, Any], name: str) -> Element:
 
 
 def _outcome(row: dict[str, Any]) -> tuple[str, str]:
-    """The kind of its result in JUnit, and its status."""
+    """Return the kind of a row's result in JUnit, and its status."""
     status = str(row["status"])
     spec = shown(status, row["flaky"], row["fault_seen"])
-    what = {MISSED: "fault not seen", FLAKY: f"flaky {status}"}.get(spec, status)
+    what = {MISSED: "fault not detected", FLAKY: f"flaky {status}"}.get(spec, status)
     return spec.junit, what
 
 
 def _output(row: dict[str, Any]) -> Iterable[str]:
     details = row["details"] if isinstance(row["details"], dict) else {}
     if row["fault_seen"]:
-        yield f"planted fault {row['fault']} was seen: {row['reason']}"
+        yield f"injected fault {row['fault']} was detected: {row['reason']}"
     first = details.get("first_try")
     if isinstance(first, dict):
-        yield f"first try: {first.get('status')}: {first.get('reason')}"
+        yield f"first attempt: {first.get('status')}: {first.get('reason')}"
         yield from _log(first)
     yield from _log(details)
 
@@ -97,7 +97,7 @@ def _log(details: dict[str, Any]) -> Iterable[str]:
 
 
 def _unique(names: Iterable[str]) -> Iterable[str]:
-    """The names, each but the first of the same with a number: readers keep one testcase of a name."""
+    """Number equal names: readers keep one testcase of a name."""
     taken: set[str] = set()
     for name in names:
         candidates = chain([name], (f"{name} ({number})" for number in count(2)))
@@ -107,5 +107,5 @@ def _unique(names: Iterable[str]) -> Iterable[str]:
 
 
 def _text(text: str) -> str:
-    """XML 1.0 has no place for control characters, which an exception's message may hold."""
+    """Replace control characters, which XML 1.0 does not allow."""
     return _NOT_XML.sub("\ufffd", text)

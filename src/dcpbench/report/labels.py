@@ -1,4 +1,4 @@
-"""How values and columns are written in a table: short, and never longer than a line can be."""
+"""How values and columns are written in a table."""
 
 import math
 import re
@@ -17,7 +17,7 @@ _FAILED, _TRAINING = "failed: ", "training failed: "
 
 
 def plain(value: object) -> str:
-    """The value of an axis."""
+    """Return the value of an axis as text, at most 80 characters of it."""
     return clipped(as_text(value), 80)
 
 
@@ -39,12 +39,12 @@ def has_failed(text: str) -> bool:
 
 
 def byte_unit(value: float) -> tuple[str, int]:
-    """The largest unit that is not more than this many bytes, and how many bytes it is."""
+    """Return the largest unit that is not more than this many bytes, and how many bytes it is."""
     return next(step for step in reversed(BYTES) if value >= step[1] or step[1] == 1)
 
 
 def quantity(metric: str, value: float) -> str:
-    """A value of a metric with its unit; `-` where it was not measured."""
+    """Return a value of a metric with its unit; `-` if it was not measured."""
     unit = METRICS[metric].unit if metric in METRICS else ""
     if pd.isna(value):
         return "-"
@@ -57,14 +57,14 @@ def quantity(metric: str, value: float) -> str:
 
 
 def entry(metric: str, value: Any) -> str:
-    """A value of a metric in a column of its own: seconds to the millisecond, all else with its unit."""
+    """Return a value of a metric for a separate column: seconds without their unit, others with it."""
     if METRICS[metric].unit != "s":
         return quantity(metric, value)
     return "-" if pd.isna(value) else f"{value:.3f}"
 
 
 def change_style(metric: str, ratio: float) -> str:
-    """The style of a change: red for what is worse, green for what is better, none where neither is."""
+    """Return the style of a change: red if it is worse, green if it is better, none if it is neither."""
     better = METRICS[metric].better if metric in METRICS else "lower"
     if better is None or math.isnan(ratio):
         return ""
@@ -72,17 +72,17 @@ def change_style(metric: str, ratio: float) -> str:
 
 
 def is_metric(head: str) -> bool:
-    """Whether this is the head of a metric's column, also where it is broken into lines."""
+    """Tell whether this is the head of a metric's column, which can be broken into lines."""
     return head.replace("\n", "") in METRICS
 
 
 def clipped(text: str, length: int) -> str:
-    """A text, and how long it is if it is cut."""
+    """Return a text, cut to this length if it is longer, with its full length."""
     return text if len(text) <= length else f"{text[:length]}... ({len(text):,} characters)"
 
 
 def narrowed(table: pd.DataFrame) -> pd.DataFrame:
-    """A table for a narrow terminal: short names of checks and numbers of runs, heads broken into lines."""
+    """Return a table for a narrow terminal: short names of checks, short counts of runs, broken heads."""
     narrow = table.copy()
     if "checks" in narrow:
         short = {check: spec.label for check, spec in CHECKS.items()}

@@ -1,10 +1,9 @@
-"""What the commands of a report have in common: their options, and where their text goes."""
+"""The options that the commands of a report share: in which format, and where their text goes."""
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TextIO
 
 import pandas as pd
 
@@ -12,34 +11,25 @@ from dcpbench.analysis.frame import records
 from dcpbench.analysis.query import QueryError
 from dcpbench.config.text import visible
 from dcpbench.records import files
-from dcpbench.report.document import Content
-from dcpbench.report.rendering import markdown, rendered
 from dcpbench.report.styles import standard_output
 
 _FORMULA = (*"=+-@", *"\uff1d\uff0b\uff0d\uff20")
-"""What a formula begins with in a spreadsheet; the latter are as wide as a Chinese character."""
+"""The characters that begin a formula in a spreadsheet, in both widths."""
 
 
-def format_of(asked: str | None, output: Path | None, formats: Mapping[str, str]) -> str:
-    """The format that was asked for, or that the suffix stands for (else QueryError)."""
-    if asked or output is None:
-        return asked or "table"
+def format_of(format: str | None, output: Path | None, formats: Mapping[str, str]) -> str:
+    """Return the requested format, or the one of the file's suffix; raise QueryError if there is none."""
+    if format or output is None:
+        return format or "table"
     if output.suffix in formats:
         return formats[output.suffix]
-    known = ", ".join(formats)
-    raise QueryError(f"-o {output}: say with --format what to write; {known} speak for themselves")
-
-
-def document_text(contents: Iterable[Content], written_as: str, file: TextIO) -> str:
-    """A document as Markdown, or as a table in the way that this file takes it."""
-    return "\n".join(
-        markdown(content) if written_as == "markdown" else rendered(content, file) for content in contents
-    )
+    *names, last = formats
+    endings = f"{', '.join(names)} or {last}"
+    raise QueryError(f"-o {output}: cannot infer the format; pass --format, or end the name in {endings}")
 
 
 def rows_text(table: pd.DataFrame, written_as: str, raw: bool) -> str:
-    """The rows of a table as CSV or as JSON; in CSV a text that a spreadsheet would take for a formula gets
-    an apostrophe before it, unless it is to be `raw`."""
+    """Return the rows of a table as JSON or CSV; CSV quotes formulas unless it is `raw`."""
     if written_as == "csv":
         table = table.copy()
         for name in table.select_dtypes(["string", "object"]):
@@ -63,27 +53,17 @@ def _csv_entry(value: object, raw: bool) -> object:
 
 
 def put_out(text: str, output: Path | None) -> None:
-    """Write to a file or to standard output, perhaps a closed pipe; ResultsError if that cannot be done."""
+    """Write to a file, atomically, or to standard output; raise ResultsError if that fails."""
     if output is None:
+        encoding = sys.stdout.encoding or "utf-8"
         with standard_output():
-            print_text(text)
+            sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+            sys.stdout.flush()
         return
     try:
-        _put_in_place(output, text)
+        if output.exists() and not output.is_file():  # a pipe
+            output.write_text(text, encoding="utf-8")
+        else:
+            files.replace(output, [text.encode()])
     except OSError as error:
         raise QueryError(f"-o {output}: cannot be written: {error.strerror}") from None
-
-
-def _put_in_place(path: Path, text: str) -> None:
-    """Write a file whole or leave it as it was (OSError); what is no file (a pipe) is simply written to."""
-    if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")
-        return
-    files.replace(path, [text.encode()])
-
-
-def print_text(text: str) -> None:
-    """Write to standard output in one go, whatever its encoding has no sign for as a question mark."""
-    encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
-    sys.stdout.flush()

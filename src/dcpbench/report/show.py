@@ -10,19 +10,17 @@ from typing import TextIO
 
 import pandas as pd
 
+from dcpbench.analysis.cell_history import sweep_before
 from dcpbench.analysis.frame import Sweeps, read_sweeps, records, short_names, sweeps_in
-from dcpbench.analysis.history_rows import sweep_before
 from dcpbench.analysis.query import Condition, QueryError, known_column, known_metric, names_in, parse, select
 from dcpbench.analysis.runs import failures, of_a_kind
 from dcpbench.records.row import NESTED
 from dcpbench.records.store import ResultsError, write_whole
-from dcpbench.report.document import Content, Table, first_of
+from dcpbench.report.document import Content, Table, document_text, first_of, rendered
 from dcpbench.report.junit import junit
-from dcpbench.report.output import document_text, format_of, put_out, rows_text
+from dcpbench.report.output import format_of, put_out, rows_text
 from dcpbench.report.page import page
 from dcpbench.report.page.summary import planned
-from dcpbench.report.rendering import rendered
-from dcpbench.report.shared_gpus import shared_gpu_sentences
 from dcpbench.report.styles import complain
 from dcpbench.report.tables import (
     cost_pivot,
@@ -30,6 +28,7 @@ from dcpbench.report.tables import (
     headline,
     metric_pivot,
     pivot_axes,
+    shared_gpu_sentences,
     shown_metrics,
     status_pivot,
     summary,
@@ -37,10 +36,10 @@ from dcpbench.report.tables import (
 )
 
 MOST_CELLS = 50
-"""More than so many cells are shown as a pivot: a line for each would be more than a screen."""
+"""More cells than this are shown as a pivot: one line for each would be more than a screen."""
 
 _MOST_KINDS = 20
-_WHERE_TO_LOOK = "Whole reasons and traces: report.html; logs: rank*.log in the folder of each cell"
+_WHERE_TO_LOOK = "full reasons and traces: report.html; logs: rank*.log in the folder of each cell"
 _FORMATS = {
     ".txt": "table",
     ".md": "markdown",
@@ -50,12 +49,12 @@ _FORMATS = {
     ".xml": "junit",
 }
 _ROWS_ALONE = ("csv", "json", "junit")
-"""The formats that have no place for what is damaged."""
+"""The formats that cannot say what is damaged."""
 
 
 @dataclass(frozen=True)
 class View:
-    """What is asked of a report: a pivot, a line a cell (`cells`), or by the number of cells one of them."""
+    """The requested view: a pivot, one line per cell (`cells`), or either, by the number of cells."""
 
     where: tuple[Condition, ...] = ()
     rows: tuple[str, ...] = ()
@@ -65,7 +64,7 @@ class View:
 
     @property
     def is_pivot(self) -> bool:
-        """Whether a pivot is asked for."""
+        """Whether a pivot was requested."""
         return bool(self.rows or self.columns or self.metrics)
 
 
@@ -80,7 +79,7 @@ def main(
     raw: bool = False,
     output: Path | None = None,
 ) -> int:
-    """Show sweeps; ResultsError if that cannot be done."""
+    """Show sweeps; raise ResultsError if they cannot be read or written."""
     view = View(
         where=tuple(map(parse, where)),
         rows=_names(rows, "--rows"),
@@ -89,15 +88,17 @@ def main(
         cells=cells,
     )
     if view.cells and view.is_pivot:
-        raise QueryError("--cells is a line a cell; --rows, --columns and --metric are a pivot: ask for one")
+        raise QueryError(
+            "--cells: prints one line per cell, and --rows, --columns and --metric print a pivot; choose one"
+        )
     written_as = format_of(format, output, _FORMATS)
     read = read_sweeps(sweeps)
     file = io.StringIO() if output else sys.stdout
     put_out(_text(read, view, written_as, file, raw), output)
     if where and len(read.frame) and _shown(read, view.where).frame.empty:
-        complain(f"no row of {len(read.frame)} meets every --where")
+        complain(f"--where: none of {len(read.frame)} rows meets every condition")
     if not format and not output:
-        _write_beside(sweeps, read)
+        _write_reports_of(sweeps, read)
     for folder in read.environments:
         have = read.frame[read.frame["sweep"] == folder]
         if owed := planned(Path(folder)).not_run(have):
@@ -109,24 +110,27 @@ def main(
 
 
 def epilog() -> str:
-    """What ends the help."""
+    """Return the end of the help text."""
     return f"""\
-Up to {MOST_CELLS} cells are shown one a line, more as a pivot; --rows, --columns and --metric ask
-for a pivot, --cells for a line a cell. Runs of one cell (repeats=N) are one line: their worst
-status, their median times. Without --format and -o, report.html and junit.xml in the folder of a
-single sweep are made again."""
+Up to {MOST_CELLS} cells are shown one per line, failed ones first, and more as a pivot. --rows, --columns
+and --metric print a pivot, --cells one line per cell. Runs of one cell (repeats=N) are one line with
+their worst status and median times. Without --format and -o, report.html and junit.xml in the folder
+of a single sweep are written again."""
 
 
 def write_reports(folder: Path, place: Path | None, sweeps: Sweeps | None = None) -> None:
-    """Make `report.html` and `junit.xml` again from a sweep's rows, if not given those in `sweeps`; `place`
-    is that of the sweep before it, if there is one.
+    """Write `report.html` and `junit.xml` of a sweep.
+
+    Args:
+        place: the folder of the sweep before it, if there is one.
+        sweeps: its rows, if they were read.
 
     Raises:
-        dcpbench.records.store.ResultsError: the folder holds no results, or one of them cannot be written.
+        dcpbench.records.store.ResultsError: the folder has no results, or a file cannot be written.
     """
     sweeps = sweeps or read_sweeps([folder])
     before = None
-    with suppress(ResultsError):  # what lies beside it may be anybody's
+    with suppress(ResultsError):  # another user may own the folder
         before = read_sweeps([place]) if place else None
     text = page(sweeps, folder.resolve().name, before, planned(folder))
     write_whole(folder / "report.html", [text.encode()])
@@ -134,19 +138,18 @@ def write_reports(folder: Path, place: Path | None, sweeps: Sweeps | None = None
 
 
 def print_report(folder: Path) -> None:
-    """Print a sweep's table and what did not pass; ResultsError if the folder holds no results, or standard
-    output cannot be written to."""
+    """Print a sweep's table and what did not pass; raise ResultsError if it has no results."""
     put_out(rendered(content(read_sweeps([folder])), sys.stdout), None)
 
 
 def content(sweeps: Sweeps, view: View = View()) -> Content:
-    """What a report of these sweeps says."""
+    """Return the tables, failures and sentences of a report."""
     frame = _shown(sweeps, view.where).frame
     tables, by_cell = _tables(frame, view)
     listed = of_a_kind(failures(frame))
     first = listed if by_cell else listed.groupby(listed["again"].eq("")).head(_MOST_KINDS)
     left = len(listed) - len(first)
-    more = [f"and {left} more kinds of reasons: --cells shows all of them"] if left else []
+    more = [f"and {left} more kinds of failures; pass --cells to list them"] if left else []
     more += [_WHERE_TO_LOOK] if first["again"].ne("").any() else []
     how_run = records(frame[["ranks_per_gpu", "backend"]].drop_duplicates())
     more += shared_gpu_sentences(how_run, sweeps.environments.values())
@@ -161,17 +164,17 @@ def content(sweeps: Sweeps, view: View = View()) -> Content:
     )
 
 
-def _names(asked: Sequence[str], option: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(known_column(name, option) for name in names_in(asked)))
+def _names(given: Sequence[str], option: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(known_column(name, option) for name in names_in(given)))
 
 
-def _write_beside(places: Sequence[Path], sweeps: Sweeps) -> None:
+def _write_reports_of(places: Sequence[Path], sweeps: Sweeps) -> None:
     if len(places) != 1 or [*sweeps_in(places[0])] != [*places]:
         return
     try:
         write_reports(places[0], sweep_before(places[0]), sweeps)
     except ResultsError as error:
-        complain(f"report.html and junit.xml are as they were: {error}")
+        complain(f"report.html and junit.xml were not written: {error}")
 
 
 def _text(sweeps: Sweeps, view: View, written_as: str, file: TextIO, raw: bool) -> str:
@@ -186,7 +189,7 @@ def _text(sweeps: Sweeps, view: View, written_as: str, file: TextIO, raw: bool) 
 
 
 def _shown(sweeps: Sweeps, where: Sequence[Condition]) -> Sweeps:
-    """The rows that are meant, their sweeps called by names that just tell them apart."""
+    """Return the selected rows, with the shortest names that distinguish their sweeps."""
     names = short_names(sweeps.environments)
     frame = sweeps.frame.assign(sweep=sweeps.frame["sweep"].map(names).astype("string"))
     environments = {names[folder]: known for folder, known in sweeps.environments.items()}
@@ -194,15 +197,15 @@ def _shown(sweeps: Sweeps, where: Sequence[Condition]) -> Sweeps:
 
 
 def _tables(frame: pd.DataFrame, view: View) -> tuple[list[Table], bool]:
-    """The tables, and whether they have a line for each cell."""
+    """Return the tables, and whether they have one line per cell."""
     if view.is_pivot:
         return _pivots(frame, view), False
-    not_planted = frame[frame["fault_seen"].isna()]
-    listed = summary(not_planted)
-    planted = Table("", detection(frame))
+    without_faults = frame[frame["fault_seen"].isna()]
+    listed = summary(without_faults)
+    injected = Table("", detection(frame))
     if view.cells or len(listed.table) <= MOST_CELLS:
-        return [listed, planted], True
-    return [*_pivots(not_planted, view), planted], False
+        return [listed, injected], True
+    return [*_pivots(without_faults, view), injected], False
 
 
 def _pivots(frame: pd.DataFrame, view: View) -> list[Table]:

@@ -1,4 +1,4 @@
-"""How statuses and tables look in the terminal. Without pandas, for what the driver prints."""
+"""The style of statuses and tables in the terminal. The driver imports it, so it needs no pandas."""
 
 import os
 import sys
@@ -18,35 +18,34 @@ _UNFOLDED = 1000
 
 
 def style_of(status: str) -> str:
-    """The style of a status; what is not known to be harmless stands out."""
+    """Return the style of a status; an unknown one looks like a failure."""
     return SHOWN[status].style if status in SHOWN else BAD
 
 
 def text_of(words: str, style: str = "") -> Text:
-    """Words as they are shown: no markup is taken out of them, and nothing that a terminal would obey."""
+    """Return words as text: without markup, and with control characters escaped."""
     return Text(visible(words), style)
 
 
 def complain(sentence: str, command: str = "dcpbench") -> None:
-    """Tell on standard error what a command could not do."""
+    """Print to standard error what a command could not do."""
     sys.stderr.write(f"{command}: {visible(sentence)}\n")
 
 
 @contextmanager
 def standard_output() -> Iterator[None]:
-    """Write to standard output, perhaps a closed pipe; ResultsError if that cannot be done."""
+    """Context manager: write to standard output, ignore a closed pipe, raise ResultsError if it fails."""
     try:
         yield
     except OSError as error:
-        # Python is not to try again at its end.
+        # Otherwise Python writes the rest when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
             raise ResultsError(f"standard output cannot be written to: {error.strerror}") from None
 
 
 def print_table(table: Table, fits: bool = False) -> None:
-    """Print a table to standard output, its lines as long as they are, without blanks at their ends where
-    no terminal shows them; with `fits` a terminal's lines are folded to its width."""
+    """Print a table with unbroken lines; with `fits` a terminal's lines are folded to its width."""
     console = console_for(*([] if fits and Console().is_terminal else [table]))
     with console.capture() as shown:
         console.print(table)
@@ -54,12 +53,12 @@ def print_table(table: Table, fits: bool = False) -> None:
 
 
 def without_trailing_blanks(text: str) -> str:
-    """Lines without the blanks that a table ends each of them with."""
+    """Return lines without the blanks that rich ends each line of a table with."""
     return "\n".join(line.rstrip(" ") for line in text.split("\n"))
 
 
 def console_for(*tables: Table) -> Console:
-    """A console on standard output, wide enough for these: rows are long lines, never folded."""
+    """Return a console on standard output that is wide enough for these tables."""
     wide = Console(width=_UNFOLDED)
     needed = (Measurement.get(wide, wide.options, table).maximum for table in tables)
     return Console(width=max([Console().width, *needed]))

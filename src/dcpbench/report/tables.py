@@ -1,6 +1,6 @@
-"""The tables of a report: a line for each cell or planted fault, or a pivot of many cells, and counts."""
+"""The tables of a report: one line per cell or injected fault, a pivot of many cells, and counts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ from pandas.api.typing import DataFrameGroupBy
 
 from dcpbench.analysis.cell_identity import override_words, shown_by_axes
 from dcpbench.analysis.frame import is_false, is_true, ok, records
-from dcpbench.analysis.runs import one_a_cell, runs_text, seen_by, severity, status_text
+from dcpbench.analysis.runs import one_per_cell, runs_text, seen_by, severity, status_text
 from dcpbench.config.text import counted
 from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS
@@ -31,15 +31,19 @@ def shown_metrics(frame: pd.DataFrame) -> list[str]:
 
 def summary(frame: pd.DataFrame) -> Table:
     """Return the results table, one line per cell, failed cells first; the title has what all cells share."""
-    cells = one_a_cell(frame)
+    cells = one_per_cell(frame)
     cells = cells.assign(place=severity(cells).where(~ok(cells), len(SHOWN)))
     cells = cells.sort_values("place", kind="stable", ignore_index=True)
     axes = varying(cells)
     table = pd.DataFrame({axis: cells[axis].map(plain) for axis in axes}, index=cells.index)
-    words = cells["overrides"].map(override_words)
-    shared = set.intersection(*map(set, words)) if len(words) else set()
-    others = words.map(lambda of: " ".join(word for word in of if word not in shared and not _is_axis(word)))
-    if others.ne("").any():
+    words = [override_words(line) for line in cells["overrides"]]
+    shared = set.intersection(*map(set, words)) if words else set()
+    keys = {word: word.partition("=")[0] for of_cell in words for word in of_cell}
+    others = [
+        " ".join(word for word in of_cell if word not in shared and not shown_by_axes(keys[word]))
+        for of_cell in words
+    ]
+    if any(others):
         table["overrides"] = others
     table["status"] = status_text(cells).map(plain)
     runs = runs_text(cells)
@@ -48,9 +52,8 @@ def summary(frame: pd.DataFrame) -> Table:
     table["checks"] = [checks_text(values) for values in records(cells[[*CHECKS]])]
     for metric in shown_metrics(cells):
         table[metric] = [entry(metric, value) for value in cells[metric]]
-    common = [f"{axis}={plain(cells[axis][0])}" for axis in _ALWAYS if len(cells) and axis not in axes]
-    first = words[0] if len(words) else []
-    common += [word for word in first if word in shared and word.partition("=")[0] not in _ALWAYS]
+    common = [f"{axis}={plain(cells[axis][0])}" for axis in _ALWAYS if words and axis not in axes]
+    common += [word for word in (words or [[]])[0] if word in shared and keys[word] not in _ALWAYS]
     return Table(f"all cells: {' '.join(common)}" if common else "", table, ("status",))
 
 
@@ -61,39 +64,53 @@ def varying(frame: pd.DataFrame) -> list[str]:
 
 
 def headline(frame: pd.DataFrame) -> str:
-    """How many cells there are, in how many runs if these are more, and how many have which status."""
-    cells = len(one_a_cell(frame))
+    """Count cells, runs if there are more of them, and statuses."""
+    cells = len(one_per_cell(frame))
     runs = f" in {len(frame)} runs" if len(frame) > cells else ""
     return f"{counted(cells, 'cell')}{runs}: {counts(frame)}" if cells else "0 cells: no rows yet"
 
 
 def counts(frame: pd.DataFrame) -> str:
-    """How many rows have which status, as one phrase; of planted faults how many were seen."""
-    own = frame.loc[frame["fault_seen"].isna(), "status"]
-    phrases = [f"{number} {plain(status)}" for status, number in own.value_counts().items()]
+    """Count the rows of each status, and the injected faults that were detected."""
+    statuses = frame.loc[frame["fault_seen"].isna(), "status"]
+    phrases = [f"{number} {plain(status)}" for status, number in statuses.value_counts().items()]
     if flaky := is_true(frame["flaky"]).sum():
         phrases.append(f"{flaky} flaky")
     if frame["fault_seen"].notna().any():
-        phrases.append(f"{_rate(frame['fault_seen'])} faults seen")
+        phrases.append(f"{_rate(frame['fault_seen'])} faults detected")
     return ", ".join(phrases)
 
 
-def detection(frame: pd.DataFrame) -> pd.DataFrame:
-    """Of each planted fault how it was seen under each parallelism, by which checks, and how many were.
+def shared_gpu_sentences(
+    rows: Iterable[Mapping[str, Any]], environments: Iterable[Mapping[str, Any]]
+) -> list[str]:
+    """Say how ranks shared GPUs in these rows, and what that does not test."""
+    versions = ", ".join(dict.fromkeys(str(one["nccl"]) for one in environments if one.get("nccl")))
+    how = {(row["ranks_per_gpu"], row["backend"]) for row in rows if (row["ranks_per_gpu"] or 0) > 1}
+    return [
+        f"{ranks} ranks shared each GPU (gloo): NCCL, NVLink and peer copies were not tested"
+        if backend == "gloo"
+        else f"{ranks} ranks shared each GPU (NCCL {versions}): NVLink and peer copies were not tested"
+        for ranks, backend in sorted(how)
+    ]
 
-    A status where it was seen, NO where it was not in some cell, `-` where it does not apply.
-    """
+
+def detection(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return for each injected fault its status under each parallelism, how many cells detected it, and by
+    which checks. `NO`: some cell did not detect it; `-`: it does not apply."""
     chosen = frame["fault"].notna() & frame["fault_seen"].notna()
-    planted = frame.loc[chosen, ["fault", "fault_seen", "parallel", "status", *CHECKS]]
-    if planted.empty:
+    injected = frame.loc[chosen, ["fault", "fault_seen", "parallel", "status", *CHECKS]]
+    if injected.empty:
         return pd.DataFrame()
-    parallelisms = list(dict.fromkeys(planted["parallel"].dropna()))
+    parallelisms = list(dict.fromkeys(injected["parallel"].dropna()))
     lines = []
-    for fault, rows in [*planted.groupby("fault"), ("all of them", planted)]:
+    for fault, rows in [*injected.groupby("fault"), ("all of them", injected)]:
         under = [rows[rows["parallel"] == parallel] for parallel in parallelisms]
-        entry_of = _detected if fault != "all of them" else lambda one: _rate(one["fault_seen"])
-        lines.append([fault, *map(entry_of, under), _rate(rows["fault_seen"]), _seen_by(rows)])
-    return pd.DataFrame(lines, columns=["fault", *parallelisms, "seen", "seen by"])
+        entry_of = _detected if fault != "all of them" else lambda part: _rate(part["fault_seen"])
+        found = {name for row in records(rows) for name in seen_by(row)}
+        checks = ", ".join(name for name in (*CHECKS, "error") if name in found)
+        lines.append([fault, *map(entry_of, under), _rate(rows["fault_seen"]), checks])
+    return pd.DataFrame(lines, columns=["fault", *parallelisms, "detected", "detected by"])
 
 
 def _detected(rows: pd.DataFrame) -> str:
@@ -102,22 +119,13 @@ def _detected(rows: pd.DataFrame) -> str:
     return "NO" if is_false(rows["fault_seen"]).any() else " ".join(sorted(set(rows["status"])))
 
 
-def _rate(seen: "pd.Series[bool]") -> str:
-    return f"{is_true(seen).sum()} of {seen.notna().sum()}"
-
-
-def _seen_by(rows: pd.DataFrame) -> str:
-    found = {name for row in records(rows) for name in seen_by(row)}
-    return ", ".join(name for name in (*CHECKS, "error") if name in found)
-
-
-def _is_axis(word: str) -> bool:
-    return shown_by_axes(word.partition("=")[0])
+def _rate(detected: "pd.Series[bool]") -> str:
+    return f"{is_true(detected).sum()} of {detected.notna().sum()}"
 
 
 @dataclass(frozen=True)
 class Axes:
-    """The columns whose values are down the side, and those whose values are along the top."""
+    """The columns of a pivot: `rows` down its side, `columns` along its top."""
 
     rows: list[str]
     columns: list[str]
@@ -127,10 +135,8 @@ class Axes:
 
 
 def pivot_axes(frame: pd.DataFrame, rows: Sequence[str] = (), columns: Sequence[str] = ()) -> Axes:
-    """The axes that were asked for; else parallelism, and what varies of sweep, scenario, compile, save.
-
-    Of more than a few screens of lines, scenarios are put together, and then sweeps.
-    """
+    """Return the axes of a pivot: the requested ones, else parallelism, and sweep, scenario, compile mode and
+    save mode where they vary. Scenarios, then sweeps, are combined if the pivot would have too many lines."""
     vary = varying(frame)
     top = list(columns) or [axis for axis in _COLUMNS if axis in vary and axis not in rows]
     side = list(rows)
@@ -143,29 +149,28 @@ def pivot_axes(frame: pd.DataFrame, rows: Sequence[str] = (), columns: Sequence[
 
 
 def status_pivot(frame: pd.DataFrame, axes: Axes) -> Table:
-    """The statuses of the cells, the worst first; a planted fault that was seen is `seen`."""
-    cells = frame.copy() if "repeat" in (*axes.rows, *axes.columns) else one_a_cell(frame)
-    text = status_text(cells).mask(is_true(cells["fault_seen"]), "seen")
-    cells["text"] = text.mask(is_false(cells["fault_seen"]), "NOT SEEN")
+    """Return the statuses of the cells, the worst first; a detected fault is `detected`."""
+    cells = frame.copy() if "repeat" in (*axes.rows, *axes.columns) else one_per_cell(frame)
+    text = status_text(cells).mask(is_true(cells["fault_seen"]), "detected")
+    cells["text"] = text.mask(is_false(cells["fault_seen"]), "NOT DETECTED")
     cells["rank"] = severity(cells)
     table = _unfolded(cells, axes, "status", _status)
     entries = tuple(table.columns[len(axes.rows) :])
-    return Table(f"status by {axes}{_put_together(cells, axes)}", table, entries)
+    return Table(f"status by {axes}{_combined(cells, axes)}", table, entries)
 
 
 def metric_pivot(frame: pd.DataFrame, axes: Axes, name: str) -> Table:
-    """The median of a metric over all rows of an entry, and how far they spread."""
+    """Return the median of a metric over the rows of each entry, and their spread."""
     unit, divisor, digits = _unit(name, frame[name])
     measured = frame.assign(value=frame[name].astype("float64") / divisor)
     table = _unfolded(measured, axes, name, lambda rows: _median(rows["value"].dropna(), digits))
     rows = _rows_an_entry(measured.dropna(subset=["value"]), axes)
-    title = f"{name} by {axes}: median{unit}{rows}{_put_together(frame, axes)}"
-    return Table(title, table)
+    return Table(f"{name} by {axes}: median{unit}{rows}{_combined(frame, axes)}", table)
 
 
 def cost_pivot(frame: pd.DataFrame, axes: Axes) -> Table:
     """Return medians over cells, one line for each row of the pivot, model and save mode."""
-    cells = one_a_cell(frame)
+    cells = one_per_cell(frame)
     vary = varying(cells)
     by = [*axes.rows, *(axis for axis in ("model", "save") if axis in vary and axis not in axes.rows)]
     measured = shown_metrics(cells)
@@ -180,7 +185,7 @@ def cost_pivot(frame: pd.DataFrame, axes: Axes) -> Table:
 def _unfolded(
     frame: pd.DataFrame, axes: Axes, name: str, entry: Callable[[pd.DataFrame], str]
 ) -> pd.DataFrame:
-    """A row for each value of the axes down the side, a column for each along the top, else `name`."""
+    """Return a row for each value down the side and a column for each along the top, or one called `name`."""
     entries = _grouped(frame, axes).apply(entry)
     if not axes.columns:
         return entries.rename(name).reset_index().astype(str)
@@ -190,13 +195,13 @@ def _unfolded(
 
 
 def _grouped(frame: pd.DataFrame, axes: Axes) -> "DataFrameGroupBy[Any, Any]":
-    """The rows of each combination of values, in the order of the values."""
+    """Group the rows by their values, in the order of the values."""
     names = [*axes.rows, *axes.columns]
     return frame.assign(**{axis: _label(frame[axis]) for axis in names}).groupby(names, observed=True)
 
 
 def _label(column: "pd.Series[Any]") -> "pd.Series[Any]":
-    """The values as text, numbers in their order and others in the order in which they come."""
+    """Return the values as ordered text: numbers by size, others as they come."""
     values = column.dropna().unique()
     known = sorted(values) if column.dtype in ("Int64", "float64") else list(values)
     texts = dict.fromkeys(map(plain, [*known, *column[column.isna()].head(1)]))
@@ -204,7 +209,7 @@ def _label(column: "pd.Series[Any]") -> "pd.Series[Any]":
 
 
 def _head(axes: list[str], values: tuple[str, ...]) -> str:
-    """The head of a column: a value that does not speak for itself comes with the name of its axis."""
+    """Return the head of a column; numbers and booleans have the name of their axis."""
     return "\n".join(
         value if value[:1].isalpha() and value not in ("true", "false") else f"{axis}={value}"
         for axis, value in zip(axes, values, strict=True)
@@ -237,13 +242,13 @@ def _rows_an_entry(measured: pd.DataFrame, axes: Axes) -> str:
     return f" ± half the interquartile range of {rows} rows"
 
 
-def _put_together(frame: pd.DataFrame, axes: Axes) -> str:
+def _combined(frame: pd.DataFrame, axes: Axes) -> str:
     others = [axis for axis in varying(frame) if axis not in (*axes.rows, *axes.columns)]
-    return f"; an entry puts together cells that differ in {', '.join(others)}" if others else ""
+    return f"; entries combine cells that differ in {', '.join(others)}" if others else ""
 
 
 def _unit(name: str, values: "pd.Series[float]") -> tuple[str, float, str]:
-    """The unit of a column of numbers, what to divide by for it, and how many digits are shown."""
+    """Return the unit of a column of numbers, its divisor, and its format."""
     unit = METRICS[name].unit if name in METRICS else ""
     if unit == "s":
         return " in seconds", 1, ".3f"

@@ -66,7 +66,7 @@ def next_steps(folder: Path, before: Path | None, complete: bool) -> list[str]:
 
 def _report(folder: Path, say: Say) -> Path | None:
     """Write and print all reports, and say which could not be written. Return the sweep to compare with."""
-    from dcpbench.analysis.history_rows import sweep_before
+    from dcpbench.analysis.cell_history import sweep_before
     from dcpbench.report.show import print_report, write_reports
 
     before = sweep_before(folder)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -68,14 +69,14 @@ def print_plan(
     }
     to_run = [estimated[plan.cell] for plan in plans if plan.would == "run"]
     by_block = {
-        block: _Block.of([plan for plan in plans if plan.block == block], estimated, costs)
+        block: _block([plan for plan in plans if plan.block == block], estimated, costs)
         for block in dict.fromkeys(plan.block for plan in plans)
     }
     with standard_output():
         if shown is PlanAs.json:
             plan = {
                 "cells": [*map(asdict, plans)],
-                "blocks": {name: asdict(block) for name, block in by_block.items()},
+                "blocks": by_block,
                 "seconds": costs.left(to_run),
                 "targets": targets,
             }
@@ -96,21 +97,11 @@ def print_plan(
     return int(missing) if to_run else exit_status(done.values())
 
 
-@dataclass(frozen=True)
-class _Block:
-    """The cells of a block by plan, and the estimated seconds for all of them."""
-
-    cells: int
-    run: int
-    skip: int
-    done: int
-    seconds: float | None
-
-    @classmethod
-    def of(cls, plans: Sequence[CellPlan], estimated: dict[str, Estimated], costs: Costs) -> "_Block":
-        counts = Counter(plan.would for plan in plans)
-        seconds = costs.left(estimated[plan.cell] for plan in plans if plan.would == "run")
-        return cls(len(plans), counts["run"], counts["skip"], counts["done"], seconds)
+def _block(plans: Sequence[CellPlan], estimated: dict[str, Estimated], costs: Costs) -> dict[str, Any]:
+    """Return the cells of a block by plan, and the estimated seconds for all of them."""
+    counts = Counter(plan.would for plan in plans)
+    seconds = costs.left(estimated[plan.cell] for plan in plans if plan.would == "run")
+    return {"cells": len(plans), **{would: counts[would] for would in _WOULD}, "seconds": seconds}
 
 
 def _groups(jobs: Sequence[Job]) -> list[str]:
@@ -146,7 +137,7 @@ def _target(target: str, file: str | None) -> str:
     return f"{target}: not found in {Path.cwd()}, nor installed; cells that need it would be errors"
 
 
-def _print(plans: Sequence[CellPlan], by_block: dict[str, _Block], shown: PlanAs) -> None:
+def _print(plans: Sequence[CellPlan], by_block: dict[str, dict[str, Any]], shown: PlanAs) -> None:
     if shown is PlanAs.cells or (shown is PlanAs.auto and len(plans) <= _MOST_CELLS):
         print_table(_cells(plans), fits=True)
     else:
@@ -169,13 +160,13 @@ def _cells(plans: Iterable[CellPlan]) -> Table:
     return table
 
 
-def _blocks(by_block: dict[str, _Block]) -> Table:
+def _blocks(by_block: dict[str, dict[str, Any]]) -> Table:
     table = Table("block", box=None, pad_edge=False, header_style="bold")
     for column in ("cells", *_WOULD, "about"):
         table.add_column(column, justify="right")
     for name, block in by_block.items():
-        numbers = [str(number or "") for number in (block.cells, block.run, block.skip, block.done)]
-        table.add_row(text_of(name), *numbers, _about(block.seconds) if block.run else "")
+        numbers = [str(block[column] or "") for column in ("cells", *_WOULD)]
+        table.add_row(text_of(name), *numbers, _about(block["seconds"]) if block["run"] else "")
     return table
 
 

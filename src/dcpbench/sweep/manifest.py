@@ -16,12 +16,16 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.schema import OF_ITS_CELLS, OF_THE_SWEEP
+from dcpbench.config.schema import OF_ITS_CELLS, OF_THE_SWEEP, PART
 from dcpbench.records import files
 from dcpbench.records.row_reader import parse
 from dcpbench.records.store import SWEEP_JSON, write_json
+from dcpbench.sweep.job import Part
 
 DIR = "hydra.sweep.dir"
 _FOLDERS = r"hydra\.(sweep|run)\.dir"
@@ -101,6 +105,51 @@ def own_words(arguments: Sequence[str]) -> list[str]:
     return [word for word in arguments if not re.match(rf"[+]*(?!({cells})=)({keys})(\.\w+)*=", word)]
 
 
+def command_line(arguments: Sequence[str]) -> list[str]:
+    """Return the words that Hydra reads: the folder of a resumed sweep becomes its `hydra.sweep.dir`, and if
+    no cells are given here, they are those of its record, typed in the folder where they were typed.
+
+    A part has a folder below that of the complete sweep, and begins there if it has not begun yet.
+
+    Raises:
+        ConfigError, hydra.errors.HydraException: `resume` names no sweep, another one than `hydra.sweep.dir`,
+            or another user's without `trust=true`; the folder in which it was typed was removed.
+    """
+    asked, own, part = (_value_of(key, arguments) for key in ("resume", DIR, PART))
+    if asked is None and part is None:
+        return list(arguments)
+    if asked is None and own is None:
+        raise ConfigError(
+            f"part={part}: name the folder of the complete sweep, {DIR}=outputs/<sweep>, for all parts"
+        )
+    folder = Path(str(asked or own)).resolve()
+    if own is not None and Path(str(own)).resolve() != folder:
+        raise ConfigError(f"resume={asked}: {DIR}={own} is another folder; leave one of them out")
+    place = folder if part is None else Part.parse(str(part)).folder(folder)
+    begun = asked is not None and (part is None or (place / SWEEP_JSON).exists())
+    words = own_words(arguments)
+    replaced = ["resume=", DIR]
+    if asked is not None and not begun:  # a part that has not begun has no rows to run again
+        replaced += ["rerun=", "trust="]
+    here = [word for word in arguments if word not in words and not word.startswith(tuple(replaced))]
+    absolute = quoted(str(place))  # the words may be used in another folder
+    here += [*([f"resume={absolute}"] if begun else []), f"{DIR}={absolute}"]
+    given = [word for word in words if word.startswith(tuple(f"{key}=" for key in (PART, *OF_ITS_CELLS)))]
+    if asked is not None and not {*words} - {"-m", "--multirun", *given}:
+        record = read(folder)
+        if _value_of("trust", arguments) is not True:
+            record.refuse_foreign(folder)
+        words = [*record.arguments, *given]
+        try:
+            os.chdir(record.cwd)
+        except OSError as error:
+            raise ConfigError(
+                f"resume={asked}: cannot enter {record.cwd}, where it was typed ({error.strerror}); add the "
+                "sweep's own overrides to resume="
+            ) from None
+    return [*words, *here]
+
+
 def quoted(text: str) -> str:
     """Return a text as the value of an override."""
     return '"' + text.replace('"', '\\"') + '"'
@@ -117,6 +166,17 @@ def shown(path: Path) -> str:
     with suppress(OSError, ValueError):  # it is not below, or the current folder was removed
         return str(path.relative_to(Path.cwd()))
     return str(path)
+
+
+def _value_of(key: str, arguments: Sequence[str]) -> Any:
+    """Return the value of the last override of a key, None if it is missing or null."""
+    words = [word for word in arguments if word.startswith(f"{key}=")]
+    if not words:
+        return None
+    override = OverridesParser.create().parse_override(words[-1])
+    if override.is_sweep_override():
+        raise ConfigError(f"{words[-1]}: is about the whole sweep and takes one value")
+    return override.value() or None
 
 
 def sign(content: bytes) -> str | None:

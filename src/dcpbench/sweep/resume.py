@@ -1,77 +1,26 @@
-"""Resume a sweep: take its words again, keep the rows that are still valid, and say why the others are not.
+"""Resume a sweep: keep the rows that are still valid, and say why the others are not.
 
 A row is valid if it is from this configuration, this code and this torch. So the rows of a sweep that was
 interrupted and resumed are those of one that was not. A file that cannot be read or removed raises a
 ConfigError.
 """
 
-import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Rerun
-from dcpbench.config.schema import OF_ITS_CELLS, PART
 from dcpbench.config.text import counted
 from dcpbench.records import files, store
 from dcpbench.records.row import SCHEMA_VERSION, Row
 from dcpbench.records.row_reader import parse
-from dcpbench.sweep import manifest
-from dcpbench.sweep.job import Job, Part
-from dcpbench.sweep.manifest import DIR
+from dcpbench.sweep.job import Job
 
 _VERSIONS = {"torch_version": "torch", "load_torch_version": "torch of load_python"}
 """Columns that must not have changed, and their names."""
-
-
-def command_line(arguments: Sequence[str]) -> list[str]:
-    """Return the words that Hydra reads: the folder of a resumed sweep becomes its `hydra.sweep.dir`, and if
-    no cells are given here, they are those of its record, typed in the folder where they were typed.
-
-    A part has a folder below that of the complete sweep, and begins there if it has not begun yet.
-
-    Raises:
-        ConfigError, hydra.errors.HydraException: `resume` names no sweep, another one than `hydra.sweep.dir`,
-            or another user's without `trust=true`; the folder in which it was typed was removed.
-    """
-    asked, own, part = (_value_of(key, arguments) for key in ("resume", DIR, PART))
-    if asked is None and part is None:
-        return list(arguments)
-    if asked is None and own is None:
-        raise ConfigError(
-            f"part={part}: name the folder of the complete sweep, {DIR}=outputs/<sweep>, for all parts"
-        )
-    folder = Path(str(asked or own)).resolve()
-    if own is not None and Path(str(own)).resolve() != folder:
-        raise ConfigError(f"resume={asked}: {DIR}={own} is another folder; leave one of them out")
-    place = folder if part is None else Part.parse(str(part)).folder(folder)
-    begun = asked is not None and (part is None or (place / store.SWEEP_JSON).exists())
-    words = manifest.own_words(arguments)
-    replaced = ["resume=", DIR]
-    if asked is not None and not begun:  # a part that has not begun has no rows to run again
-        replaced += ["rerun=", "trust="]
-    here = [word for word in arguments if word not in words and not word.startswith(tuple(replaced))]
-    absolute = manifest.quoted(str(place))  # the words may be used in another folder
-    here += [*([f"resume={absolute}"] if begun else []), f"{DIR}={absolute}"]
-    given = [word for word in words if word.startswith(tuple(f"{key}=" for key in (PART, *OF_ITS_CELLS)))]
-    if asked is not None and not {*words} - {"-m", "--multirun", *given}:
-        record = manifest.read(folder)
-        if _value_of("trust", arguments) is not True:
-            record.refuse_foreign(folder)
-        words = [*record.arguments, *given]
-        try:
-            os.chdir(record.cwd)
-        except OSError as error:
-            raise ConfigError(
-                f"resume={asked}: cannot enter {record.cwd}, where it was typed ({error.strerror}); add the "
-                "sweep's own overrides to resume="
-            ) from None
-    return [*words, *here]
 
 
 @dataclass
@@ -171,14 +120,3 @@ def _why_again(job: Job, row: Row, rerun: Rerun) -> str | None:
     if rerun is Rerun.failed and not row.is_ok:
         return "its row is not ok (rerun=failed)"
     return None
-
-
-def _value_of(key: str, arguments: Sequence[str]) -> Any:
-    """Return the value of the last override of a key, None if it is missing or null."""
-    words = [word for word in arguments if word.startswith(f"{key}=")]
-    if not words:
-        return None
-    override = OverridesParser.create().parse_override(words[-1])
-    if override.is_sweep_override():
-        raise ConfigError(f"{words[-1]}: is about the whole sweep and takes one value")
-    return override.value() or None

@@ -150,12 +150,12 @@ class Lockstep:
             self.not_applied |= dict.fromkeys((GRADIENT, LOSS), why)
         others = twin.jittered() if self._noise and not run.draws else []
         here = {name: _local(value) for name, value in gradients.items()}
-        whole = self._parts.gather(here)
-        self._alive |= any(bool(value.any()) for value in whole.values())
+        full = self._parts.gather(here)
+        self._alive |= any(bool(value.any()) for value in full.values())
         if GRADIENT not in self.not_applied:
-            self._compare_gradients(step, here, whole, own, others)
+            self._compare_gradients(step, here, full, own, others)
         tolerances = step_tolerances(own.buffers, [other.buffers for other in others])
-        tolerances |= twin.step(gradients, whole, self._inexact)
+        tolerances |= twin.step(gradients, full, self._inexact)
         twin.run.finish_step(run.train_state.losses[-1])
         wrong = self._compare_state(step, tolerances)
         if any_rank(wrong or bool(tolerances), Exchange(self._world.group)):
@@ -165,7 +165,7 @@ class Lockstep:
         try:
             return self._twin.loss_of_whole()
         except Exception as error:  # noqa: BLE001 - a user's loss need not accept more than a share
-            why = f"the loss of a whole batch cannot be computed: {type(error).__name__}: {error}"
+            why = f"the loss of a global batch cannot be computed: {type(error).__name__}: {error}"
             self.not_applied[_OF_WHOLE] = why
             return math.nan
 
@@ -173,7 +173,7 @@ class Lockstep:
         self,
         step: int,
         here: Mapping[str, torch.Tensor],
-        whole: Mapping[str, torch.Tensor],
+        full: Mapping[str, torch.Tensor],
         own: Pass,
         others: list[Pass],
     ) -> None:
@@ -182,7 +182,7 @@ class Lockstep:
         parts: dict[str, GradientPart] = {}
         for name, twin in self._twin_gradients(own, others):
             bound = self._bound(leaves[name].dtype)
-            part = parts[name] = GradientPart(leaves[name], here.get(name), whole.get(name))
+            part = parts[name] = GradientPart(leaves[name], here.get(name), full.get(name))
             finding, used = compare_gradient(name, step, part, twin)
             self.bound_used = max(self.bound_used, used)
             found += [finding] if finding else []
@@ -237,11 +237,11 @@ class Lockstep:
         sizes, rank = self._run.sizes, self._world.rank
         return all(dp_rank(sizes, other) != dp_rank(sizes, rank) for other in range(rank))
 
-    def _note_losses(self, step: int, whole: float, own: float) -> bool:
+    def _note_losses(self, step: int, full: float, own: float) -> bool:
         """Note the losses of a step: the twin's loss of the global batch, or the mean over its shares if the
         two differ. Return whether the twin of any rank has stepped."""
         share = own if self._counts else 0.0
-        numbers = (whole, share, abs(share), float(self._twin.steps_in_backward))
+        numbers = (full, share, abs(share), float(self._twin.steps_in_backward))
         twin, mean, size, stepped = summed_numbers(numbers, Exchange(self._world.group))
         mean, size = mean / dp_degree(self._run.sizes), size / dp_degree(self._run.sizes)
         if not abs(twin - mean) <= loss_share(self._twin.computes_in) * max(abs(twin), size):
@@ -310,6 +310,6 @@ class Lockstep:
 def _local(gradient: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a gradient, dense and reduced."""
     if isinstance(gradient, DTensor) and any(one.is_partial() for one in gradient.placements):
-        whole = [Replicate() if one.is_partial() else one for one in gradient.placements]
-        gradient = gradient.redistribute(placements=whole)
+        full = [Replicate() if one.is_partial() else one for one in gradient.placements]
+        gradient = gradient.redistribute(placements=full)
     return local_part(dense(gradient))

@@ -30,7 +30,7 @@ from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.workload import Tensors, each_tensor
 
 _JITTERED = 2
-"""How many passes or steps with slightly different values measure noise."""
+"""The number of passes or steps with slightly different values that measure noise."""
 _STEP_SHARE = 2**-9
 """The relative change of gradients that measures how exactly a step repeats, for optimizers that compute in
 bfloat16."""
@@ -126,13 +126,13 @@ class Twin:
         return passes
 
     def step(
-        self, gradients: Mapping[str, torch.Tensor], whole: Mapping[str, torch.Tensor], inexact: "Inexact"
+        self, gradients: Mapping[str, torch.Tensor], full: Mapping[str, torch.Tensor], inexact: "Inexact"
     ) -> dict[str, torch.Tensor]:
         """Step with the ranks' gradients.
 
         Args:
             gradients: this rank's parts.
-            whole: full gradients.
+            full: full gradients.
             inexact: the parameters whose step does not repeat exactly.
 
         Returns:
@@ -142,14 +142,14 @@ class Twin:
         for number in range(_JITTERED if inexact.measured else 0):
             optimizer = copy.deepcopy(self.run.optimizer.state_dict())
             with self._undone():
-                self._set_gradients(gradients, whole)
+                self._set_gradients(gradients, full)
                 mine = [one.grad for one in self.model.parameters() if one.grad is not None]
                 share = max([_STEP_SHARE, *(_unit(one.dtype) for one in mine)])  # less would round away
                 jitter(mine, share, seed=number)
                 self.run.optimizer.step()
                 others.append(retained(state_of(self.run)))
             self.run.optimizer.load_state_dict(optimizer)
-        self._set_gradients(gradients, whole)
+        self._set_gradients(gradients, full)
         self.run.step()
         if not (inexact.measured or inexact.rounded):
             return {}
@@ -209,15 +209,13 @@ class Twin:
         yield
         restore()
 
-    def _set_gradients(
-        self, gradients: Mapping[str, torch.Tensor], whole: Mapping[str, torch.Tensor]
-    ) -> None:
+    def _set_gradients(self, gradients: Mapping[str, torch.Tensor], full: Mapping[str, torch.Tensor]) -> None:
         for name, parameter in self.parameters.items():
             parameter.grad = None
             if name in gradients and gradients[name].is_sparse:
                 parameter.grad = gradients[name].clone()
-            elif name in whole:
-                parameter.grad = whole[name].view_as(parameter).to(parameter.device, copy=True)
+            elif name in full:
+                parameter.grad = full[name].view_as(parameter).to(parameter.device, copy=True)
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def test_of_a_writer_that_saves_share() -> None:
 
 def test_of_other_saves_in_flight_the_states_are_expected(tmp_path: Path) -> None:
     other = Checkpoint(2, "", cast(Any, None), {"model_equal": snapshot_nested({"w": torch.ones(2)})})
-    mine = replace(other, step=1, beside=[other])
+    mine = replace(other, step=1, overlapping=[other])
     cell = bare_cell(tmp_path, config(**SMALL, save="async_shared_writer"))
     states = other_save.defect.expected(cell, "restored", Restored(mine, {}, {}, {}))
     assert [*states] == [other.state]

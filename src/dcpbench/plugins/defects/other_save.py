@@ -11,7 +11,7 @@ from dcpbench.workloads.run_state import State
 
 
 def _expected(cell: Cell, moment: Moment, reference: Restored | StoredFiles) -> Iterator[State]:
-    for other in reference.checkpoint.beside:
+    for other in reference.checkpoint.overlapping:
         yield other.state if moment == "restored" else {str(n): one for n, one in enumerate(other.by_key)}
 
 

@@ -1,7 +1,7 @@
-"""`report.html`: the rows of one sweep or of several as one file that needs nothing beside it.
+"""`report.html`: the rows of one sweep or of several as one file that needs no other.
 
-Styles and scripts are inlined, the rows a packed block of data. What rows say reaches the page as text alone,
-and its Content-Security-Policy lets a browser run only the scripts whose hashes it names, and load nothing.
+Styles and scripts are inlined, the rows are a packed block of data. Texts of rows reach the page only as
+text; its Content-Security-Policy allows only scripts with the listed hashes, and loading nothing.
 """
 
 import base64
@@ -38,10 +38,10 @@ _SCRIPTS = (
     "environment.js",
     "main.js",
 )
-"""In this order they make one module: what stands in one is known to those after it."""
+"""The parts of one module, in this order: each can use the names of those before it."""
 _PACKED_BYTES = 850_000
 _PLAIN_ROWS, _PLAIN_REASON = 200, 300
-"""What a browser without scripts is shown of what did not pass, rows and characters each."""
+"""The failed rows, and the characters of each reason, that are shown without scripts."""
 _PLAIN = ["status", "cell", "reason"]
 
 
@@ -76,7 +76,7 @@ def page(sweeps: Sweeps, title: str, before: Sweeps | None = None, plan: Planned
 
 
 def _of_plugins(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame] | None]:
-    """What plug-ins show: headings and tables."""
+    """Yield the headings and tables of plug-ins."""
     return (section(frame) for section in all_of(lambda plugin: plugin.sections))
 
 
@@ -93,11 +93,11 @@ def _hash(inline: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()}'"
 
 
-def _packed(sweeps: Sweeps, beside: dict[str, Any]) -> str:
-    """The rows as JSON, gzip and base64, as generously as there is room for, and what stands beside them."""
+def _packed(sweeps: Sweeps, more: dict[str, Any]) -> str:
+    """Return the rows and more as JSON, gzip and base64, with the longest texts that fit."""
     packed = ""
     for limits in LIMITS:
-        text = json.dumps(compact(sweeps, limits) | beside, allow_nan=False, separators=(",", ":"))
+        text = json.dumps(compact(sweeps, limits) | more, allow_nan=False, separators=(",", ":"))
         packed = base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
         if len(packed) <= _PACKED_BYTES:
             break
@@ -122,5 +122,5 @@ def _text(text: str) -> str:
 
 
 def _ascii(markup: str) -> str:
-    """Half of a surrogate pair, which a reason may hold, cannot be written as UTF-8."""
+    """Escape all but ASCII: a reason can contain half a surrogate pair, which UTF-8 cannot encode."""
     return markup.encode("ascii", "xmlcharrefreplace").decode()

@@ -1,4 +1,4 @@
-// One run, opened: its status and why, its costs, its configuration, and how to run it again.
+// One opened run: its status and reason, costs, configuration, and the command to run it again.
 
 const LOSSES = ["loss_at_save", "loss_continued", "loss_resumed", "loss_twin"];
 const BOUNDS = ["gradient_bound", "step_bound"];
@@ -38,10 +38,10 @@ function cellParts(app, run) {
     el("h2", { id: "cell-title", tabindex: "-1" }, ...breakable(run.cell)),
     siblings(app, run),
     part("Reason", run.reason && el("p", { class: "reason" }, visible(run.reason))),
-    part("Where its ranks were", places(run)),
+    part("Position of each rank", places(run)),
     part("Trace and log", logTail(run.ending.log_tail), logPath(app, run)),
     part("Run it again", againLine(run)),
-    part("First try", firstTry(run)),
+    part("First attempt", firstTry(run)),
     part("Checks", checkTable(app, run)),
     part("Losses", lossChart(run.losses), facts(run, LOSSES, (value) => String(value))),
     el("div", { class: "pair" },
@@ -54,7 +54,7 @@ function cellParts(app, run) {
   ].filter(Boolean);
 }
 
-// Beside this page, as long as it lies in the folder of the sweep.
+// A link that works as long as the page is in the folder of the sweep.
 function logPath(app, run) {
   if (run.status === "skip") return null;
   const path = `${run.cell}/rank${run.ending.rank ?? 0}.log`;
@@ -121,7 +121,7 @@ function checkTable(app, run) {
     facts(run, BOUNDS, plain), note);
 }
 
-// Whether a cell resumes, and whether it trains as it should, are two questions.
+// Resuming and training have separate verdicts.
 function verdictLines(app, run, { name, title, training }, applied) {
   const checks = app.checks.filter((check) => check.training === training && applied.includes(check.name));
   if (!checks.length) return [];
@@ -132,10 +132,10 @@ function verdictLines(app, run, { name, title, training }, applied) {
 
 function checkLines(app, run, check) {
   const seen = run.check_details[check] ?? { names: null, missed_count: 0, missed: "", mismatches: null, worst: [] };
-  const held = run[check];
+  const passed = run[check];
   return [
     el("tr", {}, el("th", { scope: "row" }, ...checkName(app.checks.find(({ name }) => name === check), "cell")),
-      el("td", {}, held ? "yes" : el("strong", { class: run.status === "xfail" ? null : "no" }, "NO")),
+      el("td", {}, passed ? "yes" : el("strong", { class: run.status === "xfail" ? null : "no" }, "NO")),
       el("td", {}, power(seen)),
       el("td", {}, isMeasured(seen.mismatches) ? String(seen.mismatches) : DASH)),
     seen.missed ? under(`Not reported by its control: ${visible(seen.missed)}`) : null,
@@ -156,7 +156,7 @@ function metricsIn(app, units) {
   return app.metrics.filter(({ unit }) => units.includes(unit)).map(({ name }) => name);
 }
 
-// The phases of the rank that was in them longest; what else a try takes is the start of ranks and the ends of stages.
+// The phases of the slowest rank; the rest of an attempt is starting ranks and ending stages.
 function phaseTable(run) {
   const phases = Object.entries(run.ending.phases ?? {}).filter(([, value]) => Number.isFinite(value));
   const total = run.cell_s ?? run.shared_cell_s;
@@ -166,7 +166,7 @@ function phaseTable(run) {
     el("td", { class: "bar" }, foot ? null : svg("svg", { class: "strip", "aria-hidden": "true" },
       svg("rect", { x: 0, y: 4, height: 8, width: `${Math.max(0, (100 * value) / total).toFixed(1)}%` }))));
   return el("table", { class: "plain times" },
-    el("tbody", {}, ...[...phases, ["all else", rest]].map((one) => line(one))),
+    el("tbody", {}, ...[...phases, ["other", rest]].map((one) => line(one))),
     el("tfoot", {}, line(["cell_s", total], true)));
 }
 
@@ -182,7 +182,7 @@ function firstTry(run) {
     logTail(first.log_tail));
 }
 
-// The last line of each rank that was to be seen when a limit was reached.
+// The last line of each rank when a time limit was reached.
 function places(run) {
   const ranks = Object.entries(run.ending.doing ?? {});
   return ranks.length ? factList(ranks.map(([name, frame]) => [`rank ${plain(name)}`, plain(frame)])) : null;

@@ -1,10 +1,10 @@
-// What a checkpoint costs: each run a dot, their median a bar, one line for each configuration.
+// The costs of checkpoints: each run a dot, their median a bar, one line for each configuration.
 
 const LINES_SHOWN = 40;
 const TICKS = 4;
 const DECADES = 100;
 const BYTES_PER_GB = 1e9;
-// Rates are made of metrics: `limit` is what plain files reached.
+// Rates are computed from metrics; `limit` is the rate of plain files.
 const RATES = [
   { name: "save_gb_s", label: "checkpoint_bytes / save_s", means: "bytes per second of a save",
     of: (run) => rate(run, run.save_s), limit: (run) => rate(run, run.raw_write_s), text: throughput },
@@ -13,7 +13,7 @@ const RATES = [
 ];
 const TEXTS = { s: seconds, bytes };
 
-// The metrics that are headlines, then rates; `of` a run, `text` says it in the unit that fits.
+// The headline metrics, then rates; `of` reads the value of a run, `text` writes it in the unit that fits.
 function costsOf(app) {
   const headlines = app.metrics.filter((metric) => metric.headline).map((metric) => ({
     name: metric.name, label: metric.name, means: metric.help, of: (run) => run[metric.name], text: textOf(metric),
@@ -72,7 +72,7 @@ function measuredIn(runs, of) {
   return runs.map(of).filter(isMeasured);
 }
 
-// From 0, or in powers of ten: unless the reader has chosen, where the values span two of them.
+// From 0, or in powers of ten: by the reader's choice, else if the values span two of them.
 function scaleFor(all, choice) {
   const positive = all.filter((value) => value > 0);
   const high = positive.reduce((a, b) => Math.max(a, b), 0) || 1;

@@ -1,4 +1,4 @@
-// Building blocks. Whatever a row says becomes text here, never markup: nothing in these scripts parses HTML.
+// Building blocks. Texts of rows become text nodes, never markup: nothing in these scripts parses HTML.
 
 const byId = (id) => document.getElementById(id);
 const DASH = "\u2013";
@@ -13,7 +13,7 @@ function svg(name, attributes, ...children) {
   return build(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
 }
 
-// The children of an element, in place of those it had; null and false are none.
+// The children of an element, in place of those it had; null and false are skipped.
 function fill(element, ...children) {
   element.replaceChildren();
   return build(element, {}, children);
@@ -37,12 +37,12 @@ function columnHeads(names) {
   return names.map((name) => el("th", { scope: "col" }, name));
 }
 
-// What is wider than the page is moved by itself, by keyboard too.
+// A wide table scrolls separately, also by keyboard.
 function scroller(label, table) {
   return el("div", label ? { class: "scrolls", tabindex: "0", role: "region", "aria-label": `${label}: table` } : { class: "scrolls" }, table);
 }
 
-// Pairs of a name and what is known of it.
+// Pairs of a name and its value.
 function factList(pairs) {
   return el("dl", { class: "facts" }, ...pairs.flatMap(([name, text]) => [el("dt", {}, name), el("dd", {}, text)]));
 }
@@ -51,7 +51,7 @@ function button(text, onClick, attributes) {
   return el("button", { type: "button", click: onClick, ...attributes }, text);
 }
 
-// Control characters and those that turn the direction of text are shown, not obeyed; half a surrogate pair is no text.
+// Control characters and those that turn the direction of text are shown, not obeyed; half a surrogate pair is not text.
 function visible(text) {
   const picture = (char) => String.fromCharCode(0x2400 + (char === "\x7f" ? 0x21 : char.charCodeAt(0)));
   const escaped = (char) => `\\u${char.charCodeAt(0).toString(16).padStart(4, "0")}`;
@@ -65,7 +65,7 @@ function plain(value) {
   return value === null || value === undefined ? DASH : visible(value);
 }
 
-// A name that may be broken into lines after its commas.
+// A name that can be broken into lines after its commas.
 function breakable(name) {
   return plain(name).split(/(?<=,)/).flatMap((part, i) => (i ? [el("wbr"), part] : [part]));
 }

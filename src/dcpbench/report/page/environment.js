@@ -1,4 +1,4 @@
-// The machine and the software that rows were measured on, sweep by sweep, and what changed while one ran.
+// The machine and the software of each sweep, and what changed while it ran.
 
 function drawEnvironment(app) {
   const columns = Object.entries(app.environments).flatMap(([sweep, known]) => environmentColumns(app, sweep, known));
@@ -6,7 +6,7 @@ function drawEnvironment(app) {
   const section = byId("environment");
   fill(section, el("h2", { id: "environment-title" }, "Environment"));
   if (!names.length) {
-    section.append(el("p", { class: "note" }, "Not recorded: there is no environment.json that can be read."));
+    section.append(el("p", { class: "note" }, "Not recorded: no environment.json that can be read."));
   } else {
     section.append(scroller("Environment", el("table", { class: "plain environment" },
       columns.length > 1 && el("thead", {}, el("tr", {}, el("td"), columnHeads(columns.map(({ title }) => visible(title))))),
@@ -16,7 +16,7 @@ function drawEnvironment(app) {
   section.append(el("h3", {}, "Left out"), el("ul", {}, ...app.leftOut.map((sentence) => el("li", {}, visible(sentence)))));
 }
 
-// A sweep that was resumed elsewhere has `earlier`: what was different then, and nothing else.
+// A sweep that was resumed elsewhere has `earlier`: only what was different then.
 function environmentColumns(app, sweep, known) {
   const { earlier, ...now } = known;
   const machines = Array.isArray(earlier) ? earlier : [];
@@ -34,8 +34,8 @@ function environmentLine(name, columns) {
 
 function environmentText(value) {
   if (Array.isArray(value)) {
-    const alike = [...groupBy(value.map(environmentText), (text) => text)];
-    return alike.map(([text, { length }]) => (length > 1 ? `${length} ${TIMES} ${text}` : text)).join(", ") || "none";
+    const same = [...groupBy(value.map(environmentText), (text) => text)];
+    return same.map(([text, { length }]) => (length > 1 ? `${length} ${TIMES} ${text}` : text)).join(", ") || "none";
   }
   if (value !== null && typeof value === "object") return visible(JSON.stringify(value));
   return plain(value);

@@ -1,4 +1,4 @@
-// The controls above the matrix. They are made once and then follow the state, so that focus stays where it is.
+// The controls above the matrix. They are built once and then updated, so that they keep the focus.
 
 function makeFilters(app) {
   const statuses = [...KINDS.values()].filter((kind) => app.runs.some((run) => run.kind.name === kind.name)).reverse();

@@ -1,11 +1,11 @@
-// The losses of one run as curves: uninterrupted, its unwrapped twin, and each that was resumed.
+// The losses of one run as curves: uninterrupted, its unwrapped twin, and each resumed run.
 
 const WIDTH = 640;
 const HEIGHT = 220;
 const LEFT = 52;
 const BOTTOM = 26;
 const EDGE = 10;
-// The widest lies lowest, so that curves that agree are all seen.
+// The widest curve is drawn first, so that equal curves are all visible.
 const CURVES = { twin: "unwrapped twin", continued: "uninterrupted, with its saves", resumed: "resumed from a checkpoint" };
 
 function lossChart(curves) {

@@ -1,4 +1,4 @@
-// The page: rows unpacked, the state read from the address, everything drawn from both.
+// The page: unpack the rows, read the state from the address, draw both.
 
 start().catch((error) => {
   byId("trouble").hidden = false;
@@ -33,7 +33,7 @@ function makeApp(data) {
     environments: data.environments, leftOut: data.left_out, changes: data.changes, complete: data.complete, nulls: data.nulls, layouts: chooseLayouts(runs, axes),
     state: readState(location.hash), opener: null,
   };
-  // What is typed or ticked replaces the address; what is opened can be left with Back.
+  // Filters replace the address; an opened cell can be closed with Back.
   app.change = (how) => { how(app.state); remember(app, "replaceState"); draw(app); };
   app.open = (run) => {
     app.opener = document.activeElement;
@@ -50,7 +50,7 @@ function remember(app, how) {
   history[how](null, "", `#${writeState(app.state)}`);
 }
 
-// What has the focus is drawn anew only where there is something else to see.
+// The page is drawn again only if the filters changed, which keeps the focus.
 function followAddress(app) {
   const view = (state) => writeState({ ...state, cell: "" });
   const before = view(app.state);
@@ -65,7 +65,7 @@ function closed(app) {
     app.state.cell = "";
     remember(app, "replaceState");
   }
-  // The browser gives the focus back by itself, but knows nothing of a square when an address opened the cell.
+  // The browser restores the focus, except to a square when an address opened the cell.
   const back = app.opener?.isConnected ? app.opener : squareOf(app, cell);
   app.opener = null;
   if (back?.matches(".square")) focusSquare(back);
@@ -110,7 +110,7 @@ function makeTheme() {
   name();
 }
 
-// A browser may deny a file its storage.
+// A browser can deny storage to a file.
 function attempt(action) {
   try {
     return action();

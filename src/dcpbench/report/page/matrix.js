@@ -1,4 +1,4 @@
-// The heat map: one square for each pair of a row's and a column's values, coloured by its worst run.
+// The heat map: one square for each pair of row and column values, coloured by its worst run.
 
 const IMPORTANT = [];
 const ROW_AXES = [];
@@ -7,7 +7,7 @@ const COLUMN_AXES_AT_MOST = 2;
 const AXES_AT_A_GLANCE = 2;
 const FULL = 0.5;
 
-// The axes that come first, and those of them that are along the side.
+// The most important axes, and those of them that are along the side.
 function readImportant(important) {
   IMPORTANT.push(...important.map(({ name }) => name));
   ROW_AXES.push(...important.filter(({ down }) => down).map(({ name }) => name));
@@ -16,7 +16,7 @@ function readImportant(important) {
 // Few and full rows and columns read best; a column costs more than a row, since pages are taller than wide.
 // Where all axes together would be too wide for any page, the least important ones are folded.
 function chooseLayout(runs, axes) {
-  const names = varying(axes).filter((axis) => tells(runs, [], axis));
+  const names = varying(axes).filter((axis) => distinguishes(runs, [], axis));
   const kept = names.length > AXES_AT_A_GLANCE ? telling(runs, names) : [...names];
   for (;;) {
     const layout = bestLayout(runs, names.filter((axis) => kept.includes(axis)));
@@ -25,15 +25,15 @@ function chooseLayout(runs, axes) {
   }
 }
 
-// The axes by their importance, without those that follow from others and so say nothing that these do not.
+// The axes by importance, without those that follow from others.
 function telling(runs, names) {
   const place = (axis) => (IMPORTANT.includes(axis) ? IMPORTANT.indexOf(axis) : IMPORTANT.length);
   return [...names].sort((a, b) => place(a) - place(b))
-    .reduce((kept, axis) => (tells(runs, kept, axis) ? [...kept, axis] : kept), []);
+    .reduce((kept, axis) => (distinguishes(runs, kept, axis) ? [...kept, axis] : kept), []);
 }
 
-// Whether runs that are alike along some axes differ in one more.
-function tells(runs, along, axis) {
+// Whether runs that are equal along some axes differ in one more.
+function distinguishes(runs, along, axis) {
   const count = (axes) => new Set(runs.map((run) => configuration(run, axes))).size;
   return count([...along, axis]) > count(along);
 }
@@ -53,17 +53,17 @@ function bestLayout(runs, names) {
   return best;
 }
 
-// Scenarios have axes of their own: in one matrix most squares would be empty. Those that differ along the same
-// axes share one; and what has a planted fault would stand among the others as if it were one of them.
+// Scenarios have different axes: in one matrix most squares would be empty. Those with the same axes share one.
+// Runs with an injected fault have a separate matrix.
 function chooseLayouts(runs, axes) {
-  const planted = runs.filter(isPlanted);
-  const others = planted.length && planted.length < runs.length ? runs.filter((run) => !isPlanted(run)) : runs;
+  const injected = runs.filter(isInjected);
+  const others = injected.length && injected.length < runs.length ? runs.filter((run) => !isInjected(run)) : runs;
   const apart = others.length < runs.length;
   const whole = chooseLayout(others, axes);
   const parts = isFull(others, whole) ? [] : byScenario(others, axes);
   return {
-    main: (parts.length > 1 ? parts : [whole]).map((part) => ({ ...part, planted: apart ? false : null })),
-    planted: apart ? { ...chooseLayout(planted, axes), planted: true } : null,
+    main: (parts.length > 1 ? parts : [whole]).map((part) => ({ ...part, injected: apart ? false : null })),
+    injected: apart ? { ...chooseLayout(injected, axes), injected: true } : null,
   };
 }
 
@@ -74,28 +74,28 @@ function isFull(runs, { rows, columns }) {
 
 function byScenario(runs, axes) {
   const alone = [...groupBy(runs, (run) => valueOf(run, "scenario"))].map(([scenario, of]) => ({ scenario, of }));
-  const along = ({ of }) => varying(axes).filter((axis) => tells(of, [], axis)).join();
-  return [...groupBy(alone, along).values()].map((alike) => ({
-    ...chooseLayout(alike.flatMap(({ of }) => of), axes), scenarios: alike.map(({ scenario }) => scenario),
+  const along = ({ of }) => varying(axes).filter((axis) => distinguishes(of, [], axis)).join();
+  return [...groupBy(alone, along).values()].map((equal) => ({
+    ...chooseLayout(equal.flatMap(({ of }) => of), axes), scenarios: equal.map(({ scenario }) => scenario),
   }));
 }
 
-function isPlanted(run) {
+function isInjected(run) {
   return run.fault !== null;
 }
 
-function isIn(run, { planted, scenarios }) {
-  return (planted === null || planted === isPlanted(run)) && (!scenarios || scenarios.includes(valueOf(run, "scenario")));
+function isIn(run, { injected, scenarios }) {
+  return (injected === null || injected === isInjected(run)) && (!scenarios || scenarios.includes(valueOf(run, "scenario")));
 }
 
-// The matrix in which a run stands, and whether its square there has another run too.
+// The matrix that contains a run, and whether its square there has another run too.
 function placeOf(app, run) {
-  const { main, planted } = app.layouts;
-  const layout = [...main, ...(planted ? [planted] : [])].find((one) => isIn(run, one));
+  const { main, injected } = app.layouts;
+  const layout = [...main, ...(injected ? [injected] : [])].find((one) => isIn(run, one));
   const along = [...layout.rows, ...layout.columns];
   const square = configuration(run, along);
   const hasToo = (other) => isIn(other, layout) && configuration(other, along) === square;
-  return { id: layout === planted ? "faults" : "matrix", hasToo };
+  return { id: layout === injected ? "faults" : "matrix", hasToo };
 }
 
 function drawMatrix(app, shown) {
@@ -103,12 +103,12 @@ function drawMatrix(app, shown) {
   byId("matrix-section").hidden = parts.length === 0;
   fill(byId("matrix"), ...parts.map((part) => el("div", { class: "part" }, ...part)));
   if (byId("matrix").querySelector(".gap")) {
-    byId("matrix").append(el("p", { class: "note" }, "Where a square is empty, the sweep has no such cell",
+    byId("matrix").append(el("p", { class: "note" }, "An empty square has no such cell in this sweep",
       !app.complete && ", or it did not run yet", shown.length < app.runs.length && ", or the filters hide it", "."));
   }
 }
 
-// The matrix of those runs that stand in it, and what is folded in it.
+// The matrix of the runs that belong to it, and its folded axes.
 function matrixOf(app, layout, shown) {
   const runs = shown.filter((run) => isIn(run, layout));
   if (!runs.length) return [];
@@ -121,13 +121,13 @@ function matrixOf(app, layout, shown) {
     ...rowHeaders(rows, number),
     layout.rows.length === 0 && el("th", { scope: "row" }, "all"),
     ...columns.map((column) => el("td", {}, square(app, of([...row, ...column]), [...row, ...column])))));
-  const title = layout.planted ? "Injected faults" : layout.scenarios?.join(", ") ?? "Matrix";
+  const title = layout.injected ? "Injected faults" : layout.scenarios?.join(", ") ?? "Matrix";
   const table = el("table", {
     class: `matrix ${sizeFor(columns.length)} ${rows.length > 30 ? "dense" : ""}`,
     role: "grid", "aria-label": title, keydown: walk,
   }, el("thead", {}, ...headers(layout, columns)), el("tbody", {}, ...body));
   table.querySelector(".square")?.setAttribute("tabindex", "0");
-  const folded = app.varying.filter((axis) => !placed.includes(axis) && tells(runs, placed, axis));
+  const folded = app.varying.filter((axis) => !placed.includes(axis) && distinguishes(runs, placed, axis));
   return [
     layout.scenarios && el("h3", {}, el("span", {}, "scenario "), visible(title)),
     folded.length > 0 && el("p", { class: "note" }, `Folded: ${folded.join(", ")}. A square shows the worst of its runs.`),
@@ -139,7 +139,7 @@ function sizeFor(columns) {
   return columns <= 8 ? "large" : columns <= 20 ? "medium" : "small";
 }
 
-// The combinations of values that are there, in the order of the axes' values.
+// The combinations of values that exist, in the order of the axes' values.
 function combinations(app, runs, along) {
   const seen = new Map(runs.map((run) => [configuration(run, along), along.map((axis) => valueOf(run, axis))]));
   const places = along.map((axis) => new Map(app.axes.get(axis).map((value, place) => [value, place])));
@@ -150,7 +150,7 @@ function combinations(app, runs, along) {
   return [...seen.values()].sort(compare);
 }
 
-// How many combinations from this one on have the same values up to this axis; 0 where it is not the first.
+// How many combinations from this one on have the same values up to this axis; 0 if it is not the first.
 function spanAt(all, number, depth) {
   const same = (a, b) => b && a.slice(0, depth + 1).every((value, i) => value === b[i]);
   if (same(all[number], all[number - 1])) return 0;
@@ -186,20 +186,20 @@ function headers(layout, columns) {
 
 function corners(rows, column) {
   const names = rows.length ? rows : [""];
-  const beside = (i) => i === names.length - 1 && column && el("span", {}, column);
-  const both = (name, i) => el("span", { class: "ends" }, el("span", {}, name), beside(i));
+  const next = (i) => i === names.length - 1 && column && el("span", {}, column);
+  const both = (name, i) => el("span", { class: "ends" }, el("span", {}, name), next(i));
   return names.map((name, i) => el("td", { class: "corner" }, both(name, i)));
 }
 
 function square(app, runs, values) {
   if (!runs) return el("span", { class: "gap" }, el("span", { class: "hidden" }, "no such cell"));
   const kind = worst(runs);
-  const alike = runs.filter((run) => run.kind === kind || run.kind.name === kind.name).length;
-  const mixed = alike < runs.length;
+  const equal = runs.filter((run) => run.kind === kind || run.kind.name === kind.name).length;
+  const mixed = equal < runs.length;
   const name = values.length ? `${values.map(plain).join(", ")}: ` : "";
-  const count = runs.length > 1 ? `, ${mixed ? `${alike} of ${runs.length}` : runs.length} runs` : "";
+  const count = runs.length > 1 ? `, ${mixed ? `${equal} of ${runs.length}` : runs.length} runs` : "";
   const label = name + kind.label + count;
-  const small = runs.length > 1 && el("small", {}, mixed ? `${alike}/${runs.length}` : `${TIMES}${runs.length}`);
+  const small = runs.length > 1 && el("small", {}, mixed ? `${equal}/${runs.length}` : `${TIMES}${runs.length}`);
   return button([kind.letter, small], () => app.open(runs.find((run) => run.kind.name === kind.name)), {
     class: `square s-${kind.name}`, "aria-label": label, title: label, tabindex: "-1", "data-key": runs[0].key,
   });
@@ -212,13 +212,13 @@ function walk(event) {
     (row) => [...row.querySelectorAll("td")].map((cell) => cell.querySelector(".square")));
   const line = lines.find((squares) => squares.includes(event.target));
   const column = lines.map((squares) => squares[line.indexOf(event.target)]);
-  const beside = (squares, ahead) => {
+  const next = (squares, ahead) => {
     const at = squares.indexOf(event.target);
     return ahead ? squares.slice(at + 1).find(Boolean) : squares.slice(0, at).findLast(Boolean);
   };
   const steps = {
-    ArrowLeft: () => beside(line, false), ArrowRight: () => beside(line, true),
-    ArrowUp: () => beside(column, false), ArrowDown: () => beside(column, true),
+    ArrowLeft: () => next(line, false), ArrowRight: () => next(line, true),
+    ArrowUp: () => next(column, false), ArrowDown: () => next(column, true),
     Home: () => line.find(Boolean), End: () => line.findLast(Boolean),
   };
   if (!(event.key in steps)) return;

@@ -1,4 +1,4 @@
-"""What the page keeps of the rows, by columns: like values side by side pack about four times as well."""
+"""The data of the page, by columns: equal values next to each other compress about four times as well."""
 
 import json
 import math
@@ -32,7 +32,7 @@ _NOT_KEPT = ("schema_version", "config_dir", "cwd")
 
 @dataclass(frozen=True)
 class Limits:
-    """How much of what may be long is kept of each row; `lines` of a log, `worst` mismatches of a check."""
+    """Limits of long texts: characters, `lines` of a log, `worst` mismatches of a check."""
 
     characters: int
     lines: int
@@ -44,7 +44,7 @@ LIMITS = (Limits(4000, 30, 5), Limits(1000, 10, 2), Limits(300, 0, 1))
 
 
 def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
-    """What the page is given, ready for JSON: the columns, what each of them is, and the environments."""
+    """Return the data of the page, ready for JSON: columns, their descriptions, and the environments."""
     frame = sweeps.frame
     labels = short_names([*frame["sweep"], *sweeps.environments])
     kept = [column for column in columns() if column not in _NOT_KEPT]
@@ -59,7 +59,7 @@ def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
     values["short"] = [
         short_reason({**row, "details": of})[:_SHORT] for row, of in zip(rows, details, strict=True)
     ]
-    values["alike"] = pd.factorize(pd.Series(values["short"]).map(without_numbers))[0].tolist()
+    values["reason_group"] = pd.factorize(pd.Series(values["short"]).map(without_numbers))[0].tolist()
     values["seen_by"] = [seen_by(row) for row in rows]
     values["losses"] = [_losses(one) for one in details]
     values["ending"] = [_clean(_ending(one, limits), limits) for one in details]
@@ -70,16 +70,16 @@ def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
     kinds = list(dict.fromkeys(nulls))
     values["nulls"] = [kinds.index(one) for one in nulls]
     important = sorted((spec for spec in AXES.values() if spec.place), key=lambda spec: spec.place)
-    beside = {name: of for name, of in _axes_beside(frame).items() if name not in values}
+    others = {name: of for name, of in _other_axes(frame).items() if name not in values}
     return {
-        "axes": ["sweep", *AXES, *beside],
+        "axes": ["sweep", *AXES, *others],
         "important": [{"name": spec.name, "down": spec.down} for spec in important],
         "statuses": [
             {"name": spec.name, "letter": spec.letter, "label": spec.label, "means": spec.help}
             for spec in SHOWN.values()
         ],
         "checks": [
-            {"name": spec.name, "training": spec.training, "told": _explained(spec)}
+            {"name": spec.name, "training": spec.training, "explained": _explained(spec)}
             for spec in CHECKS.values()
         ],
         "nulls": [_clean(json.loads(kind), limits) for kind in kinds],
@@ -87,7 +87,7 @@ def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
             {"name": spec.name, "unit": spec.unit, "help": spec.help, "headline": spec.history}
             for spec in METRICS.values()
         ],
-        "columns": {**beside, **values},
+        "columns": {**others, **values},
         "environments": {
             labels[sweep]: _clean(known, limits) for sweep, known in sweeps.environments.items()
         },
@@ -107,7 +107,7 @@ def _explained(spec: CheckSpec) -> list[str]:
 
 
 def cut(value: object, characters: int) -> str | None:
-    """A text, shortened where it is longer than that; None for what is none."""
+    """Return a text, shortened if it is longer; None if it is not a text."""
     if not isinstance(value, str):
         return None
     more = len(value) - characters
@@ -115,12 +115,13 @@ def cut(value: object, characters: int) -> str | None:
     return value if more <= 0 else f"{value[:characters]} ... ({more} more characters in {files})"
 
 
-def _axes_beside(frame: pd.DataFrame) -> dict[str, list[str | None]]:
-    """The overrides that are part of what a cell is, no axis, and vary: by name, the value in each row."""
+def _other_axes(frame: pd.DataFrame) -> dict[str, list[str | None]]:
+    """Return the overrides that vary, are part of a cell's identity and are not axes: their value in each
+    row."""
     keys = identity_keys(frame["overrides"], frame["config"])
-    asked = [override_values(one) for one in frame["overrides"]]
-    names = dict.fromkeys(name for one in asked for name in one if name in keys)
-    values = {name: [one.get(name) for one in asked] for name in names}
+    given = [override_values(one) for one in frame["overrides"]]
+    names = dict.fromkeys(name for one in given for name in one if name in keys)
+    values = {name: [one.get(name) for one in given] for name in names}
     return {name: of for name, of in values.items() if len(set(of)) > 1}
 
 
@@ -133,7 +134,7 @@ def _list(value: object) -> list[Any]:
 
 
 def _clean(value: Any, limits: Limits) -> Any:
-    """A value of JSON with long texts cut, and null for a number beyond every float."""
+    """Return a JSON value with long texts cut, and null for numbers that are not finite."""
     if isinstance(value, str):
         return cut(value, limits.characters)
     if isinstance(value, dict):
@@ -163,8 +164,8 @@ def _why_null(row: dict[str, Any], details: dict[str, Any]) -> list[list[str]]:
 
 
 def _checks(details: dict[str, Any], reason: str, limits: Limits) -> dict[str, Any]:
-    """Of each check how many names its control looked at, which it missed, and the worst mismatches, but what
-    the reason says already."""
+    """Return for each check how many names its control compared, which it missed, and the worst mismatches
+    that the reason does not have."""
     return {
         name: {
             "names": len(_dict(seen.get("control"))),
@@ -172,9 +173,9 @@ def _checks(details: dict[str, Any], reason: str, limits: Limits) -> dict[str, A
             "missed": _some(missed),
             "mismatches": seen.get("mismatch_count"),
             "worst": [
-                told
+                text
                 for one in _list(seen.get("worst"))[: limits.worst]
-                if (told := _mismatch(_dict(one), reason))
+                if (text := _mismatch(_dict(one), reason))
             ],
         }
         for name, seen in _dict(details.get("checks")).items()
@@ -183,12 +184,12 @@ def _checks(details: dict[str, Any], reason: str, limits: Limits) -> dict[str, A
 
 
 def _some(names: Sequence[object]) -> str:
-    more = f" and {len(names) - _MISSED} more, which are in {DETAILS_JSONL}" if len(names) > _MISSED else ""
+    more = f" and {len(names) - _MISSED} more in {DETAILS_JSONL}" if len(names) > _MISSED else ""
     return ", ".join(map(str, names[:_MISSED])) + more
 
 
 def _mismatch(finding: dict[str, Any], reason: str) -> str:
-    """A finding in a line; nothing where the reason says it."""
+    """Return a mismatch in one line; nothing if the reason has it."""
     what = _what(finding)
     named = [text for text in (finding.get("name"), finding.get("where")) if text and isinstance(text, str)]
     if all(text in reason for text in (*named, what)):
@@ -196,14 +197,14 @@ def _mismatch(finding: dict[str, Any], reason: str) -> str:
     ranks = _list(finding.get("ranks")) or [finding.get("rank")]
     ranks = [rank for rank in ranks if isinstance(rank, int)]
     apart = finding.get("max_abs_diff")
-    told = [" ".join(named), what, f"rank {rank_numbers(ranks)}" if ranks else ""]
+    parts = [" ".join(named), what, f"rank {rank_numbers(ranks)}" if ranks else ""]
     if isinstance(apart, int | float) and "at most" not in what:
-        told.append(f"at most {apart:.3g} apart")
-    return "; ".join(filter(None, told))
+        parts.append(f"at most {apart:.3g} apart")
+    return "; ".join(filter(None, parts))
 
 
 def _what(finding: dict[str, Any]) -> str:
-    """What is wrong, in a sentence."""
+    """Describe a mismatch in a sentence."""
     try:
         known = Mismatch(
             str(finding.get("name")),
@@ -212,12 +213,12 @@ def _what(finding: dict[str, Any]) -> str:
             facts=finding,
         )
         return describe(known)
-    except (KeyError, StopIteration, TypeError, ValueError):  # not as this version writes them
+    except (KeyError, StopIteration, TypeError, ValueError):  # written by another version
         return str(finding.get("problem"))
 
 
 def _losses(details: dict[str, Any]) -> list[dict[str, Any]]:
-    """The first rank's losses: the uninterrupted run, its twin, and each run that was resumed at a step."""
+    """Return the first rank's losses: the uninterrupted run, its twin, and each resumed run."""
     rank = _dict(next(iter(_list(details.get("ranks"))), None))
     resumed = _dict(rank.get("resumed")).items()
     curves = [_curve(name, 1, values) for name, values in _dict(rank.get("losses")).items()]
@@ -226,7 +227,7 @@ def _losses(details: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _curve(name: str, first: int, values: object) -> dict[str, Any]:
-    """Every n-th loss from step `first` on, few enough to draw; `every` is n."""
+    """Return every n-th loss from step `first` on, few enough to draw; `every` is n."""
     losses = list(map(_rounded, _list(values)))
     every = max(1, math.ceil(len(losses) / _POINTS))
     return {"name": name, "first": first, "every": every, "losses": losses[::every]}
@@ -235,13 +236,13 @@ def _curve(name: str, first: int, values: object) -> dict[str, Any]:
 def _rounded(value: object) -> float | None:
     try:
         rounded = float(f"{value:.{_DIGITS}g}") if isinstance(value, int | float) else math.nan
-    except OverflowError:  # an integer beyond every float
+    except OverflowError:  # an integer too large for a float
         return None
     return rounded if math.isfinite(rounded) else None
 
 
 def _ending(details: dict[str, Any], limits: Limits) -> dict[str, Any]:
-    """What is known of an end that no check made: of this try, and of the first one."""
+    """Return where and how the attempt ended, and the first attempt."""
     known: dict[str, Any] = {key: details[key] for key in _ENDING if key in details}
     known |= _tail(details, limits)
     first = details.get("first_try")
@@ -250,6 +251,6 @@ def _ending(details: dict[str, Any], limits: Limits) -> dict[str, Any]:
     return known
 
 
-def _tail(of: dict[str, Any], limits: Limits) -> dict[str, Any]:
-    lines = _list(of.get("log_tail"))[-limits.lines :] if limits.lines else []
+def _tail(details: dict[str, Any], limits: Limits) -> dict[str, Any]:
+    lines = _list(details.get("log_tail"))[-limits.lines :] if limits.lines else []
     return {"log_tail": [cut(str(line), limits.characters // 10) for line in lines]} if lines else {}

@@ -1,6 +1,6 @@
 // The rows as runs, their statuses and the axes along which they differ.
 
-// What a run is shown as, the worst first: a square with several runs shows the first of these that one of them is.
+// The statuses that runs are shown with, the worst first: a square shows the worst of its runs.
 const KINDS = new Map();
 
 function readStatuses(statuses) {
@@ -17,7 +17,7 @@ async function unpack(text) {
   return new Response(stream).json();
 }
 
-// One object for each row; `kind` is its status as it is shown, `key` names it in an address.
+// One object for each row; `kind` is the status it is shown with, `key` names it in an address.
 function runsOf(data) {
   const names = Object.keys(data.columns);
   const several = new Set(data.columns.sweep).size > 1;
@@ -52,8 +52,7 @@ function varying(axes) {
   return [...axes.keys()].filter((axis) => axes.get(axis).length > 1);
 }
 
-// A configuration by the axes along which the sweep differs and that say something of it; a value that does not speak
-// for itself comes with the name of its axis.
+// The name of a configuration, from the axes that distinguish it; numbers and booleans have the name of their axis.
 function nameOf(app, run, axes = app.telling) {
   const known = axes.filter((axis) => valueOf(run, axis) !== DASH);
   const text = (axis, value) => (/^(true|false|[\d.]*)$/i.test(value) ? `${axis}=${value}` : visible(value));
@@ -64,7 +63,7 @@ function describe(run, axes) {
   return axes.map((axis) => `${axis} ${plain(valueOf(run, axis))}`).join(", ");
 }
 
-// Runs of one configuration differ in nothing but `repeat`.
+// Runs of one configuration differ only in `repeat`.
 function configuration(run, axes) {
   return axes.map((axis) => valueOf(run, axis)).join("\u0000");
 }

@@ -1,4 +1,4 @@
-// What the reader has chosen: kept in the address behind #, so that it can be sent to someone else.
+// The reader's choices: kept in the address after #, so that a link reproduces them.
 
 const AXIS = "axis.";
 
