@@ -95,9 +95,9 @@ def _scan(values: Floats) -> tuple[npt.NDArray[np.intp], Floats]:
     count = left[:, -1:]
     scores = _scores(values)
     sums = scores.cumsum(axis=1)
-    may = present & (left >= LEAST_SIDE) & (count - left >= LEAST_SIDE)
-    spread = np.sqrt(np.where(may, left * (count - left) / np.maximum(count, 1), 1.0))
-    standardised = np.where(may, np.abs(sums) / spread, 0.0)
+    allowed = present & (left >= LEAST_SIDE) & (count - left >= LEAST_SIDE)
+    spread = np.sqrt(np.where(allowed, left * (count - left) / np.maximum(count, 1), 1.0))
+    standardised = np.where(allowed, np.abs(sums) / spread, 0.0)
     last_before = standardised.argmax(axis=1)
     after = present & (np.arange(values.shape[1]) > last_before[:, None])
     largest = standardised.max(axis=1) * np.sqrt(_worth(scores, present, after))

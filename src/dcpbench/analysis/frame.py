@@ -47,7 +47,7 @@ class Sweeps:
 
 
 def read_sweeps(places: Path | str | Sequence[Path | str]) -> Sweeps:
-    """Read the rows of one sweep or of several as one tidy frame; a folder of sweeps stands for all of them.
+    """Read the rows of one sweep or of several as one tidy frame; a folder of sweeps contributes all of them.
 
     The frame has one row for each run of a cell, in the order of the files, and these columns:
 
@@ -159,7 +159,7 @@ def sweeps_in(place: Path) -> Iterator[Path]:
     for below in ("*", "*/*"):
         found = {path.parent for path in place.glob(f"{below}/{RESULTS_JSONL}")}
         in_parts = {path.parents[1] for path in place.glob(f"{below}/{PARTS}/{RESULTS_JSONL}")}
-        if found := found | {whole for whole in in_parts if (whole / SWEEP_JSON).exists()}:
+        if found := found | {sweep for sweep in in_parts if (sweep / SWEEP_JSON).exists()}:
             yield from sorted(found)
             return
     raise ResultsError(f"{place}: no sweep here or in the folders below it (no {RESULTS_JSONL})")

@@ -50,19 +50,18 @@ class Condition:
         return same if self.operator == "=" else ~same
 
 
-def parse(asked: str) -> Condition:
+def parse(condition: str) -> Condition:
     """Parse a condition: a column, one of = != < <= > >= ~ (a regular expression is searched for), and a
     value: true, false, null, a number or a text, in double quotes if it is one of these words."""
-    form = _FORM.fullmatch(asked)
+    form = _FORM.fullmatch(condition)
     if not form:
-        raise QueryError(
-            f"--where {asked!r}: expected a column, one of = != < <= > >= ~ and a value, like status!=pass"
-        )
+        expected = "a column, one of = != < <= > >= ~ and a value, like status!=pass"
+        raise QueryError(f"--where {condition!r}: expected {expected}")
     name, sign, text = form.groups()
     column, sign = known_column(name, "--where"), "=" if sign == "==" else sign
-    value = _pattern(asked, column, text) if sign == "~" else _value(asked, column, text)
+    value = _pattern(condition, column, text) if sign == "~" else _value(condition, column, text)
     if sign in _ORDER and (value is None or queryable()[column] == "boolean"):
-        raise QueryError(f"--where {asked!r}: {text} has no order; use = or !=")
+        raise QueryError(f"--where {condition!r}: {text} has no order; use = or !=")
     return Condition(column, sign, value)
 
 
@@ -106,20 +105,20 @@ def _refuse_unknown_value(column: "pd.Series[str]", condition: Condition) -> Non
     there = sorted(column.dropna().unique())
     known = [*STATUSES, *there] if condition.column == "status" else there
     if value not in known and (condition.operator == "=" or did_you_mean(value, known)):
-        asked = f"{condition.column}{condition.operator}{value}"
-        raise QueryError(f"--where {asked}: no row has that {condition.column}{choices(value, known)}")
+        given = f"{condition.column}{condition.operator}{value}"
+        raise QueryError(f"--where {given}: no row has that {condition.column}{choices(value, known)}")
 
 
-def _pattern(asked: str, column: str, text: str) -> re.Pattern[str]:
+def _pattern(given: str, column: str, text: str) -> re.Pattern[str]:
     if queryable()[column] != "string":
-        raise QueryError(f"--where {asked!r}: {column} is not a text; ~ searches only texts")
+        raise QueryError(f"--where {given!r}: {column} is not a text; ~ searches only texts")
     try:
         return re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:
-        raise QueryError(f"--where {asked!r}: invalid regular expression: {error}") from None
+        raise QueryError(f"--where {given!r}: invalid regular expression: {error}") from None
 
 
-def _value(asked: str, column: str, text: str) -> str | float | bool | None:
+def _value(given: str, column: str, text: str) -> str | float | bool | None:
     if text == "null":
         return None
     dtype = queryable()[column]
@@ -127,8 +126,8 @@ def _value(asked: str, column: str, text: str) -> str | float | bool | None:
         return text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text
     if dtype == "boolean":
         if text not in ("true", "false"):
-            raise QueryError(f"--where {asked!r}: {column} is true, false or null")
+            raise QueryError(f"--where {given!r}: {column} is true, false or null")
         return text == "true"
     if not _NUMBER.fullmatch(text):
-        raise QueryError(f"--where {asked!r}: {column} is a number or null, not {text!r}")
+        raise QueryError(f"--where {given!r}: {column} is a number or null, not {text!r}")
     return int(text) if len(text) < 19 and text.lstrip("+-").isdecimal() else float(text)

@@ -38,7 +38,7 @@ def cell_numbers(frame: pd.DataFrame) -> "pd.Series[int]":
     return identity.groupby([*names, "copy"], dropna=False, sort=False).ngroup()
 
 
-def one_a_cell(frame: pd.DataFrame) -> pd.DataFrame:
+def one_per_cell(frame: pd.DataFrame) -> pd.DataFrame:
     """Return one row for each cell, with its number of `runs`, and of those that have its status
     (`agreeing_runs`).
 

@@ -1,1 +1,1 @@
-"""What one rank does in a cell: build, train, save, load and check. Scenarios are written with it."""
+"""One rank's part of a cell: build, train, save, load and check. Scenarios are written with it."""

@@ -81,8 +81,8 @@ def _train_with_twin(
 
     before = len(run.train_state.losses)
     with cell.phase("verify", "training"):
-        asked = explain if defects_at(cell, "twin") else None
-        compared_steps = Lockstep(cell.config, cell.world, run, twin, asked)
+        explains = explain if defects_at(cell, "twin") else None
+        compared_steps = Lockstep(cell.config, cell.world, run, twin, explains)
     while run.train_state.step < until:
         with cell.phase("train"), run.recording() as gradients:
             run.train(cell.batches, run.train_state.step + 1)

@@ -1,5 +1,5 @@
 """Wait for files in a folder that several hosts share. A file system such as NFS may show a host late what
-another has written; whoever wrote it is not to blame. Ranks wait, and report which files were late."""
+another has written, which is not a bug of the writer. Ranks wait, and report which files were late."""
 
 import time
 from collections.abc import Iterable, Mapping

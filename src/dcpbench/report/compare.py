@@ -93,7 +93,7 @@ def epilog() -> str:
     """Return the end of the help text."""
     metrics, kinds = ", ".join(always_compared()), ", ".join(FAIL_ON)
     return f"""\
-A folder of sweeps stands for the rows of all of them: more runs of the same cells. Cells are matched
+A folder of sweeps contributes the rows of all of them, as more runs of the same cells. Cells are matched
 by their axes, other overrides and configuration. The rule for a changed cost is printed below the
 tables, and explained in docs/compare.md.
 

@@ -9,7 +9,7 @@ from pandas.api.typing import DataFrameGroupBy
 
 from dcpbench.analysis.cell_identity import override_words, shown_by_axes
 from dcpbench.analysis.frame import is_false, is_true, ok, records
-from dcpbench.analysis.runs import one_a_cell, runs_text, seen_by, severity, status_text
+from dcpbench.analysis.runs import one_per_cell, runs_text, seen_by, severity, status_text
 from dcpbench.config.text import counted
 from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS
@@ -31,7 +31,7 @@ def shown_metrics(frame: pd.DataFrame) -> list[str]:
 
 def summary(frame: pd.DataFrame) -> Table:
     """Return the results table, one line per cell, failed cells first; the title has what all cells share."""
-    cells = one_a_cell(frame)
+    cells = one_per_cell(frame)
     cells = cells.assign(place=severity(cells).where(~ok(cells), len(SHOWN)))
     cells = cells.sort_values("place", kind="stable", ignore_index=True)
     axes = varying(cells)
@@ -65,7 +65,7 @@ def varying(frame: pd.DataFrame) -> list[str]:
 
 def headline(frame: pd.DataFrame) -> str:
     """Count cells, runs if there are more of them, and statuses."""
-    cells = len(one_a_cell(frame))
+    cells = len(one_per_cell(frame))
     runs = f" in {len(frame)} runs" if len(frame) > cells else ""
     return f"{counted(cells, 'cell')}{runs}: {counts(frame)}" if cells else "0 cells: no rows yet"
 
@@ -150,7 +150,7 @@ def pivot_axes(frame: pd.DataFrame, rows: Sequence[str] = (), columns: Sequence[
 
 def status_pivot(frame: pd.DataFrame, axes: Axes) -> Table:
     """Return the statuses of the cells, the worst first; a detected fault is `detected`."""
-    cells = frame.copy() if "repeat" in (*axes.rows, *axes.columns) else one_a_cell(frame)
+    cells = frame.copy() if "repeat" in (*axes.rows, *axes.columns) else one_per_cell(frame)
     text = status_text(cells).mask(is_true(cells["fault_seen"]), "detected")
     cells["text"] = text.mask(is_false(cells["fault_seen"]), "NOT DETECTED")
     cells["rank"] = severity(cells)
@@ -170,7 +170,7 @@ def metric_pivot(frame: pd.DataFrame, axes: Axes, name: str) -> Table:
 
 def cost_pivot(frame: pd.DataFrame, axes: Axes) -> Table:
     """Return medians over cells, one line for each row of the pivot, model and save mode."""
-    cells = one_a_cell(frame)
+    cells = one_per_cell(frame)
     vary = varying(cells)
     by = [*axes.rows, *(axis for axis in ("model", "save") if axis in vary and axis not in axes.rows)]
     measured = shown_metrics(cells)

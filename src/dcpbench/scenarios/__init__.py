@@ -1,1 +1,1 @@
-"""What a cell does: each scenario is a short story of phases."""
+"""The scenarios, which cells run: each is a short story of phases."""

@@ -1,1 +1,1 @@
-"""What is trained: models, parallelisms, optimizers, batches, the training loop, and what of it is saved."""
+"""Models, parallelisms, optimizers, batches, the training loop, and the state of a run that is saved."""

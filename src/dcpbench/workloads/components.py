@@ -1,5 +1,5 @@
-"""What a run trains with and saves in addition to model, optimizer and scheduler: a class for each value of
-the group `component`."""
+"""Parts of a run in addition to model, optimizer and scheduler, which are saved too: a class for each value
+of the group `component`."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from dcpbench.workloads.stateful import ModelState
 
 @dataclass(frozen=True)
 class ComponentContext:
-    """What a component is built from.
+    """Everything that a component is built from.
 
     Args:
         device: of the run.

@@ -28,7 +28,7 @@ from dcpbench.workloads.world import World
 
 @dataclass(frozen=True)
 class Setup:
-    """What a trainer is built for, on one rank. The process group is initialized.
+    """The environment of a trainer on one rank. The process group is initialized.
 
     Args:
         parallel: the name of the cell's parallelism.
@@ -55,7 +55,7 @@ class Setup:
 
 @runtime_checkable
 class Trainer(Protocol):
-    """What a trainer must have, in addition to `optimizer`, or `optimizers` if there are several.
+    """The interface of a trainer. It also has `optimizer`, or `optimizers` if there are several.
 
     `model` contains every parameter that they train. An optional `not_saved` names attributes that no
     checkpoint has to restore, such as a time of day; `random` stands for the default generators, and
@@ -158,7 +158,7 @@ class TrainerRun(TrainingRun):
         return held
 
     def train(self, batches: Batches, until: int) -> list[float]:
-        """Have the trainer take its steps up to and including step `until`; return the ranks' mean losses.
+        """Call the trainer's steps up to and including step `until`; return the ranks' mean losses.
 
         Raises:
             TypeError: a step returned no loss.
@@ -177,12 +177,12 @@ class TrainerRun(TrainingRun):
         return self.train_state.losses[before:]
 
     def save(self, path: str) -> Any:
-        """Have the trainer save; return what it returns."""
+        """Call the trainer's `save` and return what it returns."""
         with self.random.drawn_from():
             return self.trainer.save(path)
 
     def load(self, path: str) -> None:
-        """Have the trainer load what it saved."""
+        """Call the trainer's `load`."""
         with self.random.drawn_from():
             self.trainer.load(path)
         self._read_attributes()

@@ -63,7 +63,7 @@ class PartState:
 
 
 class SubmoduleState:
-    """The same by `submodules=`, which torch has deprecated and older trainers still use."""
+    """A part of a model saved by `submodules=`, which torch has deprecated and older trainers still use."""
 
     def __init__(self, model: nn.Module, name: str, options: StateDictOptions) -> None:
         self.model = model

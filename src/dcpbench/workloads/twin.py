@@ -30,7 +30,7 @@ from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.workload import Tensors, each_tensor
 
 _JITTERED = 2
-"""How many passes or steps with slightly different values measure noise."""
+"""The number of passes or steps with slightly different values that measure noise."""
 _STEP_SHARE = 2**-9
 """The relative change of gradients that measures how exactly a step repeats, for optimizers that compute in
 bfloat16."""

@@ -1,4 +1,4 @@
-"""What a cell trains: the model, its batches, and how it is trained. It is built from the config groups
+"""The workload of a cell: the model, its batches, and how it is trained. It is built from the config groups
 `model`, `optimizer` and `scheduler`, or by a user's function."""
 
 import inspect

@@ -132,10 +132,10 @@ function verdictLines(app, run, { name, title, training }, applied) {
 
 function checkLines(app, run, check) {
   const seen = run.check_details[check] ?? { names: null, missed_count: 0, missed: "", mismatches: null, worst: [] };
-  const held = run[check];
+  const passed = run[check];
   return [
     el("tr", {}, el("th", { scope: "row" }, ...checkName(app.checks.find(({ name }) => name === check), "cell")),
-      el("td", {}, held ? "yes" : el("strong", { class: run.status === "xfail" ? null : "no" }, "NO")),
+      el("td", {}, passed ? "yes" : el("strong", { class: run.status === "xfail" ? null : "no" }, "NO")),
       el("td", {}, power(seen)),
       el("td", {}, isMeasured(seen.mismatches) ? String(seen.mismatches) : DASH)),
     seen.missed ? under(`Not reported by its control: ${visible(seen.missed)}`) : null,

@@ -17,12 +17,12 @@ function drawChecks(app, shown) {
   const made = app.checks.filter(({ name }) => runs.some((run) => run[name] !== null)).sort((a, b) => a.training - b.training);
   const bad = made.filter((check) => runs.some((run) => isBad(run, check)));
   byId("checks").hidden = made.length === 0;
-  const held = made.filter((check) => !bad.includes(check)).map((check) => checkName(check, "all"));
+  const passed = made.filter((check) => !bad.includes(check)).map((check) => checkName(check, "all"));
   const line = (of) => el("tr", {},
     el("th", { scope: "row" }, nameOf(app, of[0])), ...bad.map((check) => el("td", {}, checkSquare(app, of, check))));
   fill(byId("checks"), el("h2", { id: "checks-title" }, `Check ${TIMES} cell`),
-    held.length > 0 && el("p", { class: "note" }, `${bad.length ? "These passed" : `All ${held.length} checks passed`} wherever they apply: `,
-      ...held.flatMap((name, i) => (i ? [", ", ...name] : name)), "."),
+    passed.length > 0 && el("p", { class: "note" }, `${bad.length ? "These passed" : `All ${passed.length} checks passed`} wherever they apply: `,
+      ...passed.flatMap((name, i) => (i ? [", ", ...name] : name)), "."),
     bad.length > 0 && scroller(null, el("table", { class: "matrix small checked", role: "grid", "aria-labelledby": "checks-title", keydown: walk },
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "cell"), ...bad.map((check) => checkHead(runs, check)))),
       el("tbody", {}, ...firstOf(cells, few, line, (rest) => `Show ${rest} more cells`).map(asRow)))));

@@ -34,8 +34,8 @@ function environmentLine(name, columns) {
 
 function environmentText(value) {
   if (Array.isArray(value)) {
-    const alike = [...groupBy(value.map(environmentText), (text) => text)];
-    return alike.map(([text, { length }]) => (length > 1 ? `${length} ${TIMES} ${text}` : text)).join(", ") || "none";
+    const same = [...groupBy(value.map(environmentText), (text) => text)];
+    return same.map(([text, { length }]) => (length > 1 ? `${length} ${TIMES} ${text}` : text)).join(", ") || "none";
   }
   if (value !== null && typeof value === "object") return visible(JSON.stringify(value));
   return plain(value);

@@ -5,13 +5,13 @@ const KNOWN_SHOWN = 12;
 const CELLS_SHOWN = 4;
 
 function drawFindings(app, shown) {
-  const groups = alike(shown.filter((run) => !run.ok));
+  const groups = similar(shown.filter((run) => !run.ok));
   byId("findings").hidden = groups.length === 0;
   fill(byId("findings"), el("h2", { id: "findings-title" }, "Not as expected"), listOf(app, groups, FINDINGS_SHOWN));
 }
 
 function drawKnown(app, shown) {
-  const groups = alike(shown.filter((run) => run.ok && run.kind.name !== "pass" && run.kind.name !== "seen"));
+  const groups = similar(shown.filter((run) => run.ok && run.kind.name !== "pass" && run.kind.name !== "seen"));
   byId("known").hidden = groups.length === 0;
   const number = groups.reduce((sum, runs) => sum + runs.length, 0);
   const open = byId("known").querySelector("details")?.open;
@@ -20,8 +20,8 @@ function drawKnown(app, shown) {
 }
 
 // Runs with the same status and reason, except for numbers.
-function alike(runs) {
-  const groups = [...groupBy(runs, (run) => `${run.kind.name} ${run.alike}`).values()];
+function similar(runs) {
+  const groups = [...groupBy(runs, (run) => `${run.kind.name} ${run.reason_group}`).values()];
   return groups.sort((a, b) => a[0].kind.rank - b[0].kind.rank);
 }
 
@@ -44,17 +44,17 @@ function finding(app, runs) {
 }
 
 function drawFaults(app, shown) {
-  const planted = shown.filter((run) => run.fault !== null && run.fault_seen !== null);
-  byId("faults").hidden = planted.length === 0;
-  const seen = planted.filter((run) => run.fault_seen).length;
-  const lines = [...groupBy(planted, (run) => run.fault)].map(([fault, runs]) => el("tr", {},
+  const injected = shown.filter((run) => run.fault !== null && run.fault_seen !== null);
+  byId("faults").hidden = injected.length === 0;
+  const seen = injected.filter((run) => run.fault_seen).length;
+  const lines = [...groupBy(injected, (run) => run.fault)].map(([fault, runs]) => el("tr", {},
     el("th", { scope: "row" }, plain(fault)),
     el("td", {}, `${runs.filter((run) => run.fault_seen).length} of ${runs.length}`),
     el("td", {}, [...new Set(runs.flatMap((run) => run.seen_by))].join(", ") || DASH)));
   fill(byId("faults"),
     el("h2", { id: "faults-title" }, "Injected faults"),
-    el("p", {}, `${seen} of ${planted.length} were detected as expected.`),
-    ...(app.layouts.planted ? matrixOf(app, app.layouts.planted, shown) : []),
+    el("p", {}, `${seen} of ${injected.length} were detected as expected.`),
+    ...(app.layouts.injected ? matrixOf(app, app.layouts.injected, shown) : []),
     el("details", {}, el("summary", {}, "Which check detected which fault"), scroller("Which check detected which fault", el("table", { class: "plain" },
       el("thead", {}, el("tr", {}, columnHeads(["fault", "fault_seen", "detected by"]))),
       el("tbody", {}, ...lines)))));

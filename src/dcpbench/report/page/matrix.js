@@ -16,7 +16,7 @@ function readImportant(important) {
 // Few and full rows and columns read best; a column costs more than a row, since pages are taller than wide.
 // Where all axes together would be too wide for any page, the least important ones are folded.
 function chooseLayout(runs, axes) {
-  const names = varying(axes).filter((axis) => tells(runs, [], axis));
+  const names = varying(axes).filter((axis) => distinguishes(runs, [], axis));
   const kept = names.length > AXES_AT_A_GLANCE ? telling(runs, names) : [...names];
   for (;;) {
     const layout = bestLayout(runs, names.filter((axis) => kept.includes(axis)));
@@ -29,11 +29,11 @@ function chooseLayout(runs, axes) {
 function telling(runs, names) {
   const place = (axis) => (IMPORTANT.includes(axis) ? IMPORTANT.indexOf(axis) : IMPORTANT.length);
   return [...names].sort((a, b) => place(a) - place(b))
-    .reduce((kept, axis) => (tells(runs, kept, axis) ? [...kept, axis] : kept), []);
+    .reduce((kept, axis) => (distinguishes(runs, kept, axis) ? [...kept, axis] : kept), []);
 }
 
 // Whether runs that are equal along some axes differ in one more.
-function tells(runs, along, axis) {
+function distinguishes(runs, along, axis) {
   const count = (axes) => new Set(runs.map((run) => configuration(run, axes))).size;
   return count([...along, axis]) > count(along);
 }
@@ -56,14 +56,14 @@ function bestLayout(runs, names) {
 // Scenarios have different axes: in one matrix most squares would be empty. Those with the same axes share one.
 // Runs with an injected fault have a separate matrix.
 function chooseLayouts(runs, axes) {
-  const planted = runs.filter(isPlanted);
-  const others = planted.length && planted.length < runs.length ? runs.filter((run) => !isPlanted(run)) : runs;
+  const injected = runs.filter(isInjected);
+  const others = injected.length && injected.length < runs.length ? runs.filter((run) => !isInjected(run)) : runs;
   const apart = others.length < runs.length;
   const whole = chooseLayout(others, axes);
   const parts = isFull(others, whole) ? [] : byScenario(others, axes);
   return {
-    main: (parts.length > 1 ? parts : [whole]).map((part) => ({ ...part, planted: apart ? false : null })),
-    planted: apart ? { ...chooseLayout(planted, axes), planted: true } : null,
+    main: (parts.length > 1 ? parts : [whole]).map((part) => ({ ...part, injected: apart ? false : null })),
+    injected: apart ? { ...chooseLayout(injected, axes), injected: true } : null,
   };
 }
 
@@ -74,28 +74,28 @@ function isFull(runs, { rows, columns }) {
 
 function byScenario(runs, axes) {
   const alone = [...groupBy(runs, (run) => valueOf(run, "scenario"))].map(([scenario, of]) => ({ scenario, of }));
-  const along = ({ of }) => varying(axes).filter((axis) => tells(of, [], axis)).join();
-  return [...groupBy(alone, along).values()].map((alike) => ({
-    ...chooseLayout(alike.flatMap(({ of }) => of), axes), scenarios: alike.map(({ scenario }) => scenario),
+  const along = ({ of }) => varying(axes).filter((axis) => distinguishes(of, [], axis)).join();
+  return [...groupBy(alone, along).values()].map((equal) => ({
+    ...chooseLayout(equal.flatMap(({ of }) => of), axes), scenarios: equal.map(({ scenario }) => scenario),
   }));
 }
 
-function isPlanted(run) {
+function isInjected(run) {
   return run.fault !== null;
 }
 
-function isIn(run, { planted, scenarios }) {
-  return (planted === null || planted === isPlanted(run)) && (!scenarios || scenarios.includes(valueOf(run, "scenario")));
+function isIn(run, { injected, scenarios }) {
+  return (injected === null || injected === isInjected(run)) && (!scenarios || scenarios.includes(valueOf(run, "scenario")));
 }
 
 // The matrix that contains a run, and whether its square there has another run too.
 function placeOf(app, run) {
-  const { main, planted } = app.layouts;
-  const layout = [...main, ...(planted ? [planted] : [])].find((one) => isIn(run, one));
+  const { main, injected } = app.layouts;
+  const layout = [...main, ...(injected ? [injected] : [])].find((one) => isIn(run, one));
   const along = [...layout.rows, ...layout.columns];
   const square = configuration(run, along);
   const hasToo = (other) => isIn(other, layout) && configuration(other, along) === square;
-  return { id: layout === planted ? "faults" : "matrix", hasToo };
+  return { id: layout === injected ? "faults" : "matrix", hasToo };
 }
 
 function drawMatrix(app, shown) {
@@ -121,13 +121,13 @@ function matrixOf(app, layout, shown) {
     ...rowHeaders(rows, number),
     layout.rows.length === 0 && el("th", { scope: "row" }, "all"),
     ...columns.map((column) => el("td", {}, square(app, of([...row, ...column]), [...row, ...column])))));
-  const title = layout.planted ? "Injected faults" : layout.scenarios?.join(", ") ?? "Matrix";
+  const title = layout.injected ? "Injected faults" : layout.scenarios?.join(", ") ?? "Matrix";
   const table = el("table", {
     class: `matrix ${sizeFor(columns.length)} ${rows.length > 30 ? "dense" : ""}`,
     role: "grid", "aria-label": title, keydown: walk,
   }, el("thead", {}, ...headers(layout, columns)), el("tbody", {}, ...body));
   table.querySelector(".square")?.setAttribute("tabindex", "0");
-  const folded = app.varying.filter((axis) => !placed.includes(axis) && tells(runs, placed, axis));
+  const folded = app.varying.filter((axis) => !placed.includes(axis) && distinguishes(runs, placed, axis));
   return [
     layout.scenarios && el("h3", {}, el("span", {}, "scenario "), visible(title)),
     folded.length > 0 && el("p", { class: "note" }, `Folded: ${folded.join(", ")}. A square shows the worst of its runs.`),
@@ -186,20 +186,20 @@ function headers(layout, columns) {
 
 function corners(rows, column) {
   const names = rows.length ? rows : [""];
-  const beside = (i) => i === names.length - 1 && column && el("span", {}, column);
-  const both = (name, i) => el("span", { class: "ends" }, el("span", {}, name), beside(i));
+  const next = (i) => i === names.length - 1 && column && el("span", {}, column);
+  const both = (name, i) => el("span", { class: "ends" }, el("span", {}, name), next(i));
   return names.map((name, i) => el("td", { class: "corner" }, both(name, i)));
 }
 
 function square(app, runs, values) {
   if (!runs) return el("span", { class: "gap" }, el("span", { class: "hidden" }, "no such cell"));
   const kind = worst(runs);
-  const alike = runs.filter((run) => run.kind === kind || run.kind.name === kind.name).length;
-  const mixed = alike < runs.length;
+  const equal = runs.filter((run) => run.kind === kind || run.kind.name === kind.name).length;
+  const mixed = equal < runs.length;
   const name = values.length ? `${values.map(plain).join(", ")}: ` : "";
-  const count = runs.length > 1 ? `, ${mixed ? `${alike} of ${runs.length}` : runs.length} runs` : "";
+  const count = runs.length > 1 ? `, ${mixed ? `${equal} of ${runs.length}` : runs.length} runs` : "";
   const label = name + kind.label + count;
-  const small = runs.length > 1 && el("small", {}, mixed ? `${alike}/${runs.length}` : `${TIMES}${runs.length}`);
+  const small = runs.length > 1 && el("small", {}, mixed ? `${equal}/${runs.length}` : `${TIMES}${runs.length}`);
   return button([kind.letter, small], () => app.open(runs.find((run) => run.kind.name === kind.name)), {
     class: `square s-${kind.name}`, "aria-label": label, title: label, tabindex: "-1", "data-key": runs[0].key,
   });
@@ -212,13 +212,13 @@ function walk(event) {
     (row) => [...row.querySelectorAll("td")].map((cell) => cell.querySelector(".square")));
   const line = lines.find((squares) => squares.includes(event.target));
   const column = lines.map((squares) => squares[line.indexOf(event.target)]);
-  const beside = (squares, ahead) => {
+  const next = (squares, ahead) => {
     const at = squares.indexOf(event.target);
     return ahead ? squares.slice(at + 1).find(Boolean) : squares.slice(0, at).findLast(Boolean);
   };
   const steps = {
-    ArrowLeft: () => beside(line, false), ArrowRight: () => beside(line, true),
-    ArrowUp: () => beside(column, false), ArrowDown: () => beside(column, true),
+    ArrowLeft: () => next(line, false), ArrowRight: () => next(line, true),
+    ArrowUp: () => next(column, false), ArrowDown: () => next(column, true),
     Home: () => line.find(Boolean), End: () => line.findLast(Boolean),
   };
   if (!(event.key in steps)) return;

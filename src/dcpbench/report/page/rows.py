@@ -59,7 +59,7 @@ def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
     values["short"] = [
         short_reason({**row, "details": of})[:_SHORT] for row, of in zip(rows, details, strict=True)
     ]
-    values["alike"] = pd.factorize(pd.Series(values["short"]).map(without_numbers))[0].tolist()
+    values["reason_group"] = pd.factorize(pd.Series(values["short"]).map(without_numbers))[0].tolist()
     values["seen_by"] = [seen_by(row) for row in rows]
     values["losses"] = [_losses(one) for one in details]
     values["ending"] = [_clean(_ending(one, limits), limits) for one in details]

@@ -33,7 +33,7 @@ _BAD_CHANGES = CHANGES[:4]
 
 @dataclass(frozen=True)
 class Planned:
-    """What `sweep.json` says of a sweep: the words of its command, and the names of its cells."""
+    """The words of a sweep's command, and the names of its cells, from `sweep.json`."""
 
     words: Sequence[str] = ()
     cells: Sequence[str] = ()
@@ -75,7 +75,8 @@ def head(sweeps: Sweeps, plan: Planned, changes: dict[str, Any]) -> str:
     same = [(axis, frame[axis][0]) for axis in AXES if len(frame) and frame[axis].nunique(dropna=False) == 1]
     constants = [f"{axis}={as_text(value)}" for axis, value in same if pd.notna(value)]
     parts.append(f'<p id="constants" class="constants">{_spans(constants)}</p>\n')
-    parts.append(f'<p id="against">{_text(_against(changes))}</p>')
+    against = changes.get("summary") or "There is no earlier sweep with the same cells."
+    parts.append(f'<p id="against">{_text(against)}</p>')
     return "".join(parts)
 
 
@@ -200,10 +201,6 @@ def _machine(known: dict[str, Any]) -> str:
 def _all_of(name: str, values: Iterable[object]) -> str:
     found = ", ".join(dict.fromkeys(str(value) for value in values if value))
     return name + found if found else ""
-
-
-def _against(changes: dict[str, Any]) -> str:
-    return changes.get("summary") or "There is no earlier sweep with the same cells."
 
 
 def _cost_change(one: dict[str, Any]) -> str:
