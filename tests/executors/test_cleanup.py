@@ -22,7 +22,7 @@ def test_what_another_process_holds_stays() -> None:
     made = {segment.name, f"sem.{lock._semlock.name.removeprefix('/')}"}  # type: ignore[attr-defined]
     try:
         assert made <= cleanup.shared_memory()
-        own = cleanup.SharedMemoryOf(made, (), "")
+        own = cleanup.RankSharedMemory(made, (), "")
         assert cleanup.remove_shared_memory(made, own, 0.0) == []
         assert made <= cleanup.shared_memory()
     finally:
@@ -38,9 +38,9 @@ def test_only_what_is_known_to_be_the_ranks_is_removed(
     theirs = {"torch_123_3_4", "psm_0", "nccl-0", "sem.mp-0", "sem.mp-dcpbench-def456-0", "notes"}
     for name in ours | theirs:
         (tmp_path / name).touch()
-    monkeypatch.setattr(cleanup, "_held", lambda _: set())
+    monkeypatch.setattr(cleanup, "_opened_by", lambda _: set())
     monkeypatch.setattr(cleanup.resource_tracker, "unregister", lambda *_: None)
-    own = cleanup.SharedMemoryOf({"held"}, {12}, "abc123")
+    own = cleanup.RankSharedMemory({"held"}, {12}, "abc123")
     unclear = cleanup.remove_shared_memory(ours | theirs, own, 0.0)
     assert {path.name for path in tmp_path.iterdir()} == theirs
     assert unclear == sorted(theirs - {"notes"})

@@ -70,8 +70,8 @@ def _program(folder: Path, text: str) -> str:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("true", "is no Python interpreter"),
-        ("echo hello", "is no Python interpreter"),
+        ("true", "not a Python interpreter"),
+        ("echo hello", "not a Python interpreter"),
         ("""echo '"3.10.4"'; echo '"2.13.0"'""", "is Python 3.10.4; needs Python >= 3.11 with torch >= 2.11"),
         (
             """echo '"3.12.1"'; echo "ModuleNotFoundError: No module named 'torch'" >&2; exit 1""",

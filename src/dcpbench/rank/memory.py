@@ -1,4 +1,4 @@
-"""Peaks of a rank's memory, in bytes, since they were last reset."""
+"""Measure a rank's peak memory in bytes since the last reset."""
 
 import re
 from contextlib import suppress
@@ -8,7 +8,7 @@ import torch
 
 
 def reset_peaks(device: torch.device) -> None:
-    """Start anew; for the resident set see clear_refs in proc(5)."""
+    """Reset the peaks; clear_refs in proc(5) resets the resident set's."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with suppress(OSError):
@@ -16,11 +16,11 @@ def reset_peaks(device: torch.device) -> None:
 
 
 def peak_device_bytes(device: torch.device) -> int | None:
-    """Of memory that torch has allocated; None where the device is the host."""
+    """Return the peak of memory that torch has allocated; None if the device is the host."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
 def peak_host_bytes() -> int | None:
-    """Of the resident set of this process; None where the kernel does not say it."""
+    """Return the peak resident set of this process; None if the kernel does not report it."""
     peak = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     return int(peak[1]) * 1024 if peak else None
