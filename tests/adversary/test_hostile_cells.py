@@ -46,10 +46,10 @@ def test_ranks_meet_where_nobody_else_can_come(sweep: Finished) -> None:
 def test_what_a_rank_says_of_others_is_dropped_and_told(sweep: Finished) -> None:
     row = sweep.row(scenario="speaks_for_others")
     assert row["status"] == "pass", row["reason"]
-    came = "rank 0: what came from it was dropped: RankReport of rank"
-    told = [f"{came} 1, {row['cell']}, try 1", f"{came} 0, another, try 1"]
-    assert row["details"]["dropped_messages"] == told
-    for sentence in told:
+    dropped = "rank 0: dropped a message of another stage: RankReport of rank"
+    expected = [f"{dropped} 1, {row['cell']}, attempt 1", f"{dropped} 0, another, attempt 1"]
+    assert row["details"]["dropped_messages"] == expected
+    for sentence in expected:
         assert f"{row['cell']}: {sentence}" in sweep.err
 
 

@@ -1,4 +1,4 @@
-"""Every checkpointer keeps the contract: what it saved it loads, reads, describes and removes."""
+"""Every checkpointer loads, reads, describes and removes what it saved."""
 
 import io
 import os
@@ -87,7 +87,7 @@ def checkpointer(request: pytest.FixtureRequest, tmp_path: Path) -> Checkpointer
 
 @pytest.fixture
 def readable(checkpointer: Checkpointer) -> Checkpointer:
-    """One of whose checkpoints others can tell what they hold."""
+    """Checkpointers with a `manifest`."""
     if checkpointer.unreadable:
         pytest.skip(checkpointer.unreadable)
     return checkpointer
@@ -119,7 +119,7 @@ def test_manifest_lists_the_contents(readable: Checkpointer, saved: str) -> None
 
 
 def test_list_with_a_tensor_is_flattened(readable: Checkpointer, tmp_path: Path) -> None:
-    """As the learning rates of a scheduler are, where they are tensors."""
+    """Such as the learning rates of a scheduler, if they are tensors."""
     place = str(tmp_path / "one")
     readable.save({"scheduler": {"base_lrs": [torch.ones(1), 2], "steps": [1, 2]}}, place).wait()
     held = {"scheduler.base_lrs.0", "scheduler.base_lrs.1", "scheduler.steps"}

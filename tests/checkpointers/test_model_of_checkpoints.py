@@ -48,9 +48,9 @@ class Checkpoints(RuleBasedStateMachine):
     """Its steps are those of `support.plain_steps`."""
 
     whole = Bundle("whole")
-    """Names of checkpoints that were saved and are there."""
+    """Names of checkpoints that exist."""
     broken = Bundle("broken")
-    """Names of what a save has left that did not end."""
+    """Names of checkpoints that an unfinished save left."""
 
     def __init__(self, ask: Ask) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Checkpoints(RuleBasedStateMachine):
         self._folder = tempfile.TemporaryDirectory(dir="/dev/shm")
         self._step, self._names = 0, 0
         self.held: dict[str, int] = {}
-        """The model: the step that each checkpoint is of."""
+        """The model: the step of each checkpoint."""
         self._pending: dict[str, int] = {}
         self._done: list[Step] = []
 
@@ -68,7 +68,7 @@ class Checkpoints(RuleBasedStateMachine):
         self._folder.cleanup()
 
     def _call(self, name: str, **arguments: Any) -> list[Any]:
-        """A step on all ranks; what each returned."""
+        """Run a step on all ranks; return the result of each."""
         self._done.append((name, arguments))
         places = {
             key: f"{self._folder.name}/{arguments[key]}" for key in ("folder", "to") if key in arguments
@@ -113,7 +113,7 @@ class Checkpoints(RuleBasedStateMachine):
     @precondition(lambda self: not self._pending)
     @rule(ranks=SIZES, layout=LAYOUTS.map(lambda one: one | STAGED), options=OPTIONS)
     def begin(self, ranks: int, layout: dict[str, str], options: dict[str, Any]) -> None:
-        """An asynchronous save, beside which all else goes on."""
+        """An asynchronous save, during which everything else continues."""
         given = {"ranks": ranks, "layout": layout, "seed": 0, "options": options}
         self._call("save", folder=(name := self._new()), step=self._step, way="async", **given)
         self._pending[name] = self._step
@@ -128,7 +128,7 @@ class Checkpoints(RuleBasedStateMachine):
 
     @rule(target=broken, ranks=SIZES, full=st.integers(0, 3), layout=LAYOUTS)
     def fail(self, ranks: int, full: int, layout: dict[str, str]) -> str:
-        """The storage of one rank is full: every rank is told."""
+        """The storage of one rank is full: every rank raises."""
         given = {"ranks": ranks, "layout": layout, "full": full % ranks}
         told = self._call("fail", folder=(name := self._new()), step=self._step, **given)
         self._expect(told[:ranks] == ["CheckpointException"] * ranks)
@@ -149,7 +149,7 @@ class Checkpoints(RuleBasedStateMachine):
 
     @rule(target=whole, name=whole, ranks=SIZES, layout=LAYOUTS, options=OPTIONS)
     def save_again(self, name: str, ranks: int, layout: dict[str, str], options: dict[str, Any]) -> str:
-        """From one layout by way of another: to come back, or go on, is as if it had not been."""
+        """Convert to another layout and back, or continue there; the result is the same as without."""
         to = self._new()
         self._call("again", folder=name, to=to, ranks=ranks, layout=layout, options=options)
         self.held[to] = self.held[name]
@@ -184,7 +184,7 @@ def test_load_restores_what_the_model_predicts(prepared: Ask) -> None:
 
 
 class Defective:
-    """Stands for ranks: what they do takes no time, and an asynchronous save writes the next step."""
+    """Replaces ranks: nothing takes time, and an asynchronous save writes the next step."""
 
     def __init__(self) -> None:
         self.held: dict[str, int] = {}

@@ -21,7 +21,7 @@ from dcpbench.verify.audit import audit
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 
 Layout = list[tuple[int, int | None]]
-"""Of each dimension of a mesh its size, and the dimension of a tensor that it divides, or none."""
+"""The size of each dimension of a mesh, and the dimension of a tensor that it divides, or None."""
 
 
 def layouts(dimensions: int) -> st.SearchStrategy[Layout]:
@@ -57,7 +57,7 @@ def boxes(shape: list[int], layout: Layout) -> Iterator[ChunkStorageMetadata]:
 
 
 def plan_of(shape: list[int], box: ChunkStorageMetadata) -> SavePlan:
-    """What a rank asks to write of its part."""
+    """Return the write items of a rank's part."""
     properties = TensorProperties(dtype=torch.int64)
     data = TensorWriteData(box, properties, torch.Size(shape))
     item = WriteItem(MetadataIndex("w", box.offsets), WriteItemType.SHARD, tensor_data=data)

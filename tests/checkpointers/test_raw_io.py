@@ -1,4 +1,4 @@
-"""Plain files of the lengths that were asked for, and nothing of them afterwards."""
+"""Plain files of the requested lengths, which are removed afterwards."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Each way to lay out a checkpoint keeps what was saved, and what is wrong with one is seen."""
+"""Each storage keeps what was saved, and damage is detected."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def test_complete_run_is_restored(storage: str) -> None:
 
 
 def test_values_are_restored_from_tensors() -> None:
-    """Of whatever kind they are, in dictionaries and in lists that DCP goes into."""
+    """Values of any type, in dictionaries and in lists that DCP flattens."""
     one, other = ({**plain_values(torch.device("cpu"), n), "gone_into": [n, {"x": [n]}]} for n in (1, 2))
     saved = of_tensors({"plain": one})["plain"].state_dict()
     flat = snapshot_nested({"plain": saved})
@@ -46,7 +46,7 @@ def test_values_are_restored_from_tensors() -> None:
 
 @pytest.mark.cell
 def test_only_consolidation_losses_are_reported() -> None:
-    """The ranks' own files, which are read too, hold it."""
+    """The ranks' files, which are read too, contain it."""
     verdict, report = alone(storage="hf_consolidated", scenario="model_only", **{**ONE, "model": "scaled"})
     found = {(one.check, each.name, each.where) for one in verdict.failed for each in one.mismatches}
     where = "in the checkpoint of step 1"

@@ -1,4 +1,4 @@
-"""Each value of `save` gives DCP what its file says, from one save to the next."""
+"""Each value of `save` passes the configured arguments to DCP, in consecutive saves."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,7 +44,7 @@ def config_of(save: str) -> Config:
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> Iterator[Given]:
-    """What each save was given; all are made in this process, as one beside it needs process groups."""
+    """Return the arguments of each save; all run in this process, because others need process groups."""
     calls: Given = []
     for name in ("save", "async_save"):
         honest = getattr(dcp, name)
@@ -60,7 +60,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Iterator[Given]:
 
 
 def two_saves(save: str, folder: Path, given: Given) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What two saves one after the other were given; each checkpoint holds its own moment."""
+    """Return the arguments of two consecutive saves; each checkpoint has the state of its moment."""
     checkpointer = DcpCheckpointer(folder, config_of(save), Alone())
     weight = torch.arange(6.0)
     for step in (1, 2):

@@ -1,4 +1,4 @@
-"""Which rank is the first cause of a stage's end, and what the row says of it."""
+"""The first cause of a stage's end, and its sentence in the row."""
 
 from dataclasses import replace
 from typing import Any

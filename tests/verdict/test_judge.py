@@ -1,4 +1,4 @@
-"""From ranks' reports to a verdict."""
+"""Verdicts from the reports of ranks."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -53,7 +53,7 @@ def test_mismatch_on_one_rank_fails_and_names_it(rank: int) -> None:
 
 
 def test_first_mismatch_is_the_first_of_any_rank() -> None:
-    """What is saved again carries a defect of one rank to the others."""
+    """A second save carries a defect of one rank to the others."""
     seen = [
         RankReport(rank, {"extra_equal": seen_at("in the checkpoint", "saved again")}) for rank in range(3)
     ]
@@ -113,7 +113,7 @@ OLD, NEW = "in the checkpoint of step 2", "in the checkpoint of step 4"
 
 
 def at_both(change: Callable[[list[CheckReport]], None]) -> Verdict:
-    """What becomes of two ranks that compared one name at two places, if something is left out of it."""
+    """Two ranks compare one name at two places, and something is missing."""
     seen = [RankReport(rank, {"model_equal": seen_at(OLD, NEW)}) for rank in range(2)]
     change([report.checks["model_equal"] for report in seen])
     return judge([seen], [2])
@@ -217,7 +217,7 @@ def test_failure_takes_precedence_over_vacuous() -> None:
 
 
 def test_resume_and_training_are_separate() -> None:
-    """A comparison of training that fails says nothing against the resume, nor the other way."""
+    """A failed check of training does not affect the resume, and vice versa."""
     verdict = judge([reports()], [2])
     assert (verdict.resume, verdict.training) == (True, True)
     for check in ("gradient_close", "model_equal"):

@@ -1,4 +1,4 @@
-"""Known failures: what is listed, and nothing beside it."""
+"""Known failures match the listed mismatches and errors, and no others."""
 
 import math
 from dataclasses import replace
@@ -25,14 +25,14 @@ LISTED = KnownFailure(
 
 
 def after(end: StageEnd, known: KnownFailure = LISTED, torch: str = "2.13.0+cpu", **columns: object) -> str:
-    """The status that a cell ends with."""
+    """Return the status of a cell."""
     about = {"torch_version": torch, "parallel": "ddp", **columns}
     listed = (known,) if known.covers(about) else ()
     return verdict_of(job(known=listed, **about).expected, [end]).status
 
 
 def powered() -> list[RankReport]:
-    """Four ranks, of which each has looked at one name, with a control that has fired."""
+    """Return reports of four ranks that each compared one name, with a control that fired."""
     names = {"": {"w": True}}
     checks = ("model_equal", "optim_equal")
     return [
@@ -42,7 +42,7 @@ def powered() -> list[RankReport]:
 
 
 def failing(failed: dict[str, list[str]]) -> StageEnd:
-    """Ranks whose checks report these names."""
+    """Return reports of ranks whose checks report these names."""
     reports = powered()
     for report in reports:
         for check, names in failed.items():
@@ -91,7 +91,7 @@ def test_unlisted_mismatch_comes_first() -> None:
 
 
 def differing(**about: object) -> Mismatch:
-    """A finding as an entry may ask for it."""
+    """Return a mismatch with every property that an entry can require."""
     given = {"name": "state.w.exp_avg", "problem": Problem.differs, "by": "sliced", "where": "at step 2"}
     share = about.pop("share", 0.5)
     facts = dict.fromkeys(("index", "saved", "saved_bits", "restored", "restored_bits"), "0")
@@ -128,7 +128,7 @@ CLOSELY = KnownFailure(
 )
 @pytest.mark.parametrize("rank", [0, 3])
 def test_known_mismatch_needs_every_property(beside: dict[str, object], expected: str, rank: int) -> None:
-    """Of every rank, and of more names than a report shows."""
+    """Mismatches of every rank count, also if a report shows fewer names."""
     reports = powered()
     many = [differing(name=f"state.w.{number}", share=0.9) for number in range(20)]
     for report in reports:
@@ -166,7 +166,7 @@ def test_every_raised_error_has_to_be_known() -> None:
 
 
 def test_two_entries_can_explain_one_cell() -> None:
-    """One of them alone is not enough, and an error is known only where it was raised."""
+    """A single entry is not enough, and an error is known only if it was raised."""
     names = KnownFailure(id="names", torch=">=2", error=KnownError("KeyError", ["load"]), reason="x")
     error = RaisedError(0, "load", "KeyError", "'a'")
     seen = failing({"optim_equal": ["state.w.exp_avg"]}).reports

@@ -1,4 +1,4 @@
-"""A row's reason in one line, made of what was found and of no sentence."""
+"""Sentences of a row's reason, and its short form, which is made from values."""
 
 from typing import Any
 

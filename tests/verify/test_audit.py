@@ -1,4 +1,4 @@
-"""The audit of a real checkpoint: a whole one has nothing to tell, and every way of damage is told."""
+"""The audit of a real checkpoint: a complete one has no mismatch, and every kind of damage is reported."""
 
 import itertools
 import math
@@ -72,7 +72,7 @@ IN_CHUNKS = Manifest(
 
 
 def test_damaged_copy_has_one_damage() -> None:
-    """A control that damages more would be reported by an audit that sees less."""
+    """A weaker audit would still report a control with more damage."""
     told = {
         damage: [
             (found.name, found.problem, *found.facts.values()) for found in audit(copy, IN_CHUNKS.entries)
@@ -119,7 +119,7 @@ def test_control_finds_a_tensor_in_any_order() -> None:
 
 
 def boxes(shape: list[int], ways: list[list[int]]) -> Iterator[Chunk]:
-    """A tensor cut at these places of each dimension; some of its chunks may be empty."""
+    """Return a tensor cut at these indices of each dimension; chunks can be empty."""
     borders = (
         [0, *sorted(cut % (size + 1) for cut in cuts), size] for size, cuts in zip(shape, ways, strict=True)
     )
@@ -135,7 +135,7 @@ def boxes(shape: list[int], ways: list[list[int]]) -> Iterator[Chunk]:
     data=st.data(),
 )
 def test_chunks_have_to_tile_a_tensor(ways: list[tuple[int, list[int]]], data: st.DataObject) -> None:
-    """Beside the number of times that each element is stored."""
+    """Compare with the number of times that each element is stored."""
     shape = [size for size, _ in ways]
     chunks = [*boxes(shape, [cuts for _, cuts in ways])]
     if data.draw(st.booleans()):

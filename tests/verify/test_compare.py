@@ -1,4 +1,4 @@
-"""The comparison against brute force: whatever bit is flipped, it is told, and nothing else is."""
+"""The comparison against brute force: exactly the flipped bits are reported."""
 
 import math
 from dataclasses import replace
@@ -121,7 +121,7 @@ ONES = leaf(torch.ones(2))
     ],
 )
 def test_only_idle_entries_can_be_missing(saved: Leaves, restored: Leaves, told: list) -> None:
-    """Where both sides have an entry of a parameter without elements here, it is compared."""
+    """Entries of parameters without elements on this rank are compared if both sides have them."""
     assert [(found.name, found.problem) for found in compare(saved, restored)] == told
 
 
@@ -212,7 +212,7 @@ def test_numbers_have_a_distance(one: object, other: object, distance: float | N
 
 
 def test_same_leaves_compares_digests_by_content() -> None:
-    """An expected digest equals a tensor with its bits, however that is laid out, and no other."""
+    """An expected digest equals exactly the tensors with its bits, in any layout."""
     here = torch.arange(6.0).view(2, 3)
     expected = {
         name: replace(one, placements="(Shard(dim=0),)") for name, one in digested({"w": leaf(here)}).items()

@@ -1,4 +1,4 @@
-"""Digests of parts against the parts themselves: equal content is equal, and what differs is found."""
+"""Comparison by digests: equal content is equal, and differences are found."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -128,7 +128,7 @@ CORRUPT = "; the checkpoint itself differs from what was saved"
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two threads are the ranks, and the number of one takes the place of its group."""
+    """Run two threads as ranks; the number of a thread replaces its group."""
     barrier, values = threading.Barrier(2), [None, None]
 
     def exchanged(value: Any, rank: int) -> list[Any]:
@@ -142,7 +142,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def across(saved: Leaves, restored: list[Leaves], recall: Recall | None) -> list[list[str]]:
-    """What each rank tells of what it restored."""
+    """Return the mismatches that each rank reports."""
 
     def rank(number: int) -> list[str]:
         found = compare_across(saved, restored[number], number, recall)  # type: ignore[arg-type]
@@ -222,7 +222,7 @@ def test_every_rank_contributes() -> None:
 
 @pytest.mark.parametrize("drifted", [None, 0, 1])
 def test_replicas_have_the_same_bits(threads: None, drifted: int | None) -> None:
-    """And what has none on the other rank is not among what is compared."""
+    """A name without a replica is not compared."""
     cut = [Extent((4, 2), (2 * rank, 0), (2, 2), 0, 4) for rank in range(2)]
     empty = Extent((4, 2), (4, 0), (0, 2), 0, 0)
 

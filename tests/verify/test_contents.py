@@ -1,4 +1,4 @@
-"""Parts and wholes: wherever a tensor is cut, its parts have the content of the whole."""
+"""The parts of a tensor have the content of the full tensor, wherever it is cut."""
 
 import math
 
@@ -33,7 +33,7 @@ def tensor_of(shape: list[int]) -> torch.Tensor:
 
 
 def cut_rows(tensor: torch.Tensor, ranks: int, dimension: int) -> Held:
-    """As a DTensor is sharded: boxes, the last of which may be smaller or empty."""
+    """Return boxes as of a DTensor; the last ones can be smaller or empty."""
     held: Held = {}
     begin = 0
     shape = tuple(tensor.shape)
@@ -45,7 +45,7 @@ def cut_rows(tensor: torch.Tensor, ranks: int, dimension: int) -> Held:
 
 
 def cut_flat(tensor: torch.Tensor, cuts: list[int]) -> Held:
-    """As FSDP1 cuts a flattened parameter: anywhere."""
+    """Return parts as of FSDP1, which cuts a flattened parameter anywhere."""
     shape = tuple(tensor.shape)
     ends = [*sorted(cut % (tensor.numel() + 1) for cut in cuts), tensor.numel()]
     held: Held = {}
@@ -74,7 +74,7 @@ def test_parts_of_any_cut_are_assembled(shape: list[int], ranks: int, data: st.D
         together, wrong = add_up(held)
         assert wrong is None
         assert together == content_of(tensor)
-        # The value is its own global index: where an extent says an element lies, it lies.
+        # The value is its global index, which shows whether extents are right.
         for each in held.values():
             extent, part = each.extent, each.local
             assert torch.equal(extent.take(tensor), part.reshape(-1))
@@ -110,7 +110,7 @@ def test_drifted_replica_is_reported(shape: list[int], at: int, victim: int) -> 
     assert wrong is not None
     ranks = f"rank 0 and rank {max(victim, 1)}"
     assert describe(wrong) == f"replicas differ: {ranks} have different bits for the same part"
-    # Beside what was saved, the rank that has it says where.
+    # With the saved tensor, the rank that differs reports where.
     saved, _ = digests({"w": leaf(tensor_of(shape))}, None)
     (found,) = compare_across(saved, {"w": leaf(replicas[victim])}, None, {"w": tensor_of(shape)}.get)
     assert describe(found).startswith(f"index {whole(replicas[0]).global_index(at)}: saved")

@@ -1,4 +1,4 @@
-"""The digest against integers in a loop, however a tensor is cut; and every small change is seen."""
+"""The digest against a loop over integers, for any cut; and every small change is detected."""
 
 import math
 import sys
@@ -52,7 +52,7 @@ def of(part: torch.Tensor, extent: Extent | None = None) -> Digest:
 
 
 def random(shape: list[int], dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    """Random bits, NaNs of every kind among them."""
+    """Return random bits, including NaNs of every kind."""
     width = torch.empty(0, dtype=dtype).element_size()
     size = (math.prod(shape), width)
     top = 2 if dtype == torch.bool else 256
@@ -61,7 +61,7 @@ def random(shape: list[int], dtype: torch.dtype = torch.float32, seed: int = 0) 
 
 
 def grid(tensor: torch.Tensor, ways: list[int]) -> list[tuple[torch.Tensor, Extent]]:
-    """Boxes as of DTensors on a mesh with a dimension per dimension of the tensor; some may be empty."""
+    """Return boxes as of a DTensor on a mesh with the tensor's dimensions; some can be empty."""
     borders = []
     for size, count in zip(tensor.shape, ways, strict=True):
         step = -(-size // count)
@@ -75,7 +75,7 @@ def grid(tensor: torch.Tensor, ways: list[int]) -> list[tuple[torch.Tensor, Exte
 
 
 def flat(part: torch.Tensor, extent: Extent, cuts: list[int]) -> list[tuple[torch.Tensor, Extent]]:
-    """What FSDP1 makes of a box."""
+    """Return parts of a box as of FSDP1."""
     ends = [0, *sorted(cut % (part.numel() + 1) for cut in cuts), part.numel()]
     return [
         (part.reshape(-1)[begin:end], Extent(extent.shape, extent.offset, extent.box, begin, end - begin))
@@ -122,7 +122,7 @@ def test_digests_of_parts_add_up(
 def test_words_are_numbered_in_the_full_tensor(
     runs: list[tuple[int, int]], width: torch.dtype, base: int, data: st.DataObject
 ) -> None:
-    """Also where numbers exceed 32 bits, of tensors that no test could hold."""
+    """Also if numbers exceed 32 bits, for tensors that do not fit into memory."""
     sizes = tuple(size for size, _ in runs)
     strides = tuple(accumulate((size + gap for size, gap in runs), lambda one, other: one * other, initial=1))
     place = module._Place(base, sizes, strides[:-1], True)
@@ -154,7 +154,7 @@ def triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[Triton]:
     [(torch.uint8, 0), (torch.uint16, 5), (torch.uint32, 2**32 - 70), (torch.uint8, 2**40 - 3)],
 )
 def test_kernel_equals_torch_operations(triton: Triton, width: torch.dtype, base: int) -> None:
-    """Of one level and of two; whole tiles and parts of them; of rows that begin within."""
+    """One level and two, complete tiles and parts of them, rows that begin within a tile."""
     levels: list[tuple[tuple[int, ...], tuple[int, ...]]] = [((10**6,), (1,))]
     levels += [((run, 10**6), (1, 3 * run)) for run in (1, 3, 16, 48, 50)]
     wanted = 0
@@ -204,7 +204,7 @@ def test_chunk_borders_are_covered(count: int, offset: int) -> None:
 
 @pytest.mark.parametrize("strided", [False, True])
 def test_large_part_of_any_layout(strided: bool) -> None:
-    """Through copies of chunks where strided."""
+    """Strided parts are copied in chunks."""
     tensor = random([330, 430])
     part = tensor[:, 150:380] if strided else tensor[:, 150:380].contiguous()
     extent = Extent((330, 430), (0, 150), (330, 230), 0, 330 * 230)

@@ -1,4 +1,4 @@
-"""The files of a checkpoint: whatever becomes of one is told by its name."""
+"""The files of a checkpoint: every change is reported with the file's name."""
 
 import os
 from collections.abc import Callable
@@ -98,7 +98,7 @@ def test_only_some_blocks_of_large_files_are_read(folder: Path) -> None:
 
 @pytest.mark.parametrize("below", ["", "data"])
 def test_files_are_synced_before_pages_are_dropped(folder: Path, below: str) -> None:
-    """What the kernel does then cannot be seen everywhere: a file system in memory keeps its pages."""
+    """Only the calls are checked, because a file system in memory keeps its pages."""
     advised: list[tuple[int, bool]] = []
     with recorded_syncs() as synced:
 

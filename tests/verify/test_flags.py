@@ -1,4 +1,4 @@
-"""What is no value of the state and decides how training goes on: each part of it by its name."""
+"""Flags, modes, defaults, shared memory, gradients and hooks: each change is reported by its name."""
 
 import copy
 import functools
@@ -113,7 +113,7 @@ class Counting:
 
 
 def test_hook_is_named_by_kind_and_code() -> None:
-    """In the order in which they are called; those of a parallelism are left out, however wrapped."""
+    """Hooks are listed in the order of their calls, without those of a parallelism."""
     model, optimizer = tied()
     model = checkpoint_wrapper(model)
     inner = model._checkpoint_wrapped_module
@@ -161,7 +161,7 @@ views = st.tuples(st.integers(0, 40), st.lists(st.integers(0, 4), max_size=3), s
 def test_shared_memory_matches_brute_force(
     cut: list[tuple[int, list[int], bool, bool]],
 ) -> None:
-    """Views of one storage that begin anywhere, of any shape and of two dtypes, some of them transposed."""
+    """Return views of one storage at any offset, of any shape, of two dtypes, some of them transposed."""
     storage = torch.zeros(2 * (40 + 4**3))
     state: Leaves = {"lr": 0.1}
     addresses: dict[str, set[int]] = {}
@@ -189,7 +189,7 @@ def test_shared_memory_matches_brute_force(
 
 
 def test_span_covers_every_dimension() -> None:
-    """Of a view that is transposed and of one that is not."""
+    """For a transposed view, and one that is not."""
     storage = torch.zeros(12)
     columns, rest = storage[:6].view(2, 3).t(), storage[5:]
     for one in (columns, columns.t()):

@@ -1,4 +1,4 @@
-"""Where the parts of parameters lie under each parallelism, on four ranks whose collectives do nothing."""
+"""The extents of parameters under each parallelism, on four ranks whose collectives do nothing."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -49,7 +49,7 @@ def rank(number: int) -> Iterator[Meshes]:
 
 
 def model() -> nn.Module:
-    """Every element is its own index in the whole of its parameter."""
+    """Return a model in which every element is its index in the full parameter."""
     made = nn.Sequential(nn.Linear(6, 4), nn.Sequential(nn.ReLU(), nn.Linear(4, 2)), nn.Linear(2, 5))
     with torch.no_grad():
         for parameter in made.parameters():
@@ -63,7 +63,7 @@ def fsdp1(module: nn.Module, mesh: DeviceMesh, **options: Any) -> nn.Module:
 
 
 def fsdp1_in_fsdp1(module: nn.Module, mesh: DeviceMesh, **options: Any) -> nn.Module:
-    """The outermost has no parameters of its own."""
+    """The outermost module has no parameters."""
     for name, child in module.named_children():
         setattr(module, name, fsdp1(child, mesh, **options))
     return fsdp1(module, mesh, **options)
@@ -181,7 +181,7 @@ def test_scalar_tensor_has_one_chunk() -> None:
 @pytest.mark.parametrize("strided", [False, True])
 @pytest.mark.parametrize("numel", [0, 1, 4, 6])
 def test_part_is_put_into_its_box(numel: int, strided: bool) -> None:
-    """A flat piece of two of the three columns, in a tensor that lies transposed or not."""
+    """A flat part of two of the three columns, in a tensor that is transposed or not."""
     tensor = torch.zeros(3, 3).t() if strided else torch.zeros(3, 3)
     extent = Extent((3, 3), (0, 1), (3, 2), min(1, 6 - numel), numel)
     extent.put(tensor, torch.arange(1.0, numel + 1))

@@ -82,7 +82,7 @@ def test_ranks_match_brute_force(ask: Ask, case: Case) -> None:
         assert each["across"] == (["w"] if damaged else [])
         # With what was saved at hand, on the rank that is damaged, at the index that brute force found.
         assert each["across_with_place"] == ([("w", each["at"], 1)] if each["parts_differ"] else [])
-        # Together: the same bytes as the tensor that was cut, and a replica that drifted is told.
+        # Together: the same bytes as the tensor that was cut, and a drifted replica is reported.
         assert each["digest_of_whole"] is (not damaged or each["drifted"])
         assert each["complains"] is each["drifted"]
         assert each["put_together"] is True
@@ -90,7 +90,7 @@ def test_ranks_match_brute_force(ask: Ask, case: Case) -> None:
 
 
 def look(case: Case) -> dict[str, Any]:
-    """On a rank: what the comparators say, beside what gathering every byte says."""
+    """Compare, on a rank, the results of the comparators with those of gathering every byte."""
     width = case.dtype.itemsize
     numel = math.prod(case.shape)
     top = 2 if case.dtype is torch.bool else 256
@@ -151,7 +151,7 @@ def places_of(found: list[Mismatch]) -> list[tuple[str, list[int], int]]:
 def any_differs(
     one: tuple[list[int], bytes, bytes], other: tuple[list[int], bytes, bytes], width: int
 ) -> bool:
-    """Whether two ranks hold an element of the same number with other bytes."""
+    """Return whether two ranks have different bytes for the same element."""
     theirs = {place: other[2][i * width : (i + 1) * width] for i, place in enumerate(other[0])}
     return any(
         place in theirs and theirs[place] != one[2][i * width : (i + 1) * width]

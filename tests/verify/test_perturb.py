@@ -1,4 +1,4 @@
-"""The perturbation must reach everything, or a control would have nothing to report."""
+"""The perturbation changes everything, so that every control has a difference to report."""
 
 import copy
 import math
@@ -197,7 +197,7 @@ def test_shared_buffers_of_one_byte_are_changed() -> None:
 
 
 def test_perturbation_is_equal_on_every_rank() -> None:
-    """FSDP1 refuses steps of ranks and parameters that are not the same."""
+    """FSDP1 rejects ranks and parameters with different step counters."""
     model, optimizer = trained()
     before = retained(snapshot_optimizer(model, optimizer)) | retained(snapshot_model(model))
     moved = []

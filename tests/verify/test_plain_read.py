@@ -1,4 +1,4 @@
-"""Parts of tensors out of stored chunks: however a part lies, and of large ones a block."""
+"""Parts of tensors are assembled from stored chunks; of large ones, one block."""
 
 import itertools
 from functools import partial
@@ -17,7 +17,7 @@ SMALL = torch.arange(60.0).reshape(6, 10)
 
 
 def _chunks(tensor: torch.Tensor, rows: int, read: list[int] | None = None) -> list[StoredChunk]:
-    """Of so many rows each, as the files have them; `read` gets the numbers of those that are read."""
+    """Return chunks of this number of rows; the numbers of chunks that are read are added to `read`."""
 
     def part_of(number: int, part: torch.Tensor) -> torch.Tensor:
         if read is not None:
@@ -63,7 +63,7 @@ def test_one_block_of_a_large_part_is_read(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("last", ["a", "b", "c"])
 def test_only_the_smallest_large_tensor_is_read(last: str) -> None:
-    """Of each of the parts, wherever it stands."""
+    """In each of the parts, in any order."""
     sizes = {"a": 2, "b": 6, "c": 4}
     tensors = {name: torch.ones(rows, 3) for name, rows in sizes.items()}
     stored = {name: _chunks(tensor, 2) for name, tensor in tensors.items()}
@@ -93,7 +93,7 @@ def test_ranks_share_reading_of_full_tensors() -> None:
 
 
 def test_only_overlapping_chunks_are_read() -> None:
-    """They may be cut in both dimensions."""
+    """Chunks can be cut in both dimensions."""
     for extent, expected in (
         (Extent((6, 10), (0, 0), (6, 10), 13, 20), [(1, 0), (1, 5), (2, 0), (2, 5), (3, 0), (3, 5)]),
         (Extent((6, 10), (2, 6), (2, 4), 0, 8), [(2, 5), (3, 5)]),

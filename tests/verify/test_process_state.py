@@ -1,4 +1,4 @@
-"""What neither a save nor a load may change of a process: each part of it by its name."""
+"""State of the process that a save or a load must not change: each change is reported by its name."""
 
 import gc
 import os
@@ -59,7 +59,7 @@ def test_change_is_reported_by_name(name: str) -> None:
 
 
 def test_precision_of_one_kind_is_reported() -> None:
-    """Set as torch 2.9 and later recommend it, after which the earlier functions raise."""
+    """With the setting that torch 2.9 recommends, after which the older functions raise."""
     before = snapshot_process(CPU)
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     try:
@@ -86,7 +86,7 @@ input()
 
 
 def test_connections_of_others_are_not_counted(tmp_path: Path, mesh: DeviceMesh) -> None:
-    """Another process of the host connects to the port at which gloo waits for peers, which accepts it."""
+    """Another process connects to the port at which gloo waits for peers, and gloo accepts it."""
     port = next(one.laddr.port for one in connected() if one.status == psutil.CONN_LISTEN)
     with subprocess.Popen([sys.executable, "-c", STRANGER], stdin=subprocess.PIPE, text=True) as stranger:
         assert stranger.stdin
@@ -123,7 +123,7 @@ def test_open_files_below_a_folder_are_listed(tmp_path: Path, monkeypatch: pytes
         assert opened["process.threads"] >= 1
         assert opened["process.descriptors"] >= 4
         assert list(snapshot_open(folder, counts=False)) == ["process.open_files"]
-        # Whichever stands first and last; one of them is closed by now.
+        # In any order; one of them is closed by now.
         numbers = [str(file.fileno()) for file in (*files, beside)]
         monkeypatch.setattr(os, "listdir", lambda _: [*numbers[:2], "987654", *numbers[:1:-1]])
         assert snapshot_open(folder, counts=False) == {"process.open_files": ", ".join(sorted(names))}
@@ -131,7 +131,7 @@ def test_open_files_below_a_folder_are_listed(tmp_path: Path, monkeypatch: pytes
 
 
 class Clock:
-    """Time that passes when somebody sleeps."""
+    """A clock that advances on `sleep`."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -149,7 +149,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Without collections, which take their time where much is imported."""
+    """Without garbage collections, which are slow if much is imported."""
     clock = Clock()
     monkeypatch.setattr(gc, "collect", lambda: None)
     monkeypatch.setattr(process_state, "time", clock)
@@ -172,7 +172,7 @@ def test_lasting_descriptors_are_reported(tmp_path: Path, clock: Clock) -> None:
 
 
 class Holder:
-    """A file that is closed when nobody holds it any more, and that holds itself."""
+    """A file in a reference cycle, which is closed when it is collected."""
 
     def __init__(self, file: IO[str]) -> None:
         self.file, self.itself = file, self

@@ -1,4 +1,4 @@
-"""What outlives its moment: copies of small parts, digests of large ones, and what can still be told."""
+"""Retained snapshots: copies of small parts, digests of large ones, and what they can still show."""
 
 import math
 from dataclasses import replace
@@ -35,7 +35,7 @@ from dcpbench.workloads.models import Tied
 
 WHOLE = torch.arange(4000, dtype=torch.float32).reshape(50, 80)
 COLUMNS = Extent((50, 80), (0, 20), (50, 40), 0, 2000)
-"""Half of the columns of it."""
+"""Half of its columns."""
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def live() -> Leaves:
 
 
 class Nested(nn.Module):
-    """Buffers of both kinds at the top and below, a module with two names and tied parameters."""
+    """A model with both kinds of buffers, a module with two names, and tied parameters."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""One training step against a twin's: what rounding explains passes, and nothing else does."""
+"""A training step compared with a twin's: only differences that rounding explains pass."""
 
 import math
 from typing import Any
@@ -32,7 +32,7 @@ ROW = Extent((2, 3), (1, 0), (1, 3), 0, 3)
 
 
 def gradients(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-    """Those of the parts of a batch, of very different magnitudes."""
+    """Return gradients of the parts of a batch, of very different magnitudes."""
     torch.manual_seed(3)
     scales = torch.logspace(-6, 3, 6).reshape(2, 3)
     return [(torch.randn(2, 3) * scales).to(dtype) for _ in range(PARTS)]
@@ -49,7 +49,7 @@ def twin_of(
 
 
 def part_of(value: torch.Tensor | None, extent: Extent | None = None, like: Any = None) -> GradientPart:
-    """All of a gradient, or what a rank has of it that has this extent."""
+    """Return a full gradient, or a rank's part of it."""
     tensor = torch.zeros(2, 3) if like is None else like
     tensor = tensor if value is None else value
     extent = extent or whole(tensor)
@@ -90,7 +90,7 @@ def test_factor_is_not_rounding(factor: float) -> None:
 
 
 def test_each_element_has_its_own_tolerance() -> None:
-    """The smallest of them is a billionth of the largest, and not lost beside it."""
+    """The smallest is a billionth of the largest, and is still compared."""
     terms = gradients()
     wrong = mean(terms)
     smallest = int(wrong.abs().argmin())
@@ -101,7 +101,7 @@ def test_each_element_has_its_own_tolerance() -> None:
 
 
 def test_cancelling_terms_widen_the_bound() -> None:
-    """A key's bias has a gradient that is rounding alone: the bound is that of the terms."""
+    """A key's bias has a gradient that is only rounding: its bound depends on the terms."""
     terms = [torch.full((2, 3), one) for one in (1.0, -1.0, 1.0, -1.0)]
     twin = twin_of(terms)
     assert seen(torch.full((2, 3), EPS), twin) is None
@@ -172,7 +172,7 @@ def test_bfloat16_reduction_has_its_rounding_bound() -> None:
 
 
 def noises(scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """What two jittered twins have more than the twin, summed over the parts."""
+    """Return the differences of two jittered twins from the twin, summed over the parts."""
     torch.manual_seed(5)
     one, other = (torch.randn(2, 3) * scale for _ in range(2))
     return one, other
@@ -193,7 +193,7 @@ def test_measured_noise_is_tolerated() -> None:
 
 
 def test_factor_is_detected_despite_noise() -> None:
-    """Each element may be far more away than all of them together by one factor."""
+    """Single elements are allowed to differ far more than all of them by a common factor."""
     torch.manual_seed(1)
     terms = [torch.ones(64, 64) + torch.rand(64, 64) for _ in range(PARTS)]
     noise = [torch.randn(64, 64) * 1e-3 for _ in range(2)]
@@ -206,7 +206,7 @@ def test_factor_is_detected_despite_noise() -> None:
     assert finding is not None
     assert finding.facts["factor"] == pytest.approx(1.001, rel=1e-5)
     assert describe(finding).startswith("in step 2, 1.001")
-    # The whole of it is judged on each rank, also by one that has a part alone.
+    # Each rank compares the factor of the full gradient, also if it has only a part.
     rows = Extent((64, 64), (0, 0), (1, 64), 0, 64)
     assert seen(mean(terms) * 1.001, twin, extent=rows) is not None
 
@@ -266,7 +266,7 @@ WHOLE = torch.arange(6.0).reshape(2, 3) + 1
 
 
 def after_step() -> Leaves:
-    """What a twin has after a step: all of it."""
+    """Return the twin's complete state after a step."""
     return {
         "w": leaf(WHOLE),
         "state.w.exp_avg": leaf(WHOLE / 7, "exp_avg"),
@@ -277,7 +277,7 @@ def after_step() -> Leaves:
 
 
 def on_rank(leaves: Leaves, extent: Extent = ROW) -> Leaves:
-    """A rank's part of it."""
+    """Return a rank's part of it."""
     return {
         name: leaf(extent.take(one.local), one.kind, extent)
         if isinstance(one, TensorLeaf) and one.extent.shape == (2, 3)
@@ -372,7 +372,7 @@ def test_irreproducible_step_tolerates_its_noise() -> None:
 
 
 def test_irreproducible_step_tolerates_rounding() -> None:
-    """In bfloat16, where steps with other gradients happened to round alike."""
+    """In bfloat16, if the steps with other gradients happened to round equally."""
     coarse = {"w": leaf(WHOLE.bfloat16())}
     tolerances = step_tolerances(coarse, [coarse, coarse])
 

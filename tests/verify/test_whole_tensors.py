@@ -1,4 +1,4 @@
-"""Whole tensors from the parts of four real ranks: cut flat as FSDP1 does, unevenly, not at all."""
+"""Full tensors from the parts of four real ranks: cut flat as by FSDP1, unevenly, or not at all."""
 
 from collections.abc import Iterable
 
@@ -52,7 +52,7 @@ def part(tensor: torch.Tensor, extents: Iterable[Extent]) -> TensorLeaf:
 
 
 def gathered(dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Every layout at once, of a dtype, with one that a single rank has and values that are no tensors."""
+    """Every layout together, for a dtype, with a part on one rank only and values that are not tensors."""
     tensor = EXPECTED.to(dtype)
     leaves: Leaves = {name: part(tensor, extents) for name, extents in LAYOUTS.items()}
     leaves |= {"lr": 0.1, "step": Idle(leaves["flat"])}
@@ -74,7 +74,7 @@ def test_parts_of_any_layout_are_assembled(ask: Ask, dtype: torch.dtype) -> None
 
 
 def several_times() -> list[dict[str, list[float]]]:
-    """The same parts of other values, then without those of some ranks."""
+    """The same parts with other values, then without the parts of some ranks."""
     rank, extents = dist.get_rank(), LAYOUTS["flat"]
     parts = Parts({"w": (extents[rank], torch.float32), "b": (extents[rank], torch.float32)}, here())
     assert not parts.complete
@@ -93,7 +93,7 @@ def test_parts_can_be_gathered_repeatedly(ask: Ask) -> None:
 
 
 def own_replica() -> tuple[bool, float, float]:
-    """Each rank has another value; of some all of it, and of the rest a replica of a shard."""
+    """Each rank has a different value: some full tensors, and replicas of shards."""
     rank = dist.get_rank()
     mine = torch.full(SHAPE, float(rank))
     complete = Parts({"w": (whole(mine), mine.dtype)}, here())
@@ -109,7 +109,7 @@ def test_rank_gets_its_own_replica(ask: Ask) -> None:
 
 
 def named_alike() -> dict[str, tuple[int, ...]]:
-    """As stages of a pipeline that each name their layers from 1 on."""
+    """Like stages of a pipeline that number their layers from 1."""
     mine = torch.ones(2 if dist.get_rank() < 2 else 3, 5)
     parts = {"w": mine, "b": EXPECTED}
     leaves = {name: TensorLeaf(value, whole(value), None) for name, value in parts.items()}
@@ -121,7 +121,7 @@ def test_conflicting_shapes_are_left_out(ask: Ask) -> None:
 
 
 def sums(names: list[str], absent: str) -> list[tuple[str, bool, list[list[float]]]]:
-    """Of each name two terms on each rank; of one on one rank alone, of one on none."""
+    """Two terms for each name on each rank; one name on one rank only, one on none."""
     rank = dist.get_rank()
     values = torch.full((3,), 1e9 + rank, dtype=torch.float64)
     terms = {name: [torch.full((3,), rank + 1.0), values] for name in names}
@@ -148,7 +148,7 @@ def test_terms_are_summed_over_ranks(ask: Ask) -> None:
 
 
 def in_chunks() -> list[float]:
-    """As many as need several all-reduces."""
+    """Enough elements for several all-reduces."""
     from dcpbench.verify import whole_tensors
 
     whole_tensors._CHUNK, kept = 8, whole_tensors._CHUNK

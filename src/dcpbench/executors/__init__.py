@@ -1,1 +1,1 @@
-"""Who starts ranks, sends them a cell, limits them in time and ends them."""
+"""Executors start ranks, send them stages, enforce time limits and end them."""

@@ -1,4 +1,4 @@
-"""The contract of what starts ranks and runs stages of cells on them; nothing else knows where ranks live."""
+"""The interface of executors, and of the engines that create them. No other package knows where ranks run."""
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -16,69 +16,68 @@ OnPhase = Callable[[int, str], None]
 
 
 class HostsLostError(Exception):
-    """The ranks of a cell have no room on the hosts that are left, or must not run there: the sweep ends, and
-    can be resumed."""
+    """The remaining hosts cannot run the ranks of a cell, or must not. The sweep ends and can be resumed."""
 
 
 class Executor(Protocol):
-    """Ranks of several kinds, kept from stage to stage until something went wrong on them."""
+    """Runs stages on ranks of several kinds. Ranks are reused until a stage goes wrong on them."""
 
     interrupted: bool
 
     def run(self, kind: WorldKind, spec: CellSpec, timeouts: TimeoutsConfig, on_phase: OnPhase) -> StageEnd:
-        """Run a stage on ranks of this kind, fresh ones if there are none, and wait for its end.
+        """Run a stage on ranks of this kind and wait for its end. Start the ranks if there are none.
 
         Raises:
-            HostsLostError: such ranks have no room on the hosts that are left, or must not run there.
+            HostsLostError: the remaining hosts cannot run these ranks, or must not.
         """
 
     def keep_only(self, kinds: set[WorldKind]) -> None:
-        """Have the ranks of other kinds leave: they would only take up room, or are to be fresh again."""
+        """Let ranks of other kinds exit, because they only use memory or must be replaced."""
 
     def interrupt(self) -> None:
-        """End what runs in another thread: its stage ends at once, and no other begins."""
+        """End the stage that runs in another thread at once, and start no other."""
 
     def end(self) -> None:
-        """End all ranks, and wait until they and whatever they started are gone."""
+        """End all ranks and the processes that they started, and wait until all have exited."""
 
 
 class Engine(Protocol):
-    """Where the ranks of a sweep live, and what makes its executors; nothing else knows of how many hosts."""
+    """Creates executors on one host or several. No other package knows how many hosts there are."""
 
     def __init__(self, config: ExecutorConfig) -> None:
-        """Nothing is started yet."""
+        """Store the configuration. Start nothing yet."""
 
     def begin(self, modules: Sequence[str]) -> None:
-        """Have every host import what ranks are born with, while the driver does something else.
+        """Import the modules of ranks on every host, in the background.
 
         Raises:
             ConfigError: there is no such engine.
         """
 
     def probe(self) -> Machine:
-        """What there is to run cells on; waits until it is there.
+        """Describe the hardware that cells can use; wait until it is available.
 
         Raises:
-            ConfigError: it cannot be found out.
+            ConfigError: the hardware cannot be determined.
         """
 
     def executor(self, gpus: tuple[int, ...]) -> Executor:
-        """An executor of its own, whose ranks use those of the GPUs with these numbers."""
+        """Create an executor whose ranks use the GPUs with these numbers."""
 
     def end(self) -> None:
-        """End what ranks have left behind, once every executor has ended."""
+        """End the processes that ranks leaked, after every executor has ended."""
 
 
 def engine_of(config: ExecutorConfig) -> Engine:
-    """The engine that a configuration names.
+    """Create the engine that a configuration names.
 
     Raises:
-        ConfigError: there is none of that name, or a package that it needs is not installed.
+        ConfigError: the engine needs a package that is not installed, or rejects the configuration.
     """
     module, _, name = config.target.rpartition(".")
     try:
         engine: Engine = getattr(import_module(module), name)(config)
     except ModuleNotFoundError as error:
-        wants = f"needs the package {error.name}, as with pip install 'dcpbench[{config.name}]'"
-        raise ConfigError(f"executor={config.name}: {wants}") from None
+        missing = f"needs the package {error.name}; pip install 'dcpbench[{config.name}]'"
+        raise ConfigError(f"executor={config.name}: {missing}") from None
     return engine

@@ -1,7 +1,7 @@
-"""Processes and shared memory that ranks leave behind: found, ended, removed.
+"""Find and end the processes that ranks leak, and remove their shared memory.
 
-The driver adopts orphans (prctl(2), PR_SET_CHILD_SUBREAPER): whatever a rank started stays a descendant
-of the driver, also when the rank is dead and the child has a session of its own.
+The driver adopts orphans (prctl(2), PR_SET_CHILD_SUBREAPER). A process started by a rank therefore stays a
+descendant of the driver, even if the rank is dead and the process has a separate session.
 """
 
 import ctypes
@@ -16,45 +16,49 @@ import psutil
 
 from dcpbench.rank.messages import OF_RANK, segments_of, semaphores_of
 
-_ENDED_S = 4.0
+_EXIT_LIMIT_S = 4.0
 _ROUNDS = 5
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is what is looked after
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - not a temporary file: the folder to clean up
 _KINDS = ("torch_", "psm_", "nccl-", "sem.mp-")
-"""How torch, Python and NCCL begin the names of what they leave in shared memory when they are killed, in any
-program."""
+"""Name prefixes of the shared memory that torch, Python and NCCL leak when a program is killed."""
 
 
 @dataclass(frozen=True)
-class SharedMemoryOf:
-    """Knows what some ranks have made: what they had open (`held`), and what has the id of one of their
-    processes or their `token` in its name."""
+class RankSharedMemory:
+    """Identifies the shared memory of a group of ranks.
 
-    held: Collection[str]
+    Args:
+        opened: names that the ranks had open.
+        processes: ids of the ranks' processes, which torch puts into names.
+        token: the group's token, which Python's names contain.
+    """
+
+    opened: Collection[str]
     processes: Collection[int | None]
     token: str
 
     def has(self, name: str) -> bool:
-        """Whether a segment is theirs."""
+        """Return whether a segment belongs to the ranks."""
         by_token = segments_of(self.token), f"sem.{semaphores_of(self.token)}-"
         by_process = (f"torch_{pid}_" for pid in self.processes)
-        return name in self.held or name.startswith((*by_token, *by_process))
+        return name in self.opened or name.startswith((*by_token, *by_process))
 
 
 def adopt_orphans() -> None:
-    """Have processes whose parent ends become children of this one."""
+    """Make this process the parent of descendants whose parent exits."""
     pr_set_child_subreaper = 36
     ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)
 
 
 def end_families(leaders: Collection[int | None]) -> None:
-    """End processes, all of their sessions, and all that descends from either."""
+    """End processes, their sessions, and the descendants of both."""
     _end(lambda: _families(leaders))
 
 
 def end_orphans() -> None:
-    """End what was started by ranks that are no more; only where no rank runs any longer.
+    """End the processes that dead ranks started. Call this only while no rank runs.
 
-    Python's own helpers end when this process does, but for one that a signal has stopped.
+    Python's helper processes end with this process, except one that a signal has stopped.
     """
     helpers = {
         forkserver._forkserver._forkserver_pid,  # type: ignore[attr-defined]
@@ -69,36 +73,36 @@ def end_orphans() -> None:
 
 
 def shared_memory() -> set[str]:
-    """The names of all segments."""
+    """Return the names of all segments."""
     with suppress(OSError):
         return {path.name for path in _SHARED_MEMORY.iterdir()}
     return set()
 
 
-def held_shared_memory(leaders: Collection[int | None]) -> set[str]:
-    """The segments that processes, their sessions and descendants have open."""
-    return _held(_families(leaders))
+def shared_memory_opened_by(leaders: Collection[int | None]) -> set[str]:
+    """Return the segments that processes, their sessions and descendants have open."""
+    return _opened_by(_families(leaders))
 
 
-def remove_shared_memory(suspects: set[str], own: SharedMemoryOf, since: float) -> list[str]:
-    """Remove those of the segments that are the ranks' `own`, are this user's, have changed after `since`
-    (seconds of the epoch), and that no process on this machine has open any more.
+def remove_shared_memory(suspects: set[str], own: RankSharedMemory, since: float) -> list[str]:
+    """Remove those segments that belong to the ranks (`own`) and to this user, have changed after `since`
+    (seconds of the epoch), and are not open in any process of this machine.
 
     Returns:
-        those that stay although they may be the ranks': nobody knows which program has made them.
+        segments that were not removed because another program might have made them.
     """
     unclear = []
-    for name in sorted(suspects - _held(psutil.process_iter())) if suspects else ():
+    for name in sorted(suspects - _opened_by(psutil.process_iter())) if suspects else ():
         path = _SHARED_MEMORY / name
         with suppress(OSError):
-            seen = path.stat()
-            if seen.st_uid != os.getuid() or seen.st_ctime < since:
+            status = path.stat()
+            if status.st_uid != os.getuid() or status.st_ctime < since:
                 continue
             if not own.has(name):
                 unclear += [name] if name.startswith(_KINDS) else []
                 continue
             path.unlink()
-            # Else Python complains of them at the end of the sweep.
+            # Otherwise Python warns about them at the end of the sweep.
             if name.startswith(("psm_", segments_of(own.token))):
                 resource_tracker.unregister(f"/{name}", "shared_memory")
             elif name.startswith("sem."):
@@ -106,51 +110,51 @@ def remove_shared_memory(suspects: set[str], own: SharedMemoryOf, since: float) 
     return unclear
 
 
-def _held(processes: Iterable[psutil.Process]) -> set[str]:
-    """The segments that processes have mapped or open, by inode: a semaphore is mapped under another name."""
+def _opened_by(processes: Iterable[psutil.Process]) -> set[str]:
+    """Find segments that are mapped or open by inode: a semaphore is mapped under a different name."""
     inodes: set[int] = set()
     for process in processes:
-        own = Path(f"/proc/{process.pid}")
+        folder = Path(f"/proc/{process.pid}")
         with suppress(OSError):
-            maps = (own / "maps").read_text(errors="replace").splitlines()
+            maps = (folder / "maps").read_text(errors="replace").splitlines()
             inodes |= {int(line.split(maxsplit=5)[4]) for line in maps if f" {_SHARED_MEMORY}/" in line}
         with suppress(OSError):
-            for opened in (own / "fd").iterdir():
+            for file in (folder / "fd").iterdir():
                 with suppress(OSError):
-                    inodes |= {opened.stat().st_ino} if opened.readlink().parent == _SHARED_MEMORY else set()
+                    inodes |= {file.stat().st_ino} if file.readlink().parent == _SHARED_MEMORY else set()
     with suppress(OSError):
         return {entry.name for entry in os.scandir(_SHARED_MEMORY) if entry.inode() in inodes}
     return set()
 
 
 def _families(leaders: Collection[int | None]) -> set[psutil.Process]:
-    # What has a session of its own, and a parent that is gone, says in its environment whose it is.
-    named = {str(leader) for leader in leaders}
+    # A process with a separate session and a dead parent is recognized by its environment.
+    names = {str(leader) for leader in leaders}
     return _with_descendants(
         lambda process: (
             not {process.pid, os.getsid(process.pid)}.isdisjoint(leaders)
-            or process.environ().get(OF_RANK) in named
+            or process.environ().get(OF_RANK) in names
         )
     )
 
 
-def _with_descendants(of: Callable[[psutil.Process], bool]) -> set[psutil.Process]:
-    """Those of the driver's descendants of which that is true, and all that descends from them."""
+def _with_descendants(condition: Callable[[psutil.Process], bool]) -> set[psutil.Process]:
+    """Return the driver's descendants that meet a condition, and the descendants of these."""
     found: set[psutil.Process] = set()
     for process in psutil.Process().children(recursive=True):
         with suppress(OSError, psutil.Error):
-            if of(process):
+            if condition(process):
                 found |= {process, *process.children(recursive=True)}
     return found
 
 
 def _end(find: Callable[[], Collection[psutil.Process]]) -> None:
-    """Kill what is found until nothing is: a process may start another while it is being ended."""
+    """Kill processes until none is found: one can start another while it is being killed."""
     for _ in range(_ROUNDS):
         doomed = find()
         for process in doomed:
             with suppress(psutil.Error):
                 process.kill()
-        _, alive = psutil.wait_procs(doomed, timeout=_ENDED_S)
-        if alive or not doomed:  # the kernel does not let go of it, or all are gone
+        _, alive = psutil.wait_procs(doomed, timeout=_EXIT_LIMIT_S)
+        if alive or not doomed:  # the kernel does not release a process, or all have exited
             return

@@ -1,4 +1,4 @@
-"""What this machine offers, and the fork server from which every rank is born."""
+"""The description of this machine, and the server that every rank is forked from."""
 
 import ctypes
 import multiprocessing
@@ -28,24 +28,30 @@ _PRELOADED = (
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
 )
-_OF_RANKS = ("cell", "checkpointers", "measure", "scenarios", "verify", "workloads")
-"""What the server imports once, and all modules of which packages of dcpbench, so that a rank is born with it
-and knows whether a cell has changed it. None of it may touch CUDA."""
+_PRELOADED_PACKAGES = ("cell", "checkpointers", "measure", "scenarios", "verify", "workloads")
+"""Modules, and packages of dcpbench, that the server imports once for all ranks, which then detect whether a
+cell has changed them. None of them may start CUDA."""
 _PROBE = "dcpbench.rank.machine_probe"
 
 _ANSWER_LIMIT_S = 120.0
-"""How long the server may take to fork, with the import of torch before the first time."""
+"""Time limit for the server to fork a process; before the first one it imports torch."""
 _DETAILS_LIMIT_S = 10.0
 
 
 def _no_other_interpreter(python: str) -> None:
-    raise ConfigError(f"load_python={python}: needs executor=local; others have one interpreter alone")
+    raise ConfigError(f"load_python={python}: needs executor=local; other executors have one interpreter")
 
 
 @dataclass
 class Machine:
-    """How many GPUs there are, all that is said of it in `environment.json`, on how many hosts so many ranks
-    of a kind of device are, and what versions another interpreter has, if ranks can run under it."""
+    """Hardware and software that cells can use.
+
+    Args:
+        description: goes into `environment.json`.
+        hosts: returns how many hosts run a number of ranks on a type of device.
+        versions_of: returns the versions of another interpreter, or raises `ConfigError`.
+        import_error: returns why ranks cannot import a target; None if they can, or if it is unknown.
+    """
 
     gpus: int
     description: dict[str, Any]
@@ -53,20 +59,19 @@ class Machine:
     hosts: Callable[[int, str], int] = lambda ranks, device: 1
     versions_of: Callable[[str], Any] = _no_other_interpreter
     import_error: Callable[[str], str | None] = lambda target: None
-    """Why ranks cannot import a target; None if they can, or if it is not known."""
 
     @property
     def nccl(self) -> str | None:
-        """The version of NCCL that ranks use, such as `2.30.7`."""
+        """Version of NCCL that ranks use, such as `2.30.7`."""
         return self.description.get("nccl")
 
     @property
     def gpu_memory_bytes(self) -> int | None:
-        """The memory of the smallest GPU, once the description is complete; None if it is unknown."""
+        """Memory of the smallest GPU; None if unknown, as before `complete`."""
         return min(self.description.get("gpu_memory_bytes", ()), default=None)
 
     def complete(self) -> None:
-        """Add to the description what takes longer to find out; waits for it."""
+        """Wait for the slower part of the description, and add it."""
         with suppress(EOFError):
             if self._more and self._more.poll(_DETAILS_LIMIT_S):
                 self.description.update(self._more.recv())
@@ -74,65 +79,66 @@ class Machine:
 
 
 def rank_imports(compiles: bool) -> list[str]:
-    """The modules of torch and dcpbench that ranks are born with, and the compiler's if cells compile."""
+    """Return the modules that the server imports for ranks, with the compiler if cells compile."""
     package = Path(dcpbench.__path__[0])
-    ours = [
-        f"dcpbench.{name}.{one.name}" for name in _OF_RANKS for one in pkgutil.iter_modules([package / name])
+    own = [
+        f"dcpbench.{name}.{module.name}"
+        for name in _PRELOADED_PACKAGES
+        for module in pkgutil.iter_modules([package / name])
     ]
-    added = [name for plugin in plugins() for name in plugin.preload]
+    of_plugins = [name for plugin in plugins() for name in plugin.preload]
     compiler = ["dcpbench.rank.preload_compile"] if compiles else []
-    return [*_PRELOADED, *ours, *added, *compiler, "dcpbench.rank.main"]
+    return [*_PRELOADED, *own, *of_plugins, *compiler, "dcpbench.rank.main"]
 
 
 def fork_server(imports: Sequence[str] = ()) -> ForkServerContext:
-    """The context whose processes are forked from a server that has torch imported already, and these
-    modules: `rank_imports` where ranks are to be born, which takes up to three times as long.
+    """Return a context that forks processes from a server that has imported torch and `imports`. Pass
+    `rank_imports` if ranks will be forked, which triples the time of the import.
 
-    The defaults set here are inherited by every rank; what the user has set stays.
+    Every rank inherits the environment variables set here; variables set by the user are kept.
     """
-    # Asked whether there is a GPU, torch then asks the driver's library instead of starting CUDA,
-    # after which the server could not be forked from.
+    # torch then counts GPUs through the driver's library. Starting CUDA would make it impossible to fork.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     os.environ.setdefault(*dcpbench.SAFE_PATH)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS, where deterministic=true
-    # The keys under which compiled graphs with a device mesh are kept hold Python hashes: with a random
-    # hash seed no sweep finds what the one before it has compiled.
+    # Cache keys of compiled graphs with a device mesh contain Python hashes: with a random hash seed, a
+    # sweep would not find the graphs of an earlier one.
     os.environ.setdefault("PYTHONHASHSEED", "0")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks share the cores, as under torchrun
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no worker pools left behind
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no leaked worker pools
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    # A rank has two connections to each peer in a group of Gloo, and one in each further group: with some
-    # hundred ranks that is more than the usual 1,024 files.
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    # A rank has two connections to each peer in one group of Gloo, and one in each further group. A few
+    # hundred ranks exceed the usual limit of 1,024 open files.
+    _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([_PROBE, *imports])
-    # It imports while the driver composes the cells.
+    # The server imports while the driver composes the cells.
     with _fixed_addresses():
         forkserver.ensure_running()
     return context
 
 
 def start(process: ForkServerProcess) -> None:
-    """Have the server fork a process. A server that does not answer (a signal may have stopped it) is ended;
-    the next process comes from another one.
+    """Fork a process from the server. A server that does not answer, as after SIGSTOP, is killed, and the
+    next process is forked from a new one.
 
     Raises:
-        OSError, EOFError: it did not answer, or died.
+        OSError, EOFError: the server did not answer, or died.
     """
     watchdog = threading.Timer(_ANSWER_LIMIT_S, end_server)
     watchdog.daemon = True
     watchdog.start()
     try:
-        with _fixed_addresses():  # of a server that is started here
+        with _fixed_addresses():  # this can start a server
             process.start()
     finally:
         watchdog.cancel()
 
 
 def end_server() -> None:
-    """Kill the server, and with it whatever was forked from it; waits for its end, which multiprocessing sees
-    when it is asked for the next process."""
+    """Kill the server and all processes forked from it, and wait for its end. multiprocessing detects that
+    and starts a new server for the next process."""
     server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     with suppress(ProcessLookupError, ChildProcessError):
         os.kill(server, signal.SIGKILL)
@@ -141,16 +147,16 @@ def end_server() -> None:
 
 @contextmanager
 def _fixed_addresses() -> Iterator[None]:
-    """Have processes started here laid out at the same addresses every time, on Python below 3.12.
+    """Context manager: disable address randomization for new processes, before Python 3.12.
 
-    There hash(None), which a device mesh's hash contains, is the address of None.
+    There hash(None), which is part of a device mesh's hash, is the address of None.
     """
-    addr_no_randomize, ask = 0x0040000, 0xFFFFFFFF
+    addr_no_randomize, query = 0x0040000, 0xFFFFFFFF
     if sys.version_info >= (3, 12):
         yield
         return
     personality = ctypes.CDLL(None).personality
-    before = personality(ask)
+    before = personality(query)
     personality(before | addr_no_randomize)
     try:
         yield
@@ -159,15 +165,17 @@ def _fixed_addresses() -> Iterator[None]:
 
 
 def probe(context: ForkServerContext, also: Callable[[], dict[str, Any]] = dict) -> Machine:
-    """Ask a process forked from the server; the server then is warm for the ranks. `also` returns what else
-    is to be in the description, and is called there.
+    """Describe this machine from a process forked from the server, which has then imported its modules.
+
+    Args:
+        also: returns further entries of the description; called in that process.
 
     Raises:
-        ConfigError: the process ended or went silent before it had answered, or `nccl` cannot be loaded.
+        ConfigError: the process exited or did not answer, or `nccl` cannot be loaded.
     """
     here, there = context.Pipe()
     try:
-        start(context.Process(target=_probe, args=(there, also), daemon=True))  # it does not outlive this one
+        start(context.Process(target=_probe, args=(there, also), daemon=True))  # it ends with this process
         there.close()
         if not here.poll(_ANSWER_LIMIT_S):
             raise ConfigError(f"torch did not answer within {_ANSWER_LIMIT_S:.0f} s of its import")
@@ -185,23 +193,23 @@ def import_error(context: ForkServerContext, target: str) -> str | None:
     start(context.Process(target=_import, args=(there, target), daemon=True))
     there.close()
     try:
-        told: str | None = here.recv() if here.poll(_ANSWER_LIMIT_S) else None
+        error: str | None = here.recv() if here.poll(_ANSWER_LIMIT_S) else None
     except EOFError:
-        told = "the process that imports it ends"
-    return told
+        error = "the process that imports it ends"
+    return error
 
 
 def _import(connection: Connection, target: str) -> None:
     from dcpbench.records.installation import import_from_current_folder
 
-    for stream in (1, 2):  # code of the user can print
+    for stream in (1, 2):  # user code can print
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     import_from_current_folder()
     try:
-        told = None if callable(pkgutil.resolve_name(target)) else "it cannot be called"
-    except BaseException as error:  # noqa: BLE001 - code of the user can raise anything
-        told = f"{type(error).__name__}: {error}"
-    connection.send(told)
+        message = None if callable(pkgutil.resolve_name(target)) else "it cannot be called"
+    except BaseException as error:  # noqa: BLE001 - user code can raise anything
+        message = f"{type(error).__name__}: {error}"
+    connection.send(message)
 
 
 def _probe(connection: Connection, also: Callable[[], dict[str, Any]]) -> None:

@@ -1,6 +1,6 @@
-"""The process of another interpreter than the driver's: an executor of its own, which does as it is told.
+"""The process of an interpreter other than the driver's. It runs an executor that the driver controls.
 
-It ends when the driver does, however that ends, and its ranks with it.
+It exits when the driver does, even if the driver is killed, and its ranks exit with it.
 """
 
 import os
@@ -13,11 +13,11 @@ from dcpbench.config.groups import ExecutorConfig
 from dcpbench.executors.local import LocalEngine, LocalExecutor
 
 Request = tuple[str, tuple[Any, ...]]
-"""The name of a method of an executor, and what it is called with."""
+"""The name of an executor's method, and its arguments."""
 
 
 def main(descriptor: int) -> None:
-    """Do what comes over a connection, until it says `end`."""
+    """Carry out requests from a connection until `end`."""
     connection = Connection(descriptor)
     python, modules, gpus = connection.recv()
     engine = LocalEngine(ExecutorConfig())
@@ -27,11 +27,11 @@ def main(descriptor: int) -> None:
     requests: SimpleQueue[Request] = SimpleQueue()
     threading.Thread(target=_listen, args=(connection, requests, executor), daemon=True).start()
     while True:
-        what, arguments = requests.get()
-        if what == "run":
+        method, arguments = requests.get()
+        if method == "run":
             kind, spec, timeouts = arguments
             connection.send(executor.run(kind, spec, timeouts, lambda *phase: connection.send(phase)))
-        elif what == "keep_only":
+        elif method == "keep_only":
             executor.keep_only(*arguments)
         else:
             executor.end()
@@ -40,13 +40,13 @@ def main(descriptor: int) -> None:
 
 
 def _listen(connection: Connection, requests: SimpleQueue[Request], executor: LocalExecutor) -> None:
-    """Pass on what is asked for; an interrupt cannot wait until a stage has ended."""
+    """Queue requests, except an interrupt, which cannot wait for the end of a stage."""
     while True:
         try:
-            what, arguments = connection.recv()
+            method, arguments = connection.recv()
         except EOFError:
             os._exit(1)
-        if what == "interrupt":
+        if method == "interrupt":
             executor.interrupt()
         else:
-            requests.put((what, arguments))
+            requests.put((method, arguments))

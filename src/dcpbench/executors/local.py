@@ -1,4 +1,4 @@
-"""The executor of one host: ranks forked from a server that has torch imported, watched, and ended."""
+"""The executor of one host. It forks ranks from a server that has already imported torch."""
 
 import platform
 from collections.abc import Sequence
@@ -20,21 +20,19 @@ from dcpbench.rank.messages import CellSpec, WorldKind
 
 
 class LocalEngine(Engine):
-    """This host."""
+    """Creates executors that run ranks on this host."""
 
     def __init__(self, config: ExecutorConfig) -> None:
-        """Refuse what needs several hosts. Nothing is started yet.
+        """Check the configuration. Start nothing yet.
 
         Raises:
-            ConfigError: a number of hosts, or of ranks on each, is asked for.
+            ConfigError: it specifies several hosts, or a number of ranks per host.
         """
-        one_host = {"hosts": (config.hosts or 1) <= 1, "ranks_per_host": config.ranks_per_host is None}
-        for key, is_enough in one_host.items():
-            if not is_enough:
-                asked = f"executor.{key}={getattr(config, key)}"
-                raise ConfigError(
-                    f"{asked}: executor={config.name} has this host alone; choose another executor"
-                )
+        valid = {"hosts": (config.hosts or 1) <= 1, "ranks_per_host": config.ranks_per_host is None}
+        for key, is_valid in valid.items():
+            if not is_valid:
+                problem = f"executor={config.name} runs on this host only; choose another executor"
+                raise ConfigError(f"executor.{key}={getattr(config, key)}: {problem}")
 
     def begin(self, modules: Sequence[str]) -> None:
         self._modules = modules
@@ -53,20 +51,20 @@ class LocalEngine(Engine):
 
 
 def devices_of(kind: WorldKind, ranks: Sequence[int], gpus: Sequence[int]) -> dict[int, str]:
-    """The device of each of these ranks of a host, neighbors on one GPU where there are fewer `gpus`."""
+    """Return the device of each rank of a host. Neighbors share a GPU if there are more ranks than `gpus`."""
     if kind.device != "cuda":
         return dict.fromkeys(ranks, kind.device)
-    each = ranks_per_gpu(len(ranks), len(gpus))
-    return {rank: f"cuda:{gpus[local_rank // each]}" for local_rank, rank in enumerate(ranks)}
+    sharing = ranks_per_gpu(len(ranks), len(gpus))
+    return {rank: f"cuda:{gpus[local_rank // sharing]}" for local_rank, rank in enumerate(ranks)}
 
 
 @dataclass
 class LocalExecutor(Executor):
     """Runs stages on ranks of this host, which use `gpus`, if any.
 
-    Groups of several kinds stay up side by side, so that the stages of a cell need not start them anew. Ranks
-    under another interpreter than `python` (None: the driver's) belong to a process of that interpreter,
-    which imports `modules` too.
+    Rank groups of several kinds stay up at the same time, so that the stages of a cell can reuse them. Ranks
+    under an interpreter other than `python` (None: the driver's) are run by a process of that interpreter,
+    which also imports `modules`.
     """
 
     context: ForkServerContext
@@ -78,10 +76,10 @@ class LocalExecutor(Executor):
     interrupted: bool = False
 
     def run(self, kind: WorldKind, spec: CellSpec, timeouts: TimeoutsConfig, on_phase: OnPhase) -> StageEnd:
-        """Run a stage and wait for its end, or until something has taken longer than it may.
+        """Run a stage and wait for its end, or until it exceeds a time limit.
 
-        Ranks of the kind are started if there are none or one has died since the last stage; where one
-        did not report, or is not as it was born, all are ended. `on_phase` is called as they get on.
+        Start ranks of the kind if there are none, or if one has died since the last stage. End all of them
+        afterwards if a rank did not report or the stage leaked something into it.
         """
         if kind.python and kind.python != self.python:
             if kind.python not in self._others:
@@ -93,25 +91,23 @@ class LocalExecutor(Executor):
             if kind in self._groups and not self._groups[kind].usable():
                 self._kill(kind)
             if kind not in self._groups:
-                self._groups[kind] = self._started(kind)
+                try:
+                    self._start(kind)
+                except EOFError:  # the fork server died or did not answer; the second call starts a new one
+                    self._start(kind)
         except (OSError, EOFError) as error:
             return StageEnd(not_run=f"the ranks could not be started: {error}")
-        if self.interrupted:  # while the ranks were on their way
+        if self.interrupted:  # while the ranks were starting
             return StageEnd(not_run="interrupted")
         end = self._groups[kind].run(spec, timeouts, on_phase)
         return end if end.is_clean else replace(end, left=tuple(self._kill(kind)))
 
-    def _started(self, kind: WorldKind) -> RankGroup:
+    def _start(self, kind: WorldKind) -> None:
         part = Part(platform.node(), devices_of(kind, range(kind.world_size), self.gpus))
-        try:
-            with store_file() as store:
-                return RankGroup(self.context, kind, part, store)
-        except EOFError:  # the server did not answer, or died: the next one may
-            with store_file() as store:
-                return RankGroup(self.context, kind, part, store)
+        with store_file() as store:
+            self._groups[kind] = RankGroup(self.context, kind, part, store)
 
     def keep_only(self, kinds: set[WorldKind]) -> None:
-        """Have the ranks of other kinds leave: they would only take up room, or are to be fresh again."""
         for kind in self._groups.keys() - kinds:
             self._groups[kind].leave()
             self._kill(kind)
@@ -119,7 +115,6 @@ class LocalExecutor(Executor):
             other.keep_only(kinds)
 
     def interrupt(self) -> None:
-        """End what runs in another thread: its stage ends at once, and no other begins."""
         self.interrupted = True
         for group in list(self._groups.values()):
             group.end()
@@ -127,7 +122,6 @@ class LocalExecutor(Executor):
             other.interrupt()
 
     def end(self) -> None:
-        """End all ranks, and wait until they and whatever they started are gone."""
         for kind in list(self._groups):
             self._kill(kind)
         for other in self._others.values():

@@ -1,4 +1,4 @@
-"""Ranks of one kind that live on this host: started, sent a stage, listened to, ended."""
+"""Start ranks of one kind on this host, run stages on them, and end them."""
 
 import os
 import secrets
@@ -30,22 +30,21 @@ from dcpbench.rank.messages import (
 )
 
 _GRACE_S = 0.5
-"""How long after the first failure its peers may still tell of an earlier one."""
+"""Time to wait after the first failure for the report of an earlier one."""
 _ECHO_GRACE_S = 3.0
-"""How long after what sounds like the echo of a death the death itself may take to be seen: a process
-first gives back its memory and its device."""
+"""Time to wait after a secondary failure for the death that caused it: a dying process first releases its
+memory and its device."""
 _SURVIVORS_S = 5.0
-"""How long after a death that a stage is there for the other ranks may take to see that it was one."""
+"""Time to wait after an intended death for the other ranks to detect it."""
 _LEAVE_S = 10.0
-_TALK_S = 5
-"""How long a rank may take over one message once it has begun it: it may be stopped in the middle."""
+_MESSAGE_LIMIT_S = 5
+"""Time limit for one message after it has begun, since a rank can be stopped in the middle."""
 _LISTEN_S = 60.0
 
 
 @dataclass(frozen=True)
 class Part:
-    """The ranks of a group that are started together on a host: the device of each by its number, in the
-    order of their local ranks."""
+    """The ranks of a group on one host: the device of each by its number, in the order of local ranks."""
 
     host: str
     devices: dict[int, str]
@@ -53,7 +52,7 @@ class Part:
 
 @contextmanager
 def store_file() -> Iterator[StoreFile]:
-    """A file in memory for the ranks of a group to meet at, until they are started."""
+    """Context manager: a file in memory through which ranks rendezvous, open until they have started."""
     descriptor = os.memfd_create("dcpbench-store")
     try:
         os.fchmod(descriptor, 0o600)
@@ -63,37 +62,37 @@ def store_file() -> Iterator[StoreFile]:
 
 
 class Conclusion:
-    """By which another thread tells a group that its stage is over: something went wrong on another host."""
+    """A signal from another thread that a stage is over because something went wrong on another host."""
 
     def __init__(self) -> None:
-        self._told, self._tells = socket.socketpair()
+        self._receiver, self._sender = socket.socketpair()
         self.dumps = False
 
     def reach(self, dumps: bool) -> None:
-        """The stage is over; `dumps` where the ranks' stacks are wanted."""
+        """End the stage; with `dumps`, ranks that hang write their stacks."""
         self.dumps = dumps
         with suppress(OSError):
-            self._tells.send(b".")
+            self._sender.send(b".")
 
     def fileno(self) -> int:
-        """What can be read from once it is told."""
-        return self._told.fileno()
+        """Return a descriptor that is readable after `reach`."""
+        return self._receiver.fileno()
 
     def close(self) -> None:
-        self._told.close()
-        self._tells.close()
+        self._receiver.close()
+        self._sender.close()
 
 
 class RankGroup:
-    """Ranks of one kind, good for further stages until one ends in anything but reports."""
+    """Ranks of one kind. They can run further stages until one ends without every rank's report."""
 
     def __init__(
         self, context: ForkServerContext, kind: WorldKind, part: Part, store: StoreFile | StoreAddress
     ) -> None:
-        """Fork the ranks of this host; they join when they get their first stage. At `store` they meet.
+        """Fork the ranks of this host. They rendezvous through `store` when they get their first stage.
 
         Raises:
-            OSError, EOFError: they could not be started; none is left behind.
+            OSError, EOFError: they could not be started; all that had been started are ended.
         """
         self._ranks: list[Rank] = []
         self._started = time.time()
@@ -102,7 +101,7 @@ class RankGroup:
         try:
             for local_rank, (number, device) in enumerate(part.devices.items()):
                 if number and isinstance(store, StoreAddress):
-                    store = replace(store, listener=None)  # one process listens
+                    store = replace(store, listener=None)  # only rank 0 listens
                 spec = RankSpec(kind, number, device, store, part.host, local_rank, self._token)
                 self._ranks.append(_fork(context, spec))
         except BaseException:
@@ -116,8 +115,8 @@ class RankGroup:
         on_phase: OnPhase,
         conclusion: Conclusion | None = None,
     ) -> StageEnd:
-        """Run a stage on all ranks, until it ends, or has taken longer than it may, or is concluded;
-        anything but reports leaves the group unusable: `kill` it."""
+        """Run a stage on all ranks until it ends, exceeds a time limit, or is concluded. Unless every rank
+        reports, the group cannot be reused: `kill` it."""
         began = time.monotonic()
         limits = timeouts.by_phase()
         self._conclusion, self._concluded = conclusion, False
@@ -143,11 +142,11 @@ class RankGroup:
         return _stage_end(self._ranks, (phase, limits[phase]), dumps=True)
 
     def usable(self) -> bool:
-        """Whether every rank still runs, as far as one can see from outside."""
+        """Return whether every process runs and none is stopped."""
         return all(rank.process.is_alive() and not rank.stopped() for rank in self._ranks)
 
     def leave(self) -> None:
-        """Have the ranks end by themselves; waits, but not for ever: `kill` is still to be called."""
+        """Let the ranks exit, and wait up to a limit. Call `kill` afterwards."""
         for rank in self._ranks:
             with suppress(OSError):
                 rank.connection.send(None)
@@ -156,59 +155,60 @@ class RankGroup:
             rank.process.join(max(0.0, deadline - time.monotonic()))
 
     def end(self) -> None:
-        """End the ranks and whatever they started, at once; `kill` is still to be called."""
+        """End the ranks and the processes that they started. Call `kill` afterwards."""
         cleanup.end_families({rank.process.pid for rank in self._ranks})
 
     def kill(self) -> list[str]:
-        """`end` the ranks, wait until they are gone, and remove the shared memory that they leave.
+        """`end` the ranks, wait until they have exited, and remove the shared memory that they leaked.
 
         Returns:
-            the names of what stays there because it may be another program's.
+            names of segments that were not removed because they might belong to another program.
         """
         pids = {rank.process.pid for rank in self._ranks}
-        held = cleanup.held_shared_memory(pids)
+        opened = cleanup.shared_memory_opened_by(pids)
         self.end()
         for rank in self._ranks:
             rank.process.join(1.0)
             rank.connection.close()
-        if any(rank.unreported() for rank in self._ranks):  # at exit they would be waited for, for ever
+        if any(rank.unreported() for rank in self._ranks):  # Python would wait for them forever at exit
             fork_server.end_server()
-        own = cleanup.SharedMemoryOf(held, pids, self._token)
+        own = cleanup.RankSharedMemory(opened, pids, self._token)
         new = cleanup.shared_memory() - self._shared_before
         return cleanup.remove_shared_memory(new, own, self._started)
 
     def _grace_s(self) -> float | None:
-        """How long to listen on after what has gone wrong; None if nothing has."""
-        over, ends = self._concluded, [rank.end for rank in self._ranks]
-        if over or any(one.exited_at or (one.failed and not one.failed.secondary) for one in ends):
-            return _GRACE_S if over else self._death_grace_s
+        """Return how long to continue listening after a failure; None if there was none."""
+        if self._concluded:
+            return _GRACE_S
+        ends = [rank.end for rank in self._ranks]
+        if any(end.exited_at or (end.failed and not end.failed.secondary) for end in ends):
+            return self._death_grace_s
         return _ECHO_GRACE_S if any(end.failed for end in ends) else None
 
     def _listen(self, timeout_s: float, on_phase: OnPhase) -> None:
-        """Take what the ranks have to say, as soon as one says something."""
+        """Wait for messages or the end of ranks, and process them."""
         waiting = [rank for rank in self._ranks if rank.end.waiting]
-        heard: list[Connection | int] = [
-            at for rank in waiting for at in (rank.connection, rank.process.sentinel)
-        ]
+        sources: list[Connection | int] = [rank.connection for rank in waiting]
+        sources += [rank.process.sentinel for rank in waiting]
         over = [self._conclusion.fileno()] if self._conclusion and not self._concluded else []
-        ready = wait([*heard, *over], timeout_s)
-        seen_at = time.monotonic()
-        self._concluded = self._concluded or any(at in ready for at in over)
+        ready = wait([*sources, *over], timeout_s)
+        now = time.monotonic()
+        self._concluded = self._concluded or any(descriptor in ready for descriptor in over)
         for rank in waiting:
             if not rank.connection.poll():
                 if rank.process.sentinel in ready:
-                    rank.end.exited_at = seen_at
+                    rank.end.exited_at = now
                 continue
             try:
                 message = rank.connection.recv()
             except (EOFError, OSError):
                 rank.wait_ended()
-                rank.end.exited_at = seen_at
+                rank.end.exited_at = now
                 continue
-            except Exception as error:  # noqa: BLE001 - a cell may have put anything into its report
-                text = f"its report cannot be read: {error}"
+            except Exception as error:  # noqa: BLE001 - a report can contain any object
+                text = f"cannot read its report: {error}"
                 raised = RaisedError(rank.number, rank.end.phase, type(error).__name__, text)
-                message = Message(rank.stage.run, rank.number, Failed(seen_at, raised, secondary=False))
+                message = Message(rank.stage.run, rank.number, Failed(now, raised, secondary=False))
             if rank.take(message) and isinstance(message.content, PhaseBegun):
                 on_phase(rank.number, message.content.phase)
 
@@ -219,14 +219,14 @@ def _fork(context: ForkServerContext, spec: RankSpec) -> Rank:
         target=_rank_main,
         args=(spec, there),
         name=f"dcpbench-rank{spec.rank}",
-        daemon=False,  # a daemon may have no children, which a process stager needs
+        daemon=False,  # a process stager needs children, which daemons cannot have
     )
     fork_server.start(process)
     there.close()
-    longest = struct.pack("ll", _TALK_S, 0)
-    with socket.socket(fileno=os.dup(here.fileno())) as same:
-        same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, longest)
-        same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, longest)
+    timeout = struct.pack("ll", _MESSAGE_LIMIT_S, 0)
+    with socket.socket(fileno=os.dup(here.fileno())) as duplicate:
+        duplicate.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
+        duplicate.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
     return Rank(process, here, RankEnd(spec.rank, spec.local_rank, spec.host))
 
 
@@ -237,11 +237,11 @@ def _rank_main(spec: RankSpec, connection: Connection) -> None:
 
 
 def _next_limit(limits: Mapping[str, float], began: float, ranks: Sequence[Rank]) -> tuple[float, str]:
-    """When (`time.monotonic`) the first limit is reached if no rank gets any further, and of which phase.
+    """Return when (`time.monotonic`) the next time limit expires, and the phase of that limit.
 
     Args:
-        limits: seconds by phase, for those that have a limit, and for the whole stage.
-        began: when the stage did.
+        limits: seconds by phase, for phases that have a limit, and for the complete stage.
+        began: start of the stage.
     """
     clocks = [(WHOLE_STAGE, began)]
     for rank in ranks:
@@ -251,14 +251,14 @@ def _next_limit(limits: Mapping[str, float], began: float, ranks: Sequence[Rank]
 
 
 def _stage_end(ranks: Sequence[Rank], limit: tuple[str, float] | None, dumps: bool) -> StageEnd:
-    """How a stage has ended on these ranks.
+    """Return the end of a stage on these ranks, with the logs and stacks of a failure.
 
     Args:
-        limit: the phase and the seconds of the limit that the ranks ran into, if nothing else went wrong.
-        dumps: have ranks that hang write their stacks in that case, or without a limit.
+        limit: phase and seconds of the time limit that the ranks exceeded, unless one failed or exited.
+        dumps: let ranks that hang write their stacks.
     """
     ends = tuple(rank.end for rank in ranks)
-    dropped = tuple(told for rank in ranks for told in rank.dropped)
+    dropped = tuple(sentence for rank in ranks for sentence in rank.dropped)
     if all(end.report for end in ends):
         return StageEnd(ends, dropped=dropped)
     hang = dumps and not any(end.failed or end.exited_at is not None for end in ends)

@@ -1,4 +1,4 @@
-"""One rank as the driver sees it: its process, and what it has said of the running cell."""
+"""A rank as the driver observes it: its process, and its messages about the running stage."""
 
 import time
 from contextlib import suppress
@@ -10,24 +10,24 @@ from pathlib import Path
 import psutil
 
 from dcpbench.core.stage_end import Failed, RankEnd
-from dcpbench.rank.messages import CellSpec, Message, PhaseBegun, UploadsUnderWay
+from dcpbench.rank.messages import CellSpec, Message, PhaseBegun, UploadsInFlight
 
 _REPORT_S = 1.0
-"""How long after its end a process may be taken for alive."""
+"""Time limit for the fork server to report the end of a process."""
 
 _ENDING_S = 30.0
-"""How long a process may take to end whose connection is closed: it gives back all of its memory after that,
-and its threads end one by one."""
+"""Time limit for a process to exit after its connection was closed: it releases its memory and ends its
+threads after that."""
 
 _POLL_S = 0.05
 
 
 @dataclass
 class Rank:
-    """A rank: its process, the connection to it, and how the running stage ends there as far as it is known.
+    """A rank: its process, the connection to it, and what is known about the end of the running stage there.
 
-    `since` is when its phase began (`time.monotonic`); `dropped` tells of messages that were not about the
-    stage.
+    `since` is when its phase began (`time.monotonic`). `dropped` has a sentence for each message about
+    another stage.
     """
 
     process: ForkServerProcess
@@ -39,16 +39,16 @@ class Rank:
 
     @property
     def number(self) -> int:
-        """Its number in the world."""
+        """Number in the world."""
         return self.end.rank
 
     @property
     def log(self) -> Path:
-        """What it writes while it runs its stage."""
+        """Log of the running stage."""
         return Path(self.stage.folder) / f"rank{self.number}.log"
 
     def begin(self, stage: CellSpec) -> None:
-        """A stage begins; a rank that has yet to join is still at that."""
+        """Begin a stage. A rank that has not joined its peers remains in phase `join`."""
         self.stage, self.dropped = stage, []
         before = self.end
         self.end = RankEnd(before.rank, before.local_rank, before.host)
@@ -56,17 +56,17 @@ class Rank:
             self.end.phase, self.since = "start", time.monotonic()
 
     def take(self, message: Message) -> bool:
-        """Note what it has to say; whether it is about the running stage. What is about another one (of a
-        process that a stage before this one had forked, say) is dropped, and reported."""
+        """Record a message and return True. Drop it and return False if it is about another stage: a process
+        that an earlier stage forked can send one."""
         content, end = message.content, self.end
         if message.rank != self.number or message.run not in (None, self.stage.run) or not end.waiting:
-            of = f"{message.run.cell}, try {message.run.attempt + 1}" if message.run else "no cell"
-            what = f"{type(content).__name__} of rank {message.rank}, {of}"
-            self.dropped.append(f"rank {self.number}: what came from it was dropped: {what}")
+            stage = f"{message.run.cell}, attempt {message.run.attempt + 1}" if message.run else "no cell"
+            sender = f"{type(content).__name__} of rank {message.rank}, {stage}"
+            self.dropped.append(f"rank {self.number}: dropped a message of another stage: {sender}")
             return False
         if isinstance(content, PhaseBegun):
             end.phase, self.since = content.phase, time.monotonic()
-        elif isinstance(content, UploadsUnderWay):
+        elif isinstance(content, UploadsInFlight):
             end.uploads = content.since
         elif isinstance(content, Failed):
             end.failed = content
@@ -75,27 +75,27 @@ class Rank:
         return True
 
     def stopped(self) -> bool:
-        """Whether a signal has stopped its process."""
+        """Return whether a signal has stopped its process."""
         with suppress(psutil.Error):
             status = psutil.Process(self.process.pid).status()
             return status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
         return False
 
     def wait_ended(self) -> None:
-        """Wait until its process has ended, whose connection is closed, and no longer than that may take."""
+        """Wait until its process has exited after closing the connection, up to a limit."""
         deadline = time.monotonic() + _ENDING_S
         while self.process.is_alive() and not self.unreported() and time.monotonic() < deadline:
             self.process.join(_POLL_S)
 
     def unreported(self) -> bool:
-        """Whether its process has ended, and the server that it was forked from does not say so."""
+        """Return whether its process has exited, but its fork server does not report that."""
         if not self.process.is_alive() or self._runs():
             return False
         self.process.join(_REPORT_S)
         return self.process.is_alive()
 
     def _runs(self) -> bool:
-        """Whether its process is there, or any thread of it: its main thread may be the first to end."""
+        """Return whether any thread of its process runs: the main thread can be the first to end."""
         with suppress(psutil.Error):
             process = psutil.Process(self.process.pid)
             return process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1

@@ -1,5 +1,4 @@
-"""Ranks that share GPUs because there are fewer GPUs than ranks: which backend carries their collectives, and
-in which environment."""
+"""Choose the backend and the environment of ranks that share GPUs because there are fewer GPUs than ranks."""
 
 import os
 
@@ -9,7 +8,7 @@ LEAST_NCCL = (2, 30)
 """The first NCCL that lets ranks share a GPU."""
 
 _SMALL_BUFFERS = {"NCCL_BUFFSIZE": "262144", "NCCL_MAX_CTAS": "8"}
-"""With them NCCL takes a third of the memory."""
+"""These settings reduce NCCL's memory to a third."""
 _BYTES_WITH_SMALL_BUFFERS, _BYTES_BY_DEFAULT = 1_800_000_000, 4_700_000_000
 """Measured for each of 4 and 8 ranks on an H100 and an H200."""
 _ENVIRONMENT = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", **_SMALL_BUFFERS}
@@ -26,19 +25,19 @@ def nccl_can_share(version: str | None) -> bool:
 
 
 def environment() -> dict[str, str]:
-    """Return the variables that NCCL needs in ranks that share a GPU, without those that the user has set."""
+    """Return the variables that NCCL needs if ranks share a GPU, without those that the user has set."""
     return {name: value for name, value in _ENVIRONMENT.items() if name not in os.environ}
 
 
 def rank_bytes() -> int:
-    """Return the memory that CUDA and NCCL take for a rank that shares a GPU, before it has any tensor."""
+    """Return the memory that CUDA and NCCL use for a rank that shares a GPU, before any tensor exists."""
     return _BYTES_BY_DEFAULT if _SMALL_BUFFERS.keys() & os.environ.keys() else _BYTES_WITH_SMALL_BUFFERS
 
 
 def sharing_sentence(ranks: int, gpus: int, nccl: str | None) -> str:
-    """Return `4 ranks share 1 GPU (NCCL 2.30.7)`, or with gloo where that NCCL cannot do it."""
-    carrier = f"NCCL {nccl}" if nccl_can_share(nccl) else f"gloo, because NCCL is {nccl or 'missing'}"
-    return f"{ranks} ranks share {gpus} GPU{'s' if gpus > 1 else ''} ({carrier})"
+    """Return `4 ranks share 1 GPU (NCCL 2.30.7)`, or with gloo if that NCCL does not support it."""
+    backend = f"NCCL {nccl}" if nccl_can_share(nccl) else f"gloo, because NCCL is {nccl or 'missing'}"
+    return f"{ranks} ranks share {gpus} GPU{'s' if gpus > 1 else ''} ({backend})"
 
 
 def how_to_get(cuda: str | None) -> str:

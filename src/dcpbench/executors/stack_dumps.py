@@ -1,4 +1,4 @@
-"""What ranks that hang are doing: every thread's stack goes to the rank's log, one frame to the row."""
+"""Find where ranks hang: every thread's stack goes to the rank's log, one frame to the row."""
 
 import re
 import signal
@@ -17,26 +17,26 @@ _TAIL_LINES = 30
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x.*most recent call first.*$", re.MULTILINE)
 _WAITING = ("threading.py", "queue.py", "concurrent/futures/_base.py", "concurrent/futures/thread.py")
-"""Where a thread is that waits for another one."""
+"""Files of the innermost frame of a thread that waits for another one."""
 
 
 def dump(ranks: Sequence[Rank]) -> dict[int, str]:
-    """Have each rank that still runs write its threads' stacks to its log.
+    """Let each rank that runs write its threads' stacks to its log.
 
     Returns:
-        by rank, where it is: `at all_reduce (distributed/distributed_c10d.py:3104)`.
+        the innermost frame by rank: `at all_reduce (distributed/distributed_c10d.py:3104)`.
     """
-    asked = [rank for rank in ranks if rank.process.is_alive()]
-    before = {rank.number: _size(rank.log) for rank in asked}
-    stopped = {rank.number for rank in asked if rank.stopped()}
-    for rank in asked:
-        with suppress(psutil.NoSuchProcess):  # it may end at this very moment
+    running = [rank for rank in ranks if rank.process.is_alive()]
+    before = {rank.number: _size(rank.log) for rank in running}
+    stopped = {rank.number for rank in running if rank.stopped()}
+    for rank in running:
+        with suppress(psutil.NoSuchProcess):  # it can exit at this moment
             process = psutil.Process(rank.process.pid)
             process.send_signal(signal.SIGUSR1)
-            process.resume()  # else one that is stopped does not take it
-    _wait_until_written(asked, before)
+            process.resume()  # a stopped process does not handle signals
+    _wait_until_written(running, before)
     doing: dict[int, str] = {}
-    for rank in asked:
+    for rank in running:
         frame = _doing(_text(rank.log, before[rank.number]))
         parts = ("stopped by a signal" if rank.number in stopped else "", f"at {frame}" if frame else "")
         if any(parts):
@@ -45,31 +45,31 @@ def dump(ranks: Sequence[Rank]) -> dict[int, str]:
 
 
 def fatal(log: Path) -> str | None:
-    """Where a rank was that the interpreter saw die, as after a segmentation fault."""
+    """Return the frame in which the interpreter died, as after a segmentation fault."""
     _, died, dumped = _text(log, -(2**20)).rpartition("Fatal Python error: ")
     frame = _FRAME.search(dumped.partition("Current thread")[2])
     return _short(frame.groups()) if died and frame else None
 
 
 def tail(log: Path) -> list[str]:
-    """The last lines of a log."""
+    """Return the last lines of a log."""
     return _text(log, -(2**14)).splitlines()[-_TAIL_LINES:]
 
 
-def _wait_until_written(asked: Sequence[Rank], before: dict[int, int]) -> None:
-    """faulthandler writes line by line and marks no end: logs that grew and then stay are done."""
-    seen: dict[int, int] = {}
+def _wait_until_written(running: Sequence[Rank], before: dict[int, int]) -> None:
+    """Wait until the logs have grown and no longer do, because faulthandler does not mark the end."""
+    sizes: dict[int, int] = {}
     deadline = time.monotonic() + _WRITTEN_S
     while time.monotonic() < deadline:
         time.sleep(0.05)
-        now = {rank.number: _size(rank.log) for rank in asked}
-        if now == seen and all(now[number] > size for number, size in before.items()):
+        now = {rank.number: _size(rank.log) for rank in running}
+        if now == sizes and all(now[number] > size for number, size in before.items()):
             return
-        seen = now
+        sizes = now
 
 
 def _doing(dumped: str) -> str | None:
-    """Where the main thread is, which is dumped last; where it waits for another thread, that one."""
+    """Return the frame of the main thread, which is dumped last, or of the thread that it waits for."""
     threads = [_FRAME.findall(block) for block in _THREAD.split(dumped)[1:]]
     innermost = [frames[0] for frames in threads if frames]
     if not innermost:
@@ -85,7 +85,7 @@ def _short(frame: Sequence[str]) -> str:
 
 
 def _text(log: Path, start: int) -> str:
-    """What a log holds from a byte on, which counts from its end where it is negative."""
+    """Return the text of a log from a byte; a negative one counts from the end."""
     try:
         with files.open_regular(log) as file:
             file.seek(start if start >= 0 else max(0, _size(log) + start))

@@ -1,1 +1,1 @@
-"""The process of one rank."""
+"""The process of a rank."""

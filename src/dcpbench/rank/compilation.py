@@ -1,5 +1,5 @@
-"""What torch.compile made of a cell on this rank, by Dynamo's own counts; it falls back to eager code without
-an error when it gives up on a frame."""
+"""Report what torch.compile did not compile in a cell on this rank, from Dynamo's counters. torch.compile
+raises no error when it runs a frame as eager code."""
 
 from torch._dynamo.utils import counters, graph_break_reasons
 
@@ -7,27 +7,27 @@ _RECOMPILED_TOO_OFTEN = "Dynamo recompile limit exceeded"
 
 
 def graph_breaks() -> list[str]:
-    """Where Dynamo broke a graph in two, and why, in the order in which it did."""
-    told = []
-    for one in graph_break_reasons:
-        places = [f" ({_short(frame.filename)}:{frame.lineno})" for frame in one.user_stack[-1:]]
-        told.append(f"{_first_line(one.reason)}{''.join(places)}")
-    return list(dict.fromkeys(told))
+    """Return where and why Dynamo broke a graph in two, in the order of the breaks."""
+    breaks = []
+    for graph_break in graph_break_reasons:
+        places = [f" ({_short(frame.filename)}:{frame.lineno})" for frame in graph_break.user_stack[-1:]]
+        breaks.append(f"{_first_line(graph_break.reason)}{''.join(places)}")
+    return list(dict.fromkeys(breaks))
 
 
 def why_not_compiled() -> str | None:
-    """Why some of the model ran as eager code, or all of it; None where none did."""
-    given_up = [*counters["unimplemented"], *counters["recompile_limit"]]
-    if any(reason.startswith(_RECOMPILED_TOO_OFTEN) for reason in given_up) or counters["recompile_limit"]:
-        return "Dynamo's recompile limit was reached: some of it ran as eager code"
+    """Return why some or all of the model ran as eager code; None if none did."""
+    abandoned = [*counters["unimplemented"], *counters["recompile_limit"]]
+    if any(reason.startswith(_RECOMPILED_TOO_OFTEN) for reason in abandoned) or counters["recompile_limit"]:
+        return "Dynamo's recompile limit was reached: part of the model ran as eager code"
     if counters["stats"]["unique_graphs"]:
         return None
-    why = [*graph_breaks(), *map(_first_line, given_up)]
-    return f"nothing was compiled{f': {why[0]}' if why else ''}"
+    reasons = [*graph_breaks(), *map(_first_line, abandoned)]
+    return f"nothing was compiled{f': {reasons[0]}' if reasons else ''}"
 
 
 def _short(path: str) -> str:
-    """A path as an import would name it, if it is a library's."""
+    """Return a library's path relative to site-packages; other paths are unchanged."""
     return path.rpartition("site-packages/")[2]
 
 

@@ -1,8 +1,8 @@
-"""Whether a stage of a cell leaves its rank as it was born: what the next cell could notice of it.
+"""Detect what a stage of a cell leaked into its rank's process, where it could affect the next cell.
 
-A fingerprint is taken once, when the rank has joined its peers; functions are noted when this module is
-imported, by the server that ranks are forked from, which is once for all of them. Generators are not in it,
-nor what each cell sets itself (`dcpbench.rank.run_cell`): those are set again before each stage.
+A rank's fingerprint is taken after it has joined its peers. Functions are recorded when the fork server
+imports this module, once for all ranks. Random generators and settings that `dcpbench.rank.run_cell` resets
+before each stage are not checked.
 """
 
 import gc
@@ -33,23 +33,23 @@ _PATCHABLE = (
     *("dcpbench", "torch._tensor", "torch.amp", "torch.autograd", "torch.distributed", "torch.functional"),
     *("torch.nn", "torch.optim", "torch.random", "torch.serialization", "torch.utils.checkpoint"),
 )
-"""Packages and modules whose functions a cell uses; their functions and methods are looked at."""
+"""Packages and modules whose functions and methods are checked, because cells use them."""
 
-_OWN_VARIABLES = ("TORCHINDUCTOR_", "TRITON_")
-"""What the compiler sets in the environment."""
+_COMPILER_VARIABLES = ("TORCHINDUCTOR_", "TRITON_")
+"""Prefixes of environment variables that the compiler sets."""
 
-_OWN_THREADS = ("tqdm_monitor", "fsspecIO", "asyncio_0")
-"""What is started once: by the compiler with its first bar of progress, by fsspec with its first client."""
+_LIBRARY_THREADS = ("tqdm_monitor", "fsspecIO", "asyncio_0")
+"""Threads that are started once: by the compiler's first progress bar, and by fsspec's first client."""
 
 _RECURSION = 1000
-"""Python's own limit; the compiler raises it, which nobody notices."""
+"""Python's default limit; the compiler raises it, which does no harm."""
 
 _KINDS = (FunctionType, staticmethod, classmethod, property)
 
 
 @dataclass(frozen=True)
 class _Function:
-    """A function where it stands: in the namespace of a module or a class, under a name."""
+    """A function and its name in the namespace of a module or class."""
 
     namespace: Mapping[str, Any]
     where: str
@@ -57,44 +57,44 @@ class _Function:
     value: object
     code: object
 
-    def is_another(self) -> bool:
-        """Whether another one stands there, or it does something else."""
+    def is_replaced(self) -> bool:
+        """Return whether the name refers to a different function, or its code was replaced."""
         now = self.namespace.get(self.name)
         now = _unwrapped(now) if type(now) in _KINDS else now
         return now is not self.value or getattr(now, "__code__", None) is not self.code
 
 
 class Fingerprint:
-    """What a process is like now; `left_behind` tells what has changed since."""
+    """The state of this process; `left_behind` reports what has changed since."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._settings = _settings(device)
-        self._counts = _counts()
+        self._resources = _resources()
         self._groups = _process_groups()
 
     def left_behind(self) -> list[str]:
-        """What is not as it was, in words: settings, functions, process groups, and more threads, processes
-        or open files than there were, once they have settled."""
+        """Return a sentence for each changed setting, replaced function, missing process group, and kind of
+        resource (threads, processes, open files) of which there are more, after a wait for them to end."""
         now = _settings(self._device)
         changed = [
             f"{name}: {_short(self._settings.get(name))} is now {_short(now.get(name))}"
             for name in {**self._settings, **now}
             if now.get(name) != self._settings.get(name)
         ]
-        changed += [f"{each.where}.{each.name} is another" for each in _BORN_WITH if each.is_another()]
-        changed += [f"process group {name} is gone" for name in sorted(self._groups - _process_groups())]
-        grown = settled(self._grown)
-        return changed + [
-            f"{name}: {', '.join(sorted(more))} more than before" for name, more in grown.items()
+        changed += [f"{each.where}.{each.name} was replaced" for each in _ORIGINALS if each.is_replaced()]
+        changed += [
+            f"process group {name} was destroyed" for name in sorted(self._groups - _process_groups())
         ]
+        added = settled(self._added)
+        return changed + [f"{name} leaked: {', '.join(sorted(more))}" for name, more in added.items()]
 
-    def _grown(self) -> dict[str, set[str]]:
-        return {name: more for name, now in _counts().items() if (more := now - self._counts[name])}
+    def _added(self) -> dict[str, set[str]]:
+        return {name: more for name, now in _resources().items() if (more := now - self._resources[name])}
 
 
 def _settings(device: torch.device) -> dict[str, object]:
-    """What is set for the whole process, by name."""
+    """Return the settings of this process by name."""
     flags = {name: value for name, value in process_flags(device).items() if "deterministic" not in name}
     hooks = {
         f"{space.__name__}.{name}": len(value)
@@ -121,29 +121,31 @@ def _settings(device: torch.device) -> dict[str, object]:
         **handlers,
         "torch function modes": overrides._len_torch_function_stack(),
         "dispatch modes": _python_dispatch._len_torch_dispatch_stack(),
-        "threads of torch": torch.get_num_threads(),
+        "torch threads": torch.get_num_threads(),
         "folder": folder,
         "umask": umask,
         **{
-            f"${name}": it
-            for name, it in os.environ.items()
-            if not name.lstrip("_").startswith(_OWN_VARIABLES)
+            f"${name}": value
+            for name, value in os.environ.items()
+            if not name.lstrip("_").startswith(_COMPILER_VARIABLES)
         },
         "sys.path": tuple(sys.path),
         "streams": (id(sys.stdout), id(sys.stderr), id(sys.excepthook), id(threading.excepthook)),
         "recursion limit": min(sys.getrecursionlimit(), _RECURSION),
         "garbage collection": (gc.isenabled(), gc.get_threshold(), len(gc.callbacks)),
         "tracing": (sys.gettrace(), sys.getprofile()),
-        "kept by DCP": tuple(kept_by_dcp()),
-        "warnings that raise": sum(entry[0] == "error" for entry in warnings.filters),
+        "objects kept by DCP": tuple(kept_by_dcp()),
+        "warning filters that raise": sum(entry[0] == "error" for entry in warnings.filters),
     }
 
 
-def _counts() -> dict[str, set[str]]:
-    """Threads, processes and open files, each by what tells it from others. Sockets and pipes are not
-    counted: process groups of a mesh stay, for the next cell with such a mesh."""
+def _resources() -> dict[str, set[str]]:
+    """Return identifiers of threads, processes and open files. Sockets and pipes are not counted, because
+    process groups of a mesh are kept for the next cell with the same mesh."""
     threads = {
-        f"{one.name} ({one.native_id})" for one in threading.enumerate() if one.name not in _OWN_THREADS
+        f"{thread.name} ({thread.native_id})"
+        for thread in threading.enumerate()
+        if thread.name not in _LIBRARY_THREADS
     }
     children = set()
     for task in Path("/proc/self/task").iterdir():
@@ -159,32 +161,37 @@ def _process_groups() -> set[str]:
 
 
 def _functions() -> Iterator[_Function]:
-    """The functions and methods of the modules that are imported now."""
-    seen: set[int] = set()
+    """Iterate over the functions and methods of the modules that are imported now."""
+    visited: set[int] = set()
     for name, module in list(sys.modules.items()):
-        if module is None or not any(name == one or name.startswith(f"{one}.") for one in _PATCHABLE):
+        if module is None or not any(f"{name}.".startswith(f"{package}.") for package in _PATCHABLE):
             continue
         for owner, where in [(module, name), *_classes(module, name)]:
-            if id(owner) in seen:
+            if id(owner) in visited:
                 continue
-            seen.add(id(owner))
+            visited.add(id(owner))
             for attribute, value in list(vars(owner).items()):
-                if type(value) in _KINDS:  # what only poses as one may do something when it is asked
+                if (
+                    type(value) in _KINDS
+                ):  # an object that imitates a function can run code when it is inspected
                     value = _unwrapped(value)
                     code = getattr(value, "__code__", None)
                     yield _Function(vars(owner), where, attribute, value, code)
 
 
 def _unwrapped(value: Any) -> Any:
-    """The function itself where torch has marked it as one not to be compiled, or, once an optimizer of its
-    class was built, as one that calls hooks."""
+    """Return the original of a function that torch has wrapped to exclude it from compilation, or to call an
+    optimizer's hooks."""
     value = getattr(value, "_torchdynamo_orig_callable", value)
     return value.__wrapped__ if getattr(value, "hooked", False) else value
 
 
 def _classes(module: ModuleType, name: str) -> list[tuple[type, str]]:
-    own = [one for one in vars(module).values() if issubclass(type(one), type) and one.__module__ == name]
-    return [(one, f"{name}.{one.__name__}") for one in own]
+    return [
+        (value, f"{name}.{value.__name__}")
+        for value in vars(module).values()
+        if issubclass(type(value), type) and value.__module__ == name
+    ]
 
 
 def _short(value: object) -> str:
@@ -192,4 +199,4 @@ def _short(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:80]} …"
 
 
-_BORN_WITH = tuple(_functions())
+_ORIGINALS = tuple(_functions())

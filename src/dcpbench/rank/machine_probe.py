@@ -1,5 +1,5 @@
-"""What this machine offers, asked in a process of its own: the driver has no torch, and whoever
-touches CUDA cannot be forked from afterwards."""
+"""Describe this machine in a separate process: the driver does not import torch, and a process that has
+started CUDA cannot be forked."""
 
 import os
 import platform
@@ -17,12 +17,12 @@ import torch  # noqa: E402
 
 
 def main(connection: Connection, also: Callable[[], dict[str, Any]]) -> None:
-    """Send what a sweep must know to begin, as it goes into `environment.json`, with what `also` returns;
-    then the rest, and end."""
+    """Send the entries of `environment.json` that a sweep needs to begin, and those of `also`. Then send the
+    rest and exit."""
     gpu_count = torch.cuda.device_count()
     connection.send(
         {
-            # Its own class of string would have the driver import torch to receive it.
+            # A TorchVersion would make the driver import torch to unpickle it.
             "torch": str(torch.__version__),
             "python": platform.python_version(),
             "platform": platform.platform(),
@@ -49,5 +49,5 @@ def main(connection: Connection, also: Callable[[], dict[str, Any]]) -> None:
 
 
 def _built_in() -> str:
-    """Return the version of an NCCL that is part of torch's own library."""
+    """Return the version of the NCCL that is linked into torch."""
     return ".".join(map(str, torch.cuda.nccl.version()))

@@ -1,8 +1,7 @@
-"""The process of one rank: it joins the group, runs the cells it is sent, reports, and leaves.
+"""The process of a rank. It joins the group, runs stages that the driver sends, reports, and exits.
 
-It is forked from a server that has torch imported. It is the leader of a session of its own, so that
-whatever it starts can be ended with it, and it dies with the server, so that nothing outlives a
-driver that was killed.
+It is forked from a server that has already imported torch. It leads a new session, so that the processes
+that it starts can be ended with it. It dies with the server, so that it cannot outlive a killed driver.
 """
 
 import ctypes
@@ -42,7 +41,7 @@ from dcpbench.rank.messages import (
     PhaseBegun,
     RankSpec,
     StoreFile,
-    UploadsUnderWay,
+    UploadsInFlight,
     segments_of,
     semaphores_of,
 )
@@ -51,7 +50,7 @@ from dcpbench.records.installation import import_from_current_folder
 from dcpbench.records.plain_values import plain_report
 from dcpbench.workloads.world import World
 
-# Longer than any cell: a hang is the driver's to end, which then has every rank's stack.
+# Longer than any cell: the driver ends hangs, after it has collected every rank's stack.
 _COLLECTIVE_TIMEOUT = datetime.timedelta(hours=2)
 
 _ECHOES = (
@@ -67,26 +66,26 @@ _ECHOES = (
 _LONGEST_ERROR = 2000
 
 _FULL_BYTES = 64 * 1024
-"""A disk is full when no more than a few of its blocks are free: a write takes what there is."""
+"""A disk with less free space is full: a failed write can leave a few blocks free."""
 
 
 def main(spec: RankSpec, connection: Connection) -> None:
-    """Join, then run stages of cells until told to leave; the process ends here."""
-    # What the server had imported is never garbage: not looking at it again saves every collection
-    # half a second and the copying of its pages.
+    """Join the group, run stages until the driver sends None, and exit."""
+    # Objects of the server's imports are never garbage. Excluding them saves half a second per collection,
+    # and copies of memory pages.
     gc.freeze()
     if spec.device == "cpu":
-        # Where there is a GPU, torch's checkpointing would start CUDA: seconds, and 500 MB of it, a rank.
+        # Otherwise torch's checkpointing would start CUDA if there is a GPU: seconds and 500 MB per rank.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ.update(spec.kind.environment)
     _detach()
-    # Else what Python leaves in shared memory when it is killed has a name as any other program's.
+    # Shared memory that Python leaks when it is killed can then be distinguished from other programs'.
     multiprocessing.shared_memory._SHM_NAME_PREFIX = f"/{segments_of(spec.token)}"  # type: ignore[attr-defined]
     config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     config["semprefix"] = f"/{semaphores_of(spec.token)}"
     rank = _Rank(spec.rank, connection)
     world: World | None = None
-    born: Fingerprint | None = None
+    fingerprint: Fingerprint | None = None
     try:
         while (cell := _next_cell(connection)) is not None:
             report = RankReport(spec.rank, host=spec.host, local_rank=spec.local_rank)
@@ -98,20 +97,20 @@ def main(spec: RankSpec, connection: Connection) -> None:
                 load_plugins()
                 world = _join(spec)
                 import_from_current_folder()
-            born = born or Fingerprint(world.device)
+            fingerprint = fingerprint or Fingerprint(world.device)
             rank.announce("start")
-            run_cell(cell, world, report, rank.announce, lambda since: rank.tell(UploadsUnderWay(since)))
-            report.left_behind = born.left_behind()
-            rank.report = None  # it may be what cannot be sent
-            rank.tell(report)
+            run_cell(cell, world, report, rank.announce, lambda since: rank.send(UploadsInFlight(since)))
+            report.left_behind = fingerprint.left_behind()
+            rank.report = None  # if sending it fails, the error must not contain it
+            rank.send(report)
             rank.phase = "between cells"
             if world.device.type == "cuda":
                 free_memory(world.device)
-    except BaseException as error:  # noqa: BLE001 - a SystemExit in a cell is a finding as well
-        with suppress(OSError):  # the disk that the log lies on may be full, which must be told
+    except BaseException as error:  # noqa: BLE001 - a SystemExit in a cell is reported, too
+        with suppress(OSError):  # if the disk of the log is full, the error must still be sent
             traceback.print_exc()
-        rank.tell(_failed(error, rank))
-        # Stay until the driver ends this process: peers would take its end for the first cause.
+        rank.send(_failed(error, rank))
+        # Wait until the driver ends this process: its exit would cause errors in its peers.
         with suppress(EOFError):
             connection.recv()
         _exit(1)
@@ -119,7 +118,7 @@ def main(spec: RankSpec, connection: Connection) -> None:
 
 
 def _next_cell(connection: Connection) -> CellSpec | None:
-    """What to run next, None to leave; the process ends here where the driver is gone."""
+    """Return the next stage, or None to exit. Exit at once if the driver has."""
     try:
         cell = connection.recv()
     except EOFError:
@@ -130,36 +129,36 @@ def _next_cell(connection: Connection) -> CellSpec | None:
 
 @dataclass
 class _Rank:
-    """This process as the driver knows it, and what it has seen of the stage that it runs."""
+    """The connection of this process to the driver, and the state of the running stage."""
 
     number: int
     connection: Connection
     cell: CellSpec | None = None
     phase: str = "join"
     report: RankReport | None = None
-    _one_at_a_time: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def tell(self, content: PhaseBegun | UploadsUnderWay | Failed | RankReport) -> None:
+    def send(self, content: PhaseBegun | UploadsInFlight | Failed | RankReport) -> None:
         """Send a message about the running stage."""
         run = self.cell.run if self.cell else None
         if isinstance(content, RankReport):
             content = plain_report(content)
         elif isinstance(content, Failed) and content.report:
             content = replace(content, report=plain_report(content.report))
-        with self._one_at_a_time:  # an upload ends in a thread of its own
+        with self._lock:  # an upload ends in a separate thread
             self.connection.send(Message(run, self.number, content))
 
     def announce(self, phase: str) -> None:
-        """A phase of the running stage begins."""
+        """Report that a phase of the running stage begins."""
         self.phase = phase
-        self.tell(PhaseBegun(phase))
+        self.send(PhaseBegun(phase))
 
 
 def _join(spec: RankSpec) -> World:
     device = torch.device(spec.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        torch.cuda.init()  # else the first device mesh selects a device by the rank
+        torch.cuda.init()  # otherwise the first device mesh selects a device by rank
     kind = spec.kind
     if not kind.process_group:
         return World(spec.rank, kind.world_size, device, None, None)
@@ -178,15 +177,15 @@ def _join(spec: RankSpec) -> World:
 def _store(spec: RankSpec) -> dist.Store:
     if isinstance(spec.store, StoreFile):
         return dist.FileStore(f"/proc/self/fd/{spec.store.file.number}", spec.kind.world_size)
-    at = spec.store
+    address = spec.store
     return dist.TCPStore(
-        at.host,
-        at.port,
+        address.host,
+        address.port,
         spec.kind.world_size,
-        is_master=at.listener is not None,
+        is_master=address.listener is not None,
         timeout=_COLLECTIVE_TIMEOUT,
         wait_for_workers=False,
-        master_listen_fd=at.listener.number if at.listener else None,
+        master_listen_fd=address.listener.number if address.listener else None,
     )
 
 
@@ -194,21 +193,21 @@ def _detach() -> None:
     os.setsid()
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    let_server_go()
-    # What a cell starts is started by Python's default, as in a program of the user's: a process that was
-    # forked from a server has another server as its default, which imports everything again.
+    _release_server()
+    # Cells start processes by Python's default method, as a user's program does. The default of a forked
+    # process is a new server, which would import everything again.
     multiprocessing.set_start_method(None, force=True)
     os.environ[OF_RANK] = str(os.getpid())
-    # The driver asks for every thread's stack this way before it ends a rank that hangs.
+    # With this signal the driver requests every thread's stack before it ends a rank that hangs.
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
 
 
-def let_server_go() -> None:
-    """In a process that was forked from the server: have that end with the driver.
+def _release_server() -> None:
+    """Let the server exit with the driver.
 
-    It does when nobody holds the other end of this pipe any more. What is forked from it inherits that, and
-    would keep the server, and so itself, alive after the driver.
+    It exits when the other end of this pipe is closed in all processes. Ranks inherit that end, and would
+    keep the server, and so themselves, alive after the driver.
     """
     server = multiprocessing.forkserver._forkserver
     os.close(server._forkserver_alive_fd)  # type: ignore[attr-defined]
@@ -229,7 +228,7 @@ def _failed(error: BaseException, rank: _Rank) -> Failed:
     cause: BaseException = error
     wrapped, origin, of_a_peer = None, None, False
     if isinstance(error, CheckpointException) and error.failures:
-        # DCP tells every rank of every rank's failure: the cause is the one inside.
+        # DCP raises every rank's failure on every rank: the cause is the exception inside.
         origin, (cause, _) = min(error.failures.items())
         wrapped, of_a_peer = type(error).__name__, rank.number not in error.failures
     message, unprintable = _message(cause)
@@ -248,18 +247,18 @@ def _failed(error: BaseException, rank: _Rank) -> Failed:
 
 
 def _message(error: BaseException) -> tuple[str, str | None]:
-    """An exception's text on one line, or why it has none: somebody's __str__ must not hide their error."""
+    """Return an exception's text on one line, or why there is none: a custom `__str__` can raise."""
     try:
         return " ".join(str(error).split()), None
     except Exception as broken:  # noqa: BLE001
-        return "", f"its message raised {type(broken).__name__}"
+        return "", f"its __str__ raised {type(broken).__name__}"
 
 
 def _full(checkpoints: str | None) -> str | None:
-    """That the disk of the checkpoints is full, if it is.
+    """Return a sentence if the disk of the checkpoints is full.
 
-    The error may not say so: a file that torch cannot finish on a full disk is told as a wrong position
-    in it, and of what came before DCP sends the other ranks nothing.
+    The error does not always show that: for a file that it cannot finish, torch reports a wrong position, and
+    DCP does not send the original error to the other ranks.
     """
     with suppress(OSError):
         disk = shutil.disk_usage(checkpoints) if checkpoints else None
@@ -269,11 +268,11 @@ def _full(checkpoints: str | None) -> str | None:
 
 
 def _leave() -> None:
-    """Finished gloo ranks sometimes abort while the interpreter shuts down, so it never does."""
+    """Exit without shutting down the interpreter, during which gloo ranks sometimes abort."""
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
-    # What a process that ends by itself does: its semaphores go.
+    # An exiting interpreter calls this, which removes its semaphores.
     multiprocessing.util._exit_function()  # type: ignore[attr-defined]
     _exit(0)
 

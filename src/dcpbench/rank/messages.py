@@ -1,4 +1,4 @@
-"""What driver and ranks say to each other over their pipes. Plain data; no torch."""
+"""Messages between driver and ranks. Plain data; no torch."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,12 +10,12 @@ from dcpbench.core.rank_report import RankReport
 from dcpbench.core.stage_end import Failed
 
 OF_RANK = "DCPBENCH_RANK_PID"
-"""The variable in the environment of whatever a rank starts that says whose it is, once the rank is dead."""
+"""Environment variable with the id of a rank's process, which identifies its descendants after its death."""
 
 
 @dataclass(frozen=True)
 class RunId:
-    """One stage of one try of one cell of one sweep."""
+    """One stage of one attempt of one cell of one sweep."""
 
     sweep: str
     cell: str
@@ -29,9 +29,14 @@ Backend = StrEnum("Backend", "nccl gloo")
 
 @dataclass(frozen=True)
 class WorldKind:
-    """What ranks must have in common to run one stage after another. `process_group` says whether they meet;
-    `environment` is set in their processes before anything else, which another interpreter than the driver's
-    runs where `python` names one. `backend` carries collectives of tensors on GPUs."""
+    """Properties of ranks. Ranks of the same kind can be reused for the next stage.
+
+    Args:
+        process_group: the ranks form a process group.
+        environment: variables that are set in their processes before any others.
+        python: the interpreter that runs them; None is the driver's.
+        backend: carries collectives of tensors on GPUs.
+    """
 
     world_size: int
     device: str
@@ -43,7 +48,7 @@ class WorldKind:
 
 @dataclass(frozen=True)
 class Descriptor:
-    """An open file or socket that is handed to a rank when it is started."""
+    """An open file or socket that is passed to a rank when it is started."""
 
     number: int
 
@@ -57,16 +62,16 @@ def _received(descriptor: Any) -> Descriptor:
 
 @dataclass(frozen=True)
 class StoreFile:
-    """The file in memory at which the ranks of a group on one host meet. It has no name and no port: nobody
-    has it but the driver and those that it is handed to, so that no other user can read or write there."""
+    """A file in memory through which the ranks of a group on one host rendezvous. It has no name and no port,
+    so that no other user can access it."""
 
     file: Descriptor
 
 
 @dataclass(frozen=True)
 class StoreAddress:
-    """Where the ranks of a group on several hosts meet. Rank 0 is handed the socket that listens there, and
-    there alone; the others have only the address."""
+    """An address through which the ranks of a group on several hosts rendezvous. Only rank 0 gets the socket
+    that listens there."""
 
     host: str
     port: int
@@ -75,8 +80,8 @@ class StoreAddress:
 
 @dataclass(frozen=True)
 class RankSpec:
-    """What a rank is born with: its number, in the world and on its host, its device, where the ranks meet,
-    and a token that no other program has, by which they name shared memory."""
+    """Parameters of a new rank. `rank` is its number in the world, `local_rank` on its host; `token` is
+    unique, and part of the names of the shared memory of its group."""
 
     kind: WorldKind
     rank: int
@@ -88,18 +93,18 @@ class RankSpec:
 
 
 def segments_of(token: str) -> str:
-    """How Python's names of segments begin in the ranks of a token: it lets that have nine letters."""
+    """Return the prefix of names of segments that Python makes in ranks; nine characters are allowed."""
     return f"d{token}_"
 
 
 def semaphores_of(token: str) -> str:
-    """How Python's names of semaphores begin in the ranks of a token, and in what they start."""
+    """Return the prefix of names of semaphores that Python makes in ranks and their child processes."""
     return f"mp-dcpbench-{token}"
 
 
 @dataclass(frozen=True)
 class CellSpec:
-    """A stage of a cell to run. `folder` holds logs, `checkpoints` is where its checkpoints go."""
+    """A stage of a cell to run. `folder` is for logs, `checkpoints` for its checkpoints."""
 
     run: RunId
     config: Config
@@ -109,22 +114,22 @@ class CellSpec:
 
 @dataclass(frozen=True)
 class PhaseBegun:
-    """A phase of the running cell begins on this rank."""
+    """The name of the phase that begins on this rank."""
 
     phase: str
 
 
 @dataclass(frozen=True)
-class UploadsUnderWay:
-    """The saves that go on in the background on this rank: when each began (`time.monotonic`)."""
+class UploadsInFlight:
+    """Start times (`time.monotonic`) of the uploads that are in flight on this rank."""
 
     since: tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class Message:
-    """Something that a rank has to say, and of which run; a rank that has no stage yet is in none."""
+    """A message of a rank about a run; None before its first stage."""
 
     run: RunId | None
     rank: int
-    content: PhaseBegun | UploadsUnderWay | Failed | RankReport
+    content: PhaseBegun | UploadsInFlight | Failed | RankReport

@@ -1,20 +1,20 @@
-"""The NCCL of this process: loaded from DCPBENCH_NCCL before torch is imported, and asked for its version.
-Neither starts CUDA."""
+"""Load the NCCL that DCPBENCH_NCCL names before torch is imported, and get the version of NCCL. Neither
+starts CUDA."""
 
 import ctypes
 import os
 
 NCCL_PATH = "DCPBENCH_NCCL"
-"""The variable that names a libnccl to be loaded instead of the one that torch brings."""
+"""The environment variable with the path of a libnccl to load instead of torch's."""
 
 _NAME = "libnccl.so.2"
 
 
 def load() -> str | None:
-    """Load the library that DCPBENCH_NCCL names, if any: torch, imported after it, then uses that one.
+    """Load the library that DCPBENCH_NCCL names, if any. torch uses it if imported afterwards.
 
     Returns:
-        why it cannot be loaded, or None.
+        an error message, or None.
     """
     if not (path := os.environ.get(NCCL_PATH)):
         return None

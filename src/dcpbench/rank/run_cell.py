@@ -1,11 +1,12 @@
-"""One stage of a cell on one rank: everything that it may inherit is reset, then it runs."""
+"""Run one stage of a cell on a rank, after resetting the state that earlier cells have changed."""
 
 import ctypes
 import gc
 import pkgutil
 import random
+import re
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from dcpbench.cell.shared_folder import wait_until_seen
 from dcpbench.config.groups import Ending, StageWorld
 from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import RankReport, Skip
-from dcpbench.rank import compilation, memory
+from dcpbench.rank import compilation
 from dcpbench.rank.messages import CellSpec
 from dcpbench.verify.files import recorded_syncs, synced_in
 from dcpbench.workloads.world import World
@@ -34,11 +35,11 @@ def run_cell(
     announce: Callable[[str], None],
     uploads: Callable[[tuple[float, ...]], None],
 ) -> None:
-    """Run a stage of a cell on this rank and fill in its report; `announce` and `uploads` tell the driver how
-    far it is.
+    """Run a stage of a cell on this rank and fill in its report. `announce` and `uploads` report its progress
+    to the driver.
 
     Raises:
-        Exception: whatever the scenario raised.
+        Exception: any exception of the scenario.
     """
     config = spec.config
     _reset(world, config.seed)
@@ -46,63 +47,72 @@ def run_cell(
     stage = config.stages[spec.run.stage]
     alone = stage.world is StageWorld.alone
     if config.compile and not alone:
-        _keep_graphs_of(config, world)
-    where = Path(spec.checkpoints)
+        _reset_graphs(config, world)
+    folder = Path(spec.checkpoints)
     try:
         with recorded_syncs() as synced, ExitStack() as endings:
-            told = Uploads(uploads)
             cell = Cell(
                 config,
                 world,
-                where,
+                folder,
                 announce,
                 report,
-                told,
+                Uploads(uploads),
                 synced=partial(synced_in, synced=synced),
                 endings=endings,
             )
             if spec.run.stage:
-                wait_until_seen(cell, where, "of the stage before")
+                wait_until_seen(cell, folder, "of the stage before")
             pkgutil.resolve_name(stage.target)(cell, **config.scenario.options)
             verify_files(cell)
     except Skip as reason:
         report.skip = str(reason)
         return
-    if alone:  # what it uses is no cost of the cell's way to save and load
+    if alone:  # its memory is not a cost of saving or loading
         return
     handover.leave_newest(cell)
     if spec.run.stage + 1 < len(config.stages) and stage.ends is Ending.report:
-        wait_until_seen(cell, where, "of this stage")
+        wait_until_seen(cell, folder, "of this stage")
     if config.compile:
         report.not_compiled = compilation.why_not_compiled()
         report.graph_breaks = compilation.graph_breaks()
-    cell.measure("peak_device_bytes", memory.peak_device_bytes(world.device))
-    cell.measure("peak_host_bytes", memory.peak_host_bytes())
+    if world.device.type == "cuda":
+        cell.measure("peak_device_bytes", torch.cuda.max_memory_allocated(world.device))
+    cell.measure("peak_host_bytes", _peak_host_bytes())
 
 
 def _reset(world: World, seed: int) -> None:
-    """No cell may depend on the one before it."""
+    """Make the cell independent of earlier cells."""
     torch.manual_seed(seed)
     random.seed(seed)
     free_memory(world.device)
-    memory.reset_peaks(world.device)
+    if world.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(world.device)
+    with suppress(OSError):  # resets the peak of the resident set: proc(5)
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak_host_bytes() -> int | None:
+    """Return the peak resident set of this process; None if the kernel does not report it."""
+    peak = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return int(peak[1]) * 1024 if peak else None
 
 
 def free_memory(device: torch.device) -> None:
-    """Give back what earlier cells have freed: others may use the same GPU."""
+    """Return memory that cells have freed to the system and the GPU, which other processes can use."""
     gc.collect()
-    # glibc keeps what cells have freed for each thread that there ever was: ranks that stay up would seem
+    # glibc keeps freed memory for each thread that has ever existed: the memory of reused ranks would seem
     # to grow.
     ctypes.CDLL(None).malloc_trim(0)
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
-def _keep_graphs_of(config: Config, world: World) -> None:
-    """Keep compiled graphs from the last cell only if it had the same models under the same layouts.
+def _reset_graphs(config: Config, world: World) -> None:
+    """Discard compiled graphs of the last cell, unless it had the same models under the same layouts.
 
-    Dynamo gives up on a frame that was compiled too often, whoever did it, and then runs it eagerly
-    without a word: graphs of other cells would use up this one's share.
+    Dynamo silently runs a frame as eager code after compiling it too often. Graphs of other cells would
+    count towards that limit.
     """
     graphs = f"{config.scenario} {config.model} {config.workload} {config.parallel} {config.loading}"
     graphs += f" {config.deterministic} {config.compile_scope} {config.activation_checkpointing}"
@@ -113,13 +123,13 @@ def _keep_graphs_of(config: Config, world: World) -> None:
 
 
 def _set_deterministic(wanted: bool) -> None:
-    """Have equal work give equal bits, on every rank and every time.
+    """Make equal computations return equal bits, on every rank and every time.
 
-    Without it Inductor times several kernels on each rank by itself and takes the fastest: ranks
-    that hold replicas of one tensor may then sum in different orders, and the replicas drift apart
+    Otherwise Inductor times several kernels on each rank separately and uses the fastest. Ranks with
+    replicas of a tensor can then sum in different orders, and the replicas diverge
     (https://github.com/pytorch/pytorch/issues/99949).
     """
     torch.use_deterministic_algorithms(wanted)
-    # Filling what torch.empty returns would be paid for in every save.
+    # Filling the tensors of torch.empty would slow down every save.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch._inductor.config.deterministic = wanted

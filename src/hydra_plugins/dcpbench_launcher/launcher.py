@@ -58,14 +58,13 @@ class DcpbenchLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run the cells of one batch. Each job is completed and returns the value of the objective: a verdict
         is a row, never an error of Hydra."""
+        completed = []
         values = self.sweep.run(job_overrides, self.blocks)
-        jobs = [
-            JobReturn(overrides=list(words), status=JobStatus.COMPLETED)
-            for words, _ in zip(job_overrides, values, strict=True)
-        ]
-        for job, value in zip(jobs, values, strict=True):
+        for overrides, value in zip(job_overrides, values, strict=True):
+            job = JobReturn(overrides=list(overrides), status=JobStatus.COMPLETED)
             job.return_value = value
-        return jobs
+            completed.append(job)
+        return completed
 
 
 @dataclass

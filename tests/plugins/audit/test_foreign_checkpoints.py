@@ -176,7 +176,11 @@ DAMAGED = {
     "metadata huge": (replaced(METADATA, sparse), "damaged", "bytes are more than"),
     "metadata a loop": (replaced(METADATA, lambda at: at.symlink_to(at)), "damaged", "cannot be read"),
     "metadata nowhere": (replaced(METADATA, lambda at: at.symlink_to("/nowhere")), "damaged", "No such file"),
-    "metadata a device": (replaced(METADATA, lambda at: at.symlink_to("/dev/zero")), "damaged", "no regular"),
+    "metadata a device": (
+        replaced(METADATA, lambda at: at.symlink_to("/dev/zero")),
+        "damaged",
+        "regular file",
+    ),
     "metadata text": (lambda at: (at / METADATA).write_text("hello"), "damaged", "not written by DCP"),
     "metadata a list": (lambda at: (at / METADATA).write_bytes(pickle.dumps([1])), "damaged", "no metadata"),
     "chunks overlap": (chunked(((0, 0), (3, 6)), ((2, 0), (2, 6))), "damaged", "[0, 0] and [2, 0] overlap"),

@@ -300,7 +300,7 @@ def test_the_hosts_asked_for_are_part_of_the_cell(
         (HOSTS, "1 cell: 1 are done"),
         ((HOSTS[0], "executor.hosts=3"), "is another matrix: it has no cell"),
         ((HOSTS[0], "executor.ranks_per_host=1"), "is another matrix: it has no cell"),
-        ((), "executor.hosts=2: executor=local has this host alone; choose another executor"),
+        ((), "executor.hosts=2: executor=local runs on this host only; choose another executor"),
         (("executor.hosts=1",), "is another matrix: it has no cell"),
     ],
 )
@@ -314,8 +314,8 @@ def test_a_sweep_is_resumed_on_the_hosts_it_asked_for(
 @pytest.mark.parametrize(
     ("word", "told"),
     [
-        ("executor.hosts=2", "executor=local has this host alone; choose another executor"),
-        ("executor.ranks_per_host=1", "executor=local has this host alone; choose another executor"),
+        ("executor.hosts=2", "executor=local runs on this host only; choose another executor"),
+        ("executor.ranks_per_host=1", "executor=local runs on this host only; choose another executor"),
         ("executor.hosts=0", "must be at least 1"),
         ("executor.hosts=1,2", "is about the whole sweep and takes one value"),
     ],
