@@ -1,4 +1,4 @@
-"""Saves in this process whose crash states are enumerated, and what a start from each state loads."""
+"""Record saves in this process, enumerate their crash states, and load each."""
 
 import shutil
 import tempfile
@@ -22,11 +22,11 @@ from support.gloo_ranks import Ask
 
 Writer = Callable[[Path], FileSystemWriter]
 RANKS = 2
-"""So many save where several do."""
+"""Number of ranks in saves by several."""
 
 
 def state(step: int) -> dict[str, Any]:
-    """Values of a step; the tensors fill a page together and end in no whole one."""
+    """Return the values of a step; the tensors together fill more than a page, and not a multiple of one."""
     return {
         "a": torch.full((700,), float(step)),
         "b": torch.full((300,), step + 0.25, dtype=torch.float64),
@@ -46,13 +46,13 @@ def save(step: int, folder: Path, writer: Writer) -> None:
 
 
 def recorded(writer: Writer, same_folder: bool) -> Record:
-    """The record of a save beside an old one, or over it."""
+    """Return the record of a save next to an old one, or over it."""
     return recorded_save(lambda step, folder: save(step, folder, writer), names(same_folder))
 
 
 @contextmanager
 def recorded_on_ranks(ask: Ask, writer: Writer, same_folder: bool) -> Iterator[Record]:
-    """As `recorded`, of two ranks."""
+    """Context manager: like `recorded`, with two ranks."""
     with tempfile.TemporaryDirectory() as folder:
         ask(_save_on_ranks, Path(folder), writer, same_folder)
         record = read_record(Path(folder) / "before", Path(folder) / "logs", RANKS)
@@ -61,7 +61,7 @@ def recorded_on_ranks(ask: Ask, writer: Writer, same_folder: bool) -> Iterator[R
 
 
 def _save_on_ranks(folder: Path, writer: Writer, same_folder: bool) -> None:
-    """What each of the ranks that are there does; those that are more do nothing."""
+    """Save on the first ranks; the others do nothing."""
     group = dist.new_group([*range(RANKS)])
     if (rank := dist.get_rank()) >= RANKS:
         return
@@ -96,13 +96,13 @@ def loading() -> Iterator[Loader]:
 
 
 def surveyed(found: list[DiskState], same_folder: bool) -> Survey:
-    """What these states load as."""
+    """Count the results of loading these states."""
     with loading() as loader:
         return survey(found, loader, Judge(NEW, OLD), names(same_folder))
 
 
 def is_caught(found: list[DiskState], same_folder: bool, check: str) -> bool:
-    """Whether one of these states breaks a check; the last are loaded first."""
+    """Return whether one of these states violates a check; the last states are loaded first."""
     with loading() as loader:
         judge = Judge(NEW, OLD)
         kinds = (survey([one], loader, judge, names(same_folder)).distinct for one in reversed(found))
@@ -110,5 +110,5 @@ def is_caught(found: list[DiskState], same_folder: bool, check: str) -> bool:
 
 
 def broken(found: Survey) -> set[str]:
-    """The checks that are broken, with what crashed."""
+    """Return the violated checks, with what crashed."""
     return {f"{kind.crash} {kind.broken}" for kind in found.distinct if kind.broken}

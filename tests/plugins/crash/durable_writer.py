@@ -1,4 +1,4 @@
-"""Writers of checkpoints of which no crash makes anything wrong."""
+"""Writers of checkpoints that survive every crash."""
 
 import os
 import pickle
@@ -15,11 +15,11 @@ from torch.futures import Future
 
 
 class DurableWriter(FileSystemWriter):
-    """Data in files that no other save has; synced, and their names, before metadata name them; metadata
-    that are whole before they take the place of those before; files of earlier saves removed last."""
+    """Writes data to new files, syncs them and their names before the metadata refers to them, replaces the
+    metadata atomically, and then removes files of earlier saves."""
 
     is_first = True
-    """Of the ranks that save."""
+    """Whether this is the first of the ranks that save."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)
@@ -90,7 +90,7 @@ class DurableWriter(FileSystemWriter):
 
 
 class SyncedAfterwards(FileSystemWriter):
-    """Torch's own, and what its users can do after it."""
+    """FileSystemWriter, with what its users can sync afterwards."""
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         super().finish(metadata, results)

@@ -1,4 +1,4 @@
-"""Stages in which ranks are killed, and otherwise than `scenario=crash` has them."""
+"""Variants of the stages of `scenario=crash`."""
 
 import threading
 from typing import Any
@@ -10,12 +10,12 @@ from dcpbench.plugins.crash import crash
 
 
 def save_and_wait(cell: Cell, **options: Any) -> None:
-    """As `save_and_die`, with a save that is never told that a peer has died."""
-    honest = DcpCheckpointer.save
+    """Like `save_and_die`, with a save that is never notified that a peer has died."""
+    original = DcpCheckpointer.save
 
     def save(self: DcpCheckpointer, *args: Any) -> Any:
         try:
-            return honest(self, *args)
+            return original(self, *args)
         except BaseException:  # noqa: BLE001
             threading.Event().wait()
 

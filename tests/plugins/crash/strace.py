@@ -1,4 +1,4 @@
-"""What a process does to files as `strace` sees it, in the words of the recording layer."""
+"""File operations of a process according to `strace`, in the terms of the recording layer."""
 
 import re
 import shutil
@@ -42,12 +42,12 @@ _CALL = re.compile(r"^(?:\d+ +)?(\w+)\((.*)\) += (-?\d+)")
 _PATH = re.compile(r'"(/[^"]*)"|<(/[^>]*)>')
 
 Calls = dict[str, list[str]]
-"""What was done to each path, in order: the kind, and of a write its bytes."""
+"""The operations on each path, in order: the kind, and the size of a write."""
 
 
 def traced(script: str, folder: Path, *arguments: str) -> Calls:
-    """Run a script of Python under `strace`; the changes below a folder that it, its threads and its children
-    make."""
+    """Run a Python script under `strace`. Return the changes below a folder by it, its threads and its
+    children."""
     assert STRACE
     logs = folder.parent / "strace"
     logs.mkdir()
@@ -84,7 +84,7 @@ def _read(line: str, folder: str, calls: Calls) -> None:
 
 
 def recorded_calls(steps: Iterable[Step]) -> Calls:
-    """The same of what the layer has recorded."""
+    """Return the operations that the layer has recorded."""
     calls: defaultdict[str, list[str]] = defaultdict(list)
     for step in steps:
         if step.changes:

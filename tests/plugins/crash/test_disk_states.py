@@ -1,4 +1,4 @@
-"""Which states of a disk are there after a crash, and which are not, by what the file system promises."""
+"""Disk states that are possible after a crash, and impossible ones, by guarantees of the file system."""
 
 from collections.abc import Iterable
 
@@ -15,9 +15,10 @@ FULL, HALF = b"x" * 1024, b"x" * 512
 
 
 def left(crash: Crash, *steps: Step, before: Tree | None = None, ended: bool = True) -> list[Tree]:
-    """The distinct trees that a crash leaves after all of these steps, or at any time."""
+    """Return the distinct trees that a crash leaves after all of these steps, or at any time."""
     record = Record(before or {}, ((*steps, SUCCESS),))
-    states = [one for one in disk_states(record, 8, 0) if one.crash is crash and (one.told or not ended)]
+    found = (one for one in disk_states(record, 8, 0) if one.crash is crash)
+    states = [one for one in found if one.after_success or not ended]
     return [dict(items) for items in {tuple(sorted(one.tree.items())) for one in states}]
 
 
@@ -25,18 +26,18 @@ def contents(trees: Iterable[Tree], path: str) -> set[bytes | None]:
     return {tree.get(path) for tree in trees}
 
 
-def test_who_is_killed_leaves_all_that_was_done() -> None:
+def test_killed_process_keeps_all_its_operations() -> None:
     assert left(Crash.killed, MADE, WRITTEN, RENAMED) == [{"b": FULL}]
     trees = left(Crash.killed, MADE, WRITTEN, RENAMED, ended=False)
     assert sorted(map(str, trees)) == sorted(map(str, [{}, {"a": b""}, {"a": FULL}, {"b": FULL}]))
 
 
-def test_what_is_synced_with_its_name_stays() -> None:
+def test_synced_file_with_synced_name_is_durable() -> None:
     for crash in Crash:
         assert left(crash, MADE, WRITTEN, SYNCED, FOLDER_SYNCED) == [{"a": FULL}]
 
 
-def test_bytes_that_are_not_synced_are_lost_or_torn() -> None:
+def test_unsynced_bytes_are_lost_or_torn() -> None:
     journal = contents(left(Crash.journal, MADE, WRITTEN, FOLDER_SYNCED), "a")
     posix = contents(left(Crash.posix, MADE, WRITTEN, FOLDER_SYNCED), "a")
     assert journal == {FULL, HALF, b""}
@@ -44,12 +45,12 @@ def test_bytes_that_are_not_synced_are_lost_or_torn() -> None:
     assert None not in posix
 
 
-def test_a_name_is_synced_with_its_folder_and_in_a_journal_with_anything() -> None:
+def test_file_sync_covers_its_name_only_in_a_journal() -> None:
     assert contents(left(Crash.posix, MADE, WRITTEN, SYNCED), "a") == {FULL, None}
     assert contents(left(Crash.journal, MADE, WRITTEN, SYNCED), "a") == {FULL}
 
 
-def test_a_rename_is_whole_in_a_journal_alone() -> None:
+def test_rename_is_atomic_only_in_a_journal() -> None:
     before: Tree = {"b": b"old"}
     steps = (MADE, WRITTEN, SYNCED, FOLDER_SYNCED, RENAMED)
     assert left(Crash.journal, *steps, before=before) in (
@@ -60,22 +61,22 @@ def test_a_rename_is_whole_in_a_journal_alone() -> None:
     assert sorted(posix) == [["a", "b"], ["a", "b"], ["b"], ["b"]]
 
 
-def test_an_emptied_file_may_hold_what_it_held() -> None:
+def test_emptied_file_can_have_its_old_content() -> None:
     before: Tree = {"a": b"o" * 2048}
     for crash in (Crash.journal, Crash.posix):
         found = contents(left(crash, MADE, WRITTEN, before=before), "a")
         assert {b"o" * 2048, b"", FULL} <= found
-    # Bytes of both are there only where the standard alone holds.
+    # A mixture of old and new bytes is possible only with POSIX guarantees.
     assert FULL + b"o" * 1024 in contents(left(Crash.posix, MADE, WRITTEN, before=before), "a")
     assert FULL + b"o" * 1024 not in contents(left(Crash.journal, MADE, WRITTEN, before=before), "a")
 
 
-def test_names_in_a_folder_go_with_it() -> None:
+def test_names_in_a_lost_folder_are_lost() -> None:
     made = Step(Kind.mkdir, path="f"), Step(Kind.open, path="f/a", file="1"), Step(Kind.fsync, path="f")
     assert sorted(map(str, left(Crash.posix, *made))) == sorted(map(str, [{}, {"f": None, "f/a": b""}]))
 
 
-def test_ranks_go_on_in_all_orders_but_past_a_barrier() -> None:
+def test_ranks_run_in_any_order_up_to_a_barrier() -> None:
     def rank(number: int) -> tuple[Step, ...]:
         return (
             Step(Kind.open, path=f"{number}", file=f"{number}"),

@@ -20,7 +20,7 @@ from support.gloo_ranks import Ask
 class KilledCheckpoints(Checkpoints):
     @rule(target=Checkpoints.broken, which=st.integers(0, 50))
     def kill(self, which: int) -> Any:
-        """A save is killed at some point before its metadata are there."""
+        """Kill a save at some point before its metadata exists."""
         states = [one for one in _killed_saves(self._step) if ".metadata" not in one]
         files = states[which % len(states)]
         self._call("lay_out", folder=(name := self._new()), files=files)
@@ -29,7 +29,7 @@ class KilledCheckpoints(Checkpoints):
 
 @cache
 def _killed_saves(step: int) -> list[dict[str, bytes]]:
-    """The files after each point at which a save of one process may be killed."""
+    """Return the files after each point at which a save of one process can be killed."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(action="ignore"):
         saved, logs, before = (Path(folder) / name for name in ("saved", "logs", "before"))
         for path in (saved, logs, before):
@@ -45,6 +45,6 @@ def _killed_saves(step: int) -> list[dict[str, bytes]]:
     ]
 
 
-def test_what_a_killed_save_leaves_is_not_loaded(ask: Ask) -> None:
+def test_files_of_a_killed_save_are_not_loaded(ask: Ask) -> None:
     ask(plain_steps.prepare)
     run_state_machine_as_test(lambda: KilledCheckpoints(ask), settings=settings_of(5, 12))

@@ -1,4 +1,4 @@
-"""The recording layer misses nothing that a writer does to files."""
+"""The recording layer misses no file operation of a writer."""
 
 import os
 import shutil
@@ -44,20 +44,20 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(STRACE is None, reason="there is no strace on this machine")
-def test_the_layer_records_what_strace_sees(tmp_path: Path) -> None:
+@pytest.mark.skipif(STRACE is None, reason="strace is not installed")
+def test_record_equals_strace(tmp_path: Path) -> None:
     folder, logs = tmp_path / "saved", tmp_path / "logs"
     folder.mkdir()
     logs.mkdir()
-    seen = traced(_SAVES, folder, str(folder), str(logs))
+    calls = traced(_SAVES, folder, str(folder), str(logs))
     (tmp_path / "before").mkdir()
     record = read_record(tmp_path / "before", logs, 1)
-    assert recorded_calls(record.ranks[0]) == seen
-    assert {path.split("/")[0] for path in seen} == {"0", "1", "2", "async", "process"}
+    assert recorded_calls(record.ranks[0]) == calls
+    assert {path.split("/")[0] for path in calls} == {"0", "1", "2", "async", "process"}
     assert after(record) == tree_of(folder)
 
 
-def test_every_way_to_write_is_recorded(tmp_path: Path) -> None:
+def test_every_kind_of_write_is_recorded(tmp_path: Path) -> None:
     folder, logs, before = (tmp_path / name for name in ("saved", "logs", "before"))
     for path in (folder, logs):
         path.mkdir()
@@ -98,7 +98,7 @@ def test_every_way_to_write_is_recorded(tmp_path: Path) -> None:
     }
 
 
-def test_what_a_buffer_holds_is_not_written_yet() -> None:
+def test_buffered_data_is_not_recorded_as_written() -> None:
     record = recorded(DurableWriter, same_folder=False)
     kinds = [step.kind for step in record.ranks[0] if step.path.endswith(".metadata.tmp")]
     assert kinds == [Kind.open, Kind.write, Kind.fsync, Kind.rename]

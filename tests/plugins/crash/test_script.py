@@ -1,4 +1,4 @@
-"""What breaks a promise is printed as a script in plain torch, which shows the same."""
+"""A violation is written as a script in plain torch, which reproduces it."""
 
 import runpy
 import subprocess
@@ -33,7 +33,7 @@ KILLED_MIXTURE, KILLED_REFUSED = (
     ],
     ids=str,
 )
-def test_the_script_shows_what_was_found(
+def test_script_reproduces_the_state(
     kind: StateKind, shown: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record = recorded(partial(FileSystemWriter, **FILES_OF_TENSORS), same_folder=True)
@@ -49,8 +49,8 @@ def test_the_script_shows_what_was_found(
 
 
 @pytest.mark.slow
-def test_the_script_of_several_ranks_shows_what_was_found(ask: Ask, tmp_path: Path) -> None:
-    """One of two ranks has written when they are killed: each has a part of the values."""
+def test_script_of_several_ranks_reproduces_the_state(ask: Ask, tmp_path: Path) -> None:
+    """One of two ranks has written its part of the values when both are killed."""
     with recorded_on_ranks(ask, FileSystemWriter, same_folder=True) as record, loading() as loader:
         found = survey(disk_states(record, 0, 0), loader, Judge(NEW, OLD), names(same_folder=True))
     text = plain_script("", Shown(found.simplest[KILLED_MIXTURE], record, NEW), "checkpoint", {})
@@ -73,10 +73,10 @@ def test_the_script_of_several_ranks_shows_what_was_found(ask: Ask, tmp_path: Pa
     ],
     ids=["refused", "mixture", "mixture of one file"],
 )
-def test_a_state_is_shown_in_the_smallest_save_that_leaves_one_like_it(
+def test_state_is_reproduced_by_the_smallest_save(
     kind: StateKind, options: dict[str, Any], values: int | None
 ) -> None:
-    """Of one rank and one file there is no mixture: several ranks are needed."""
+    """A mixture in one file per rank needs several ranks, so no small save reproduces it."""
     like = NEW | {f"layer.{number}": torch.ones(64, 32) for number in range(20)}
     found = smallest([kind], like, options, names(same_folder=True))
     assert {one: len(shown.like) for one, shown in found.items()} == ({kind: values} if values else {})

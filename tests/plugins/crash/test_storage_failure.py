@@ -1,4 +1,4 @@
-"""A storage that fails, and what is told of it."""
+"""A storage that fails, and how the failure is reported."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ def row_of(failing: Finished, name: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["told async", "whole", "load told"])
-def test_a_failure_is_told_on_all_ranks_or_does_no_harm(failing: Finished, name: str) -> None:
+def test_failure_raises_on_all_ranks_or_is_harmless(failing: Finished, name: str) -> None:
     row = row_of(failing, name)
     assert (row["status"], row["reason"]) == ("pass", None)
     checks = ("contract_held", "checkpoint_whole", "model_equal", "optim_equal", "extra_equal")
@@ -36,23 +36,23 @@ def test_a_failure_is_told_on_all_ranks_or_does_no_harm(failing: Finished, name:
 
 
 @pytest.mark.slow
-def test_a_save_that_reports_success_and_lacks_something_fails(failing: Finished) -> None:
+def test_incomplete_save_with_success_fails(failing: Finished) -> None:
     row = row_of(failing, "writer thread")
     assert (row["status"], row["checkpoint_whole"], row["contract_held"]) == ("xfail", False, True)
     problems = {one["problem"] for one in row["details"]["checks"]["checkpoint_whole"]["worst"]}
-    assert "chunks" in problems, "nothing is said to be stored nowhere"
+    assert "chunks" in problems, "no missing chunk is reported"
 
 
 @pytest.mark.slow
-def test_a_load_of_a_file_of_another_save_fails(failing: Finished) -> None:
+def test_loading_a_file_of_another_save_fails(failing: Finished) -> None:
     row = row_of(failing, "load of other")
     assert (row["status"], row["model_equal"], row["checkpoint_whole"]) == ("xfail", False, True)
 
 
 @pytest.mark.slow
-def test_a_failure_that_nobody_meets_is_a_skip(failing: Finished) -> None:
+def test_failure_that_never_happens_is_a_skip(failing: Finished) -> None:
     row = row_of(failing, "not met")
-    assert (row["status"], row["reason"]) == ("skip", "failing: no rank came to the operation that fails")
+    assert (row["status"], row["reason"]) == ("skip", "failing: no rank made the operation that fails")
 
 
 STATE = {"weight": torch.arange(2000.0), "step": 1}
@@ -76,20 +76,20 @@ def test_every_operation_of_a_save_can_fail(
     with pytest.raises(CheckpointException):
         dcp.save(STATE, storage_writer=by.writer, checkpoint_id=tmp_path / "saved", no_dist=True)
     assert not (tmp_path / "saved" / ".metadata").exists()
-    assert (tmp_path / "saved.met-0").exists()
+    assert (tmp_path / "saved.failed-0").exists()
 
 
 @pytest.mark.parametrize("options", [{"failure": "short"}, {"failure": "slow", "bytes_per_s": 1e9}])
-def test_short_writes_and_slow_ones_do_no_harm(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_short_and_slow_writes_are_harmless(tmp_path: Path, options: dict[str, Any]) -> None:
     by = made(tmp_path, **options)
     dcp.save(STATE, storage_writer=by.writer, checkpoint_id=tmp_path / "saved", no_dist=True)
     loaded = {"weight": torch.zeros(2000), "step": 0}
     dcp.load(loaded, checkpoint_id=tmp_path / "saved", no_dist=True)
     assert torch.equal(loaded["weight"], STATE["weight"])
-    assert (tmp_path / "saved.met-0").exists()
+    assert (tmp_path / "saved.failed-0").exists()
 
 
-def test_a_flipped_bit_is_one_bit(tmp_path: Path) -> None:
+def test_flipped_failure_changes_one_bit(tmp_path: Path) -> None:
     dcp.save(STATE, checkpoint_id=tmp_path / "saved", no_dist=True)
     by = made(tmp_path, failure="flipped", of="load", operation="open", files="*.distcp")
     loaded = {"weight": torch.zeros(2000)}
@@ -97,7 +97,7 @@ def test_a_flipped_bit_is_one_bit(tmp_path: Path) -> None:
     assert (loaded["weight"] != STATE["weight"]).sum() == 1
 
 
-def test_an_audit_of_a_checkpoint_of_which_nothing_is_stored_tells_it(tmp_path: Path) -> None:
+def test_audit_reports_entries_that_are_not_stored(tmp_path: Path) -> None:
     nowhere = Manifest({"weight": Entry((4,), "torch.float32", (Chunk((0,), (4,), None),))}, {}, {})
     assert [one.name for one in audit(nowhere, nowhere.entries)] == ["weight"]
     assert controls(nowhere, nowhere.entries) == {}

@@ -1,5 +1,5 @@
-"""What becomes of a writer that no crash harms where one of its steps is otherwise: mutants, each of which an
-enumeration of crash states has to catch."""
+"""Mutants of the durable writer, each with one changed step that the enumeration of crash states has to
+detect."""
 
 import os
 import shutil
@@ -19,8 +19,8 @@ from plugins.crash.durable_writer import DurableWriter
 
 
 class Mutant(DurableWriter):
-    """One method otherwise. `breaks` is the check that must be broken, in the `same_folder` or not, by one
-    rank or, of those `on_ranks`, by two."""
+    """The durable writer with one changed method. `breaks` is the check to be violated, with saves to the
+    `same_folder` or not."""
 
     breaks: ClassVar[str]
     same_folder: ClassVar[bool] = False
@@ -42,7 +42,7 @@ def _mutant(
 
 
 def _nothing(*_: Any) -> None:
-    """What is left out."""
+    """Do nothing."""
 
 
 @_mutant("durable")
@@ -177,7 +177,7 @@ class StaleMetadataKept(Mutant):
 
 @_mutant("recoverable", same_folder=True)
 class MetadataPublishedBeforeData(Mutant):
-    """What it names is written afterwards."""
+    """Write the data after the metadata that refers to it."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         self.later = plan, planner
@@ -218,7 +218,7 @@ class DataOverOldData(Mutant):
 
 @_mutant("consistent", same_folder=True)
 class DataOverOldDataInPlace(Mutant):
-    """The files of the last save are not emptied first."""
+    """Overwrite files of the last save without emptying them."""
 
     def write_file(self, name: str, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
         name = f"__0{name[-len('_0.distcp') :]}"
@@ -231,7 +231,7 @@ class DataOverOldDataInPlace(Mutant):
 
 @_mutant("consistent", same_folder=True)
 class DataRenamedOverOldData(Mutant):
-    """Each file is whole, but not all of them at once."""
+    """Replace each file atomically, but not all of them at once."""
 
     def write_file(self, name: str, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
         name = f"__0{name[-len('_0.distcp') :]}"
@@ -244,7 +244,7 @@ class DataRenamedOverOldData(Mutant):
 
 @_mutant("durable")
 class ExceptionOfAWriterSwallowed(Mutant):
-    """The second file is not written to its end, and nobody is told."""
+    """Cut off the second file without an error."""
 
     def write_file(self, name: str, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
         results = super().write_file(name, items, planner)
@@ -255,7 +255,7 @@ class ExceptionOfAWriterSwallowed(Mutant):
 
 @_mutant("durable")
 class ResultsOfAWriterLost(Mutant):
-    """The second file's items are in no metadata."""
+    """Leave the items of the second file out of the metadata."""
 
     def write_file(self, name: str, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
         results = super().write_file(name, items, planner)
@@ -264,15 +264,15 @@ class ResultsOfAWriterLost(Mutant):
 
 @_mutant("durable")
 class SuccessBeforeTheEnd(Mutant):
-    """What `finish` has to do is done by the next call, which is none."""
+    """Report success before `finish` has published the metadata."""
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Nothing yet."""
+        """Publish nothing."""
 
 
 @_mutant("durable")
 class LengthBeforeTheBytes(Mutant):
-    """Space is reserved and synced, the bytes are not."""
+    """Sync the length of a file before its bytes."""
 
     def write_file(self, name: str, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
         with (self.path / name).open("wb") as file:
@@ -284,7 +284,7 @@ class LengthBeforeTheBytes(Mutant):
 
 @_mutant("consistent", same_folder=True)
 class OneOfTwoFilesOverOldData(Mutant):
-    """What one file holds is new before the metadata are, the other one is kept beside."""
+    """Overwrite one of the old files before the new metadata exists."""
 
     def data_name(self, number: int) -> str:
         return "__0_1.distcp" if number else super().data_name(number)
@@ -292,7 +292,7 @@ class OneOfTwoFilesOverOldData(Mutant):
 
 @_mutant("durable")
 class SecondFileBehindTheMetadata(Mutant):
-    """It is renamed to what the metadata name it once they are there, and nobody syncs that."""
+    """Rename the second file to its final name after publishing the metadata, without a sync."""
 
     def publish(self, metadata: bytes) -> None:
         last = max(self.named)
@@ -323,7 +323,7 @@ class NamesOfTheSecondRankNotSynced(Mutant):
 
 @_mutant("durable", on_ranks=True)
 class ExceptionOfTheSecondRankSwallowed(Mutant):
-    """Its files end before their data, and the first rank is told that all is well."""
+    """Empty the files of the second rank and report success to the first rank."""
 
     def write_file(self, name: str, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
         results = super().write_file(name, items, planner)
@@ -334,7 +334,7 @@ class ExceptionOfTheSecondRankSwallowed(Mutant):
 
 @_mutant("recoverable", same_folder=True, on_ranks=True)
 class SecondRankRemovesOldData(Mutant):
-    """Before the metadata that name the new ones are there."""
+    """Remove old data before the metadata of the new data exists."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         for path in [] if self.is_first else self.path.glob("*.distcp"):
@@ -343,7 +343,7 @@ class SecondRankRemovesOldData(Mutant):
 
 
 def storage(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:
-    """Of checkpoints that this writer, or the mutant `options.mutant`, has written."""
+    """Return a storage that this writer, or the mutant `options.mutant`, writes."""
     named = {mutant.__name__: mutant for mutant in MUTANTS}
     writer = named.get(config.options.get("mutant", ""), DurableWriter)
     return Storage(writer(folder), FileSystemReader)

@@ -1,4 +1,4 @@
-"""What is damaged in the files of each storage is seen."""
+"""Damage to the files of each storage is detected."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,25 +11,25 @@ from dcpbench.core.rank_report import NothingToInjectError
 from support.alone import alone
 
 ONE: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
-SEEN = {
+FAULTS = {
     ("fsspec", "save_load"): "file_bit",
     ("fsspec_memory", "save_load"): "file_bit",
     ("hf", "save_load"): "safetensors_bit",
     ("hf_sharded", "save_load"): "safetensors_bit",
     ("hf_consolidated", "model_only"): "safetensors_bit",
 }
-"""A defect for each storage, and the scenario in which nothing else is wrong."""
+"""A fault for each storage, and the scenario in which it is the only error."""
 
 
 @pytest.mark.cell
-@pytest.mark.parametrize(("storage", "scenario"), SEEN)
-def test_a_defect_is_seen(storage: str, scenario: str) -> None:
-    verdict, _ = alone(SEEN[storage, scenario], storage=storage, scenario=scenario, **ONE)
+@pytest.mark.parametrize(("storage", "scenario"), FAULTS)
+def test_damaged_file_is_detected(storage: str, scenario: str) -> None:
+    verdict, _ = alone(FAULTS[storage, scenario], storage=storage, scenario=scenario, **ONE)
     assert (verdict.status, verdict.fault_seen) == ("fail", True), verdict.reason
 
 
 @pytest.mark.cell
-def test_where_there_are_no_files_none_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_without_files_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DcpCheckpointer, "files", lambda *_: nullcontext(tmp_path / "none"))
     with pytest.raises(NothingToInjectError, match="has no files"):
         alone("file_stray", storage="file", **ONE)

@@ -33,11 +33,13 @@ def mistrained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 def _failed(row: dict[str, object], training: bool = True) -> set[str]:
     of_training = {"gradient_close", "step_equal", "replicas_equal", "batch_loss_close"}
-    failed = {check for check, held in row.items() if held is False and check.endswith(("_equal", "_close"))}
+    failed = {
+        check for check, passed in row.items() if passed is False and check.endswith(("_equal", "_close"))
+    }
     return failed & of_training if training else failed - of_training
 
 
-def test_every_fault_of_training_is_listed() -> None:
+def test_faults_of_training_are_listed() -> None:
     assert {*REPORTED_BY, "gradients_of_wrong_ranks"} == {*listed("training").split(",")}
     assert not {*REPORTED_BY} & {*listed().split(",")}
 
@@ -59,7 +61,7 @@ def test_wrong_training_is_reported(mistrained: Finished, fault: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", tiered(["ddp", "hsdp", "fsdp2"], "hsdp"))
-def test_averages_of_wrong_ranks_are_reported(mistrained: Finished, parallel: str) -> None:
+def test_average_over_wrong_ranks_is_reported(mistrained: Finished, parallel: str) -> None:
     row = mistrained.row(parallel=parallel, fault="gradients_of_wrong_ranks", world_size=4)
     assert (row["fault_seen"], row["training"], row["gradient_close"]) == (True, False, False), row["reason"]
     replicated = parallel != "fsdp2"
@@ -69,30 +71,30 @@ def test_averages_of_wrong_ranks_are_reported(mistrained: Finished, parallel: st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["gradients_not_averaged", "lr_off_on_one_rank"])
-def test_replicas_that_drift_apart_are_reported(mistrained: Finished, fault: str) -> None:
+def test_drifting_replicas_are_reported(mistrained: Finished, fault: str) -> None:
     row = mistrained.row(parallel="ddp", fault=fault)
     assert row["fault_seen"] is True, row["reason"]
     assert "replicas_equal" in _failed(row)
 
 
 @pytest.mark.slow
-def test_right_training_beside_it_passes(mistrained: Finished) -> None:
+def test_correct_training_passes(mistrained: Finished) -> None:
     row = mistrained.row(parallel="fsdp2", fault=None)
     assert (row["status"], row["resume"], row["training"]) == ("pass", True, True), row["reason"]
     skipped = mistrained.row(parallel="fsdp2", fault="gradients_of_wrong_ranks", world_size=2)
     assert skipped["status"] == "skip"
-    assert "a batch has no shares beside those of 2 ranks" in skipped["reason"]
+    assert "a batch has no shares other than those of 2 ranks" in skipped["reason"]
 
 
 @pytest.mark.parametrize("fault", ["gradients_summed", "gradients_not_averaged", "share_trained_twice"])
-def test_one_rank_shares_no_batch(fault: str) -> None:
+def test_fault_of_shares_needs_several_ranks(fault: str) -> None:
     with pytest.raises(NothingToInjectError):
         run_alone(fault, **ONE_STEP)
 
 
 @pytest.mark.cell
-def test_buffers_of_a_step_do_not_widen_its_bound() -> None:
-    # Kernels that are not deterministic have noise that is measured, by twins that begin with these buffers.
+def test_buffers_do_not_widen_the_bound_of_a_step() -> None:
+    # The noise of nondeterministic kernels is measured by twins that begin with these buffers.
     ended = run_alone("layer_gradient_scaled", model="buffered", deterministic=False, **ONE_STEP)
     assert ended.reports[0].bounds["gradient_bound"] == "measured_noise"
     assert ended.verdict.fault_seen, ended.verdict.reason

@@ -1,4 +1,4 @@
-"""Faults are declared once, beside their functions, and are values of the group `fault`."""
+"""Faults are declared once, at their functions, and are values of the group `fault`."""
 
 import os
 import pkgutil
@@ -13,6 +13,7 @@ from conftest import SMALL, dcpbench, run
 from dcpbench.cli import reference
 from dcpbench.config.groups import Expect, Place, rank_of
 from dcpbench.core.checks import CHECKS
+from dcpbench.core.moved import first_names
 from dcpbench.core.rank_report import NothingToInjectError
 from dcpbench.plugins.faults import registry
 from support.alone import run_alone
@@ -32,10 +33,10 @@ def first_weight_scaled(target, factor):
 """
 
 
-def test_every_fault_says_where_it_is_planted_and_by_what_it_is_seen() -> None:
-    planted = registry.load_faults()
-    assert len(planted) >= 109
-    for name, spec in planted.items():
+def test_fault_declares_target_and_expectations() -> None:
+    faults = registry.load_faults()
+    assert len(faults) >= 109
+    for name, spec in faults.items():
         assert spec.name == name
         assert callable(pkgutil.resolve_name(str(spec.target)))
         assert spec.expects
@@ -43,34 +44,41 @@ def test_every_fault_says_where_it_is_planted_and_by_what_it_is_seen() -> None:
             assert expect.check in CHECKS or expect.phases
 
 
-def test_an_experiment_lists_them_without_those_of_one_scenario() -> None:
+def test_listed_faults_fit_every_scenario() -> None:
     names = registry.listed().split(",")
-    planted = registry.load_faults()
+    faults = registry.load_faults()
     limiting = {"scenario", "verify", "storage", "component"}
-    limited = {name for name, spec in planted.items() if limiting & spec.only.keys()}
-    of_training = {name for name, spec in planted.items() if spec.at is Place.training}
-    assert set(names) == planted.keys() - limited - of_training - {"gradients_touched"}
+    limited = {name for name, spec in faults.items() if limiting & spec.only.keys()}
+    of_training = {name for name, spec in faults.items() if spec.at is Place.training}
+    assert set(names) == faults.keys() - limited - of_training - {"gradients_touched"}
     assert "right_in_page_cache_alone" not in names
     assert "frozen_changed" not in names
     live = {name for name, spec in registry.load_faults().items() if spec.at is Place.live}
     assert set(registry.listed("live").split(",")) == live
 
 
-def test_every_rank_of_four_has_faults_of_its_own() -> None:
-    planted = [spec.rank for spec in registry.load_faults().values() if spec.on_one_rank]
-    assert min(planted.count(rank) for rank in (0, 1, -2, 3)) >= 2
+def test_each_of_four_ranks_has_faults() -> None:
+    ranks = [spec.rank for spec in registry.load_faults().values() if spec.on_one_rank]
+    assert min(ranks.count(rank) for rank in (0, 1, -2, 3)) >= 2
     assert [rank_of(rank, 4) for rank in (0, 1, -2, 3)] == [0, 1, 2, 3]
     assert [rank_of(rank, 1) for rank in (0, 1, -2, 3)] == [0, 0, 0, 0]
 
 
-def test_a_name_is_declared_once() -> None:
+def test_moved_faults_keep_their_identity() -> None:
+    for package in ("dcpbench.faults", "dcpbench.plugins.faults"):
+        before = f"{package}.conduct.hook_lost"
+        assert first_names(before) == first_names("dcpbench.plugins.faults.behavior.hook_lost")
+        assert pkgutil.resolve_name(before).__name__ == "hook_lost"
+
+
+def test_duplicate_name_raises() -> None:
     def another() -> None: ...
 
     with pytest.raises(ValueError, match="fault weight_nan: declared twice"):
         registry.fault(Expect("model_equal"), name="weight_nan")(another)
 
 
-def test_the_driver_knows_them_without_torch() -> None:
+def test_loading_faults_does_not_import_torch() -> None:
     program = "import sys, dcpbench.plugins.faults.registry as r; r.load_faults(); print(*sys.modules)"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     imported = ended.stdout.split()
@@ -78,7 +86,7 @@ def test_the_driver_knows_them_without_torch() -> None:
     assert "torch" not in imported
 
 
-def test_a_glob_finds_them(tmp_path: Path) -> None:
+def test_glob_selects_faults(tmp_path: Path) -> None:
     ended = dcpbench("plan", "fault=glob(weight_on_rank_*)", "parallel=ddp", folder=tmp_path / "sweep")
     assert [line.split(",")[0] for line in ended.out.splitlines() if line.startswith("fault=")] == [
         "fault=weight_on_rank_0",
@@ -86,17 +94,17 @@ def test_a_glob_finds_them(tmp_path: Path) -> None:
     ]
 
 
-def test_a_glob_of_nothing_and_a_mistyped_one_are_one_line(tmp_path: Path) -> None:
-    for word, told in (
+def test_unknown_fault_prints_one_line(tmp_path: Path) -> None:
+    for word, message in (
         ("fault=lr_next_flaot", "did you mean lr_next_float?"),
         ("fault=glob(weight_on_rank_9*)", "matches nothing"),
     ):
         ended = run(tmp_path / "sweep", word)
         assert (ended.status, ended.err.count("\n")) == (2, 1)
-        assert told in ended.err
+        assert message in ended.err
 
 
-def test_a_shell_completes_them() -> None:
+def test_shell_completes_faults() -> None:
     assert "lr_next_float" in reference.groups()["fault"].values
 
 
@@ -119,18 +127,18 @@ def test_a_shell_completes_them() -> None:
         ("extra_state", "extra_state_forgotten"),
     ],
 )
-def test_they_are_seen_in_whatever_model_they_are_planted(model: str, fault: str) -> None:
+def test_fault_is_detected_in_any_model(model: str, fault: str) -> None:
     ended = run_alone(fault, model=model, saves=1, train_steps=1, resume_steps=1).verdict
     assert ended.fault_seen, ended.reason
 
 
 @pytest.mark.parametrize(("model", "fault"), [("bf16", "weight_through_bf16"), ("tied", "keys_exchanged")])
-def test_what_would_change_nothing_is_not_planted(model: str, fault: str) -> None:
+def test_fault_without_effect_is_not_injected(model: str, fault: str) -> None:
     with pytest.raises(NothingToInjectError):
         run_alone(fault, model=model, saves=1, train_steps=1, resume_steps=1)
 
 
-def test_the_table_of_defects_is_what_faults_have_to_be_seen_by() -> None:
+def test_docs_table_of_defects_matches_the_faults() -> None:
     page = (ROOT / "docs/concepts/checks.md").read_text()
     table = page.partition("| class of defect |")[2].partition("\n\n")[0].splitlines()[2:]
     faults, caught = registry.load_faults(), set()
@@ -142,11 +150,11 @@ def test_the_table_of_defects_is_what_faults_have_to_be_seen_by() -> None:
             seen_by = {expect.check for expect in faults[name].expects}
             assert seen_by & checks or seen_by == {None}, f"{name}: {seen_by}"
     needed = {expect.check for fault in faults.values() for expect in fault.expects if expect.check}
-    assert needed - caught <= {"loss_resume_equal"}, "which is named where the state is"
+    assert needed - caught <= {"loss_resume_equal"}, "the table names state_resume_equal instead"
 
 
 @pytest.mark.slow
-def test_a_plug_in_declares_one_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugin_declares_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "faulty_plugin.py").write_text(PLUGIN)
     monkeypatch.setenv("DCPBENCH_PLUGINS", "faulty_plugin")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)

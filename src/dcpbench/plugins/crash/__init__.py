@@ -1,1 +1,1 @@
-"""What a crash during a save may leave on the disk: recorded, enumerated, loaded and counted."""
+"""Record a save, enumerate the disk contents that a crash can leave, load each, and count the results."""

@@ -1,8 +1,8 @@
-"""A job that is killed inside a save, and is started anew: it finds the newest checkpoint that loads, and
-goes on as if nothing had happened.
+"""Kill a job inside a save and start it again: it has to find the newest checkpoint that loads, and continue
+as if it had not been killed.
 
-The first stage saves, and dies in one save more, by SIGKILL of ranks, or of a process that uploads for one.
-The second stage has processes that know nothing of it but what is on the disk.
+The first stage saves, and in one more save SIGKILL ends ranks, or a process that uploads for one. The second
+stage has new processes, which know only the files.
 """
 
 import os
@@ -30,15 +30,15 @@ from dcpbench.workloads.run_state import live_state, retained_state
 from dcpbench.workloads.training_run import TrainingRun
 
 Kill = str | list[int]
-"""`one` rank, `all`, these ranks, or the `uploader`, the process that uploads for one rank."""
+"""`one` rank, `all` ranks, a list of ranks, or the `uploader`, the process that uploads for one rank."""
 
 _MARKS = "marks"
-_TOLD_S = 30.0
-"""So long a rank may take to say that a process which uploads is dead."""
+_REPORT_S = 30.0
+"""Seconds in which a rank has to report that its uploading process is dead."""
 
 
 def save_and_die(cell: Cell, kill: Kill, at: str, folder: str) -> None:
-    """The first stage: the save after the last of the plan is killed `at` a point of `killing.At`. The
+    """Run the first stage: kill the save after the last of the plan `at` a point of `killing.At`. The
     `folder` is `new` for each save, or the `same` for all."""
     killing = _killing(cell, kill, at)
     killing.marks.mkdir(exist_ok=True)
@@ -51,25 +51,25 @@ def save_and_die(cell: Cell, kill: Kill, at: str, folder: str) -> None:
                 pending = checkpointer.save(run.state(), _place(cell, folder, run.train_state.step))
                 ended = Event()
                 pending.when_ended(ended.set)
-                if ended.wait(_TOLD_S if killing.uploader else None):
+                if ended.wait(_REPORT_S if killing.uploader else None):
                     pending.wait()
             except (Exception, CheckpointException) as error:
-                (killing.marks / f"{cell.world.rank}.told").write_text(f"{type(error).__name__}: {error}")
-                if not killing.uploader or not killing.arrived:  # the save failed before anybody was killed
+                (killing.marks / f"{cell.world.rank}.raised").write_text(f"{type(error).__name__}: {error}")
+                if not killing.uploader or not killing.arrived:  # the save failed before a rank was killed
                     raise
-    if killing.uploader and killing.arrived:  # the job ends, by what its ranks were told
+    if killing.uploader and killing.arrived:  # the job ends, because its ranks know of the failure
         cell.world.meet()
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def go_on(cell: Cell, kill: Kill, at: str, folder: str) -> None:
-    """The second stage: load the newest checkpoint that loads, train on, and save where the save was killed,
-    if training comes by there."""
+    """Run the second stage: load the newest checkpoint that loads, train on, and save at the step of the
+    killed save, if training reaches it."""
     killing, checkpointer = _killing(cell, kill, at), steps.open_checkpointer(cell)
     candidates, record = handover.take_over(cell, checkpointer, same_layout=True)
     _verify_killed(cell, killing, candidates, folder)
     if folder == "same":
-        cell.files.clear()  # they need not have stayed what they are
+        cell.files.clear()  # the killed save may have changed them
     target = steps.build_target(cell)
     found = _load_newest(cell, target, candidates)
     if found is None:
@@ -83,29 +83,30 @@ def go_on(cell: Cell, kill: Kill, at: str, folder: str) -> None:
 
 
 def _killing(cell: Cell, kill: Kill, at: str) -> Killing:
-    """Who dies: a lone one at the point that it publishes is who does that, elsewhere the last one."""
-    lone = PUBLISHER if at == At.in_publication else cell.world.size - 1
-    ranks = [*range(cell.world.size)] if kill == "all" else [lone] if isinstance(kill, str) else kill
+    """Return what to kill. A single rank is the publisher if it is killed in publication, else the last
+    rank."""
+    single = PUBLISHER if at == At.in_publication else cell.world.size - 1
+    ranks = [*range(cell.world.size)] if kill == "all" else [single] if isinstance(kill, str) else kill
     return Killing(cell.folder, cell.folder / _MARKS, At(at), tuple(ranks), kill == "uploader")
 
 
 def _place(cell: Cell, folder: str, step: int) -> str:
-    """Where the checkpoint of a step goes."""
+    """Return the folder of the checkpoint of a step."""
     return str(cell.folder / ("checkpoint" if folder == "same" else f"step-{step:04d}"))
 
 
 def _train_and_save(cell: Cell, folder: str) -> tuple[TrainingRun, Checkpointer]:
-    """Train and save as the plan says, and train on until the save that is to be killed; leave to the next
-    stage what a run that nobody kills comes to."""
+    """Train and save as planned, and train on until the save to be killed. Hand over to the next stage the
+    results of a run that is not killed."""
     plan = cell.vary(saves=cell.config.saves + 1)
     reference = replace(steps.build(plan), ends=frozenset(plan.config.save_steps))
     steps.advance(plan, reference, until=plan.config.last_step)
     with cell.phase("build"):
         run = steps.parallel_run(cell, cell.config.seed)
     checkpointer = steps.open_checkpointer(cell)
-    *whole, last = plan.config.save_steps
-    for step in whole:
-        cell.files.clear()  # they need not stay what they are
+    *complete, last = plan.config.save_steps
+    for step in complete:
+        cell.files.clear()  # a save to the same folder may change them
         steps.train(cell, run, step)
         saved = steps.save(cell, run, checkpointer, Path(_place(cell, folder, step)).name)
         steps.finish(cell, saved)
@@ -117,7 +118,7 @@ def _train_and_save(cell: Cell, folder: str) -> tuple[TrainingRun, Checkpointer]
 
 
 def _verify_killed(cell: Cell, killing: Killing, candidates: list[Checkpoint], folder: str) -> None:
-    """That ranks were killed at the point, which the files tell; whether the others were told."""
+    """Check by the files that ranks were killed at the point, and check that the others raised an error."""
     here = cell.world.rank == 0
     saved, killed = candidates
     _, usual, _ = cell.files[saved.checkpoint_id]
@@ -125,56 +126,57 @@ def _verify_killed(cell: Cell, killing: Killing, candidates: list[Checkpoint], f
     after = digest_files(Path(killed.checkpoint_id)) if here else {}
 
     def wrong(at: At) -> list[Mismatch]:
-        told = misplaced(at, killing, usual, before, after)
+        problems = misplaced(at, killing, usual, before, after)
         late = [rank for rank in killing.expected if rank not in killing.arrived]
-        told += [f"rank {rank} did not arrive there" for rank in late]
-        return [contract.violation("where it was killed", one) for one in told]
+        problems += [f"rank {rank} did not arrive there" for rank in late]
+        return [contract.violation("where it was killed", problem) for problem in problems]
 
-    # The control: the same files do not tell of any other point.
+    # The control: the same files contradict every other point.
     others = [wrong(at)[:1] for at in At if at is not killing.at] if here else []
-    broken = [one for found in others for one in found] if all(others) else []
+    broken = [violation for found in others for violation in found] if all(others) else []
     where, names = f"of the save of step {killed.step}", ["where it was killed"] if here else []
     cell.record("contract_held", Compared.of(wrong(killing.at) if here else [], broken, names), where)
 
-    told = {int(mark.stem) for mark in killing.marks.glob("*.told")}
+    raised = {int(mark.stem) for mark in killing.marks.glob("*.raised")}
     left = {*range(cell.world.size)} - ({*killing.ranks} if not killing.uploader else set())
     if here and left:
-        cell.measure("ranks_hung", len(left - told), phase="save")
+        cell.measure("ranks_hung", len(left - raised), phase="save")
 
-    def silent(heard: set[int]) -> list[Mismatch]:
-        return [contract.violation("the save", f"rank {rank} was not told") for rank in sorted(left - heard)]
+    def silent(raised: set[int]) -> list[Mismatch]:
+        ranks = sorted(left - raised)
+        return [contract.violation("the save", f"rank {rank} did not raise") for rank in ranks]
 
     if killing.uploader:
-        cell.record("contract_held", Compared.of(silent(told), silent(set()), ["the save"]), f"{where}, told")
+        cell.record(
+            "contract_held", Compared.of(silent(raised), silent(set()), ["the save"]), f"{where}, told"
+        )
 
 
 def _load_newest(cell: Cell, target: TrainingRun, candidates: list[Checkpoint]) -> Checkpoint | None:
-    """Load the newest checkpoint that can be, as a start that knows nothing does; which of these it is, None
-    if it is none of them or there is none."""
-    whole = [str(one.folder) for one in newest_first([cell.folder]) if one.state is FolderState.whole]
+    """Load the newest checkpoint that loads, as any restarted job does. Return it if it is one of the
+    candidates, otherwise None."""
+    folders = newest_first([cell.folder])
+    complete = [str(each.folder) for each in folders if each.state is FolderState.whole]
 
-    def is_now(one: Checkpoint) -> bool:
+    def is_now(checkpoint: Checkpoint) -> bool:
         state, group = live_state(target), cell.world.group
-        found = [one.compare(check, state[check], group, closely=False) for check in one.state]
+        found = [checkpoint.compare(check, state[check], group, closely=False) for check in checkpoint.state]
         return not any(gathered(any(found), group))
 
-    seen, found = Loaded.refused, None
+    loaded, found = Loaded.refused, None
     sentinel = not any(map(is_now, candidates))
-    for place in gathered(whole, cell.world.group)[0]:
-        there = [one for one in candidates if one.checkpoint_id == place]
+    for place in gathered(complete, cell.world.group)[0]:
+        there = [each for each in candidates if each.checkpoint_id == place]
         try:
             steps.load(cell, target, there[0])
-        except (Exception, CheckpointException):  # noqa: BLE001, S112 - whatever it is, it is a refusal
+        except (Exception, CheckpointException):  # noqa: BLE001, S112 - any error is a refusal
             continue
         found = next(filter(is_now, there), None)
-        seen = Loaded.mixture if found is None else Loaded.new
+        loaded = Loaded.mixture if found is None else Loaded.new
         break
 
     for check, kind in (("crash_recoverable", Loaded.refused), ("crash_consistent", Loaded.mixture)):
-        told = [
-            contract.violation(str(StateKind(Crash.killed, False, kind)), "it is what the next start finds")
-        ]
-        names = [one.name for one in told]
-        held, control = told if seen is kind else [], told if sentinel else []
-        cell.record(check, Compared.of(held, control, names), "after the ranks were killed")
+        violation = contract.violation(str(StateKind(Crash.killed, False, kind)), "the next start finds it")
+        found_now, control = [violation] if loaded is kind else [], [violation] if sentinel else []
+        cell.record(check, Compared.of(found_now, control, [violation.name]), "after the ranks were killed")
     return found

@@ -1,8 +1,8 @@
-"""Whatever a crash during a save leaves on the disk, the next start finds the old checkpoint, the new one, or
-a refusal; and after the save has reported success, the new one.
+"""Check every disk state that a crash during a save can leave: the next start has to load the old checkpoint
+or the new one, or to refuse; after the save has reported success, it has to load the new one.
 
-The first stage saves twice and records what each rank does to files the second time. The second stage, in a
-process of its own, makes of the record every state that the disk may be in after a crash, and loads it.
+The first stage saves twice and records the file operations of each rank in the second save. The second stage,
+in a separate process, derives every possible disk state from the record, and loads it.
 """
 
 import shutil
@@ -34,8 +34,7 @@ _FILE = "dcpbench.checkpointers.storage.file"
 
 
 def record_saves(cell: Cell, same_folder: bool, **_: Any) -> None:
-    """The first stage: a save, which is old when the second one is recorded, into a folder of its own or into
-    the same."""
+    """Run the first stage: save twice, into different folders or the same, and record the second save."""
     inside = cell.vary(folder=_SAVED)
     for name in (_SAVED, _LOGS):
         (cell.folder / name).mkdir(exist_ok=True)
@@ -44,13 +43,13 @@ def record_saves(cell: Cell, same_folder: bool, **_: Any) -> None:
     first = steps.open_checkpointer(inside)
     old = steps.save(inside, reference.trained, first, "checkpoint" if same_folder else "old")
     steps.finish(inside, old)
-    first.close()  # also the process that uploads: the next one records what it does
+    first.close()  # ends the uploading process too, so that the next one is recorded
     before = str(Path(_BEFORE) / Path(old.checkpoint_id).name)
     left = [replace(handover.stored(cell, old), folder=before)]
     if cell.world.rank == 0:
         shutil.copytree(inside.folder, cell.folder / _BEFORE)
     if same_folder:
-        cell.files.clear()  # they need not stay what they are
+        cell.files.clear()  # the second save changes them
     steps.advance(cell, reference, until=2 * cell.config.train_steps)
     cell.world.meet()
 
@@ -62,19 +61,19 @@ def record_saves(cell: Cell, same_folder: bool, **_: Any) -> None:
             new.pending.wait()
         except (CheckpointException, RuntimeError):
             if cell.config.storage.options.get("overwrite", True):
-                raise  # else it has to be refused
+                raise  # otherwise it has to be refused
         else:
             recorder.succeeded()
             left.append(handover.stored(cell, new))
     second.close()
-    # What is recorded takes longer.
+    # A recorded save takes longer.
     del cell.report.measurements[measured:]
     if cell.world.rank == 0:
         leave(cell, Handover(left), _LEFT)
 
 
 def load_states(cell: Cell, same_folder: bool, samples: int) -> None:
-    """The second stage: every state is loaded; `samples` of each place where there are too many."""
+    """Run the second stage: load every disk state, or `samples` random ones wherever there are too many."""
     ranks = int(cell.config.world_size)
     record = read_record(cell.folder / _BEFORE, cell.folder / _LOGS, ranks)
     _verify_record(cell, record, tree_of(cell.folder / _SAVED))
@@ -92,17 +91,18 @@ def load_states(cell: Cell, same_folder: bool, samples: int) -> None:
     with cell.phase("verify", "power"), folder_in_memory() as folder:
         controls = [*_controls(record, Loader(folder, checkpointer.load, template), judge, names)]
     _measure(cell, found)
-    told = any(step.kind is Kind.success for of_rank in record.ranks for step in of_rank)
-    _verify(cell, found, controls, told, step)
+    succeeded = any(step.kind is Kind.success for of_rank in record.ranks for step in of_rank)
+    _verify(cell, found, controls, succeeded, step)
     _write_scripts(cell, found, record, values[-1], names)
 
 
 def _load_complete(cell: Cell, checkpointer: Checkpointer) -> tuple[int, list[Values]]:
-    """What the old checkpoint and the new one hold, which must be what was live when they were saved, and the
-    step of the last; where the second save was refused, of the old one alone."""
+    """Load the old and the new checkpoint and compare them with the live state when they were saved. Return
+    the step of the last, and the values of both; if the second save was refused, only those of the old
+    one."""
     left, values = take(cell, _LEFT).checkpoints, list[Values]()
-    for one in left:
-        saved = one.checkpoint(cell, checkpointer, by_content=True)
+    for checkpoint in left:
+        saved = checkpoint.checkpoint(cell, checkpointer, by_content=True)
         loaded = fresh_process.empty_values(checkpointer, saved.checkpoint_id)
         with cell.phase("verify", "complete"):
             checkpointer.load(loaded, saved.checkpoint_id)
@@ -112,21 +112,22 @@ def _load_complete(cell: Cell, checkpointer: Checkpointer) -> tuple[int, list[Va
 
 
 def _verify_record(cell: Cell, record: Record, saved: Tree) -> None:
-    """What the record makes of the files before the save must be the files after it: a write that is missed
-    is told."""
+    """Check that the record, applied to the files before the save, results in the files after it, so that no
+    write was missed."""
 
     def differing(made: Tree) -> list[Mismatch]:
         paths = sorted(path for path in {*made, *saved} if made.get(path, "") != saved.get(path, ""))
-        return [contract.violation("record", f"it makes something else of {path}") for path in paths[:1]]
+        return [contract.violation("record", f"it results in other content of {path}") for path in paths[:1]]
 
-    # The control: a record without what changed anything, or, where nothing did, one of other files.
+    # The control: a record without changes, of other files in case the save changed nothing.
     less = replace(record, before={"other": b""}, ranks=tuple(() for _ in record.ranks))
     compared = Compared.of(differing(after(record)), differing(after(less)), ["record"])
     cell.record("contract_held", compared, "of the save that was recorded")
 
 
 def _controls(record: Record, loader: Loader, judge: Judge, names: tuple[str, ...]) -> Iterable[Survey]:
-    """What has to be told: complete files where other values were saved, no files, and the old ones."""
+    """Yield surveys that have to find violations: of complete files with other values, of no files, of old
+    files."""
     keys = [*judge.new]
     halves = ({*keys[::2]}, {*keys[1::2]})
 
@@ -145,39 +146,39 @@ def _controls(record: Record, loader: Loader, judge: Judge, names: tuple[str, ..
         yield survey(states, fresh, by, names)
 
 
-def _verify(cell: Cell, found: Survey, controls: Iterable[Survey], told_ever: bool, step: int) -> None:
-    """The checks of the save of this step, which may have been told a success or refused."""
-    seen = [kind for control in controls for kind in control.distinct]
+def _verify(cell: Cell, found: Survey, controls: Iterable[Survey], succeeded: bool, step: int) -> None:
+    """Record the checks of the save of a step, which succeeded or was refused."""
+    in_controls = [kind for control in controls for kind in control.distinct]
     for check, breaks in BREAKS.items():
-        if not told_ever and all(after_success for after_success, _ in breaks):
+        if not succeeded and all(after_success for after_success, _ in breaks):
             cell.report.not_applied[check] = "the save was refused"
             continue
-        told = [
+        violations = [
             contract.violation(str(kind), _sentence(found, kind))
             for kind in found.distinct
-            if (kind.told, kind.loaded) in breaks
+            if (kind.after_success, kind.loaded) in breaks
         ]
         control = [
-            contract.violation(str(kind), "planted") for kind in seen if (kind.told, kind.loaded) in breaks
+            contract.violation(str(kind), "injected")
+            for kind in in_controls
+            if (kind.after_success, kind.loaded) in breaks
         ]
         names = [
-            str(StateKind(crash, *one))
+            str(StateKind(crash, after_success, loaded))
             for crash in Crash
-            for one in sorted(breaks)
-            if told_ever or not one[0]
+            for after_success, loaded in sorted(breaks)
+            if succeeded or not after_success
         ]
-        cell.record(check, Compared.of(told, control, names), f"of the save of step {step}")
+        cell.record(check, Compared.of(violations, control, names), f"of the save of step {step}")
 
 
 def _sentence(found: Survey, kind: StateKind) -> str:
-    """How many states of a kind there are, and the simplest of them."""
+    """Return the number of states of a kind, and a description of the simplest."""
     state = found.simplest[kind]
     moments = [step for _, step in state.done if step.changes]
-    last = (
-        f"after {len(moments)} operations, the last of which is: {moments[-1]}" if moments else "at the start"
-    )
+    last = f"after {len(moments)} operations, the last one: {moments[-1]}" if moments else "at the start"
     lost = f"; lost: {', '.join(state.lost)}" if state.lost else ""
-    count, total = found.distinct[kind], found.total(kind.crash, kind.told)
+    count, total = found.distinct[kind], found.total(kind.crash, kind.after_success)
     return f"{count} of {total} distinct states, the simplest {last}{lost}"
 
 
@@ -193,8 +194,9 @@ def _measure(cell: Cell, found: Survey) -> None:
 
 
 def _write_scripts(cell: Cell, found: Survey, record: Record, like: Values, names: tuple[str, ...]) -> None:
-    """The simplest state of each kind that should not be, as a script, where the writer is a plain one: in a
-    save by one rank of few values where that leaves one of the kind, else in the one that was recorded."""
+    """Write a script for the simplest state of each kind that violates a check, if the writer is a plain
+    FileSystemWriter. The script makes the smallest save by one rank that leaves this kind of state, or, if
+    there is none, the recorded save."""
     storage = cell.config.storage
     by_dcp = cell.config.checkpointer.name == "dcp"
     if not by_dcp or storage.target != _FILE or "serialization_format" in storage.options:
@@ -203,5 +205,5 @@ def _write_scripts(cell: Cell, found: Survey, record: Record, like: Values, name
     simplest = {kind: Shown(state, record, like) for kind, state in found.simplest.items() if kind.broken}
     simplest |= smallest([*simplest], like, options, names)
     for kind, shown in simplest.items():
-        name = f"{kind.crash}-{'after-success' if kind.told else 'while-saving'}-{kind.loaded}.py"
+        name = f"{kind.crash}-{'after-success' if kind.after_success else 'while-saving'}-{kind.loaded}.py"
         Path(cell.folder / name).write_text(plain_script(str(kind), shown, names[0], options))

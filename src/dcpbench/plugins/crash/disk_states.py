@@ -1,32 +1,30 @@
-"""The states of a disk that a crash may leave, by what crashes and what the file system promises.
+"""Enumerate the disk states that a crash can leave, by what crashes and what the file system guarantees.
 
-`killed`: the processes die and the kernel goes on. What they have done is there, in their order, and nothing
-else is.
+`killed`: the processes die and the kernel continues. Exactly their operations are on the disk.
 
-`journal` and `posix`: the machine dies, and of what was not synced any part may be there. Which parts,
-depends on the file system. How operations fall apart is after Pillai et al., "All File Systems Are Not
-Created Equal" (OSDI 2014), who found by experiment what file systems keep together and in order; that a
-state is looked for after each operation, with what the file system may have left of it, is after Mohan et
-al., "Mismatch Crash-Consistency Bugs with Bounded Black-Box Crash Testing" (OSDI 2018; CrashMonkey and ACE).
+`journal` and `posix`: the machine dies, and any part of what was not synced can be on the disk. The file
+system determines which parts. How operations are split follows Pillai et al., "All File Systems Are Not
+Created Equal" (OSDI 2014), who found by experiment which operations file systems keep atomic and in order.
+Enumerating states after each operation follows Mohan et al., "Finding Crash-Consistency Bugs with Bounded
+Black-Box Crash Testing" (OSDI 2018; CrashMonkey and ACE).
 
-`journal` is a file system with one ordered journal of metadata, as ext4 with `data=ordered` and XFS are:
-- Names that are made, renamed and removed, and files that are emptied, last in their order: there is a point
-  up to which they are on the disk. `fsync` of anything forces out all that came before it.
-- A rename is whole or not at all.
-- What is appended to a file is written at any time later (delayed allocation), from its begin on, and the
-  length never says more than is there. A file whose name is on the disk may so be empty or short.
-- What is written over bytes that were on the disk may be there in any part.
+`journal` is a file system with one ordered journal of metadata, like ext4 with `data=ordered` and XFS:
+- Creating, renaming and removing names, and emptying files, keep their order: all before some point are on
+  the disk, and none after it. `fsync` of any file forces out all earlier ones.
+- A rename is atomic.
+- Appended data is written at any later time (delayed allocation), from its start on, and the length never
+  covers more than was written. So a file whose name is on the disk can be empty or short.
+- Any part of data that overwrites bytes on the disk can be there.
 
-`posix` is what the standard promises, and no more (fsync(2), and the weakest model of Pillai et al.):
-- `fsync` of a file makes its bytes and its length last, and of a directory the names in it; of a file not
-  its name, and of a directory not that of itself.
-- All else is lost or kept piece by piece: each name that is made or removed, also the two of a rename, and
-  each write, in no order. A length may last without the bytes, which are zeros then.
+`posix` is what the standard guarantees, and no more (fsync(2), and the weakest model of Pillai et al.):
+- `fsync` of a file makes its bytes and its length durable, but not its name. `fsync` of a directory makes the
+  names in it durable, but not its own.
+- All other changes are lost or kept one by one, in any order: each created or removed name, both names of a
+  rename, and each write. A length can be durable without the bytes, which are then zeros.
 
-Writes are torn at sectors of 512 bytes, which a disk writes whole, and at pages of 4096.
-What may be there is very much: the corners always are among what is enumerated (nothing of what was not
-synced, all names without bytes, all bytes without names, each piece by itself lost, or kept), and of the rest
-some are drawn.
+Writes are torn at pages of 4096 bytes, and at sectors of 512 bytes, which a disk writes atomically. There are
+too many states to enumerate all. The extreme ones are always included: nothing that was not synced, all names
+without bytes, all bytes without names, each change lost or kept separately. The rest are random samples.
 """
 
 import random
@@ -42,7 +40,7 @@ from dcpbench.plugins.crash.torn_files import Change, combined, distinct, torn_c
 
 
 class Crash(StrEnum):
-    """What crashes, and on which file system."""
+    """What crashes, and on which kind of file system."""
 
     killed = "killed"
     journal = "journal"
@@ -51,14 +49,13 @@ class Crash(StrEnum):
 
 @dataclass(frozen=True)
 class DiskState:
-    """What a crash has left.
+    """A disk state after a crash.
 
     Args:
         tree: the files and directories.
         crash: what crashed.
-        done: the steps that ranks had made by then.
-        lost: what of that is not there, in words.
-        told: whether a rank had been told that the save was complete.
+        done: the steps that ranks had made before.
+        lost: descriptions of the lost changes.
     """
 
     tree: Tree
@@ -67,19 +64,20 @@ class DiskState:
     lost: tuple[str, ...] = ()
 
     @cached_property
-    def told(self) -> bool:
+    def after_success(self) -> bool:
+        """Whether the save had reported success to a rank."""
         return any(step.kind is Kind.success for _, step in self.done)
 
     @property
     def simplicity(self) -> tuple[int, int]:
-        """Smaller is simpler: what is lost, then what was done."""
+        """A sort key: the number of losses, then the number of steps."""
         return len(self.lost), len(self.done)
 
 
 @dataclass(frozen=True)
 class _Naming:
-    """A path that begins or ceases (`file` is None) to name a file or directory. Those of one operation have
-    the same number."""
+    """A path that starts to name a file or directory, or stops if `file` is None. Both changes of one
+    operation have the same number."""
 
     number: int
     path: str
@@ -95,26 +93,26 @@ class _Naming:
 
 @dataclass
 class _File:
-    """What it held before the save, what the save has done to it, and how much of that is synced."""
+    """The content of a file before the save, its changes by the save, and how many of them are synced."""
 
     is_directory: bool
-    held: bytes = b""
+    before: bytes = b""
     changes: list[Change] = field(default_factory=list)
     synced: int = 0
-    _whole: tuple[int, bytes] = (-1, b"")
+    _latest: tuple[int, bytes] = (-1, b"")
 
     @property
-    def whole(self) -> bytes:
-        """With all changes."""
-        if self._whole[0] != len(self.changes):
-            self._whole = len(self.changes), self.content(self.changes)
-        return self._whole[1]
+    def latest(self) -> bytes:
+        """The content with all changes."""
+        if self._latest[0] != len(self.changes):
+            self._latest = len(self.changes), self.content(self.changes)
+        return self._latest[1]
 
     def content(self, changes: Iterable[Change]) -> bytes:
-        held = self.held
+        content = self.before
         for change in changes:
-            held = change.apply(held)
-        return held
+            content = change.apply(content)
+        return content
 
     @property
     def durable(self) -> bytes:
@@ -122,22 +120,22 @@ class _File:
 
 
 class Disk:
-    """A disk to which operations are done."""
+    """A disk that executes operations and knows which of their effects are durable."""
 
     def __init__(self, before: Tree) -> None:
-        self._files = [_File(held is None, held or b"") for held in before.values()]
+        self._files = [_File(content is None, content or b"") for content in before.values()]
         self._before = {path: number for number, path in enumerate(before)}
         self._names = dict(self._before)
         self._opened: dict[str, int] = {}
         self._namings: list[_Naming] = []
         self._lasting: set[int] = set()
-        """Of the namings, by index, those that are synced."""
+        """Indexes of the namings that are synced."""
         self._forced = 0
-        """The number of operations that a journal has on the disk."""
+        """The number of operations that are in a journal on the disk."""
         self._number = 0
 
     def do(self, step: Step) -> None:
-        """The next operation."""
+        """Execute the next operation."""
         self._number += 1
         match step.kind:
             case Kind.mkdir:
@@ -146,7 +144,7 @@ class Disk:
                 if step.path not in self._names:
                     self._name(step.path, self._new(is_directory=False))
                 self._opened[step.file] = self._names[step.path]
-                if step.truncates and self._of(step.file).whole:
+                if step.truncates and self._of(step.file).latest:
                     self._of(step.file).changes.append(Change(self._number, size=0))
             case Kind.write:
                 self._of(step.file).changes.append(Change(self._number, step.offset, step.data))
@@ -183,7 +181,7 @@ class Disk:
     def _sync(self, path: str) -> None:
         self._forced = self._number
         if path != "." and path not in self._names:
-            return  # it has no name any more
+            return  # it no longer has a name
         if path == "." or self._files[self._names[path]].is_directory:
             inside = (number for number, one in enumerate(self._namings) if one.folder == path)
             self._lasting.update(inside)
@@ -192,11 +190,12 @@ class Disk:
             file.synced = len(file.changes)
 
     def everything(self) -> Tree:
-        """All that was done."""
+        """Return the files after all operations."""
         return self._tree(range(len(self._namings)), {})
 
     def journal(self, drawn: random.Random, samples: int) -> Iterator[tuple[Tree, tuple[str, ...]]]:
-        """What a power loss may leave on a journal-like file system, and what of it is lost."""
+        """Yield what a power loss can leave on a file system with a journal, and descriptions of what is
+        lost."""
         pending = sorted({one.number for one in self._metadata if one.number > self._forced})
         ends = [self._number + 1, *reversed(pending)]
         for number, end in enumerate(ends):
@@ -204,11 +203,11 @@ class Disk:
             lost = [str(one) for one in self._namings if one.number >= end]
             torn = {file: self._torn_in_journal(file, end) for file in self._unsynced}
             for contents, of_files in combined(torn, drawn, samples, thorough=number == 0):
-                lost_here = (*lost, *(self._told(file, what) for file, what in of_files.items()))
+                lost_here = (*lost, *(self._loss(*lost_of) for lost_of in of_files.items()))
                 yield self._tree(namings, contents), lost_here
 
     def posix(self, drawn: random.Random, samples: int) -> Iterator[tuple[Tree, tuple[str, ...]]]:
-        """What a power loss may leave where only the standard holds, and what of it is lost."""
+        """Yield what a power loss can leave if only POSIX is guaranteed, and descriptions of what is lost."""
         pending = [index for index in range(len(self._namings)) if index not in self._lasting]
         torn = {file: self._torn_in_posix(file) for file in self._unsynced}
         some = [{*drawn.sample(pending, drawn.randint(0, len(pending)))} for _ in range(samples)]
@@ -222,7 +221,7 @@ class Disk:
             namings = sorted(self._lasting | kept)
             lost = [str(self._namings[index]) for index in pending if index not in kept]
             for contents, of_files in combined(torn, drawn, samples, thorough=number == 0):
-                lost_here = (*lost, *(self._told(file, what) for file, what in of_files.items()))
+                lost_here = (*lost, *(self._loss(*lost_of) for lost_of in of_files.items()))
                 yield self._tree(namings, contents), lost_here
 
     @property
@@ -235,9 +234,9 @@ class Disk:
     def _unsynced(self) -> list[int]:
         return [number for number, file in enumerate(self._files) if file.synced < len(file.changes)]
 
-    def _told(self, number: int, what: str) -> str:
-        """What is lost of a file, by the last name that it had."""
-        return f"{what} of {next(one for one in self._paths_of(number))}"
+    def _loss(self, number: int, lost: str) -> str:
+        """Describe what is lost of a file, using its last name."""
+        return f"{lost} of {next(self._paths_of(number))}"
 
     def _paths_of(self, number: int) -> Iterator[str]:
         for one in reversed(self._namings):
@@ -246,8 +245,8 @@ class Disk:
         yield from (path for path, file in self._before.items() if file == number)
 
     def _torn_in_journal(self, number: int, end: int) -> list[tuple[str, bytes]]:
-        """What a file may hold if the journal ends before the operation `end`. What was written to a file
-        after it was emptied is not there as long as that is not."""
+        """Return possible contents of a file if the journal ends before the operation `end`. If emptying a
+        file is lost, so are all later writes to it."""
         file = self._files[number]
         emptied = [at for at, one in enumerate(file.changes) if one.size is not None and at >= file.synced]
         if lost := [at for at in emptied if file.changes[at].number >= end]:
@@ -263,7 +262,7 @@ class Disk:
         return distinct(torn_contents(file.durable, file.changes[file.synced :], in_order=False))
 
     def _tree(self, namings: Iterable[int], contents: dict[int, bytes]) -> Tree:
-        """What can be reached by names: those of before the save, and these of it."""
+        """Return the files that can be reached by the names before the save and these namings."""
         names: dict[str, int | None] = dict(self._before)
         for index in namings:
             names[self._namings[index].path] = self._namings[index].file
@@ -273,22 +272,22 @@ class Disk:
             if number is None or (folder != "." and folder not in tree):
                 continue
             file = self._files[number]
-            content = contents.get(number, file.whole)
+            content = contents.get(number, file.latest)
             tree[path] = None if file.is_directory else content
         return tree
 
 
 def after(record: Record) -> Tree:
-    """The files after the save, if the record has all that was done to them."""
+    """Return the files after the save, according to the record."""
     disk = Disk(record.before)
     for _, step in next(orders(record, 0, 0)):
         disk.do(step)
     return disk.everything()
 
 
-def _goes_on(steps: Sequence[Step], made: int) -> bool:
-    """Whether the last of so many steps is a write and the next one writes to the same file: what a power
-    loss leaves in between it may leave after that as well."""
+def _continues_write(steps: Sequence[Step], made: int) -> bool:
+    """Return whether the last of `made` steps is a write and the next one writes to the same file: a power
+    loss after the next one can leave the same states."""
     if made == len(steps):
         return False
     last, following = steps[made - 1], steps[made]
@@ -296,12 +295,11 @@ def _goes_on(steps: Sequence[Step], made: int) -> bool:
 
 
 def disk_states(record: Record, samples: int, seed: int) -> Iterator[DiskState]:
-    """What a crash at any time during the save may leave, and after it.
+    """Yield the states that a crash can leave at any time during the save, and after it.
 
     Args:
-        samples: how many states, and how many orders of several ranks, are drawn in each place where there
-            are too many.
-        seed: of what is drawn.
+        samples: number of random states, and of random orders of several ranks, wherever there are too many.
+        seed: of the random choices.
     """
     seen: set[tuple[int, ...]] = set()
     drawn = random.Random(seed)
@@ -313,14 +311,14 @@ def disk_states(record: Record, samples: int, seed: int) -> Iterator[DiskState]:
                 progress[rank] += 1
                 disk.do(step)
                 if step.kind in (Kind.signal, Kind.wait):
-                    continue  # the disk is as it was
+                    continue  # it does not change the disk
             made = tuple(progress)
             if made in seen:
                 continue
             seen.add(made)
             done = tuple(order[:end])
             yield DiskState(disk.everything(), Crash.killed, done)
-            if end and _goes_on(record.ranks[rank], progress[rank]):
+            if end and _continues_write(record.ranks[rank], progress[rank]):
                 continue
             for crash, left in ((Crash.journal, disk.journal), (Crash.posix, disk.posix)):
                 for tree, lost in left(drawn, samples):

@@ -1,8 +1,8 @@
-"""A storage that fails: DCP's FileSystemWriter and FileSystemReader over a file layer in which one operation
-goes wrong, or all from one on.
+"""A failing storage: DCP's FileSystemWriter and FileSystemReader over a file layer in which one operation
+fails, or all after it too.
 
-What fails is in the options, and counted anew in each save and each load on each rank. Who meets it leaves a
-mark beside the checkpoint.
+The options specify the operation. Operations are counted from the start in each save and each load on each
+rank. A rank on which one fails creates a mark next to the checkpoint.
 """
 
 import errno
@@ -30,31 +30,31 @@ _WAIT_S = 5.0
 
 
 class Failure(StrEnum):
-    """What goes wrong."""
+    """The way in which an operation fails."""
 
     enospc = "enospc"  # no space left on device, from this operation on
     eio = "eio"  # an error of the device
-    short = "short"  # half of the bytes are written, or read, and the call says so
-    eof = "eof"  # the file ends here
-    flipped = "flipped"  # of the file that is opened one bit, in its middle, is another
-    missing = "missing"  # the file that is opened is not there
-    other_save = "other_save"  # instead of the file that is opened, that of a checkpoint beside is
-    slow = "slow"  # this operation and those after it take as long as `bytes_per_s` says
+    short = "short"  # half of the bytes are written or read, and the call returns that
+    eof = "eof"  # the file ends at this point
+    flipped = "flipped"  # one bit in the middle of the opened file is wrong
+    missing = "missing"  # the opened file does not exist
+    other_save = "other_save"  # the file of another checkpoint is opened instead
+    slow = "slow"  # this operation and later ones are limited to `bytes_per_s`
 
 
 @dataclass(frozen=True)
 class Failing:
-    """When an operation fails, and how.
+    """The operation that fails, and the way in which it does.
 
     Args:
-        failure: what goes wrong.
-        of: in a `save` or in a `load`.
-        operation: the kind that fails: open, write, fsync, rename, unlink, mkdir; of a load open or read.
-        nth: which one of these, from 1.
-        files: a pattern for the names of the files that count.
-        rank: the rank that it fails on, -1 is the last; null: on each.
-        thread: `caller`, the one that DCP calls the writer in, a `writer` that this has started, or `any`.
-        bytes_per_s: of a slow device.
+        failure: the way in which it fails.
+        of: `save` or `load`.
+        operation: the kind that fails: open, write, fsync, rename, unlink, mkdir; in a load open or read.
+        nth: number of the operation of this kind, from 1.
+        files: pattern of the names of files whose operations count.
+        rank: rank on which it fails, -1 is the last; null: every rank.
+        thread: `caller`, in which DCP calls the writer, a `writer` thread started by it, or `any`.
+        bytes_per_s: speed of a slow device.
     """
 
     failure: Failure
@@ -69,10 +69,12 @@ class Failing:
     def __post_init__(self) -> None:
         of_file = self.failure in (Failure.flipped, Failure.missing, Failure.other_save)
         if of_file and (self.of, self.operation) != ("load", Kind.open):
-            raise ValueError(f"failure={self.failure}: is of a file that is read: of=load, operation=open")
+            raise ValueError(
+                f"failure={self.failure}: applies only to files that are read; set of=load operation=open"
+            )
 
     def layer(self, checkpoint: Any, of: str) -> FileLayer:
-        """What a save or a load passes on this rank."""
+        """Return the file layer of a save or a load on this rank."""
         rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         if of != self.of or (self.rank is not None and rank != rank_of(self.rank, size)):
             return FileLayer(Path(checkpoint))
@@ -82,19 +84,19 @@ class Failing:
 _OWN = frozenset(one.name for one in fields(Failing))
 
 
-def has_met(checkpoint: Path) -> bool:
-    """Whether a rank met the failure in a save or a load of a checkpoint."""
-    return any(checkpoint.parent.glob(f"{checkpoint.name}.met-*"))
+def has_failed(checkpoint: Path) -> bool:
+    """Return whether an operation has failed on a rank in a save or a load of a checkpoint."""
+    return any(checkpoint.parent.glob(f"{checkpoint.name}.failed-*"))
 
 
 def sound_storage(config: StorageConfig) -> StorageConfig:
-    """The same storage on a device that does not fail."""
+    """Return the configuration of the same storage without failures."""
     options = {name: value for name, value in config.options.items() if name not in _OWN}
     return replace(config, target=f"{file.__module__}.{file.__name__}", options=options)
 
 
 class _FailingLayer(FileLayer):
-    """Of one save or load on one rank."""
+    """The file layer of one save or load on one rank."""
 
     reads = True
     _LASTS: ClassVar = {Failure.enospc, Failure.slow}
@@ -102,7 +104,7 @@ class _FailingLayer(FileLayer):
     def __init__(self, failing: Failing, checkpoint: Path, rank: int) -> None:
         super().__init__(checkpoint)
         self._failing = failing
-        self._mark = checkpoint.with_name(f"{checkpoint.name}.met-{rank}")
+        self._mark = checkpoint.with_name(f"{checkpoint.name}.failed-{rank}")
         self._caller = threading.get_ident()
         self._came = {thread: threading.Event() for thread in ("caller", "writer")}
         self._ended, self._of_other_save = set[str](), set[str]()
@@ -112,7 +114,7 @@ class _FailingLayer(FileLayer):
         failing = self._failing
         if path in self._ended:
             return 0
-        if not self._is_met(kind, path):
+        if not self._fails(kind, path):
             return size
         self._mark.touch()
         match failing.failure:
@@ -143,13 +145,13 @@ class _FailingLayer(FileLayer):
         if self.below(path) not in self._of_other_save:
             return path
         place = Path(path)
-        beside = sorted(place.parent.parent.glob(f"*/{place.name}"))
-        return next((other for other in beside if other != place), path)
+        same_name = sorted(place.parent.parent.glob(f"*/{place.name}"))
+        return next((other for other in same_name if other != place), path)
 
-    def _is_met(self, kind: Kind, path: str) -> bool:
+    def _fails(self, kind: Kind, path: str) -> bool:
         failing = self._failing
         if failing.thread != "any" and kind is Kind.open and path.endswith(DATA_SUFFIX):
-            self._meet()
+            self._wait_for_other_thread()
         here = "caller" if threading.get_ident() == self._caller else "writer"
         counts = kind is failing.operation and fnmatch(PurePath(path).name, failing.files)
         if not counts or failing.thread not in ("any", here):
@@ -157,8 +159,9 @@ class _FailingLayer(FileLayer):
         number = self.count("operation") + 1
         return number == failing.nth or (number > failing.nth and failing.failure in self._LASTS)
 
-    def _meet(self) -> None:
-        """No thread takes all there is to write: the caller and one that it has started each have a file."""
+    def _wait_for_other_thread(self) -> None:
+        """Make the caller and a thread started by it each write a file, so that neither writes all of
+        them."""
         here, there = "caller", "writer"
         if threading.get_ident() != self._caller:
             here, there = there, here
@@ -167,35 +170,35 @@ class _FailingLayer(FileLayer):
 
 
 class _Writer(FileSystemWriter):
-    """Torch's own, each step of which passes the layer of its save."""
+    """FileSystemWriter with the file layer of its save."""
 
     def __init__(self, failing: Failing, path: Path, **options: Any) -> None:
         super().__init__(path, **options)
         self._failing, self._layer = failing, FileLayer(path)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_layer": None}  # a process that uploads makes its own
+        return {**vars(self), "_layer": None}  # an uploading process creates another
 
     def reset(self, checkpoint_id: Any = None) -> None:
         super().reset(checkpoint_id)
         self._layer = self._failing.layer(self.path, "save")
 
     def prepare_local_plan(self, plan: Any) -> Any:
-        return self._passing(super().prepare_local_plan, plan)
+        return self._layered(super().prepare_local_plan, plan)
 
     def write_data(self, plan: Any, planner: Any) -> Any:
-        return self._passing(super().write_data, plan, planner)
+        return self._layered(super().write_data, plan, planner)
 
     def finish(self, metadata: Any, results: Any) -> None:
-        self._passing(super().finish, metadata, results)
+        self._layered(super().finish, metadata, results)
 
-    def _passing(self, do: Callable[..., Any], *given: Any) -> Any:
+    def _layered(self, do: Callable[..., Any], *given: Any) -> Any:
         with layered(self._layer):
             return do(*given)
 
 
 class _Reader(FileSystemReader):
-    """Torch's own, each step of which passes the layer of its load."""
+    """FileSystemReader with the file layer of its load."""
 
     def __init__(self, failing: Failing, checkpoint_id: str) -> None:
         super().__init__(checkpoint_id)
@@ -211,7 +214,8 @@ class _Reader(FileSystemReader):
 
 
 def storage(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:
-    """Files in a folder, on a device that fails: the options of `Failing` and of FileSystemWriter."""
+    """Return a failing storage of files in a folder, with the options of `Failing` and of
+    FileSystemWriter."""
     given: dict[str, Any] = {name: value for name, value in config.options.items() if name in _OWN}
     kinds: dict[str, Any] = {"failure": Failure(given["failure"]), "operation": Kind(given["operation"])}
     failing = Failing(**{**given, **kinds})

@@ -1,9 +1,9 @@
-"""The file layer: while it is there, every operation of this process on files below a folder, and every point
-at which it waits for other ranks, passes it.
+"""The file layer intercepts every operation of this process on files below a folder, and every point at which
+the process waits for other ranks.
 
-It stands where Python makes its system calls, and not in DCP: below `open` and `pathlib` in the raw file that
-their buffers write to, and in the functions of `os`. So what passes are the writes that leave the process, in
-its order and sizes, and not those that a buffer still holds. What native code does it does not see.
+It patches Python's system calls, not DCP: the raw file below the buffers of `open` and `pathlib`, and the
+functions of `os`. So it receives the writes that leave the process, in their order and size, and not those
+still in a buffer. It does not detect operations of native code.
 """
 
 import builtins
@@ -30,13 +30,13 @@ _LARGEST_BUFFER = 8 * 2**20
 
 
 class FileLayer:
-    """What operations on files below `folder` pass; by itself it lets them.
+    """Receives operations on files below `folder`. This base class changes none of them.
 
-    `role` says which process of a rank it is in: the rank itself, or a `child` that it has spawned.
+    `role` identifies the process of a rank: the `rank` itself, or a `child` that it has spawned.
     """
 
     reads = False
-    """Whether files that are opened to be read pass it too."""
+    """Whether it receives reads too."""
 
     def __init__(self, folder: Path, role: str = "rank") -> None:
         self.folder, self.role = folder.resolve(), role
@@ -44,46 +44,45 @@ class FileLayer:
         self._counts = Counter[str]()
 
     def begin(self, kind: Kind, path: str, size: int = 0) -> int:
-        """An operation is about to be made, on a path in the folder; how many of the `size` bytes that it
-        writes or reads it is to write or read.
+        """Receive an operation on a path in the folder before it is made. Return how many of the `size` bytes
+        to write or read.
 
         Raises:
-            OSError: it fails.
+            OSError: the operation is to fail.
         """
         return size
 
     def note(self, kind: Kind, **fields: Any) -> None:
-        """A step that has just been made, with its fields (`operations.Step`)."""
+        """Receive a step after it was made, with its fields (`operations.Step`)."""
 
     def read_from(self, path: Any) -> Any:
-        """The path of what is read where this file is to be read."""
+        """Return the path of the file to read in place of this one."""
         return path
 
     def has_read(self, path: str, offset: int, data: memoryview) -> None:
-        """What a read at an offset has brought, which may be changed in place."""
+        """Receive the data of a read at an offset; it can be changed in place."""
 
     def in_child(self) -> tuple[Callable[..., "FileLayer"], tuple[Any, ...]]:
-        """How the layer of a process is made that this one spawns: a function and its arguments, which can be
-        pickled."""
+        """Return a function and its arguments, both picklable, that create the layer of a spawned process."""
         return FileLayer, (self.folder, "child")
 
     def below(self, path: Any) -> str | None:
-        """The path in the folder, "." for itself; None for one that is elsewhere."""
+        """Return a path relative to the folder, "." for the folder itself; None for a path outside."""
         if isinstance(path, int):
             return None
-        whole = Path(os.path.abspath(os.fsdecode(path)))  # noqa: PTH100 - links are followed by nobody here
-        parent = whole.parent.resolve() / whole.name
+        absolute = Path(os.path.abspath(os.fsdecode(path)))  # noqa: PTH100 - a link itself must not be followed
+        parent = absolute.parent.resolve() / absolute.name
         return str(parent.relative_to(self.folder)) if parent.is_relative_to(self.folder) else None
 
     def count(self, name: str) -> int:
-        """How often it was asked about this name before."""
+        """Return the number of earlier calls with this name."""
         with self._counting:
             self._counts[name] += 1
             return self._counts[name] - 1
 
 
 class _WrittenFile(io.FileIO):
-    """The raw file under a buffer, as `open` makes it."""
+    """The raw file below the buffer of a file opened for writing."""
 
     def __init__(self, layer: FileLayer, path: Any, mode: str, opener: Any) -> None:
         self._layer, self._path = layer, str(layer.below(path))
@@ -108,7 +107,7 @@ class _WrittenFile(io.FileIO):
 
 
 class _ReadFile(io.FileIO):
-    """As `_WrittenFile`, of a file that is opened to be read."""
+    """The raw file below the buffer of a file opened for reading."""
 
     def __init__(self, layer: FileLayer, path: Any, mode: str, opener: Any) -> None:
         self._layer, self._path = layer, str(layer.below(path))
@@ -130,7 +129,7 @@ class _ReadFile(io.FileIO):
 
 @contextmanager
 def layered(layer: FileLayer) -> Iterator[None]:
-    """Meanwhile a layer is there, in this process and in those that it spawns."""
+    """Context manager: install a layer in this process and in those that it spawns."""
     with ExitStack() as patches:
         for target, name, patched in _patches(layer):
             patches.enter_context(mock.patch.object(target, name, patched))
@@ -161,7 +160,7 @@ def _patches(layer: FileLayer) -> Iterator[tuple[Any, str, Any]]:
         "all_gather_object",
         "barrier",
     ):
-        yield dist, name, _meeting(layer, name, getattr(dist, name))
+        yield dist, name, _collective(layer, name, getattr(dist, name))
     yield multiprocessing.process.BaseProcess, "start", _starting(layer)
 
 
@@ -192,7 +191,7 @@ def _opening(layer: FileLayer) -> Callable[..., Any]:
 
 
 def _buffer_size(raw: Any) -> int:
-    """What `io.open` takes."""
+    """Return the buffer size that `io.open` uses."""
     if sys.version_info >= (3, 14):
         return max(min(int(raw._blksize), _LARGEST_BUFFER), io.DEFAULT_BUFFER_SIZE)
     return int(raw._blksize) if raw._blksize > 1 else io.DEFAULT_BUFFER_SIZE
@@ -214,13 +213,13 @@ def _os_opening(layer: FileLayer) -> Callable[..., int]:
 
 
 def _key(descriptor: int) -> str:
-    """Which file a descriptor is open on; the descriptor itself may be used again for another."""
+    """Identify the file of a descriptor; the descriptor itself can be reused for another file."""
     status = os.fstat(descriptor)
     return f"{status.st_dev}.{status.st_ino}"
 
 
 def _path_of(layer: FileLayer, descriptor: int) -> str | None:
-    """The path in the folder that a descriptor is open on now, under whatever name it was opened."""
+    """Return the current path in the folder of an open file, even if it was renamed."""
     status = os.fstat(descriptor)
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         return None
@@ -248,7 +247,7 @@ def _of_descriptor(layer: FileLayer, name: str, call: Callable[..., Any]) -> Cal
 
 
 def _sending(layer: FileLayer, call: Callable[..., int]) -> Callable[..., int]:
-    """What `shutil` copies files with; the kernel knows what it writes."""
+    """Wrap `sendfile`, with which `shutil` copies files; the written data is read back from the file."""
 
     def called(descriptor: int, *args: Any, **kwargs: Any) -> int:
         path = _path_of(layer, descriptor)
@@ -327,17 +326,17 @@ def _syncing_all(layer: FileLayer, call: Callable[[], None]) -> Callable[[], Non
     return called
 
 
-def _meeting(layer: FileLayer, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """A collective as what it orders: whoever gives has come before whoever receives goes on. Groups have a
-    name that is the same on all ranks."""
+def _collective(layer: FileLayer, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Record the order that a collective determines: ranks that receive continue after ranks that send. A
+    group has the same name on all ranks."""
     signature = inspect.signature(call)
 
     def called(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments
         group: Any = given.get("group") or dist.group.WORLD
         ranks, mine = dist.get_process_group_ranks(group), dist.get_rank()
-        meeting = f"{layer.role}/{group.group_name}/{name}"
-        meeting = f"{meeting}/{layer.count(meeting)}"
+        collective = f"{layer.role}/{group.group_name}/{name}"
+        collective = f"{collective}/{layer.count(collective)}"
         root: Any = {
             "gather_object": "dst",
             "scatter_object_list": "src",
@@ -346,22 +345,22 @@ def _meeting(layer: FileLayer, name: str, call: Callable[..., Any]) -> Callable[
         if root:
             of_group = given.get(f"group_{root}")
             root_rank = ranks[of_group] if of_group is not None else given.get(root) or 0
-        gives = root != "src" or mine == root_rank
+        sends = root != "src" or mine == root_rank
         waits_for = ranks if root is None or (root == "dst" and mine == root_rank) else []
         if root == "src" and mine != root_rank:
             waits_for = [root_rank]
-        if gives:
-            layer.note(Kind.signal, tokens=(f"{meeting}/{mine}",))
+        if sends:
+            layer.note(Kind.signal, tokens=(f"{collective}/{mine}",))
         result = call(*args, **kwargs)
         if waits_for:
-            layer.note(Kind.wait, tokens=tuple(f"{meeting}/{rank}" for rank in waits_for))
+            layer.note(Kind.wait, tokens=tuple(f"{collective}/{rank}" for rank in waits_for))
         return result
 
     return called
 
 
 class _InChild:
-    """Has a layer of its own in the process in which it is unpickled."""
+    """Installs a layer in the process in which it is unpickled."""
 
     def __init__(self, layer: FileLayer) -> None:
         self._layer = layer
@@ -380,7 +379,7 @@ def _starting(layer: FileLayer) -> Callable[[Any], None]:
     start = multiprocessing.process.BaseProcess.start
 
     def started(process: Any) -> None:
-        process.layer = _InChild(layer)  # it is pickled with the process
+        process.layer = _InChild(layer)  # pickled with the process
         try:
             start(process)
         finally:

@@ -1,7 +1,8 @@
-"""Processes that are killed inside a save, at a point of it that the file operations tell.
+"""Kill processes inside a save, at a point that their file operations identify.
 
-Who gets to the point leaves a mark, waits until all that are to die have come, and is killed by SIGKILL, with
-nothing flushed and nothing closed. The file of metadata is published by one rank, which kills the others.
+A process that reaches the point creates a mark, waits until all processes to be killed have arrived, and is
+killed by SIGKILL, without flushing or closing files. Only one rank publishes the metadata, and kills the
+others.
 """
 
 import os
@@ -23,28 +24,28 @@ _UNPUBLISHED = f"{METADATA}.tmp"
 PUBLISHER = 0
 """The rank that publishes the metadata: DCP's coordinator."""
 _MEET_S = 20.0
-"""So long a rank waits at the point for the others that are to die; whoever has not come then is told."""
+"""Seconds that a rank waits at the point for others to be killed; those missing by then are reported."""
 
 
 class At(StrEnum):
-    """Where in a save a process is killed."""
+    """The point of a save at which a process is killed."""
 
-    before_data = "before_data"  # before it has opened a file of data
-    in_data = "in_data"  # half of what it first writes to a file of data is there
-    before_metadata = "before_metadata"  # its data are written, and it has told nobody
-    in_publication = "in_publication"  # the metadata are written, and not yet renamed to their name
+    before_data = "before_data"  # before it opens a data file
+    in_data = "in_data"  # after half of its first write to a data file
+    before_metadata = "before_metadata"  # its data is written, and not yet reported to other ranks
+    in_publication = "in_publication"  # the metadata is written, and its file not yet renamed
 
 
 @dataclass(frozen=True)
 class Killing:
-    """Which processes die, where.
+    """The processes to be killed, and the point at which they are.
 
     Args:
-        folder: below which the checkpoint is saved.
-        marks: a folder elsewhere, for all ranks.
+        folder: contains the checkpoint.
+        marks: a folder outside of it, shared by all ranks.
         at: the point.
-        ranks: those that die.
-        uploader: of each of them only the process that uploads dies, else both.
+        ranks: those to be killed.
+        uploader: whether only the uploading process of each is killed, not both.
     """
 
     folder: Path
@@ -55,36 +56,36 @@ class Killing:
 
     @property
     def arrived(self) -> tuple[int, ...]:
-        """The ranks that have come to the point."""
+        """The ranks that have reached the point."""
         return tuple(sorted(int(mark.stem) for mark in self.marks.glob("*.arrived")))
 
     @property
     def expected(self) -> tuple[int, ...]:
-        """The ranks that have to come to it."""
+        """The ranks that have to reach it."""
         return (PUBLISHER,) if self.at is At.in_publication else self.ranks
 
     def processes_of(self, ranks: Iterable[int]) -> Iterator[int]:
-        """The processes of these ranks that die."""
+        """Yield the ids of the processes of these ranks to be killed."""
         for rank in ranks:
             for mark in self.marks.glob(f"{rank}-{'child' if self.uploader else '*'}.pid"):
                 yield int(mark.read_text())
 
     def watching(self, rank: int) -> AbstractContextManager[None]:
-        """A context in which this rank makes saves, of which it may not survive one that begins `arm`ed."""
+        """Return a context for the saves of this rank; a save that begins after `arm` can kill it."""
         return layered(_Killer(self, rank))
 
     def arm(self) -> None:
-        """From now on ranks die, and the processes that they have spawned."""
+        """Kill ranks and the processes that they have spawned from now on."""
         (self.marks / "armed").touch()
 
     @property
     def armed(self) -> bool:
-        """Whether ranks die from now on."""
+        """Whether ranks are killed from now on."""
         return (self.marks / "armed").exists()
 
 
 class _Killer(FileLayer):
-    """The layer of one process of a rank."""
+    """The file layer of one process of a rank."""
 
     def __init__(self, killing: Killing, rank: int, role: str = "rank") -> None:
         super().__init__(killing.folder, role)
@@ -116,12 +117,12 @@ class _Killer(FileLayer):
             self._arrive()
         if kind is Kind.write and fields["path"].endswith(DATA_SUFFIX) and self._killing.armed:
             self._has_data = True
-        # What comes after its data is the collective in which it tells what it has written.
+        # The first collective after its data reports the written data to other ranks.
         if kind is Kind.signal and self._has_data and self._killing.at is At.before_metadata:
             self._arrive()
 
     def _arrive(self) -> None:
-        """This process has come to the point, and does not go beyond it, if it is to die there."""
+        """Stop and kill this process at the point, if it is to be killed there."""
         if not self._dies_here:
             return
         killing = self._killing
@@ -140,35 +141,35 @@ class _Killer(FileLayer):
 def misplaced(
     at: At, killing: Killing, usual: FileDigests, before: FileDigests, after: FileDigests
 ) -> list[str]:
-    """What of the files in the checkpoint's folder does not tell that ranks were killed at a point.
+    """Return each contradiction between the files in the checkpoint's folder and ranks killed at a point.
 
     Args:
         usual: the files of a complete checkpoint of these ranks.
-        before: the files that were there when the save began.
-        after: those that are there now.
+        before: the files when the save began.
+        after: the files now.
     """
     wrong: list[str] = []
     for rank in killing.ranks if at is not At.in_publication else ():
         names = [name for name in usual if name.startswith(f"__{rank}_") and _bytes(usual[name])]
         changed = [name for name in names if after.get(name) != before.get(name)]
         short = [name for name in changed if _bytes(after.get(name, "0 ")) < _bytes(usual[name])]
-        held = {
+        is_there = {
             At.before_data: not changed,
             At.in_data: bool(short),
             At.before_metadata: changed == names and not short,
         }
-        if not held[at]:
-            wrong.append(f"rank {rank} has changed {changed} of {names}, of which {short} are short")
+        if not is_there[at]:
+            wrong.append(f"rank {rank} has changed {changed} of {names}; {short} are short")
     published = after.get(METADATA) not in (None, before.get(METADATA))
-    whole = at is At.in_publication and PUBLISHER not in killing.ranks
-    left = at is At.in_publication and not whole
-    if published != whole:
-        wrong.append(f"new metadata are {'' if published else 'not '}published")
-    if (_UNPUBLISHED in after) != left or (left and METADATA in after):
-        wrong.append(f"of metadata there are {[name for name in after if name.startswith(METADATA)]}")
+    expected = at is At.in_publication and PUBLISHER not in killing.ranks
+    unpublished = at is At.in_publication and not expected
+    if published != expected:
+        wrong.append(f"new metadata is {'' if published else 'not '}published")
+    if (_UNPUBLISHED in after) != unpublished or (unpublished and METADATA in after):
+        wrong.append(f"files of metadata: {[name for name in after if name.startswith(METADATA)]}")
     return wrong
 
 
 def _bytes(digest: str) -> int:
-    """The length of a file that a digest of it begins with."""
+    """Return the length of a file, with which its digest begins."""
     return int(digest.split()[0])

@@ -1,5 +1,5 @@
-"""Each state of a disk is loaded, in this process and from real files in memory, and judged: is what comes
-back the old checkpoint, the new one, or neither?"""
+"""Load disk states in this process, from real files in memory, and classify the result as the old checkpoint,
+the new one, or neither."""
 
 import hashlib
 import io
@@ -21,29 +21,27 @@ from dcpbench.plugins.crash.operations import Tree
 from dcpbench.verify.compare import bits, same_value
 
 Values = Mapping[str, Any]
-"""What was loaded by its flattened keys, tensors whole."""
+"""Loaded values by flattened key, with full tensors."""
 
-_IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of its own is made in it
+_IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a separate folder is created in it
 
 
 class Loaded(StrEnum):
-    """What came back."""
+    """The result of a load."""
 
     new = "new"
     old = "old"
     refused = "refused"  # the load raised
-    mixture = (
-        "mixture"  # each value, or element of a tensor, is the old or the new one, but not all are of one
-    )
-    foreign = "foreign"  # one is neither
+    mixture = "mixture"  # each value or tensor element is from the old or the new one, but not all from one
+    foreign = "foreign"  # a value is from neither
 
 
 SILENT = frozenset({Loaded.mixture, Loaded.foreign})
-"""What nobody is told of."""
+"""Wrong results that no error reports."""
 
 
 def plain(values: Values) -> Values:
-    """Values that can be compared: of a stream of bytes the bytes."""
+    """Replace streams of bytes by their bytes, so that values can be compared."""
     return {
         key: value.getvalue() if isinstance(value, io.BytesIO) else value for key, value in values.items()
     }
@@ -51,13 +49,13 @@ def plain(values: Values) -> Values:
 
 @dataclass(frozen=True)
 class Judge:
-    """What the `plain` values of the two checkpoints are; `old` is None where there was none."""
+    """The `plain` values of the two checkpoints; `old` is None if there was none."""
 
     new: Values
     old: Values | None
 
     def verdict(self, values: Values) -> Loaded:
-        """Which of them these values are."""
+        """Return the checkpoint that these values are from."""
         values = plain(values)
         as_new = {key: same_value(value, values.get(key)) for key, value in self.new.items()}
         if all(as_new.values()) and values.keys() == self.new.keys():
@@ -73,25 +71,26 @@ class Judge:
 
 
 def _is_mixed(value: Any, *sources: Any) -> bool:
-    """Whether each element of a tensor is that of one of these, as where ranks have saved parts of it."""
+    """Return whether each element of a tensor is from one of the sources; ranks may have saved parts of
+    it."""
     if not isinstance(value, torch.Tensor):
         return False
-    alike = [
-        bits(value) == bits(one)
-        for one in sources
-        if isinstance(one, torch.Tensor) and (one.shape, one.dtype) == (value.shape, value.dtype)
+    equal = [
+        bits(value) == bits(source)
+        for source in sources
+        if isinstance(source, torch.Tensor) and (source.shape, source.dtype) == (value.shape, value.dtype)
     ]
-    return bool(alike) and bool(torch.stack(alike).any(dim=0).all())
+    return bool(equal) and bool(torch.stack(equal).any(dim=0).all())
 
 
 @dataclass
 class Loader:
-    """Lays out trees of files and loads checkpoints from them; what it has loaded once it does not again.
+    """Writes trees of files and loads checkpoints from them; equal files are loaded only once.
 
     Args:
-        folder: an empty folder, best in memory.
+        folder: an empty folder, preferably in memory.
         load: fills values from the checkpoint in a folder, or raises.
-        template: makes the values to be filled, which no checkpoint has.
+        template: returns the values to be filled; no checkpoint contains them.
     """
 
     folder: Path
@@ -101,7 +100,7 @@ class Loader:
     _verdicts: dict[tuple[tuple[str, bytes], ...], Loaded] = field(default_factory=dict)
 
     def verdict(self, tree: Tree, name: str, judge: Judge) -> Loaded:
-        """What a load of the checkpoint in the folder `name` of a tree brings back."""
+        """Return the result of a load of the checkpoint in the folder `name` of a tree."""
         key = fingerprint(tree, f"{name}/")
         if key not in self._verdicts:
             self._verdicts[key] = self._load(tree, name, judge)
@@ -111,31 +110,32 @@ class Loader:
         self.loads += 1
         root = self.folder / "state"
         try:
-            self._lay_out(tree, root)
+            self._write(tree, root)
             values = self.template()
             try:
                 self.load(values, str(root / name))
-            except (Exception, CheckpointException):  # noqa: BLE001 - whatever it is, it is a refusal
+            except (Exception, CheckpointException):  # noqa: BLE001 - any error is a refusal
                 return Loaded.refused
             return judge.verdict(values)
         finally:
             shutil.rmtree(root)
 
-    def _lay_out(self, tree: Tree, root: Path) -> None:
-        """Files that were there before are linked and not written again: nobody writes to them."""
+    def _write(self, tree: Tree, root: Path) -> None:
+        """Write the files of a tree. Contents that were written before are linked, because nothing changes
+        them."""
         root.mkdir()
         for path, content in tree.items():
             if content is None:
                 (root / path).mkdir()
                 continue
-            held = self.folder / _digest(content).hex()
-            if not held.exists():
-                held.write_bytes(content)
-            os.link(held, root / path)
+            stored = self.folder / _digest(content).hex()
+            if not stored.exists():
+                stored.write_bytes(content)
+            os.link(stored, root / path)
 
 
 def fingerprint(tree: Tree, prefix: str = "") -> tuple[tuple[str, bytes], ...]:
-    """The same for trees that are the same below a path."""
+    """Return a key that is equal for trees with equal files below a path."""
     return tuple(
         (path, b"" if content is None else _digest(content))
         for path, content in sorted(tree.items())
@@ -150,13 +150,13 @@ def _digest(content: bytes) -> bytes:
 
 @contextmanager
 def folder_in_memory() -> Iterator[Path]:
-    """A folder in memory where there is such a place."""
+    """Context manager: create a folder, in memory if possible."""
     with tempfile.TemporaryDirectory(dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None) as folder:
         yield Path(folder)
 
 
 def sentinel(value: Any) -> Any:
-    """A value of the same kind that no checkpoint has: what a load leaves as it was shows."""
+    """Return a value of the same kind that no checkpoint contains, so that values which a load skips show."""
     if not isinstance(value, torch.Tensor):
         return "not loaded"
     odd = torch.empty_like(value)

@@ -1,5 +1,5 @@
-"""What ranks do to files, as values: the operations of a save, what orders them, and the trees of files that
-they change. A log is a file of JSON lines, one for each step of a process."""
+"""File operations of ranks as values, the steps that order them, and the trees of files that they change. A
+log is a file of JSON lines, one for each step of a process."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -10,25 +10,25 @@ from pathlib import Path
 from dcpbench.records.files import everything_below
 
 Tree = Mapping[str, bytes | None]
-"""The bytes of each file by its path below a folder; None for a directory."""
+"""The bytes of each file, by path below a folder; None for a directory."""
 
 
 class Kind(StrEnum):
-    """What a step is: a file operation, or one of the last three, which order operations of ranks."""
+    """The kind of a step: a file operation, or one of the last three, which order operations of ranks."""
 
     mkdir = "mkdir"
-    open = "open"  # for writing; the file is created if there is none
+    open = "open"  # for writing; creates the file if it does not exist
     write = "write"
     truncate = "truncate"
     fsync = "fsync"  # of a file or of a directory
     sync = "sync"  # of everything
-    rename = "rename"  # replaces what is there
+    rename = "rename"  # replaces an existing file
     unlink = "unlink"
     rmdir = "rmdir"
-    read = "read"  # no record has it
+    read = "read"  # never recorded
     signal = "signal"
     wait = "wait"  # for signals of other ranks
-    success = "success"  # the save has told this rank that it is complete
+    success = "success"  # the save has reported to this rank that it is complete
 
 
 ORDERING = frozenset({Kind.signal, Kind.wait, Kind.success})
@@ -39,17 +39,17 @@ class Step:
     """One step of a rank; paths are relative to the recorded folder.
 
     Args:
-        kind: what it does.
-        at_ns: when it had been done (`time.monotonic_ns`, which all processes of a host share).
+        kind: of the operation.
+        at_ns: time when it was done (`time.monotonic_ns`, which all processes of a host share).
         path: of the file or directory.
-        to: the new path, of a rename.
-        file: which file it opens, writes to, or truncates, whatever its name is by then; a number may be used
-            again for another file once that is opened.
-        offset: in bytes, of a write.
-        data: what is written.
-        size: in bytes, of a truncate.
-        truncates: whether an opening empties the file.
-        tokens: of a signal its own, of a wait those that it waits for.
+        to: new path of a rename.
+        file: identifies the file that is opened, written to or truncated, even if it was renamed. It can be
+            reused for another file when that is opened.
+        offset: of a write, in bytes.
+        data: of a write.
+        size: of a truncation, in bytes.
+        truncates: whether an open empties the file.
+        tokens: of a signal, its name; of a wait, the signals that it waits for.
     """
 
     kind: Kind
@@ -81,20 +81,20 @@ class Step:
 
 @dataclass(frozen=True)
 class Record:
-    """The steps of a save by rank, each rank's in the order in which it made them, and the files before."""
+    """The steps of a save by rank, in the order in which each rank made them, and the files before."""
 
     before: Tree
     ranks: tuple[tuple[Step, ...], ...]
 
 
 def to_line(step: Step) -> str:
-    """A line of a log."""
+    """Return a step as a line of a log."""
     fields = {**asdict(step), "data": step.data.decode("latin-1")}
     return json.dumps(fields)
 
 
 def read_logs(logs: Iterable[Path]) -> tuple[Step, ...]:
-    """The steps of the processes of one rank, in the order of time."""
+    """Return the steps of the processes of one rank, ordered by time."""
     lines = [line for log in logs for line in log.read_text().splitlines()]
     return tuple(sorted(map(_of_line, lines), key=lambda step: step.at_ns))
 
@@ -110,7 +110,7 @@ def _of_line(line: str) -> Step:
 
 
 def tree_of(folder: Path) -> dict[str, bytes | None]:
-    """The files and directories below a folder."""
+    """Return the files and directories below a folder."""
     return {
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
         for path in everything_below(folder)

@@ -1,7 +1,7 @@
-"""The orders in which the operations of several ranks may have come about.
+"""The possible orders of the operations of several ranks.
 
-A rank's own are taken in the order in which it made them, its threads' too. Between ranks nothing is sure but
-what a collective makes sure: who receives goes on after everybody has given.
+The operations of a rank, including those of its threads, keep their order. Between ranks only collectives
+determine an order: a rank that receives continues after all ranks that send.
 """
 
 import random
@@ -14,8 +14,8 @@ _Choose = Callable[[Sequence[int]], int]
 
 
 def orders(record: Record, samples: int, seed: int) -> Iterator[list[tuple[int, Step]]]:
-    """Orders of all steps, with their ranks, that the collectives allow: for each rank those in which it is
-    as early and as late as it can be, then `samples` that are drawn. One rank alone has one."""
+    """Yield orders of all steps, with their ranks, that the collectives allow: for each rank the orders in
+    which it is as early and as late as possible, then `samples` random ones. A single rank has one order."""
     ranks = range(len(record.ranks))
     if len(ranks) == 1:
         yield [(0, step) for step in record.ranks[0]]
@@ -33,17 +33,17 @@ def _first(rank: int, ready: Sequence[int]) -> int:
 
 
 def _last(rank: int, ready: Sequence[int]) -> int:
-    return next((one for one in ready if one != rank), rank)
+    return next((other for other in ready if other != rank), rank)
 
 
 def _order(record: Record, choose: _Choose) -> list[tuple[int, Step]]:
-    """One order: `choose` says which of the ranks that may go on makes its next step."""
+    """Return one order; `choose` picks the rank, among those not waiting, that makes its next step."""
     made = [0] * len(record.ranks)
-    # A rank that has died has not given what others wait for; nor have they gone on then.
+    # A rank that died has not sent all that others wait for; those have not continued either.
     known = {
         token for steps in record.ranks for step in steps if step.kind is Kind.signal for token in step.tokens
     }
-    given: set[str] = set()
+    sent: set[str] = set()
     order: list[tuple[int, Step]] = []
 
     def is_ready(rank: int) -> bool:
@@ -51,13 +51,13 @@ def _order(record: Record, choose: _Choose) -> list[tuple[int, Step]]:
         if made[rank] == len(steps):
             return False
         step = steps[made[rank]]
-        return step.kind is not Kind.wait or given.issuperset(known.intersection(step.tokens))
+        return step.kind is not Kind.wait or sent.issuperset(known.intersection(step.tokens))
 
     while ready := [rank for rank in range(len(made)) if is_ready(rank)]:
         rank = choose(ready)
         step = record.ranks[rank][made[rank]]
         made[rank] += 1
         if step.kind is Kind.signal:
-            given.update(step.tokens)
+            sent.update(step.tokens)
         order.append((rank, step))
     return order

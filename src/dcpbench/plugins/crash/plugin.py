@@ -1,5 +1,4 @@
-"""Crashes: the states that a disk may be in after a crash, ranks that are killed in a save, and storage that
-fails."""
+"""Crashes: disk states after a crash, ranks killed in a save, and failing storage."""
 
 from pathlib import Path
 
@@ -39,16 +38,14 @@ plugin = Plugin(
         ),
     ),
     metrics=(
-        MetricSpec(
-            "crash_states_enumerated", "states that crashes may leave, as they were enumerated", **COUNTED
-        ),
-        MetricSpec("crash_states", "those of them whose files differ", **COUNTED),
-        MetricSpec("crash_states_s", "enumerating and loading them"),
-        MetricSpec("crash_states_new", "those that load as the new checkpoint", **COUNTED),
-        MetricSpec("crash_states_old", "those that load as the old checkpoint", **COUNTED),
-        MetricSpec("crash_states_refused", "those that are refused", **COUNTED),
-        MetricSpec("crash_states_mixture", "those that load as a mixture of both", **COUNTED),
-        MetricSpec("crash_states_foreign", "those that load as values of neither", **COUNTED),
+        MetricSpec("crash_states_enumerated", "enumerated disk states that a crash can leave", **COUNTED),
+        MetricSpec("crash_states", "distinct crash states", **COUNTED),
+        MetricSpec("crash_states_s", "time to enumerate and load the crash states"),
+        MetricSpec("crash_states_new", "crash states that load as the new checkpoint", **COUNTED),
+        MetricSpec("crash_states_old", "crash states that load as the old checkpoint", **COUNTED),
+        MetricSpec("crash_states_refused", "crash states that a load refuses", **COUNTED),
+        MetricSpec("crash_states_mixture", "crash states that load as a mixture of both", **COUNTED),
+        MetricSpec("crash_states_foreign", "crash states that load as values of neither", **COUNTED),
         MetricSpec("ranks_hung", "ranks that hang after a peer died in a save", **COUNTED),
     ),
     preload=tuple(f"{_HERE}.{module}" for module in ("crash", "crash_states", "storage_failure")),

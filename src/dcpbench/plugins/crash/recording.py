@@ -1,8 +1,8 @@
-"""Every change that this process makes to files below a folder, and every point at which it waits for other
-ranks, as a line of a log.
+"""Log every change that this process makes to files below a folder, and every point at which it waits for
+other ranks.
 
-What native code writes the file layer does not see: whoever records holds what the record makes of the files
-before against the files after (`disk_states.after`), and the tests hold it against `strace`.
+The file layer does not detect writes by native code. So callers compare the files that result from the record
+(`disk_states.after`) with the files on disk, and the tests compare the record with `strace`.
 """
 
 import os
@@ -18,12 +18,12 @@ from dcpbench.plugins.crash.operations import Kind, Record, Step, read_logs, to_
 
 
 class Recorder(FileLayer):
-    """Writes the log of a process below `logs`, of changes below `folder`."""
+    """Logs the changes of a process to files below `folder` in a file in `logs`."""
 
     def __init__(self, folder: Path, logs: Path, rank: int, role: str = "rank") -> None:
         super().__init__(folder, role)
         self.logs, self.rank = logs, rank
-        # A process that was forked would write among what its parent writes: each has a log of its own.
+        # Each process has a separate log, because a forked one would write into its parent's.
         self._log = real_open(logs / f"{rank}-{role}-{os.getpid()}.jsonl", "w", buffering=1)
         self._writing = threading.Lock()
 
@@ -35,7 +35,7 @@ class Recorder(FileLayer):
         return Recorder, (self.folder, self.logs, self.rank, "child")
 
     def succeeded(self) -> None:
-        """The save has reported success to this rank."""
+        """Record that the save has reported success to this rank."""
         self.note(Kind.success)
 
     def close(self) -> None:
@@ -44,8 +44,8 @@ class Recorder(FileLayer):
 
 @contextmanager
 def recording(folder: Path, logs: Path, rank: int) -> Iterator[Recorder]:
-    """Meanwhile this process, and processes that it spawns, record what they do to the files below a folder;
-    `logs` is a folder elsewhere, for all ranks."""
+    """Context manager: record the changes of this process, and of processes that it spawns, to files below a
+    folder. The folder `logs` is outside of it and shared by all ranks."""
     recorder = Recorder(folder, logs, rank)
     with layered(recorder):
         try:
@@ -55,6 +55,6 @@ def recording(folder: Path, logs: Path, rank: int) -> Iterator[Recorder]:
 
 
 def read_record(before: Path, logs: Path, ranks: int) -> Record:
-    """What these ranks have recorded, of a folder that was like `before`."""
+    """Return the record of these ranks; `before` is a copy of the folder before the save."""
     of_ranks = (read_logs(sorted(logs.glob(f"{rank}-*.jsonl"))) for rank in range(ranks))
     return Record(tree_of(before), tuple(of_ranks))

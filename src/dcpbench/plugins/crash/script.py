@@ -1,5 +1,5 @@
-"""A state that a crash has left, as a script in plain torch: two saves, the files as the crash leaves them,
-and a load."""
+"""Write a crash state as a script in plain torch: two saves, the files as the crash leaves them, and a
+load."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -63,9 +63,9 @@ def main():
     except BaseException as error:
         print(f"torch {{torch.__version__}}: refused: {{type(error).__name__}}")
         sys.exit(1)
-    held = {{name: torch.as_tensor(value).float().unique().tolist() for name, value in loaded.items()}}
-    print(f"torch {{torch.__version__}}: loaded values of the steps {{held}}")
-    sys.exit(any(steps != [2.0] for steps in held.values()))
+    found = {{name: torch.as_tensor(value).float().unique().tolist() for name, value in loaded.items()}}
+    print(f"torch {{torch.__version__}}: loaded values of the steps {{found}}")
+    sys.exit(any(steps != [2.0] for steps in found.values()))
 
 
 if __name__ == "__main__":
@@ -75,11 +75,11 @@ if __name__ == "__main__":
 
 @dataclass(frozen=True)
 class Shown:
-    """What a script shows: a state that a crash leaves in a save.
+    """A crash state that a script reproduces.
 
     Args:
         record: of the save.
-        like: the values of the checkpoint, whose names, shapes and dtypes the script has.
+        like: the values of the checkpoint; the script uses their names, shapes and dtypes.
     """
 
     state: DiskState
@@ -88,7 +88,7 @@ class Shown:
 
 
 def plain_script(title: str, shown: Shown, name: str, options: Mapping[str, Any]) -> str:
-    """The script for a state.
+    """Return the script for a state.
 
     Args:
         name: the folder of the new checkpoint.
@@ -97,7 +97,7 @@ def plain_script(title: str, shown: Shown, name: str, options: Mapping[str, Any]
     state, like = shown.state, shown.like
     trees = shown.record.before, after(shown.record)
     done = [f"rank {rank}: {step}" for rank, step in state.done if step.changes]
-    lost = [f"Lost: {one}." for one in state.lost] or ["Nothing of that is lost."]
+    lost = [f"Lost: {loss}." for loss in state.lost] or ["Nothing is lost."]
     old, new = (_files(tree, name) for tree in trees)
     tensors = {
         key: (tuple(value.shape), value.dtype)
@@ -106,11 +106,11 @@ def plain_script(title: str, shown: Shown, name: str, options: Mapping[str, Any]
     }
     files = []
     for path, content in _files(state.tree, name).items():
-        held = _content(content, old.get(path, b""), new.get(path, b""), path)
-        files.append(f'    (crashed / "{path}").write_bytes({held})')
+        expression = _content(content, old.get(path, b""), new.get(path, b""), path)
+        files.append(f'    (crashed / "{path}").write_bytes({expression})')
     return _SCRIPT.format(
         title=title,
-        story="\n".join(["What was done:", *done, *lost]),
+        story="\n".join(["Operations before the crash:", *done, *lost]),
         tensors=repr(tensors),
         values=[key for key in like if key not in tensors],
         ranks=len(shown.record.ranks),
@@ -120,7 +120,7 @@ def plain_script(title: str, shown: Shown, name: str, options: Mapping[str, Any]
 
 
 def _files(tree: Tree, folder: str) -> dict[str, bytes]:
-    """Those in a folder, by their names there."""
+    """Return the files in a folder, by name."""
     inside = f"{folder}/"
     return {
         path.removeprefix(inside): content
@@ -130,16 +130,16 @@ def _files(tree: Tree, folder: str) -> dict[str, bytes]:
 
 
 def _content(content: bytes, old: bytes, new: bytes, path: str) -> str:
-    """An expression for what a file holds, of what the two saves have made it."""
+    """Return an expression for the content of a file in terms of its content after the two saves."""
     if path.endswith(".tmp"):
-        return repr(b"")  # nobody reads it
-    for source, whole in (("new", new), ("old", old)):
-        if content == whole:
+        return repr(b"")  # never read
+    for source, saved in (("new", new), ("old", old)):
+        if content == saved:
             return f'{source}["{path}"]'
-    head = _alike(zip(content, new, strict=False), min(len(content), len(new)))
+    head = _common(zip(content, new, strict=False), min(len(content), len(new)))
     if head == len(content):
         return f'new["{path}"][:-{len(new) - head}]'
-    tail = _alike(zip(reversed(content), reversed(new), strict=False), min(len(content), len(new)) - head)
+    tail = _common(zip(reversed(content), reversed(new), strict=False), min(len(content), len(new)) - head)
     hole = content[head : len(content) - tail]
     lost = (
         f'old["{path}"][{head}:{head + len(hole)}]'
@@ -149,6 +149,6 @@ def _content(content: bytes, old: bytes, new: bytes, path: str) -> str:
     return f'new["{path}"][:{head}] + {lost} + new["{path}"][{len(new) - tail}:]'
 
 
-def _alike(pairs: Iterable[tuple[int, int]], most: int) -> int:
-    """How many bytes are the same, from the first on."""
+def _common(pairs: Iterable[tuple[int, int]], most: int) -> int:
+    """Return the number of equal bytes at the start, at most `most`."""
     return min(next((at for at, (one, other) in enumerate(pairs) if one != other), most), most)

@@ -1,5 +1,5 @@
-"""Saves by one process of few values, in each of which a crash may leave the same as in a larger one: what a
-script that shows it needs no more than."""
+"""Find small saves by one process in which a crash can leave the same kind of state as in a larger one, so
+that a script which reproduces it is short."""
 
 import shutil
 import tempfile
@@ -21,19 +21,19 @@ from dcpbench.plugins.crash.script import Shown
 from dcpbench.plugins.crash.survey import StateKind, survey
 
 _COUNTS = (1, 2)
-"""Of so many values saves are tried."""
+"""Numbers of values in the small saves, in the order in which they are attempted."""
 
 
 def smallest(
     kinds: Sequence[StateKind], like: Values, options: Mapping[str, Any], names: tuple[str, ...]
 ) -> dict[StateKind, Shown]:
-    """Of each of these kinds a state that a crash leaves in a save of as few values as can be; of some there
-    is none, as where several ranks are needed for it.
+    """Return a crash state of each kind from a save of as few values as possible. Kinds that need several
+    ranks or more values are missing.
 
     Args:
-        like: the values of a checkpoint, of which the smallest are taken.
+        like: the values of a checkpoint; the smallest of them are saved.
         options: of the `FileSystemWriter`.
-        names: of the folder of the new checkpoint, and of that of the old one where it has its own.
+        names: of the folder of the new checkpoint, and of the folder of the old one if it is another.
     """
     found: dict[StateKind, Shown] = {}
     keys = sorted(like, key=lambda key: (not isinstance(like[key], torch.Tensor), _size(like[key]), key))
@@ -59,13 +59,14 @@ def _states(
 
     record = recorded_save(save, names)
     with folder_in_memory() as folder:
-        seen = survey(disk_states(record, 0, 0), Loader(folder, _load, template), Judge(new, old), names)
-    return {kind: Shown(seen.simplest[kind], record, new) for kind in kinds if kind in seen.simplest}
+        states = disk_states(record, 0, 0)
+        simplest = survey(states, Loader(folder, _load, template), Judge(new, old), names).simplest
+    return {kind: Shown(simplest[kind], record, new) for kind in kinds if kind in simplest}
 
 
 def recorded_save(save: Callable[[int, Path], None], names: tuple[str, ...]) -> Record:
-    """The record of the save of step 2 by this process after, or over, that of step 1; one that raises has
-    reported no success."""
+    """Save step 1 in this process, then step 2 beside it or over it, and return the record of the second
+    save. If it raises, it has reported no success."""
     with tempfile.TemporaryDirectory() as folder:
         saved, logs, before = (Path(folder) / name for name in ("saved", "logs", "before"))
         saved.mkdir()

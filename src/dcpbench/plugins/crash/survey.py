@@ -1,4 +1,4 @@
-"""Counted: what the states that crashes may leave load as, and the simplest of those that should not be."""
+"""Count crash states by what they load as, and keep the simplest of each kind."""
 
 import logging
 import time
@@ -10,29 +10,32 @@ from dcpbench.plugins.crash.disk_states import Crash, DiskState
 from dcpbench.plugins.crash.loading import SILENT, Judge, Loaded, Loader, fingerprint
 
 BREAKS: Mapping[str, frozenset[tuple[bool, Loaded]]] = {
-    "crash_consistent": frozenset((told, loaded) for told in (False, True) for loaded in SILENT),
+    "crash_consistent": frozenset(
+        (after_success, loaded) for after_success in (False, True) for loaded in SILENT
+    ),
     "crash_recoverable": frozenset({(False, Loaded.refused)}),
     "crash_durable": frozenset({(True, Loaded.old), (True, Loaded.refused)}),
 }
-"""What each check has nothing of: whether the save had reported success, and what a load brings back."""
+"""The states that violate each check: whether the save had reported success, and the result of a load."""
 
 
 @dataclass(frozen=True)
 class StateKind:
-    """Which states are counted together: what crashed, whether the save had told a rank by then that it was
-    complete, and what a start from there loads."""
+    """States that are counted together, by what crashed, whether the save had reported success to a rank, and
+    what the next start loads."""
 
     crash: Crash
-    told: bool
+    after_success: bool
     loaded: Loaded
 
     @property
     def broken(self) -> str | None:
-        """The check that such a state breaks."""
-        return next((check for check, breaks in BREAKS.items() if (self.told, self.loaded) in breaks), None)
+        """The check that these states violate."""
+        state = self.after_success, self.loaded
+        return next((check for check, breaks in BREAKS.items() if state in breaks), None)
 
     def __str__(self) -> str:
-        return f"{self.crash}{', after success' if self.told else ''}: {self.loaded}"
+        return f"{self.crash}{', after success' if self.after_success else ''}: {self.loaded}"
 
 
 @dataclass
@@ -40,11 +43,11 @@ class Survey:
     """The counts of one save.
 
     Args:
-        enumerated: states, by their kind.
-        distinct: those whose files differ from those of any other before and after success each, of each
-            thing that crashes.
-        simplest: of each kind the state in which the least is lost, after the fewest steps.
-        seconds: it took to enumerate and load them.
+        enumerated: number of states by kind.
+        distinct: number of states with different files, by kind. They are counted separately for each thing
+            that crashes, and before and after success.
+        simplest: for each kind the state with the fewest losses, and then the fewest steps.
+        seconds: time to enumerate and load the states.
     """
 
     enumerated: Counter[StateKind] = field(default_factory=Counter)
@@ -53,17 +56,20 @@ class Survey:
     seconds: float = 0.0
 
     def count(self, loaded: Loaded) -> int:
-        """Distinct states that load as this."""
+        """Return the number of distinct states with this result of a load."""
         return sum(count for kind, count in self.distinct.items() if kind.loaded is loaded)
 
-    def total(self, crash: Crash, told: bool) -> int:
-        """Distinct states of such crashes."""
-        return sum(count for kind, count in self.distinct.items() if (kind.crash, kind.told) == (crash, told))
+    def total(self, crash: Crash, after_success: bool) -> int:
+        """Return the number of distinct states of a crash before or after success."""
+        kinds = self.distinct.items()
+        return sum(
+            count for kind, count in kinds if (kind.crash, kind.after_success) == (crash, after_success)
+        )
 
 
 def survey(states: Iterable[DiskState], loader: Loader, judge: Judge, names: tuple[str, ...]) -> Survey:
-    """Load each state as the next start does: the checkpoint in the first of the folders `names` that is not
-    refused. What is in the others was there before."""
+    """Load each state as the next start does: the first of the folders `names` that a load does not refuse.
+    The other folders existed before the save."""
     disabled = logging.root.manager.disable
     logging.disable(logging.ERROR)  # DCP logs a traceback for every file that it does not find
     try:
@@ -74,14 +80,14 @@ def survey(states: Iterable[DiskState], loader: Loader, judge: Judge, names: tup
 
 def _survey(states: Iterable[DiskState], loader: Loader, judge: Judge, names: tuple[str, ...]) -> Survey:
     found, began = Survey(), time.perf_counter()
-    seen: dict[tuple[Crash, bool], set[object]] = {}
+    trees: dict[tuple[Crash, bool], set[object]] = {}
     for state in states:
         verdicts = (loader.verdict(state.tree, name, judge) for name in names)
-        loaded = next((one for one in verdicts if one is not Loaded.refused), Loaded.refused)
-        kind = StateKind(state.crash, state.told, loaded)
+        loaded = next((each for each in verdicts if each is not Loaded.refused), Loaded.refused)
+        kind = StateKind(state.crash, state.after_success, loaded)
         found.enumerated[kind] += 1
         tree = fingerprint(state.tree)
-        known = seen.setdefault((state.crash, state.told), set())
+        known = trees.setdefault((state.crash, state.after_success), set())
         found.distinct[kind] += tree not in known
         known.add(tree)
         best = found.simplest.get(kind)

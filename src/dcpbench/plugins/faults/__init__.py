@@ -1,1 +1,1 @@
-"""Defects planted on purpose: a row whose fault goes unseen is a fault of ours."""
+"""Injected faults. If no check detects one, dcpbench has a bug."""

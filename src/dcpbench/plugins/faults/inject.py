@@ -1,4 +1,5 @@
-"""Inject the fault of a cell: in the saves and loads of its checkpointer, or in the training of its runs."""
+"""Inject the fault of a cell into the saves and loads of its checkpointer, or into the training of its
+runs."""
 
 import copy
 import pkgutil
@@ -21,9 +22,9 @@ from dcpbench.workloads.training_run import TrainingRun
 
 
 class FaultInjector:
-    """Stands in for `save` and `load` of a checkpointer, and plants a fault in those of a training run: in
-    what is staged, in the live state right after the save, in the complete checkpoint's files, or in what was
-    loaded. What holds no model is no training run, and left alone."""
+    """Replaces `save` and `load` of a checkpointer, and injects a fault: into the staged state, the live
+    state right after the save, the files of the complete checkpoint, or the loaded state. A state without a
+    model is not damaged."""
 
     def __init__(self, checkpointer: Checkpointer, fault: FaultConfig, ranks: Ranks) -> None:
         self._save, self._load, self._checkpointer = checkpointer.save, checkpointer.load, checkpointer
@@ -43,57 +44,57 @@ class FaultInjector:
                 name: copy.deepcopy(each.state_dict() if isinstance(each, Stateful) else each)
                 for name, each in state.items()
             }
-            self._plant(state, Path(checkpoint_id))
+            self._inject(state, Path(checkpoint_id))
         pending = self._save(state, checkpoint_id, slot)
         if self._fault.at is Place.live:
-            self._plant(state, Path(checkpoint_id))
+            self._inject(state, Path(checkpoint_id))
         if self._fault.at is Place.written:
             damaged = pending.then(partial(self._damage_files, checkpoint_id))
-            pending.when_complete = partial(self._meet_after, damaged)
+            pending.when_complete = partial(self._wait_for_damage, damaged)
         return pending
 
     def load(self, state: dict[str, Any], checkpoint_id: str) -> None:
         self._load(state, checkpoint_id)
         if self._fault.at in (Place.restored, Place.both) and "model" in state:
-            self._plant(state, Path(checkpoint_id))
+            self._inject(state, Path(checkpoint_id))
 
     def _damage_files(self, checkpoint_id: str) -> None:
-        """On rank 0, before anything else is told that the checkpoint is complete."""
+        """Damage the files on rank 0, before the checkpoint is reported as complete."""
         if self._ranks.rank != 0:
             return
         with ExitStack() as opened:
             folders = {
-                one: opened.enter_context(self._checkpointer.files(one))
-                for one in {str(self._first), checkpoint_id}
+                each: opened.enter_context(self._checkpointer.files(each))
+                for each in {str(self._first), checkpoint_id}
             }
             if not folders[checkpoint_id].is_dir():
                 raise NothingToInjectError("the checkpoint has no files")
-            self._plant({}, folders[checkpoint_id], folders[str(self._first)])
+            self._inject({}, folders[checkpoint_id], folders[str(self._first)])
             self._checkpointer.put_back(checkpoint_id, folders[checkpoint_id])
 
-    def _meet_after(self, damaged: Future[None]) -> None:
-        """No rank goes on before the files are damaged."""
+    def _wait_for_damage(self, damaged: Future[None]) -> None:
+        """Make every rank wait until the files are damaged."""
         damaged.result()
         self._ranks.meet()
 
-    def _plant(self, state: dict[str, Any], folder: Path, first: Path | None = None) -> None:
+    def _inject(self, state: dict[str, Any], folder: Path, first: Path | None = None) -> None:
         first = first or self._first or min(folder.parent.iterdir(), key=lambda path: path.stat().st_mtime)
-        if _is_here(self._fault, self._ranks):
+        if _is_on_rank(self._fault, self._ranks):
             self._damage(Target(state, self._ranks, folder, first, self._checkpointer, self._kept))
 
 
 def inject_in_saves(cell: Cell, checkpointer: Checkpointer) -> None:
-    """Have a checkpointer plant the fault of its cell, if there is one."""
+    """Make a checkpointer inject the fault of its cell, if the cell has one."""
     if cell.config.fault.target:
         FaultInjector(checkpointer, cell.config.fault, cell.world)
 
 
 def inject_in_training(cell: Cell, run: TrainingRun) -> None:
-    """Make the training of a run wrong, if the cell's fault is one of training and on this rank."""
+    """Make the training of a run wrong if the cell has a fault of training on this rank."""
     fault = cell.config.fault
-    if fault.at is Place.training and _is_here(fault, run.world):
+    if fault.at is Place.training and _is_on_rank(fault, run.world):
         pkgutil.resolve_name(str(fault.target))(WrongTraining(run), **fault.options)
 
 
-def _is_here(fault: FaultConfig, ranks: Ranks) -> bool:
+def _is_on_rank(fault: FaultConfig, ranks: Ranks) -> bool:
     return not fault.on_one_rank or ranks.rank == rank_of(fault.rank, ranks.size)

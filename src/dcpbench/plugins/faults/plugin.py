@@ -1,4 +1,4 @@
-"""Faults: defects that are injected into cells, and that a check has to detect."""
+"""Faults: bugs injected into cells, each of which a check has to detect."""
 
 from pathlib import Path
 
@@ -12,10 +12,14 @@ plugin = Plugin(
     conf=Path(__file__).parent / "conf",
     values={"fault": f"{_HERE}.registry:load_faults"},
     resolvers={"faults": f"{_HERE}.registry:listed"},
-    faults=tuple(f"{_HERE}.{module}" for module in ("conduct", "saves", "tensors", "training", "values")),
+    faults=tuple(f"{_HERE}.{module}" for module in ("behavior", "saves", "tensors", "training", "values")),
     built=(f"{_HERE}.inject:inject_in_training",),
     checkpointers=(f"{_HERE}.inject:inject_in_saves",),
     preload=(f"{_HERE}.inject",),
     public={"fault": f"{_HERE}.registry:fault"},
-    moved={"dcpbench.faults": _HERE},
+    moved={
+        "dcpbench.faults": _HERE,
+        f"{_HERE}.conduct": f"{_HERE}.behavior",
+        "dcpbench.faults.conduct": f"{_HERE}.behavior",  # last: the identity of a cell has the original name
+    },
 )

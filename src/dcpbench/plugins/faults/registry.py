@@ -1,6 +1,6 @@
-"""Every fault by its name. A fault is a function with the decorator `fault`, here or in a user's plug-in; the
-driver reads what is declared, and only ranks call the functions. No torch here, nor in the modules of
-faults: what they damage brings its own methods (`dcpbench.plugins.faults.targets`)."""
+"""Registry of all faults by name. A fault is a function with the decorator `fault`, here or in a user's
+plug-in. The driver reads the declarations, and only ranks call the functions. Neither this module nor the
+modules of faults import torch: the object they damage has all methods (`dcpbench.plugins.faults.targets`)."""
 
 import importlib
 from collections.abc import Callable
@@ -10,10 +10,10 @@ from typing import Any
 from dcpbench.config.groups import Expect, FaultConfig, Only, Place
 from dcpbench.core.plugins import plugins
 
-Plant = Callable[..., None]
+Inject = Callable[..., None]
 
 FAULTS: dict[str, FaultConfig] = {}
-"""What is declared of each fault."""
+"""The declaration of each fault."""
 
 
 def fault(
@@ -25,32 +25,31 @@ def fault(
     rank: int = -2,
     saves: int = 1,
     **options: Any,
-) -> Callable[[Plant], Plant]:
-    """Declare a function that plants a defect in a `Target`, or in a `WrongTraining`, as a value of Hydra's
-    group `fault`.
+) -> Callable[[Inject], Inject]:
+    """Declare a function that damages a `Target` or a `WrongTraining` as a value of Hydra's group `fault`.
 
     Args:
-        expects: by what it has to be seen; any one of them is enough.
-        name: of the fault; the function's own name if it is not given.
+        expects: ways to detect it; one of them is enough.
+        name: of the fault; the name of the function by default.
         at: what is damaged.
-        only: the values of other axes with which it can be planted.
-        on_one_rank: whether it is planted on one rank alone.
-        rank: which one that is, counted from the last one if negative.
+        only: the values of other axes with which it can be injected.
+        on_one_rank: inject it on a single rank.
+        rank: that rank, counted from the last one if negative.
         saves: how many checkpoints the cell has to write.
-        options: further arguments of the function. One function may stand for several faults.
+        options: further arguments of the function. One function can implement several faults.
 
     Raises:
         ValueError: the name is taken.
     """
 
-    def declare(plant: Plant) -> Plant:
-        target = f"{plant.__module__}.{plant.__qualname__}"
+    def declare(inject: Inject) -> Inject:
+        target = f"{inject.__module__}.{inject.__qualname__}"
         spec = FaultConfig(
-            name or plant.__name__, target, at, on_one_rank, rank, saves, list(expects), only or {}, options
+            name or inject.__name__, target, at, on_one_rank, rank, saves, list(expects), only or {}, options
         )
         if FAULTS.setdefault(spec.name, spec) != spec:
             raise ValueError(f"fault {spec.name}: declared twice")
-        return plant
+        return inject
 
     return declare
 
@@ -62,17 +61,16 @@ written = partial(fault, at=Place.written)
 
 
 def load_faults() -> dict[str, FaultConfig]:
-    """The faults of all plug-ins, by name in alphabetical order."""
+    """Return the faults of all plug-ins, sorted by name."""
     for module in (module for plugin in plugins() for module in plugin.faults):
         importlib.import_module(module)
     return dict(sorted(FAULTS.items()))
 
 
 def listed(at: str | None = None) -> str:
-    """The names of the faults that any scenario, storage, component and `load_into` can have with
-    `verify=standard`, or of those of them that are planted at one place: a list for a sweep, which an
-    experiment writes as `${faults:}` or `${faults:restored}`. Those of training are listed by their place
-    alone."""
+    """Return the names of the faults that fit any scenario, storage, component and `load_into` with
+    `verify=standard`; with `at` only those injected at that place. An experiment writes `${faults:}` or
+    `${faults:restored}`. Faults of training are listed only with `at=training`."""
     return ",".join(
         name
         for name, spec in load_faults().items()
@@ -82,8 +80,7 @@ def listed(at: str | None = None) -> str:
 
 
 def _is_special(spec: FaultConfig) -> bool:
-    """Whether it is one of a scenario, a storage, a component, `verify=deep`, or of what a checkpoint is
-    loaded into."""
+    """Return whether a fault needs a certain scenario, storage, component, `verify` or `load_into`."""
     into = spec.only.get("load_into")
     limited = {"scenario", "verify", "storage", "component"} & spec.only.keys()
     return bool(limited) or (into is not None and "default" not in into.values)

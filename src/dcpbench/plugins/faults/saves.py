@@ -1,5 +1,5 @@
-"""Defects of a save: of what is staged, of the live state right after it, and of the files on disk once the
-checkpoint is complete, which rank 0 damages."""
+"""Faults of a save: of the staged state, of the live state right after it, and of the files of the complete
+checkpoint, which rank 0 damages."""
 
 import itertools
 import mmap
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _KEY = rf"model\.{A_BIAS}"
 _OF_DCP = {"checkpointer": Only(["dcp"], "it damages files as DCP lays them out")}
 _FILES_OF_DATA = f"*{DATA_SUFFIX}"
-_DEEP = {"verify": Only(["deep"], "a fresh process alone can see it")}
+_DEEP = {"verify": Only(["deep"], "only a fresh process can detect it")}
 _UNEQUAL = tuple(
     Expect(check) for check in ("model_equal", "optim_equal", "extra_equal", "loss_resume_equal")
 )
@@ -47,13 +47,13 @@ _safetensors = partial(
 
 @staged(Expect("model_equal", r"[\w.]+"), saves=2)
 def stale_stage(target: "Target") -> None:
-    """The buffers of the first save are written again: a stager that copies nothing any more."""
+    """Write the buffers of the first save again, like a stager that no longer copies."""
     target.state.update(target.kept.setdefault("first", target.state))
 
 
 @staged(Expect("checkpoint_whole", rf"model\.{A_WEIGHT}", 0), Expect("model_equal", A_WEIGHT))
 def weight_staged_as_bf16(target: "Target") -> None:
-    """One weight is staged in a narrower dtype, and comes back as if nothing had happened."""
+    """Stage one weight in a narrower dtype; the load converts it back."""
     weights = target.state["model"]
     wide = (name for name, value in weights.items() if name.endswith(".weight") and value.dtype.itemsize > 2)
     name = target.one_of(wide)
@@ -62,7 +62,7 @@ def weight_staged_as_bf16(target: "Target") -> None:
 
 @staged(Expect("optim_equal", r"param_groups\.0\.lr"))
 def restored_run_saved_wrong(target: "Target") -> None:
-    """What a restored run saves has another learning rate."""
+    """Change the learning rate in checkpoints of a restored run."""
     optimizer = target.state["optimizer"]
     for group in optimizer.get("param_groups", [optimizer]):  # flattened, it has no groups
         for key in group:
@@ -71,20 +71,20 @@ def restored_run_saved_wrong(target: "Target") -> None:
 
 
 def _bias(target: "Target") -> str:
-    """The name of the last bias."""
+    """Return the name of the last bias."""
     names: list[str] = [*target.state["model"]]
     return target.one_of(name for name in reversed(names) if name.endswith(".bias"))
 
 
 @_lost()
 def key_dropped(target: "Target") -> None:
-    """A parameter is not saved at all."""
+    """Leave a parameter out of the save."""
     del target.state["model"][_bias(target)]
 
 
 @_lost()
 def key_renamed(target: "Target") -> None:
-    """A parameter is saved under another name."""
+    """Save a parameter under another name."""
     model = target.state["model"]
     name = _bias(target)
     model[f"{name}_renamed"] = model.pop(name)
@@ -92,13 +92,13 @@ def key_renamed(target: "Target") -> None:
 
 @staged(Expect("checkpoint_whole", r"model\.net9\.weight", 0))
 def key_added(target: "Target") -> None:
-    """The checkpoint has a tensor that nobody asked for."""
+    """Save a tensor that is not part of the state."""
     target.state["model"]["net9.weight"] = target.state["tensor_object"]["data"].new_ones(2, device="cpu")
 
 
 @staged(Expect("model_equal", A_WEIGHT))
 def keys_exchanged(target: "Target") -> None:
-    """Two parameters are saved under each other's names."""
+    """Exchange the names of two parameters in a save."""
     model = target.state["model"]
     one, other = target.one_of(
         (one.removeprefix("model."), other.removeprefix("model."))
@@ -117,7 +117,7 @@ def _largest(target: "Target", files: str = _FILES_OF_DATA) -> Path:
 @_metadata(name="metadata_missing", files=METADATA)
 @_safetensors(name="safetensors_missing")
 def missing(target: "Target", files: str) -> None:
-    """The largest file is gone."""
+    """Delete the largest file."""
     _largest(target, files).unlink()
 
 
@@ -125,24 +125,24 @@ def missing(target: "Target", files: str) -> None:
 @_metadata(name="metadata_truncated", files=METADATA)
 @_safetensors(name="safetensors_truncated")
 def truncated(target: "Target", files: str) -> None:
-    """The largest file has lost its last third."""
+    """Cut off the last third of the largest file."""
     path = _largest(target, files)
     os.truncate(path, path.stat().st_size * 2 // 3)
 
 
 @_file()
 def file_zeroed(target: "Target") -> None:
-    """The largest file has its length, and zeros in its second half: a write that was never flushed."""
+    """Replace the second half of the largest file by zeros, like a write that was never flushed."""
     path = _largest(target)
     length = path.stat().st_size
     os.truncate(path, length // 2)
     os.truncate(path, length)
 
 
-# Of a tensor with two names, and so two places in the files, a load may take the other one.
+# A tensor with two names has two places in the files, and a load may read the other one.
 @_file(*_UNEQUAL, Expect("files_equal"))
 def file_bit(target: "Target") -> None:
-    """One bit of one tensor's data in the largest file."""
+    """Flip one bit of the data of one tensor in the largest file."""
     path = _largest(target)
     content = bytearray(path.read_bytes())
     # Tensors are zip archives: data follows the name of its record, aligned to 64 bytes.
@@ -156,7 +156,7 @@ def file_bit(target: "Target") -> None:
 
 @_safetensors(*_UNEQUAL, Expect("files_equal"))
 def safetensors_bit(target: "Target", files: str) -> None:
-    """One bit of the first tensor's data in the largest file."""
+    """Flip one bit of the data of the first tensor in the largest file."""
     path = _largest(target, files)
     content = bytearray(path.read_bytes())
     content[8 + int.from_bytes(content[:8], "little")] ^= 1  # after the header's length and the header
@@ -165,7 +165,7 @@ def safetensors_bit(target: "Target", files: str) -> None:
 
 @_file(*_UNEQUAL)
 def files_exchanged(target: "Target") -> None:
-    """Two files have each other's names; with one file there is nothing to exchange, and it goes."""
+    """Exchange the names of two files; if there is only one, delete it."""
     files = sorted(target.folder.glob(_FILES_OF_DATA))
     if len(files) < 2:
         target.one_of(files).unlink()
@@ -177,14 +177,14 @@ def files_exchanged(target: "Target") -> None:
 
 @_file(*_UNEQUAL, saves=2)
 def file_of_first_save(target: "Target") -> None:
-    """The largest file is that of the cell's first checkpoint."""
+    """Replace the largest file by that of the cell's first checkpoint."""
     if target.first != target.folder:
         shutil.copy(target.first / _largest(target).name, _largest(target))
 
 
 @written(Expect("optim_equal", r"state\.[\w.]+"), only=WITH_MOMENTS | _OF_DCP)
 def metadata_names_other_places(target: "Target") -> None:
-    """`.metadata` of another save, by which two moments of one size have each other's place."""
+    """Exchange the places of moments of one size in `.metadata`, as if it belonged to another save."""
     path = target.folder / METADATA
     metadata = pickle.loads(path.read_bytes())  # noqa: S301 - this cell wrote it a moment ago
     places = metadata.storage_data
@@ -197,13 +197,13 @@ def metadata_names_other_places(target: "Target") -> None:
 
 @written(Expect("checkpoint_whole", r"__9_9\.distcp", 0))
 def file_stray(target: "Target") -> None:
-    """The checkpoint's folder has a file that no entry names."""
+    """Add a file to the checkpoint's folder that no entry names."""
     (target.folder / "__9_9.distcp").write_bytes(b"stray")
 
 
 @written(Expect("checkpoint_whole", r"model\.net9\.weight .*", 0), only=_OF_DCP)
 def entry_without_key(target: "Target") -> None:
-    """`.metadata` has a place for a tensor that has no key."""
+    """Add a place to `.metadata` for a tensor that has no key."""
     path = target.folder / METADATA
     metadata = pickle.loads(path.read_bytes())  # noqa: S301 - this cell wrote it a moment ago
     index, place = next(iter(metadata.storage_data.items()))
@@ -213,20 +213,20 @@ def entry_without_key(target: "Target") -> None:
 
 @staged(Expect("checkpoint_whole", r"tensor_object\.data", 0), Expect(phases=["load"]))
 def tensor_stored_as_bytes(target: "Target") -> None:
-    """A tensor is staged as a list of its elements."""
-    held = target.state["tensor_object"]
-    held["data"] = held["data"].tolist()
+    """Stage a tensor as a list of its elements."""
+    state = target.state["tensor_object"]
+    state["data"] = state["data"].tolist()
 
 
 @staged(Expect("checkpoint_whole", rank=0, problem="not_synced"))
 def fsync_left_out(target: "Target") -> None:
-    """Nothing is synced any more; when the cell ends, `os.fsync` is put back."""
+    """Disable `os.fsync` until the end of the cell, which restores it."""
     vars(os)["fsync"] = lambda file: None
 
 
 @fault(Expect("files_equal", r"model\..*"), at=Place.both, only=_OF_DCP)
 def values_negated_twice(target: "Target") -> None:
-    """What the model's tensors are saved as is negated, and what is loaded is negated again."""
+    """Negate the model's tensors when they are saved, and again when they are loaded."""
     for part in target.parts("model.*").values():
         if part.local.is_floating_point():
             part.local.neg_()
@@ -236,10 +236,10 @@ def values_negated_twice(target: "Target") -> None:
     Expect("files_equal", r"model\..*"),
     at=Place.both,
     only=_OF_DCP
-    | {"parallel": Only(["none", "ddp", "fsdp2", "hsdp2", "fsdp2_tp"], "its parts are saved as they lie")},
+    | {"parallel": Only(["none", "ddp", "fsdp2", "hsdp2", "fsdp2_tp"], "their parts are saved unchanged")},
 )
 def load_served_from_memory(target: "Target") -> None:
-    """The files hold zeros, and a load takes the model from where the save has kept it in memory."""
+    """Write zeros to the files, and load the model from a copy in memory."""
     parts = {key: part.local for key, part in target.parts("model.*").items()}
     if isinstance(target.state["model"], dict):
         target.kept[target.folder.name] = {key: local.clone() for key, local in parts.items()}
@@ -252,11 +252,11 @@ def load_served_from_memory(target: "Target") -> None:
 
 @written(
     Expect("files_unchanged", r".*\.distcp", 0),
-    Expect(phases=["load"], error="UnpicklingError"),  # of what is loaded before it has its bytes
+    Expect(phases=["load"], error="UnpicklingError"),  # if a load reads the file too early
     only=_OF_DCP,
 )
 def bytes_after_success(target: "Target") -> None:
-    """The largest file is all zeros when the save reports success, and gets its bytes 80 ms later."""
+    """Fill the largest file with zeros until 80 ms after the save reports success."""
     path = _largest(target)
     content = path.read_bytes()
     path.write_bytes(bytes(len(content)))
@@ -270,7 +270,7 @@ def bytes_after_success(target: "Target") -> None:
 
 @written(Expect("files_unchanged", r".*\.distcp", 0), only=_OF_DCP)
 def file_overwritten_later(target: "Target") -> None:
-    """80 ms after success a shared mapping of the largest file changes a byte that no load looks at."""
+    """Change a byte of the largest file that no load reads, 80 ms after success, by a shared mapping."""
     path = _largest(target)
 
     def overwrite() -> None:
@@ -282,7 +282,7 @@ def file_overwritten_later(target: "Target") -> None:
 
 
 def _later(do: Callable[[], object]) -> None:
-    """Call it 80 ms from now, in a thread."""
+    """Call a function in a thread after 80 ms."""
     timer = threading.Timer(0.08, do)
     timer.daemon = True
     timer.start()
@@ -290,7 +290,7 @@ def _later(do: Callable[[], object]) -> None:
 
 @written(Expect("model_equal", r"[\w.]+"), saves=2)
 def checkpoint_of_first_save(target: "Target") -> None:
-    """The checkpoint is the cell's first one, whole: a save that went nowhere."""
+    """Replace the checkpoint by the cell's first one, as if the save had written nothing."""
     if target.first != target.folder:
         shutil.rmtree(target.folder)
         shutil.copytree(target.first, target.folder)
@@ -298,7 +298,7 @@ def checkpoint_of_first_save(target: "Target") -> None:
 
 @written(*_UNEQUAL, only=_DEEP | _OF_DCP)
 def right_in_page_cache_alone(target: "Target") -> None:
-    """A bit of the largest file is wrong on the disk, and right in its cached pages until these go."""
+    """Flip a bit of the largest file on disk; its cached pages are correct until they are dropped."""
     advise = os.posix_fadvise
 
     def drop(*arguments: int) -> None:
@@ -312,7 +312,7 @@ def right_in_page_cache_alone(target: "Target") -> None:
 
 @fault(Expect("extra_equal", r"scheduler\.last_epoch", 0), at=Place.both, only=_DEEP)
 def value_served_from_memory(target: "Target") -> None:
-    """The file holds another epoch than was saved, and a load takes it from the memory of the process."""
+    """Write another epoch to the file, and load the correct one from the memory of the process."""
     scheduler = target.state["scheduler"]
     if isinstance(scheduler, dict):
         target.kept[target.folder.name] = scheduler["last_epoch"]

@@ -1,4 +1,4 @@
-"""What faults damage: the state of one rank, with methods to reach and to change one part of it."""
+"""The state of one rank that a fault damages, with methods to find and change one part of it."""
 
 import math
 from collections.abc import Iterable
@@ -26,15 +26,15 @@ Found = TypeVar("Found")
 
 @dataclass
 class Target:
-    """A state on one rank that was loaded, is live or about to be saved; and its checkpoint.
+    """The loaded, live or staged state of one rank, and its checkpoint.
 
     Args:
-        state: `Stateful` objects or their state dicts by their keys; of files none.
+        state: `Stateful` objects or their state dicts by key; empty if files are damaged.
         ranks: this rank and its peers.
         folder: the checkpoint.
-        first: the cell's first checkpoint; of a later stage, the first that lies there.
-        checkpointer: what saves and loads it.
-        kept: what a fault keeps from one save to the next.
+        first: the cell's first checkpoint; in a later stage, the oldest that exists.
+        checkpointer: saves and loads it.
+        kept: values that a fault keeps from one save to the next.
     """
 
     state: dict[str, Any]
@@ -47,25 +47,25 @@ class Target:
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The optimizer's groups with their hyperparameters."""
-        held = self.state["optimizer"]
+        state = self.state["optimizer"]
         groups: list[dict[str, Any]] = (
-            held["param_groups"] if isinstance(held, dict) else held.optimizer.param_groups
+            state["param_groups"] if isinstance(state, dict) else state.optimizer.param_groups
         )
         return groups
 
     def parts(self, key: str) -> dict[str, TensorLeaf]:
-        """This rank's parts of the tensors whose flattened keys match a pattern (`model.*.bias`) by these,
-        the largest first: of an uneven shard some may have no elements."""
+        """Return this rank's parts of the tensors whose flattened keys match a pattern (`model.*.bias`), by
+        key, the largest first. Parts of an uneven shard can be empty."""
         name, pattern = key.split(".", 1)
-        held = self.state[name]
-        if isinstance(held, dict):
-            leaves = snapshot_nested(held)
+        state = self.state[name]
+        if isinstance(state, dict):
+            leaves = snapshot_nested(state)
         elif name in ("model", "ema"):
-            leaves = snapshot_model(held.model)
+            leaves = snapshot_model(state.model)
         elif name == "optimizer":
-            leaves = snapshot_optimizer(held.model, held.optimizer)
+            leaves = snapshot_optimizer(state.model, state.optimizer)
         else:
-            leaves = snapshot_nested(held.state_dict())
+            leaves = snapshot_nested(state.state_dict())
         found = [
             (f"{name}.{below}", leaf)
             for below, leaf in leaves.items()
@@ -74,58 +74,67 @@ class Target:
         return dict(sorted(found, key=lambda item: item[1].local.numel(), reverse=True))
 
     def largest(self, key: str) -> torch.Tensor:
-        """The elements of the largest of these parts, in one dimension."""
+        """Return the elements of the largest of these parts in one dimension."""
         return self.one_of(leaf.local.view(-1) for leaf in self.parts(key).values())
 
     def parameters(self) -> dict[str, TensorLeaf]:
-        """This rank's parts of the model's parameters, as `parts`."""
+        """Return this rank's parts of the model's parameters, as `parts` does."""
         return {name: leaf for name, leaf in self.parts("model.*").items() if leaf.kind == "param"}
 
     def forget_extra_state(self) -> None:
-        """Give the first module that has extra state another one."""
+        """Change the extra state of the first module that has any."""
         modules = self.state["model"].model.modules()
-        module = self.one_of(one for one in modules if has_extra_state(one))
+        module = self.one_of(each for each in modules if has_extra_state(each))
         module.set_extra_state(perturbed(module.get_extra_state()))
 
     def one_of(self, found: Iterable[Found]) -> Found:
-        """The first of what was found; NothingToInjectError if that is nothing."""
-        for one in found:
-            return one
-        raise NothingToInjectError("there is nothing in which it could be planted")
+        """Return the first item.
+
+        Raises:
+            NothingToInjectError: there is none.
+        """
+        for item in found:
+            return item
+        raise NothingToInjectError("there is no value that it could damage")
 
     def put(self, part: torch.Tensor, values: torch.Tensor) -> None:
-        """Change a part to these values; NothingToInjectError if it has elements and has these values."""
+        """Set the elements of a part.
+
+        Raises:
+            NothingToInjectError: it has elements, and all have these values already.
+        """
         before = part.clone()
         part.copy_(values)
         if part.numel() and _bytes(part).equal(_bytes(before)):
             raise NothingToInjectError("it would change nothing there")
 
     def flip(self, flat: torch.Tensor, bit: int) -> None:
-        """Flip one bit of the element with the largest magnitude. Bits are those of float32 (0 is one unit in
-        the last place, 31 the sign); those in between are the lowest one of the exponent in other dtypes."""
+        """Flip one bit of the element with the largest magnitude. Bits are numbered as in float32: 0 is one
+        unit in the last place, 31 the sign. In other dtypes, any bit in between is the lowest of the
+        exponent."""
         if not flat.numel():
             raise NothingToInjectError("this rank has no elements")
-        whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
+        integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
         if flat.dtype != torch.float32 and bit:
             lowest = round(-math.log2(torch.finfo(flat.dtype).eps))
             bit = flat.element_size() * 8 - 1 if bit == 31 else lowest
         index = int(flat.abs().argmax().item())
         one = torch.tensor(1, dtype=torch.int64, device=flat.device)
-        flat.view(whole)[index] ^= one.bitwise_left_shift(bit).to(whole)
+        flat.view(integers)[index] ^= one.bitwise_left_shift(bit).to(integers)
 
     def draw_again(self, tensor: torch.Tensor) -> None:
-        """Give a tensor other random values."""
+        """Fill a tensor with different random values."""
         tensor.copy_(torch.rand(tensor.shape, generator=torch.Generator().manual_seed(99)))
 
     def of_rank_0(self, value: Any) -> Any:
-        """What rank 0 gives; collective."""
+        """Return the value of rank 0 on every rank; collective."""
         values = [value]
         dist.broadcast_object_list(values, src=0, group=self.ranks.group_of(0))
         return values[0]
 
     def exchange_with_last_rank(self, parts: list[torch.Tensor]) -> None:
-        """Have rank 0 and the last one put each other's elements into their parts, one part after the other,
-        as far as both go; collective."""
+        """Exchange the elements of rank 0 and the last rank, part after part, as far as both have any;
+        collective."""
         rank, size = self.ranks.rank, self.ranks.size
         everything = torch.cat([part.reshape(-1) for part in parts])
         theirs: list[torch.Tensor] = [everything for _ in range(size)]

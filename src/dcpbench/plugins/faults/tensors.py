@@ -1,5 +1,5 @@
-"""Defects of tensors: of what was loaded or staged, or changed by a save. A key says which tensor, the
-largest one that it matches."""
+"""Faults of loaded or staged tensors, or of tensors that a save changes. A key selects the largest tensor
+that it matches."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dcpbench.config.groups import Expect, Only
-from dcpbench.plugins.faults.registry import Plant, fault, live, on_one_rank, staged
+from dcpbench.plugins.faults.registry import Inject, fault, live, on_one_rank, staged
 from dcpbench.plugins.faults.values import A_BIAS, A_WEIGHT, WITH_MOMENTS, component
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _SHARDED = """
     fsdp2_reshard_2 fsdp2_cpu_offload fsdp2_mixed
     """.split()  # noqa: SIM905
 
-# FSDP1 refuses what its ranks do not agree on, or lack, when it is asked for its state once more.
+# FSDP1 refuses to return its state if ranks disagree on it or lack some of it.
 _STEPS_DISAGREE = Expect(phases=["load"], error="AssertionError", message="different values for step")
 _NOT_ALL_THERE = Expect(phases=["load"], error="AssertionError", message="Manually calculated")
 
@@ -39,13 +39,13 @@ _exp_avg_sq = partial(_moment, _entry("exp_avg_sq"), key=_EXP_AVG_SQ)
 _buffer = partial(on_one_rank, only=_BUFFERED)
 
 
-def _object(name: str, part: str, **options: Any) -> Callable[[Plant], Plant]:
-    """A fault of a part of the stateful object that nothing else sees."""
+def _object(name: str, part: str, **options: Any) -> Callable[[Inject], Inject]:
+    """Declare a fault of a part of the stateful object that no other check detects."""
     expect = Expect("extra_equal", rf"tensor_object\.{part}", -2)
     return on_one_rank(expect, name=name, key=f"tensor_object.{part}", **options)
 
 
-def _on_rank(rank: int, check: str, name_of: str, **options: Any) -> Callable[[Plant], Plant]:
+def _on_rank(rank: int, check: str, name_of: str, **options: Any) -> Callable[[Inject], Inject]:
     return on_one_rank(Expect(check, name_of, rank), rank=rank, **options)
 
 
@@ -77,13 +77,14 @@ def _on_rank(rank: int, check: str, name_of: str, **options: Any) -> Callable[[P
     number=0,
 )
 def bit(target: "Target", key: str, number: int) -> None:
-    """One bit of the element with the largest magnitude: 0 is one unit in the last place, 31 the sign."""
+    """Flip one bit of the element with the largest magnitude: 0 is one unit in the last place, 31 the
+    sign."""
     target.flip(target.largest(key), number)
 
 
 @fault(Expect("model_equal", r"pretrain\.[\w.]+\.weight|(net|layer)\d\.weight"), only=_FINE_TUNED)
 def frozen_changed(target: "Target") -> None:
-    """One bit of a frozen parameter, on every rank that has a part of one."""
+    """Flip one bit of a frozen parameter, on every rank that has a part of one."""
     part = target.largest("model.pretrain.*")
     if part.numel():
         target.flip(part, 0)
@@ -91,7 +92,7 @@ def frozen_changed(target: "Target") -> None:
 
 @fault(Expect("model_equal", r"layer1\.weight"), only=_FINE_TUNED)
 def head_zeroed(target: "Target") -> None:
-    """A layer that is trained on top of a frozen model is zeros, where it is restored."""
+    """Set a layer that is trained on top of a frozen model to zeros if it is restored."""
     if "optimizer" in target.state:
         target.largest("model.layer1.weight").zero_()
 
@@ -99,14 +100,14 @@ def head_zeroed(target: "Target") -> None:
 @_weight(name="weight_nan")
 @_object("nan_canonicalised", "nans")
 def nan(target: "Target", key: str) -> None:
-    """One element is NaN, if this rank has any."""
+    """Set one element to NaN, if this rank has any."""
     target.largest(key)[:1] = math.nan
 
 
 @live(name="save_nudges_weight", on_one_rank=True, key=_WEIGHT, by=0.01)
 @staged(Expect("model_equal", A_WEIGHT), name="weight_changed_while_staged", key=_WEIGHT, by=0.001)
 def nudged(target: "Target", key: str, by: float) -> None:
-    """One element is a little larger, if this rank has any."""
+    """Increase one element a little, if this rank has any."""
     part = target.largest(key)[:1]
     target.put(part, part + by)
 
@@ -115,7 +116,7 @@ def nudged(target: "Target", key: str, by: float) -> None:
 @_moment(_entry("step"), _STEPS_DISAGREE, name="step_off_by_one", key=_STEP)
 @staged(Expect("extra_equal", _DATA), name="object_staged_changed", key=_OBJECT)
 def one_more(target: "Target", key: str) -> None:
-    """All elements are larger by one."""
+    """Increase all elements by one."""
     target.largest(key).add_(1)
 
 
@@ -139,20 +140,20 @@ def zeroed(target: "Target", key: str) -> None:
 @fault(_entry("step", rank=0), name="steps_zeroed", only=WITH_MOMENTS, factor=0, by=0)
 @live(name="save_takes_step", factor=1, by=1)
 def steps(target: "Target", factor: int, by: int) -> None:
-    """Every step counter starts over, or has counted one more."""
+    """Reset every step counter, or increase it by one."""
     for step in target.parts(_STEP).values():
         step.local.mul_(factor).add_(by)
 
 
 @_weight()
 def weight_initialised_again(target: "Target", key: str) -> None:
-    """The elements are drawn anew."""
+    """Fill a tensor with different random values."""
     target.draw_again(target.largest(key))
 
 
 @_weight()
 def weight_transposed(target: "Target", key: str) -> None:
-    """A square block of the elements is transposed."""
+    """Transpose a square block of the elements."""
     flat = target.largest(key)
     side = int(flat.numel() ** 0.5)
     block = flat[: side * side].view(side, side)
@@ -162,14 +163,14 @@ def weight_transposed(target: "Target", key: str) -> None:
 @_weight(name="elements_exchanged", count=1)
 @_weight(name="rows_exchanged", count=8)
 def ends_exchanged(target: "Target", key: str, count: int) -> None:
-    """The first and the last elements have each other's place."""
+    """Exchange the first and the last elements."""
     flat = target.largest(key)
     flat[:count], flat[-count:] = flat[-count:].clone(), flat[:count].clone()
 
 
 @on_one_rank(Expect("model_equal", r"[\w.]+", -2))
 def tensors_exchanged(target: "Target") -> None:
-    """The two largest parameters' parts have each other's values, as far as both go."""
+    """Exchange the values of the parts of the two largest parameters, as far as both have any."""
     one, *rest = (leaf.local.view(-1) for leaf in target.parameters().values())
     other = target.one_of(part for part in rest if part.data_ptr() != one.data_ptr())
     common = one[: other.numel()]
@@ -178,7 +179,7 @@ def tensors_exchanged(target: "Target") -> None:
 
 @_moment(_entry("exp_avg(_sq)?"))
 def moments_exchanged(target: "Target") -> None:
-    """First and second moments have each other's values."""
+    """Exchange first and second moments."""
     second = target.parts(_EXP_AVG_SQ)
     for name, leaf in target.parts(_EXP_AVG).items():
         one, other = leaf.local, second[f"{name}_sq"].local
@@ -187,14 +188,14 @@ def moments_exchanged(target: "Target") -> None:
 
 @_exp_avg()
 def exp_avg_of_other_parameter(target: "Target", key: str) -> None:
-    """One parameter's first moment is that of another one, as far as it goes."""
+    """Overwrite the first moment of one parameter by that of another, as far as that goes."""
     parts = [leaf.local.view(-1) for leaf in target.parts(key).values()]
     parts[0][: parts[-1].numel()] = parts[-1]
 
 
 @_moment(_entry(r"\w+", problem="missing"), _STEPS_DISAGREE, _NOT_ALL_THERE)
 def state_dropped(target: "Target") -> None:
-    """One parameter has no state."""
+    """Remove the optimizer state of one parameter."""
     state = target.state["optimizer"].optimizer.state
     del state[max(state, key=lambda parameter: parameter.numel())]
 
@@ -202,10 +203,10 @@ def state_dropped(target: "Target") -> None:
 @fault(
     Expect("model_equal", r"[\w.]+", 0),
     Expect("model_equal", r"[\w.]+", 3),
-    only={"parallel": Only(_SHARDED, "elsewhere every rank has all of it")},
+    only={"parallel": Only(_SHARDED, "under other layouts every rank has all parameters")},
 )
 def shards_exchanged(target: "Target") -> None:
-    """Two ranks have each other's parts of the parameters, one after the other, as far as both go."""
+    """Exchange the parts of the parameters of two ranks, one after the other, as far as both have any."""
     target.exchange_with_last_rank([leaf.local for _, leaf in sorted(target.parameters().items())])
 
 
@@ -213,11 +214,11 @@ def shards_exchanged(target: "Target") -> None:
 @_exp_avg(name="exp_avg_of_earlier_checkpoint", saves=2)
 @_object("object_of_earlier_checkpoint", "data", saves=2)
 def of_earlier_checkpoint(target: "Target", key: str) -> None:
-    """One tensor's part is that of the cell's first checkpoint."""
+    """Overwrite the part of one tensor by that of the cell's first checkpoint."""
     name, leaf = next(iter(target.parts(key).items()))
-    whole = target.checkpointer.read_tensor(str(target.first), name)
-    assert whole is not None
-    leaf.local.copy_(leaf.extent.take(whole).reshape(leaf.local.shape))
+    full = target.checkpointer.read_tensor(str(target.first), name)
+    assert full is not None
+    leaf.local.copy_(leaf.extent.take(full).reshape(leaf.local.shape))
 
 
 @_weight(name="weight_reversed", method="flip", arguments=[0])
@@ -231,22 +232,22 @@ def of_earlier_checkpoint(target: "Target", key: str) -> None:
 @_exp_avg(name="exp_avg_through_bf16", method="bfloat16")
 @_exp_avg_sq(name="exp_avg_sq_through_bf16", method="bfloat16")
 def converted(target: "Target", key: str, method: str, arguments: Sequence[int] = ()) -> None:
-    """The elements are what a method of tensors makes of them: in another order, or through a narrower dtype
-    and back."""
+    """Overwrite the elements by the result of a tensor method, which reorders them or converts them to
+    another dtype and back."""
     part = target.largest(key)
     target.put(part, getattr(part, method)(*arguments))
 
 
 @_weight()
 def replica_drifted(target: "Target", key: str) -> None:
-    """One replica has drifted: its weights are larger by two units in the last place or so."""
+    """Let one replica drift: increase its weights by about two units in the last place."""
     part = target.largest(key)
     target.put(part, part * (1 + 2**-22))
 
 
 @fault(Expect("extra_equal", _DATA, 0, "dtype"))
 def object_dtype(target: "Target") -> None:
-    """The stateful object's tensor has the same values in a wider dtype."""
+    """Convert the stateful object's tensor to a wider dtype with the same values."""
     target.state["tensor_object"].data = target.state["tensor_object"].data.double()
 
 
@@ -255,5 +256,5 @@ def object_dtype(target: "Target") -> None:
     Expect(phases=["load"], error="ValueError", message="Size mismatch .*tensor_object"),
 )
 def object_shape(target: "Target") -> None:
-    """The stateful object's tensor has the same elements in another shape."""
+    """Reshape the stateful object's tensor."""
     target.state["tensor_object"].data = target.state["tensor_object"].data.reshape(-1)

@@ -1,4 +1,4 @@
-"""Defects of what is no tensor: of hyperparameters, of the scheduler, of counters, of a random generator."""
+"""Faults of values other than tensors: hyperparameters, scheduler, counters, random generators."""
 
 import math
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ SCHEDULED = {
 }
 _BY_STEP = {**SCHEDULED, "scheduler": Only(["step"], "it needs a StepLR")}
 A_WEIGHT, A_BIAS = r"[\w.]+\.weight", r"[\w.]+\.bias"
-"""The names by which faults of parameters are seen, whatever model they are planted in."""
+"""Patterns of parameter names in any model."""
 _WITH_GROUPS = {"optimizer": Only(["adamw_groups"], "it needs two groups")}
 
 _TWO_GROUPS = {"optimizer": Only(["adamw_groups", "adam_and_sgd"], "it needs two groups")}
@@ -32,8 +32,8 @@ def _group(key: str, rank: int | None = 0, number: int = 0, problem: str | None 
 
 
 def component(name: str) -> dict[str, Only]:
-    """What limits a fault to cells with this component."""
-    return {"component": Only([name], "it is planted in that")}
+    """Limit a fault to cells with a component."""
+    return {"component": Only([name], "it damages this component")}
 
 
 def _extra(name: str, rank: int = 0) -> Expect:
@@ -65,7 +65,7 @@ def _extra(name: str, rank: int = 0) -> Expect:
     value=0.9,
 )
 def hyperparameter(target: "Target", key: str, value: Any, group: int = 0) -> None:
-    """One hyperparameter of one group is another one, or one that was never saved."""
+    """Change one hyperparameter of one group, or add one that was never saved."""
     target.param_groups[group][key] = tuple(value) if hasattr(value, "__iter__") else value
 
 
@@ -73,7 +73,7 @@ def hyperparameter(target: "Target", key: str, value: Any, group: int = 0) -> No
 @on_one_rank(_group("lr", rank=0), name="lr_on_rank_0", rank=0)
 @on_one_rank(_group("lr", rank=3), name="lr_on_rank_3", rank=3)
 def lr_next_float(target: "Target") -> None:
-    """The learning rate of the first group is the next larger float."""
+    """Increase the learning rate of the first group to the next float."""
     group = target.param_groups[0]
     group["lr"] = math.nextafter(group["lr"], math.inf)
 
@@ -83,27 +83,27 @@ def lr_next_float(target: "Target") -> None:
     Expect(phases=["load"], error="KeyError", message="initial_lr"),
 )
 def group_key_dropped(target: "Target") -> None:
-    """A group has lost its `initial_lr`."""
+    """Remove `initial_lr` from a group."""
     del target.param_groups[0]["initial_lr"]
 
 
 @on_one_rank(_extra("grad_scaler.scale", -2), only=component("grad_scaler"))
 def grad_scale_doubled(target: "Target") -> None:
-    """The scale of a GradScaler."""
+    """Double the scale of a GradScaler."""
     scaler = target.state["grad_scaler"]
-    held = scaler.state_dict()
-    scaler.load_state_dict({**held, "scale": 2 * held["scale"]})
+    state = scaler.state_dict()
+    scaler.load_state_dict({**state, "scale": 2 * state["scale"]})
 
 
 @on_one_rank(Expect("extra_equal", r"data_loader\.[\w.]+", -2), only=component("data_loader"))
 def sample_skipped(target: "Target") -> None:
-    """The data loader is one sample further."""
+    """Advance the data loader by one sample."""
     target.state["data_loader"].number_of_batch(1)
 
 
 @fault(_group(r"\w+"), only=_WITH_GROUPS)
 def groups_exchanged(target: "Target") -> None:
-    """The two groups have each other's hyperparameters."""
+    """Exchange the hyperparameters of two groups."""
     one, other = target.param_groups[:2]
     for key in one.keys() - {"params"}:
         one[key], other[key] = other[key], one[key]
@@ -114,13 +114,13 @@ def groups_exchanged(target: "Target") -> None:
     only={"model": Only(["extra_state"], "it needs extra state")},
 )
 def extra_state_forgotten(target: "Target") -> None:
-    """What a module hands out as extra state is another one's."""
+    """Change the extra state of a module."""
     target.forget_extra_state()
 
 
 @on_one_rank(_extra("noise.generator", -2))
 def noise_seeded_again(target: "Target") -> None:
-    """The random generator starts over."""
+    """Reset the random generator to a seed."""
     target.state["noise"].generator.manual_seed(0)
 
 
@@ -128,19 +128,19 @@ def noise_seeded_again(target: "Target") -> None:
 @on_one_rank(_extra("noise.generator", 1), name="noise_on_rank_1", rank=1)
 @live(name="save_draws_noise")
 def noise_drawn(target: "Target") -> None:
-    """The random generator has drawn once more than it had."""
+    """Draw once more from the random generator."""
     target.state["noise"].like(target.state["tensor_object"].data)
 
 
 @on_one_rank(Expect("random_equal", r"random\.rank\d+\.cpu", -2))
 def generator_seeded_again(target: "Target") -> None:
-    """The default generators start over."""
+    """Reset the default generators to a seed."""
     target.state["random"].seed(99)
 
 
 @fault(Expect("random_equal", r"random\.rank\d+\.cpu"), only=_SEVERAL_RANKS)
 def generators_of_rank_0(target: "Target") -> None:
-    """Every rank goes on with what rank 0 draws."""
+    """Give every rank the generators of rank 0."""
     target.state["random"].states = target.of_rank_0(target.state["random"].states)
 
 
@@ -154,42 +154,42 @@ def generators_of_rank_0(target: "Target") -> None:
 )
 @fault(_extra("train_state.losses"), name="losses_forgotten", of="train_state", key="losses", value=[])
 def attribute(target: "Target", of: str, key: str, value: Any) -> None:
-    """An attribute of an object is another one."""
+    """Change an attribute of an object."""
     setattr(target.state[of], key, value)
 
 
 @fault(_extra("scheduler.last_epoch"), only=SCHEDULED)
 def scheduler_one_epoch_behind(target: "Target") -> None:
-    """The scheduler's epoch."""
+    """Set the scheduler back by one epoch."""
     target.state["scheduler"].last_epoch -= 1
 
 
 @on_one_rank(_extra("scheduler.step_size", -2), only=_BY_STEP)
 def scheduler_type(target: "Target") -> None:
-    """An integer of the scheduler is a float of the same value."""
+    """Turn an integer of the scheduler into a float of the same value."""
     target.state["scheduler"].step_size = float(target.state["scheduler"].step_size)
 
 
 @fault(_extra("scheduler.base_lrs"), only=_BY_STEP)
 def scheduler_base_lr(target: "Target") -> None:
-    """One of the scheduler's base learning rates."""
+    """Double one of the scheduler's base learning rates."""
     target.state["scheduler"].base_lrs[-1] *= 2
 
 
 @fault(_extra("train_state.step"))
 def train_step_off_by_one(target: "Target") -> None:
-    """The training's own step counter."""
+    """Add one to the step counter of the training loop."""
     target.state["train_state"].step += 1
 
 
 @on_one_rank(_extra("train_state.losses", -2))
 def loss_next_float(target: "Target") -> None:
-    """One loss in the history, by one unit in the last place."""
+    """Increase one loss in the history by one unit in the last place."""
     losses = target.state["train_state"].losses
     losses[0] = math.nextafter(losses[0], math.inf)
 
 
 @fault(_extra("train_state.current_loss"))
 def current_loss_nan(target: "Target") -> None:
-    """The last loss is NaN."""
+    """Set the last loss to NaN."""
     target.state["train_state"].current_loss = math.nan

@@ -1,5 +1,5 @@
-"""Defects that no value shows when it is restored: of how training goes on from there, of flags, and of what
-a save or a load does beside."""
+"""Faults that leave all restored values correct: wrong training after the load, wrong flags, and side effects
+of a save or a load."""
 
 import threading
 from dataclasses import replace
@@ -21,23 +21,23 @@ def _flag(name: str) -> Expect:
 @on_one_rank(
     Expect("state_resume_equal", A_WEIGHT, -2),
     name="resumed_twice_wrong",
-    only={"scenario": Only(["chain"], "no other one goes on from what a resumed run has saved")},
+    only={"scenario": Only(["chain"], "no other scenario continues from a checkpoint of a resumed run")},
     after=2,
     by=0.001,
     from_first=False,
 )
 def second_step_wrong(target: "Target", after: int, by: float, from_first: bool = True) -> None:
-    """The optimizer's second step after the load goes a little further with one weight; or only where it is
-    not the first checkpoint of the cell that was loaded."""
+    """Add a little to one weight in the optimizer's second step after a load; with `from_first=False`, not
+    after a load of the cell's first checkpoint."""
     if target.folder == target.first and not from_first:
         return
     optimizer = target.state["optimizer"].optimizer
-    honest, taken = optimizer.step, 0
+    original, taken = optimizer.step, 0
 
     def step(*arguments: Any, **options: Any) -> Any:
         nonlocal taken
         taken += 1
-        returned = honest(*arguments, **options)
+        returned = original(*arguments, **options)
         if taken == after:
             target.largest("model.*.weight")[:1].add_(by)
         return returned
@@ -47,14 +47,14 @@ def second_step_wrong(target: "Target", after: int, by: float, from_first: bool 
 
 @fault(Expect("state_resume_equal", rank=0), only=SCHEDULED)
 def scheduler_stuck(target: "Target") -> None:
-    """The scheduler no longer moves. Its attributes are its state, so that it gets another class."""
+    """Stop the scheduler. Its attributes are its state, so its class is replaced instead."""
     scheduler = target.state["scheduler"]
     scheduler.__class__ = type("Stuck", (type(scheduler),), {"step": lambda self: None})
 
 
 @fault(_flag("shared_memory"), only=WITH_MOMENTS)
 def steps_shared(target: "Target") -> None:
-    """All step counters are one tensor, which counts them all."""
+    """Make all step counters the same tensor."""
     first, *others = target.state["optimizer"].optimizer.state.values()
     target.one_of(others)  # a single flat parameter has one counter anyway
     for entries in others:
@@ -63,7 +63,7 @@ def steps_shared(target: "Target") -> None:
 
 @fault(_flag("gradients"))
 def gradients_left(target: "Target") -> None:
-    """Parameters have gradients, if only zeros."""
+    """Give all parameters gradients of zeros."""
     for parameter in target.state["model"].model.parameters():
         parameter.grad = parameter.detach().clone().zero_()
 
@@ -73,7 +73,7 @@ def gradients_left(target: "Target") -> None:
     only={"load_into": Only(["gradients"], "it needs gradients at the load")},
 )
 def gradients_touched(target: "Target") -> None:
-    """A load doubles the gradients of weights."""
+    """Double the gradients of weights in a load."""
     for name, parameter in target.state["model"].model.named_parameters():
         if name.endswith(".weight") and parameter.grad is not None:
             parameter.grad.mul_(2)
@@ -81,60 +81,60 @@ def gradients_touched(target: "Target") -> None:
 
 @fault(_flag(rf"requires_grad\.{A_BIAS}"))
 def requires_grad_lost(target: "Target") -> None:
-    """A bias is frozen."""
+    """Freeze a bias."""
     named = target.state["model"].model.named_parameters()
     target.one_of(value for name, value in reversed([*named]) if name.endswith(".bias")).requires_grad_(False)
 
 
 @fault(_flag(r"training\.model"))
 def training_mode_lost(target: "Target") -> None:
-    """The model is in evaluation mode."""
+    """Switch the model to evaluation mode."""
     target.state["model"].model.eval()
 
 
 @fault(_flag(r"defaults\.lr"))
 def defaults_changed(target: "Target") -> None:
-    """What a group that is added later would get is another learning rate."""
+    """Change the default learning rate, which a group added later would get."""
     target.state["optimizer"].optimizer.defaults["lr"] = 0.5
 
 
 @on_one_rank(Expect("flags_equal", r"hooks\.optimizer", -2, "value"))
 def hook_lost(target: "Target") -> None:
-    """A hook on the optimizer is gone."""
+    """Remove a hook from the optimizer."""
     hooks = target.state["optimizer"].optimizer._optimizer_step_post_hooks
-    if "hook" not in target.kept:  # a later load finds it gone already
+    if "hook" not in target.kept:  # a later load finds it removed
         target.kept["hook"] = target.one_of(hooks)
     hooks.clear()
 
 
 @fault(Expect("side_effect_free", r"generator\.cpu", 0), at=Place.live)
 def save_draws_default(target: "Target") -> None:
-    """A save draws from the default random generator."""
+    """Draw from the default random generator in a save."""
     target.state["noise"].generator.get_state().float().uniform_()
 
 
 @on_one_rank(Expect("side_effect_free", A_WEIGHT, -2))
 def load_changes_other_run(target: "Target") -> None:
-    """A load changes the run that was saved."""
+    """Change the saved run in a load."""
     replace(target, state=target.kept["saved"]).largest("model.*.weight")[:1].add_(0.01)
 
 
 @fault(Expect("side_effect_free", r"process\.open_files", 0))
 def load_leaves_file_open(target: "Target") -> None:
-    """A load never closes a file of the checkpoint."""
+    """Leave a file of the checkpoint open after a load."""
     path = next(path for path in target.folder.iterdir() if path.is_file())
     target.kept.setdefault("open", []).append(path.open("rb"))
 
 
 @fault(Expect("side_effect_free", r"process\.threads", 0), at=Place.live)
 def save_leaves_thread(target: "Target") -> None:
-    """Each save leaves a thread that waits for ever."""
+    """Start a thread in each save that never ends."""
     threading.Thread(target=threading.Event().wait, daemon=True).start()
 
 
 @fault(Expect("contract_held", "refusal"), only={"checkpointer": Only(["dcp"], "its planner is DCP's")})
 def missing_keys_ignored(target: "Target") -> None:
-    """From the first load on, a load leaves out what the checkpoint lacks, and says nothing."""
+    """Make every load after the first skip keys that the checkpoint lacks, without an error."""
     import torch.distributed.checkpoint as dcp
 
     def load(state: dict[str, Any], checkpoint_id: str) -> None:
