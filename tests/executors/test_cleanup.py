@@ -62,7 +62,7 @@ def test_unclear_shared_memory_is_kept_and_reported(tmp_path: Path) -> None:
         os.kill(int(begun.findall(next(logs()).read_text())[0]), signal.SIGKILL)
         _, err = driver.communicate(120)
         assert sorted(segments.iterdir()) == made
-        message = "did not remove 4 segments of shared memory that another program may have made"
+        message = "did not remove 4 segments of shared memory, which another program may have made"
         assert f"{message}: {', '.join(path.name for path in made)}" in err
     finally:
         driver.close()
