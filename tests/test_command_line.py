@@ -194,7 +194,9 @@ def test_start_by_torchrun_is_refused(
         monkeypatch.setenv(name, "1")
     ended = sweep("parallel=ddp", "device=cpu")
     (line,) = ended.err.splitlines()
-    assert line.startswith("dcpbench: RANK and WORLD_SIZE are set, as by torchrun: start dcpbench once")
+    assert line.startswith(
+        "dcpbench: RANK and WORLD_SIZE are set, as by torchrun: unset them and start dcpbench once"
+    )
     assert ended.status == 2
     assert not ended.folder.exists()
     assert not list(ended.folder.glob("results*"))

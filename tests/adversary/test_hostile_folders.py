@@ -158,7 +158,7 @@ def test_writing_reports_changes_only_the_folder(
         out, err = capsys.readouterr()
         assert "1 cell: 1 pass" in out
         if plant is folder and not name.endswith("tmp"):
-            assert err.endswith(f" as they were: {sweep / name} cannot be written to: Is a directory\n")
+            assert err.endswith(f" were not written: {sweep / name} cannot be written to: Is a directory\n")
         else:
             assert err == ""
             assert (sweep / "report.html").read_text().startswith("<!doctype html>")

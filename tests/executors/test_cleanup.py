@@ -1,4 +1,4 @@
-"""Shared memory that somebody still has open is not taken for a dead rank's."""
+"""Shared memory of dead ranks is removed; that of running processes and other programs is kept."""
 
 import multiprocessing
 import os
@@ -15,8 +15,8 @@ from dcpbench.executors import cleanup
 from support.drivers import plant
 
 
-def test_what_another_process_holds_stays() -> None:
-    """The C library maps a semaphore under another name than the one that it has."""
+def test_shared_memory_in_use_is_kept() -> None:
+    """Include a semaphore, which the C library maps under a different name."""
     lock = multiprocessing.get_context("spawn").Lock()
     segment = shared_memory.SharedMemory(create=True, size=1)
     made = {segment.name, f"sem.{lock._semlock.name.removeprefix('/')}"}  # type: ignore[attr-defined]
@@ -30,27 +30,25 @@ def test_what_another_process_holds_stays() -> None:
         segment.unlink()
 
 
-def test_only_what_is_known_to_be_the_ranks_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_ranks_shared_memory_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cleanup, "_SHARED_MEMORY", tmp_path)
-    ours = {"torch_12_3_4", "held", "dabc123_0f"}
-    theirs = {"torch_123_3_4", "psm_0", "nccl-0", "sem.mp-0", "sem.mp-dcpbench-def456-0", "notes"}
-    for name in ours | theirs:
+    own = {"torch_12_3_4", "opened", "dabc123_0f"}
+    others = {"torch_123_3_4", "psm_0", "nccl-0", "sem.mp-0", "sem.mp-dcpbench-def456-0", "notes"}
+    for name in own | others:
         (tmp_path / name).touch()
     monkeypatch.setattr(cleanup, "_opened_by", lambda _: set())
     monkeypatch.setattr(cleanup.resource_tracker, "unregister", lambda *_: None)
-    own = cleanup.RankSharedMemory({"held"}, {12}, "abc123")
-    unclear = cleanup.remove_shared_memory(ours | theirs, own, 0.0)
-    assert {path.name for path in tmp_path.iterdir()} == theirs
-    assert unclear == sorted(theirs - {"notes"})
+    ranks = cleanup.RankSharedMemory({"opened"}, {12}, "abc123")
+    unclear = cleanup.remove_shared_memory(own | others, ranks, 0.0)
+    assert {path.name for path in tmp_path.iterdir()} == others
+    assert unclear == sorted(others - {"notes"})
 
 
 @pytest.mark.slow
-def test_what_other_programs_leave_meanwhile_stays_and_is_named(tmp_path: Path) -> None:
-    """Made while ranks run, and open in no process when they are ended: by whom, nobody can tell."""
-    where = ("scenario=dies", "scenario.options.how=sleeps", "scenario.options.phase=train", "retry=0")
-    words = words_of(tmp_path / "sweep", *where, *SMALL, "device=cpu", "world_size=2")
+def test_unclear_shared_memory_is_kept_and_reported(tmp_path: Path) -> None:
+    """Make segments while ranks run that no process has open: their owner cannot be determined."""
+    scenario = ("scenario=dies", "scenario.options.how=sleeps", "scenario.options.phase=train", "retry=0")
+    words = words_of(tmp_path / "sweep", *scenario, *SMALL, "device=cpu", "world_size=2")
     segments = tmp_path / "segments"
     segments.mkdir()
     driver = start(*words, cwd=tmp_path, prepare=partial(plant, cleanup.__name__, "_SHARED_MEMORY", segments))
@@ -64,7 +62,7 @@ def test_what_other_programs_leave_meanwhile_stays_and_is_named(tmp_path: Path) 
         os.kill(int(begun.findall(next(logs()).read_text())[0]), signal.SIGKILL)
         _, err = driver.communicate(120)
         assert sorted(segments.iterdir()) == made
-        told = "did not remove 4 segments of shared memory that another program may have made"
-        assert f"{told}: {', '.join(path.name for path in made)}" in err
+        message = "did not remove 4 segments of shared memory, which another program may have made"
+        assert f"{message}: {', '.join(path.name for path in made)}" in err
     finally:
         driver.close()

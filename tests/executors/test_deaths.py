@@ -1,4 +1,4 @@
-"""Whatever a rank dies of, in whichever phase: its row says so, and no other cell notices."""
+"""Every cause of a rank's death, in every phase, is in the cell's row, and does not affect other cells."""
 
 import itertools
 import re
@@ -54,7 +54,7 @@ AGAIN = (
     *(("raises", "build"), ("sys_exit", "save"), ("kill", "build"), ("segv", "save")),
     *(("sleeps", "build"), ("sleeps", "save")),
 )
-"""Deaths that another phase has too."""
+"""Deaths that are also tested in another phase."""
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def _folder(deaths: Finished, row: dict[str, Any]) -> Path:
 
 
 @pytest.mark.parametrize(("how", "phase"), tiered(CAUSES, *(set(CAUSES) - {*AGAIN})))
-def test_the_first_cause_is_told_with_its_rank_and_phase(deaths: Finished, how: str, phase: str) -> None:
+def test_first_cause_names_rank_and_phase(deaths: Finished, how: str, phase: str) -> None:
     row = _row(deaths, how, phase)
     status, reason = CAUSES[how, phase]
     assert row["status"] == status
@@ -91,7 +91,7 @@ def test_the_first_cause_is_told_with_its_rank_and_phase(deaths: Finished, how: 
 
 
 @pytest.mark.parametrize(("how", "phase"), tiered(HANGS, *(set(HANGS) - {*AGAIN})))
-def test_a_hang_ends_by_the_limit_of_its_phase(deaths: Finished, how: str, phase: str) -> None:
+def test_hang_ends_at_the_limit_of_its_phase(deaths: Finished, how: str, phase: str) -> None:
     row = _row(deaths, how, phase)
     key, rank, doing = HANGS[how, phase]
     assert row["status"] == "timeout"
@@ -107,20 +107,20 @@ def test_a_hang_ends_by_the_limit_of_its_phase(deaths: Finished, how: str, phase
         assert "most recent call first" in log, "every rank's stacks are in its log"
 
 
-def test_every_cell_has_one_row_and_the_others_pass(deaths: Finished) -> None:
+def test_each_cell_has_one_row_and_others_pass(deaths: Finished) -> None:
     healthy = [row for row in deaths.rows if row["scenario"] == "save_load"]
     assert {row["status"] for row in healthy} == {"pass"}, deaths.err
     assert len({row["cell"] for row in deaths.rows}) == len(deaths.rows) == 2 * len(healthy)
     assert deaths.status == 1
 
 
-def test_checkpoints_of_dead_cells_are_kept_and_of_the_others_removed(deaths: Finished) -> None:
+def test_only_checkpoints_of_dead_cells_are_kept(deaths: Finished) -> None:
     for row in deaths.rows:
         assert (_folder(deaths, row) / "checkpoints").exists() == (row["status"] != "pass")
     assert list(_folder(deaths, _row(deaths, "kill", "upload")).glob("checkpoints/step-*"))
 
 
-def test_no_process_stays_behind(deaths: Finished) -> None:
+def test_processes_of_dead_ranks_are_ended(deaths: Finished) -> None:
     row = _row(deaths, "leaves_child", "load")
     checkpoints = _folder(deaths, row) / "checkpoints"
     assert not psutil.pid_exists(int((checkpoints / "child.pid").read_text()))
@@ -130,7 +130,7 @@ def test_no_process_stays_behind(deaths: Finished) -> None:
     assert alive_in(deaths.folder) == []
 
 
-def test_no_shared_memory_stays_behind(deaths: Finished) -> None:
+def test_shared_memory_of_dead_ranks_is_removed(deaths: Finished) -> None:
     folder = _folder(deaths, _row(deaths, "leaves_shared_memory", "train")) / "checkpoints"
     segments = (folder / "segments").read_text().split()
     assert len(segments) == 3
@@ -138,7 +138,7 @@ def test_no_shared_memory_stays_behind(deaths: Finished) -> None:
     assert "resource_tracker" not in deaths.err
 
 
-def test_the_next_cell_begins_soon_after_a_death(deaths: Finished) -> None:
+def test_next_cell_begins_soon_after_a_death(deaths: Finished) -> None:
     gaps = {}
     for row, after in itertools.pairwise(deaths.rows):
         if row["scenario"] == "dies":
@@ -154,53 +154,57 @@ def test_the_next_cell_begins_soon_after_a_death(deaths: Finished) -> None:
 
 
 @pytest.fixture(scope="module")
-def tried_again(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def retried(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return run(tmp_path_factory.mktemp("again") / "sweep", "experiment=tried_again")
 
 
-def test_a_second_try_that_passes_is_flaky_and_not_well(tried_again: Finished) -> None:
-    row = tried_again.row(seed=1)
+def test_second_attempt_that_passes_is_flaky(retried: Finished) -> None:
+    row = retried.row(seed=1)
     assert row["status"] == "pass"
     assert row["flaky"] is True
     assert row["reason"] == "flaky: the first attempt ended as crash: rank 1 was killed by SIGKILL in load"
     assert row["details"]["first_try"]["status"] == "crash"
     assert row["model_equal"] is True
-    assert tried_again.status == 1
-    assert "pass (flaky)" in tried_again.err
-    assert "1 flaky" in tried_again.out.splitlines()[-1]
-    assert "the first attempt ended as crash" in tried_again.out
-    cell = _folder(tried_again, row)
+    assert retried.status == 1
+    assert "pass (flaky)" in retried.err
+    assert "1 flaky" in retried.out.splitlines()[-1]
+    assert "the first attempt ended as crash" in retried.out
+    cell = _folder(retried, row)
     assert (cell / "first-try" / "rank1.log").exists()
-    assert list(cell.glob("checkpoints/step-*/.metadata")), "the checkpoints of the first try are kept"
+    assert list(cell.glob("checkpoints/step-*/.metadata")), "the checkpoints of the first attempt are kept"
     assert not (cell / "checkpoints.second-try").exists()
 
 
-def test_a_second_try_that_fails_alike_is_not_flaky(tried_again: Finished) -> None:
-    row = tried_again.row(seed=2)
+def test_second_attempt_that_fails_is_not_flaky(retried: Finished) -> None:
+    row = retried.row(seed=2)
     assert row["status"] == "error"
     assert row["flaky"] is False
     assert row["reason"] == row["details"]["first_try"]["reason"] == "rank 0 in train: ValueError: planted"
-    kept = [path.name for path in _folder(tried_again, row).rglob("checkpoints*")]
+    kept = [path.name for path in _folder(retried, row).rglob("checkpoints*")]
     assert kept == ["checkpoints.second-try"]
 
 
-def test_what_is_well_or_has_a_fault_planted_is_tried_once(tried_again: Finished) -> None:
-    assert tried_again.row(seed=3)["status"] == "pass"
-    unseen = tried_again.row(seed=4)
-    assert unseen["fault_seen"] is False
-    for row in (tried_again.row(seed=3), unseen):
+def test_pass_and_injected_fault_run_once(retried: Finished) -> None:
+    assert retried.row(seed=3)["status"] == "pass"
+    undetected = retried.row(seed=4)
+    assert undetected["fault_seen"] is False
+    for row in (retried.row(seed=3), undetected):
         assert row["flaky"] is None
         assert "first_try" not in row["details"]
 
 
-def test_a_mismatch_that_a_second_try_has_repeated_is_not_tried_for_again(tried_again: Finished) -> None:
-    tries = {row["seed"]: row["details"] for row in tried_again.rows if row["status"] == "fail"}
-    assert {seed: "first_try" in details for seed, details in tries.items()} == {5: True, 6: False, 7: True}
-    assert tries[6]["no_second_try"].startswith("repeated by a second attempt in seed=5,")
-    assert tried_again.row(seed=6)["flaky"] is None
+def test_repeated_mismatch_is_not_retried(retried: Finished) -> None:
+    attempts = {row["seed"]: row["details"] for row in retried.rows if row["status"] == "fail"}
+    assert {seed: "first_try" in details for seed, details in attempts.items()} == {
+        5: True,
+        6: False,
+        7: True,
+    }
+    assert attempts[6]["no_second_try"].startswith("repeated by a second attempt in seed=5,")
+    assert retried.row(seed=6)["flaky"] is None
 
 
-def test_a_rank_that_never_joins_is_a_timeout(tmp_path: Path) -> None:
+def test_rank_that_never_joins_times_out(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     overrides = ("parallel=ddp", "device=cpu", "world_size=2", "timeouts.join_s=2", "retry=0")
     alone = partial(plant, "dcpbench.executors.rank_group", "_rank_main", joining.main)
@@ -211,9 +215,9 @@ def test_a_rank_that_never_joins_is_a_timeout(tmp_path: Path) -> None:
     assert alive_in(folder) == []
 
 
-def test_a_disk_that_fills_up_is_told_and_is_free_for_the_next_cell(tmp_path: Path) -> None:
-    """On a real file system of 600 kB, of which one checkpoint of this model takes 165 kB; a cell
-    has one more than its saves while it saves what it restored."""
+def test_full_disk_is_reported_and_then_freed(tmp_path: Path) -> None:
+    """Use a real file system of 600 kB; a checkpoint takes 165 kB. A cell has one more than its saves
+    while it saves the restored state."""
     disk, folder = tmp_path / "disk", tmp_path / "sweep"
     disk.mkdir()
     own_disk = (
@@ -225,12 +229,19 @@ def test_a_disk_that_fills_up_is_told_and_is_free_for_the_next_cell(tmp_path: Pa
         str(disk),
     )
     if subprocess.run([*own_disk, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("no mount namespace of one's own can be had here")
-    asked = ("parallel=ddp", "device=cpu", "world_size=2", "saves=6,2", "retry=0", "keep_checkpoints=none")
-    asked += ("train_steps=1", "resume_steps=1")
-    room = ("storage.keep_free_bytes=0", "storage.needs_bytes=0", f"storage.root={disk}")
+        pytest.skip("cannot create a mount namespace")
+    overrides = (
+        "parallel=ddp",
+        "device=cpu",
+        "world_size=2",
+        "saves=6,2",
+        "retry=0",
+        "keep_checkpoints=none",
+    )
+    overrides += ("train_steps=1", "resume_steps=1")
+    space = ("storage.keep_free_bytes=0", "storage.needs_bytes=0", f"storage.root={disk}")
     ended = subprocess.run(
-        [*own_disk, *command(folder, "-m", *asked, *room)],
+        [*own_disk, *command(folder, "-m", *overrides, *space)],
         capture_output=True,
         text=True,
         timeout=120,
@@ -239,6 +250,6 @@ def test_a_disk_that_fills_up_is_told_and_is_free_for_the_next_cell(tmp_path: Pa
     )
     full, next_one = Finished(ended.returncode, ended.stdout, ended.stderr, folder).rows
     assert full["status"] == "error"
-    told = r"^rank \d in save: .* \(the disk of its checkpoints is full: \d+ bytes of 614400 are free\)$"
-    assert re.search(told, full["reason"]), full["reason"]
+    reason = r"^rank \d in save: .* \(the disk of its checkpoints is full: \d+ bytes of 614400 are free\)$"
+    assert re.search(reason, full["reason"]), full["reason"]
     assert next_one["status"] == "pass", next_one["reason"]

@@ -1,4 +1,4 @@
-"""Ranks under another interpreter than the driver's: an environment of its own, here with the same torch."""
+"""Ranks under an interpreter other than the driver's, in a separate environment with the same torch."""
 
 import stat
 import sys
@@ -23,11 +23,11 @@ CELL = ("device=cpu", "parallel=fsdp2", "world_size=2", "saves=1", *SMALL)
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Another interpreter, which finds the modules of this one."""
+    """Create an interpreter that imports the packages of this one."""
     folder = tmp_path_factory.mktemp("other") / "env"
     venv.create(folder)
     (packages,) = folder.glob("lib/python*/site-packages")
-    (packages / "all.pth").write_text("\n".join(one for one in sys.path if one.endswith("site-packages")))
+    (packages / "all.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
     return str(folder / "bin" / "python")
 
 
@@ -38,8 +38,8 @@ def loaded(other: str, tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 
 @pytest.mark.slow
-def test_what_loads_and_did_not_save_runs_under_the_other_interpreter(loaded: Finished, other: str) -> None:
-    theirs = f"{other}: torch {torch.__version__}"
+def test_loading_stages_use_the_other_interpreter(loaded: Finished, other: str) -> None:
+    version = f"{other}: torch {torch.__version__}"
     (row,) = loaded.rows
     assert row["status"] == "pass", row["reason"]
     assert row["load_torch_version"] == row["torch_version"] == torch.__version__
@@ -48,16 +48,16 @@ def test_what_loads_and_did_not_save_runs_under_the_other_interpreter(loaded: Fi
     ranks = row["details"]["ranks"]
     assert not any(report["left_behind"] for report in ranks)
     ran = [(report["rank"], report["interpreter"]) for report in ranks]
-    assert ran == [(0, None), (0, theirs), (0, theirs), (1, None), (1, theirs)], "rank 0 is alone too"
-    assert row["loss_resume_equal"] is True, "the same torch goes on with the same bits"
+    assert ran == [(0, None), (0, version), (0, version), (1, None), (1, version)], "rank 0 also runs alone"
+    assert row["loss_resume_equal"] is True, "the same torch continues with the same bits"
 
 
-def test_what_loads_where_it_was_saved_has_no_other_interpreter() -> None:
+def test_load_python_needs_a_separate_load() -> None:
     machine = Machine(gpus=0, description={})
     for verify, reason in (("standard", "loads in the processes that saved"), ("deep", None)):
         given = config(load_python="python", verify=verify, save_at=None)
-        told = why_skip(given, resolve(given, machine), machine)
-        assert told is None if reason is None else reason in str(told)
+        skip = why_skip(given, resolve(given, machine), machine)
+        assert skip is None if reason is None else reason in str(skip)
 
 
 def _program(folder: Path, text: str) -> str:
@@ -68,7 +68,7 @@ def _program(folder: Path, text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("true", "not a Python interpreter"),
         ("echo hello", "not a Python interpreter"),
@@ -80,21 +80,21 @@ def _program(folder: Path, text: str) -> str:
         ("""echo '"3.12.1"'; echo '"2.10.0+cpu"'""", "has torch 2.10.0+cpu; needs"),
     ],
 )
-def test_an_interpreter_that_cannot_run_ranks_is_told(tmp_path: Path, text: str, told: str) -> None:
+def test_unusable_interpreter_is_rejected(tmp_path: Path, text: str, message: str) -> None:
     program = _program(tmp_path, text)
     with pytest.raises(ConfigError) as error:
         versions_of(program)
-    assert str(error.value).startswith(f"load_python={program}: {told}")
+    assert str(error.value).startswith(f"load_python={program}: {message}")
 
 
-def test_a_wrong_path_ends_a_sweep_before_anything_runs(sweep: Callable[..., Finished]) -> None:
+def test_wrong_path_ends_a_sweep_before_it_starts(sweep: Callable[..., Finished]) -> None:
     ended = sweep("scenario=convert", "load_python=/no/such/python", *CELL)
     assert ended.status == 2
     assert ended.err == "dcpbench: load_python=/no/such/python: cannot be run: No such file or directory\n"
     assert not ended.folder.exists()
 
 
-def test_an_interpreter_that_ends_is_an_error_of_the_stage(tmp_path: Path) -> None:
+def test_interpreter_that_exits_is_an_error(tmp_path: Path) -> None:
     ranks = OtherInterpreter(_program(tmp_path, "exit 3"), (), ())
     kind = WorldKind(1, "cpu", False)
     spec = CellSpec(RunId("tests", "cell", 0, 0), config(), str(tmp_path), str(tmp_path))
@@ -105,7 +105,7 @@ def test_an_interpreter_that_ends_is_an_error_of_the_stage(tmp_path: Path) -> No
     ranks.end()
 
 
-def test_the_process_of_an_interpreter_ends_with_its_driver() -> None:
+def test_interpreter_process_ends_with_its_driver() -> None:
     ranks = OtherInterpreter(sys.executable, (), ())
     ranks._start()
     process = ranks._process

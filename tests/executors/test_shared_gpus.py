@@ -1,6 +1,6 @@
-"""Ranks that share GPUs: how many, by which backend, in which environment, and what is skipped.
+"""Ranks that share GPUs: their number, backend and environment, and cells that are skipped.
 
-What NCCL answers comes from a library of one function, or is said of the machine.
+The version of NCCL comes from a library of one function, or from a made-up machine.
 """
 
 import subprocess
@@ -46,7 +46,7 @@ def planned(here: Machine, **values: Any) -> Job:
 
 @pytest.fixture
 def library(tmp_path: Path) -> Callable[..., Path]:
-    """A shared library of this source, as if it were NCCL."""
+    """Return a function that compiles source code to a shared library that imitates NCCL."""
 
     def made(source: str = NCCL_SOURCE, name: str = "libnccl.so.2") -> Path:
         path = tmp_path / "newer.so"
@@ -86,7 +86,7 @@ def test_nccl_can_share_since_2_30(version: str | None, can: bool) -> None:
     assert nccl_can_share(version) is can
 
 
-def test_shared_ranks_have_nccl_told_to_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sharing_ranks_configure_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_BUFFSIZE", "4194304")
     job = planned(machine(1))
     (kind,) = job.kinds
@@ -95,13 +95,13 @@ def test_shared_ranks_have_nccl_told_to_share(monkeypatch: pytest.MonkeyPatch) -
         "NCCL_MULTI_RANK_GPU_ENABLE": "1",
         "NCCL_NVLS_ENABLE": "0",
         "NCCL_MAX_CTAS": "8",
-    }, "what the user has set stays"
+    }, "variables set by the user are kept"
     assert (job.columns["ranks_per_gpu"], job.columns["backend"]) == (4, "nccl")
     assert shared_gpu_sentences([job], machine(1)) == ["4 ranks share 1 GPU (NCCL 2.30.7)"]
 
 
 @pytest.mark.parametrize("nccl", [OLD, NEW])
-def test_ranks_with_a_gpu_each_run_as_before(nccl: str) -> None:
+def test_ranks_with_separate_gpus_do_not_share(nccl: str) -> None:
     job = planned(machine(4, nccl))
     assert job.skip is None
     assert job.kinds == [WorldKind(4, "cuda", True)]
@@ -120,7 +120,7 @@ def test_only_the_stage_with_too_many_ranks_shares() -> None:
 
 
 @pytest.mark.parametrize("parallel", ["none", "ddp", "fsdp2", "hsdp2", "fsdp2_tp"])
-def test_gloo_carries_what_it_can_under_an_older_nccl(parallel: str) -> None:
+def test_older_nccl_is_replaced_by_gloo(parallel: str) -> None:
     job = planned(machine(1, OLD), parallel=parallel, model="even")
     assert job.skip is None
     assert job.kinds == [WorldKind(4, "cuda", True, backend=Backend.gloo)]
@@ -138,7 +138,7 @@ def test_gloo_carries_what_it_can_under_an_older_nccl(parallel: str) -> None:
         {"parallel": "fsdp2", "load_parallel": "fsdp", "scenario": "convert"},
     ],
 )
-def test_the_rest_is_skipped_under_an_older_nccl(values: dict[str, str]) -> None:
+def test_cells_without_gloo_skip_under_older_nccl(values: dict[str, str]) -> None:
     if other := values.pop("load_parallel", None):
         values["load_parallel"] = config(parallel=other).parallel  # type: ignore[assignment]
     job = planned(machine(1, OLD), **values)
@@ -150,13 +150,13 @@ def test_the_rest_is_skipped_under_an_older_nccl(values: dict[str, str]) -> None
     assert planned(machine(1, NEW), **values).skip is None
 
 
-def test_the_nccl_of_a_loading_interpreter_counts() -> None:
+def test_nccl_of_a_loading_interpreter_is_used() -> None:
     here = machine(1, NEW, versions_of=lambda python: Versions("3.12.3", "2.11.0", OLD))
     job = planned(here, scenario="convert", load_python="python")
     assert "under NCCL 2.28.9" in str(job.skip)
 
 
-def test_an_interpreter_is_asked_for_its_nccl(library: Callable[..., Path], monkeypatch: Any) -> None:
+def test_nccl_version_of_an_interpreter(library: Callable[..., Path], monkeypatch: Any) -> None:
     monkeypatch.setenv("DCPBENCH_NCCL", str(library()))
     versions_of.cache_clear()
     assert versions_of(sys.executable).nccl == "2.31.5"
@@ -170,19 +170,19 @@ def test_ranks_per_gpu_limits_how_many_share() -> None:
     assert planned(machine(4), ranks_per_gpu=1).skip is None
 
 
-def test_sharing_is_no_part_of_a_cell() -> None:
-    shared, apart = planned(machine(1)), planned(machine(4))
-    assert shared.key.digest == apart.key.digest
+def test_sharing_does_not_change_the_cell_key() -> None:
+    shared, separate = planned(machine(1)), planned(machine(4))
+    assert shared.key.digest == separate.key.digest
     assert CellKey.of(given(ranks_per_gpu=1)).digest == CellKey.of(given()).digest
     assert CellKey.of(given(nccl="/x.so")).digest == CellKey.of(given()).digest
 
 
-def test_more_ranks_than_gpus_are_no_error() -> None:
-    asked = given(world_size=8, parallel="ddp")
-    assert why_skip(asked, resolve(asked, machine(4)), machine(4)) is None
+def test_more_ranks_than_gpus_are_valid() -> None:
+    cell = given(world_size=8, parallel="ddp")
+    assert why_skip(cell, resolve(cell, machine(4)), machine(4)) is None
 
 
-def test_the_user_is_not_asked_for_what_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_keeps_variables_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in environment():
         monkeypatch.setenv(name, "x")
     assert environment() == {}
@@ -196,7 +196,7 @@ def versions(path: Path | str) -> list[str]:
     return ended.stdout.splitlines()
 
 
-def test_a_newer_nccl_is_loaded_and_asked(library: Callable[..., Path]) -> None:
+def test_newer_nccl_is_loaded(library: Callable[..., Path]) -> None:
     assert versions(library()) == ["None", "2.31.5"]
     assert versions("")[0] == "None"
 
@@ -208,14 +208,14 @@ def test_a_newer_nccl_is_loaded_and_asked(library: Callable[..., Path]) -> None:
         (NCCL_SOURCE, "libother.so", "is not a libnccl.so.2"),
     ],
 )
-def test_other_libraries_are_refused(library: Callable[..., Path], source: str, name: str, why: str) -> None:
+def test_other_libraries_are_rejected(library: Callable[..., Path], source: str, name: str, why: str) -> None:
     path = library(source, name)
     assert why in versions(path)[0]
     assert versions(path)[0].startswith(f"nccl={path}: ")
 
 
 @pytest.mark.slow
-def test_a_missing_library_is_one_line(sweep: Callable[..., Any]) -> None:
+def test_missing_library_is_reported(sweep: Callable[..., Any]) -> None:
     ended = sweep("nccl=/nowhere/libnccl.so.2", "device=cpu", *SMALL, own_process=True)
     assert (ended.status, ended.out) == (2, "")
     assert "nccl=/nowhere/libnccl.so.2: " in ended.err

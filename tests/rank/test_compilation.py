@@ -1,4 +1,4 @@
-"""What Dynamo did is told with its reason and its place; `backend="eager"` compiles no kernels."""
+"""Graph breaks and uncompiled code are reported with their place; `backend="eager"` compiles no kernels."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +23,7 @@ def compiled(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
     return torch.compile(function, backend="eager", dynamic=False)
 
 
-def test_what_is_compiled_whole_has_nothing_to_tell() -> None:
+def test_complete_graph_has_no_breaks() -> None:
     compiled(lambda x: x * 2)(torch.ones(2))
     assert why_not_compiled() is None
     assert graph_breaks() == []
@@ -34,27 +34,27 @@ def broken(x: torch.Tensor) -> torch.Tensor:
     return x if x.sum().item() > 0 else -x
 
 
-def test_a_graph_break_is_told_with_its_place() -> None:
+def test_graph_break_names_its_place() -> None:
     compiled(broken)(torch.ones(2))
     assert why_not_compiled() is None, "both halves are compiled"
-    (told,) = graph_breaks()
-    assert "Tensor.item()" in told
-    assert told.endswith(f"({Path(__file__)}:{broken.__code__.co_firstlineno + 2})")
+    (message,) = graph_breaks()
+    assert "Tensor.item()" in message
+    assert message.endswith(f"({Path(__file__)}:{broken.__code__.co_firstlineno + 2})")
 
 
 def unsupported(x: torch.Tensor) -> torch.Tensor:
-    with open("/dev/null"):  # noqa: PTH123 - what Dynamo does not know
+    with open("/dev/null"):  # noqa: PTH123 - Dynamo does not support it
         return x * 2
 
 
-def test_why_nothing_was_compiled_is_told_with_its_place() -> None:
+def test_uncompiled_function_names_its_place() -> None:
     compiled(unsupported)(torch.ones(2))
-    told = str(why_not_compiled())
-    assert told.startswith("nothing was compiled: Failed to trace builtin operator")
-    assert told.endswith(f"({Path(__file__)}:{unsupported.__code__.co_firstlineno + 1})")
+    message = str(why_not_compiled())
+    assert message.startswith("nothing was compiled: Failed to trace builtin operator")
+    assert message.endswith(f"({Path(__file__)}:{unsupported.__code__.co_firstlineno + 1})")
 
 
-def test_a_frame_that_was_compiled_too_often_is_told() -> None:
+def test_recompile_limit_is_reported() -> None:
     scaled = compiled(lambda x, number: x * number)
     for number in range(torch._dynamo.config.recompile_limit):
         scaled(torch.ones(2), number)

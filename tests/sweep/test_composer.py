@@ -1,5 +1,6 @@
 """What is put together for a cell is what Hydra would have composed."""
 
+import hashlib
 import io
 import random
 from collections.abc import Iterator, Sequence
@@ -259,13 +260,16 @@ def test_long_names_have_what_varies_and_a_number(hydra_loader: ConfigLoader, tm
 
 
 def test_resumed_sweep_keeps_its_names(hydra_loader: ConfigLoader, tmp_path: Path) -> None:
-    """Earlier versions gave long names a digest."""
+    """In any order. Earlier versions gave long names a digest, and did not record the overrides."""
     base = sweep(hydra_loader, f"hydra.sweep.dir={tmp_path}")
     long = f"known_failures={'x' * 150}"
-    known = {f"{long[:150]}~0123456789ab": [long, "seed=2"], "seed=3": ["seed=3"], "seed=3#2": ["seed=3"]}
-    made = CellMaker(hydra_loader, base, known=known).cells([["seed=3"], [long, "seed=2"], ["seed=3"]])
-    assert [cell.name for cell in made] == ["seed=3", f"{long[:150]}~0123456789ab", "seed=3#2"]
-    assert [cell.overrides for cell in made] == [["seed=3"], [long, "seed=2"], ["seed=3"]]
+    known = {long[:150]: [long, "seed=1"], f"{long[:150]}#2": [long, "seed=2"], "default": []}
+    made = CellMaker(hydra_loader, base, known=known).cells([[], [long, "seed=2"], [long, "seed=1"]])
+    assert [cell.name for cell in made] == ["default", f"{long[:150]}#2", long[:150]]
+    digest = hashlib.sha256(f"{long},seed=2".encode()).hexdigest()[:12]
+    earlier = [f"{long[:150]}~{digest}", "default", "default#2"]
+    unrecorded = CellMaker(hydra_loader, base, known=dict.fromkeys(earlier))
+    assert [cell.name for cell in unrecorded.cells([[long, "seed=2"], [], []])] == earlier
 
 
 def test_other_names_of_cell_folders_are_refused(hydra_loader: ConfigLoader) -> None:

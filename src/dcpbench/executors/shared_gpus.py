@@ -15,7 +15,7 @@ _ENVIRONMENT = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", **_S
 
 
 def ranks_per_gpu(ranks: int, gpus: int) -> int:
-    """Return how many neighboring ranks share a GPU; the last one may have fewer."""
+    """Return how many neighboring ranks share a GPU; the last group can be smaller."""
     return -(-ranks // gpus)
 
 

@@ -1,4 +1,4 @@
-"""Find where ranks hang: every thread's stack goes to the rank's log, one frame to the row."""
+"""Find where ranks hang: every thread's stack goes to the rank's log, and one frame to the row."""
 
 import re
 import signal

@@ -171,9 +171,8 @@ def _functions() -> Iterator[_Function]:
                 continue
             visited.add(id(owner))
             for attribute, value in list(vars(owner).items()):
-                if (
-                    type(value) in _KINDS
-                ):  # an object that imitates a function can run code when it is inspected
+                # Do not inspect an object that imitates a function: it can run code.
+                if type(value) in _KINDS:
                     value = _unwrapped(value)
                     code = getattr(value, "__code__", None)
                     yield _Function(vars(owner), where, attribute, value, code)

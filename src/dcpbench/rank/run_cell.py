@@ -4,8 +4,9 @@ import ctypes
 import gc
 import pkgutil
 import random
+import re
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from dcpbench.cell.shared_folder import wait_until_seen
 from dcpbench.config.groups import Ending, StageWorld
 from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import RankReport, Skip
-from dcpbench.rank import compilation, memory
+from dcpbench.rank import compilation
 from dcpbench.rank.messages import CellSpec
 from dcpbench.verify.files import recorded_syncs, synced_in
 from dcpbench.workloads.world import World
@@ -75,8 +76,9 @@ def run_cell(
     if config.compile:
         report.not_compiled = compilation.why_not_compiled()
         report.graph_breaks = compilation.graph_breaks()
-    cell.measure("peak_device_bytes", memory.peak_device_bytes(world.device))
-    cell.measure("peak_host_bytes", memory.peak_host_bytes())
+    if world.device.type == "cuda":
+        cell.measure("peak_device_bytes", torch.cuda.max_memory_allocated(world.device))
+    cell.measure("peak_host_bytes", _peak_host_bytes())
 
 
 def _reset(world: World, seed: int) -> None:
@@ -84,7 +86,16 @@ def _reset(world: World, seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
     free_memory(world.device)
-    memory.reset_peaks(world.device)
+    if world.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(world.device)
+    with suppress(OSError):  # resets the peak of the resident set: proc(5)
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak_host_bytes() -> int | None:
+    """Return the peak resident set of this process; None if the kernel does not report it."""
+    peak = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return int(peak[1]) * 1024 if peak else None
 
 
 def free_memory(device: torch.device) -> None:

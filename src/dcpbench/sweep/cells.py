@@ -1,5 +1,6 @@
 """The cells of a sweep: their names, configurations and folders."""
 
+import hashlib
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -48,7 +49,9 @@ class CellMaker:
     """Make the cells of a sweep, batch by batch.
 
     Args:
-        known: the overrides of each cell of a resumed sweep by the cell's name, which is used again.
+        known: the overrides of each cell of a resumed sweep by the cell's name, which is used again. None
+        where
+            an earlier version did not record them.
 
     Raises:
         ConfigError: `base` sets the folders of cells.
@@ -59,7 +62,7 @@ class CellMaker:
         loader: ConfigLoader,
         base: DictConfig,
         track: Track = iter,
-        known: Mapping[str, Sequence[str]] | None = None,
+        known: Mapping[str, Sequence[str] | None] | None = None,
     ) -> None:
         self.composer = Composer(loader, base, track)
         self._sweep = Path(str(base.hydra.sweep.dir)).resolve()
@@ -67,9 +70,9 @@ class CellMaker:
         self._hosts = _hosts(base.executor)
         self._config_dir = next((str(one.path) for one in sources if one.provider == "command-line"), None)
         self._names: Counter[str] = Counter()
-        self._known: defaultdict[Words, list[str]] = defaultdict(list)
+        self._known: defaultdict[Words | None, list[str]] = defaultdict(list)
         for name, overrides in (known or {}).items():
-            self._known[tuple(overrides)].append(name)
+            self._known[None if overrides is None else tuple(overrides)].append(name)
         subdir = cast("dict[str, str]", OmegaConf.to_container(base.hydra.sweep))["subdir"]
         if subdir != _SUBDIR:
             raise ConfigError(
@@ -101,6 +104,9 @@ class CellMaker:
         earlier cell has the same. A long name leaves out the overrides that are `common` to all cells."""
         name = _joined([item for item in overrides if not item.startswith("experiment=")] or overrides)
         if len(name) > _LONGEST_NAME:
+            digest = hashlib.sha256(",".join(overrides).encode()).hexdigest()
+            if (earlier := f"{name[:_LONGEST_NAME]}~{digest[:12]}") in self._known[None]:
+                return earlier  # the name in versions that did not record the overrides
             varying = [item for item in overrides if item not in common]
             name = _joined(varying or overrides)[:_LONGEST_NAME]
         self._names[name] += 1

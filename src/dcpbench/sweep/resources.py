@@ -27,11 +27,11 @@ from dcpbench.records import files
 from dcpbench.records.row import Row
 from dcpbench.sweep.job import Job
 
-_ALIKE = [[spec.key for spec in AXES.values() if spec.likeness >= level] for level in (1, 2, 3)]
+_SIMILAR = [[spec.key for spec in AXES.values() if spec.likeness >= level] for level in (1, 2, 3)]
 """The keys in which two cells have to be equal to take about equally long, the closest similarity first.
 Cells with the same identity are closer still."""
 
-_WRITES_ALIKE = [*(spec.name for spec in AXES.values() if spec.writes), "saves", "save_at"]
+_SIMILAR_BYTES = [*(spec.name for spec in AXES.values() if spec.writes), "saves", "save_at"]
 """The keys in which two cells have to be equal to write equally much."""
 
 _AT_ONCE = {"cuda": 4, "cpu": 16}
@@ -80,21 +80,22 @@ def shared_gpu_sentences(jobs: Iterable[Job], machine: Machine) -> list[str]:
     return [shared_gpus.sharing_sentence(ranks, machine.gpus, machine.nccl) for ranks in sorted(sharing)]
 
 
-_TAKES_ALIKE = ("model", "optimizer", "workload", "world_size")
-"""The parts of their identities in which two cells have to agree to take a similar part of a GPU's memory."""
+_SIMILAR_MEMORY = ("model", "optimizer", "workload", "world_size")
+"""The keys in which two cells have to be equal to need about the same GPU memory."""
 
 
 class GpuMemory:
-    """Lets cells whose ranks share GPUs run at once as long as their tensors fit into the memory.
+    """Let cells whose ranks share GPUs run at the same time as long as their tensors fit into the memory.
 
-    How much a cell takes is known once a cell of the same model, optimizer and number of ranks has run: at
-    most the peak of its ranks, times the number of ranks if that one was sharded. The first one runs alone.
+    What a cell needs is known after a cell of the same model, optimizer and number of ranks has run: at most
+    the peak of its ranks, times the number of ranks if that cell was sharded. The first such cell runs alone.
     """
 
     def __init__(
         self, jobs: Sequence[Job], workers: int, gpu_bytes: int | None, rows: Iterable[Row] = ()
     ) -> None:
-        """The jobs of a stretch, one for each of the `workers` at a time; the `rows` of the sweep so far."""
+        """Take the jobs of a group, of which each of the `workers` runs one at a time, and the `rows` so
+        far."""
         ranks = max((job.ranks_per_gpu or 0 for job in jobs if job.shares_gpus), default=0)
         # A tenth is left for fragmentation.
         self._free_bytes = int(0.9 * (gpu_bytes or 0)) - workers * ranks * shared_gpus.rank_bytes()
@@ -123,12 +124,12 @@ class GpuMemory:
     def _needs(self, job: Job) -> int:
         if not job.shares_gpus:
             return 0
-        peak = self._peaks.get(job.key.part(_TAKES_ALIKE))
+        peak = self._peaks.get(job.key.part(_SIMILAR_MEMORY))
         return self._free_bytes if peak is None else peak * (job.ranks_per_gpu or 1) * job.world_size
 
     def _note(self, row: Row) -> None:
         if row["peak_device_bytes"]:
-            kind = CellKey(row.config).part(_TAKES_ALIKE)
+            kind = CellKey(row.config).part(_SIMILAR_MEMORY)
             self._peaks[kind] = max(self._peaks.get(kind, 0), row["peak_device_bytes"])
 
 
@@ -150,7 +151,7 @@ def estimates(jobs: Iterable[Job], gpus: int) -> dict[str, Estimated]:
 
 def keys(cell: CellKey) -> list[str]:
     """Return the digests by which similar cells are found, the closest similarity first."""
-    return [cell.digest, *map(cell.part, _ALIKE)]
+    return [cell.digest, *map(cell.part, _SIMILAR)]
 
 
 class Costs:
@@ -169,7 +170,7 @@ class Costs:
         took_s = row["shared_cell_s"] if row["cell_s"] is None else row["cell_s"]
         for key in [] if took_s is None else keys(cell):
             self._seconds[key].append(took_s)
-        kind = cell.part(_WRITES_ALIKE)
+        kind = cell.part(_SIMILAR_BYTES)
         self._disk_bytes[kind] = max(self._disk_bytes[kind], row["disk_bytes"] or 0)
 
     def seconds(self, cell: Iterable[str]) -> float | None:
@@ -198,7 +199,7 @@ class Costs:
         free = shutil.disk_usage(place).free
         needs, because = storage.needs_bytes, "storage.needs_bytes"
         if needs is None:
-            needs, because = self._disk_bytes[cell.part(_WRITES_ALIKE)], "as a similar cell wrote"
+            needs, because = self._disk_bytes[cell.part(_SIMILAR_BYTES)], "as a similar cell wrote"
         if free - needs >= storage.keep_free_bytes:
             return None
         wanted = f"it needs {decimal(needs)} ({because}) and " if needs else ""

@@ -5,7 +5,7 @@ parts; `dcpbench.records.store` reads such a folder as one sweep. Each part is r
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -46,9 +46,9 @@ class SweepFolder:
             refuse_used(self.path)
 
     @property
-    def cells(self) -> dict[str, list[str]]:
-        """The overrides of the cells of a resumed sweep, by name."""
-        return self._record.overrides or {}
+    def cells(self) -> Mapping[str, list[str] | None]:
+        """The overrides of the cells of a resumed sweep by name; None if they were not recorded."""
+        return self._record.overrides or dict.fromkeys(self._record.cells)
 
     def claim(self) -> None:
         """Be the only driver in the folder until `release`."""
