@@ -1,4 +1,4 @@
-"""Checkpoints that plain `dcp.save` writes, damaged in every way: told, and nothing of them is ever run."""
+"""Checkpoints of plain `dcp.save`, damaged in every way. Damage is reported, and no code in them is run."""
 
 import json
 import os
@@ -35,7 +35,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch
 
 
 def save(folder: Path) -> None:
-    """What one process without a process group saves."""
+    """Checkpoints of one process without a process group."""
     tensors = {f"of {dtype}": torch.zeros(2, 3, dtype=dtype) for dtype in DTYPES}
     state = {"model": {"weight": torch.rand(4, 6), **tensors}, "epoch": 7, "empty": torch.rand(0, 3)}
     with warnings.catch_warnings(action="ignore"):
@@ -51,7 +51,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def checkpoint(saved: Path, tmp_path: Path) -> Path:
-    """One to damage."""
+    """A checkpoint to damage."""
     folder = tmp_path / "step-1"
     folder.mkdir()
     for item in saved.iterdir():
@@ -64,7 +64,7 @@ def looked_at(*words: str | Path, capsys: pytest.CaptureFixture[str]) -> tuple[i
     return status, json.loads(capsys.readouterr().out)
 
 
-def test_a_whole_one(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_complete_checkpoint_passes(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, (seen,) = looked_at(checkpoint, capsys=capsys)
     assert (status, seen["state"], seen["because"], seen["findings"]) == (0, "whole", None, [])
     assert seen["bytes"] == sum(item.stat().st_size for item in checkpoint.iterdir())
@@ -78,18 +78,18 @@ def test_a_whole_one(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> No
         "chunks": [{"offsets": [], "sizes": [], "file": "__0_0.distcp"}],
     }
     assert main(["audit", str(checkpoint)]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith(f"{checkpoint}: whole\n")
-    assert "8 tensors with 60 elements, 1 value\n" in told
-    assert "model.of torch.bfloat16       bfloat16       [2, 3]       1" in told
+    output = capsys.readouterr().out
+    assert output.startswith(f"{checkpoint}: whole\n")
+    assert "8 tensors with 60 elements, 1 value\n" in output
+    assert "model.of torch.bfloat16       bfloat16       [2, 3]       1" in output
 
 
-def test_it_is_read_as_torch_reads_it(saved: Path) -> None:
+def test_metadata_is_read_like_torch_does(saved: Path) -> None:
     found = on_disk.lengths(saved)
     assert foreign_manifest(saved, found) == manifest_of(FileSystemReader(saved).read_metadata(), found)
 
 
-def test_it_needs_no_torch(saved: Path) -> None:
+def test_audit_does_not_import_torch(saved: Path) -> None:
     program = [sys.executable, "-X", "importtime", "-m", "dcpbench", "audit", str(saved)]
     ended = subprocess.run(program, capture_output=True, text=True, check=True)
     assert "| torch\n" not in ended.stderr
@@ -97,7 +97,7 @@ def test_it_needs_no_torch(saved: Path) -> None:
 
 
 def rewritten(change: Callable[[Metadata], object]) -> Callable[[Path], None]:
-    """Damage to what `.metadata` says."""
+    """Change the content of `.metadata`."""
 
     def damage(folder: Path) -> None:
         path = folder / ".metadata"
@@ -122,7 +122,7 @@ def chunked(*chunks: tuple[tuple[int, ...], tuple[int, ...]]) -> Callable[[Path]
 
 
 def moved(by: int | None) -> Callable[[Metadata], None]:
-    """The second place in the file begins earlier, or where the first one does."""
+    """Move the second place in the file to the front, or to the start of the first."""
 
     def change(metadata: Metadata) -> None:
         one, other = sorted(metadata.storage_data.values(), key=lambda place: place.offset)[:2]
@@ -221,21 +221,21 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("case", DAMAGED)
-def test_every_damage_is_told(case: str, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    damage, state, told = DAMAGED[case]
+def test_damage_is_reported(case: str, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    damage, state, message = DAMAGED[case]
     damage(checkpoint)
     status, (seen,) = looked_at(checkpoint, capsys=capsys)
     assert (status, seen["state"]) == ({"torn": 1, "damaged": 1, "none": 2}[state], state)
-    assert told in seen["because"].replace("(", "[").replace(")", "]")
+    assert message in seen["because"].replace("(", "[").replace(")", "]")
     assert main(["audit", str(checkpoint)]) == status
     shown = capsys.readouterr()
     assert shown.out.startswith(f"{checkpoint}: {'no checkpoint' if state == 'none' else state}")
-    assert told in shown.out.replace("(", "[").replace(")", "]")
+    assert message in shown.out.replace("(", "[").replace(")", "]")
     assert shown.err == ""
 
 
 class Calls:
-    """A pickle that calls something."""
+    """Return a pickle that calls a function."""
 
     def __init__(self, function: Callable, *arguments: object) -> None:
         self._made = function, arguments
@@ -264,7 +264,7 @@ MALICIOUS = {
 
 
 @pytest.mark.parametrize("case", MALICIOUS)
-def test_nothing_is_run(
+def test_malicious_pickle_runs_nothing(
     case: str, checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(checkpoint.parent)
@@ -276,8 +276,8 @@ def test_nothing_is_run(
     assert not Path("ran").exists()
 
 
-def test_a_class_that_is_changed_is_nobody_elses(checkpoint: Path, tmp_path: Path) -> None:
-    """BUILD with slots sets attributes of whatever stands on the stack, of a class too."""
+def test_pickle_cannot_change_classes(checkpoint: Path, tmp_path: Path) -> None:
+    """BUILD with slots sets attributes of any object on the stack, even of a class."""
     before = (checkpoint / METADATA).read_bytes()
     build = (
         b"\x80\x04\x8c%torch.distributed.checkpoint.metadata\x8c\x08Metadata\x93N}\x8c\x05stateK\x01s\x86b."
@@ -290,7 +290,7 @@ def test_a_class_that_is_changed_is_nobody_elses(checkpoint: Path, tmp_path: Pat
     assert on_disk.audited(checkpoint).state == "whole"
 
 
-def test_names_that_a_terminal_would_obey_or_that_are_none(
+def test_names_with_control_characters_are_escaped(
     checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (checkpoint / os.fsdecode(b"\xff\x1b[31m")).write_text("stray")
@@ -305,15 +305,15 @@ def test_names_that_a_terminal_would_obey_or_that_are_none(
     assert "\x1b" not in capsys.readouterr().out
 
 
-def test_other_files_may_lie_beside(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_files_are_listed_separately(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (checkpoint / "trainer").mkdir()
     (checkpoint / "trainer" / "config.json").write_text("{}")
     status, (seen,) = looked_at(checkpoint, capsys=capsys)
     assert (status, seen["state"], seen["beside"]) == (0, "whole", ["trainer/config.json"])
 
 
-def test_a_tensor_in_very_many_chunks(tmp_path: Path) -> None:
-    """Of 20,000 chunks not every two are held against each other."""
+def test_tensor_with_many_chunks_is_audited_quickly(tmp_path: Path) -> None:
+    """20,000 chunks are not all compared with each other."""
     rows = 20_000
     chunks = [ChunkStorageMetadata(torch.Size((row, 0)), torch.Size((1, 8))) for row in range(rows)]
     save(tmp_path)
@@ -329,14 +329,16 @@ def test_a_tensor_in_very_many_chunks(tmp_path: Path) -> None:
     assert found == []
 
 
-def test_several_at_once(checkpoint: Path, saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_checkpoints_are_audited_at_once(
+    checkpoint: Path, saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     cut(DATA, 0.5)(checkpoint)
     status, seen = looked_at(saved, checkpoint, capsys=capsys)
     assert (status, [one["state"] for one in seen]) == (1, ["whole", "damaged"])
     assert main(["audit", str(saved), str(checkpoint), "/nowhere"]) == 2
-    told = capsys.readouterr().out
-    assert f"{saved}: whole" in told.replace("\n", "")
-    assert "chunks" not in told, "which are whole is the question"
+    output = capsys.readouterr().out
+    assert f"{saved}: whole" in output.replace("\n", "")
+    assert "chunks" not in output, "with several, only their states are printed"
     assert main(["audit", str(saved)]) == 0
     assert "chunks" in capsys.readouterr().out
 
@@ -368,7 +370,7 @@ def save_sharded(folder: str, of_pairs: bool, alone: bool = False) -> int:
 
 
 @pytest.mark.parametrize("of_pairs", [True, False], ids=["FSDP1 on two ranks", "FSDP2 on four"])
-def test_what_sharded_ranks_save(
+def test_sharded_checkpoint_passes(
     of_pairs: bool, ask: Ask, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sizes = ask(save_sharded, str(tmp_path / "ck"), of_pairs)
@@ -381,9 +383,11 @@ def test_what_sharded_ranks_save(
     assert looked_at(tmp_path / "ck", capsys=capsys)[0] == 1
 
 
-def test_each_rank_for_itself(ask: Ask, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without collectives each rank has metadata of its own, with its own chunks: together they are whole,
-    and without one of them they are not."""
+def test_save_without_collectives_needs_all_ranks(
+    ask: Ask, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without collectives each rank has separate metadata for its chunks. Only all of them together are
+    complete."""
     ask(save_sharded, str(tmp_path / "ck"), False, True)
     status, (seen,) = looked_at(tmp_path / "ck", capsys=capsys)
     assert (status, seen["state"], seen["beside"]) == (0, "whole", [])
@@ -398,12 +402,12 @@ def test_each_rank_for_itself(ask: Ask, tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def save_replicated(folder: str) -> None:
-    """Each rank saves the same tensors for itself."""
+    """Save the same tensors on each rank separately."""
     dcp.save({"model": {"weight": torch.ones(4, 6)}, "step": 7}, checkpoint_id=folder, use_collectives=False)
 
 
 def without_bytes(folder: Path) -> None:
-    """Rank 2's metadata and file have 0 bytes of the weight."""
+    """Remove the bytes of the weight from the metadata and file of rank 2."""
     path = folder / "__2.metadata"
     metadata = pickle.loads(path.read_bytes())
     place = metadata.storage_data[MetadataIndex("model.weight", (0, 0))]
@@ -431,8 +435,10 @@ OF_A_RANK = {
 }  # fmt: skip
 
 
-def test_a_rank_whose_save_did_not_end(ask: Ask, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without collectives every rank writes replicated tensors, so the others hold all of them."""
+def test_incomplete_rank_with_replicated_tensors(
+    ask: Ask, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without collectives every rank writes replicated tensors, so the other ranks have all of them."""
     ask(save_replicated, str(tmp_path / "run/step-1"))
     assert looked_at(tmp_path / "run/step-1", capsys=capsys)[0] == 0
     for case, (damage, state, message) in OF_A_RANK.items():

@@ -1,4 +1,4 @@
-"""Folders that are nested deeply among checkpoints stop no audit."""
+"""Deeply nested folders among checkpoints do not stop an audit."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from dcpbench.cli.commands import main
 from support.adversary import nest
 
 
-def test_deeply_nested_folders_stop_no_audit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_deeply_nested_folders_are_audited(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, two = places = [tmp_path / name for name in ("one", "two")]
     for number, place in enumerate(places):
         checkpoint = place / "cell" / "step-1"

@@ -1,4 +1,4 @@
-"""The newest whole checkpoint of a training run, as trainers lay theirs out."""
+"""The newest complete checkpoint of a training run, in layouts of trainers."""
 
 import os
 import shutil
@@ -21,7 +21,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_newest_whole_one(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_newest_complete_checkpoint_is_printed(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for number, name in enumerate(("step-10", "run/step-20", "run/step-30", "step-40")):
         folder = tmp_path / name
         folder.mkdir(parents=True)
@@ -40,7 +42,7 @@ def test_the_newest_whole_one(saved: Path, tmp_path: Path, capsys: pytest.Captur
     assert main(["audit", "--newest", str(tmp_path / "nowhere")]) == 2
 
 
-def test_a_folder_of_checkpoints_is_listed(
+def test_folder_of_checkpoints_is_listed(
     saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("step-9", "step-10", "step-11"):
@@ -60,14 +62,14 @@ def test_a_folder_of_checkpoints_is_listed(
     ],
     ids=["torchtitan", "Lightning"],
 )
-def test_the_newest_is_that_of_the_highest_number_where_names_have_one(
+def test_newest_checkpoint_has_the_highest_number(
     names: tuple[str, ...],
     beside: dict[str, bytes],
     saved: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A copy of a folder has other times; the last one is still being written."""
+    """A copy of a folder has different times; the last checkpoint is still being written."""
     run = tmp_path / "run 7" / "checkpoint"
     for age, name in enumerate(names):
         (run / name).mkdir(parents=True)

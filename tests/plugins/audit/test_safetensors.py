@@ -1,4 +1,4 @@
-"""Folders of safetensors, damaged in every way: by their headers alone."""
+"""Folders of safetensors, damaged in every way, and audited by their headers."""
 
 import json
 import os
@@ -24,11 +24,11 @@ ONE, TWO = (f"model-0000{number}-of-00002.safetensors" for number in (1, 2))
 SHARDS = [f"shard-0000{rank}-model-00001-of-00001.safetensors" for rank in (1, 2)]
 
 Tensor = tuple[str, Sequence[int], int, int]
-"""Its dtype and shape, and where its bytes begin and end."""
+"""Dtype, shape, and start and end of the bytes of each tensor."""
 
 
 def packed(tensors: dict[str, Any], data: int, extra: dict[str, str] | None = None) -> bytes:
-    """A file with this header and so many bytes of data."""
+    """Write a file with this header and number of bytes of data."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **(extra or {})}}
     for key, (dtype, shape, begin, end) in tensors.items():
         header[key] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
@@ -37,7 +37,7 @@ def packed(tensors: dict[str, Any], data: int, extra: dict[str, str] | None = No
 
 
 def written(folder: Path) -> Path:
-    """What a trainer writes: two files and an index."""
+    """Write two files and an index, like a trainer."""
     folder.mkdir(parents=True)
     first = {"w": ("F32", [4, 6], 0, 96), "b": ("BF16", [4], 96, 104), "none": ("I64", [0, 3], 104, 104)}
     (folder / ONE).write_bytes(packed(first, 104))
@@ -48,7 +48,7 @@ def written(folder: Path) -> Path:
 
 
 def sharded(folder: Path, offsets: Sequence[Sequence[int]] = ((0, 0), (2, 0))) -> Path:
-    """What DCP's HuggingFace storage writer leaves of two ranks with half of `w` each."""
+    """Write the files of DCP's HuggingFace storage writer for two ranks with half of `w` each."""
     folder.mkdir(parents=True)
     for name, at in zip(SHARDS, offsets, strict=True):
         info = json.dumps({"w": {"saved_offsets": at}})
@@ -68,7 +68,7 @@ def look(capsys: pytest.CaptureFixture[str]) -> Callable[[Path], dict[str, Any]]
     return looked_at
 
 
-def test_whole_ones(
+def test_complete_checkpoints_pass(
     tmp_path: Path, look: Callable[[Path], dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = written(tmp_path / "whole")
@@ -78,9 +78,9 @@ def test_whole_ones(
     chunk = {"offsets": [0, 0], "sizes": [4, 6], "file": ONE}
     assert seen["keys"]["w"] == {"dtype": "torch.float32", "shape": [4, 6], "chunks": [chunk]}
     assert main(["audit", str(folder)]) == 0
-    told = capsys.readouterr().out
-    assert "4 tensors with 29 elements, 0 values" in told
-    assert "b      bfloat16  [4]          1" in told
+    output = capsys.readouterr().out
+    assert "4 tensors with 29 elements, 0 values" in output
+    assert "b      bfloat16  [4]          1" in output
     seen = look(sharded(tmp_path / "sharded"))
     assert (seen["state"], seen["findings"], seen["keys"]["w"]["shape"]) == ("whole", [], [4, 6])
     assert len(seen["keys"]["w"]["chunks"]) == 2
@@ -97,7 +97,7 @@ def raw(name: str, content: bytes) -> Callable[[Path], object]:
 
 
 def listing(**listed: str) -> Callable[[Path], object]:
-    """An index that also lists these, or without those that are empty."""
+    """Write an index that also lists these files, or omits those with an empty value."""
 
     def damage(folder: Path) -> None:
         index = json.loads((folder / INDEX).read_text())
@@ -160,18 +160,18 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("case", DAMAGED)
-def test_every_damage_is_told(case: str, tmp_path: Path, look: Callable[[Path], dict[str, Any]]) -> None:
-    damage, told = DAMAGED[case]
+def test_damage_is_reported(case: str, tmp_path: Path, look: Callable[[Path], dict[str, Any]]) -> None:
+    damage, message = DAMAGED[case]
     folder = written(tmp_path / "step-1")
     damage(folder)
     seen = look(folder)
     texts = [seen["because"], *(finding["text"] for finding in seen["findings"])]
     assert seen["state"] == "damaged"
-    assert any(told in text.replace("(", "[").replace(")", "]") for text in texts), texts
+    assert any(message in text.replace("(", "[").replace(")", "]") for text in texts), texts
 
 
 @pytest.mark.parametrize(
-    ("offsets", "told"),
+    ("offsets", "message"),
     [
         (((0, 0), (3, 0)), "have 24 of 30 elements"),
         (((0, 0), (1, 0)), "overlap"),
@@ -179,15 +179,15 @@ def test_every_damage_is_told(case: str, tmp_path: Path, look: Callable[[Path], 
         (((0, 0), (2, "0")), "not a safetensors file"),
     ],
 )
-def test_parts_of_ranks_that_do_not_fit(
-    offsets: Any, told: str, tmp_path: Path, look: Callable[[Path], dict[str, Any]]
+def test_mismatched_parts_of_ranks_are_reported(
+    offsets: Any, message: str, tmp_path: Path, look: Callable[[Path], dict[str, Any]]
 ) -> None:
     seen = look(sharded(tmp_path / "step-1", offsets))
-    assert (seen["state"], told in seen["because"]) == ("damaged", True), seen["because"]
+    assert (seen["state"], message in seen["because"]) == ("damaged", True), seen["because"]
 
 
 def save_distributed(folder: str, sharded: bool) -> None:
-    """What DCP's own writer leaves of a sharded model: files of each rank, or of one."""
+    """Save a sharded model with DCP's own writer, to files of each rank or of one."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(6, 10), torch.nn.Linear(10, 3, dtype=torch.bfloat16))
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -198,7 +198,7 @@ def save_distributed(folder: str, sharded: bool) -> None:
 
 
 @pytest.mark.parametrize("is_sharded", [True, False], ids=["files of each rank", "one with an index"])
-def test_what_dcp_writes_for_hugging_face(
+def test_hugging_face_checkpoint_of_dcp_passes(
     is_sharded: bool, ask: Ask, tmp_path: Path, look: Callable[[Path], dict[str, Any]]
 ) -> None:
     folder = tmp_path / "step-1"
@@ -214,7 +214,7 @@ def test_what_dcp_writes_for_hugging_face(
     assert look(folder)["state"] == "damaged"
 
 
-def test_what_safetensors_itself_writes(tmp_path: Path, look: Callable[[Path], dict[str, Any]]) -> None:
+def test_file_of_safetensors_passes(tmp_path: Path, look: Callable[[Path], dict[str, Any]]) -> None:
     dtypes = [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.bool, torch.int64, torch.uint16]
     tensors = {str(dtype): torch.zeros(3, 2, dtype=dtype) for dtype in dtypes}
     save_file({**tensors, "none": torch.zeros(0, 3)}, tmp_path / "model.safetensors")
@@ -223,8 +223,10 @@ def test_what_safetensors_itself_writes(tmp_path: Path, look: Callable[[Path], d
     assert {seen["keys"][name]["dtype"] for name in tensors} == tensors.keys()
 
 
-def test_dcp_comes_first(tmp_path: Path, look: Callable[[Path], dict[str, Any]]) -> None:
-    """A folder with files of DCP that was broken off is not taken for one of the safetensors in it."""
+def test_incomplete_dcp_is_not_taken_for_safetensors(
+    tmp_path: Path, look: Callable[[Path], dict[str, Any]]
+) -> None:
+    """A folder with an interrupted DCP save is not taken for a checkpoint of the safetensors in it."""
     folder = written(tmp_path / "step-1")
     (folder / "__0_0.distcp").touch()
     assert look(folder)["state"] == "torn"

@@ -1,4 +1,4 @@
-"""The folders that torchtitan and Lightning leave, written by real ranks with the calls that these make."""
+"""Folders of torchtitan and Lightning, written by real ranks with the calls of these trainers."""
 
 import io
 import shutil
@@ -26,7 +26,7 @@ STEPS = (9, 10, 11)
 
 
 def save_as_torchtitan(folder: str) -> None:
-    """Keys of the model and flattened ones of the optimizer, a data loader of each rank, streams."""
+    """Save keys of the model, flattened keys of the optimizer, a data loader of each rank, and streams."""
     model, optimizer = _trained()
     flat = StateDictOptions(flatten_optimizer_state_dict=True)
     losses = io.BytesIO()
@@ -43,7 +43,7 @@ def save_as_torchtitan(folder: str) -> None:
 
 
 def save_as_lightning(folder: str) -> None:
-    """Model and optimizers through DCP; all else is in `meta.pt`, which rank 0 writes after that."""
+    """Save model and optimizers by DCP; rank 0 then writes the rest to `meta.pt`."""
     model, optimizer = _trained()
     options = StateDictOptions(cpu_offload=True)
     for step in STEPS:
@@ -77,12 +77,12 @@ def saved(ask: Ask, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def run(saved: Path, tmp_path: Path) -> Path:
-    """A copy, of which all is as old."""
+    """Copy a folder, with the same time for all files."""
     shutil.copytree(saved, tmp_path / "run")
     return tmp_path / "run"
 
 
-def test_what_torchtitan_writes_is_whole(saved: Path) -> None:
+def test_torchtitan_checkpoint_is_complete(saved: Path) -> None:
     seen = audit.audited(saved / "titan" / TITAN.format(9), data=True)
     assert (seen.state, seen.beside) == ("whole", {})
     assert len(seen.entries["optimizer.state.0.weight.exp_avg"].chunks) == WORLD_SIZE
@@ -90,14 +90,14 @@ def test_what_torchtitan_writes_is_whole(saved: Path) -> None:
     assert seen.entries.keys() > loaders | {"model.1.bias", "train_state.losses", "lr_scheduler.last_epoch"}
 
 
-def test_what_lightning_writes_is_whole(saved: Path) -> None:
+def test_lightning_checkpoint_is_complete(saved: Path) -> None:
     seen = audit.audited(saved / "lightning" / LIGHTNING.format(9), data=True, required=["meta.pt"])
     assert (seen.state, [*seen.beside]) == ("whole", ["meta.pt"])
     assert "optimizer_0.state.0.weight.exp_avg" in seen.entries
 
 
 @pytest.mark.parametrize(("trainer", "name"), [("titan", TITAN), ("lightning", LIGHTNING)])
-def test_what_a_rank_has_not_written_is_told(
+def test_missing_data_of_a_rank_is_reported(
     trainer: str, name: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     newest, before = (run / trainer / name.format(step) for step in (11, 10))
@@ -110,10 +110,8 @@ def test_what_a_rank_has_not_written_is_told(
     assert said.err.startswith(f"dcpbench: {newest}: damaged: __2_0.distcp")
 
 
-def test_a_folder_without_what_the_trainer_writes_last_is_passed_over(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Lightning refuses such a folder: DCP's part of it is whole."""
+def test_folder_without_the_last_file_is_skipped(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lightning refuses this folder, although the part of DCP is complete."""
     newest, before = (run / "lightning" / LIGHTNING.format(step) for step in (11, 10))
     (newest / "meta.pt").unlink()
     assert main(["audit", "--newest", str(run / "lightning")]) == 0
@@ -124,10 +122,8 @@ def test_a_folder_without_what_the_trainer_writes_last_is_passed_over(
     assert said.err == f"dcpbench: {newest}: damaged: meta.pt: no such file\n"
 
 
-def test_the_newest_of_which_the_data_are_what_was_written(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """After a power loss a file may have its length and hold zeros."""
+def test_newest_checkpoint_with_intact_data_is_printed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """After a power loss a file can have its length and contain zeros."""
     newest, before = (run / "titan" / TITAN.format(step) for step in (11, 10))
     lost = newest / "__1_0.distcp"
     lost.write_bytes(bytes(lost.stat().st_size))

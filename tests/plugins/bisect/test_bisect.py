@@ -1,4 +1,4 @@
-"""Bisections over environments that say what torch they have, and write the rows that a test wants."""
+"""Bisections over fake environments, which report a torch version and write given rows."""
 
 import json
 import shlex
@@ -13,7 +13,7 @@ from conftest import ONE_STEP, TESTS, run
 from dcpbench.cli.commands import main
 from dcpbench.config.errors import ConfigError
 from dcpbench.executors.interpreters import OtherInterpreter
-from dcpbench.plugins.bisect.bisect import _asked
+from dcpbench.plugins.bisect.bisect import _cell_of
 from report.sweeps import folder_with
 from support.rows import row
 
@@ -27,7 +27,7 @@ if sys.argv[1] == "-c":
     sys.exit()
 *_, repeats, folder = sys.argv
 folder = Path(folder.partition("=")[2].strip('"'))
-Path(folder.parent, "asked").open("a").write(" ".join(sys.argv[1:-1]) + "\\n")
+Path(folder.parent, "calls").open("a").write(" ".join(sys.argv[1:-1]) + "\\n")
 if {rows!r} is None:
     sys.exit("ModuleNotFoundError: No module named 'rich'")
 cells = ["a%d" % number for number in range(int(repeats.partition("=")[2]))]
@@ -40,8 +40,7 @@ sys.exit({status})
 
 @pytest.fixture
 def bisect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Bisect:
-    """Bisect from the first to the last of the environments that have these rows, by version; how it ended,
-    and what it printed."""
+    """Bisect over environments with these rows, by version. Return the exit status and the output."""
 
     def run(
         environments: dict[str, object], *options: str, cell: Sequence[str] = ("parallel=ddp",)
@@ -74,26 +73,24 @@ FAIL = {"status": "fail", "reason": "model_equal: something"}
 
 
 @pytest.mark.parametrize(("first_bad"), ["2.12.0", "2.12.1", "2.13.0", "2.14.0", "2.15.0"])
-def test_the_first_version_with_another_status_is_found(
-    bisect: Bisect, tmp_path: Path, first_bad: str
-) -> None:
+def test_first_version_with_another_status_is_found(bisect: Bisect, tmp_path: Path, first_bad: str) -> None:
     versions = ["2.11.0", "2.12.0", "2.12.1", "2.13.0", "2.14.0", "2.15.0"]
     bad = versions.index(first_bad)
     given = {version: PASS if number < bad else FAIL for number, version in enumerate(versions)}
     status, out, _ = bisect(given)
     assert status == 0
     assert out.splitlines()[-1].startswith(f"first bad: {first_bad} (pass -> fail: ")
-    asked = (tmp_path / "café" / "asked").read_text().splitlines()
-    assert len(asked) <= 5, "not each of them is tried"
-    assert set(asked) == {"-m dcpbench run parallel=ddp repeats=1"}
+    calls = (tmp_path / "café" / "calls").read_text().splitlines()
+    assert len(calls) <= 5, "every version was run"
+    assert set(calls) == {"-m dcpbench run parallel=ddp repeats=1"}
 
 
-def test_the_worst_run_of_several_counts(bisect: Bisect) -> None:
+def test_worst_run_of_several_counts(bisect: Bisect) -> None:
     status, out, _ = bisect({"2.11.0": [PASS, PASS], "2.13.0": [PASS, FAIL]}, "--repeats", "2")
     assert (status, "first bad: 2.13.0" in out) == (0, True)
 
 
-def test_a_cost_counts_from_a_ratio_of_medians_on(bisect: Bisect, tmp_path: Path) -> None:
+def test_cost_above_the_ratio_of_medians_is_bad(bisect: Bisect, tmp_path: Path) -> None:
     def costs(*seconds: float) -> list[dict[str, object]]:
         return [{**PASS, "save_s": one} for one in seconds]
 
@@ -103,18 +100,18 @@ def test_a_cost_counts_from_a_ratio_of_medians_on(bisect: Bisect, tmp_path: Path
     assert out.splitlines()[-1] == "first bad: 2.13.0 (save_s is 1.25 times that of 2.11.0)"
     for options in (("--metric", "save_s", "--slower", "1.3"), ()):
         status, out, _ = bisect(given, *options, "--repeats", "3", "-o", str(tmp_path / f"out{len(options)}"))
-        assert (status, out.splitlines()[-1]) == (1, "nothing found: 2.13.0 is as good as 2.11.0")
+        assert (status, out.splitlines()[-1]) == (1, "no bad version found: 2.13.0 is as good as 2.11.0")
 
 
-def test_what_cannot_be_tried_is_passed_over_and_told(bisect: Bisect) -> None:
+def test_failing_version_is_skipped_and_reported(bisect: Bisect) -> None:
     status, out, err = bisect({"2.11.0": PASS, "2.12.0": [None], "2.13.0": FAIL})
     assert status == 0
     assert out.splitlines()[-1].endswith("; not tried before it: 2.12.0)")
     assert "torch 2.12.0: not tried: it ended with 1: ModuleNotFoundError: No module named 'rich'" in err
 
 
-def test_a_version_that_wrote_part_of_its_rows_has_no_verdict(bisect: Bisect) -> None:
-    """Neither where what is there is good nor where it is bad."""
+def test_version_with_missing_rows_is_skipped(bisect: Bisect) -> None:
+    """The existing rows do not matter, whether they are good or bad."""
     given = {"2.11.0": [PASS] * 3, "2.12.0": [PASS], "2.12.1": [FAIL, PASS], "2.13.0": [FAIL] * 3}
     status, out, err = bisect(given, "--repeats", "3")
     assert status == 0
@@ -123,31 +120,31 @@ def test_a_version_that_wrote_part_of_its_rows_has_no_verdict(bisect: Bisect) ->
     assert out.splitlines()[-1].endswith("; not tried before it: 2.12.0, 2.12.1)")
 
 
-def test_an_end_that_cannot_be_tried_is_told(bisect: Bisect) -> None:
+def test_failing_first_or_last_version_is_reported(bisect: Bisect) -> None:
     status, out, err = bisect({"2.11.0": PASS, "2.13.0": FAIL}, "--bad", "2.14")
-    assert (status, out) == (1, "nothing to tell: 2.11.0 and 2.14 could not both be tried\n")
+    assert (status, out) == (1, "no result: the cell could not run with both 2.11.0 and 2.14\n")
     assert "torch 2.14: not tried: it has no environment (--python)" in err
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (("--good", "2.14"), "--good 2.14: must be an earlier version than --bad 2.13.0"),
-        (("--good", "old"), "--good old: is no version, as 2.13.0"),
+        (("--good", "old"), "--good old: is not a version such as 2.13.0"),
         (("--python", "2.12.0"), "--python 2.12.0: must be VERSION=PATH"),
         (("--python", "2.12.0=/no/such/python"), "--python=/no/such/python: cannot be run: No such file"),
     ],
 )
-def test_what_is_wrong_is_told_and_nothing_runs(
-    bisect: Bisect, tmp_path: Path, options: tuple[str, ...], told: str
+def test_invalid_arguments_are_refused_before_any_run(
+    bisect: Bisect, tmp_path: Path, options: tuple[str, ...], message: str
 ) -> None:
     status, _, err = bisect({"2.11.0": PASS, "2.13.0": FAIL}, *options)
     assert status == 2
-    assert err.startswith(f"dcpbench: {told}")
+    assert err.startswith(f"dcpbench: {message}")
     assert not (tmp_path / "café").exists()
 
 
-def test_an_environment_that_has_another_torch_is_refused(bisect: Bisect, tmp_path: Path) -> None:
+def test_environment_with_another_torch_is_refused(bisect: Bisect, tmp_path: Path) -> None:
     bisect({"2.11.0": PASS, "2.13.0": FAIL})
     other = tmp_path / "python-2.11.0"
     status, _, err = bisect({"2.11.0": PASS, "2.13.0": FAIL}, "--python", f"2.12={other}")
@@ -155,8 +152,9 @@ def test_an_environment_that_has_another_torch_is_refused(bisect: Bisect, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_cell_of_a_sweep_is_asked_for_as_it_was(tmp_path: Path) -> None:
-    """With the words, the folder and the groups that are signed: a row says nothing else without trust."""
+def test_cell_of_a_sweep_runs_as_its_record_specifies(tmp_path: Path) -> None:
+    """The words, the folder and the groups come from the signed record; a row can change them only with
+    trust."""
     one = ("parallel=none", "seed=3,4", "repeats=2", "device=cpu", "world_size=1", "saves=1", "model=short")
     ended = run(tmp_path / "sweep", *one, *ONE_STEP, "scenario=model_only", cwd=tmp_path)
     sweep, rows = ended.folder, ended.rows
@@ -164,8 +162,8 @@ def test_a_cell_of_a_sweep_is_asked_for_as_it_was(tmp_path: Path) -> None:
     name = rows[2]["cell"]
     words = ["--config-dir", str(TESTS / "conf"), *shlex.split(rows[2]["overrides"])]
     words = [word for word in words if not word.startswith("repeat")]
-    asked = _asked([str(sweep), name])
-    assert (asked.words, asked.cwd) == (words, tmp_path)
+    cell = _cell_of([str(sweep), name])
+    assert (cell.words, cell.cwd) == (words, tmp_path)
     (tmp_path / "theirs").mkdir()
     for column, theirs in (
         ("cwd", str(tmp_path / "theirs")),
@@ -174,22 +172,22 @@ def test_a_cell_of_a_sweep_is_asked_for_as_it_was(tmp_path: Path) -> None:
     ):
         lines = [json.dumps({**row, column: theirs}) for row in rows]
         (sweep / "results.jsonl").write_text("".join(f"{line}\n" for line in lines))
-        with pytest.raises(ConfigError, match=r"is not what this user's sweep\.json says.* add trust=true"):
-            _asked([str(sweep), name])
-        asked = _asked([str(sweep), name, "trust=true"])
-        assert theirs.split()[-1] in (str(asked.cwd), asked.words[1], asked.words[-1])
+        with pytest.raises(ConfigError, match=r"differs from this user's sweep\.json.* add trust=true"):
+            _cell_of([str(sweep), name])
+        cell = _cell_of([str(sweep), name, "trust=true"])
+        assert theirs.split()[-1] in (str(cell.cwd), cell.words[1], cell.words[-1])
     record = json.loads((sweep / "sweep.json").read_text())
     record["overrides"][name].append("model.target=evil.Model")
     (sweep / "sweep.json").write_text(json.dumps(record))
     with pytest.raises(ConfigError, match=f"bisect {sweep}: sweep.json is not signed"):
-        _asked([str(sweep), name])
+        _cell_of([str(sweep), name])
 
 
-def test_what_another_user_made_runs_nothing_without_trust(
+def test_sweep_of_another_user_needs_trust(
     bisect: Bisect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows without a record, as the first versions wrote them, and with another user's. An interpreter's path
-    is relative to the folder in which it is typed."""
+    """The rows have no record, as in the first versions, or another user's. The path of an interpreter is
+    relative to the current folder."""
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     monkeypatch.chdir(tmp_path)
@@ -206,7 +204,7 @@ def test_what_another_user_made_runs_nothing_without_trust(
     assert (status, "first bad: 2.12.0" in out) == (0, True)
 
 
-def test_the_environment_of_another_interpreter_has_dcpbench_and_nothing_beside_it() -> None:
+def test_other_interpreter_gets_only_dcpbench() -> None:
     ranks = OtherInterpreter(sys.executable, (), ())
     ranks._start()
     (folder,) = [entry for entry in Path(ranks._folder.name).iterdir() if entry.name == "dcpbench"]

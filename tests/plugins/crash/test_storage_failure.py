@@ -14,7 +14,7 @@ from dcpbench.plugins.crash.failing import storage
 from dcpbench.verify.audit import Chunk, Entry, Manifest, audit, controls
 from support.alone import config, world
 
-ORDER = ("told async", "whole", "writer thread", "load told", "load of other", "not met")
+ORDER = ("raised async", "complete", "writer thread", "load raised", "load of other", "not met")
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def row_of(failing: Finished, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["told async", "whole", "load told"])
+@pytest.mark.parametrize("name", ["raised async", "complete", "load raised"])
 def test_failure_raises_on_all_ranks_or_is_harmless(failing: Finished, name: str) -> None:
     row = row_of(failing, name)
     assert (row["status"], row["reason"]) == ("pass", None)

@@ -1,4 +1,4 @@
-"""Which cells may be subject to which known defect of torch, and what is expected of them then."""
+"""The cells that a known defect of torch applies to, and their expected results."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -45,7 +45,7 @@ APPLY: dict[tuple[str, int], dict[str, set[str]]] = {
     ("fsdp_tp", 4): {"restored": {"sliced_by_shard"}, "resumed": {"as_restored"}, "twin": {"unfrozen"}},
     ("fsdp2_tp", 4): {},
 }
-"""By parallelism and ranks: the defects that each moment is subject to."""
+"""The defects that apply to each step of a cell, by parallelism and number of ranks."""
 
 
 def on(parallel: str, size: int, folder: Path) -> Cell:
@@ -53,7 +53,7 @@ def on(parallel: str, size: int, folder: Path) -> Cell:
 
 
 @pytest.mark.parametrize(("parallel", "size"), APPLY)
-def test_a_cell_is_subject_to_the_defects_of_its_layout(parallel: str, size: int, tmp_path: Path) -> None:
+def test_defects_of_a_layout_apply_to_its_cells(parallel: str, size: int, tmp_path: Path) -> None:
     cell = on(parallel, size, tmp_path)
     for moment in ("twin", "restored", "resumed", "stored"):
         expected = APPLY[parallel, size].get(moment, set())
@@ -79,7 +79,7 @@ def test_a_cell_is_subject_to_the_defects_of_its_layout(parallel: str, size: int
         ({"save": "async_stager_kept"}, set(), set()),
     ],
 )
-def test_a_cell_is_subject_to_the_defects_of_what_it_has(
+def test_defects_of_options_apply_to_their_cells(
     chosen: dict[str, str], restored: set[str], resumed: set[str], tmp_path: Path
 ) -> None:
     cell = bare_cell(tmp_path, config(**{**SMALL, **chosen}))
@@ -88,7 +88,7 @@ def test_a_cell_is_subject_to_the_defects_of_what_it_has(
 
 
 def with_tp(cell: Cell, plan: dict[str, str]) -> Cell:
-    """The cell, with a model in which one is frozen, all sharded that fits the plan."""
+    """Return the cell, with a model that has a frozen parameter, and is sharded as planned."""
     cell.config.parallel.tp_plan = plan
     return fine_tune._tuning(cell, 2)
 
@@ -98,11 +98,11 @@ def frozen_of(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 Expected = Callable[[str, TwinGradient, torch.Tensor], TwinGradient | None]
-"""The gradient that a defect makes: of a name, the twin's, and this rank's share of it."""
+"""The gradient caused by a defect, given its name, the twin's gradient, and this rank's share of it."""
 
 
 def by(defect: Any, cell: Cell) -> Expected:
-    """Ask a defect about one gradient."""
+    """Compute one gradient with a defect."""
 
     def expected(name: str, twin: TwinGradient, own: torch.Tensor) -> TwinGradient | None:
         assert defect.applies(cell.config)
@@ -117,8 +117,8 @@ def by(defect: Any, cell: Cell) -> Expected:
 def explains(
     expected: Expected, name: str, here: torch.Tensor, twin: TwinGradient, ranks: int = 2
 ) -> tuple[bool, bool, bool]:
-    """Whether a gradient is wrong, whether a defect explains it, and whether it does one that is a little
-    off."""
+    """Return whether a gradient is wrong, whether a defect explains it, and whether it explains a slightly
+    different one."""
 
     def wrong(gradient: torch.Tensor, twin: TwinGradient) -> bool:
         part = GradientPart(TensorLeaf(gradient, whole(gradient), None, "param"), gradient, gradient)
@@ -139,7 +139,7 @@ def summed_twin(*terms: torch.Tensor) -> TwinGradient:
 ONE, OTHER = torch.tensor([1.0, 2.0]), torch.tensor([3.0, -5.0])
 
 
-def test_replicas_that_train_alone_have_the_gradients_of_their_own_share(tmp_path: Path) -> None:
+def test_isolated_replicas_have_their_own_gradients(tmp_path: Path) -> None:
     cell = on("hsdp", 2, tmp_path)
     twin, replica = (make(cell.config, cell.world, cell.config.seed) for make in (build_twin, build_replica))
     data = batches_of(cell.config, cell.world.device)
@@ -155,7 +155,7 @@ def test_replicas_that_train_alone_have_the_gradients_of_their_own_share(tmp_pat
     assert not explains(expected, name, (gradient + 1) / 2, both)[0]
 
 
-def test_what_tensor_parallelism_shards_has_gradients_though_it_was_frozen(tmp_path: Path) -> None:
+def test_frozen_parameters_under_tp_have_gradients(tmp_path: Path) -> None:
     cell = with_tp(on("fsdp_tp", 4, tmp_path), {"net1": "colwise"})
     twin = build_twin(cell.config, cell.world, cell.config.seed)
     assert len(frozen_of(twin.model)) == 4
@@ -171,7 +171,7 @@ def test_what_tensor_parallelism_shards_has_gradients_though_it_was_frozen(tmp_p
     assert state["gradient_close"].keys() == {"pretrain.net1.weight", "pretrain.net1.bias"}
 
 
-def test_experts_whose_gradients_are_summed_are_divided_twice(tmp_path: Path) -> None:
+def test_summed_gradients_of_experts_are_divided_twice(tmp_path: Path) -> None:
     given = config(**{**SMALL, "model": "experts"}, parallel="fsdp2_ep_sums", world_size=4)
     given.parallel.ep_plan = {"experts": ""}
     cell = bare_cell(tmp_path, given, world(0, 4))
@@ -193,7 +193,7 @@ def test_experts_whose_gradients_are_summed_are_divided_twice(tmp_path: Path) ->
         ([], []),
     ],
 )
-def test_what_fits_the_plan_is_unfrozen(plan: list[str], trained: list[str]) -> None:
+def test_parameters_in_the_tp_plan_are_unfrozen(plan: list[str], trained: list[str]) -> None:
     inner = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
     model = nn.ModuleDict({"first": nn.Linear(1, 1), "inner": inner, "last": nn.Linear(1, 1)})
     model.requires_grad_(False)
@@ -203,8 +203,8 @@ def test_what_fits_the_plan_is_unfrozen(plan: list[str], trained: list[str]) -> 
 
 
 def going_on(cell: Cell, target: TrainingRun, until: int) -> Callable[[], Any]:
-    """Copy a target as it is now; what is returned trains the copy as a run with a known defect, and returns
-    its state."""
+    """Copy a target. Return a function that trains the copy like a run with a known defect, and returns its
+    state."""
     data = batches_of(cell.config, cell.world.device)
     about = Resumed(build_plain_copy(cell.config, cell.world, target), data, until)
     return lambda: next(iter(as_restored.defect.expected(cell, "resumed", about)))
@@ -214,10 +214,10 @@ def going_on(cell: Cell, target: TrainingRun, until: int) -> Callable[[], Any]:
     ("parallel", "size", "make"), [("fsdp_tp", 4, build_plain), ("hsdp", 2, build_replica)]
 )
 @pytest.mark.parametrize("model", ["tied", "buffered", "dropout"])
-def test_what_was_restored_goes_on_as_a_plain_run_does(
+def test_restored_state_continues_like_a_plain_run(
     parallel: str, size: int, make: Any, model: str, tmp_path: Path
 ) -> None:
-    """To the bit, where the target is a plain one itself; with its hyperparameters and generators."""
+    """The states are equal bit by bit if the target is plain, including hyperparameters and generators."""
     given = config(
         **{**SMALL, "model": model, "optimizer": "adamw_groups"}, parallel=parallel, world_size=size
     )
@@ -241,7 +241,7 @@ def test_what_was_restored_goes_on_as_a_plain_run_does(
             assert compare(mine, {name: theirs[name] for name in mine}) == []
 
 
-def test_what_was_unfrozen_goes_on_being_trained(tmp_path: Path) -> None:
+def test_unfrozen_parameters_continue_training(tmp_path: Path) -> None:
     cell = with_tp(on("fsdp_tp", 4, tmp_path), {"net1": "colwise"})
     target = build_plain(cell.config, cell.world, 11)
     other = going_on(cell, target, 1)()["model_equal"]
@@ -251,7 +251,7 @@ def test_what_was_unfrozen_goes_on_being_trained(tmp_path: Path) -> None:
         assert torch.equal(other[name].local, value) is not name.startswith("pretrain.net1.")
 
 
-def test_of_a_resumed_state_close_tensors_and_recorded_losses_are_explained() -> None:
+def test_close_tensors_and_losses_are_explained() -> None:
     given, here = config(**SMALL), world()
     data = batches_of(given, here.device)
     run, other = (build_plain(given, here, given.seed) for _ in range(2))
@@ -283,8 +283,8 @@ def test_of_a_resumed_state_close_tensors_and_recorded_losses_are_explained() ->
     assert left(recorded) == names - {"net1.weight"}
 
 
-def test_losses_of_a_run_that_was_restored_elsewhere_are_its_own() -> None:
-    """It has taken a step more than the run that it is compared with."""
+def test_losses_of_another_restored_run_are_separate() -> None:
+    """The other run has taken one more step than the run that it is compared with."""
     given, here = config(**SMALL), world()
     run = build_plain(given, here, given.seed)
     run.train(batches_of(given, here.device), 3)
@@ -296,9 +296,7 @@ def test_losses_of_a_run_that_was_restored_elsewhere_are_its_own() -> None:
     assert far == {"loss of step 3", "loss of step 4"}
 
 
-def test_a_defect_is_asked_only_after_a_comparison_has_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_defects_are_computed_only_after_a_mismatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def expected(cell: Cell, moment: str, reference: Any) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""A known failure, and another defect beside it, on real ranks."""
+"""A known failure together with another fault, on real ranks."""
 
 from typing import Any
 
@@ -58,8 +58,8 @@ def beside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("name", tiered(HIDES, *OF_EACH_FAILURE))
-def test_a_known_failure_hides_no_other(beside: dict[str, Any], name: str) -> None:
-    status, told = HIDES[name]
+def test_known_failure_hides_no_other_failure(beside: dict[str, Any], name: str) -> None:
+    status, message = HIDES[name]
     row = beside[name]
     assert row["status"] == status, row["reason"]
-    assert told in row["reason"]
+    assert message in row["reason"]

@@ -1,4 +1,4 @@
-"""Cells with a known defect, on one rank that is this process: all that is wrong is told by what makes it."""
+"""Cells with a known defect, on one rank in this process: the defect explains every mismatch."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +41,7 @@ def listed(name: str) -> KnownFailure:
 
 
 @stages_again
-def test_of_a_stager_that_saves_share() -> None:
+def test_shared_stager_is_explained() -> None:
     ran = overlapping("async_shared_stager")
     failed = {one.check: one.mismatches for one in ran.verdict.failed}
     state = {"model_equal", "optim_equal", "extra_equal", "files_equal"}
@@ -56,13 +56,13 @@ def test_of_a_stager_that_saves_share() -> None:
 
 @stages_again
 @pytest.mark.parametrize("fault", ["weight_lowest_bit", "second_step_wrong"])
-def test_another_defect_beside_it_is_not_of_it(fault: str) -> None:
+def test_other_fault_is_not_explained(fault: str) -> None:
     failed = {one.check: one.mismatches for one in overlapping("async_shared_stager", fault).verdict.failed}
     assert not explaining([listed("shared-stager")], failed, []).is_complete
 
 
 @stages_again
-def test_a_file_that_holds_what_no_save_had_is_not_of_it() -> None:
+def test_file_of_no_save_is_not_explained() -> None:
     failed = {
         one.check: one.mismatches for one in overlapping("async_shared_stager", "file_bit").verdict.failed
     }
@@ -70,13 +70,13 @@ def test_a_file_that_holds_what_no_save_had_is_not_of_it() -> None:
     assert not explaining([listed("shared-stager")], failed, []).is_complete
 
 
-def test_of_a_writer_that_saves_share() -> None:
+def test_shared_writer_is_explained() -> None:
     """The first checkpoint is loaded last, and is empty."""
     with pytest.raises(dcp.CheckpointException, match="metadata is None"):
         overlapping("async_shared_writer")
 
 
-def test_of_other_saves_in_flight_the_states_are_expected(tmp_path: Path) -> None:
+def test_states_of_saves_in_flight_are_expected(tmp_path: Path) -> None:
     other = Checkpoint(2, "", cast(Any, None), {"model_equal": snapshot_nested({"w": torch.ones(2)})})
     mine = replace(other, step=1, overlapping=[other])
     cell = bare_cell(tmp_path, config(**SMALL, save="async_shared_writer"))
@@ -85,9 +85,7 @@ def test_of_other_saves_in_flight_the_states_are_expected(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("save", ["sync", "sync_no_collectives"])
-def test_what_was_there_before_a_load_is_retained_where_a_rank_reads_its_own(
-    save: str, tmp_path: Path
-) -> None:
+def test_state_before_a_load_is_retained(save: str, tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(**SMALL, save=save))
     run = build(cell.config, cell.world, 0)
     dcp.save({"model": {"w": torch.ones(2)}}, checkpoint_id=tmp_path / "1", use_collectives=save == "sync")
@@ -112,7 +110,7 @@ def test_what_was_there_before_a_load_is_retained_where_a_rank_reads_its_own(
     assert explained() == {"other"}
 
 
-def test_a_run_that_goes_on_beside_leaves_the_one_that_was_restored_alone(tmp_path: Path) -> None:
+def test_plain_run_leaves_the_restored_run_unchanged(tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(**SMALL, save="async_shared_stager"))
     runs = [build(cell.config, cell.world, 0) for _ in range(2)]
     data = batches_of(cell.config, cell.world.device)

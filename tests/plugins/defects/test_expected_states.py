@@ -1,4 +1,4 @@
-"""The state that a known defect makes of what was saved is told from any other."""
+"""The state that a known defect restores is distinguished from any other."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from support.alone import bare_cell, config, world
 
 
 def restored(check: str, saved: Leaves, actual: Leaves) -> Restored:
-    """The reference of a load in which all names differ."""
+    """Return the reference of a load in which all names differ."""
     checkpoint = Checkpoint(1, "", None, {check: saved})  # type: ignore[arg-type]
     return Restored(checkpoint, {check: actual}, {}, {check: frozenset(actual)})
 
@@ -35,10 +35,10 @@ def restored(check: str, saved: Leaves, actual: Leaves) -> Restored:
     large=st.booleans(),
     data=st.data(),
 )
-def test_what_slicing_by_tp_shards_makes_of_a_tensor_is_told(
+def test_slices_by_tp_shard_are_computed(
     shape: list[int], shards: int, large: bool, data: st.DataObject
 ) -> None:
-    """Cut by TP in any dimension and by FSDP1 anywhere; `large` parts of which digests are retained."""
+    """TP shards any dimension, and FSDP1 splits anywhere; only digests of `large` parts are retained."""
     tensor = torch.rand(shape)
     dimension = data.draw(st.integers(0, len(shape) - 1))
     cuts = tensor.chunk(shards, dimension)
@@ -66,7 +66,7 @@ def test_what_slicing_by_tp_shards_makes_of_a_tensor_is_told(
         assert made == ({}, {}), "the checkpoint does not hold what was saved"
 
 
-def test_of_what_no_tp_shard_is_cut_out_nothing_is_a_slice() -> None:
+def test_state_without_tp_shards_has_no_slices() -> None:
     tensor = torch.arange(8.0)
     half, all_of_it = Extent((8,), (4,), (4,), 0, 4), Extent((8,), (0,), (8,), 4, 4)
     saved: Leaves = {
@@ -82,10 +82,10 @@ def test_of_what_no_tp_shard_is_cut_out_nothing_is_a_slice() -> None:
 
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("large", [False, True])
-def test_what_any_replica_had_is_told(
+def test_values_of_any_replica_are_explained(
     monkeypatch: pytest.MonkeyPatch, place: int, large: bool, tmp_path: Path
 ) -> None:
-    """The peer whose values came back is the first, the second or the last rank."""
+    """The peer whose values were restored is the first, the second or the last rank."""
 
     def leaves(value: float) -> Leaves:
         tensor = torch.full((2,), value)
@@ -121,10 +121,10 @@ def test_what_any_replica_had_is_told(
     changed=st.booleans(),
     data=st.data(),
 )
-def test_what_a_load_of_ones_own_chunks_makes_of_a_part_is_told(
+def test_load_of_own_chunks_is_computed(
     shape: list[int], start: int, share: float, changed: bool, data: st.DataObject
 ) -> None:
-    """A part anywhere in a tensor of which this rank has stored some boxes, which may overlap."""
+    """The part is anywhere in a tensor, of which this rank has stored some boxes that can overlap."""
     saved = torch.rand(shape) + 1
     size = saved.numel()
     start = min(start, size - 1)
@@ -148,7 +148,7 @@ def test_what_a_load_of_ones_own_chunks_makes_of_a_part_is_told(
     assert torch.equal(kept, was.local), "what is retained stays"
 
 
-def test_a_list_of_the_same_for_a_tuple_is_known_and_no_other() -> None:
+def test_list_equal_to_the_tuple_is_explained() -> None:
     saved = {"betas": (0.8, 0.9), "eps": (None, 1.0), "lr": [0.1], "weight": 1.0}
     actual = {"betas": [0.8, 0.9], "eps": [None, 2.0], "lr": (0.1,), "weight": 2.0}
     made = as_list.defect.expected(None, "restored", restored("optim_equal", saved, actual))
@@ -156,13 +156,13 @@ def test_a_list_of_the_same_for_a_tuple_is_known_and_no_other() -> None:
 
 
 @pytest.mark.parametrize(("restored", "same"), [(1.0, True), (2.0, False)])
-def test_an_idle_counter_of_one_step_is_told(restored: float, same: bool) -> None:
+def test_counter_of_one_idle_step_is_explained(restored: float, same: bool) -> None:
     step = torch.tensor(restored)
     actual = {"state.w.step": Idle(TensorLeaf(step, whole(step), None, "step"))}
     assert same_leaves(never_stepped(actual), actual) == (actual.keys() if same else set())
 
 
-def test_moments_of_an_optimizer_that_never_stepped_are_zeros() -> None:
+def test_moments_without_a_step_are_zeros() -> None:
     zeros, step = torch.zeros(3), torch.ones(())
     actual: Leaves = {
         "state.w.exp_avg": TensorLeaf(zeros, whole(zeros), None),

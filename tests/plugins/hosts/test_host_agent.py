@@ -1,4 +1,4 @@
-"""Two agents, as an engine has them on two hosts, here in one process: their ranks meet by address."""
+"""Two agents of two hosts in one process; their ranks rendezvous by address."""
 
 import sys
 import threading
@@ -53,9 +53,7 @@ def _run(agent: HostAgent, epoch: int, spec: CellSpec) -> list[Event]:
     return events
 
 
-def test_ranks_of_two_agents_run_a_stage_and_a_stage_that_was_given_up_never_starts(
-    agents: list[HostAgent], tmp_path: Path
-) -> None:
+def test_agents_run_a_stage_unless_it_is_concluded(agents: list[HostAgent], tmp_path: Path) -> None:
     spec = _spec(tmp_path / "cell", config(world_size=2, parallel="ddp", model="short", saves=1))
     with ThreadPoolExecutor() as threads:
         events = [*threads.map(lambda agent: _run(agent, 1, spec), agents)]
@@ -83,7 +81,7 @@ def test_ranks_of_two_agents_run_a_stage_and_a_stage_that_was_given_up_never_sta
     assert not any((tmp_path / "again" / "checkpoints").iterdir())
 
 
-def test_a_folder_that_a_file_system_shows_late_is_waited_for_and_one_that_it_never_shows_is_told(
+def test_late_folder_is_awaited_or_reported(
     agents: list[HostAgent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late = tmp_path / "cell"
@@ -91,6 +89,6 @@ def test_a_folder_that_a_file_system_shows_late_is_waited_for_and_one_that_it_ne
     shows.start()
     assert agents[0].state(KEY, [str(tmp_path), str(late)]).unseen is None
     shows.join()
-    monkeypatch.setattr(host_agent, "_SHOWS_S", 0.2)
+    monkeypatch.setattr(host_agent, "_APPEARS_S", 0.2)
     never = str(tmp_path / "of another host" / "cell")
     assert agents[0].state(KEY, [str(late), never]).unseen == never

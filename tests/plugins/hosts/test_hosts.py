@@ -1,4 +1,4 @@
-"""Several hosts as the driver sees them, without an engine of several hosts: agents that answer at once."""
+"""The driver with several hosts, without a real engine: fake agents answer at once."""
 
 import platform
 import re
@@ -82,7 +82,7 @@ class Answers(Agent):
 
 
 class Cluster(HostsEngine):
-    """Hosts that are there by each look at the cluster; of the last one for good."""
+    """The hosts at each refresh of the cluster; the last entry stays."""
 
     def __init__(self, config: ExecutorConfig, *there: Sequence[Answers]) -> None:
         super().__init__(config)
@@ -107,14 +107,14 @@ def host(name: str, events: Sequence[Any] = (), **like: Any) -> Answers:
 
 
 def placed(cluster: Cluster, kind: WorldKind = TWO_RANKS) -> dict[str, range]:
-    """Where the ranks of a cell would run that begins now."""
+    """Return the placement of the ranks of a cell that starts now."""
     executor = cluster.executor(())
     spec = CellSpec(RunId("tests", "cell", 0, 0), config(), "", "")
     executor._ready(kind, spec)
     return {one.agent.name: one.ranks for one in executor._groups[kind]}
 
 
-def test_cells_wait_for_the_hosts_they_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_wait_for_the_requested_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = host("a"), host("b")
     assert placed(Cluster(ExecutorConfig("ray"), [a])) == {"a": range(2)}, "no number was asked for"
     two = ExecutorConfig("ray", hosts=2)
@@ -135,14 +135,14 @@ def _reported(rank: int) -> StageEnd:
 
 
 def _run(executor: HostsExecutor) -> tuple[StageEnd, list[tuple[int, str]]]:
-    """Run a stage, and return how it ended and the phases that began."""
+    """Run a stage, and return its ends and the phases that began."""
     phases: list[tuple[int, str]] = []
     spec = CellSpec(RunId("tests", "cell", 0, 0), config(), "", "")
     end = executor.run(TWO_RANKS, spec, TimeoutsConfig(cell_s=60), lambda *phase: phases.append(phase))
     return end, phases
 
 
-def test_a_stage_ends_when_each_host_has_reported() -> None:
+def test_stage_ends_when_each_host_has_reported() -> None:
     a = host("a", events=[[(0, "train")], [], [(0, "save"), _reported(0)]])
     b = host("b", events=[[], [(1, "train")], [_reported(1)]])
     end, phases = _run(Cluster(ExecutorConfig("ray"), [a, b]).executor(()))
@@ -152,7 +152,7 @@ def test_a_stage_ends_when_each_host_has_reported() -> None:
     assert "conclude" not in a.asked + b.asked
 
 
-def test_a_stage_that_fails_on_a_host_is_concluded_on_the_others() -> None:
+def test_failure_on_a_host_ends_the_stage_on_others() -> None:
     failed = RankEnd(0, 0, "a", "train", exited_at=time.monotonic(), exit_status=-9)
     a = host("a", events=[[StageEnd((failed,))]])
     b = host("b", events=[[(1, "load")]])
@@ -164,7 +164,7 @@ def test_a_stage_that_fails_on_a_host_is_concluded_on_the_others() -> None:
     assert lost.exited_at < time.monotonic() - 1, "its ranks ended before anybody saw that it had"
 
 
-def test_a_silent_agent_is_given_up_and_its_late_answer_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_answer_of_a_silent_agent_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage_on_hosts, "_SILENT_S", 0.5)
     a = host("a", events=[[(0, "save")]])
     b = host("b", events=[[], [], [_reported(1)], [], [_reported(1)]])
@@ -183,7 +183,7 @@ def test_a_silent_agent_is_given_up_and_its_late_answer_is_dropped(monkeypatch: 
     assert end.dropped == ("host a: a late answer was dropped: cell, try 1, epoch 1",)
 
 
-def test_a_driver_that_was_held_up_gives_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delayed_driver_gives_up_no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage_on_hosts, "_SILENT_S", 2.0)
     a, b = host("a"), host("b", events=[[(1, "train")], [_reported(1)]])
 
@@ -206,30 +206,30 @@ def test_a_driver_that_was_held_up_gives_nobody_up(monkeypatch: pytest.MonkeyPat
         ({"torch": "2.11.0"}, "torch is 2.11.0 on host b and 2.13.0 on host a"),
     ],
 )
-def test_a_host_with_other_code_is_refused(like: dict[str, Any], differs: str) -> None:
+def test_host_with_other_code_is_refused(like: dict[str, Any], differs: str) -> None:
     a, b = host("a"), host("b", **like)
-    told = re.escape(f"{differs}; must be the same on every host")
-    with pytest.raises(ConfigError, match=f"executor=ray: {told}"):
+    message = re.escape(f"{differs}; must be the same on every host")
+    with pytest.raises(ConfigError, match=f"executor=ray: {message}"):
         Cluster(ExecutorConfig("ray"), [a, b]).probe()
     late = Cluster(ExecutorConfig("ray"), [a], [a, b])
     described = late.probe().description
     assert described.keys().isdisjoint({"dcpbench", "plugins"})
     assert described["hosts"][0]["dcpbench"] == HERE["dcpbench"]
     late.refresh()
-    with pytest.raises(HostsLostError, match=told):
+    with pytest.raises(HostsLostError, match=message):
         placed(late)
     assert "start" not in b.asked
     assert placed(late, WorldKind(1, "cpu", True)) == {"a": range(1)}, "host b is not needed"
 
 
 def installed(variables: dict[str, str]) -> str:
-    """The digest of the dcpbench that a process with these variables imports."""
+    """Return the digest of the dcpbench that a process with these variables imports."""
     asks = "from dcpbench.records.installation import installation; print(installation()['dcpbench'])"
     command = [sys.executable, "-P", "-c", asks]
     return subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_the_digest_is_of_the_sources_and_of_conf(tmp_path: Path) -> None:
+def test_digest_covers_sources_and_conf(tmp_path: Path) -> None:
     variables = copy_dcpbench(tmp_path)
     digests = [installed(variables)]
     assert digests == [HERE["dcpbench"]]
@@ -240,7 +240,7 @@ def test_the_digest_is_of_the_sources_and_of_conf(tmp_path: Path) -> None:
     assert len({*digests}) == 3
 
 
-def test_plugins_are_told_with_their_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugins_are_described_with_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("DCPBENCH_PLUGINS", "an_own_plugin")
     seen = set()
@@ -252,7 +252,7 @@ def test_plugins_are_told_with_their_digests(tmp_path: Path, monkeypatch: pytest
     assert all(re.fullmatch(r"an_own_plugin \w{16}", one) for one in seen), seen
 
 
-def test_a_driver_of_many_hosts_imports_no_torch() -> None:
+def test_driver_of_many_hosts_does_not_import_torch() -> None:
     names = ("hosts", "hosts_executor", "stage_on_hosts", "host_agent", "placement")
     imported = ", ".join(f"dcpbench.plugins.hosts.{name}" for name in names)
     asks = f"import sys, {imported}; print('torch' in sys.modules)"
@@ -265,7 +265,7 @@ HOSTS = ("executor.target=support.pretended_hosts.PretendedHosts", "executor.hos
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """A sweep in two parts whose cells ask for two hosts."""
+    """A sweep in two parts whose cells request two hosts."""
     folder = tmp_path_factory.mktemp("hosts") / "night"
     words = ("-m", *SMALL, "device=cpu", "parallel=none", "saves=1", "world_size=1,2", *HOSTS)
     for part in ("1/2", "2/2"):
@@ -275,9 +275,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 
 @pytest.mark.slow
-def test_the_hosts_asked_for_are_part_of_the_cell(
-    asked: Finished, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_requested_hosts_are_part_of_the_cell(asked: Finished, capsys: pytest.CaptureFixture[str]) -> None:
     rows, _ = read_rows(asked.folder)
     hosts = {row["world_size"]: row["config"].get("executor.hosts") for row in rows}
     assert hosts == {1: None, 2: 2}
@@ -294,7 +292,7 @@ def test_the_hosts_asked_for_are_part_of_the_cell(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (HOSTS[:1], "1 cell: 1 are done"),
         (HOSTS, "1 cell: 1 are done"),
@@ -304,15 +302,15 @@ def test_the_hosts_asked_for_are_part_of_the_cell(
         (("executor.hosts=1",), "is another matrix: it has no cell"),
     ],
 )
-def test_a_sweep_is_resumed_on_the_hosts_it_asked_for(
-    asked: Finished, words: tuple[str, ...], told: str
+def test_resumed_sweep_uses_the_requested_hosts(
+    asked: Finished, words: tuple[str, ...], message: str
 ) -> None:
     ended = dcpbench(f"resume={asked.folder}", "part=2/2", "plan=true", *words, folder=asked.folder)
-    assert told in ended.out + ended.err
+    assert message in ended.out + ended.err
 
 
 @pytest.mark.parametrize(
-    ("word", "told"),
+    ("word", "message"),
     [
         ("executor.hosts=2", "executor=local runs on this host only; choose another executor"),
         ("executor.ranks_per_host=1", "executor=local runs on this host only; choose another executor"),
@@ -320,10 +318,10 @@ def test_a_sweep_is_resumed_on_the_hosts_it_asked_for(
         ("executor.hosts=1,2", "is about the whole sweep and takes one value"),
     ],
 )
-def test_hosts_that_cannot_be_had_are_refused(tmp_path: Path, word: str, told: str) -> None:
+def test_invalid_numbers_of_hosts_are_refused(tmp_path: Path, word: str, message: str) -> None:
     ended = run(tmp_path / "sweep", "-m", "parallel=ddp", "device=cpu", word)
     (line,) = ended.err.splitlines()
     assert line.startswith("dcpbench: executor.")
-    assert told in line
+    assert message in line
     assert ended.status == 2
     assert not (tmp_path / "sweep").exists()

@@ -1,4 +1,4 @@
-"""Cells on two hosts, each of which sees late what the other has written: not at first, or empty."""
+"""Cells on two hosts, on each of which files of the other appear late, or are empty at first."""
 
 import re
 import shutil
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.multinode, pytest.mark.timeout(600)]
 
 LATE_S = 1.0
 RULES = {"absent": f"* {LATE_S} 0", "empty": f"* {LATE_S} 1", "never": ".metadata 3600 0"}
-"""Folders for checkpoints, and what is late there; see `support/late_files.c`."""
+"""Folders for checkpoints, and the files that are late there; see `support/late_files.c`."""
 ON_CPU = (*SMALL, "device=cpu", "saves=1", "parallel=fsdp2", "retry=0")
 MISSING = ("file_missing", "metadata_missing", "fsync_left_out", "file_overwritten_later")
 
@@ -51,47 +51,47 @@ def _row(ended: Finished, name: str) -> dict[str, Any]:
 
 
 def _late(row: dict[str, Any]) -> list[dict[str, set[str]]]:
-    """Which files each rank says were late, by where."""
-    told: list[dict[str, set[str]]] = [defaultdict(set) for _ in range(4)]
+    """Return the files that each rank reports as late, by check."""
+    reported: list[dict[str, set[str]]] = [defaultdict(set) for _ in range(4)]
     for rank in row["details"]["ranks"]:
         for text in rank["late_files"]:
             path, where = text.partition(": host ")[0].split(" ", 1)
-            told[rank["rank"]][where].add(path)
-    return told
+            reported[rank["rank"]][where].add(path)
+    return reported
 
 
 @pytest.mark.parametrize(("name", "seen"), {"absent": "no such file", "empty": "0 bytes"}.items())
-def test_what_is_late_is_waited_for_and_told(ended: Finished, name: str, seen: str) -> None:
+def test_late_files_are_awaited_and_reported(ended: Finished, name: str, seen: str) -> None:
     row = _row(ended, name)
     assert row["status"] == "pass", row["reason"]
     of_first, of_second = (
         [{f"{folder}{path}" for path in paths} for folder in ("", "step-0001/")]
         for paths in ((".metadata", "__0_0.distcp", "__1_0.distcp"), ("__2_0.distcp", "__3_0.distcp"))
     )
-    for rank, told in enumerate(_late(row)):
+    for rank, reported in enumerate(_late(row)):
         own, handover = (of_second, set()) if rank < 2 else (of_first, {"handover.pt"})
-        seen_late = told["in the checkpoint of step 1"]
+        seen_late = reported["in the checkpoint of step 1"]
         # Rank 0 has looked before, when the save reported success: it may have been long ago.
         assert seen_late == own[0] if rank else seen_late <= own[0], rank
-        assert told["of this stage"] == handover, rank
-        assert told["of the stage before"] == own[1] | handover, "to other processes they are late again"
+        assert reported["of this stage"] == handover, rank
+        assert reported["of the stage before"] == own[1] | handover, "to other processes they are late again"
     texts = [text for rank in row["details"]["ranks"] for text in rank["late_files"]]
     sentence = rf"\S+ .*: host 10\.77\.0\.[12] saw \d+ bytes, this one {seen}, for (\d+\.\d) s"
     assert all(re.fullmatch(sentence, text) for text in texts), texts
 
 
-def test_what_is_never_seen_names_host_and_file_and_how_long_was_waited(ended: Finished) -> None:
+def test_missing_file_is_reported_with_host_and_wait(ended: Finished) -> None:
     row = _row(ended, "never")
     rank = r"rank [23] \(local rank [01] of host 10\.77\.0\.2\)"
     error = r"UnseenFileError: \.metadata in the checkpoint of step 1: host 10\.77\.0\.1 saw \d+ bytes, "
     error += r"this one no such file, also after (\d+) s"
-    told = re.fullmatch(rf"{rank} in verify: {error}.*", row["reason"])
-    assert told, row["reason"]
-    assert int(told[1]) >= WAITS_S
+    reported = re.fullmatch(rf"{rank} in verify: {error}.*", row["reason"])
+    assert reported, row["reason"]
+    assert int(reported[1]) >= WAITS_S
     assert row["status"] == "error"
 
 
-def test_where_nothing_is_late_nothing_is_told(ended: Finished) -> None:
+def test_no_late_file_is_reported_without_one(ended: Finished) -> None:
     row = _row(ended, "sound")
     assert row["status"] == "pass", row["reason"]
     assert not any(_late(row))
@@ -99,16 +99,14 @@ def test_where_nothing_is_late_nothing_is_told(ended: Finished) -> None:
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, Finished]:
-    """Sweeps with defects where files are late, and on one host."""
+    """Sweeps with faults, with late files and on one host."""
     here, faults = tmp_path_factory.mktemp("planted"), f"fault={','.join(MISSING)}"
     late = _ended(here, ["absent"], faults)
     return late, run(here / "local", "-m", *ON_CPU, "world_size=4", faults)
 
 
 @pytest.mark.parametrize("fault", MISSING)
-def test_what_is_missing_or_changes_after_success_has_the_verdict_that_it_has_on_one_host(
-    planted: tuple[Finished, Finished], fault: str
-) -> None:
+def test_faults_have_the_same_verdict_with_late_files(planted: tuple[Finished, Finished], fault: str) -> None:
     row, local = (ended.row(fault=fault) for ended in planted)
     assert row["fault_seen"] is local["fault_seen"] is True, row["reason"]
     assert row["status"] == local["status"], row["reason"]

@@ -32,13 +32,13 @@ def hosts() -> Iterator[list[Namespace]]:
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that the second host has for itself."""
+    """The folder that only the second host can access."""
     return tmp_path_factory.mktemp("own")
 
 
 @pytest.fixture(scope="module")
 def ray(hosts: list[Namespace], own: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayDaemons]:
-    """Two hosts, of which the second has a folder for itself, and clocks that are ahead."""
+    """Two hosts; the second has a private folder, and clocks that are ahead."""
     here, clock = tmp_path_factory.mktemp("ray"), tmp_path_factory.mktemp("clock")
     shifted = f"import time\nhonest = time.time\ntime.time = lambda: honest() + {AHEAD_S}\n"
     (clock / "sitecustomize.py").write_text(shifted)
@@ -50,7 +50,7 @@ def ray(hosts: list[Namespace], own: Path, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def swept(ray: RayDaemons, own: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """A sweep in which the link is cut, and the host behind it comes back."""
+    """A sweep in which the link to a host is cut, and restored."""
     folder = tmp_path_factory.mktemp("swept") / "sweep"
     cells = ("scenario.options.how=cuts_link,not", f"storage.root=null,{own}", "retry=0", "executor.hosts=2")
     driver = ray.driver(folder, *words_of(folder, "-m", *IN_SAVE, *cells))
@@ -73,12 +73,12 @@ def _row(swept: Finished, how: str, root: str = "") -> dict[str, Any]:
 
 
 def _given_up(host: Namespace) -> str:
-    """A pattern for the reason of a stage on a host that was cut off."""
+    """Return a pattern of the reason of a stage on a disconnected host."""
     where = rf"rank 2 \(local rank 0 of host {re.escape(host.address)}\)"
     return rf"{where} was given up with its host, which did not answer within 5 s, last heard of in \w+"
 
 
-def test_a_link_that_is_cut_in_a_save_costs_one_row(swept: Finished, hosts: list[Namespace]) -> None:
+def test_link_cut_in_a_save_costs_one_row(swept: Finished, hosts: list[Namespace]) -> None:
     cut, later = _row(swept, "cuts_link", "root=null"), _row(swept, "not", "root=null")
     assert re.fullmatch(_given_up(hosts[1]), str(cut["reason"])), cut["reason"]
     assert (cut["status"], later["status"]) == ("crash", "pass"), later["reason"]
@@ -92,14 +92,14 @@ def test_clocks_of_hosts_are_compared(swept: Finished) -> None:
     assert row["clock_offset_s"] == pytest.approx(AHEAD_S, abs=1)
 
 
-def test_a_folder_that_hosts_do_not_share_is_a_skip(swept: Finished, hosts: list[Namespace]) -> None:
+def test_folder_that_is_not_shared_is_a_skip(swept: Finished, hosts: list[Namespace]) -> None:
     for how in ("cuts_link", "not"):
         row = _row(swept, how, "/own")
         assert row["status"] == "skip"
         assert f"host {hosts[1].address} does not see" in str(row["reason"])
 
 
-def test_a_host_that_was_cut_off_writes_nothing_into_the_second_try(
+def test_disconnected_host_leaves_second_attempt_alone(
     ray: RayDaemons, swept: Finished, hosts: list[Namespace], tmp_path: Path
 ) -> None:
     once = ("scenario.options.how=writes_late", "scenario.options.once=true")
@@ -113,9 +113,7 @@ def test_a_host_that_was_cut_off_writes_nothing_into_the_second_try(
     _come_back(ray, ray.hosts[1])
 
 
-def test_a_driver_that_was_killed_leaves_no_ranks_and_its_sweep_is_resumed(
-    ray: RayDaemons, swept: Finished, tmp_path: Path
-) -> None:
+def test_killed_driver_leaves_no_ranks_and_resumes(ray: RayDaemons, swept: Finished, tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     sleeps = ("scenario.options.how=not,sleeps", "scenario.options.phase=train", "scenario.options.once=true")
     asked = words_of(folder, "-m", *DIES, *sleeps, "executor.hosts=2", "timeouts.cell_s=10")
@@ -131,10 +129,10 @@ def test_a_driver_that_was_killed_leaves_no_ranks_and_its_sweep_is_resumed(
     assert [row["status"] for row in resumed.rows] == ["pass", "pass"], resumed.err
 
 
-def test_processes_end_where_nothing_is_left_that_would_end_them(
+def test_disconnected_processes_exit_on_their_own(
     ray: RayDaemons, swept: Finished, hosts: list[Namespace], tmp_path: Path
 ) -> None:
-    """The head of the cluster and the driver are gone, and a host is cut off from both."""
+    """The head of the cluster and the driver have exited, and a host is disconnected from both."""
     _come_back(ray, hosts[1])  # with honest clocks, by which a daemon finds its head gone
     folder = tmp_path / "sweep"
     sleeps = ("scenario.options.how=sleeps", "scenario.options.phase=train")
@@ -147,7 +145,7 @@ def test_processes_end_where_nothing_is_left_that_would_end_them(
     up(hosts[1])
 
 
-def test_a_link_that_is_slow_and_loses_packets_costs_no_verdict(tmp_path: Path) -> None:
+def test_slow_lossy_link_changes_no_verdict(tmp_path: Path) -> None:
     asked = ("-m", *ON_CPU, "parallel=fsdp2,hsdp2", "save=sync,async", "retry=0", "world_size=4")
     here = run(tmp_path / "here", *asked)
     with slowly_linked(DELAY_S, loss=0.02) as apart, ray_in(apart, tmp_path) as slow:

@@ -1,4 +1,4 @@
-"""Which ranks live on which host."""
+"""Placement of ranks on hosts."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from dcpbench.plugins.hosts.placement import spread
         (4, {}, None),
     ],
 )
-def test_neighbours_are_together_and_hosts_have_as_many_as_each_other(
+def test_neighbors_share_hosts_evenly(
     world_size: int, room: dict[str, int], placed: dict[str, range] | None
 ) -> None:
     assert spread(world_size, room) == placed
@@ -35,7 +35,7 @@ def test_neighbours_are_together_and_hosts_have_as_many_as_each_other(
         (4, 2, {"a": 4, "b": 0}, None),
     ],
 )
-def test_ranks_are_on_exactly_the_hosts_asked_for(
+def test_ranks_use_exactly_the_requested_hosts(
     world_size: int, hosts: int, room: dict[str, int], placed: dict[str, range] | None
 ) -> None:
     assert spread(world_size, room, hosts) == placed

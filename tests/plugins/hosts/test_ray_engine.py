@@ -1,4 +1,4 @@
-"""Cells on several hosts, which are Ray's simulated nodes: real processes, sockets and deaths."""
+"""Cells on several simulated nodes of Ray, with real processes, sockets and deaths."""
 
 import re
 import subprocess
@@ -34,7 +34,7 @@ def two() -> Iterator[Hosts]:
         yield made
 
 
-def test_cells_are_the_same_on_two_hosts(two: Hosts, tmp_path: Path) -> None:
+def test_cells_have_equal_results_on_two_hosts(two: Hosts, tmp_path: Path) -> None:
     asked = ("-m", *ON_CPU, "parallel=ddp,fsdp2,hsdp2", "world_size=2,4")
     spread = run(tmp_path / "spread", *asked, *two.words)
     here = run(tmp_path / "here", *asked)
@@ -54,7 +54,7 @@ def test_cells_are_the_same_on_two_hosts(two: Hosts, tmp_path: Path) -> None:
     assert alive_in(tmp_path) == []
 
 
-def test_checkpoints_in_a_store_are_seen_by_all_hosts(
+def test_all_hosts_read_checkpoints_in_a_store(
     two: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in CREDENTIALS.items():
@@ -92,9 +92,7 @@ def deaths(two: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Finished:
         r"host, which did not answer within 5 s, last heard of in \w+",
     }.items(),
 )
-def test_the_first_cause_is_told_with_its_host_and_the_second_try_passes(
-    deaths: Finished, how: str, was: str
-) -> None:
+def test_first_cause_names_its_host_and_retry_passes(deaths: Finished, how: str, was: str) -> None:
     (row,) = [row for row in deaths.rows if f"how={how} " in row["overrides"]]
     assert (row["status"], row["flaky"]) == ("pass", True), row["reason"]
     assert re.fullmatch(f"flaky: the first attempt ended as {was}.*", row["reason"]), row["reason"]
@@ -110,16 +108,16 @@ def test_every_cell_has_one_row(deaths: Finished) -> None:
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ("{other}", "what answers there is no Ray cluster, whose port is 6379"),
-        ("auto", "(RAY_ADDRESS={other}): what answers there is no Ray cluster, whose port is 6379"),
+        ("{other}", "the server there is not a Ray cluster, whose default port is 6379"),
+        ("auto", "(RAY_ADDRESS={other}): the server there is not a Ray cluster, whose default port is 6379"),
         ("ray://{other}", "must be HOST:PORT, auto or null"),
         ("127.0.0.1:1", "nothing answers there; must be that of a Ray cluster"),
     ],
 )
-def test_what_is_no_cluster_is_refused_at_once(
+def test_address_without_a_cluster_is_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, told: str
 ) -> None:
-    """Asked for a cluster, Ray waits for a server of HTTP/1.0 without an end."""
+    """Without the check, Ray would wait for a server of HTTP/1.0 for ever."""
     with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
         other = f"127.0.0.1:{server.server_port}"
         monkeypatch.setenv("RAY_ADDRESS", other)
@@ -133,7 +131,7 @@ def test_what_is_no_cluster_is_refused_at_once(
     assert told.format(other=other) in line
 
 
-def test_a_cluster_is_waited_for_until_it_has_as_many_hosts_as_are_asked_for(
+def test_driver_waits_for_the_requested_hosts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     node = {"NodeName": "a"}
@@ -151,7 +149,7 @@ def test_a_cluster_is_waited_for_until_it_has_as_many_hosts_as_are_asked_for(
     assert [*engine.agents] == [node, node]
 
 
-def test_a_sweep_goes_on_with_the_hosts_that_are_left_and_ends_where_there_is_no_room(tmp_path: Path) -> None:
+def test_sweep_continues_while_hosts_have_slots(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     asked = ("-m", *DIES, "scenario.options.phase=train", "timeouts.cell_s=60")
     with hosts(3) as three:
@@ -173,7 +171,7 @@ def test_a_sweep_goes_on_with_the_hosts_that_are_left_and_ends_where_there_is_no
     assert resumed.rows[0] == row
 
 
-def test_cells_that_asked_for_two_hosts_never_run_on_one(tmp_path: Path) -> None:
+def test_cells_for_two_hosts_never_run_on_one(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     asked = ("-m", *DIES, "scenario.options.phase=train", "scenario.options.once=true", "timeouts.cell_s=60")
     with hosts(2) as two:
@@ -198,8 +196,8 @@ def test_cells_that_asked_for_two_hosts_never_run_on_one(tmp_path: Path) -> None
     assert resumed.rows[1]["config"]["executor.hosts"] == 2
 
 
-def test_ranks_of_another_dcpbench_do_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a host has a copy of its own, and the driver no PYTHONPATH that would hide it."""
+def test_host_with_another_dcpbench_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host has another copy, and the driver no PYTHONPATH that would hide it."""
     folder = tmp_path / "sweep"
     with hosts(1) as one:
         one.add(environment=copy_dcpbench(tmp_path / "other", changed=True))
@@ -213,8 +211,8 @@ def test_ranks_of_another_dcpbench_do_not_pass(tmp_path: Path, monkeypatch: pyte
     assert not folder.exists()
 
 
-def test_a_driver_whose_cluster_is_gone_ends_at_once(tmp_path: Path) -> None:
-    """As when a job of Slurm is cancelled: Ray would look for its head for a minute, and end the driver."""
+def test_driver_ends_at_once_without_its_cluster(tmp_path: Path) -> None:
+    """After a Slurm job is cancelled, Ray would search for its head for a minute, and then end the driver."""
     folder = tmp_path / "sweep"
     ways = ("scenario.options.phase=train", "scenario.options.how=not,sleeps")
     done = Finished(0, "", "", folder)

@@ -1,4 +1,4 @@
-"""The manifest for Kubernetes, held against the parts of KubeRay's schema (ray.io/v1) that it has."""
+"""The manifest for Kubernetes, compared with the parts of KubeRay's schema (ray.io/v1) that it uses."""
 
 import shlex
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from conftest import TESTS
 
 
 def _object(required: str = "", **properties: Any) -> dict[str, Any]:
-    """An object that has no other properties, and these of them in any case."""
+    """Return the schema of an object with only these properties, some of them required."""
     return {
         "type": "object",
         "properties": properties,
@@ -81,7 +81,7 @@ def manifest() -> Any:
     return yaml.safe_load((TESTS.parent / "scripts/rayjob.yaml").read_text())
 
 
-def test_it_is_a_ray_job(manifest: Any) -> None:
+def test_manifest_is_a_ray_job(manifest: Any) -> None:
     jsonschema.validate(manifest, _RAY_JOB)
     manifest["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["replicas"] = "2"
     with pytest.raises(jsonschema.ValidationError):
@@ -94,7 +94,7 @@ def _pods(manifest: Any) -> Iterator[Any]:
     yield from (group["template"]["spec"] for group in cluster["workerGroupSpecs"])
 
 
-def test_every_pod_has_the_folder_of_the_sweep_and_strangers_have_no_token(manifest: Any) -> None:
+def test_pods_mount_the_sweep_folder_without_a_token(manifest: Any) -> None:
     words = shlex.split(manifest["spec"]["entrypoint"])
     folder = next(word.partition("=")[2].rstrip(";") for word in words if word.startswith("folder="))
     for pod in _pods(manifest):

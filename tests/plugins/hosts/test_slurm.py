@@ -1,4 +1,4 @@
-"""The batch script, on a real Slurm: a sweep in one job, in jobs one after the other, and in parts."""
+"""The batch script on a real Slurm: a sweep in one job, in successive jobs, and in parts."""
 
 import os
 import re
@@ -46,14 +46,12 @@ def submit(cluster: Slurm, here: Path, *words: str, **more: str) -> str:
     return cluster.run("sbatch", *job, **surroundings)
 
 
-def test_a_job_that_is_requeued_goes_on_with_its_sweep_and_one_that_is_cancelled_leaves_its_rows(
-    cluster: Slurm, tmp_path: Path
-) -> None:
+def test_requeued_job_resumes_and_cancelled_keeps_rows(cluster: Slurm, tmp_path: Path) -> None:
     folder, log = tmp_path / "sweep", tmp_path / "job.log"
     done = Finished(0, "", "", folder)
 
     def sleeps(resumed: str) -> bool:
-        """Whether the second cell is under way, of a sweep that has told this."""
+        """Return whether the second cell runs, according to the output of the sweep."""
         told = log.read_text() if log.exists() else ""
         at_work = len([*folder.glob("*/rank1.log")]) == 2 and len(alive_in(folder)) >= 3
         return resumed in told and at_work and len(done.rows) == 1
@@ -74,9 +72,7 @@ def test_a_job_that_is_requeued_goes_on_with_its_sweep_and_one_that_is_cancelled
     assert "interrupted: 1 of 2 cells have a row" in log.read_text()
 
 
-def test_jobs_of_an_array_go_on_one_after_the_other_until_the_sweep_is_whole(
-    cluster: Slurm, tmp_path: Path
-) -> None:
+def test_array_jobs_resume_until_the_sweep_is_complete(cluster: Slurm, tmp_path: Path) -> None:
     done = Finished(0, "", "", tmp_path / "sweep")
     seeds = f"seed={','.join(map(str, range(12)))}"
     job = submit(cluster, tmp_path, "--nodes=2", "--array=1-3%1", *ASKED, seeds)
@@ -94,7 +90,7 @@ def test_jobs_of_an_array_go_on_one_after_the_other_until_the_sweep_is_whole(
     assert not (done.folder / "superseded.jsonl").exists()  # nothing was run twice
 
 
-def test_jobs_of_an_array_run_a_part_each_two_at_a_time(cluster: Slurm, tmp_path: Path) -> None:
+def test_array_jobs_run_parts_two_at_a_time(cluster: Slurm, tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     job = submit(cluster, tmp_path, "--array=1-3%2", *ASKED, "seed=0,1,2,3,4,5", PARTS="3")
     wait_for(lambda: all(cluster.state(f"{job}_{part}") == "COMPLETED" for part in (1, 2, 3)), 300)

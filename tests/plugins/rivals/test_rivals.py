@@ -1,4 +1,4 @@
-"""Checkpointers beside DCP are seen through as it is; their contract is that of any checkpointer."""
+"""Faults in checkpointers other than DCP are detected, too. Contract tests cover all checkpointers."""
 
 from pathlib import Path
 
@@ -10,6 +10,6 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("checkpointer", ["safetensors", "torch_checkpointing"])
-def test_they_are_seen_through_by_the_same_faults(tmp_path: Path, checkpointer: str) -> None:
+def test_faults_are_detected_with_rivals(tmp_path: Path, checkpointer: str) -> None:
     pytest.importorskip(checkpointer)
     seen_through(tmp_path / "sweep", checkpointer)

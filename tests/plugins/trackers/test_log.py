@@ -1,4 +1,4 @@
-"""What a tracker is told of a sweep, read back with the tracker's own packages."""
+"""Runs of a sweep in trackers, read back with the packages of the trackers."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from dcpbench.report.__main__ import main
 from support.rows import row
 
 Told = dict[str, dict[str, Any]]
-"""For each run that a tracker has: its parameters, metrics and tags in one."""
+"""The merged parameters, metrics and tags of each run in a tracker."""
 
 _TRACKERS = ("tensorboard", "mlflow", "wandb")
 
@@ -44,7 +44,7 @@ def sweep(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection to anywhere but this machine fails the test."""
+    """Fail the test on a connection to another machine."""
     real = socket.socket.connect
 
     def connect(self: socket.socket, address: Any) -> None:
@@ -114,7 +114,7 @@ def in_wandb(folder: Path) -> Told:
 
 
 def log_records(file: bytes) -> Iterator[bytes]:
-    """What a .wandb file holds: the records of LevelDB's log format (its doc/log_format.md), whose first
+    """Read a .wandb file: records of LevelDB's log format (its doc/log_format.md), whose first
     block begins with 7 bytes of wandb's own."""
     block, offset, record = 32768, 7, b""
     while offset + 7 <= len(file):
@@ -138,7 +138,7 @@ _READ: dict[str, Callable[[Path], Told]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tracker", _TRACKERS)
-def test_what_is_logged_is_what_the_rows_say(
+def test_logged_values_equal_the_rows(
     tracker: str, sweep: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     _needs(tracker)
@@ -167,13 +167,13 @@ def test_what_is_logged_is_what_the_rows_say(
 
     # Once more, and nothing is there twice; a cell that has run again replaces what it had said.
     assert main(words) == 0
-    assert "0 cells logged, 2 were there already" in capfd.readouterr().out
+    assert "0 cells logged, 2 already logged" in capfd.readouterr().out
     assert _READ[tracker](there) == told
     lines = list(read_lines(sweep))
     keep_lines(sweep, lines[1:], take_out=lines[:1])
     append_row(sweep, row(cell="one,repeat=1", started_at="2026-11-21T00:00:00+00:00", save_s=0.5))
     assert main(words) == 0
-    assert "0 cells logged, 1 replaced, which have run again, 1 were there already" in capfd.readouterr().out
+    assert "0 cells logged, 1 replaced after running again, 1 already logged" in capfd.readouterr().out
     again = _READ[tracker](there)
     assert again["one,repeat=1"]["save_s"] == 0.5
     assert again["two"]["reason"] == said
@@ -182,7 +182,7 @@ def test_what_is_logged_is_what_the_rows_say(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tracker", tiered(_TRACKERS, "tensorboard"))
-def test_two_sweeps_of_one_name_are_two(tracker: str, sweep: Path, tmp_path: Path) -> None:
+def test_sweeps_of_one_name_are_separate(tracker: str, sweep: Path, tmp_path: Path) -> None:
     _needs(tracker)
     other = tmp_path / "elsewhere" / sweep.name
     other.mkdir(parents=True)
@@ -203,8 +203,8 @@ def test_two_sweeps_of_one_name_are_two(tracker: str, sweep: Path, tmp_path: Pat
         assert len(client.search_runs([experiment.experiment_id])) == 2 + 3
 
 
-def test_a_cell_that_names_a_path_removes_nothing(tmp_path: Path) -> None:
-    """Of another user's rows: absolute, with `..`, empty, or what a file system takes for no name."""
+def test_cell_named_like_a_path_removes_nothing(tmp_path: Path) -> None:
+    """Names in rows of another user are absolute, with `..`, empty, or not valid in a file system."""
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis").write_text("mine")
@@ -227,7 +227,7 @@ def test_a_cell_that_names_a_path_removes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tracker", _TRACKERS)
-def test_a_tracker_that_is_not_installed_is_one_clear_line(tracker: str, sweep: Path, tmp_path: Path) -> None:
+def test_missing_tracker_package_prints_one_line(tracker: str, sweep: Path, tmp_path: Path) -> None:
     hides = f"import sys; sys.modules['{tracker}'] = None; from dcpbench.report.__main__ import main; "
     asked = ["log", str(sweep), "--to", tracker, "--dir", str(tmp_path / "there")]
     done = subprocess.run(
@@ -243,7 +243,7 @@ def test_a_tracker_that_is_not_installed_is_one_clear_line(tracker: str, sweep: 
     assert not (tmp_path / "there").exists()
 
 
-def test_a_folder_without_results_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_without_results_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["log", str(tmp_path), "--to", "tensorboard", "--dir", str(tmp_path / "there")]) == 2
     assert "no sweep here" in capsys.readouterr().err
 
@@ -253,7 +253,7 @@ def _needs(tracker: str) -> None:
         pytest.importorskip("sqlalchemy", reason="mlflow-skinny without sqlalchemy has no SQLite store")
 
 
-def test_an_unknown_tracker_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_tracker_prints_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["log", ".", "--to", "nowhere"]) == 2
     said = capsys.readouterr().err
     assert "'nowhere' is not one of 'tensorboard'" in said

@@ -1,1 +1,1 @@
-"""Whether checkpoint folders are whole."""
+"""Check whether checkpoint folders are complete."""

@@ -1,4 +1,4 @@
-"""`dcpbench audit CHECKPOINT...`: whether a checkpoint of DCP, or of safetensors, is whole."""
+"""`dcpbench audit CHECKPOINT...`: check whether a checkpoint of DCP or of safetensors is complete."""
 
 import io
 import json
@@ -31,24 +31,24 @@ def main(
     all: bool = False,
     as_json: bool = False,
 ) -> int:
-    """Audit checkpoints, or those in folders of checkpoints: 0 if all are whole, 1 if one is not, 2 if a
-    folder has none. With `newest`, print the newest whole one below these folders instead: 1 if none is
-    whole, 2 if there is none. `data` reads the data too; files `beside` have to exist as well."""
+    """Audit checkpoints, or all checkpoints in folders. Return 0 if all are complete, 1 if one is not, 2 if a
+    folder has none. With `newest`, print the newest complete one below these folders instead; return 1 if
+    none is complete, 2 if there is none. `data` reads the data too; files `beside` have to exist as well."""
     look = partial(audited, data=data, required=beside)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names may be anything
+        sys.stdout.reconfigure(errors="backslashreplace")  # names can contain any character
     if newest:
         return _print_newest(checkpoints, look)
-    seen = [one for folder in checkpoints for one in [*newest_first([folder], look)] or [look(folder)]]
+    checked = [one for folder in checkpoints for one in [*newest_first([folder], look)] or [look(folder)]]
     with standard_output():
         if as_json:
-            print(json.dumps([_plain(one) for one in seen], indent=1))
+            print(json.dumps([_plain(one) for one in checked], indent=1))
         else:
-            for one in seen:
+            for one in checked:
                 _show(one, all)
-                if all or len(seen) == 1:  # of several the question is which are whole
+                if all or len(checked) == 1:  # with several, only their states matter
                     _show_keys(one, all)
-    return max(_STATUS[one.state] for one in seen)
+    return max(_STATUS[one.state] for one in checked)
 
 
 def checkpoints_in(folder: Path, data: bool = False) -> list[Audited]:
@@ -79,21 +79,23 @@ def _print_newest(folders: Iterable[Path], look: Callable[[Path], Audited]) -> i
 def _show(one: Audited, all_keys: bool) -> None:
     console = Console(soft_wrap=not sys.stdout.isatty())
     style = style_of("pass" if one.state is FolderState.whole else "fail")
-    told = "no checkpoint" if one.state is FolderState.none else one.state
-    console.print(text_of(f"{one.folder}: {told}{f': {one.because}' if one.because else ''}", style))
+    state = "no checkpoint" if one.state is FolderState.none else one.state
+    console.print(text_of(f"{one.folder}: {state}{f': {one.because}' if one.because else ''}", style))
     if one.entries:
         tensors = [entry for entry in one.entries.values() if entry.shape is not None]
         elements = sum(math.prod(entry.shape or ()) for entry in tensors)
         files, values = len(one.files) - len(one.beside), len(one.entries) - len(tensors)
-        held = f"{counted(len(tensors), 'tensor')} with {elements:,} elements, {counted(values, 'value')}"
-        console.print(f"  {decimal(one.size)} in {counted(files, 'file')}; {held}")
+        content = f"{counted(len(tensors), 'tensor')} with {elements:,} elements, {counted(values, 'value')}"
+        console.print(f"  {decimal(one.size)} in {counted(files, 'file')}; {content}")
     for finding in one.findings[: None if all_keys else _MOST_SHOWN]:
         console.print(text_of(f"  {mismatch_sentence(finding)}"))
     if not all_keys and len(one.findings) > _MOST_SHOWN:
         console.print(f"  and {len(one.findings) - _MOST_SHOWN} more: --all shows them")
     if one.beside:
         names = ", ".join([*one.beside][:3]) + (", ..." if len(one.beside) > 3 else "")
-        console.print(text_of(f"  beside it {decimal(sum(one.beside.values()))} that no key names: {names}"))
+        console.print(
+            text_of(f"  {decimal(sum(one.beside.values()))} in other files, to which no key refers: {names}")
+        )
 
 
 def _show_keys(one: Audited, all_keys: bool) -> None:
@@ -111,7 +113,7 @@ def _show_keys(one: Audited, all_keys: bool) -> None:
 
 
 def _plain(one: Audited) -> dict[str, Any]:
-    """For JSON."""
+    """Return an audit as JSON values."""
     return {
         "checkpoint": str(one.folder),
         "state": one.state,

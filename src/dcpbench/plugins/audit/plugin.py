@@ -1,4 +1,4 @@
-"""Audit: the command that tells whether a checkpoint folder is whole."""
+"""Audit: the command that checks whether a checkpoint folder is complete."""
 
 from dcpbench.core.plugins import API, CommandSpec, Plugin
 

@@ -1,1 +1,1 @@
-"""The first torch in which a cell breaks."""
+"""Find the first torch in which a cell breaks."""

@@ -1,8 +1,8 @@
-"""`dcpbench bisect`: the first torch, from a good one to a bad one, in which a cell comes to something else.
+"""`dcpbench bisect`: find the first torch, between a good and a bad one, with another result of a cell.
 
-A version is bad where the worst status of the cell's runs is not that under the good one, or the median of a
-metric is that many times as much. As in every bisection, what is bad is taken to stay so. A version that
-cannot be tried is passed over, and told.
+A version is bad if the worst status of the cell's runs differs from that with the good version, or if the
+median of a metric exceeds that of the good version by a given ratio. Versions after a bad one are assumed to
+be bad too. A version in which the cell cannot run is reported and skipped.
 """
 
 import datetime
@@ -38,16 +38,16 @@ _TRUST = "trust=true"
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """A cell: the words that ask for it, and the folder in which its modules are found."""
+class _Cell:
+    """A cell: its overrides, and the folder in which its modules are found."""
 
     words: list[str]
     cwd: Path
 
 
 @dataclass(frozen=True)
-class _Tried:
-    """What a cell came to under a version: the rows of its runs, or why there are none."""
+class _Attempt:
+    """The result of a cell with a version: the rows of its runs, or why there are none."""
 
     version: Version
     python: str
@@ -60,42 +60,42 @@ class _Tried:
         return min(self.rows, key=lambda row: SEVERITY[row.status])
 
     def median(self, metric: str) -> float | None:
-        """Of its runs; None where none measured it."""
+        """Return the median of a metric over the runs; None if no run has measured it."""
         values = [value for row in self.rows if (value := row.metrics.get(metric)) is not None]
         return statistics.median(values) if values else None
 
 
 @dataclass
 class _Bisection:
-    """Tries versions; `metric` from this ratio on is bad too, `passed_over` are those that were not tried."""
+    """Runs a cell with versions. A `metric` that is `slower` by this ratio is bad too."""
 
-    asked: _Asked
+    cell: _Cell
     pythons: dict[Version, str]
     metric: str | None
     slower: float
     repeats: int
     folder: Path
-    tried: list[_Tried] = field(default_factory=list)
-    passed_over: dict[Version, str] = field(default_factory=dict)
+    tried: list[_Attempt] = field(default_factory=list)
+    skipped: dict[Version, str] = field(default_factory=dict)
 
-    def attempt(self, version: Version) -> _Tried | None:
-        """The cell under a version; None where that cannot be tried."""
+    def attempt(self, version: Version) -> _Attempt | None:
+        """Run the cell with a version; return None if it cannot run."""
         found = self._attempt(version)
         if found.problem:
-            self.passed_over[version] = found.problem
-            _tell(f"torch {version}: not tried: {found.problem}")
+            self.skipped[version] = found.problem
+            _report(f"torch {version}: not tried: {found.problem}")
             return None
         self.tried.append(found)
-        _tell(f"torch {version}: {found.worst.status}")
+        _report(f"torch {version}: {found.worst.status}")
         return found
 
-    def _attempt(self, version: Version) -> _Tried:
+    def _attempt(self, version: Version) -> _Attempt:
         python = self.pythons.get(version)
         if python is None:
-            return _Tried(version, "-", problem="it has no environment (--python)")
+            return _Attempt(version, "-", problem="it has no environment (--python)")
         folder = self.folder / str(version)
         place = manifest.quoted(str(folder))
-        words = [*self.asked.words, f"repeats={self.repeats}", f"hydra.sweep.dir={place}"]
+        words = [*self.cell.words, f"repeats={self.repeats}", f"hydra.sweep.dir={place}"]
         folder.mkdir(parents=True)
         log = self.folder / f"{version}-{_LOG}"
         with tempfile.TemporaryDirectory(prefix="dcpbench-") as own, log.open("wb") as written:
@@ -103,39 +103,40 @@ class _Bisection:
                 [_from_anywhere(python), "-m", "dcpbench", "run", *words],
                 stdout=written,
                 stderr=subprocess.STDOUT,
-                cwd=self.asked.cwd,
+                cwd=self.cell.cwd,
                 env=environment_of(Path(own)),
                 check=False,
             ).returncode
         rows = [*stored_rows(folder)]
         if len({row.config_digest for row in rows}) > 1:
-            raise ConfigError(f"{' '.join(self.asked.words)}: is several cells; name one")
+            raise ConfigError(f"{' '.join(self.cell.words)}: names several cells; name one")
         runs = manifest.read(folder, "").cells if rows else []
         if not rows or {row.cell for row in rows} != {*runs}:
-            *_, why = log.read_text(errors="replace").strip().splitlines() or ["it printed nothing"]
+            *_, why = log.read_text(errors="replace").strip().splitlines() or ["it printed no output"]
             after = f" after {len(rows)} of {counted(len(runs), 'run')}" if rows else ""
-            return _Tried(version, python, problem=f"it ended with {status}{after}: {why}")
-        return _Tried(version, python, rows)
+            return _Attempt(version, python, problem=f"it ended with {status}{after}: {why}")
+        return _Attempt(version, python, rows)
 
-    def why_bad(self, one: _Tried) -> str | None:
-        """Why a version is not as the first that was tried; None where it is."""
+    def why_bad(self, attempt: _Attempt) -> str | None:
+        """Return why a version is worse than the first; None if it is not."""
         good = self.tried[0]
-        if one.worst.status != good.worst.status:
-            reason = f": {short_reason(one.worst.flat())}" if one.worst.reason else ""
-            return f"{good.worst.status} -> {one.worst.status}{reason}"
-        if self.metric and (ratio := self.ratio(one)) is not None and ratio >= self.slower:
+        worst = attempt.worst
+        if worst.status != good.worst.status:
+            reason = f": {short_reason(worst.flat())}" if worst.reason else ""
+            return f"{good.worst.status} -> {worst.status}{reason}"
+        if self.metric and (ratio := self.ratio(attempt)) is not None and ratio >= self.slower:
             return f"{self.metric} is {ratio:.2f} times that of {good.version}"
         return None
 
-    def ratio(self, one: _Tried) -> float | None:
-        """The median of the metric to that under the good version, if there are both."""
+    def ratio(self, attempt: _Attempt) -> float | None:
+        """Return the ratio of the median of the metric to that of the good version, if both exist."""
         if not self.metric:
             return None
-        value, good = one.median(self.metric), self.tried[0].median(self.metric)
+        value, good = attempt.median(self.metric), self.tried[0].median(self.metric)
         return value / good if value is not None and good else None
 
     def table(self) -> Table:
-        """What was tried, by version."""
+        """Return a table of the results by version."""
         table = Table(box=None, pad_edge=False, header_style="bold")
         for name in ("torch", "status", *([self.metric, "ratio"] if self.metric else []), "", "interpreter"):
             table.add_column(name)
@@ -160,10 +161,10 @@ def main(
     repeats: int = 1,
     output: Path | None = None,
 ) -> int:
-    """Find the first bad version; 1 if there is none.
+    """Find the first bad version. Return the exit status, 1 if there is none.
 
     Raises:
-        ConfigError: what was asked for is wrong.
+        ConfigError: an argument is invalid.
     """
     first, last = _version(good, "--good"), _version(bad, "--bad")
     if first >= last:
@@ -174,7 +175,7 @@ def main(
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"-o {folder}: is not empty; choose a folder that is new or empty")
     between = sorted(version for version in pythons if first < version < last)
-    bisection = _Bisection(_asked(cell), pythons, metric, slower, repeats, folder)
+    bisection = _Bisection(_cell_of(cell), pythons, metric, slower, repeats, folder)
     with standard_output():
         return _found(bisection, first, last, between)
 
@@ -183,11 +184,11 @@ def _found(bisection: _Bisection, first: Version, last: Version, between: list[V
     good = bisection.attempt(first)
     high = bisection.attempt(last) if good else None
     if good is None or high is None:
-        print(f"nothing to tell: {first} and {last} could not both be tried")
+        print(f"no result: the cell could not run with both {first} and {last}")
         return 1
     if not bisection.why_bad(high):
         print_table(bisection.table())
-        print(f"nothing found: {last} is as good as {first}")
+        print(f"no bad version found: {last} is as good as {first}")
         return 1
     while between:
         middle = between.pop(len(between) // 2)
@@ -198,39 +199,39 @@ def _found(bisection: _Bisection, first: Version, last: Version, between: list[V
         between = [version for version in between if (version < middle) is is_bad]
     print_table(bisection.table())
     low = max(one.version for one in bisection.tried if one.version < high.version)
-    unknown = [str(one) for one in sorted(bisection.passed_over) if low < one < high.version]
+    unknown = [str(one) for one in sorted(bisection.skipped) if low < one < high.version]
     earlier = f"; not tried before it: {', '.join(unknown)}" if unknown else ""
     print(f"first bad: {high.version} ({bisection.why_bad(high)}{earlier})")
     return 0
 
 
-def _asked(words: Sequence[str]) -> _Asked:
-    """The cell that these words name. The signed record of a sweep says what runs: a row, which is unsigned,
-    can name something else only where `trust=true` is among the words."""
+def _cell_of(words: Sequence[str]) -> _Cell:
+    """Return the cell that these words name. A row is not signed, so it must agree with the signed record of
+    its sweep, unless `trust=true` is among the words."""
     if "=" in words[0]:
-        return _Asked([*words], Path.cwd())
+        return _Cell([*words], Path.cwd())
     trusted, words = _TRUST in words, [word for word in words if word != _TRUST]
     folder = Path(words[0])
     rows = {row.cell: row for row in stored_rows(folder)}
     if not rows:
-        raise ConfigError(f"{folder}: is neither key=value nor the folder of a sweep")
+        raise ConfigError(f"{folder}: is neither key=value nor a sweep folder")
     if len(words) != 2 and len(rows) > 1:
         raise ConfigError(f"{folder}: name one of its {len(rows)} cells after it")
     name = words[1] if len(words) > 1 else next(iter(rows))
     if name not in rows:
         raise ConfigError(f"{folder}: has no cell {name}{did_you_mean(name, [*rows])}")
     row = rows[name]
-    asked = _asked_in(row.cwd or ".", override_words(row.overrides), row.config_dir)
-    if not trusted and asked != _signed(folder, name):
+    cell = _cell_in(row.cwd or ".", override_words(row.overrides), row.config_dir)
+    if not trusted and cell != _signed(folder, name):
         raise ConfigError(
-            f"bisect {folder}: the row of {name} is not what this user's {SWEEP_JSON} says: it would run "
-            f"`{shlex.join(asked.words)}` in {asked.cwd}; if you want that, add {_TRUST}"
+            f"bisect {folder}: the row of {name} differs from this user's {SWEEP_JSON}: it would run "
+            f"`{shlex.join(cell.words)}` in {cell.cwd}; if you want that, add {_TRUST}"
         )
-    return asked if asked.cwd.is_dir() else _Asked(asked.words, Path.cwd())
+    return cell if cell.cwd.is_dir() else _Cell(cell.words, Path.cwd())
 
 
-def _signed(folder: Path, name: str) -> _Asked | None:
-    """The cell of that name as a sweep's record has it; None if none of this user's has it.
+def _signed(folder: Path, name: str) -> _Cell | None:
+    """Return the cell of that name according to the record of a sweep; None if the record does not have it.
 
     Raises:
         ConfigError: the record is not this user's.
@@ -241,25 +242,25 @@ def _signed(folder: Path, name: str) -> _Asked | None:
     record.refuse_foreign(folder, "bisect ")
     overrides = (record.overrides or {}).get(name)
     groups = reference.config_dir(record.arguments)
-    return None if overrides is None else _asked_in(record.cwd, overrides, groups)
+    return None if overrides is None else _cell_in(record.cwd, overrides, groups)
 
 
-def _asked_in(cwd: str, overrides: Sequence[str], groups: str | Path | None) -> _Asked:
-    """A cell whose words were typed in a folder, with the user's own groups in another, if there are any."""
+def _cell_in(cwd: str, overrides: Sequence[str], groups: str | Path | None) -> _Cell:
+    """Return a cell whose overrides were typed in a folder, with the folder of custom groups, if any."""
     own = [word for word in overrides if not re.match(r"repeats?=", word)]
-    return _Asked([*(["--config-dir", str(Path(cwd, groups).resolve())] if groups else []), *own], Path(cwd))
+    return _Cell([*(["--config-dir", str(Path(cwd, groups).resolve())] if groups else []), *own], Path(cwd))
 
 
 def _from_anywhere(python: str) -> str:
-    """An interpreter that may be named by a path relative to the current folder."""
-    return os.path.abspath(python) if os.sep in python else python  # noqa: PTH100 - a link to it is another
+    """Return the path of an interpreter such that it is valid in every folder."""
+    return os.path.abspath(python) if os.sep in python else python  # noqa: PTH100 - a link is another environment
 
 
 def _environment(given: str) -> tuple[Version, str]:
-    """The version and the interpreter that `--python` names."""
+    """Return the version and the interpreter of a `--python` argument."""
     name, _, path = given.partition("=")
     if not path:
-        raise ConfigError(f"--python {given}: must be VERSION=PATH, as 2.13.0=env/bin/python")
+        raise ConfigError(f"--python {given}: must be VERSION=PATH, for example 2.13.0=env/bin/python")
     version, has = _version(name, "--python"), versions_of(path, "--python").torch
     if Version(Version(has).public) != version:
         raise ConfigError(f"--python {given}: has torch {has}")
@@ -270,8 +271,8 @@ def _version(given: str, option: str) -> Version:
     try:
         return Version(given)
     except InvalidVersion:
-        raise ConfigError(f"{option} {given}: is no version, as 2.13.0") from None
+        raise ConfigError(f"{option} {given}: is not a version such as 2.13.0") from None
 
 
-def _tell(sentence: str) -> None:
+def _report(sentence: str) -> None:
     Console(stderr=True).print(text_of(sentence), soft_wrap=True)

@@ -8,25 +8,23 @@ from dcpbench.core.metrics import METRICS
 bisect = command(
     "bisect",
     "dcpbench.plugins.bisect.bisect",
-    """Find the first torch, from a good one to a bad one, in which a cell comes to another status, or is
-    slower. CELL is the overrides of one cell, or the folder of a sweep and the name of a cell in it; add
-    trust=true to run what another user's sweep names.
+    """Find the first torch, between a good and a bad one, in which a cell has another status or is slower.
+    CELL is the overrides of one cell, or a sweep folder and the name of a cell in it; add trust=true to run a
+    cell of another user's sweep.
 
-    The versions that are tried are those of the environments that --python names. Ends with 0 when the first
-    bad one is found, with 1 when none is, with 2 when what was asked for is wrong.""",
+    Each --python names an environment with one version. The exit status is 0 if a first bad version is found,
+    1 if none is found, 2 if an argument is invalid.""",
     click.Argument(["cell"], nargs=-1, required=True, metavar="CELL..."),
     click.Option(
-        ["--good"], required=True, metavar="VERSION", help="A torch in which it is as it should be."
+        ["--good"], required=True, metavar="VERSION", help="A torch in which the cell is as expected."
     ),
-    click.Option(["--bad"], required=True, metavar="VERSION", help="A later one in which it is not."),
-    several(
-        "--python", "VERSION=PATH", "The interpreter of an environment that has this torch (several times)."
-    ),
+    click.Option(["--bad"], required=True, metavar="VERSION", help="A later torch in which it is not."),
+    several("--python", "VERSION=PATH", "Interpreter of an environment with this torch (repeatable)."),
     click.Option(
         ["--metric"],
         type=click.Choice([*METRICS]),
         metavar="NAME",
-        help="A cost that is held against the good one's too.",
+        help="Also compare this metric with the good version.",
     ),
     click.Option(
         ["--slower"],
@@ -34,12 +32,15 @@ bisect = command(
         default=1.2,
         show_default=True,
         metavar="RATIO",
-        help="With --metric: from which ratio of medians on a version is bad.",
+        help="With --metric: ratio of medians from which a version is bad.",
     ),
     click.Option(
-        ["--repeats"], type=click.IntRange(1), default=1, show_default=True, help="Runs under each version."
+        ["--repeats"], type=click.IntRange(1), default=1, show_default=True, help="Runs with each version."
     ),
     click.Option(
-        ["-o", "--output"], type=PATH, metavar="FOLDER", help="For the sweeps (outputs/bisect-<time>)."
+        ["-o", "--output"],
+        type=PATH,
+        metavar="FOLDER",
+        help="Write the sweeps to FOLDER (outputs/bisect-<time>).",
     ),
 )

@@ -1,2 +1,2 @@
-"""Known defects of torch, recomputed: a file each, under the name that `by` has in
-`conf/known_failures.yaml`. `docs/findings/` describes them."""
+"""Known defects of torch, recomputed. The key `by` in `conf/known_failures.yaml` names a file, and
+`docs/findings/` describes the defects."""

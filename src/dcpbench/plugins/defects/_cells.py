@@ -1,4 +1,4 @@
-"""Which cells have which layout."""
+"""Queries of the layout of a cell."""
 
 import fnmatch
 from collections.abc import Mapping
@@ -12,40 +12,40 @@ _FSDP1 = "dcpbench.workloads.parallelisms.fsdp"
 
 
 def fsdp1_sizes(config: Config) -> dict[str, int]:
-    """The mesh under FSDP1; none under another parallelism, or of a user's trainer."""
+    """Return the mesh under FSDP1; None under another parallelism, or for a user's trainer."""
     subject = config.parallel.target == _FSDP1 and not config.own_trainer
     return config.parallel.mesh_sizes(int(config.world_size)) if subject else {}
 
 
 def has_tensor_parallel_fsdp1(config: Config) -> bool:
-    """Whether FSDP1 shards what tensor parallelism has sharded."""
+    """Return whether FSDP1 shards tensors that are sharded by tensor parallelism."""
     return fsdp1_sizes(config).get("tp", 1) > 1
 
 
 def never_averages(config: Config) -> bool:
-    """Whether FSDP1 has several replicas of one shard, which it leaves to train by themselves."""
+    """Return whether FSDP1 has several replicas of one shard, which it never averages."""
     sizes = fsdp1_sizes(config)
     return sizes.get("dp_replicate", 1) > 1 and sizes.get("dp_shard") == 1
 
 
 def has_local_experts(config: Config) -> bool:
-    """Whether each rank has weights of its own under one name."""
+    """Return whether each rank has different weights under the same name."""
     return bool(config.model.name == "local_experts")
 
 
 def shares_stager_or_writer(config: Config) -> bool:
-    """Whether saves that are in flight at once are given one writer, or one stager."""
+    """Return whether saves in flight share a writer or a stager."""
     save = config.save
     return Kept.shared in (save.writer, save.stager and save.stager.instance)
 
 
 def loads_alone(config: Config) -> bool:
-    """Whether each rank loads by its own metadata."""
+    """Return whether each rank loads with its own metadata."""
     return not config.save.uses_collectives
 
 
 def unfreeze(model: nn.Module, tp_plan: Mapping[str, str]) -> None:
-    """Have the modules of a plan of tensor parallelism require gradients."""
+    """Make the modules of a tensor parallel plan require gradients."""
     for name, module in model.named_modules():
         if any(fnmatch.fnmatch(name, pattern) for pattern in tp_plan):
             module.requires_grad_(True)

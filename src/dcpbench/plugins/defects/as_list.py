@@ -1,4 +1,4 @@
-"""An optimizer that is set from a full state dict has lists for tuples
+"""An optimizer set from a full state dict has lists instead of tuples
 (docs/findings/full-state-dict-tuples.md)."""
 
 from collections.abc import Iterator

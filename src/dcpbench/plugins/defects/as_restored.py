@@ -1,4 +1,4 @@
-"""After a load that was wrong by a known defect: what a plain run makes of the state that was restored."""
+"""After a load with a known defect: the results of a plain run that starts from the restored state."""
 
 from collections.abc import Iterator
 

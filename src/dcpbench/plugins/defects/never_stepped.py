@@ -1,5 +1,5 @@
-"""An optimizer's state was not loaded: it is what DCP gives an optimizer that has never stepped, zeros and a
-counter of one step (docs/findings/gradients-at-load.md)."""
+"""The state of an optimizer was not loaded. It is the one that DCP gives an optimizer that never stepped:
+zeros and a counter of one step (docs/findings/gradients-at-load.md)."""
 
 from collections.abc import Iterator
 from dataclasses import replace

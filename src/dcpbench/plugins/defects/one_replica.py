@@ -1,4 +1,4 @@
-"""Ranks have different values under one name, and a checkpoint holds those of one of them.
+"""Ranks have different values under one name, and a checkpoint contains those of one of them.
 
 Replicas never average their gradients (docs/findings/hsdp-one-shard.md), each rank has weights for itself
 (docs/findings/local-experts.md), or buffers differ (docs/findings/buffers-of-some-rank.md)."""

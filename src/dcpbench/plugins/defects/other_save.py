@@ -1,5 +1,5 @@
 """Saves that are in flight at once and share a stager (docs/findings/shared-stager.md) or a writer
-(docs/findings/shared-writer.md): what is saved, or loaded, is the state of another of them."""
+(docs/findings/shared-writer.md): the saved or loaded state is that of another save."""
 
 from collections.abc import Iterator
 

@@ -1,5 +1,5 @@
-"""A load without the metadata of all ranks: the chunks that a rank has saved itself are restored, and the
-rest is left as it was (docs/findings/load-without-collectives.md)."""
+"""A load without the metadata of all ranks: only the chunks that a rank has saved itself are restored, and
+the rest is unchanged (docs/findings/load-without-collectives.md)."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -34,11 +34,11 @@ def _expected(cell: Cell, moment: Moment, reference: Restored) -> Iterator[State
 
 
 def loaded_alone(was: TensorLeaf, part: TensorLeaf, own: Sequence[StoredChunk]) -> TensorLeaf:
-    """Return a part as it was before the load, but for the chunks that this rank has stored itself."""
+    """Return a part before the load, with the chunks that this rank has stored itself."""
     expected = was.local.reshape(-1).cpu().clone()
     for chunk in own:
         here = replace(chunk, read=partial(torch.ones, chunk.sizes, dtype=torch.bool))
-        with suppress(ValueError):  # no element of it is this part's
+        with suppress(ValueError):  # it has no element of this part
             stored = part_of(was.extent, [here])
             expected[stored] = part_of(was.extent, [chunk])[stored]
     return replace(part, local=expected.reshape(part.local.shape))

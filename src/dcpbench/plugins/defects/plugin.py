@@ -1,4 +1,4 @@
-"""The plug-in of known defects of torch: each file of this folder is a recomputation."""
+"""The plug-in of known defects of torch: each file in this folder recomputes one."""
 
 from pathlib import Path
 

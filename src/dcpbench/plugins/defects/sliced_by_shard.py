@@ -1,4 +1,4 @@
-"""FSDP1 + TP: what is set is a slice of the whole tensor, by offsets that are those of a TP shard
+"""FSDP1 + TP: a slice of the full tensor is set, by offsets within a TP shard
 (docs/findings/fsdp1-tp-optimizer-state.md)."""
 
 from collections.abc import Iterator
@@ -51,14 +51,14 @@ def sliced(saved: Leaves, actual: Leaves, recall: Recall, shards: int) -> tuple[
 
 
 def _is_what_was(saved: Leaf, held: torch.Tensor) -> bool:
-    """Whether a whole tensor has at the place of a saved part what was saved."""
+    """Return whether a full tensor has the saved values at the place of a saved part."""
     if saved is None or (tuple(held.shape), held.dtype) != (saved.extent.shape, saved.dtype):
         return False
     return digest_of(TensorLeaf(saved.extent.take(held), saved.extent, None)) == digest_of(saved)
 
 
 def _set_again(held: torch.Tensor, extent: Extent, shards: int) -> torch.Tensor:
-    """Return the whole that the slices make up: what was restored was set once more."""
+    """Return the full tensor that consists of the slices: the restored state was set again."""
     cut = next(
         one for one, (box, size) in enumerate(zip(extent.box, extent.shape, strict=True)) if box != size
     )

@@ -1,4 +1,4 @@
-"""Replicas that never average their gradients: each has those of its own share of the batch
+"""Replicas that never average their gradients: each has the gradients of its share of the batch
 (docs/findings/hsdp-one-shard.md)."""
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""FSDP1 + TP: frozen parameters that TP shards are trained (docs/findings/fsdp1-tp-unfreezes.md)."""
+"""FSDP1 + TP: frozen parameters that are sharded by TP are trained (docs/findings/fsdp1-tp-unfreezes.md)."""
 
 from collections.abc import Iterator, Mapping
 

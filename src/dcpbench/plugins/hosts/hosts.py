@@ -1,4 +1,4 @@
-"""Hosts as the driver sees them: an agent on each, the ranks that it gets, and what it answers."""
+"""Hosts from the view of the driver: an agent on each, its ranks, and its answers."""
 
 import itertools
 import platform
@@ -17,20 +17,20 @@ from dcpbench.plugins.hosts.placement import spread
 from dcpbench.records.installation import installation
 
 START_S = 60.0
-"""How long an agent may take to start, and its host to import torch."""
+"""Seconds that an agent can take to start, including the import of torch."""
 ANSWER_S = 10.0
-"""How long it may take over a short call, or over the end of a stage that is over elsewhere."""
+"""Seconds for an answer to a short call, or for the end of a stage that has ended on another host."""
 HOSTS_S = 120.0
-"""How long to wait until as many hosts are there as were asked for, at the beginning or after one is lost."""
+"""Seconds to wait for the requested number of hosts, at the beginning or after one is lost."""
 
 _MOST = 2**20
-"""How many ranks a host has room for where nothing limits them."""
+"""The number of ranks on a host without a limit."""
 _SAME = {"dcpbench": "dcpbench", "python": "Python", "torch": "torch", "plugins": "plug-ins"}
-"""Keys of the description of a host whose values have to be the same on every host, and their names."""
+"""Keys of a host's description whose values must be equal on all hosts, and their names."""
 
 
 class AgentError(Exception):
-    """An agent raised; its cause is what."""
+    """An agent raised the cause of this error."""
 
 
 @dataclass(eq=False)
@@ -38,9 +38,9 @@ class Agent(ABC):
     """A `dcpbench.plugins.hosts.host_agent.HostAgent`, by the name and the address of its host.
 
     Args:
-        gpus: those of the host, counted through all hosts.
-        lost: why it is gone, in words.
-        description: its host, after `HostsEngine.difference` has asked for it.
+        gpus: the host's GPUs, numbered across all hosts.
+        lost: reason why the agent is lost.
+        description: of its host, after `HostsEngine.difference` has requested it.
     """
 
     name: str
@@ -51,21 +51,21 @@ class Agent(ABC):
 
     @abstractmethod
     def call(self, method: str, *arguments: Any) -> Future[Any]:
-        """Call one of its methods."""
+        """Call a method of the agent."""
 
     @abstractmethod
     def why_lost(self, error: BaseException) -> str | None:
-        """Why it is gone, if that is why a call of it failed."""
+        """Return why the agent is lost, if a call failed because of that."""
 
     @abstractmethod
     def give_up(self) -> None:
-        """End it, if it is still there; nothing more is asked of it."""
+        """End the agent, if it still exists. Do not call it afterwards."""
 
     def answer(self, call: Future[Any], wait_s: float = ANSWER_S) -> Any:
-        """What a call has returned; None where it does not, which `lost` then explains.
+        """Return the result of a call; None if the agent is lost, for the reason in `lost`.
 
         Raises:
-            AgentError: it raised.
+            AgentError: the call raised.
         """
         if not wait([call], wait_s).done:
             self.lost = f"did not answer within {wait_s:g} s, last heard of"
@@ -79,24 +79,25 @@ class Agent(ABC):
         return None
 
     def ask(self, method: str, *arguments: Any, wait_s: float = ANSWER_S) -> Any:
-        """Call one of its methods, and what that has returned, as with `answer`."""
+        """Call a method of the agent and return its result, as `answer` does."""
         return None if self.lost else self.answer(self.call(method, *arguments), wait_s)
 
 
 @dataclass(frozen=True)
 class Placed:
-    """The ranks of a group that an agent has."""
+    """An agent and its ranks of a group."""
 
     agent: Agent
     ranks: range
 
     def local_rank(self, rank: int) -> int:
-        """The local rank of one of them."""
+        """Return the local rank of a rank."""
         return rank - self.ranks.start
 
 
 class HostsEngine(Engine):
-    """Several hosts. An engine has its agents in `agents`, by host, and neighbours together."""
+    """Several hosts. Subclasses keep `agents`, one per host, in an order with neighbors next to each
+    other."""
 
     def __init__(self, config: ExecutorConfig) -> None:
         self.config = config
@@ -106,15 +107,15 @@ class HostsEngine(Engine):
 
     @abstractmethod
     def refresh(self) -> None:
-        """Update `agents`: one on each host that exists now, a new one if an agent was lost."""
+        """Update `agents`: one on each existing host, and a new one if an agent was lost."""
 
     def next_number(self) -> int:
-        """A number that nothing has had yet: of a stage, its epoch, or of an executor."""
+        """Return a unique number: the epoch of a stage, or the number of an executor."""
         return next(self._numbers)
 
     def placed(self, ranks: int, device: str, gpus: Sequence[int]) -> list[Placed] | None:
-        """Return which agents get which of so many ranks on this kind of device, among these GPUs; None if
-        there is no room."""
+        """Place `ranks` ranks on agents, with this kind of device, on these GPUs; None if there is no
+        room."""
         most, hosts = self.config.ranks_per_host or _MOST, self.hosts_of(ranks)
         used = {agent: len({*gpus} & {*agent.gpus}) for agent in self.agents}
         each = ranks_per_gpu(ranks, sum(used.values()) or 1)
@@ -123,25 +124,25 @@ class HostsEngine(Engine):
         return None if parts is None else [Placed(agent, part) for agent, part in parts.items()]
 
     def hosts_of(self, ranks: int) -> int:
-        """Return how many hosts were asked for that this many ranks can be on; 1 if none were."""
+        """Return the requested number of hosts, at most one per rank; 1 if none was requested."""
         return min(self.config.hosts or 1, ranks)
 
     def difference(self, agent: Agent) -> str | None:
-        """Have an agent describe its host, and return how the code there differs from the driver's.
+        """Request the description of an agent's host, and return how its code differs from the driver's.
 
-        Torch is compared with that of the first host: the driver imports none, and may have another build.
-        None if nothing differs, or if the agent is lost.
+        Torch is compared with that of the first host, because the driver does not import it and can have
+        another build. None if nothing differs, or if the agent is lost.
         """
         agent.description = agent.description or agent.ask("describe", wait_s=START_S)
         if agent.description is None:
             return None
         if not self._same:
             here = {"python": platform.python_version(), **installation()}
-            self._same = {what: (value, "the driver's host") for what, value in here.items()}
+            self._same = {key: (value, "the driver's host") for key, value in here.items()}
         differs: list[str] = []
-        for what, name in _SAME.items():
-            there = str(agent.description.get(what, "not known"))
-            expected, where = self._same.setdefault(what, (there, f"host {agent.name}"))
+        for key, name in _SAME.items():
+            there = str(agent.description.get(key, "not known"))
+            expected, where = self._same.setdefault(key, (there, f"host {agent.name}"))
             if there != expected:
                 differs.append(f"{name} is {there} on host {agent.name} and {expected} on {where}")
         return f"{', '.join(differs)}; must be the same on every host" if differs else None

@@ -1,5 +1,5 @@
-"""The executor of several hosts: places ranks on them, keeps those from stage to stage, and merges how a
-stage ended on each host."""
+"""The executor of several hosts: places ranks on them, reuses the ranks from stage to stage, and merges the
+ends of a stage on all hosts."""
 
 import time
 from collections.abc import Sequence
@@ -19,23 +19,23 @@ from dcpbench.rank.messages import CellSpec, StoreAddress, WorldKind
 _LOOK_EVERY_S = 0.25
 _STARTS = 3
 _END_S = 30.0
-"""How long ranks may take to leave or to be ended."""
+"""Seconds that ranks can take to exit or to be killed."""
 
 
 @dataclass(frozen=True)
 class _Clock:
-    """How far the clocks of a host are ahead of the driver's, in seconds, and how much that may be off."""
+    """Seconds by which the clocks of a host are ahead of the driver's, and the error of that."""
 
     wall_s: float
     monotonic_s: float
     error_s: float
 
 
-class _Asked:
-    """The question to an agent what state its ranks of a kind are in, and when it was answered."""
+class _StateRequest:
+    """A request to an agent for the state of its ranks of a kind, and the time of the answer."""
 
     def __init__(self, agent: Agent, key: Key, spec: CellSpec) -> None:
-        """Ask it, unless it is lost."""
+        """Send the request, unless the agent is lost."""
         self.agent = agent
         self._wall_s, self._at = time.time(), time.monotonic()
         self._answered_at: float | None = None
@@ -48,7 +48,8 @@ class _Asked:
         return self.agent.answer(self._call) if self._call and not self.agent.lost else None
 
     def clock(self, state: State) -> _Clock:
-        """The agent's clock, which was read in the middle, give or take half of the time that it took."""
+        """Return the agent's clock. It was read in the middle of the call, with an error of half its
+        duration."""
         half_s = ((self._answered_at or time.monotonic()) - self._at) / 2
         ahead = state.wall_s - self._wall_s - half_s, state.monotonic_s - self._at - half_s
         return _Clock(*ahead, half_s)
@@ -59,7 +60,7 @@ class _Asked:
 
 @dataclass
 class HostsExecutor(Executor):
-    """Runs stages on ranks of several hosts; `gpus` counts through those of all."""
+    """Runs stages on ranks of several hosts; `gpus` are numbered across all hosts."""
 
     engine: HostsEngine
     owner: int
@@ -69,15 +70,15 @@ class HostsExecutor(Executor):
     _answers: "SimpleQueue[Answer]" = field(default_factory=SimpleQueue)
 
     def run(self, kind: WorldKind, spec: CellSpec, timeouts: TimeoutsConfig, on_phase: OnPhase) -> StageEnd:
-        """Run a stage on every host that has ranks of this kind, and merge how it ended there."""
+        """Run a stage on every host that has ranks of this kind, and merge its ends there."""
         try:
             clocks = self._ready(kind, spec)
             if isinstance(clocks, StageEnd):
                 return clocks
             placed = self._groups[kind]
             stage = StageOnHosts(self.engine.next_number(), spec.run, placed, self._answers)
-            told = ((self.owner, kind), spec, timeouts)
-            ends = stage.run(told, timeouts.cell_s + ANSWER_S, on_phase, lambda: self.interrupted)
+            arguments = ((self.owner, kind), spec, timeouts)
+            ends = stage.run(arguments, timeouts.cell_s + ANSWER_S, on_phase, lambda: self.interrupted)
         except AgentError as error:
             self._kill(kind)
             return StageEnd(not_run=f"the ranks could not be run: {error}")
@@ -89,38 +90,39 @@ class HostsExecutor(Executor):
         return replace(end, dropped=(*end.dropped, *stage.dropped))
 
     def keep_only(self, kinds: set[WorldKind]) -> None:
-        """Have the ranks of other kinds leave: they would only take up room, or are to be fresh again."""
+        """Let the ranks of other kinds exit, to free their slots or to start new ones."""
         for kind in self._groups.keys() - kinds:
             self._all("leave", kind)
             del self._groups[kind]
 
     def interrupt(self) -> None:
-        """End what runs in another thread: its stage ends at once, and no other begins."""
+        """End the stage that runs in another thread at once, and prevent others from starting."""
         self.interrupted = True
         for agent in self.engine.agents:
             agent.call("interrupt", self.owner)
 
     def end(self) -> None:
-        """End all ranks, and wait until they and whatever they started are gone."""
+        """End all ranks, and wait until they and the processes that they started have exited."""
         for kind in list(self._groups):
             self._kill(kind)
 
     def _ready(self, kind: WorldKind, spec: CellSpec) -> list[_Clock] | StageEnd:
-        """Start ranks of this kind unless they run, and return the clock of each host; or why there are none.
+        """Start ranks of this kind unless they run. Return the clock of each host, or why the stage cannot
+        run.
 
         Raises:
-            HostsLostError: they have no room on the hosts that are left, or must not run there.
+            HostsLostError: the remaining hosts have no room for the ranks, or differ from the driver.
         """
-        for _ in range(_STARTS):  # a host may die meanwhile
+        for _ in range(_STARTS):  # a host can die in between
             placed = self._groups.get(kind) or self._started(kind)
-            asked = [_Asked(one.agent, (self.owner, kind), spec) for one in placed]
+            requests = [_StateRequest(one.agent, (self.owner, kind), spec) for one in placed]
             clocks: list[_Clock] = []
-            for question in asked:
-                state = question.answer()
+            for request in requests:
+                state = request.answer()
                 if state and state.unseen:
-                    return _not_shared(question.agent.name, state.unseen, spec)
+                    return _not_shared(request.agent.name, state.unseen, spec)
                 if state and state.usable:
-                    clocks.append(question.clock(state))
+                    clocks.append(request.clock(state))
             if len(clocks) == len(placed):
                 return clocks
             self._kill(kind)
@@ -142,7 +144,7 @@ class HostsExecutor(Executor):
         return placed
 
     def _placed(self, kind: WorldKind) -> list[Placed]:
-        """Return which hosts get which ranks, once there are as many hosts as were asked for."""
+        """Wait for the requested number of hosts, and place the ranks on hosts."""
         self.engine.refresh()
         wanted, deadline = self.engine.hosts_of(kind.world_size), time.monotonic() + HOSTS_S
         while 0 < len(self.engine.agents) < wanted and time.monotonic() < deadline and not self.interrupted:
@@ -152,8 +154,8 @@ class HostsExecutor(Executor):
         if placed is None:
             hosts = [agent.name for agent in self.engine.agents]
             left = f"{', '.join(hosts)} are" if len(hosts) > 1 else f"{next(iter(hosts), 'none')} is"
-            asked = f" (executor.hosts={self.engine.config.hosts})" if wanted > 1 else ""
-            no_room = f"{kind.world_size} ranks have no room on the hosts that are left{asked}"
+            limit = f" (executor.hosts={self.engine.config.hosts})" if wanted > 1 else ""
+            no_room = f"{kind.world_size} ranks have no room on the hosts that are left{limit}"
             raise HostsLostError(f"{no_room}: {left}")
         for one in placed:
             if differs := self.engine.difference(one.agent):
@@ -168,7 +170,8 @@ class HostsExecutor(Executor):
         self._groups.pop(kind, None)
 
     def _all(self, method: str, kind: WorldKind) -> None:
-        """Call a method about a group on all of its hosts that are there, and wait until it is done."""
+        """Call a method for a group on all of its hosts that are not lost, and wait until all have
+        returned."""
         there = [one.agent for one in self._groups.get(kind, ()) if not one.agent.lost]
         calls = [(agent, agent.call(method, (self.owner, kind))) for agent in there]
         for agent, call in calls:
@@ -176,16 +179,16 @@ class HostsExecutor(Executor):
 
 
 def _not_shared(host: str, unseen: str, spec: CellSpec) -> StageEnd:
-    """How a stage ends whose files a host does not see."""
+    """Return the end of a stage whose files are not visible on a host."""
     text = f"host {host} does not see {unseen}"
     if unseen == spec.folder:
         return StageEnd(not_run=f"{text}: hosts have to share the folder of the sweep")
-    needs = "every rank reads .metadata, which one writes, and what others have written"
-    return StageEnd(skip=f"storage.root: {text}, where checkpoints go: {needs}")
+    needs = "every rank reads .metadata and data files that other ranks have written"
+    return StageEnd(skip=f"storage.root: {text}, which contains checkpoints; {needs}")
 
 
 def _merged(placed: Sequence[Placed], clocks: Sequence[_Clock], ends: Sequence[StageEnd]) -> StageEnd:
-    """How a stage ended on all hosts, by the driver's clock."""
+    """Merge the ends of a stage on all hosts, using the driver's clock."""
     ranks: list[RankEnd] = []
     hosts: list[HostUsed] = []
     for one, clock, end in zip(placed, clocks, ends, strict=True):

@@ -1,6 +1,5 @@
-"""Which ranks of a world live on which host: neighbours together, and as many on one host as on another, so
-that a mesh, whose innermost dimensions are those of neighbours, is sharded within hosts and replicated across
-them."""
+"""Place the ranks of a world on hosts: neighbors together, and equal numbers on each host. So a mesh, whose
+innermost dimensions consist of neighbors, is sharded within hosts and replicated across them."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -9,12 +8,12 @@ Host = TypeVar("Host")
 
 
 def spread(world_size: int, room: Mapping[Host, int], exactly: int | None = None) -> dict[Host, range] | None:
-    """The ranks that each host has: on as many hosts as there are for which they divide evenly, the roomiest
-    first where not all are needed; None if there is no room.
+    """Return the ranks of each host; None if there is no room. Uses as many hosts as divide the ranks evenly,
+    preferring those with the most slots.
 
     Args:
-        room: how many ranks each host has room for.
-        exactly: on how many hosts they have to be, evenly or not; at most one for each rank.
+        room: number of slots of each host.
+        exactly: required number of hosts, even if they do not divide the ranks; at most one per rank.
     """
     if exactly:
         return _shared_out(world_size, room, exactly)
@@ -23,13 +22,13 @@ def spread(world_size: int, room: Mapping[Host, int], exactly: int | None = None
         each, over = divmod(world_size, count)
         chosen = set(roomiest[:count])
         if not over and all(room[host] >= each for host in chosen):
-            hosts = [host for host in room if host in chosen]  # in the order in which they are known
+            hosts = [host for host in room if host in chosen]  # in the order of `room`
             return {host: range(number * each, (number + 1) * each) for number, host in enumerate(hosts)}
     return _packed(world_size, room)
 
 
 def _shared_out(world_size: int, room: Mapping[Host, int], hosts: int) -> dict[Host, range] | None:
-    """On that many hosts, the roomiest, as evenly as their room allows."""
+    """Place the ranks on `hosts` hosts, those with the most slots, as evenly as their slots allow."""
     share: dict[Host, int] = {}
     for host in reversed(sorted(room, key=lambda host: -room[host])[:hosts]):
         share[host] = min(room[host], (world_size - sum(share.values())) // (hosts - len(share)))
@@ -39,7 +38,7 @@ def _shared_out(world_size: int, room: Mapping[Host, int], hosts: int) -> dict[H
 
 
 def _packed(world_size: int, room: Mapping[Host, int]) -> dict[Host, range] | None:
-    """One host after the other, each full before the next."""
+    """Fill one host after the other."""
     placed: dict[Host, range] = {}
     first = 0
     for host, most in room.items():

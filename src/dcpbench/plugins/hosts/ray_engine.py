@@ -1,9 +1,9 @@
 """Ranks on every host of a Ray cluster: one driver outside any rank, and on each host an actor that owns the
 ranks there (`dcpbench.plugins.hosts.host_agent`).
 
-Ray starts the actors, carries calls, and tells when an actor or a host has died. Actors outlive the deaths of
-ranks, and the driver those of actors and hosts. An actor that has died is replaced where its host is still
-there; cells go on with the hosts that are left as long as there is room on them.
+Ray starts the actors, transports calls, and reports when an actor or a host has died. Actors survive the
+deaths of ranks, and the driver survives those of actors and hosts. An actor that died is replaced if its host
+still exists. Cells continue on the remaining hosts as long as these have enough slots.
 """
 
 import itertools
@@ -29,12 +29,12 @@ from dcpbench.plugins.hosts.hosts import HOSTS_S, Agent, HostsEngine
 from dcpbench.plugins.hosts.hosts_executor import HostsExecutor
 
 _CONNECT_S = 2.0
-"""How long a connection may take: its first packet, if it is lost, is sent again after 1 s."""
+"""Seconds for a connection; its first packet, if lost, is sent again after 1 s."""
 _ANSWER_S = 5.0
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
-"""What a client begins with, and an empty frame of settings."""
+"""The first bytes of a client, and an empty SETTINGS frame."""
 _HTTP2_SETTINGS = 3
-"""At which byte of a frame its type stands; that of settings is 4."""
+"""Index of the byte of a frame that contains its type; SETTINGS is 4."""
 _OBJECT_STORE_BYTES = 80 * 2**20
 
 
@@ -54,7 +54,7 @@ class _Actor(Agent):
             return None
         if not any(node["NodeID"] == self.node for node in _nodes()):
             return "was lost with its host, which died, last heard of"
-        # Where it could not even start, the last line is the exception that it raised.
+        # If it could not be started, the last line is the exception that it raised.
         *_, raised = str(error).strip().splitlines()
         why = f" ({raised})" if "creation task" in str(error) else ""
         return f"was lost with the actor of its host, which died{why}, last heard of"
@@ -66,14 +66,14 @@ class _Actor(Agent):
 
 
 class RayEngine(HostsEngine):
-    """The hosts of a Ray cluster, which are named as Ray names its nodes."""
+    """The hosts of a Ray cluster, with the names of its nodes."""
 
     agents: Sequence[_Actor]
 
     def __init__(self, config: ExecutorConfig) -> None:
         super().__init__(config)
         self._modules: Sequence[str] = ()
-        self._around = HostEnvironment.here()
+        self._environment = HostEnvironment.here()
         self._one_at_a_time = threading.Lock()
 
     def begin(self, modules: Sequence[str]) -> None:
@@ -100,10 +100,10 @@ class RayEngine(HostsEngine):
         first_gpu = itertools.count()
         actors: list[_Actor] = []
         for node in sorted(nodes, key=lambda node: (node["NodeName"], node["NodeID"])):
-            one, name = node["NodeID"], node["NodeName"]
-            name = name if names.count(name) == 1 else f"{name}/{one[:8]}"
+            number, name = node["NodeID"], node["NodeName"]
+            name = name if names.count(name) == 1 else f"{name}/{number[:8]}"
             gpus = tuple(next(first_gpu) for _ in range(int(node["Resources"].get("GPU", 0))))
-            actors.append(known.get(one) or self._started(name, node, gpus))
+            actors.append(known.get(number) or self._started(name, node, gpus))
             actors[-1].name, actors[-1].gpus = name, gpus
         return actors
 
@@ -112,7 +112,7 @@ class RayEngine(HostsEngine):
         placed = {"num_cpus": 0, "num_gpus": len(gpus), "max_concurrency": CALLS}
         agent = ray.remote(HostAgent).options(scheduling_strategy=strategy, max_restarts=0, **placed)
         address = str(node["NodeManagerAddress"])
-        actor = agent.remote(name, address, self._around, self._modules)
+        actor = agent.remote(name, address, self._environment, self._modules)
         return _Actor(name, address, gpus, node=node["NodeID"], actor=actor)
 
     def executor(self, gpus: tuple[int, ...]) -> HostsExecutor:
@@ -130,12 +130,13 @@ class RayEngine(HostsEngine):
 
 
 def _offering() -> list[dict[str, Any]]:
-    """Those that may have ranks: the head of a cluster may be there for that alone."""
+    """Return the nodes that can run ranks; the head of a cluster may offer no CPU."""
     return [node for node in _nodes() if node["Resources"].get("CPU")]
 
 
 def _nodes() -> list[dict[str, Any]]:
-    """The nodes of the cluster whose daemon can be reached: Ray itself takes 14 s to find one dead."""
+    """Return the nodes of the cluster whose daemon can be reached. Ray takes 14 s to detect that one is
+    dead."""
     if not _is_up():
         return []
     alive = [node for node in ray.nodes() if node["Alive"]]
@@ -143,8 +144,8 @@ def _nodes() -> list[dict[str, Any]]:
 
 
 def _is_up() -> bool:
-    """Whether the head of the cluster is there: asked for anything once it is gone, as when a job of Slurm is
-    cancelled, Ray waits for it for a minute, and then ends this process."""
+    """Return whether the head of the cluster can be reached. After it has exited, as when a Slurm job is
+    cancelled, any request makes Ray wait for a minute and then end this process."""
     host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
     return _reachable(host, int(port))
 
@@ -157,7 +158,7 @@ def _reachable(address: str, port: int) -> bool:
 
 
 def _speaks_grpc(address: str, port: int) -> bool:
-    """Whether a server answers the first bytes of HTTP/2 (RFC 9113, 3.4) with a frame of settings."""
+    """Return whether a server answers the first bytes of HTTP/2 (RFC 9113, 3.4) with a SETTINGS frame."""
     with suppress(OSError), socket.create_connection((address, port), _CONNECT_S) as connection:
         connection.settimeout(_ANSWER_S)
         connection.sendall(_HTTP2_PREFACE)
@@ -169,10 +170,10 @@ def _speaks_grpc(address: str, port: int) -> bool:
 
 
 def _refuse_other_servers(key: str, address: str) -> None:
-    """Of an address that is no cluster's Ray goes on asking for minutes, or for ever.
+    """Refuse an address that is not a cluster's; Ray would keep trying for minutes, or for ever.
 
     Raises:
-        ConfigError: nothing answers there, or something else.
+        ConfigError: nothing answers there, or another server.
     """
     if "://" in address:
         raise ConfigError(f"{key}: must be HOST:PORT, auto or null")
@@ -183,13 +184,12 @@ def _refuse_other_servers(key: str, address: str) -> None:
         raise ConfigError(f"{key}: nothing answers there; must be that of a Ray cluster")
     if os.environ.get("RAY_USE_TLS", "0") == "0" and not _speaks_grpc(host, int(port)):
         raise ConfigError(
-            f"{key}: what answers there is no Ray cluster, whose port is 6379 if nothing else was said to "
-            "`ray start`; that of its dashboard is 8265"
+            f"{key}: the server there is not a Ray cluster, whose default port is 6379; 8265 is its dashboard"
         )
 
 
 def _connect(address: str | None) -> None:
-    """Join a cluster, or start one on this host for this process alone."""
+    """Join a cluster, or start one on this host for this process only."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     quiet = {"log_to_driver": False, "configure_logging": False, "logging_level": "error"}
     own = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
@@ -206,7 +206,7 @@ def _connect(address: str | None) -> None:
 
 @contextmanager
 def _handlers_kept() -> Iterator[None]:
-    """Ray takes SIGTERM for itself, which the sweep obeys."""
+    """Context manager: restore the handler of SIGTERM, which Ray replaces."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield

@@ -1,4 +1,4 @@
-"""One stage on ranks of several hosts: takes the events of their agents until the stage has ended on each."""
+"""Run one stage on ranks of several hosts: receive events of their agents until it has ended on each."""
 
 import math
 import time
@@ -15,13 +15,13 @@ from dcpbench.plugins.hosts.hosts import ANSWER_S, Agent, Placed
 from dcpbench.rank.messages import RunId
 
 _LOOK_EVERY_S = 0.25
-_LOSS_IS_SEEN_S = 3.0
-"""How much later than its ranks, which end with it, an agent may be seen to have died."""
+_DETECTION_S = 3.0
+"""Seconds by which the death of an agent can be detected later than that of its ranks, which die with it."""
 _SILENT_S = 5.0
-"""How long an agent may be silent: with the start of another one, a failure then costs less than 15 s."""
-_HELD_UP_S = 1.0
-"""At most how much of the time between two looks counts as silence: a driver that was itself held up has not
-listened."""
+"""Seconds that an agent can be silent. Including the start of a new agent, a failure costs less than 15 s."""
+_LONGEST_GAP_S = 1.0
+"""Maximum of the time between two checks that counts as silence, because a driver that was itself delayed has
+not received answers."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Answer:
 
 @dataclass
 class Watch:
-    """What is known of a stage on one host: when its agent was last heard, the phase of each rank, and, after
-    the end, how the stage ended there."""
+    """The state of a stage on one host: the time of the agent's last answer, the phase of each rank, and the
+    end of the stage there."""
 
     placed: Placed
     last_heard: float
@@ -44,7 +44,7 @@ class Watch:
     end: StageEnd | None = None
 
     def lose(self, exited_at: float) -> None:
-        """End the stage here: the agent is lost, and with it the ranks, which were gone by then."""
+        """End the stage on a host whose agent is lost; its ranks had exited by then."""
         agent, ends = self.placed.agent, list[RankEnd]()
         for rank in self.placed.ranks:
             at = (rank, self.placed.local_rank(rank), agent.name, self.phases.get(rank, "start"))
@@ -53,24 +53,25 @@ class Watch:
 
 
 class StageOnHosts:
-    """A stage that runs on these agents. A failure on one host concludes it on the others; an agent that is
-    silent, or late after that, is given up."""
+    """A stage that runs on several agents. A failure on one host concludes it on the others. An agent that is
+    silent, or does not conclude in time, is declared lost."""
 
     def __init__(
         self, epoch: int, about: RunId, placed: Sequence[Placed], answers: "SimpleQueue[Answer]"
     ) -> None:
-        """Nothing is started yet. Answers about earlier stages can still come in `answers`."""
+        """Prepare the stage, without starting it. `answers` can still receive answers about earlier
+        stages."""
         self._epoch, self._answers = epoch, answers
         self._name = f"{about.cell}, try {about.attempt + 1}, epoch {epoch}"
         self._watches = {one.agent: Watch(one, math.inf) for one in placed}
         self.dropped: list[str] = []
-        """Late answers of agents that were given up, as sentences."""
+        """Late answers of agents that were declared lost, as sentences."""
 
     def run(
         self, arguments: Sequence[Any], limit_s: float, on_phase: OnPhase, interrupted: Callable[[], bool]
     ) -> list[StageEnd]:
-        """Begin the stage by `HostAgent.run` with these arguments, and return how it ended on each host; less
-        than that once it is `interrupted`.
+        """Start the stage by `HostAgent.run` with these arguments, and return its end on each host. After it
+        is `interrupted`, some ends can be missing.
 
         Raises:
             AgentError: an agent raised.
@@ -85,7 +86,7 @@ class StageOnHosts:
             self._listen(on_phase)
             now = time.monotonic()
             for watch in waiting:
-                watch.last_heard += max(0.0, now - before - _HELD_UP_S)
+                watch.last_heard += max(0.0, now - before - _LONGEST_GAP_S)
             for watch in self._waiting():
                 if now >= watch.last_heard + _SILENT_S:
                     _give_up(watch, _SILENT_S)
@@ -102,12 +103,12 @@ class StageOnHosts:
         return [watch for watch in self._watches.values() if watch.end is None]
 
     def _ask(self, agent: Agent, method: str, *arguments: Any) -> None:
-        """Call a method of an agent that returns events; they come to `_hear`."""
+        """Call a method of an agent that returns events; `_hear` receives them."""
         call = agent.call(method, self._epoch, *arguments)
         call.add_done_callback(lambda done: self._answers.put(Answer(self, agent, done)))
 
     def _listen(self, on_phase: OnPhase) -> None:
-        """Take the answers that have come, as soon as there is one."""
+        """Wait for an answer, and process all that have arrived."""
         with suppress(Empty):
             answer = self._answers.get(timeout=_LOOK_EVERY_S)
             while True:
@@ -118,13 +119,12 @@ class StageOnHosts:
         agent, watch = answer.agent, self._watches.get(answer.agent)
         if watch is None or watch.end or answer.stage is not self:
             if not answer.call.exception() and answer.call.result():
-                what = f"a late answer was dropped: {answer.stage._name}"
-                self.dropped.append(f"host {agent.name}: {what}")
+                self.dropped.append(f"host {agent.name}: a late answer was dropped: {answer.stage._name}")
             return
         events = agent.answer(answer.call)
         watch.last_heard = time.monotonic()
         if events is None:
-            watch.lose(watch.last_heard - _LOSS_IS_SEEN_S)
+            watch.lose(watch.last_heard - _DETECTION_S)
             return
         for event in events:
             if isinstance(event, StageEnd):

@@ -1,1 +1,1 @@
-"""Checkpointers beside DCP."""
+"""Checkpointers other than DCP."""

@@ -1,4 +1,4 @@
-"""Rivals: checkpointers beside DCP, to compare with."""
+"""Rivals: checkpointers other than DCP, for comparison."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The full state in one file of safetensors, without DCP."""
+"""Save the full state in one safetensors file, without DCP."""
 
 import json
 from functools import partial
@@ -17,13 +17,13 @@ from dcpbench.verify.audit import Manifest
 from dcpbench.verify.plain_read import Stored, StoredChunk
 
 _VALUES = "values"
-"""In the header: the keys of what is no tensor."""
+"""Key of the header entry that lists the keys of values other than tensors."""
 
 
 class SafetensorsCheckpointer(TorchSaveCheckpointer):
-    """Rank 0 writes the state under its flattened keys, and every rank reads the file. The format holds
-    tensors alone, and no two that share memory: each other value is a tensor of its bytes, and each tensor a
-    copy."""
+    """Rank 0 writes the state with flattened keys, and every rank reads the file. The format supports only
+    tensors, and none that share memory, so each tensor is copied, and other values are stored as tensors of
+    their bytes."""
 
     file = "state.safetensors"
 
@@ -34,8 +34,8 @@ class SafetensorsCheckpointer(TorchSaveCheckpointer):
         file.write(save(tensors, {_VALUES: json.dumps(values)}))
 
     def _leaves(self, checkpoint_id: str) -> dict[str, Any]:
-        held: dict[str, Any] = load_file(Path(checkpoint_id) / self.file)
-        return held
+        leaves: dict[str, Any] = load_file(Path(checkpoint_id) / self.file)
+        return leaves
 
     def read_tensor(self, checkpoint_id: str, key: str) -> torch.Tensor | None:
         with safe_open(Path(checkpoint_id) / self.file, framework="pt") as opened:
@@ -49,7 +49,7 @@ class SafetensorsCheckpointer(TorchSaveCheckpointer):
         return safetensors_manifest(Path(checkpoint_id), file_lengths(checkpoint_id))
 
     def stored(self, checkpoint_id: str) -> Stored:
-        """By the byte ranges that the header names."""
+        """Return readers of the byte ranges in the header."""
         manifest = self.manifest(checkpoint_id)
         path = Path(checkpoint_id) / self.file
         spans = {span.name: span for span in manifest.spans[self.file]}

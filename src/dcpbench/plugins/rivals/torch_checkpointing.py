@@ -1,4 +1,4 @@
-"""The package torch_checkpointing, which writes each rank's state in files of its own."""
+"""The package torch_checkpointing, which writes the state of each rank to separate files."""
 
 import time
 from pathlib import Path
@@ -15,9 +15,9 @@ from dcpbench.verify.audit import Manifest
 
 
 class TorchCheckpointingCheckpointer(Checkpointer):
-    """Its CheckpointManager, saving before it returns, and loading under the layout that was saved."""
+    """Its CheckpointManager, with synchronous saves, and loads under the layout of the save."""
 
-    unreadable = "its files hold DTensors, which only ranks with the mesh of the save can make again"
+    unreadable = "its files contain DTensors, which only ranks with the mesh of the save can rebuild"
 
     def __init__(self, folder: Path, config: Config, ranks: Ranks) -> None:
         from torch_checkpointing import CheckpointManager
@@ -25,8 +25,8 @@ class TorchCheckpointingCheckpointer(Checkpointer):
         from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig
 
         self._ranks = ranks
-        self.raw = RawIO(config.storage.thread_count, sync=False)  # it syncs nothing
-        # Its direct I/O, the default, ends in EINVAL (0.1.1) where a file system takes whole blocks alone.
+        self.raw = RawIO(config.storage.thread_count, sync=False)  # it never syncs
+        # Its default, direct I/O, raises EINVAL (0.1.1) on file systems that accept only full blocks.
         storage = LocalFileSystemStorageConfig(use_direct_io=False)
         given = CheckpointManager.Config(save=SyncCheckpointSaverConfig(), storage_config=storage)
         self._manager = CheckpointManager(given)
@@ -42,28 +42,28 @@ class TorchCheckpointingCheckpointer(Checkpointer):
 
     @torch.no_grad()
     def load(self, state: dict[str, Any], checkpoint_id: str) -> None:
-        """Fill a state with what a checkpoint holds of it.
+        """Fill a state from a checkpoint.
 
         Raises:
-            RuntimeError: it does not hold all of it.
+            RuntimeError: the checkpoint lacks some of it.
             ValueError: a tensor has another shape.
         """
-        # Into nothing: it refuses an integer where the target has a float, as a weight decay of 0 and of 0.1.
+        # Load into an empty target: it refuses an integer for a float, such as a weight decay of 0 for 0.1.
         loaded = self._manager.load(checkpoint_id, into=dict.fromkeys(state), strict=True)
-        held = {key: container[last] for container, last, key in slots(loaded)}
-        check_fits(held, state_dicts(state))
-        for name, one in state.items():
-            if isinstance(one, Stateful):
-                one.load_state_dict(loaded[name])
+        leaves = {key: container[last] for container, last, key in slots(loaded)}
+        check_fits(leaves, state_dicts(state))
+        for name, value in state.items():
+            if isinstance(value, Stateful):
+                value.load_state_dict(loaded[name])
                 continue
-            for container, last, key in slots(one, f"{name}."):
+            for container, last, key in slots(value, f"{name}."):
                 if isinstance(container[last], torch.Tensor):
-                    container[last].copy_(held[key])
+                    container[last].copy_(leaves[key])
                 else:
-                    container[last] = held[key]
+                    container[last] = leaves[key]
 
     def manifest(self, checkpoint_id: str) -> Manifest:
-        """It says nothing of itself that another process could read."""
+        """Return only the lengths of the files: no other process can read their content."""
         return Manifest({}, {}, file_lengths(checkpoint_id))
 
     def read_tensor(self, checkpoint_id: str, key: str) -> torch.Tensor | None:

@@ -1,1 +1,1 @@
-"""Rows, where a team looks at its runs anyway."""
+"""Write rows to the trackers that a team already uses."""

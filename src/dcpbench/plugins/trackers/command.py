@@ -8,7 +8,7 @@ from dcpbench.core.plugins import plugins
 log = command(
     "log",
     "dcpbench.plugins.trackers.log",
-    "Write the rows of sweeps as runs of a tracker, on this machine; nothing is sent.",
+    "Write the rows of sweeps as runs of a tracker, on this machine. No data is sent.",
     places("sweeps", "SWEEP..."),
     click.Option(
         ["--to"],
@@ -16,7 +16,7 @@ log = command(
         required=True,
         help="The tracker.",
     ),
-    click.Option(["--dir"], type=PATH, metavar="FOLDER", help="Where to write (outputs/<tracker>)."),
+    click.Option(["--dir"], type=PATH, metavar="FOLDER", help="Write to FOLDER (outputs/<tracker>)."),
     click.Option(
         ["--project"],
         default="dcpbench",

@@ -1,10 +1,10 @@
-"""`dcpbench log <sweep>... --to <tracker>`: the rows, where a team looks at its runs anyway.
+"""`dcpbench log <sweep>... --to <tracker>`: write rows to the tracker that a team already uses.
 
-Logging a sweep again adds nothing that is there: cells that have run again since replace their earlier runs.
-A module here for each tracker has `log(sweep, folder, project)`, which writes the cells that have `changed`
-and returns the digests that were there before, and `seen_with(folder)`; only the one that is asked for is
-imported, and with it the package that it needs. None of them opens a connection: what they write stays on
-this machine.
+Logging a sweep again adds no duplicates: cells that have run again replace their earlier runs. Each tracker
+has a module with two functions. `log(sweep, folder, project)` writes the cells that have `changed` and
+returns the digests that were logged before; `seen_with(folder)` returns the command to view them. Only the
+module of the requested tracker, and so its package, is imported. No tracker opens a connection: all data
+stays on this machine.
 """
 
 import importlib
@@ -29,15 +29,15 @@ _OUTCOME = ("status", "reason", "first_mismatch")
 _ORIGIN = ("torch_version", "git_commit", "started_at", "config_digest", "code_digest")
 _TAGS = (*_OUTCOME, *_ORIGIN)
 _LONGEST_TAG = 500
-"""Characters: what every tracker takes and a table can show; the row has the whole."""
+"""Characters; every tracker accepts that many. The row has the complete text."""
 
 
 @dataclass(frozen=True)
 class LoggedCell:
-    """A row as trackers take it. `key` is no other cell's of any sweep, `digest` no other row's.
+    """A row for trackers. `key` is unique among the cells of all sweeps, `digest` among all rows.
 
-    Metrics are the columns that are numbers and those that are yes (1) or no (0); what was not measured is
-    not among them. `started_s` and `ended_s` are seconds since 1970, as far as that is known.
+    Metrics are the columns with numbers, and those with yes (1) or no (0), except missing values. `started_s`
+    and `ended_s` are seconds since 1970, or start at 0 if unknown.
     """
 
     row: Row
@@ -52,7 +52,7 @@ class LoggedCell:
 
 @dataclass(frozen=True)
 class LoggedSweep:
-    """One sweep, and the machine and versions that it ran on."""
+    """One sweep, with its machine and versions."""
 
     key: str
     name: str
@@ -60,7 +60,7 @@ class LoggedSweep:
     cells: list[LoggedCell]
 
     def changed(self, before: Mapping[str, str]) -> list[LoggedCell]:
-        """The cells that a tracker does not have as they are now; it has these digests, by their keys."""
+        """Return the cells whose digests differ from those in a tracker, given by key."""
         return [cell for cell in self.cells if before.get(cell.key) != cell.digest]
 
 
@@ -68,11 +68,11 @@ def main(sweeps: Sequence[Path], to: str, dir: Path | None = None, project: str 
     """Log sweeps to a tracker.
 
     Raises:
-        dcpbench.records.store.ResultsError: a folder holds no results, the tracker's package is missing, or
-            the project's name is none.
+        dcpbench.records.store.ResultsError: a folder contains no results, or the tracker's package is
+        missing. QueryError: the project's name is invalid.
     """
     if not project or "/" in project or project.startswith("."):
-        raise QueryError(f"--project: {project!r} is no name")
+        raise QueryError(f"--project: {project!r} is not a valid name")
     try:
         modules = {name: module for plugin in plugins() for name, module in plugin.trackers.items()}
         tracker = importlib.import_module(modules[to])
@@ -91,17 +91,17 @@ def main(sweeps: Sequence[Path], to: str, dir: Path | None = None, project: str 
         new = sum(cell.key not in before for cell in changed)
         counts = [f"{counted(new, 'cell')} logged"]
         if replaced := len(changed) - new:
-            counts.append(f"{replaced} replaced, which have run again")
+            counts.append(f"{replaced} replaced after running again")
         if same := len(sweep.cells) - len(changed):
-            counts.append(f"{same} were there already")
+            counts.append(f"{same} already logged")
         print(visible(f"{place}: {', '.join(counts)}"))
-    print(f"in {folder}; to see it: {tracker.seen_with(folder)}")
+    print(f"written to {folder}; to view it: {tracker.seen_with(folder)}")
     return 0
 
 
 def logged_sweep(folder: Path, environment: dict[str, Any]) -> LoggedSweep:
-    """A sweep's folder as trackers take it. Its key is the same before and after a resume, a move or a
-    thinning: of the row that was written first, which may have been replaced since."""
+    """Read a sweep for trackers. Its key is derived from the first row ever written, so that it stays the
+    same after a resume, a move or a removal of rows."""
     rows = {row.cell: row for row in stored_rows(folder)}.values()
     replaced = stored_rows(folder, SUPERSEDED_JSONL)
     moments = [(row.started_at or "", row.torch_version or "") for row in (*rows, *replaced)]

@@ -1,13 +1,13 @@
-"""MLflow: a run for each sweep with a run for each cell below it, in a SQLite file of their own."""
+"""MLflow: a run for each sweep with a nested run for each cell, in a SQLite file."""
 
 import logging
 import os
 from collections import Counter
 from pathlib import Path
 
-os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # asked at import: nothing leaves this machine
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read at import; no data leaves this machine
 
-import alembic  # noqa: F401 - by a SQLite store; mlflow-skinny does not bring them
+import alembic  # noqa: F401 - a SQLite store needs them; mlflow-skinny does not install them
 import mlflow
 import sqlalchemy  # noqa: F401
 from mlflow.entities import Metric, Param, Run, RunTag
@@ -21,10 +21,10 @@ _KEY, _DIGEST, _PARENT = "dcpbench.key", "dcpbench.digest", "mlflow.parentRunId"
 
 
 def log(sweep: LoggedSweep, folder: Path, project: str) -> dict[str, str]:
-    """Make runs in the experiment `project` for what it does not have as it is now.
+    """Create runs in the experiment `project` for cells that are new or have changed.
 
     Raises:
-        ResultsError: MLflow refuses.
+        ResultsError: MLflow raised an error.
     """
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     folder.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def log(sweep: LoggedSweep, folder: Path, project: str) -> dict[str, str]:
 
 
 def seen_with(folder: Path) -> str:
-    """The command that shows what is there."""
+    """Return the command that shows the runs."""
     return f"mlflow ui --backend-store-uri {_uri(folder)}"
 
 
@@ -58,7 +58,7 @@ def _uri(folder: Path) -> str:
 
 
 def _parent(sweep: LoggedSweep, client: MlflowClient, experiment: str) -> str:
-    """The sweep's own run, made if it is not there, with what is known of the sweep now."""
+    """Return the run of the sweep, after creating it if necessary and updating it."""
     found = _runs(experiment, _KEY, sweep.key)
     start = round(min((cell.started_s for cell in sweep.cells), default=0.0) * 1000)
     own = {_KEY: sweep.key}
@@ -74,7 +74,7 @@ def _parent(sweep: LoggedSweep, client: MlflowClient, experiment: str) -> str:
 
 
 def _write(sweep: LoggedSweep, cell: LoggedCell, client: MlflowClient, experiment: str, parent: str) -> None:
-    """The digest comes last: a run without it broke off, and is made again."""
+    """Write a run. Its digest is written last; a run without a digest is incomplete, and is written again."""
     at = round(cell.started_s * 1000)
     run = client.create_run(experiment, at, {_KEY: cell.key, _PARENT: parent}, run_name=cell.row.cell)
     client.log_batch(

@@ -13,12 +13,12 @@ from dcpbench.records import files
 from dcpbench.records.store import ResultsError
 
 _LONGEST_NAME = 255
-"""Bytes that a file system lets a name have."""
+"""Maximum number of bytes of a file name."""
 
 
 def log(sweep: LoggedSweep, folder: Path, project: str) -> dict[str, str]:
-    """Write each cell to `folder/project/<sweep>/<cell>`, unless it is there as it is now; the digest is in
-    the name of its file."""
+    """Write each cell that is new or has changed to `folder/project/<sweep>/<cell>`. The name of its file
+    contains the digest."""
     runs = folder / project / f"{sweep.name}~{sweep.key[:8]}"
     part = runs / ".part"
     digests = {file.parent.name: file.suffix[1:] for file in runs.glob("*/*")}
@@ -32,10 +32,11 @@ def log(sweep: LoggedSweep, folder: Path, project: str) -> dict[str, str]:
 
 
 def _name(cell: LoggedCell) -> str:
-    """The name of a cell's folder: the cell's, unless that names no folder here, as a path does."""
+    """Return the name of a cell's folder: the name of the cell if it is a valid file name, otherwise its
+    key."""
     name = cell.row.cell
-    names_one = name.isprintable() and "/" not in name and not name.startswith(".")
-    return name if name and names_one and len(name.encode()) <= _LONGEST_NAME else cell.key
+    is_valid = name.isprintable() and "/" not in name and not name.startswith(".")
+    return name if name and is_valid and len(name.encode()) <= _LONGEST_NAME else cell.key
 
 
 def _remove(run: Path, within: Path) -> None:
@@ -44,7 +45,7 @@ def _remove(run: Path, within: Path) -> None:
 
 
 def seen_with(folder: Path) -> str:
-    """The command that shows what is there."""
+    """Return the command that shows the runs."""
     return f"tensorboard --logdir {folder}"
 
 
@@ -53,7 +54,7 @@ def _write(run: Path, sweep: LoggedSweep, cell: LoggedCell) -> None:
     start = hparams.hparams_pb(cell.params, trial_id=cell.key, start_time_secs=cell.started_s)
     about = {**cell.tags, **sweep.environment}
     lines = (f"| {key} | {' '.join(value.split()).replace('|', '/')} |" for key, value in about.items())
-    table = "\n".join(["| what | value |", "| --- | --- |", *lines])
+    table = "\n".join(["| name | value |", "| --- | --- |", *lines])
     scalars = [Summary.Value(tag=name, simple_value=value) for name, value in cell.metrics.items()]
     for summary in (start, text.text_pb("about", table), Summary(value=scalars)):
         writer.add_event(Event(wall_time=cell.started_s, step=cell.row.repeat or 0, summary=summary))

@@ -10,12 +10,12 @@ from dcpbench.records.store import ResultsError
 
 _RUNS = "wandb/offline-run-*"
 _DIGEST = "dcpbench-digest"
-"""A file that is written into a run's folder last: a run without it broke off, and is made again."""
+"""A file that is written last to a run's folder; a run without it is incomplete, and is written again."""
 
 
 def log(sweep: LoggedSweep, folder: Path, project: str) -> dict[str, str]:
-    """Write an offline run for each cell that has none as it is now. Its id is the cell's key, so that what
-    is uploaded twice is one run."""
+    """Write an offline run for each cell that is new or has changed. Its id is the cell's key, so that
+    uploading it twice results in one run."""
     folder.mkdir(parents=True, exist_ok=True)
     there = {run.name.rpartition("-")[2]: run for run in folder.glob(_RUNS)}
     before = {key: _digest_in(run) for key, run in there.items()}
@@ -33,7 +33,7 @@ def log(sweep: LoggedSweep, folder: Path, project: str) -> dict[str, str]:
 
 
 def seen_with(folder: Path) -> str:
-    """The command that uploads what is there, where it can be seen."""
+    """Return the command that uploads the runs."""
     return f"wandb sync {folder}/{_RUNS}"
 
 
@@ -46,7 +46,7 @@ def _digest_in(run: Path) -> str:
 
 def _write(sweep: LoggedSweep, cell: LoggedCell, folder: Path, project: str) -> Path:
     """Write one offline run, and return its folder."""
-    # What wandb would find out by itself is of the machine that logs, which may not be the one that ran.
+    # wandb would record this machine, which can differ from the one on which the cells ran.
     quiet = wandb.Settings(
         console="off",
         silent=True,
