@@ -431,7 +431,7 @@ OF_A_RANK = {
     "short data": (cut("__2_0.distcp", 0.5), "damaged", "bytes by the metadata"),
     "metadata short": (cut("__2.metadata", 0.5), "damaged", "__2.metadata: not written by DCP"),
     "a tensor of 0 bytes": (without_bytes, "damaged", "0 bytes in __2_0.distcp for 24 elements"),
-    "neither of the last": (removed("__3.metadata", "__3_0.distcp"), "whole", ""),  # seen by nothing
+    "neither of the last": (removed("__3.metadata", "__3_0.distcp"), "whole", ""),  # not detectable
 }  # fmt: skip
 
 

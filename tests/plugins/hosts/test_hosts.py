@@ -116,7 +116,7 @@ def placed(cluster: Cluster, kind: WorldKind = TWO_RANKS) -> dict[str, range]:
 
 def test_cells_wait_for_the_requested_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = host("a"), host("b")
-    assert placed(Cluster(ExecutorConfig("ray"), [a])) == {"a": range(2)}, "no number was asked for"
+    assert placed(Cluster(ExecutorConfig("ray"), [a])) == {"a": range(2)}, "no number was requested"
     two = ExecutorConfig("ray", hosts=2)
     assert placed(Cluster(two, [a], [a], [a, b])) == {"a": range(1), "b": range(1, 2)}
     assert placed(Cluster(two, [a]), WorldKind(1, "cpu", True)) == {"a": range(1)}, "one rank is on one host"

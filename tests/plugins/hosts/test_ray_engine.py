@@ -106,7 +106,7 @@ def test_every_cell_has_one_row(deaths: Finished) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "message"),
     [
         ("{other}", "the server there is not a Ray cluster, whose default port is 6379"),
         ("auto", "(RAY_ADDRESS={other}): the server there is not a Ray cluster, whose default port is 6379"),
@@ -115,7 +115,7 @@ def test_every_cell_has_one_row(deaths: Finished) -> None:
     ],
 )
 def test_address_without_a_cluster_is_refused_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, message: str
 ) -> None:
     """Without the check, Ray would wait for a server of HTTP/1.0 for ever."""
     with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
@@ -128,7 +128,7 @@ def test_address_without_a_cluster_is_refused_at_once(
     assert ended.status == 2
     (line,) = ended.err.splitlines()
     assert line.startswith(f"dcpbench: {address}")
-    assert told.format(other=other) in line
+    assert message.format(other=other) in line
 
 
 def test_driver_waits_for_the_requested_hosts(
@@ -220,7 +220,7 @@ def test_driver_ends_at_once_without_its_cluster(tmp_path: Path) -> None:
         driver = start(*words_of(folder, "-m", *DIES, *ways, *one.words, "executor.hosts=1"), cwd=tmp_path)
         wait_for(lambda: len([*folder.glob("*/rank3.log")]) == 2 and len(done.rows) == 1)
         one.kill()
-        _, told = driver.communicate(40)
+        _, message = driver.communicate(40)
     assert driver.returncode == 1
-    assert [row["status"] for row in done.rows] == ["pass", "crash"], told
+    assert [row["status"] for row in done.rows] == ["pass", "crash"], message
     assert "was lost with its host, which died" in done.rows[1]["reason"]

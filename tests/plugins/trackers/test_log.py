@@ -124,7 +124,7 @@ def log_records(file: bytes) -> Iterator[bytes]:
         _, length, kind = struct.unpack_from("<IHB", file, offset)
         record += file[offset + 7 : offset + 7 + length]
         offset += 7 + length
-        if kind in (1, 4):  # whole, or the last part of one
+        if kind in (1, 4):  # a complete record, or the last part of one
             yield record
             record = b""
 

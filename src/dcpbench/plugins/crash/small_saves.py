@@ -65,7 +65,7 @@ def _states(
 
 
 def recorded_save(save: Callable[[int, Path], None], names: tuple[str, ...]) -> Record:
-    """Save step 1 in this process, then step 2 beside it or over it, and return the record of the second
+    """Save step 1 in this process, then step 2 next to it or over it, and return the record of the second
     save. If it raises, it has reported no success."""
     with tempfile.TemporaryDirectory() as folder:
         saved, logs, before = (Path(folder) / name for name in ("saved", "logs", "before"))
