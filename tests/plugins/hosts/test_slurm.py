@@ -36,8 +36,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 
 
 def submit(cluster: Slurm, here: Path, *words: str, **more: str) -> str:
-    """Give Slurm the script with these options and overrides; the number of its job. The sweep goes into
-    `sweep` below this folder, what the job tells into `job.log`, or `job-<number>.log` of an array."""
+    """Submit the script with these options and overrides, and return the number of its job. The sweep is
+    written to `sweep` in this folder, its output to `job.log`, or `job-<number>.log` for an array."""
     surroundings = environment() | {"SWEEP": str(here / "sweep"), "VENV": sys.prefix} | more
     options = [word for word in words if word.startswith("--")]
     log = here / ("job-%a.log" if any(word.startswith("--array") for word in options) else "job.log")
@@ -52,9 +52,9 @@ def test_requeued_job_resumes_and_cancelled_keeps_rows(cluster: Slurm, tmp_path:
 
     def sleeps(resumed: str) -> bool:
         """Return whether the second cell runs, according to the output of the sweep."""
-        told = log.read_text() if log.exists() else ""
+        output = log.read_text() if log.exists() else ""
         at_work = len([*folder.glob("*/rank1.log")]) == 2 and len(alive_in(folder)) >= 3
-        return resumed in told and at_work and len(done.rows) == 1
+        return resumed in output and at_work and len(done.rows) == 1
 
     job = submit(cluster, tmp_path, "--nodes=2", *ASKED, *DIES)
     wait_for(lambda: sleeps(""))
