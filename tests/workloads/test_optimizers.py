@@ -77,7 +77,7 @@ def test_optimizer_state_is_restored(optimizers: Finished, optimizer: str, paral
     assert (row["model_equal"], row["optim_equal"], row["extra_equal"], row["powered"]) == (True,) * 4
     if optimizer == "adam_tensor_lr":
         assert row["status"] == "xfail", row["reason"]
-        assert "seen as flags_equal: rank 0: defaults.lr" in row["reason"]
+        assert "observed: flags_equal: rank 0: defaults.lr" in row["reason"]
         assert row["loss_resume_equal"] is True
     else:
         assert row["status"] == "pass", row["reason"]
