@@ -115,7 +115,7 @@ def test_one_file_has_the_full_state_of_every_layout(few: Finished) -> None:
     assert [row["status"] for row in rows] == ["pass", "skip"] * 4, few.out
     for row in rows:
         if row["status"] == "skip":
-            assert " takes save=sync and not async: it has no upload" in row["reason"]
+            assert " takes save=sync and not async: it has no background upload" in row["reason"]
             continue
         also = (
             "gradient_close",
