@@ -1,4 +1,4 @@
-# The two commands of the README, and what they are made of. Each sets up `.venv` when it is not there.
+# Every target installs dcpbench and its tools into `.venv` first, if that does not exist.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -92,6 +92,7 @@ soak: $(VENV)/.ready
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
+	@echo "Installing torch, dcpbench and its tools into $(VENV). The first time takes one to five minutes."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
 	touch $@

@@ -173,9 +173,9 @@ def test_every_axis_and_key_has_help(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("words", "told", "not_told"),
     [
-        ("--help scenario", "Train, save, go on", "timeouts"),
-        ("scenario --help", "Train, save, go on", "timeouts"),
-        ("--help scenario=convert", "Train, save, go on", "timeouts"),
+        ("--help scenario", "Train, save, train on", "timeouts"),
+        ("scenario --help", "Train, save, train on", "timeouts"),
+        ("--help scenario=convert", "Train, save, train on", "timeouts"),
         ("--help timeouts", "timeouts.save_s=null", "train_steps"),
         ("--help train_steps", "optimizer steps before each save", "timeouts"),
         ("--help options", "--config-path", "timeouts"),

@@ -115,7 +115,7 @@ def test_one_file_has_the_full_state_of_every_layout(few: Finished) -> None:
     assert [row["status"] for row in rows] == ["pass", "skip"] * 4, few.out
     for row in rows:
         if row["status"] == "skip":
-            assert " takes save=sync and not async: it has no upload" in row["reason"]
+            assert " takes save=sync and not async: it has no background upload" in row["reason"]
             continue
         also = (
             "gradient_close",
@@ -139,7 +139,7 @@ def test_one_process_without_a_group(few: Finished) -> None:
     rows = [row for row in few.rows if row["scenario"] == "no_dist"]
     assert [row["status"] for row in rows] == ["pass", "pass", "skip", "skip"], few.out
     assert {row["world_size"] for row in rows} == {1}
-    assert "one process has nobody to spread a model over" in rows[2]["reason"]
+    assert "one process cannot shard a model" in rows[2]["reason"]
 
 
 def test_impossible_cells_are_skipped_with_a_reason(few: Finished) -> None:

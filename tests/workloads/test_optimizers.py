@@ -32,8 +32,8 @@ OPTIMIZERS = (
 SKIPPED = {
     ("fsdp2", "adafactor"): "DTensor refuses a step of it",
     ("fsdp2", "rprop"): "DTensor refuses a step of it",
-    ("ddp", "adam_capturable"): "its state lies on an accelerator",
-    ("fsdp2", "adam_capturable"): "its state lies on an accelerator",
+    ("ddp", "adam_capturable"): "its state is on an accelerator",
+    ("fsdp2", "adam_capturable"): "its state is on an accelerator",
     ("ddp", "adam_in_backward"): "a hook on a parameter comes before DDP averages its gradient",
 }
 
