@@ -31,9 +31,9 @@ FULL = "standard output cannot be written to: No space left on device"
 @pytest.mark.parametrize(
     ("prepare", "told"),
     [
-        (close_descriptors, ""),
+        pytest.param(close_descriptors, "", marks=pytest.mark.extended),
         (partial(fill_output, 1), FULL),
-        (partial(fill_output, 2), ""),
+        pytest.param(partial(fill_output, 2), "", marks=pytest.mark.extended),
     ],
     ids=["closed", "stdout full", "stderr full"],
 )
@@ -177,6 +177,7 @@ def test_a_plan_names_the_targets_that_no_file_defines(tmp_path: Path) -> None:
         assert (planned.status, told in planned.out) == (status, True), (planned.out, planned.err)
 
 
+@pytest.mark.extended
 def test_ranks_import_the_users_module_and_prefer_what_is_installed(tmp_path: Path) -> None:
     """By another interpreter too; the user can forbid it."""
     ran = tmp_path / "ran"
