@@ -51,8 +51,8 @@ class LeftCheckpoint:
 
 @dataclass(frozen=True)
 class Handover:
-    """What a stage leaves for another one: checkpoints, the oldest first, the record of the reference run,
-    and which random generators that keeps (as in `TrainingRun`)."""
+    """The state that a stage passes to a later one: its checkpoints, oldest first, the record of the
+    reference run, and which random generators that run keeps (as in `TrainingRun`)."""
 
     checkpoints: list[LeftCheckpoint]
     record: RunRecord = field(default_factory=RunRecord)

@@ -57,7 +57,7 @@ def wait_until_seen(cell: Cell, folder: Path | str, where: str) -> bool:
 def _unseen(
     mine: Mapping[str, int], of_ranks: Iterable[tuple[Any, Mapping[str, int], float]]
 ) -> dict[str, str]:
-    """Describe each file of which another host sees more than this one."""
+    """Describe each file that is longer on another host than on this one."""
     longest: dict[str, tuple[int, Any]] = {}
     for host, lengths, _ in of_ranks:
         for path, length in lengths.items():

@@ -20,7 +20,7 @@ _NAME_AND_EXTRA_AT, _LOCAL_HEADER = 26, 30
 
 def stored_in(path: Path, offset: int = 0, length: int | None = None) -> Any:
     """Return the object in a file, or in a range of its bytes, without anything but plain values. Tensors are
-    chunks, of which only the elements that are used are read."""
+    chunks that read only the elements that are used."""
     end = path.stat().st_size if length is None else offset + length
     with path.open("rb") as file, zipfile.ZipFile(part := FilePart(file, offset, end)) as archive:
         (pickled,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))

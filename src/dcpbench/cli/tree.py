@@ -271,12 +271,12 @@ def _help_on(topic: str, own: Path | None, ctx: click.Context) -> str:
         formatter.write_text(f"{topic}={group.default}: {group.help}.")
         if topic == "load_parallel":
             formatter.write_text("Its values are those of parallel.")
-        elif told := [(name, text) for name, text in group.values.items() if text]:
+        elif described := [(name, text) for name, text in group.values.items() if text]:
             with formatter.section("Values"):
-                formatter.write_dl(told, col_max=30)
-        if untold := [name for name, text in group.values.items() if not text]:
+                formatter.write_dl(described, col_max=30)
+        if undescribed := [name for name, text in group.values.items() if not text]:
             with formatter.section("Values"):
-                formatter.write_text(", ".join(untold))
+                formatter.write_text(", ".join(undescribed))
         if inside := [name for name in reference.keys_of_groups() if name.startswith(f"{topic}.")]:
             with formatter.section("Keys of each value"):
                 formatter.write_text(", ".join(inside))

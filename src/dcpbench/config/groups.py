@@ -89,7 +89,7 @@ class StageConfig:
 
 @dataclass
 class ScenarioConfig:
-    """What a cell does: `target(cell, **options)` with a `dcpbench.cell.cell.Cell`, or several `stages` in
+    """The code of a cell: `target(cell, **options)` with a `dcpbench.cell.cell.Cell`, or several `stages` in
     order, each with the same options.
 
     Cells with another value than `only` allows are skipped. A scenario that `converts` loads under
