@@ -47,6 +47,7 @@ class Parts:
 
     Attributes:
         complete: True if every rank has every tensor completely.
+        sent: the names of the parts that this rank sends on behalf of all ranks that have them.
     """
 
     def __init__(self, mine: Mapping[str, tuple[Extent, torch.dtype]], exchange: Exchange) -> None:
@@ -65,12 +66,14 @@ class Parts:
         )
         self._mine = {name: part for name, part in mine.items() if name in names}
         self._sent: list[list[_Part]] = []
+        rank = dist.get_rank(exchange.group) if exchange.group else 0
         taken: set[tuple[str, Extent]] = set()
         for theirs in all_ranks:
             own = [_Part(name, *theirs[name]) for name in theirs if name in names]
             own = [part for part in own if (part.name, part.extent) not in taken]
             taken |= {(part.name, part.extent) for part in own}
             self._sent.append([part for part in own if _has_all_or_some(part.extent)])
+        self.sent = frozenset(part.name for part in self._sent[rank])
 
     @classmethod
     def of(cls, leaves: Leaves, exchange: Exchange) -> "Parts":
