@@ -43,6 +43,10 @@ WRONG = {
         ["save=sync,async", "hydra.run.dir=elsewhere"],
         ["hydra.run.dir=elsewhere: is for one cell; for a sweep use hydra.sweep.dir"],
     ),
+    "two folders": (
+        ["hydra.run.dir=elsewhere", "hydra.sweep.dir=here"],
+        ["hydra.run.dir=elsewhere: hydra.sweep.dir=here is given too; leave one of them out"],
+    ),
     "mistyped one of many": (["-m", "parallel=ddp,hsdp3"], ["parallel=hsdp3", "did you mean hsdp"]),
     "mistyped switch": (["verify=dep"], ["verify=dep", "did you mean deep?"]),
     "null of a group": (

@@ -46,6 +46,7 @@ class Answers(Agent):
     """
 
     like: dict[str, Any] = field(default_factory=dict)
+    lacks: str | None = None
     asked: list[str] = field(default_factory=list)
     events: list[Any] = field(default_factory=list)
     silent: list[Future[Any]] = field(default_factory=list)
@@ -58,6 +59,7 @@ class Answers(Agent):
             silent.set_exception(ConnectionError("gone"))
         described = {"host": self.name, "torch": "2.13.0", **HERE, **self.like}
         answers = {
+            "import_error": self.lacks,
             "describe": {name: value for name, value in described.items() if value},
             "state": State(time.time(), time.monotonic(), True, None),
             "listen": 1,
@@ -112,6 +114,16 @@ def placed(cluster: Cluster, kind: WorldKind = TWO_RANKS) -> dict[str, range]:
     spec = CellSpec(RunId("tests", "cell", 0, 0), config(), "", "")
     executor._ready(kind, spec)
     return {one.agent.name: one.ranks for one in executor._groups[kind]}
+
+
+def test_target_that_a_host_cannot_import_is_refused() -> None:
+    a, b = host("a"), host("b")
+    machine = Cluster(ExecutorConfig("ray"), [a, b]).probe()
+    assert machine.import_error("mine.build") is None
+    b.lacks = "ModuleNotFoundError: No module named 'mine'"
+    assert machine.import_error("mine.build") == f"{b.lacks} (host b)"
+    b.lost = "was lost with its host"
+    assert machine.import_error("mine.build") is None, "its cells run on the other"
 
 
 def test_cells_wait_for_the_requested_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
