@@ -88,7 +88,7 @@ class SweepRun:
         words = [_of_the_cell(overrides) for overrides in batch]
         engine = self._begun_engine(words)
         if not self.begun and (self._console.is_terminal or len(words) > _MANY):  # else a rank runs at once
-            doing = "planning" if self._base.plan else f"starting ranks; rows go to {self._folder.path}"
+            doing = "planning" if self._base.plan else f"rows go to {self._folder.path}"
             self._print(f"{counted(len(words), 'cell')}: {doing}")
         made = self._cells.cells(words)
         machine = self._driver.machine if self._driver else engine.probe()
