@@ -107,7 +107,7 @@ def describe(mismatch: Mismatch) -> str:
     except (StopIteration, TypeError, ValueError):  # a check of a plug-in can give any facts
         listed = (f"{name}: {value}" for name, value in mismatch.facts.items())
         text = ", ".join([mismatch.problem.value, *listed])
-    wrong = "; the checkpoint itself differs from what was saved" if facts.get("checkpoint_differs") else ""
+    wrong = "; the checkpoint itself differs from the saved state" if facts.get("checkpoint_differs") else ""
     return f"{text}{wrong}"
 
 
