@@ -147,7 +147,7 @@ def test_the_run_folder_of_one_cell_is_used(tmp_path: Path) -> None:
     (tmp_path / "results.jsonl").touch()
     ended = dcpbench("device=cpu", "plan=true", f"hydra.run.dir={tmp_path}", folder=tmp_path)
     assert ended.status == 2
-    assert f"{tmp_path}: contains another sweep" in ended.err
+    assert f"{tmp_path}: contains a sweep already" in ended.err
 
 
 def test_equal_values_of_a_list_are_one_cell(sweep: Callable[..., Finished]) -> None:
@@ -213,7 +213,7 @@ def test_an_existing_sweep_is_not_overwritten(tmp_path: Path, sweep: Callable[..
     (folder / "multirun.yaml").write_text("theirs")
     ended = sweep("parallel=ddp", "device=cpu")
     assert ended.status == 2
-    assert "contains another sweep" in ended.err
+    assert "contains a sweep already" in ended.err
     assert (folder / "multirun.yaml").read_text() == "theirs"
     assert (folder / "results.jsonl").read_text() == '{"cell": "theirs"}\n'
     assert len(list(folder.iterdir())) == 2

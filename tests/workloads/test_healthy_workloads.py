@@ -17,7 +17,7 @@ REFUSED = {
     "opaque": "the hyperparameter 'param_groups.0.handle' of type Handle cannot be compared",
     "sparse_gradients": "torch's FSDP does not train embed.weight, which has sparse gradients",
     "empty_parameter": "torch's FSDP does not train prompt, which has no elements",
-    "complex_parameter": "torch's FSDP does not train turn, which is complex beside others that are not",
+    "complex_parameter": "torch's FSDP does not train turn, which is complex, and others are not",
 }
 """What is refused of these workloads, wherever they are a skip."""
 SKIPPED = {

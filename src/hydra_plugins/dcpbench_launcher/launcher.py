@@ -138,7 +138,7 @@ class DcpbenchSweeper(Sweeper):
         about_all = {override.key_or_group: override for override in given if override not in own}
         for override in about_all.values():
             if override.is_sweep_override():
-                raise ConfigError(f"{override.input_line}: is about the whole sweep and takes one value")
+                raise ConfigError(f"{override.input_line}: applies to the complete sweep; pass one value")
         for override in own:
             _refuse_brackets(override)
         blocks = {

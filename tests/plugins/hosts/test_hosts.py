@@ -183,7 +183,7 @@ def test_late_answer_of_a_silent_agent_is_dropped(monkeypatch: pytest.MonkeyPatc
     c = host("c", events=[[(0, "train")], [_reported(0)]])
     executor = Cluster(ExecutorConfig("ray", hosts=2), [a, b], [c, b]).executor(())
     end, phases = _run(executor)
-    given_up = "was given up with its host, which did not answer within 0.5 s, last heard of"
+    given_up = "was abandoned with its host, which did not answer within 0.5 s, last heard of"
     assert [(one.phase, one.lost) for one in end.ranks] == [("save", given_up), ("report", None)]
     assert "give_up" in a.asked
 
@@ -327,7 +327,7 @@ def test_resumed_sweep_uses_the_requested_hosts(
         ("executor.hosts=2", "executor=local runs on this host only; choose another executor"),
         ("executor.ranks_per_host=1", "executor=local runs on this host only; choose another executor"),
         ("executor.hosts=0", "must be at least 1"),
-        ("executor.hosts=1,2", "is about the whole sweep and takes one value"),
+        ("executor.hosts=1,2", "applies to the complete sweep; pass one value"),
     ],
 )
 def test_invalid_numbers_of_hosts_are_refused(tmp_path: Path, word: str, message: str) -> None:

@@ -157,7 +157,7 @@ def _value_text(axis: str, value: Any) -> str:
 
 
 def _explained(spec: CheckSpec) -> list[str]:
-    """Say what a check proves, by which negative control, and where it applies."""
+    """Describe what a check proves, its negative control, and where it applies."""
     control = spec.control or "made by its plug-in; the cell says how many names it reported"
     return [
         f"Proves: {spec.help}.",
