@@ -139,6 +139,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> None:
         return everybody
 
     monkeypatch.setattr(compare_layouts, "gathered", exchanged)
+    monkeypatch.setattr(compare_layouts.dist, "get_rank", lambda rank: rank)
 
 
 def across(saved: Leaves, restored: list[Leaves], recall: Recall | None) -> list[list[str]]:

@@ -151,10 +151,13 @@ def compare_gradient(
     if not expected.numel():
         return None, 0.0
     here = torch.zeros_like(expected) if part.local is None else real_elements(part.local).to(expected.device)
-    same = (here == expected) | (here.isnan() & expected.isnan())  # also for two infinities
-    distance = (here - expected).abs().masked_fill(same, 0.0)
-    bounds = distance / tolerance.clamp(min=torch.finfo(torch.float64).tiny)
-    used = float(bounds.masked_fill(same, 0.0).max())  # the tolerance of NaN is NaN
+    distance = (here - expected).abs()
+    tolerance = tolerance.clamp(min=torch.finfo(torch.float64).tiny)
+    used = float((distance / tolerance).max())
+    if math.isnan(used):  # two infinities are equal, and two NaN, whose tolerance is NaN
+        same = (here == expected) | (here.isnan() & expected.isnan())
+        distance = distance.masked_fill(same, 0.0)
+        used = float((distance / tolerance).masked_fill(same, 0.0).max())
     if not used <= 1:
         if part.local is None:
             return Mismatch(name, Problem.only_twin, "gradient", facts=facts), used

@@ -15,7 +15,7 @@ from dcpbench.core.rank_report import Compared
 from dcpbench.verify.compare import same_value
 from dcpbench.verify.compare_layouts import compare_replicas, gathered
 from dcpbench.verify.perturb import all_different, compared_names, controllable
-from dcpbench.verify.snapshot import TensorLeaf, of_kind, snapshot_model
+from dcpbench.verify.snapshot import TensorLeaf, named_parts, of_kind, snapshot_model
 from dcpbench.verify.tolerances import loss_name, losses_close, rounding
 from dcpbench.verify.training import (
     GradientBound,
@@ -108,7 +108,8 @@ class Lockstep:
         self.not_applied: dict[str, str] = {}
         self._losses: dict[int, _Losses] = {}
         self._exchange = exchange_of(run)
-        self._leaves = of_kind("param", snapshot_model(run.model))
+        self._own_parts, self._twin_parts = named_parts(run.model), named_parts(twin.model)
+        self._leaves = of_kind("param", snapshot_model(run.model, self._own_parts))
         self._parts = Parts.of(self._leaves, self._exchange)
         self._noise = runs_other_kernels(config, run.sizes)
         self._reduced_in, why_no_gradient = reduced_in(run.model, config.parallel)
@@ -188,7 +189,8 @@ class Lockstep:
             finding, used = compare_gradient(name, step, part, twin)
             self.bound_used = max(self.bound_used, used)
             found += [finding] if finding else []
-            if twin is None or not twin.can_tell(bound.control):
+            proven = result.fired.get(name, False) and not self._explain
+            if twin is None or proven or not twin.can_tell(bound.control):
                 continue
             if self._explain:
                 kept[name] = twin
@@ -267,7 +269,8 @@ class Lockstep:
 
     def _compare_state(self, step: int, tolerances: Mapping[str, torch.Tensor]) -> bool:
         """Compare the state after a step with the twin's; return whether this rank's is wrong."""
-        result, twin, actual = self._results[STEP], state_of(self._twin.run), state_of(self._run)
+        result, twin = self._results[STEP], state_of(self._twin.run, self._twin_parts)
+        actual = state_of(self._run, self._own_parts)
         elsewhere = set[str]()
         if self._run.pipeline:
             elsewhere = set[str]().union(*gathered({*actual}, self._world.group)) - actual.keys()
@@ -315,7 +318,7 @@ class Lockstep:
         """Compare parameters and optimizer state that several ranks have."""
         leaves = {
             name: leaf
-            for name, leaf in state_of(self._run).items()
+            for name, leaf in state_of(self._run, self._own_parts).items()
             if isinstance(leaf, TensorLeaf) and leaf.kind != "buffer"
         }
         return compare_replicas(leaves, self._world.group)

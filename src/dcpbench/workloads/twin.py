@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dcpbench.verify.layout import ParameterParts
 from dcpbench.verify.perturb import jitter
 from dcpbench.verify.snapshot import (
     Leaves,
@@ -286,9 +287,10 @@ def _is_of(name: str, parameters: Iterable[str]) -> bool:
     return name in parameters or name.startswith(tuple(f"state.{one}." for one in parameters))
 
 
-def state_of(run: TrainingRun) -> Leaves:
-    """Return the tensors of model and component, and the state and hyperparameters of the optimizer."""
-    parts = named_parts(run.model)
+def state_of(run: TrainingRun, parts: ParameterParts | None = None) -> Leaves:
+    """Return the tensors of model and component, and the state and hyperparameters of the optimizer; `parts`
+    are the `named_parts` of the model, if known."""
+    parts = parts or named_parts(run.model)
     model = snapshot_model(run.model, parts)
     held = {**of_kind("param", model), **of_kind("buffer", model), **run.component.leaves()}
     tensors = {name: leaf for name, leaf in held.items() if isinstance(leaf, TensorLeaf)}
