@@ -1,1 +1,1 @@
-"""Defects and components that tests inject into real cells; reached by `--config-dir tests/conf`, like users' code."""
+"""Defects and components injected into real cells; reached by `--config-dir tests/conf`, like users' code."""

@@ -1,4 +1,4 @@
-"""Compute what our Triton kernel computes, without a GPU and without Triton: its programs, one after the other,
+"""Compute what our Triton kernel computes, without a GPU and without Triton: its programs, one by one,
 on numpy's arrays, whose integers wrap around as Triton's do."""
 
 from collections.abc import Callable
