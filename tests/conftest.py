@@ -4,6 +4,7 @@ Drivers are forked from one server that has everything imported (`support.driver
 leaves untested; `own_process=True` starts `python -m dcpbench` as a shell does.
 """
 
+import gc
 import json
 import os
 import signal
@@ -38,6 +39,9 @@ SMALL = ("model=short", *ONE_STEP)
 PARALLELISMS = ("none", "ddp", "fsdp", "hsdp", "fsdp_tp", "fsdp2", "hsdp2", "fsdp2_tp")
 
 
+# Until all tests are collected; what is imported is never garbage.
+gc.disable()
+
 load_plugins()
 
 # What tests compute is small, and threads that wait for each other spin on cores that ranks need.
@@ -62,6 +66,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Cells that compile are in slow tests only; without them the server need not know how."""
+    gc.freeze()
+    gc.enable()
     drivers.compiles = any(item.get_closest_marker("slow") for item in session.items)
 
 
