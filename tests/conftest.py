@@ -36,6 +36,12 @@ TESTS = Path(__file__).parent
 ONE_STEP = ("train_steps=1", "resume_steps=1")
 SMALL = ("model=short", *ONE_STEP)
 """For sweeps that need no more: what a cell costs goes with its parameters and its steps."""
+LONGEST = (
+    *("test_wheel", "test_deaths", "test_hostile_surroundings", "test_command_line", "test_layouts"),
+    *("test_ordinary_models", "test_resume", "test_statuses", "test_convert", "test_matrix", "test_composer"),
+    *("test_save_load", "test_page_answers", "test_scenarios", "test_plugin_cells", "test_leaks"),
+)
+"""Files that take fifteen seconds or more in `make test`."""
 PARALLELISMS = ("none", "ddp", "fsdp", "hsdp", "fsdp_tp", "fsdp2", "hsdp2", "fsdp2_tp")
 
 
@@ -59,9 +65,10 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with sweeps come first: where workers share the tests, what is left at the end is short."""
+    """Files with sweeps come first, of them the longest: where workers share the tests, what is left at the
+    end is short."""
     long = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in long)
+    items.sort(key=lambda item: (item.path.stem not in LONGEST, item.path not in long))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
