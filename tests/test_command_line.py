@@ -43,6 +43,10 @@ WRONG = {
         ["save=sync,async", "hydra.run.dir=elsewhere"],
         ["hydra.run.dir=elsewhere: is for one cell; for a sweep use hydra.sweep.dir"],
     ),
+    "two folders": (
+        ["hydra.run.dir=elsewhere", "hydra.sweep.dir=here"],
+        ["hydra.run.dir=elsewhere: hydra.sweep.dir=here is given too; leave one of them out"],
+    ),
     "mistyped one of many": (["-m", "parallel=ddp,hsdp3"], ["parallel=hsdp3", "did you mean hsdp"]),
     "mistyped switch": (["verify=dep"], ["verify=dep", "did you mean deep?"]),
     "null of a group": (
@@ -143,7 +147,7 @@ def test_the_run_folder_of_one_cell_is_used(tmp_path: Path) -> None:
     (tmp_path / "results.jsonl").touch()
     ended = dcpbench("device=cpu", "plan=true", f"hydra.run.dir={tmp_path}", folder=tmp_path)
     assert ended.status == 2
-    assert f"{tmp_path}: contains another sweep" in ended.err
+    assert f"{tmp_path}: contains a sweep already" in ended.err
 
 
 def test_equal_values_of_a_list_are_one_cell(sweep: Callable[..., Finished]) -> None:
@@ -209,7 +213,7 @@ def test_an_existing_sweep_is_not_overwritten(tmp_path: Path, sweep: Callable[..
     (folder / "multirun.yaml").write_text("theirs")
     ended = sweep("parallel=ddp", "device=cpu")
     assert ended.status == 2
-    assert "contains another sweep" in ended.err
+    assert "contains a sweep already" in ended.err
     assert (folder / "multirun.yaml").read_text() == "theirs"
     assert (folder / "results.jsonl").read_text() == '{"cell": "theirs"}\n'
     assert len(list(folder.iterdir())) == 2

@@ -164,4 +164,5 @@ def test_a_plug_in_that_cannot_be_imported_is_one_line(
     assert ended.status == 2
     (line,) = ended.err.strip().splitlines()
     assert line.startswith("dcpbench: plug-in no_such_plugin cannot be imported: ModuleNotFoundError")
+    assert line.endswith("; add its folder to PYTHONPATH")
     assert not ended.folder.exists()

@@ -72,7 +72,7 @@ def test_job_of_two_blocks_runs_once() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["parallel=ddp"], "parallel=ddp: the experiment has no such cell; its parallel is fsdp, hsdp"),
+        (["parallel=ddp"], "parallel=ddp: no cell of the experiment has it; its parallel is fsdp, hsdp"),
         (["scenario=convert", "parallel=fsdp"], "the experiment has no cell with all of this"),
         (["seed=interval(0,1)"], "seed=interval(0,1): only lists can be swept"),
     ],

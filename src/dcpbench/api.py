@@ -331,9 +331,9 @@ def _text(value: Any) -> str:
 def _run(
     words: Sequence[str], folder: str | Path | None, config_dir: str | Path | None, root: Path | None
 ) -> Result:
-    """Run a sweep in a process of its own, which a test runner, a notebook or Hydra cannot disturb.
+    """Run a sweep in a separate process, which a test runner, a notebook or Hydra cannot disturb.
 
-    Its messages go to stderr as they come. Ctrl-C is passed on once, and the process then ends by itself.
+    Its messages go to stderr as they come. Ctrl-C is passed on once, and the process then ends.
     """
     name = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(3)}"
     place = Path(folder or Path("outputs", name)).resolve()

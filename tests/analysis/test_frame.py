@@ -105,7 +105,7 @@ def test_invalid_lines_are_reported_and_skipped(tmp_path: Path, damaged: bytes, 
         ({"model_equal": 1}, {"model_equal": None}, "model_equal is 1, expected true or false"),
         ({"status": 3}, {"status": "unknown"}, "status is 3"),
         ({"status": None}, {"status": "unknown"}, "status is null"),
-        ({"status": "fine"}, {"status": "fine"}, 'status "fine" is none of crash, timeout'),
+        ({"status": "fine"}, {"status": "fine"}, 'status "fine" is not one of crash, timeout'),
         (
             {"cell": ["a"]},
             {"cell": "line 2"},

@@ -53,7 +53,7 @@ def test_doctor_checks_this_machine(tmp_path: Path, capsys: pytest.CaptureFixtur
     lines = {line["what"]: line for line in json.loads(capsys.readouterr().out)}
     assert [*lines] == [line[:15].strip() for line in shown.splitlines()]
     assert {line["state"] for line in lines.values()} <= {"ok", "warning"}
-    assert all(bool(line["mend"]) is (line["state"] != "ok") for line in lines.values())
+    assert all(bool(line["fix"]) is (line["state"] != "ok") for line in lines.values())
     assert lines["torch"]["state"] == "ok"
     assert str(tmp_path) in lines["disk"]["seen"]
     assert list(tmp_path.iterdir()) == []
@@ -71,7 +71,7 @@ def test_missing_torch_is_bad(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
 def test_an_old_torch_is_bad() -> None:
     line = doctor._torch(of_torch(torch="2.4.1+cu121"))
-    assert (line.state, line.mend) == ("bad", "pip install 'torch>=2.11'")
+    assert (line.state, line.fix) == ("bad", "pip install 'torch>=2.11'")
     assert doctor._torch(of_torch(torch="2.14.0a0+git1234")).state == "ok"
 
 
@@ -131,7 +131,7 @@ def test_gpus_and_their_links(
         program.write_text(f"#!/bin/sh\nif [ $1 = -L ]; then echo '{listed}'; else echo '{text}'; fi\n")
         program.chmod(0o755)
     line = doctor._gpus(known)
-    assert (line.state, told in f"{line.seen}: {line.mend}") == (state, True), line
+    assert (line.state, told in f"{line.seen}: {line.fix}") == (state, True), line
 
 
 def test_full_remote_and_memory_disks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ def test_scarce_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert doctor._shared_memory(tmp_path / "nowhere").state == "bad"
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(2**26, 0, 2**26))
     line = doctor._shared_memory(tmp_path)
-    assert (line.state, "--shm-size" in line.mend) == ("warning", True)
+    assert (line.state, "--shm-size" in line.fix) == ("warning", True)
 
 
 def test_missing_and_broken_compilers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

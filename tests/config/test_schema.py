@@ -58,6 +58,10 @@ def is_group(config: type, name: str) -> bool:
         ({"executor": ExecutorConfig(hosts=0)}, "executor.hosts=0: must be at least 1"),
         ({"timeouts": TimeoutsConfig(save_s=0)}, "timeouts.save_s=0: must be a number of seconds"),
         ({"retry": 2}, "retry=2: must be 0 or 1"),
+        (
+            {"workload": WorkloadConfig("src/mine.py::build")},
+            "workload.target=src/mine.py::build: must be a dotted name, such as mine.build",
+        ),
     ],
 )
 def test_value_below_its_least_is_refused(words: dict[str, Any], told: str) -> None:

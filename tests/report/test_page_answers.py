@@ -103,7 +103,7 @@ def test_twelve_axes_fit(show: Callable[..., Browser]) -> None:
     assert sum(int(label.split()[-2]) if label.endswith(" runs") else 1 for label in labels) == len(rows)
     gaps = browser.js("return document.querySelectorAll('#matrix .gap').length")
     assert gaps < len(labels) / 4
-    assert "An empty square has no such cell in this sweep." in browser.text("#matrix")
+    assert "An empty square: this sweep has no cell there." in browser.text("#matrix")
     assert " \u2013 " not in browser.text("main")
 
 

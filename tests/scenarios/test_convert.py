@@ -84,7 +84,7 @@ def test_replicas_of_one_shard_are_reported(other_worlds: Finished, saved_under:
     for load_world_size in (1, 3):
         row = other_worlds.row(**of, load_world_size=load_world_size)
         assert row["status"] == "skip"
-        why = f"world size {load_world_size}, which is no multiple of 2 (load_world_size)"
+        why = f"world size {load_world_size}, which is not a multiple of 2 (load_world_size)"
         assert why in row["reason"]
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import CyclicLR
 
+from dcpbench.verify.snapshot import local_part
 from dcpbench.workloads.own_trainer import Setup
 from dcpbench.workloads.workload import Workload
 
@@ -41,6 +43,29 @@ def squared(model: nn.Module, share: tuple[torch.Tensor, torch.Tensor]) -> torch
 
 def of_net(**parts: Any) -> Workload:
     return Workload(**{"model": net(), "batch": pairs, "loss": squared, "optimizer": sgd, **parts})
+
+
+def clipped() -> Workload:
+    """Accumulates gradients that are larger than their norm may be; its layers have names, for a TP plan."""
+    layers = {"up": nn.Linear(WIDTH, 2 * WIDTH), "tanh": nn.Tanh(), "down": nn.Linear(2 * WIDTH, WIDTH)}
+    return of_net(model=nn.Sequential(OrderedDict(layers)), clip_grad_norm=0.1, accumulate=2)
+
+
+def clips_its_part() -> Workload:
+    """Clips by the norm of this rank's part of the gradients."""
+
+    def clip(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        local = [local_part(one.grad) for group in optimizer.param_groups for one in group["params"]]
+        norm = torch.nn.utils.get_total_norm(local)
+        for one in local:
+            one.mul_(0.1 / norm)
+
+    def clipping(model: nn.Module) -> torch.optim.Optimizer:
+        made = sgd(model)
+        made.register_step_pre_hook(clip)
+        return made
+
+    return of_net(optimizer=clipping)
 
 
 def compressing(hook: Callable[..., Any], state: object = None) -> Workload:

@@ -1,6 +1,7 @@
 """A workload as a user would write one: a small language model with dropout, token ids, its own loss."""
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -44,8 +45,8 @@ SCHEDULES = {"function": lambda: falling, "partial": lambda: partial(falling, ga
 """What makes one: an object is of one run."""
 
 
-def build(schedule: str | None = None) -> Workload:
-    """With a `schedule` its scheduler is a `LambdaLR` of it."""
+def build(schedule: str | None = None, **training: Any) -> Workload:
+    """Build it; with a `schedule` its scheduler is a `LambdaLR` of that."""
 
     def batch(generator: torch.Generator) -> dict[str, torch.Tensor]:
         ids = torch.randint(TOKENS, (24, LENGTH + 1), generator=generator)
@@ -55,4 +56,4 @@ def build(schedule: str | None = None) -> Workload:
         return F.cross_entropy(model(share["ids"]).flatten(0, 1), share["labels"].flatten())
 
     scheduler = partial(LambdaLR, lr_lambda=SCHEDULES[schedule]()) if schedule else by_step
-    return Workload(LanguageModel(), batch, loss, scheduler=scheduler)
+    return Workload(LanguageModel(), batch, loss, scheduler=scheduler, **training)

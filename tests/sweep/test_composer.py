@@ -279,7 +279,7 @@ def test_other_names_of_cell_folders_are_refused(hydra_loader: ConfigLoader) -> 
         ConfigError, match=r"subdir=\$\{hydra.job.num\}: leave it out; the folder of a cell has"
     ):
         CellMaker(hydra_loader, sweep(hydra_loader, named))
-    with pytest.raises(ConfigError, match=r"hydra\.sweep\.subdir=x: is about the whole sweep"):
+    with pytest.raises(ConfigError, match=r"hydra\.sweep\.subdir=x: applies to the complete sweep"):
         CellMaker(hydra_loader, sweep(hydra_loader)).cells([["hydra.sweep.subdir=x", "seed=1"]])
 
 

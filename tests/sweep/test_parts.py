@@ -159,8 +159,8 @@ def test_part_is_a_number_and_a_count(said: str) -> None:
     ("asked", "told"),
     {
         ("++part=1/2",): "part=1/2: pass it on the command line, exactly so",
-        ("part=1/2,2/2",): "part=1/2,2/2: is about the whole sweep and takes one value",
-        ("part=1/2",): "contains another sweep; choose a folder that is new or empty, or resume this one",
+        ("part=1/2,2/2",): "part=1/2,2/2: applies to the complete sweep; pass one value",
+        ("part=1/2",): "contains a sweep already; choose a new or empty folder, or run dcpbench resume /",
         ("part=7/9",): "part=7/9: has none of 4 cells",
         (
             "part=1/2",

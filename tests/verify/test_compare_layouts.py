@@ -104,7 +104,7 @@ def test_checkpoint_locates_full_digests() -> None:
 
     assert told(other, torch.ones(2, 3)).startswith("w index [1, 1]: saved 1.0 (0x3f800000), restored 2.0")
     assert told(other, None) == "w its digests differ"
-    corrupt = "w its digests differ; the checkpoint itself differs from what was saved"
+    corrupt = "w its digests differ; the checkpoint itself differs from the saved state"
     assert told(other, torch.zeros(2, 3)) == corrupt
     assert told({**state, "lr": 0.2}, None) == "lr saved 0.1, restored 0.2"
     assert told({**state, "w": leaf(torch.ones(3, 2))}, None) == (
@@ -123,7 +123,7 @@ NAN = torch.full((2, 3), float("nan"))
 HOLDS = {"ones": {"w": ONES}.get, "zeros": {"w": ZEROS}.get, "nothing": {}.get, "no checkpoint": None}
 AT_5 = "index [1, 1]: saved 1.0 (0x3f800000), restored 2.0 (0x40000000)"
 DRIFTED = "replicas differ: rank 0 and rank 1 have different bits for the same part"
-CORRUPT = "; the checkpoint itself differs from what was saved"
+CORRUPT = "; the checkpoint itself differs from the saved state"
 
 
 @pytest.fixture
@@ -139,6 +139,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> None:
         return everybody
 
     monkeypatch.setattr(compare_layouts, "gathered", exchanged)
+    monkeypatch.setattr(compare_layouts.dist, "get_rank", lambda rank: rank)
 
 
 def across(saved: Leaves, restored: list[Leaves], recall: Recall | None) -> list[list[str]]:

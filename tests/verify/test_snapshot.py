@@ -182,7 +182,7 @@ def test_checkpoint_is_read_for_large_parts() -> None:
     assert "index [7, 23]: saved 583.0 (0x4411c000), restored -1.0 (0xbf800000); 1 of 2000" in describe(found)
     assert (found.kind, found.facts["index"], found.facts["differing"]) == ("param", [7, 23], 1)
     (found,) = compare(before, state, {"w": WHOLE + 1}.get)
-    assert describe(found).endswith("; the checkpoint itself differs from what was saved")
+    assert describe(found).endswith("; the checkpoint itself differs from the saved state")
 
 
 def test_digests_are_compared_across_layouts() -> None:

@@ -9,6 +9,7 @@ pytestmark = pytest.mark.slow
 
 SHARDED = ("fsdp", "fsdp2", "fsdp2_per_layer")
 LOSES_ITS_BASE = "support.healthy_workloads.LosesItsBase"
+CLIPS_ITS_PART = "support.healthy_workloads.clips_its_part"
 REFUSED = {
     "lbfgs": "torch's get_optimizer_state_dict calls step() without a closure, which LBFGS refuses",
     "text_key": "torch's get_optimizer_state_dict refuses the key 'global' of the optimizer's state",
@@ -16,7 +17,7 @@ REFUSED = {
     "opaque": "the hyperparameter 'param_groups.0.handle' of type Handle cannot be compared",
     "sparse_gradients": "torch's FSDP does not train embed.weight, which has sparse gradients",
     "empty_parameter": "torch's FSDP does not train prompt, which has no elements",
-    "complex_parameter": "torch's FSDP does not train turn, which is complex beside others that are not",
+    "complex_parameter": "torch's FSDP does not train turn, which is complex, and others are not",
 }
 """What is refused of these workloads, wherever they are a skip."""
 SKIPPED = {
@@ -32,18 +33,29 @@ BLOCKS = cells_of("healthy_workloads")
 
 @pytest.fixture(scope="module")
 def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    asked = {*selected(request, "block"), "trainers"}
+    asked = {*selected(request, "block"), "trainers", "clipped_wrong"}
     cells = {name: cell for name, cell in BLOCKS.items() if name in asked}
     if "both" not in asked:
         cells["both"] = {**BLOCKS["both"], "workload.target": "support.healthy_workloads.python_state"}
     return run(tmp_path_factory.mktemp("healthy") / "sweep", *blocks(cells.values()))
 
 
-@pytest.mark.parametrize("block", tiered(BLOCKS, "adapter", "trainers", "refused"))
+@pytest.mark.parametrize(
+    "block", tiered([*BLOCKS.keys() - {"clipped_wrong"}], "adapter", "clipped_tp", "trainers", "refused")
+)
 def test_healthy_workloads_pass(sweep: Finished, block: str) -> None:
     assert sweep.rows, sweep.err
-    healthy = [row for row in sweep.rows if row["model"] != LOSES_ITS_BASE and row["status"] != "skip"]
+    healthy = [
+        row
+        for row in sweep.rows
+        if row["model"] not in (LOSES_ITS_BASE, CLIPS_ITS_PART) and row["status"] != "skip"
+    ]
     assert {row["cell"]: row["reason"] for row in healthy if row["status"] != "pass"} == {}
+
+
+def test_clipping_by_the_norm_of_a_part_is_detected(sweep: Finished) -> None:
+    wrong = sweep.row(model=CLIPS_ITS_PART)
+    assert (wrong["status"], wrong["gradient_close"], wrong["step_equal"]) == ("fail", True, False)
 
 
 def test_known_limit_is_a_skip_with_the_reason(sweep: Finished) -> None:

@@ -1,14 +1,15 @@
 """Comparison of a run with its twin step by step, on one rank in this process."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from dcpbench.verify import compare_layouts
-from dcpbench.verify.snapshot import Leaves
+from dcpbench.workloads import workload
 from dcpbench.workloads.build_run import build, build_twin
-from dcpbench.workloads.lockstep import Lockstep
+from dcpbench.workloads.lockstep import GRAD_NORM, Lockstep
 from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.twin import Inexact, inexact_steps
 from dcpbench.workloads.workload import batches_of
@@ -39,16 +40,37 @@ def test_gradients_of_zeros_prove_nothing(zero: bool, monkeypatch: pytest.Monkey
     assert {*gradients.fired.values()} == {not zero}
 
 
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_norm_of_clipped_gradients_is_compared(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model has the gradients of its batch whether or not they accumulate, and the norm of all."""
+    honest = workload.of_groups
+    monkeypatch.setattr(
+        workload, "of_groups", lambda of: replace(honest(of), clip_grad_norm=1e-3, accumulate=2)
+    )
+    norm_of, norms = TrainingRun._norm_of_gradients, list[float]()
+
+    def norm(run: TrainingRun) -> float:
+        norms.append(norm_of(run))
+        return norms[-1] * (factor if len(norms) == 1 else 1)  # the run's, before the twin's
+
+    monkeypatch.setattr(TrainingRun, "_norm_of_gradients", norm)
+    results = lockstep(1).results()
+    gradients, step = results["gradient_close"], results["step_equal"]
+    assert norms[0] == norms[1] > 1e-3
+    assert (gradients.found, all(gradients.fired.values())) == ([], True)
+    assert [one.name for one in step.found] == ([GRAD_NORM] if factor != 1 else [])
+    assert step.fired[GRAD_NORM]
+
+
 def test_replicas_that_differ_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second rank has another bit in the last bias."""
 
-    def gathered(mine: Leaves, group: object) -> list[Leaves]:
-        theirs = dict(mine)
-        theirs["net2.bias"] = changed if len(calls) == 0 else theirs["net2.bias"]
-        calls.append(1)
-        return [mine, theirs]
+    def gathered(mine: Any, group: object) -> list[Any]:
+        if not isinstance(mine, tuple):
+            return [mine, mine]
+        digests, _ = mine
+        return [mine, ({**digests, "net2.bias": changed}, compare_layouts.all_different(digests))]
 
-    calls: list[int] = []
     compared = lockstep(1)
     leaves = compared._leaves
     changed = compare_layouts.digested({"net2.bias": compare_layouts.all_different(leaves)["net2.bias"]})[

@@ -1,5 +1,6 @@
 """A user's model, data, loss and optimizer, with `workload.target`."""
 
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,20 @@ def test_wrong_return_value_is_refused() -> None:
     given.workload = WorkloadConfig("builtins.dict")
     with pytest.raises(TypeError, match=r"workload.target=builtins.dict: returned a dict, no Workload"):
         workload_of(given)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"accumulate": 0}, "build: accumulate=0; pass a whole number, at least 1"),
+        ({"clip_grad_norm": "1"}, "build: clip_grad_norm='1'; pass a number above 0, or None"),
+        ({"accumulate": 5}, "24 samples do not divide over 5 parts (accumulate)"),
+    ],
+)
+def test_wrong_accumulation_or_clipping_is_refused(options: dict[str, Any], message: str) -> None:
+    target = {"target": OWN.partition("=")[2], "options": options}
+    with pytest.raises(ValueError, match=re.escape(message)):
+        run_alone(workload=target, saves=1, train_steps=1, resume_steps=1)
 
 
 class Locked(nn.Linear):
@@ -130,5 +145,5 @@ def test_batches_of_any_structure_are_shared() -> None:
     assert (doubled["pair"][0].sum().item(), type(doubled["pair"][1]), doubled["name"]) == (16, list, "kept")
     two = world(rank=1, size=2)
     assert two.share({"dp_shard": 2}, batch)["ids"].tolist() == [2, 3]
-    with pytest.raises(ValueError, match="a batch of 4 samples does not divide over 3 ranks"):
+    with pytest.raises(ValueError, match="4 samples do not divide over 3 ranks"):
         world(rank=1, size=3).share({"dp_shard": 3}, batch)

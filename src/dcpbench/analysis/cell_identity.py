@@ -107,7 +107,7 @@ def shown_axes(cells: pd.DataFrame) -> list[str]:
 
 
 def cell_names(cells: pd.DataFrame) -> list[str]:
-    """Return a name for each cell, made of its `shown_axes`."""
+    """Return a name for each cell, built from its `shown_axes`."""
     texts = [
         list(cells[axis]) if axis == "others" else [f"{axis}={value}" for value in cells[axis]]
         for axis in shown_axes(cells)

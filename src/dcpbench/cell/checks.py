@@ -19,7 +19,7 @@ from dcpbench.verify.compare import same_leaves
 from dcpbench.verify.files import compare_files
 from dcpbench.verify.perturb import compare_controlled, unlike
 from dcpbench.verify.plain_read import WholeValues
-from dcpbench.verify.resumed import ResumedRule
+from dcpbench.verify.resumed import ResumedRule, as_resumed
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import build_run, lockstep
 from dcpbench.workloads.build_run import copy_state
@@ -160,7 +160,8 @@ def verify_restored(
     view: View = live_state,
     where: str = "",
 ) -> None:
-    """Check that a load has restored, bit for bit, what was saved. If `view` is of the full state, the checks
+    """Check that a load has restored, bit for bit, the saved state.
+    If `view` is of the full state, the checks
     of plug-ins follow."""
     with cell.phase("verify", "equality"):
         actual, group = view(target), cell.world.group
@@ -289,6 +290,8 @@ def resume(
             compared = explained(cell, "resumed", compared, about, equal)
         for part, one in compared.items():
             check = part if part in (rule.check, FLAGS) else "state_resume_equal"
+            if check == "state_resume_equal":
+                one = replace(one, found=[as_resumed(mismatch) for mismatch in one.found])
             cell.record(check, one, f"{where}, resumed" if part == FLAGS else where)
     cell.report.resumed[checkpoint.step] = resumed
 

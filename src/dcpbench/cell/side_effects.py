@@ -21,10 +21,10 @@ from dcpbench.workloads.training_run import TrainingRun
 def unchanged(cell: Cell, run: TrainingRun | None, where: str, state: State | None = None) -> Iterator[None]:
     """Context manager: check that neither the process nor a training run changes; `state` is a copy of the
     run's state, if there is one already."""
-    with cell.phase("verify", "beside"):
+    with cell.phase("verify", "side_effects"):
         before = _observed(cell, state or (retained_state(run) if run else {}))
     yield
-    with cell.phase("verify", "beside"):
+    with cell.phase("verify", "side_effects"):
         after = _observed(cell, live_state(run) if run else {})
         cell.record("side_effect_free", compare_controlled(before, after), where)
 
@@ -36,10 +36,10 @@ def gradients_unchanged(cell: Cell, target: TrainingRun, where: str) -> Iterator
     if not cell.config.load_into.gradients:
         yield
         return
-    with cell.phase("verify", "beside"):
+    with cell.phase("verify", "side_effects"):
         before = retained_gradients(target)
     yield
-    with cell.phase("verify", "beside"):
+    with cell.phase("verify", "side_effects"):
         cell.record("side_effect_free", compare_controlled(before, live_gradients(target)), where)
         target.model.zero_grad()
 

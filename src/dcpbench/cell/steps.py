@@ -210,9 +210,9 @@ def save(
 
     Args:
         name: of the checkpoint's folder; by default the step.
-        state: returns what is saved; by default the state of the run.
-        extra: what that has in addition to the state of the run, by name.
-        parts: the checks of the run's state that apply to what is saved; by default all of them.
+        state: returns the state to save; by default the state of the run.
+        extra: its objects in addition to the state of the run, by name.
+        parts: the checks of the run's state that apply to that state; by default all of them.
         slot: of the checkpointer, for saves that overlap.
         retained: a copy of the run's state, if there is one already.
     """
@@ -257,7 +257,7 @@ def _digested_files(
 
 
 def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
-    """Wait until a checkpoint is complete, audit it, and compare its files with what was saved."""
+    """Wait until a checkpoint is complete, audit it, and compare its files with the saved state."""
     checkpointer, checkpoint_id = checkpoint.checkpointer, checkpoint.checkpoint_id
     phase = "upload" if cell.config.save.asynchronous else "save"
     with cell.phase(phase):
@@ -314,7 +314,7 @@ def _synced(cell: Cell, checkpoint: SavedCheckpoint) -> set[str] | None:
 
 
 def _compare_files(cell: Cell, checkpoint: SavedCheckpoint) -> None:
-    """Compare a checkpoint's files, read without what wrote them, with what was saved."""
+    """Compare a checkpoint's files, read without their writer, with the saved state."""
     stored = checkpoint.checkpointer.stored(checkpoint.checkpoint_id)
     if not stored:
         cell.report.not_applied.setdefault("files_equal", "nothing else reads files of this format")

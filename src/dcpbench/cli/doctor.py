@@ -52,7 +52,7 @@ class Line:
     what: str
     state: str
     seen: str
-    mend: str = ""
+    fix: str = ""
 
 
 def main(folder: Path | None = None, as_json: bool = False) -> int:
@@ -63,7 +63,7 @@ def main(folder: Path | None = None, as_json: bool = False) -> int:
         for line in examined(folder or Path("outputs")):
             lines.append(line)
             if not as_json:
-                seen = f"{line.seen}{f': {line.mend}' if line.mend else ''}"
+                seen = f"{line.seen}{f': {line.fix}' if line.fix else ''}"
                 state = Text(f"{line.state:9}", style_of(_STYLES[line.state]))
                 console.print(Text(f"{line.what:15}") + state + text_of(seen))
         if as_json:
@@ -114,8 +114,8 @@ def _gpus(description: dict[str, Any]) -> Line:
         if not known:
             return Line("gpus", "ok", "none: cells run on the CPU")
         seen = f"the driver knows {len(known)}, torch {description['torch']} none"
-        mend = "install a CUDA build of torch" if not description["cuda"] else "check CUDA_VISIBLE_DEVICES"
-        return Line("gpus", "warning", seen, mend)
+        fix = "install a CUDA build of torch" if not description["cuda"] else "check CUDA_VISIBLE_DEVICES"
+        return Line("gpus", "warning", seen, fix)
     names = ", ".join(dict.fromkeys(description.get("gpus", ())))
     versions = f"CUDA {description['cuda']}, NCCL {description.get('nccl')}"
     seen = f"{count} × {names}, {versions}"
@@ -169,15 +169,15 @@ def _memory() -> Line:
 
 
 def _shared_memory(place: Path = Path("/dev/shm")) -> Line:  # noqa: S108
-    mend = "mount it larger; in a container: docker run --ipc=host or --shm-size=8g"
+    fix = "mount it larger; in a container: docker run --ipc=host or --shm-size=8g"
     try:
         free = shutil.disk_usage(place).free
     except OSError as error:
-        return Line("shared memory", "bad", f"{place}: {error.strerror}", mend)
+        return Line("shared memory", "bad", f"{place}: {error.strerror}", fix)
     if not os.access(place, os.W_OK):
         return Line("shared memory", "bad", f"{place} cannot be written to", f"chmod 1777 {place}")
     if free < _LEAST_SHARED_BYTES:
-        return Line("shared memory", "warning", f"only {decimal(free)} free in {place}", mend)
+        return Line("shared memory", "warning", f"only {decimal(free)} free in {place}", fix)
     return Line("shared memory", "ok", f"{decimal(free)} free in {place}")
 
 
@@ -231,10 +231,10 @@ def _compiler() -> Line:
 
 def _loopback() -> Line:
     """Check the interface `lo`: ranks connect through it, with gloo."""
-    mend = "ip link set lo up; in a sandbox allow sockets on 127.0.0.1"
+    fix = "ip link set lo up; in a sandbox allow sockets on 127.0.0.1"
     wanted = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
     if wanted not in psutil.net_if_addrs():
-        return Line("loopback", "bad", f"no interface {wanted} (GLOO_SOCKET_IFNAME)", mend)
+        return Line("loopback", "bad", f"no interface {wanted} (GLOO_SOCKET_IFNAME)", fix)
     try:
         with (
             socket.create_server(("127.0.0.1", 0)) as server,
@@ -242,15 +242,15 @@ def _loopback() -> Line:
         ):
             port = server.getsockname()[1]
     except OSError as error:
-        return Line("loopback", "bad", f"no connection to 127.0.0.1: {error}", mend)
+        return Line("loopback", "bad", f"no connection to 127.0.0.1: {error}", fix)
     return Line("loopback", "ok", f"interface {wanted}, port {port} was free")
 
 
-def _limit(what: str, number: int, least: int, mend: str) -> Line:
+def _limit(what: str, number: int, least: int, fix: str) -> Line:
     soft, hard = resource.getrlimit(number)
     of = "unlimited" if hard == resource.RLIM_INFINITY else f"{hard:,}"
     if soft == resource.RLIM_INFINITY:
         return Line(what, "ok", "unlimited")
     if soft < least:
-        return Line(what, "warning", f"at most {soft:,} (this user can set {of})", mend)
+        return Line(what, "warning", f"at most {soft:,} (this user can set {of})", fix)
     return Line(what, "ok", f"at most {soft:,}")

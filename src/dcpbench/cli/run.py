@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from dcpbench.sweep.app import SweepRun
 
 _WRONG = (ConfigError, ResultsError, HydraException, OmegaConfBaseException, YAMLError)
-"""Errors whose text says what is wrong with the configuration."""
+"""Errors whose text explains a mistake in the configuration."""
 _PRINTS = {"--cfg", "--info", "--hydra-help"}
 """Options that print something and start nothing."""
 
@@ -85,7 +85,7 @@ class Signals:
         self._is_ending = True
 
     def status(self, otherwise: int) -> int:
-        """Return the exit status that a shell expects of a process which such a signal has ended."""
+        """Return the exit status that a shell expects of a process ended by this signal."""
         return otherwise if self.received is None else 128 + self.received
 
     def _take(self, number: int, _: FrameType | None) -> None:

@@ -248,7 +248,7 @@ def _records(options: Iterable[click.Option], ctx: click.Context) -> list[tuple[
 
 
 def _in_one_line(text: str, formatter: click.HelpFormatter) -> str:
-    """Return the beginning of a text that fits beside a name."""
+    """Return the beginning of a text that fits next to a name."""
     first = text.partition("; ")[0].partition(" (")[0]
     return textwrap.shorten(first, formatter.width - 34, placeholder=" ...")
 

@@ -1,4 +1,4 @@
-"""Errors of the configuration, each reported in one line: the key, what is wrong with it, how to fix it."""
+"""Errors of the configuration, each reported in one line: the key, the problem, how to fix it."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -21,7 +21,7 @@ HELP, LEAST = "help", "least"
 def key(default: Any, help: str = "", least: int | None = None, *, how_run: bool = False) -> Any:
     """Return a field with its help and its least value. A default that is a class is called.
 
-    A field that is `how_run` says how a cell is run, and is no part of the cell's identity.
+    A field that is `how_run` only affects how a cell runs; it is not part of the cell's identity.
     """
     metadata = {HELP: help, LEAST: least, HOW_RUN: how_run}
     if isinstance(default, type):
@@ -30,7 +30,7 @@ def key(default: Any, help: str = "", least: int | None = None, *, how_run: bool
 
 
 def how_run(default: Any, help: str = "", least: int | None = None) -> Any:
-    """Return a field that says how a cell is run, and is no part of the cell's identity."""
+    """Return a field that only affects how a cell runs; it is not part of the cell's identity."""
     return key(default, help, least, how_run=True)
 
 
@@ -154,8 +154,8 @@ class ParallelConfig(Group):
     of null depends on the hosts, see `replicated_on`. Without a mesh every rank has an unwrapped replica. An
     empty `tp_plan` is the model's (with `sequence_parallel` its `sp_plan`), an empty `ep_plan` too. With `pp`
     in the mesh a pipeline runs `pp_schedule` over `pp_microbatches` parts of each rank's batch.
-    `compile_scope` is what is compiled separately if the cell does not say. Without `foreach` optimizers
-    update one parameter at a time by default. `gloo`: gloo can carry its collectives on GPUs.
+    `compile_scope` is the default scope of compilation: the model, or each layer. Without `foreach`
+    optimizers update one parameter at a time by default. `gloo`: gloo can carry its collectives on GPUs.
     """
 
     mesh: list[str] = field(default_factory=list)

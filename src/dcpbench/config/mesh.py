@@ -46,7 +46,7 @@ def mesh_sizes(
         sizes[rest[0]] = world_size // fixed
     if sizes and math.prod(sizes.values()) != world_size:
         how = "cannot be made to multiply" if rest else f"multiplies to {fixed}, not"
-        why = f", which is no multiple of {fixed}" if rest else ""
+        why = f", which is not a multiple of {fixed}" if rest else ""
         reason = f"the mesh {wanted} {how} to the world size {world_size}{why}"
         raise ConfigError(f"parallel={parallel}: {reason}")
     return sizes

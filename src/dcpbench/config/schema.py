@@ -31,7 +31,7 @@ FRESH_PROCESS = groups.StageConfig(
 )
 """The last stage of a cell with `verify=deep`."""
 FRESH_TRAINER = groups.StageConfig("dcpbench.scenarios.fresh_process.load_by_trainer", environment=_FRESH)
-"""The same for a trainer that saves and loads itself, on all ranks."""
+"""The last stage of a trainer that saves and loads itself, on all ranks."""
 
 
 def is_about_the_sweep(key: str) -> bool:
@@ -84,7 +84,7 @@ class Config:
     compile: bool = False
     compile_scope: groups.CompileScope | None = key(
         None,
-        "with compile=true, what is compiled separately: model, or each layer (model, layer); null: "
+        "with compile=true, the scope of compilation: model, or each layer (model, layer); null: "
         "depends on the parallelism",
     )
     activation_checkpointing: groups.ActivationCheckpointing | None = None

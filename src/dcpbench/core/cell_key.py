@@ -1,7 +1,7 @@
 """The identity of a cell, which resume, compare, history, estimates and the disk check share.
 
 Each field of the configuration is declared in `dcpbench.config.schema` either as part of the identity of a
-cell (it changes what is measured) or with `how_run` (retry, time-outs, where files go). Only rows of equal
+cell (it changes the measurement) or with `how_run` (retry, time-outs, where files go). Only rows of equal
 identity are compared.
 """
 

@@ -112,8 +112,8 @@ _OWN = (
         "another digest for each file, one file fewer and one more", "checkpoints that are files",
     ),
     CheckSpec(
-        "files_equal", "plain read=", "the files contain what was saved, read without DCP",
-        "a changed copy of what was saved, for each part that is read",
+        "files_equal", "plain read=", "the files contain the saved state, read without DCP",
+        "a changed copy of the saved state, for each part that is read",
         "checkpoints that can be read without DCP",
     ),
     CheckSpec(

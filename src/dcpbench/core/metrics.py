@@ -83,7 +83,7 @@ SHARED_CELL_S = "shared_cell_s"
 
 _HEADLINE: dict[str, Any] = {"shown": "always", "compared": "always", "history": True}
 COUNTED: dict[str, Any] = {"over_saves": "last", "better": None, "counted": True}
-"""Arguments of a metric that is a count, of which neither fewer nor more is better."""
+"""Arguments of a count for which neither fewer nor more is better."""
 
 _OWN = (
     MetricSpec("build_s", "building models, optimizers and meshes", phase="build", whole_phase=True),

@@ -121,6 +121,8 @@ def _plugin(module: str) -> Plugin | None:
         plugin = getattr(importlib.import_module(module), "plugin", None)
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
+            text += "; add its folder to PYTHONPATH"
         raise PluginError(f"plug-in {module} cannot be imported: {text}") from error
     if plugin is not None and not isinstance(plugin, Plugin):
         raise PluginError(f"plug-in {module}: its `plugin` must be a dcpbench.core.plugins.Plugin")

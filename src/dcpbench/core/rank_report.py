@@ -113,7 +113,7 @@ def badness(mismatch: Mismatch) -> float:
     return math.inf if distance is None or math.isnan(distance) else distance
 
 
-class Skip(Exception):  # noqa: N818 - it is no error
+class Skip(Exception):  # noqa: N818 - it is not an error
     """This torch or this machine cannot run the cell, which only a rank can find out."""
 
 

@@ -1,5 +1,6 @@
 """Sentences about mismatches, and names of ranks. They are made last, and nothing matches their text."""
 
+from collections.abc import Iterator
 from string import Formatter
 
 from dcpbench.core.mismatch import Mismatch, Problem
@@ -98,7 +99,7 @@ def describe(mismatch: Mismatch) -> str:
     facts = {**mismatch.facts, "max_abs_diff": mismatch.max_abs_diff}
     templates = (
         template
-        for template in _TEMPLATES[mismatch.problem]
+        for template in _templates(mismatch.problem)
         if all(name in facts for _, name, _, _ in Formatter().parse(template) if name)
     )
     try:
@@ -106,8 +107,16 @@ def describe(mismatch: Mismatch) -> str:
     except (StopIteration, TypeError, ValueError):  # a check of a plug-in can give any facts
         listed = (f"{name}: {value}" for name, value in mismatch.facts.items())
         text = ", ".join([mismatch.problem.value, *listed])
-    wrong = "; the checkpoint itself differs from what was saved" if facts.get("checkpoint_differs") else ""
+    wrong = "; the checkpoint itself differs from the saved state" if facts.get("checkpoint_differs") else ""
     return f"{text}{wrong}"
+
+
+def _templates(problem: Problem) -> Iterator[str]:
+    """Yield the templates of a problem; those about a load also about training on after it."""
+    for template in _TEMPLATES[problem]:
+        yield template
+        if "{restored}" in template:
+            yield template.replace("saved", "uninterrupted").replace("restored", "resumed")
 
 
 def mismatch_sentence(mismatch: Mismatch) -> str:

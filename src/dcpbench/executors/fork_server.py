@@ -50,7 +50,7 @@ class Machine:
         description: goes into `environment.json`.
         hosts: returns how many hosts run a number of ranks on a type of device.
         versions_of: returns the versions of another interpreter, or raises `ConfigError`.
-        import_error: returns why ranks cannot import a target; None if they can, or if it is unknown.
+        import_error: returns why ranks cannot import a target; None if they can.
     """
 
     gpus: int

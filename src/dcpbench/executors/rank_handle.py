@@ -24,7 +24,7 @@ _POLL_S = 0.05
 
 @dataclass
 class Rank:
-    """A rank: its process, the connection to it, and what is known about the end of the running stage there.
+    """A rank: its process, the connection to it, and the reports about the end of the running stage there.
 
     `since` is when its phase began (`time.monotonic`). `dropped` has a sentence for each message about
     another stage.

@@ -75,7 +75,7 @@ class Fingerprint:
 
     def left_behind(self) -> list[str]:
         """Return a sentence for each changed setting, replaced function, missing process group, and kind of
-        resource (threads, processes, open files) of which there are more, after a wait for them to end."""
+        resource (threads, processes, open files) that has grown, after a wait for them to end."""
         now = _settings(self._device)
         changed = [
             f"{name}: {_short(self._settings.get(name))} is now {_short(now.get(name))}"

@@ -31,7 +31,7 @@ def conf_folders() -> list[Path]:
 def installation() -> dict[str, str]:
     """Return digests of the dcpbench and the plug-ins that this process imports, for `environment.json`.
 
-    Two hosts whose digests differ may come to different verdicts about the same cell.
+    Two hosts whose digests differ can end with different verdicts about the same cell.
     """
     others = [name for name in plugin_names() if not name.startswith("dcpbench.")]
     plugins = {name: digest_of(package_digest(name.partition(".")[0])) for name in others}

@@ -1,8 +1,8 @@
-"""Values that a row can hold. A cell runs anybody's code, which may report anything: an array's scalar, a
+"""Values that a row can hold. A cell runs users' code, which can report anything: an array's scalar, a
 number of 400 digits, a set, a list that contains itself. JSON has none of them, and one would cost the row.
 
-Each is replaced by its text, or by null where a number is expected or it has no text. The row names what was
-replaced.
+Each is replaced by its text, or by null where a number is expected or it has no text. The row lists the
+replaced values.
 """
 
 import reprlib
@@ -28,13 +28,13 @@ _shortened.maxother = _shortened.maxstring = 200
 
 @dataclass(frozen=True)
 class ColumnType:
-    """What a column may hold: JSON's own types exactly, as true is no number; null if it is `optional`."""
+    """The type of a column's values: exactly JSON's types, true is not a number; and null if `optional`."""
 
     python: type
     optional: bool = True
 
     def fits(self, value: Any) -> bool:
-        """Whether a column of this type may hold this value."""
+        """Return whether a column of this type can store a value."""
         if value is None:
             return self.optional
         kind = type(value)
@@ -124,7 +124,7 @@ class Replacing:
         )
 
     def check(self, seen: CheckReport, at: str) -> CheckReport:
-        """What a rank saw of a check, which has most mismatches in several places."""
+        """A rank's report of a check, which has most mismatches in several places."""
         known = {id(one): one for one in [seen.first, *seen.worst, *seen.distinct.values()] if one}
         plain = {number: self.mismatch(one, at) for number, one in known.items()}
         return replace(
@@ -137,7 +137,7 @@ class Replacing:
         )
 
     def measurement(self, one: Measurement) -> Measurement | None:
-        """A measurement; None if it is no finite number."""
+        """A measurement; None if it is not a finite number."""
         metric = self.text(one.metric, "a metric")
         value = self.column(one.value, _NUMBER, metric)
         if not _NUMBER.fits(value) or value is None:
@@ -148,7 +148,7 @@ class Replacing:
         )
 
     def _flags(self, places: dict[str, dict[str, bool]], at: str) -> dict[str, dict[str, bool]]:
-        """Whether something holds, by place and name; what is neither true nor false counts as false."""
+        """Flags by place and name; values that are neither true nor false count as false."""
         return {
             self.text(place, at): {
                 self.text(name, at): bool(self.column(one, _FLAG, f"{at}: {name}"))
@@ -162,7 +162,7 @@ class Replacing:
 
 
 def plain_report(report: RankReport) -> RankReport:
-    """A rank's report that the driver can read and put into a row; `replaced` names what is not as it was."""
+    """A rank's report that the driver can read and put into a row; `replaced` names the changed values."""
     replacing = Replacing()
     typed = ("rank", "checks", "measurements", "replaced")
     rest = {item.name: getattr(report, item.name) for item in fields(report) if item.name not in typed}

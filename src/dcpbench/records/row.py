@@ -42,7 +42,7 @@ class Row:
     >>> Row(cell="parallel=ddp", status="pass", reason=None, axes={"parallel": "ddp"})["parallel"]
     'ddp'
 
-    Times are seconds, sizes bytes. What was not measured, or does not apply, is null.
+    Times are seconds, sizes bytes. Values that were not measured, or do not apply, are null.
 
     `resume` is true if all checks of saving and resuming passed and were able to fail, `training` if those of
     training under the parallelism did; null if there were none. `gradient_bound` and `step_bound` name the
@@ -112,7 +112,7 @@ class Row:
 
     @classmethod
     def of(cls, flat: Mapping[str, Any]) -> "Row":
-        """Return the row of a flat one; what is not a column is left out."""
+        """Return the row of a flat one; other keys are left out."""
         own = {item.name for item in fields(cls)} - {"axes", "checks", "metrics"}
         return cls(
             **{name: value for name, value in flat.items() if name in own},
@@ -123,7 +123,7 @@ class Row:
 
 
 NESTED = ("config", "details")
-"""What a flat row has in addition to the columns; not in `results.csv`."""
+"""The keys of a flat row in addition to the columns; not in `results.csv`."""
 
 REQUIRED = _ORDER[:14]
 """The columns that rows of every version have."""

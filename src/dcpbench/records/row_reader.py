@@ -85,7 +85,7 @@ def parse(content: bytes) -> tuple[Any, list[str]]:
     again, become one replacement character each. `json.loads` accepts all of them but the bytes.
 
     Raises:
-        ValueError: it is not JSON; the message says what was found where.
+        ValueError: it is not JSON; the message names the line and the problem.
     """
     remarks: list[str] = []
     try:

@@ -1,7 +1,7 @@
 """Write and read the files of rows in a sweep's folder.
 
 The driver alone appends a row to `results.jsonl` when its cell ends, and flushes it: a sweep that dies keeps
-all its rows. What is too large for a column are the row's details, written to `details.jsonl` before the row.
+all its rows. Values too large for a column are the row's details, written to `details.jsonl` before the row.
 A row is complete without details, and details without a row are ignored. `results.csv` has the columns of the
 rows. `measurements.jsonl` has each value that a rank measured; the rows' metrics are made from them. Values
 that are read are checked against the types of their columns, and never evaluated.
@@ -185,7 +185,7 @@ def read_rows(folder: Path, details: bool = True) -> tuple[list[Row], list[str]]
     """Return the rows of a sweep's folder, with their `details` or without, and a sentence for each damaged
     line.
 
-    A column that an older row does not have has its default; what is not a column is left out.
+    A column that an older row does not have has its default; other keys are left out.
     """
     rows: list[Row] = []
     damaged: list[str] = []
@@ -199,7 +199,7 @@ def read_rows(folder: Path, details: bool = True) -> tuple[list[Row], list[str]]
                 if line.found:
                     rows.append(line.found)
                     if (status := line.found.status) not in (*STATUSES, UNKNOWN.name):
-                        unknown = f"status {value_text(status)} is none of {', '.join(STATUSES)}"
+                        unknown = f"status {value_text(status)} is not one of {', '.join(STATUSES)}"
                         remarks.append(f"{unknown}; it counts as not ok")
                     first = line_of.setdefault(tuple(line.found[name] for name in (*_CELL, *AXES)), number)
                     if first != number:

@@ -49,7 +49,7 @@ _FORMATS = {
     ".xml": "junit",
 }
 _ROWS_ALONE = ("csv", "json", "junit")
-"""The formats that cannot say what is damaged."""
+"""The formats that cannot report damage."""
 
 
 @dataclass(frozen=True)

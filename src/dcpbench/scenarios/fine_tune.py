@@ -1,5 +1,5 @@
-"""Pre-train and save; fine-tune a model that contains the pre-trained one frozen, and save what is trained of
-it; restart from both checkpoints."""
+"""Pre-train and save; fine-tune a model that contains the pre-trained one frozen, and save its trained
+part; restart from both checkpoints."""
 
 import inspect
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
         Skip: this torch has no `submodules=`, or the model does not come from the group `model`.
     """
     if submodules and "submodules" not in inspect.signature(get_model_state_dict).parameters:
-        raise Skip("this torch has no submodules= any more")
+        raise Skip("this torch no longer has submodules=")
     if cell.config.workload.target:
         raise Skip("it puts a model of the group model into another one: workload.target has its own")
     before = cell.vary(folder="pre_training")

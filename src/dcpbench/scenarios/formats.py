@@ -24,7 +24,7 @@ from dcpbench.workloads.run_state import as_saved
 
 
 def formats(cell: Cell) -> None:
-    """The converted file contains what was saved. The checkpoint that is converted back from it restores
+    """The converted file contains the saved state. The checkpoint that is converted back from it restores
     that, and training continues."""
     reference = steps.build(cell)
     saved = steps.train_and_save(cell, reference)[-1]
@@ -60,7 +60,7 @@ def _verify_broadcast(cell: Cell, saved: Checkpoint, file: str) -> None:
     if not dist.is_initialized():
         why = "it needs a process group"
     elif any(type(one) in (DTensor, ShardedTensor) for one in model.state_dict().values()):
-        why = "ranks wait for ever: it cannot broadcast what is sharded"
+        why = "ranks wait for ever: it cannot broadcast sharded tensors"
     elif cell.world.device.type != "cpu":
         why = "ranks wait for ever: where a group has a backend for the CPU too it broadcasts from there"
     if why:

@@ -29,7 +29,7 @@ def load_by_trainer(cell: Cell) -> None:
 
 def load_alone(cell: Cell, **_: Any) -> None:
     """Load everything in the newest checkpoint by its keys, full tensors, on one rank without a process
-    group. It has to equal what was saved, and what another reader finds in the files. Without a complete save
+    group. It has to equal the saved state, and what another reader reads. Without a complete save
     there is nothing to load."""
     if not (cell.folder / NEWEST).exists():
         return

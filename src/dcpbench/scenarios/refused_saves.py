@@ -89,6 +89,6 @@ def no_cpu_backend(cell: Cell) -> None:
 
 def _left_behind(checkpoint_id: str, threads: int) -> Iterator[Mismatch]:
     for path in everything_below(Path(checkpoint_id))[:1]:
-        yield contract.violation("files", f"{path} was left behind")
+        yield contract.violation("files", f"{path} was not removed")
     if (more := threading.active_count() - threads) > 0:
         yield contract.violation("threads", f"{more} more than before")

@@ -13,7 +13,7 @@ from dcpbench.core.rank_report import Compared
 
 
 def save_load(cell: Cell) -> None:
-    """A load restores bit for bit what was saved, and training continues with the losses of the reference
+    """A load restores the saved state bit for bit, and training continues with the losses of the reference
     run."""
     reference = steps.build(cell)
     checkpoints = steps.train_and_save(cell, reference)
@@ -47,7 +47,7 @@ def no_dist(cell: Cell) -> None:
         with cell.phase("load"):
             checkpointer.load(loaded, checkpoint_id)
         held = {*loaded, *checkpointer.manifest(checkpoint_id).entries}
-        return [contract.violation("empty state dict", f"it holds {key}") for key in sorted(held)]
+        return [contract.violation("empty state dict", f"it contains {key}") for key in sorted(held)]
 
     empty = keys_of({}, "empty")
     if dist.is_initialized():

@@ -32,9 +32,9 @@ from dcpbench.sweep.resources import shared_gpu_sentences
 from dcpbench.sweep.sweep_folder import SweepFolder
 
 _MANY = 50
-"""With more cells composing takes seconds, so that a file is told what happens too."""
+"""With more cells composing takes seconds, so progress is also written to files."""
 _MAXIMIZES = {"direction": "maximize", "optim.maximize": "true", "ax_config.experiment.minimize": "false"}
-"""How the configurations of Hydra's Optuna, Nevergrad and Ax sweepers say that they maximize."""
+"""How the configurations of Hydra's Optuna, Nevergrad and Ax sweepers specify that they maximize."""
 
 
 class SweepRun:
@@ -57,7 +57,7 @@ class SweepRun:
         self._base = base
         self.sweeper = str(base.hydra.runtime.choices["hydra/sweeper"])
         self.is_left_to_sweeper = not own_sweeper
-        """Whether another sweeper is at work, before, between and after batches."""
+        """Whether another sweeper is running, before, between and after batches."""
         self._value_of = objective_of(base)
         if not own_sweeper:
             _refuse_what_needs_all_cells(base, self.sweeper)
@@ -88,7 +88,7 @@ class SweepRun:
         words = [_of_the_cell(overrides) for overrides in batch]
         engine = self._begun_engine(words)
         if not self.begun and (self._console.is_terminal or len(words) > _MANY):  # else a rank runs at once
-            doing = "planning" if self._base.plan else f"starting ranks; rows go to {self._folder.path}"
+            doing = "planning" if self._base.plan else f"rows go to {self._folder.path}"
             self._print(f"{counted(len(words), 'cell')}: {doing}")
         made = self._cells.cells(words)
         machine = self._driver.machine if self._driver else engine.probe()
@@ -119,7 +119,7 @@ class SweepRun:
         return [self._value_of(rows.get(one.cell.name)) for one in jobs]
 
     def covering(self, lists: Sequence[Sequence[str]]) -> list[pairwise.Row]:
-        """Return jobs with every two values of these lists that can run together; print what is left out."""
+        """Return jobs with every two values of these lists that can run together; print the rest."""
         machine = self._begun_engine(lists).probe()
         runnable = pairwise.Runnable(self._cells.composer, machine, lists)
         found = pairwise.covering(lists, runnable.runs, runnable.excludes)
@@ -174,7 +174,7 @@ class SweepRun:
 
 
 def _refuse_unimportable(jobs: Sequence[job.Job], machine: Machine) -> None:
-    """Have each workload imported, by a process like a rank, before the first cell runs.
+    """Import each workload in a process like a rank, before the first cell runs.
 
     Raises:
         ConfigError: ranks cannot import one.

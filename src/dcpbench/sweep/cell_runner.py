@@ -37,7 +37,7 @@ FIRST_ATTEMPT = "first-try"
 _NAMED = 10
 """How many segments of shared memory are named; the rest are only counted."""
 Mismatches = tuple[tuple[str, ...], frozenset[tuple[str, str, Problem]]]
-"""How a cell failed: the axes that such cells share, and its mismatches by check, name and kind."""
+"""How a cell failed: the axes that these cells share, and its mismatches by check, name and kind."""
 
 
 @dataclass(frozen=True)

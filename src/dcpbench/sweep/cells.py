@@ -90,9 +90,9 @@ class CellMaker:
         validity.check(config)
         if (own := _hosts(config.executor)) != self._hosts:
             key, value = next(item for item in own.items() if item not in self._hosts.items())
-            raise ConfigError(f"{key}={value}: is about the whole sweep and takes one value")
+            raise ConfigError(f"{key}={value}: applies to the complete sweep; pass one value")
         if wrong := [word for word in overrides if word.lstrip("+~").startswith("hydra.sweep.")]:
-            raise ConfigError(f"{wrong[0]}: is about the whole sweep and takes one value")
+            raise ConfigError(f"{wrong[0]}: applies to the complete sweep; pass one value")
         named = [item for item in overrides if not item.lstrip("+~").startswith("hydra")]
         number = self._names.total()
         name = self._name(named, common)

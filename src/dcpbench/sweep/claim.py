@@ -60,7 +60,7 @@ def refuse_used(folder: Path, key: str = DIR) -> None:
     if used:
         what = "is not empty; choose a folder that is new or empty"
         if RESULTS_JSONL in used or SWEEP_JSON in used:
-            what = "contains another sweep; choose a folder that is new or empty, or resume this one"
+            what = f"contains a sweep already; choose a new or empty folder, or run dcpbench resume {folder}"
         raise ConfigError(f"{key}={folder}: {what}")
 
 

@@ -34,8 +34,8 @@ Track = Callable[[Sequence[Any]], Iterable[Any]]
 """Passes on the items of a list, and shows how many of them are done."""
 
 _Kind = StrEnum("_Kind", "choice value wide other")
-"""Of a word: it selects a group value, or sets a value, and decides one key alone; it selects what can decide
-any key, such as an experiment; anything else."""
+"""Kind of a word: it selects a group value, or sets a value, of one key alone; it selects a group that can
+decide any key, such as an experiment; anything else."""
 
 
 class _Part(NamedTuple):
@@ -84,7 +84,7 @@ class Composer:
         self._sources = [by_scheme[one.schema](one.provider, f"{one.schema}://{one.path}") for one in found]
 
     def prepare(self, cells: Iterable[Sequence[str]]) -> None:
-        """Have Hydra compose the parts of these cells."""
+        """Compose the parts of these cells with Hydra."""
         by_wide: defaultdict[Words, list[dict[str, Words]]] = defaultdict(list)
         for wide, by_key in filter(None, map(self._split, cells)):
             by_wide[wide].append(by_key)
@@ -191,7 +191,7 @@ class Composer:
         return basis, basis.keys | {key: basis.decided[own] for key, own in by_key.items()}
 
     def _compose(self, wide: Words, row: Words) -> None:
-        """Have Hydra compose a row of choices, each for another key; the empty row makes the basis."""
+        """Compose a row of choices with Hydra, each for another key; the empty row makes the basis."""
         if row and wide not in self._bases:
             return
         composed = self._by_hydra([*wide, *row])

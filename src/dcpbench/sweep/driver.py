@@ -47,7 +47,7 @@ class Sweep:
     written: int = 0
     started: float = field(default_factory=time.monotonic)
     interrupted_by: ResultsError | HostsLostError | None = None
-    """What ended the sweep before its last cell."""
+    """The cause that ended the sweep before its last cell."""
     _costs: Costs = field(default_factory=Costs)
     _repeated: dict[Mismatches, str] = field(default_factory=dict)
     _executors: dict[tuple[int, tuple[int, ...]], Executor] = field(default_factory=dict)

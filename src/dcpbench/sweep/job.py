@@ -80,7 +80,7 @@ class Job:
 
     @property
     def expected(self) -> Expected:
-        """What the verdict needs to know."""
+        """The expectations that the verdict needs."""
         stages = self.config.stages
         return Expected(
             worlds=[self.kind(stage).world_size for stage in stages],
@@ -134,8 +134,8 @@ def plan(cells: Sequence[SweepCell], machine: Machine) -> list[Job]:
 
 
 def expected_digest(config: Config, expected: Sequence[KnownFailure]) -> str:
-    """Return the digest of what is expected of a cell: its known failures, and the checks that have to detect
-    its fault."""
+    """Return the digest of the expected outcome of a cell: its known failures, and the checks that must
+    detect its fault."""
     return digest_of([*map(asdict, expected), *map(asdict, config.fault.expects)])
 
 

@@ -1,7 +1,7 @@
 """The words that ask for a sweep, and `sweep.json`, in which a sweep's folder keeps them.
 
 A record is signed with a key in the user's home. `resume` runs what the record names, so it refuses one that
-another user has made. What is refused raises a ConfigError.
+another user has made. A refusal is a ConfigError.
 """
 
 import hmac
@@ -35,7 +35,7 @@ _KEY_BYTES = 32
 
 @dataclass(frozen=True)
 class Record:
-    """What a sweep was asked for: the words of the command line about its cells, the folder in which they
+    """The request for a sweep: the words of the command line about its cells, the folder in which they
     were typed, the names of the cells, and each `storage.root` in which the sweep has a folder."""
 
     arguments: list[str]
@@ -175,7 +175,7 @@ def _value_of(key: str, arguments: Sequence[str]) -> Any:
         return None
     override = OverridesParser.create().parse_override(words[-1])
     if override.is_sweep_override():
-        raise ConfigError(f"{words[-1]}: is about the whole sweep and takes one value")
+        raise ConfigError(f"{words[-1]}: applies to the complete sweep; pass one value")
     return override.value() or None
 
 

@@ -3,7 +3,7 @@
 They find what fails because two values meet, without the full product: ten axes of five values are ten
 million jobs, and some fifty have every pair. The construction is that of AETG (Cohen, Dalal, Fredman and
 Patton, The AETG system: an approach to testing based on combinatorial design, IEEE Transactions on Software
-Engineering 23(7), 1997): job after job, each value is the one that makes most new pairs. If such a job cannot
+Engineering 23(7), 1997): job after job, each value is the one that makes most new pairs. If that job cannot
 run, one that can is changed value by value.
 """
 
@@ -185,7 +185,7 @@ class Runnable:
 
 
 def sentence(lists: Sequence[Sequence[str]], found: Covering) -> str:
-    """Say how many cells there are, of how many, and what is left out."""
+    """Describe how many of the cells run, and which pairs are left out."""
     text = (
         f"matrix=pairwise: {len(found.rows)} of {math.prod(map(len, lists))} cells have every pair of values"
     )

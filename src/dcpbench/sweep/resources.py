@@ -1,4 +1,4 @@
-"""What cells need: ranks and GPUs, which decide which cells run at the same time; time, estimated from
+"""Needs of cells: ranks and GPUs, which decide which cells run at the same time; time, estimated from
 similar cells; and disk space.
 
 How much a cell writes is unknown before its model is built, for which the driver has no torch. It is taken
@@ -40,7 +40,7 @@ _AT_ONCE = {"cuda": 4, "cpu": 16}
 
 def stretches(jobs: Iterable[Job]) -> list[list[Job]]:
     """Group jobs by the ranks that they need, in the order of their first job. Jobs of a group can run at the
-    same time, or on the same ranks. Jobs of which only verdicts matter are in one group."""
+    same time, or on the same ranks. Jobs whose times do not matter are in one group."""
     found: dict[object, list[Job]] = {}
     for job in jobs:
         shared = job.config.sharing is Sharing.correctness
@@ -88,14 +88,14 @@ class GpuMemory:
     """Let cells whose ranks share GPUs run at the same time as long as their tensors fit into the memory.
 
     What a cell needs is known after a cell of the same model, optimizer and number of ranks has run: at most
-    the peak of its ranks, times the number of ranks if that cell was sharded. The first such cell runs alone.
+    the peak of its ranks, times the number of ranks if that cell was sharded. The first of them runs alone.
     """
 
     def __init__(
         self, jobs: Sequence[Job], workers: int, gpu_bytes: int | None, rows: Iterable[Row] = ()
     ) -> None:
-        """Take the jobs of a group, of which each of the `workers` runs one at a time, and the `rows` so
-        far."""
+        """Take the jobs of a group, the number of `workers`, which run one job each at a time, and the
+        `rows` so far."""
         ranks = max((job.ranks_per_gpu or 0 for job in jobs if job.shares_gpus), default=0)
         # A tenth is left for fragmentation.
         self._free_bytes = int(0.9 * (gpu_bytes or 0)) - workers * ranks * shared_gpus.rank_bytes()
@@ -150,7 +150,7 @@ def estimates(jobs: Iterable[Job], gpus: int) -> dict[str, Estimated]:
 
 
 def keys(cell: CellKey) -> list[str]:
-    """Return the digests by which similar cells are found, the closest similarity first."""
+    """Return the digests that identify similar cells, the closest similarity first."""
     return [cell.digest, *map(cell.part, _SIMILAR)]
 
 

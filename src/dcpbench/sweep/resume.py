@@ -39,7 +39,7 @@ class Found:
         return {line.row.cell: line.row for line in self.standing if line.row}
 
     def sentences(self, cells: int) -> list[str]:
-        """Describe what was found for a sweep with this number of cells."""
+        """Describe the valid rows and reruns of a sweep with this number of cells."""
         sentences = [f"resume: {len(self.standing)} of {cells} cells are done"]
         for why, number in self.reasons.items():
             sentences.append(f"resume: {counted(number, 'cell')} again: {why}")

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from dcpbench.config.errors import ConfigError
@@ -135,6 +136,9 @@ def _wrong_values(config: Config) -> Iterator[str]:
     low, high = -(2**63) // SEED_STRIDE + 1, (2**64 - 1 - config.last_step) // SEED_STRIDE
     if not low <= config.seed <= high:
         yield f"seed={config.seed}: must be between {low} and {high}"
+    path, separator, name = str(config.workload.target).rpartition("::")
+    if separator:
+        yield f"workload.target={path}::{name}: must be a dotted name, such as {Path(path).stem}.{name}"
     if config.own_trainer and config.workload.target is None:
         trainer = "workload.target=null; must be a function that builds the trainer"
         yield f"checkpointer={config.checkpointer.name}: {trainer}"

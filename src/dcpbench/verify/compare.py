@@ -70,10 +70,9 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
     The shape is (numel,), or (2 * numel,) for a complex dtype.
     """
-    flat = tensor.resolve_conj().reshape(-1)
-    if flat.is_complex():
-        flat = torch.view_as_real(flat).reshape(-1)
-    return flat.view(BITS[flat.element_size()])
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    return tensor.reshape(-1).view(BITS[tensor.itemsize])
 
 
 def distances(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -153,7 +152,8 @@ def compare_elements(
     closely: bool = True,
 ) -> Mismatch | None:
     """Return where two copies of one part differ, and by how much; None if they have the same bits."""
-    actual = actual.to(expected.device)  # a load moves tensors that an optimizer kept on the CPU
+    if actual.device != expected.device:
+        actual = actual.to(expected.device)  # a load moves tensors that an optimizer kept on the CPU
     if torch.equal(bits(expected), bits(actual)):
         return None
     if not closely:

@@ -89,16 +89,18 @@ def digests(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, li
 def compare_replicas(leaves: Leaves, group: dist.ProcessGroup | None) -> Compared:
     """Compare the tensors of which several ranks have the same part; collective over `group`. The control is
     a change on one rank."""
-    all_ranks = gathered(digested(leaves), group)
-    names = dict.fromkeys(name for theirs in all_ranks for name in theirs)
-    parts = {name: _parts_by_rank(name, all_ranks) for name in names}
-    last = {name: rank for name, by_rank in parts.items() if (rank := _last_replica(by_rank)) is not None}
+    extents = gathered({name: leaf.extent for name, leaf in leaves.items()}, group)
+    names = dict.fromkeys(name for theirs in extents for name in theirs)
+    last = {name: rank for name in names if (rank := _last_replica(name, extents)) is not None}
     if not last:
         return NOTHING
+    here = dist.get_rank(group) if group else 0
     mine = {name: leaf for name, leaf in leaves.items() if name in last}
-    changed = gathered(digested(all_different(mine)), group)
+    changed = all_different({name: leaf for name, leaf in mine.items() if last[name] == here})
+    all_ranks = gathered((digested(mine), digested(changed)), group)
+    parts = {name: _parts_by_rank(name, [one for one, _ in all_ranks]) for name in last}
     found = [finding for name in last for finding in _unlike(name, parts[name])]
-    controls = {name: {**parts[name], rank: changed[rank][name]} for name, rank in last.items()}
+    controls = {name: {**parts[name], rank: all_ranks[rank][1][name]} for name, rank in last.items()}
     fired = {name: bool(_unlike(name, by_rank)) for name, by_rank in controls.items()}
     return Compared(found, dict.fromkeys(fired, True), fired)
 
@@ -109,11 +111,12 @@ def _parts_by_rank(name: str, all_ranks: Sequence[Leaves]) -> dict[int, Digested
     return {rank: part for rank, part in by_rank.items() if part.extent.numel}
 
 
-def _last_replica(by_rank: Mapping[int, DigestedLeaf]) -> int | None:
+def _last_replica(name: str, all_ranks: Sequence[Mapping[str, Extent]]) -> int | None:
     """Return the last rank whose part another rank has too; None if every rank has a different part."""
     ranks: dict[Extent, list[int]] = {}
-    for rank, part in by_rank.items():
-        ranks.setdefault(part.extent, []).append(rank)
+    for rank, theirs in enumerate(all_ranks):
+        if name in theirs and theirs[name].numel:
+            ranks.setdefault(theirs[name], []).append(rank)
     return next((some[-1] for some in ranks.values() if len(some) > 1), None)
 
 

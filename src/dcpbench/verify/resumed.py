@@ -3,7 +3,7 @@ defect."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -23,6 +23,14 @@ from dcpbench.verify.tolerances import (
 _DRAWN = {"loss": 0.02, "model_equal": 0.1, "optim_equal": 2.0}
 """Tolerances for a run with a known defect that draws different random numbers: of losses, as a fraction of
 the loss, and of tensors, as a fraction of their largest magnitude."""
+
+_FACTS = {
+    "saved": "uninterrupted",
+    "restored": "resumed",
+    "saved_bits": "uninterrupted_bits",
+    "restored_bits": "resumed_bits",
+}
+"""Names of the facts of two equal moments of training, by those of a load."""
 
 _RECORDED = {"train_state.losses", "train_state.current_loss"}
 """Names of the losses in a run's state."""
@@ -117,6 +125,12 @@ class ResumedRule:
 
     def _names(self, steps: int) -> list[str]:
         return [loss_name(step) for step in range(self.first, self.first + steps)]
+
+
+def as_resumed(mismatch: Mismatch) -> Mismatch:
+    """Return a mismatch of states after the resume, with facts that are named after the two runs."""
+    facts = {_FACTS.get(name, name): value for name, value in mismatch.facts.items()}
+    return replace(mismatch, facts=facts)
 
 
 def _tensors_and_objects(state: Mapping[str, Leaves]) -> tuple[Leaves, Leaves]:

@@ -35,11 +35,13 @@ _LOSS_EPS = 32 * torch.finfo(torch.float32).eps
 @dataclass(frozen=True)
 class GradientBound:
     """The bound for the difference of a gradient from the twin's: the rounding of a sum of `parts` terms, in
-    the dtype with this `eps`; with `noise`, also measured noise, if the twin cannot run the same kernels."""
+    the dtype with this `eps`; with `noise`, also measured noise, if the twin cannot run the same kernels.
+    Gradients that accumulate are summed `sums` times."""
 
     parts: int
     eps: float
     noise: bool
+    sums: int = 1
 
     @property
     def name(self) -> str:
@@ -49,7 +51,7 @@ class GradientBound:
     @property
     def control(self) -> float:
         """The fraction by which a gradient is changed in the negative control."""
-        return 1.0 if self.noise else min(1.0, max(2**-6, 8 * (self.parts + 1) * self.eps))
+        return 1.0 if self.noise else min(1.0, max(2**-6, 8 * (self.parts + 1) * self.sums * self.eps))
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,9 @@ class TwinGradient:
         of jittered twins from the twin."""
         parts, eps = bound.parts, bound.eps
         mean = total / parts
-        tolerance = (parts + 1) * (eps * size / parts + torch.finfo(torch.float32).smallest_normal * eps)
+        tolerance = (
+            (parts + 1) * bound.sums * (eps * size / parts + torch.finfo(torch.float32).smallest_normal * eps)
+        )
         if not bound.noise:
             return cls(mean, tolerance)
         noises = [other / parts for other in others]
@@ -82,7 +86,7 @@ class TwinGradient:
         rms = float(noise.square().mean().sqrt())
         norm = float(mean.norm())
         factors = [abs(_factor(one, mean)) for one in noises] if norm else []
-        least = (parts + 1) * torch.finfo(torch.float32).eps
+        least = (parts + 1) * bound.sums * torch.finfo(torch.float32).eps
         factor = _TIMES_FACTOR * max(*factors, rms / norm, least) if norm else math.inf
         comparable = factor < _LARGEST_FACTOR and float(noise.norm()) <= _LARGEST_NOISE * norm
         factor_tolerance = factor if comparable else None
@@ -147,10 +151,13 @@ def compare_gradient(
     if not expected.numel():
         return None, 0.0
     here = torch.zeros_like(expected) if part.local is None else real_elements(part.local).to(expected.device)
-    same = (here == expected) | (here.isnan() & expected.isnan())  # also for two infinities
-    distance = (here - expected).abs().masked_fill(same, 0.0)
-    bounds = distance / tolerance.clamp(min=torch.finfo(torch.float64).tiny)
-    used = float(bounds.masked_fill(same, 0.0).max())  # the tolerance of NaN is NaN
+    distance = (here - expected).abs()
+    tolerance = tolerance.clamp(min=torch.finfo(torch.float64).tiny)
+    used = float((distance / tolerance).max())
+    if math.isnan(used):  # two infinities are equal, and two NaN, whose tolerance is NaN
+        same = (here == expected) | (here.isnan() & expected.isnan())
+        distance = distance.masked_fill(same, 0.0)
+        used = float((distance / tolerance).masked_fill(same, 0.0).max())
     if not used <= 1:
         if part.local is None:
             return Mismatch(name, Problem.only_twin, "gradient", facts=facts), used

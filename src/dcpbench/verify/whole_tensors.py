@@ -1,5 +1,6 @@
 """Full tensors from the parts of a group's ranks, gathered or summed in few collectives."""
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,6 +48,7 @@ class Parts:
 
     Attributes:
         complete: True if every rank has every tensor completely.
+        sent: the names of the parts that this rank sends on behalf of all ranks that have them.
     """
 
     def __init__(self, mine: Mapping[str, tuple[Extent, torch.dtype]], exchange: Exchange) -> None:
@@ -65,12 +67,14 @@ class Parts:
         )
         self._mine = {name: part for name, part in mine.items() if name in names}
         self._sent: list[list[_Part]] = []
+        rank = dist.get_rank(exchange.group) if exchange.group else 0
         taken: set[tuple[str, Extent]] = set()
         for theirs in all_ranks:
             own = [_Part(name, *theirs[name]) for name in theirs if name in names]
             own = [part for part in own if (part.name, part.extent) not in taken]
             taken |= {(part.name, part.extent) for part in own}
             self._sent.append([part for part in own if _has_all_or_some(part.extent)])
+        self.sent = frozenset(part.name for part in self._sent[rank])
 
     @classmethod
     def of(cls, leaves: Leaves, exchange: Exchange) -> "Parts":
@@ -159,16 +163,16 @@ def summed(
             chunks.append([])
         chunks[-1].append(name)
     for chunk in filter(None, chunks):
-        sizes = [count * shapes[name] + 1 for name in chunk]
-        total = torch.zeros(sum(sizes), dtype=torch.float64, device=exchange.device)
-        for name, part in zip(chunk, total.split(sizes), strict=True):
-            if terms := tensors.get(name):
-                part[-1] = 1
-                part[:-1].copy_(torch.cat([one.reshape(-1) for one in terms]))
+        sizes = [count * shapes[name] for name in chunk]
+        terms = [tensors.get(name) or [torch.zeros(size)] for name, size in zip(chunk, sizes, strict=True)]
+        present = torch.tensor([float(name in tensors) for name in chunk])
+        parts = [*itertools.chain(*terms), present]
+        total = torch.cat([one.reshape(-1).to(exchange.device, torch.float64) for one in parts])
         if exchange.group:
             dist.all_reduce(total, group=exchange.group)
-        for name, part in zip(chunk, total.split(sizes), strict=True):
-            yield name, bool(part[-1].item()), [*part[:-1].chunk(count)] if shapes[name] else []
+        *sums, numbers = total.split([*sizes, len(chunk)])
+        for name, one, number in zip(chunk, sums, numbers.tolist(), strict=True):
+            yield name, number > 0, [*one.chunk(count)] if shapes[name] else []
 
 
 def summed_numbers(numbers: Sequence[float], exchange: Exchange) -> list[float]:

@@ -30,7 +30,7 @@ from dcpbench.workloads.components import Component, ComponentContext, Ema
 from dcpbench.workloads.optimizers import InBackward
 from dcpbench.workloads.own_trainer import TrainerRun
 from dcpbench.workloads.pipeline import Pipeline
-from dcpbench.workloads.stateful import Noise
+from dcpbench.workloads.stateful import Noise, seed_generators
 from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.workload import Workload, workload_of
 from dcpbench.workloads.world import World
@@ -132,7 +132,7 @@ def _component(
 
 
 def _workload(config: Config, device: torch.device, seed: int) -> Workload:
-    torch.manual_seed(seed)
+    seed_generators(seed, device)
     with device:
         workload = workload_of(config)
     return replace(workload, model=workload.model.to(device))

@@ -50,6 +50,9 @@ class Component:
         """Compute gradients."""
         loss.backward()
 
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divide the gradients by the factor of the loss, before they are clipped."""
+
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Take a step with these gradients."""
         optimizer.step()
@@ -115,6 +118,9 @@ class GradScaling(Component):
 
     def backward(self, loss: torch.Tensor) -> None:
         self.scaler.scale(loss).backward()
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        self.scaler.unscale_(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         self.scaler.step(optimizer)

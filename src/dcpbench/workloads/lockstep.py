@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Replicate
 
 from dcpbench.config.mesh import dp_degree, dp_rank
 from dcpbench.config.schema import Config
-from dcpbench.core.mismatch import Mismatch
+from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
+from dcpbench.verify.compare import same_value
 from dcpbench.verify.compare_layouts import compare_replicas, gathered
 from dcpbench.verify.perturb import all_different, compared_names, controllable
-from dcpbench.verify.snapshot import TensorLeaf, local_part, of_kind, snapshot_model
+from dcpbench.verify.snapshot import TensorLeaf, named_parts, of_kind, snapshot_model
 from dcpbench.verify.tolerances import loss_name, losses_close, rounding
 from dcpbench.verify.training import (
     GradientBound,
@@ -30,8 +30,8 @@ from dcpbench.verify.training import (
 from dcpbench.verify.whole_tensors import Exchange, Parts, any_rank, summed, summed_numbers
 from dcpbench.workloads.build_run import exchange_of
 from dcpbench.workloads.parallelisms import broadcasts_buffers, reduced_in, runs_other_kernels
-from dcpbench.workloads.training_run import TrainingRun
-from dcpbench.workloads.twin import Pass, Twin, dense, inexact_steps, state_of
+from dcpbench.workloads.training_run import TrainingRun, local_gradient
+from dcpbench.workloads.twin import Pass, Twin, inexact_steps, state_of
 from dcpbench.workloads.workload import Batches
 from dcpbench.workloads.world import World
 
@@ -39,6 +39,7 @@ GRADIENT, STEP, REPLICAS, LOSS = "gradient_close", "step_equal", "replicas_equal
 CHECKS = (GRADIENT, STEP, REPLICAS, LOSS)
 """The checks that `Lockstep` makes."""
 
+GRAD_NORM = "norm of all gradients"
 _OF_WHOLE = f"{LOSS} of whole batches"
 _NOT_A_MEAN = (
     "the loss of a batch is not the mean of its shares' losses, as with random numbers, batch statistics or "
@@ -107,7 +108,8 @@ class Lockstep:
         self.not_applied: dict[str, str] = {}
         self._losses: dict[int, _Losses] = {}
         self._exchange = exchange_of(run)
-        self._leaves = of_kind("param", snapshot_model(run.model))
+        self._own_parts, self._twin_parts = named_parts(run.model), named_parts(twin.model)
+        self._leaves = of_kind("param", snapshot_model(run.model, self._own_parts))
         self._parts = Parts.of(self._leaves, self._exchange)
         self._noise = runs_other_kernels(config, run.sizes)
         self._reduced_in, why_no_gradient = reduced_in(run.model, config.parallel)
@@ -149,13 +151,14 @@ class Lockstep:
             why = "the model draws random numbers in training, and the twin draws others"
             self.not_applied |= dict.fromkeys((GRADIENT, LOSS), why)
         others = twin.jittered() if self._noise and not run.draws else []
-        here = {name: _local(value) for name, value in gradients.items()}
+        here = {name: local_gradient(value) for name, value in gradients.items()}
         full = self._parts.gather(here)
         self._alive |= any(bool(value.any()) for value in full.values())
         if GRADIENT not in self.not_applied:
             self._compare_gradients(step, here, full, own, others)
         tolerances = step_tolerances(own.buffers, [other.buffers for other in others])
-        tolerances |= twin.step(gradients, full, self._inexact)
+        tolerances |= twin.step(gradients, full, self._inexact, run.grad_norm)
+        self._compare_norm(step)
         twin.run.finish_step(run.train_state.losses[-1])
         wrong = self._compare_state(step, tolerances)
         if any_rank(wrong or bool(tolerances), Exchange(self._world.group)):
@@ -186,7 +189,8 @@ class Lockstep:
             finding, used = compare_gradient(name, step, part, twin)
             self.bound_used = max(self.bound_used, used)
             found += [finding] if finding else []
-            if twin is None or not twin.can_tell(bound.control):
+            proven = result.fired.get(name, False) and not self._explain
+            if twin is None or proven or not twin.can_tell(bound.control):
                 continue
             if self._explain:
                 kept[name] = twin
@@ -215,7 +219,7 @@ class Lockstep:
         if self._counts:
             for name, one in own.gradients.items():
                 noise = [other.gradients[name] - one for other in others if name in other.gradients]
-                mine[name] = [one, one.abs(), *noise]
+                mine[name] = [one, own.sizes[name], *noise]
         elements = {name: twins[name].numel() * (1 + twins[name].is_complex()) for name in names}
         for name, present, sums in summed(names, mine, elements, 2 + len(others), self._exchange):
             if name in leaves and leaves[name].extent.shape == tuple(twins[name].shape):
@@ -229,7 +233,7 @@ class Lockstep:
 
     def _bound(self, dtype: torch.dtype) -> GradientBound:
         eps = rounding([dtype, self._reduced_in] if self._reduced_in else [dtype])
-        return GradientBound(dp_degree(self._run.sizes), eps, self._noise)
+        return GradientBound(dp_degree(self._run.sizes), eps, self._noise, self._run.accumulate)
 
     @property
     def _counts(self) -> bool:
@@ -251,9 +255,22 @@ class Lockstep:
         self._losses[step] = _Losses(self._run.train_state.losses[-1], twin, size)
         return stepped > 0
 
+    def _compare_norm(self, step: int) -> None:
+        """Compare the norm by which this rank has clipped its gradients with that of full gradients."""
+        expected, actual = self._twin.run.grad_norm, self._run.grad_norm
+        if expected is None or actual is None:
+            return
+        result = self._results[STEP]
+        result.compared[GRAD_NORM] = True
+        result.fired[GRAD_NORM] = not _same_norm(expected, expected / 2) or result.fired.get(GRAD_NORM, False)
+        if not _same_norm(expected, actual):
+            facts = {"step": step, "twin": repr(expected), "here": repr(actual)}
+            result.found.append(Mismatch(GRAD_NORM, Problem.value, "gradient", abs(actual - expected), facts))
+
     def _compare_state(self, step: int, tolerances: Mapping[str, torch.Tensor]) -> bool:
         """Compare the state after a step with the twin's; return whether this rank's is wrong."""
-        result, twin, actual = self._results[STEP], state_of(self._twin.run), state_of(self._run)
+        result, twin = self._results[STEP], state_of(self._twin.run, self._twin_parts)
+        actual = state_of(self._run, self._own_parts)
         elsewhere = set[str]()
         if self._run.pipeline:
             elsewhere = set[str]().union(*gathered({*actual}, self._world.group)) - actual.keys()
@@ -301,15 +318,12 @@ class Lockstep:
         """Compare parameters and optimizer state that several ranks have."""
         leaves = {
             name: leaf
-            for name, leaf in state_of(self._run).items()
+            for name, leaf in state_of(self._run, self._own_parts).items()
             if isinstance(leaf, TensorLeaf) and leaf.kind != "buffer"
         }
         return compare_replicas(leaves, self._world.group)
 
 
-def _local(gradient: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a gradient, dense and reduced."""
-    if isinstance(gradient, DTensor) and any(one.is_partial() for one in gradient.placements):
-        full = [Replicate() if one.is_partial() else one for one in gradient.placements]
-        gradient = gradient.redistribute(placements=full)
-    return local_part(dense(gradient))
+def _same_norm(expected: float, actual: float) -> bool:
+    """Compare norms that were summed in float64, in different orders."""
+    return math.isclose(expected, actual, rel_tol=1e-9) or same_value(expected, actual)

@@ -1,4 +1,4 @@
-"""A user's trainer, which saves and loads by itself: what it is given, and how it is run and compared."""
+"""A user's trainer, which saves and loads itself: its arguments, and how it is run and compared."""
 
 import dataclasses
 import pkgutil
@@ -113,7 +113,7 @@ def optimizer_of(trainer: Trainer) -> torch.optim.Optimizer:
 
 
 class TrainerRun(TrainingRun):
-    """A user's trainer as a training run. It draws its batches, saves and loads by itself."""
+    """A user's trainer as a training run. It draws its batches, saves and loads itself."""
 
     why_no_twin = "the trainer draws its batches itself, and no plain model in one process sees the same"
     clears_gradients = False

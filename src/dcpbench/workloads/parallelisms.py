@@ -140,7 +140,7 @@ def _skip_what_is_not_sharded(model: nn.Module, together: bool = True) -> None:
         for refused, what in (
             (not one.numel(), "has no elements"),
             (id(one) in sparse, "has sparse gradients"),
-            (together and one.is_complex() and len(dtypes) > 1, "is complex beside others that are not"),
+            (together and one.is_complex() and len(dtypes) > 1, "is complex, and others are not"),
         ):
             if refused and one.requires_grad:
                 raise Skip(f"torch's FSDP does not train {name}, which {what}")

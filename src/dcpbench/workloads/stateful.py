@@ -223,6 +223,14 @@ class Noise:
         self.generator.set_state(state_dict["generator"])
 
 
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seed the default generators of the CPU and the device. `torch.manual_seed` seeds those of all devices,
+    and formats a stack for each that is not in use."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
 class RandomState:
     """The default generators of the CPU and the device, from which a model draws, as for dropout. Each run in
     a process has its own state of them."""
@@ -234,7 +242,7 @@ class RandomState:
     def seed(self, seed: int) -> None:
         """Seed the generators of this run."""
         with self._swapped():
-            torch.manual_seed(seed)
+            seed_generators(seed, self._device)
             self.states = self._current()
 
     @contextmanager

@@ -1,5 +1,6 @@
 """A model with its optimizer and everything else that a checkpoint contains, and the training loop."""
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -8,12 +9,22 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions
+from torch.distributed.tensor import DTensor, Replicate
+from torch.nn.utils import clip_grads_with_norm_
 from torch.optim.lr_scheduler import LRScheduler
 
 from dcpbench.config.groups import OptimizerStateAs
 from dcpbench.verify.flags import snapshot_gradients
 from dcpbench.verify.perturb import FUNCTION_IF_NONE, perturb_model, perturb_optimizer, perturbed
-from dcpbench.verify.snapshot import Leaves, named_parts, parts_of_each
+from dcpbench.verify.snapshot import (
+    Leaves,
+    local_part,
+    named_parts,
+    of_kind,
+    parts_of_each,
+    snapshot_model,
+)
+from dcpbench.verify.whole_tensors import Exchange, Parts, real_elements, summed_numbers
 from dcpbench.workloads.components import Component
 from dcpbench.workloads.optimizers import Optimizers, each_of
 from dcpbench.workloads.pipeline import Pipeline
@@ -27,7 +38,7 @@ from dcpbench.workloads.stateful import (
     SchedulerMadeByLoad,
     TrainState,
 )
-from dcpbench.workloads.workload import Batches, Tensors, Workload, next_step
+from dcpbench.workloads.workload import Batches, Tensors, Workload, next_step, share_of
 from dcpbench.workloads.world import World
 
 _DP_STRIDE = 7919
@@ -54,6 +65,8 @@ class TrainingRun:
         pipeline: the schedule, if its model is a stage of one.
         computes_in: the dtypes that it computes in, in addition to those of its parameters.
         why_layout_bound: why its losses depend on how many ranks share a batch.
+        accumulate, clip_grad_norm: of the workload.
+        grad_norm: the norm that the gradients of the last step had before they were clipped.
         options: of torch's state-dict functions for model and optimizer.
     """
 
@@ -66,8 +79,12 @@ class TrainingRun:
     pipeline: Pipeline | None = None
     computes_in: frozenset[torch.dtype] = frozenset()
     why_layout_bound: str | None = None
+    accumulate: int = 1
+    clip_grad_norm: float | None = None
+    grad_norm: float | None = None
     options = StateDictOptions()
     _recorded: dict[str, torch.Tensor] | None = None
+    _parts: Parts | None = None
 
     def __init__(
         self,
@@ -83,6 +100,7 @@ class TrainingRun:
         self.called = model
         self.component = component or Component()
         self._loss_of, self._make_scheduler = workload.loss, workload.scheduler
+        self.accumulate, self.clip_grad_norm = workload.accumulate, workload.clip_grad_norm
         made = workload.optimizer(model)
         self.optimizer = Optimizers(made) if isinstance(made, list) else made
         self._scheduled_later = not scheduler
@@ -168,8 +186,13 @@ class TrainingRun:
             if self.pipeline:
                 loss = self.pipeline.forward_backward(share)
             else:
-                loss = self.loss_of(share)
-                self.component.backward(loss)
+                losses = []
+                for number in range(self.accumulate):
+                    samples = share_of(share, number, self.accumulate, "parts (accumulate)")
+                    loss = self.loss_of(samples) / self.accumulate
+                    self.component.backward(loss)
+                    losses.append(loss.detach())
+                loss = torch.stack(losses).sum()
         self._record()
         return loss
 
@@ -177,11 +200,37 @@ class TrainingRun:
         """Return the loss of these samples, a scalar."""
         return self._loss_of(self.called, samples)
 
-    def step(self) -> None:
-        """Take an optimizer step with the gradients."""
+    def step(self, grad_norm: float | None = None) -> None:
+        """Take an optimizer step with the gradients; clip them first if the workload wants that.
+
+        Args:
+            grad_norm: clip as if they had this norm.
+        """
         with self.random.drawn_from():
+            if self.clip_grad_norm is not None:
+                self.component.unscale(self.optimizer)
+                self.grad_norm = self._norm_of_gradients()
+                self.clip(self.grad_norm if grad_norm is None else grad_norm)
             self.component.step(self.optimizer)
         self.component.follow(self.model)
+
+    def clip(self, grad_norm: float) -> None:
+        """Scale the gradients, which have this norm, down to the workload's."""
+        assert self.clip_grad_norm is not None
+        norm = torch.tensor(grad_norm, dtype=torch.float64)
+        clip_grads_with_norm_(self._trained, self.clip_grad_norm, norm, foreach=False)
+
+    def _norm_of_gradients(self) -> float:
+        """Return the norm of the gradients of all trained parameters together; collective. Torch computes it
+        of parameters that all are on one mesh, and under FSDP1 without those of other TP ranks."""
+        exchange = Exchange(self.world.training_group or self.world.group)
+        if self._parts is None:
+            self._parts = Parts.of(of_kind("param", snapshot_model(self.model)), exchange)
+        sent, squares = self._parts.sent, 0.0
+        for name, gradient in self._gradients().items():
+            if name in sent:
+                squares += float(real_elements(local_gradient(gradient)).square().sum())
+        return math.sqrt(summed_numbers([squares], exchange)[0])
 
     def finish_step(self, loss: float) -> None:
         """Clear the gradients and advance everything else; `loss` is the global batch's."""
@@ -203,12 +252,24 @@ class TrainingRun:
     def _record(self) -> None:
         if self._recorded is None:
             return
-        trained = {id(value) for group in self.optimizer.param_groups for value in group["params"]}
-        for parts in parts_of_each(named_parts(self.model)).values():
-            for name, part in parts.items():
-                value = part.parameter
-                if value.grad is not None and id(value) in trained and name not in self._recorded:
-                    self._recorded[name] = part.of(value.grad).detach().clone()
+        for name, gradient in self._gradients().items():
+            if name not in self._recorded:
+                self._recorded[name] = gradient.detach().clone()
+
+    @property
+    def _trained(self) -> list[nn.Parameter]:
+        """The parameters of the optimizer."""
+        return [value for group in self.optimizer.param_groups for value in group["params"]]
+
+    def _gradients(self) -> dict[str, torch.Tensor]:
+        """Return this rank's gradients of trained parameters, by FQN."""
+        trained = {id(value) for value in self._trained}
+        return {
+            name: part.of(part.parameter.grad)
+            for parts in parts_of_each(named_parts(self.model)).values()
+            for name, part in parts.items()
+            if part.parameter.grad is not None and id(part.parameter) in trained
+        }
 
     @contextmanager
     def _noting(self, optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
@@ -291,3 +352,16 @@ class TrainingRun:
     def random_state(self) -> dict[str, Any]:
         """Return the state of the default generators that a load has to restore, for comparison."""
         return self.random.state_dict()
+
+
+def local_gradient(gradient: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a gradient, dense and reduced."""
+    if isinstance(gradient, DTensor) and any(one.is_partial() for one in gradient.placements):
+        full = [Replicate() if one.is_partial() else one for one in gradient.placements]
+        gradient = gradient.redistribute(placements=full)
+    return local_part(dense(gradient))
+
+
+def dense(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient that is not sparse."""
+    return gradient.to_dense() if gradient.is_sparse else gradient

@@ -5,12 +5,14 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from dcpbench.verify.layout import ParameterParts
 from dcpbench.verify.perturb import jitter
 from dcpbench.verify.snapshot import (
     Leaves,
@@ -26,7 +28,7 @@ from dcpbench.verify.snapshot import (
 from dcpbench.verify.training import step_tolerances
 from dcpbench.verify.whole_tensors import Exchange, assembled, real_elements
 from dcpbench.workloads.optimizers import each_of, repeats_on_parts
-from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.training_run import TrainingRun, dense
 from dcpbench.workloads.workload import Tensors, each_tensor
 
 _JITTERED = 2
@@ -38,11 +40,12 @@ bfloat16."""
 
 @dataclass(frozen=True)
 class Pass:
-    """A forward and backward pass: the loss, the gradients by FQN with elements in float64, and the buffers
-    after it."""
+    """A forward and backward pass: the loss, the gradients by FQN with elements in float64, their magnitudes
+    summed over the parts that accumulate, and the buffers after it."""
 
     loss: float
     gradients: dict[str, torch.Tensor]
+    sizes: dict[str, torch.Tensor]
     buffers: Leaves
 
 
@@ -126,7 +129,11 @@ class Twin:
         return passes
 
     def step(
-        self, gradients: Mapping[str, torch.Tensor], full: Mapping[str, torch.Tensor], inexact: "Inexact"
+        self,
+        gradients: Mapping[str, torch.Tensor],
+        full: Mapping[str, torch.Tensor],
+        inexact: "Inexact",
+        grad_norm: float | None,
     ) -> dict[str, torch.Tensor]:
         """Step with the ranks' gradients.
 
@@ -134,6 +141,7 @@ class Twin:
             gradients: this rank's parts.
             full: full gradients.
             inexact: the parameters whose step does not repeat exactly.
+            grad_norm: the norm by which the ranks have clipped them.
 
         Returns:
             the tolerance of each element of these parameters and of their optimizer state.
@@ -143,6 +151,8 @@ class Twin:
             optimizer = copy.deepcopy(self.run.optimizer.state_dict())
             with self._undone():
                 self._set_gradients(gradients, full)
+                if grad_norm is not None:
+                    self.run.clip(grad_norm)
                 mine = [one.grad for one in self.model.parameters() if one.grad is not None]
                 share = max([_STEP_SHARE, *(_unit(one.dtype) for one in mine)])  # less would round away
                 jitter(mine, share, seed=number)
@@ -150,7 +160,7 @@ class Twin:
                 others.append(retained(state_of(self.run)))
             self.run.optimizer.load_state_dict(optimizer)
         self._set_gradients(gradients, full)
-        self.run.step()
+        self.run.step(grad_norm)
         if not (inexact.measured or inexact.rounded):
             return {}
         state = state_of(self.run)
@@ -175,10 +185,20 @@ class Twin:
 
     def _passed(self, batch: Tensors) -> Pass:
         self.model.zero_grad()
+        sizes: dict[str, torch.Tensor] = {}
+
+        def add(name: str, gradient: torch.Tensor) -> None:
+            sizes[name] = real_elements(dense(gradient)).abs() + sizes.get(name, 0)
+
+        accumulated = self.parameters.items() if self.run.accumulate > 1 else ()
+        hooks = [one.register_hook(partial(add, name)) for name, one in accumulated if one.requires_grad]
         with self.run.recording() as gradients:
             loss = float(self.run.backward(batch).detach())
+        for hook in hooks:
+            hook.remove()
         elements = {name: real_elements(dense(value)) for name, value in gradients.items()}
-        return Pass(loss, elements, retained(of_kind("buffer", snapshot_model(self.model))))
+        sizes = sizes or {name: one.abs() for name, one in elements.items()}
+        return Pass(loss, elements, sizes, retained(of_kind("buffer", snapshot_model(self.model))))
 
     def _note_dtype(self, _: nn.Module, __: Any, output: Any) -> None:
         if isinstance(output, torch.Tensor) and output.is_floating_point():
@@ -267,19 +287,15 @@ def _is_of(name: str, parameters: Iterable[str]) -> bool:
     return name in parameters or name.startswith(tuple(f"state.{one}." for one in parameters))
 
 
-def state_of(run: TrainingRun) -> Leaves:
-    """Return the tensors of model and component, and the state and hyperparameters of the optimizer."""
-    parts = named_parts(run.model)
+def state_of(run: TrainingRun, parts: ParameterParts | None = None) -> Leaves:
+    """Return the tensors of model and component, and the state and hyperparameters of the optimizer; `parts`
+    are the `named_parts` of the model, if known."""
+    parts = parts or named_parts(run.model)
     model = snapshot_model(run.model, parts)
     held = {**of_kind("param", model), **of_kind("buffer", model), **run.component.leaves()}
     tensors = {name: leaf for name, leaf in held.items() if isinstance(leaf, TensorLeaf)}
     optimizer = snapshot_optimizer(run.model, run.optimizer, parts)
     return {**tensors, **{name: leaf for name, leaf in optimizer.items() if not name.endswith(".params")}}
-
-
-def dense(gradient: torch.Tensor) -> torch.Tensor:
-    """Return a gradient that is not sparse."""
-    return gradient.to_dense() if gradient.is_sparse else gradient
 
 
 def _unit(dtype: torch.dtype) -> float:

@@ -49,10 +49,13 @@ class Workload:
         batch: `batch(generator)` draws the global batch of a step with a `torch.Generator` on the CPU. The
             first dimension of every tensor is the samples; data-parallel ranks share them evenly.
         loss: `loss(model, share)` of the wrapped model and a rank's share of a batch: the mean over its
-            samples, a scalar.
+            samples, a scalar. For mixed precision use `torch.autocast` in it.
         optimizer: `optimizer(model)` of the wrapped model; a list if there are several.
         scheduler: `scheduler(optimizer)`; it is stepped after each step, a `ReduceLROnPlateau` with the mean
             loss of all ranks.
+        clip_grad_norm: scale all gradients down before each step, so that their common norm is at most this.
+        accumulate: the number of equal parts of a rank's share, whose losses are divided by it and whose
+            gradients accumulate before a step. Gradients are reduced after each part: there is no `no_sync`.
     """
 
     model: nn.Module
@@ -60,13 +63,16 @@ class Workload:
     loss: Callable[[nn.Module, Tensors], torch.Tensor]
     optimizer: Callable[[nn.Module], torch.optim.Optimizer | list[torch.optim.Optimizer]] = adam
     scheduler: Callable[[torch.optim.Optimizer], LRScheduler] = by_step
+    clip_grad_norm: float | None = None
+    accumulate: int = 1
 
 
 def workload_of(config: Config) -> Workload:
     """Build the workload of a cell.
 
     Raises:
-        TypeError: `workload.target` does not return a `Workload`, or one of its fields is not a function.
+        TypeError, ValueError: `workload.target` does not return a `Workload`, or one of its fields cannot be
+            used.
     """
     if config.workload.target is None:
         return of_groups(config)
@@ -77,6 +83,11 @@ def workload_of(config: Config) -> Workload:
     for name in ("batch", "loss", "optimizer", "scheduler"):
         if not callable(value := getattr(made, name)):
             raise TypeError(f"{where}: {name} is a {type(value).__name__}; pass a function (see Workload)")
+    if not isinstance(made.accumulate, int) or made.accumulate < 1:
+        raise ValueError(f"{where}: accumulate={made.accumulate!r}; pass a whole number, at least 1")
+    norm = made.clip_grad_norm
+    if norm is not None and not (isinstance(norm, int | float) and norm > 0):
+        raise ValueError(f"{where}: clip_grad_norm={norm!r}; pass a number above 0, or None")
     return replace(made, optimizer=partial(_without_closure, made.optimizer))
 
 
@@ -140,6 +151,21 @@ def each_tensor(change: Callable[[torch.Tensor], torch.Tensor], tensors: Tensors
     if isinstance(tensors, list | tuple):
         return type(tensors)(each_tensor(change, value) for value in tensors)
     return tensors
+
+
+def share_of(tensors: Tensors, number: int, shares: int, among: str) -> Tensors:
+    """Return one of several equal shares of the samples; `among` is what has the shares.
+
+    Raises:
+        ValueError: the samples cannot be shared evenly.
+    """
+
+    def part(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.shape[0] % shares:
+            raise ValueError(f"{tensor.shape[0]} samples do not divide over {shares} {among}")
+        return tensor.chunk(shares)[number]
+
+    return each_tensor(part, tensors)
 
 
 @dataclass(frozen=True)

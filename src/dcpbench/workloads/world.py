@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from dcpbench.config.mesh import dp_degree, dp_rank
 from dcpbench.verify.compare_layouts import gathered
-from dcpbench.workloads.workload import Tensors, each_tensor
+from dcpbench.workloads.workload import Tensors, share_of
 
 
 @dataclass
@@ -81,14 +81,7 @@ class World:
         Raises:
             ValueError: they cannot be shared evenly.
         """
-        degree, number = dp_degree(sizes), self.dp_rank(sizes)
-
-        def part(tensor: torch.Tensor) -> torch.Tensor:
-            if tensor.shape[0] % degree:
-                raise ValueError(f"a batch of {tensor.shape[0]} samples does not divide over {degree} ranks")
-            return tensor.chunk(degree)[number]
-
-        return each_tensor(part, batch)
+        return share_of(batch, self.dp_rank(sizes), dp_degree(sizes), "ranks")
 
     def dp_rank(self, sizes: dict[str, int]) -> int:
         """Return the number of the data share that this rank trains on."""

@@ -87,7 +87,10 @@ class DcpbenchSweeper(Sweeper):
         if config.hydra.launcher.get("_target_") != LauncherConfig._target_:
             raise other_launcher(f"hydra/launcher={config.hydra.runtime.choices['hydra/launcher']}")
         hydra_words = config.hydra.overrides.hydra
-        self._run_dir = next((word for word in hydra_words if word.startswith("hydra.run.dir=")), None)
+        self._run_dir, self._sweep_dir = (
+            next((word for word in hydra_words if word.startswith(f"hydra.{key}.dir=")), None)
+            for key in ("run", "sweep")
+        )
         self._launcher = cast(
             DcpbenchLauncher,
             Plugins.instance().instantiate_launcher(
@@ -108,6 +111,8 @@ class DcpbenchSweeper(Sweeper):
         cells = self._jobs(arguments)
         if self._run_dir and len(cells) > 1:
             raise ConfigError(f"{self._run_dir}: is for one cell; for a sweep use hydra.sweep.dir")
+        if self._run_dir and self._sweep_dir:
+            raise ConfigError(f"{self._run_dir}: {self._sweep_dir} is given too; leave one of them out")
         self._launcher.blocks = [cell.block for cell in cells] if self.matrix else []
         return [self._launcher.launch([cell.overrides for cell in cells], initial_job_idx=0)]
 
@@ -133,7 +138,7 @@ class DcpbenchSweeper(Sweeper):
         about_all = {override.key_or_group: override for override in given if override not in own}
         for override in about_all.values():
             if override.is_sweep_override():
-                raise ConfigError(f"{override.input_line}: is about the whole sweep and takes one value")
+                raise ConfigError(f"{override.input_line}: applies to the complete sweep; pass one value")
         for override in own:
             _refuse_brackets(override)
         blocks = {

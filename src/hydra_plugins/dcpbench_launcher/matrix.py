@@ -36,7 +36,7 @@ def jobs(
         blocks: the overrides of each block, by its name.
         given: the overrides of the command line, after those of `hydra.sweeper.params`; of a key that comes
             twice the last one counts. If a block sweeps the key, the override selects among the block's
-            values, and drops the block if it has none of them; otherwise it holds for all jobs of the block.
+            values, and drops the block if it has none of them; otherwise it applies to all jobs of the block.
             Overrides that are exactly those of one job select it alone: to run a cell again.
         combined: combines lists into jobs, given the block's own `matrix`, if it has one.
 
@@ -77,7 +77,7 @@ def repeated(jobs: Sequence[Job], repeats: int, for_all: bool) -> list[Job]:
 
     Args:
         repeats: how often jobs run whose block has no `repeats`.
-        for_all: whether this holds for the others too.
+        for_all: whether this applies to the others too.
 
     Raises:
         ConfigError: `repeats`, of the sweep or of a block, is less than 1.
@@ -107,7 +107,7 @@ def _block_jobs(block: Sequence[Override], given: Sequence[Override], combined: 
     named = {override.get_key_element(): _items(override) for override in given}
     for key in (REPEATS, MATRIX):
         if len(swept.get(key, [])) > 1:
-            raise ConfigError(f"{', '.join(swept[key])}: is about a whole block and takes one value")
+            raise ConfigError(f"{', '.join(swept[key])}: applies to a complete block; pass one value")
     own = [item.partition("=")[2] for item in swept.pop(MATRIX, [])]
     if _NUMBERED.removesuffix("=") in named:
         swept.pop(REPEATS, None)
@@ -137,6 +137,6 @@ def _nothing_left(blocks: Iterable[Sequence[Override]], given: Sequence[Override
         key = override.get_key_element()
         if key in swept and not swept[key].keys() & set(_items(override)):
             may_be = ", ".join(item.partition("=")[2] for item in swept[key])
-            return f"{override.input_line}: the experiment has no such cell; its {key} is {may_be}"
+            return f"{override.input_line}: no cell of the experiment has it; its {key} is {may_be}"
     asked = " ".join(str(override.input_line) for override in given)
     return f"{asked}: the experiment has no cell with all of this"

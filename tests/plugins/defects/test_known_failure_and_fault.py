@@ -31,7 +31,10 @@ HIDES = {
     "stager": ("xfail", "known failure shared-stager: a DefaultStager reuses its copies"),
     "stager_bit": ("fail", "model_equal: rank 0: net"),
     "stager_loss": ("fail", "state_resume_equal: rank 0: net"),
-    "writer": ("xfail", "known failure shared-writer: a FileSystemWriter writes where the next save"),
+    "writer": (
+        "xfail",
+        "known failure shared-writer: a FileSystemWriter writes to the path of the next save",
+    ),
     "writer_zeroed": ("error", "optim_equal: rank 0: state.net"),
     "threads": ("xfail", "known failure writer-threads: an exception in a writer thread is lost"),
     "threads_bit": ("fail", "model_equal: rank 0: net"),

@@ -46,6 +46,7 @@ class Answers(Agent):
     """
 
     like: dict[str, Any] = field(default_factory=dict)
+    lacks: str | None = None
     asked: list[str] = field(default_factory=list)
     events: list[Any] = field(default_factory=list)
     silent: list[Future[Any]] = field(default_factory=list)
@@ -58,6 +59,7 @@ class Answers(Agent):
             silent.set_exception(ConnectionError("gone"))
         described = {"host": self.name, "torch": "2.13.0", **HERE, **self.like}
         answers = {
+            "import_error": self.lacks,
             "describe": {name: value for name, value in described.items() if value},
             "state": State(time.time(), time.monotonic(), True, None),
             "listen": 1,
@@ -112,6 +114,16 @@ def placed(cluster: Cluster, kind: WorldKind = TWO_RANKS) -> dict[str, range]:
     spec = CellSpec(RunId("tests", "cell", 0, 0), config(), "", "")
     executor._ready(kind, spec)
     return {one.agent.name: one.ranks for one in executor._groups[kind]}
+
+
+def test_target_that_a_host_cannot_import_is_refused() -> None:
+    a, b = host("a"), host("b")
+    machine = Cluster(ExecutorConfig("ray"), [a, b]).probe()
+    assert machine.import_error("mine.build") is None
+    b.lacks = "ModuleNotFoundError: No module named 'mine'"
+    assert machine.import_error("mine.build") == f"{b.lacks} (host b)"
+    b.lost = "was lost with its host"
+    assert machine.import_error("mine.build") is None, "its cells run on the other"
 
 
 def test_cells_wait_for_the_requested_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +183,7 @@ def test_late_answer_of_a_silent_agent_is_dropped(monkeypatch: pytest.MonkeyPatc
     c = host("c", events=[[(0, "train")], [_reported(0)]])
     executor = Cluster(ExecutorConfig("ray", hosts=2), [a, b], [c, b]).executor(())
     end, phases = _run(executor)
-    given_up = "was given up with its host, which did not answer within 0.5 s, last heard of"
+    given_up = "was abandoned with its host, which did not answer within 0.5 s, last heard of"
     assert [(one.phase, one.lost) for one in end.ranks] == [("save", given_up), ("report", None)]
     assert "give_up" in a.asked
 
@@ -315,7 +327,7 @@ def test_resumed_sweep_uses_the_requested_hosts(
         ("executor.hosts=2", "executor=local runs on this host only; choose another executor"),
         ("executor.ranks_per_host=1", "executor=local runs on this host only; choose another executor"),
         ("executor.hosts=0", "must be at least 1"),
-        ("executor.hosts=1,2", "is about the whole sweep and takes one value"),
+        ("executor.hosts=1,2", "applies to the complete sweep; pass one value"),
     ],
 )
 def test_invalid_numbers_of_hosts_are_refused(tmp_path: Path, word: str, message: str) -> None:

@@ -75,7 +75,7 @@ def _row(swept: Finished, how: str, root: str = "") -> dict[str, Any]:
 def _given_up(host: Namespace) -> str:
     """Return a pattern of the reason of a stage on a disconnected host."""
     where = rf"rank 2 \(local rank 0 of host {re.escape(host.address)}\)"
-    return rf"{where} was given up with its host, which did not answer within 5 s, last heard of in \w+"
+    return rf"{where} was abandoned with its host, which did not answer within 5 s, last heard of in \w+"
 
 
 def test_link_cut_in_a_save_costs_one_row(swept: Finished, hosts: list[Namespace]) -> None:

@@ -88,7 +88,7 @@ def deaths(two: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Finished:
         r"host, which died, last heard of in \w+",
         "loops": r"timeout: after 6 s \(timeouts\.load_s=6\) still in load \(rank .*3\); "
         r".*rank 3 of host 127\.0\.0\.3 at _loops .*",
-        "stops_actor": r"crash: rank 2 \(local rank 0 of host 127\.0\.0\.3\) was given up with its "
+        "stops_actor": r"crash: rank 2 \(local rank 0 of host 127\.0\.0\.3\) was abandoned with its "
         r"host, which did not answer within 5 s, last heard of in \w+",
     }.items(),
 )

@@ -33,7 +33,7 @@ def main(
 ) -> int:
     """Audit checkpoints, or all checkpoints in folders. Return 0 if all are complete, 1 if one is not, 2 if a
     folder has none. With `newest`, print the newest complete one below these folders instead; return 1 if
-    none is complete, 2 if there is none. `data` reads the data too; files `beside` have to exist as well."""
+    none is complete, 2 if none exists. `data` reads the data too; files `beside` have to exist as well."""
     look = partial(audited, data=data, required=beside)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names can contain any character

@@ -148,7 +148,7 @@ def _verify_killed(cell: Cell, killing: Killing, candidates: list[Checkpoint], f
 
     if killing.uploader:
         cell.record(
-            "contract_held", Compared.of(silent(raised), silent(set()), ["the save"]), f"{where}, told"
+            "contract_held", Compared.of(silent(raised), silent(set()), ["the save"]), f"{where}, reported"
         )
 
 

@@ -2,7 +2,7 @@
 
 `killed`: the processes die and the kernel continues. Exactly their operations are on the disk.
 
-`journal` and `posix`: the machine dies, and any part of what was not synced can be on the disk. The file
+`journal` and `posix`: the machine dies, and any part of the unsynced data can be on the disk. The file
 system determines which parts. How operations are split follows Pillai et al., "All File Systems Are Not
 Created Equal" (OSDI 2014), who found by experiment which operations file systems keep atomic and in order.
 Enumerating states after each operation follows Mohan et al., "Finding Crash-Consistency Bugs with Bounded
@@ -16,7 +16,7 @@ Black-Box Crash Testing" (OSDI 2018; CrashMonkey and ACE).
   covers more than was written. So a file whose name is on the disk can be empty or short.
 - Any part of data that overwrites bytes on the disk can be there.
 
-`posix` is what the standard guarantees, and no more (fsync(2), and the weakest model of Pillai et al.):
+`posix` is the guarantee of the standard alone (fsync(2), and the weakest model of Pillai et al.):
 - `fsync` of a file makes its bytes and its length durable, but not its name. `fsync` of a directory makes the
   names in it durable, but not its own.
 - All other changes are lost or kept one by one, in any order: each created or removed name, both names of a
@@ -40,7 +40,7 @@ from dcpbench.plugins.crash.torn_files import Change, combined, distinct, torn_c
 
 
 class Crash(StrEnum):
-    """What crashes, and on which kind of file system."""
+    """The part that crashes, and the kind of file system."""
 
     killed = "killed"
     journal = "journal"
@@ -235,7 +235,7 @@ class Disk:
         return [number for number, file in enumerate(self._files) if file.synced < len(file.changes)]
 
     def _loss(self, number: int, lost: str) -> str:
-        """Describe what is lost of a file, using its last name."""
+        """Describe the lost part of a file, using its last name."""
         return f"{lost} of {next(self._paths_of(number))}"
 
     def _paths_of(self, number: int) -> Iterator[str]:

@@ -31,9 +31,9 @@ def sliced(saved: Leaves, actual: Leaves, recall: Recall, shards: int) -> tuple[
     were set again.
 
     Args:
-        saved: this rank's parts, or the digests of whole tensors.
+        saved: this rank's parts, or the digests of full tensors.
         actual: this rank's live parts.
-        recall: what the checkpoint holds; believed where it is what was saved.
+        recall: reads the checkpoint; used if it equals the saved state.
         shards: the degree of the tensor parallelism.
     """
     once, again = Leaves(), Leaves()

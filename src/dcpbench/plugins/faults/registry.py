@@ -31,7 +31,7 @@ def fault(
     Args:
         expects: ways to detect it; one of them is enough.
         name: of the fault; the name of the function by default.
-        at: what is damaged.
+        at: the damaged state.
         only: the values of other axes with which it can be injected.
         on_one_rank: inject it on a single rank.
         rank: that rank, counted from the last one if negative.

@@ -177,7 +177,7 @@ class _MeanAmong:
 
     @contextmanager
     def patched(self) -> Iterator[None]:
-        """Context manager: make FSDP's collectives in these groups return such means."""
+        """Context manager: make FSDP's collectives in these groups return these means."""
         wrong: dict[str, Any] = dict.fromkeys(_REDUCE_SCATTER, self._reduce_scatter)
         wrong["all_reduce"] = self._all_reduce
         with ExitStack() as restored:

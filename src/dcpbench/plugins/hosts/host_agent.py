@@ -123,6 +123,10 @@ class HostAgent:
         copies = " and ".join(sorted({machine.description["dcpbench"], installation()["dcpbench"]}))
         return {"host": self._name, "address": self._address, **machine.description, "dcpbench": copies}
 
+    def import_error(self, target: str) -> str | None:
+        """Return why ranks of this host cannot import a target, or None if they can."""
+        return fork_server.import_error(self._context, target)
+
     def state(self, key: Key, folders: Sequence[str]) -> State:
         """Return the clocks, and the state of a group and of folders, which a file system can show late."""
         group = self._groups.get(key)

@@ -20,6 +20,8 @@ START_S = 60.0
 """Seconds that an agent can take to start, including the import of torch."""
 ANSWER_S = 10.0
 """Seconds for an answer to a short call, or for the end of a stage that has ended on another host."""
+IMPORT_S = 180.0
+"""Seconds in which a host imports a target; it waits for that for 120 s itself."""
 HOSTS_S = 120.0
 """Seconds to wait for the requested number of hosts, at the beginning or after one is lost."""
 
@@ -159,7 +161,14 @@ class HostsEngine(Engine):
         gpus = sum(len(agent.gpus) for agent in self.agents)
         own = ("host", "address", "dcpbench", "plugins")
         of_first = {name: value for name, value in described[0].items() if name not in own}
-        return Machine(gpus, {**of_first, "gpu_count": gpus, "hosts": described}, hosts=self._hosts_of)
+        description = {**of_first, "gpu_count": gpus, "hosts": described}
+        return Machine(gpus, description, hosts=self._hosts_of, import_error=self._import_error)
+
+    def _import_error(self, target: str) -> str | None:
+        """Return why a host cannot import a target; None if all can, or if they are lost."""
+        calls = [(agent, agent.call("import_error", target)) for agent in self.agents if not agent.lost]
+        answers = [(agent, agent.answer(call, IMPORT_S)) for agent, call in calls]
+        return next((f"{why} (host {agent.name})" for agent, why in answers if why), None)
 
     def _hosts_of(self, ranks: int, device: str) -> int:
         gpus = range(sum(len(agent.gpus) for agent in self.agents))

@@ -24,7 +24,7 @@ _END_S = 30.0
 
 @dataclass(frozen=True)
 class _Clock:
-    """Seconds by which the clocks of a host are ahead of the driver's, and the error of that."""
+    """Seconds by which the clocks of a host are ahead of the driver's, and its error."""
 
     wall_s: float
     monotonic_s: float

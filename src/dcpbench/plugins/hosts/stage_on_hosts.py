@@ -138,6 +138,6 @@ class StageOnHosts:
 
 def _give_up(watch: Watch, within_s: float) -> None:
     agent = watch.placed.agent
-    agent.lost = f"was given up with its host, which did not answer within {within_s:g} s, last heard of"
+    agent.lost = f"was abandoned with its host, which did not answer within {within_s:g} s, last heard of"
     agent.give_up()
     watch.lose(watch.last_heard)

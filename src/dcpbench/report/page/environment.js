@@ -16,7 +16,7 @@ function drawEnvironment(app) {
   section.append(el("h3", {}, "Left out"), el("ul", {}, ...app.leftOut.map((sentence) => el("li", {}, visible(sentence)))));
 }
 
-// A sweep that was resumed elsewhere has `earlier`: only what was different then.
+// A sweep that was resumed elsewhere has `earlier`: only the values that differed then.
 function environmentColumns(app, sweep, known) {
   const { earlier, ...now } = known;
   const machines = Array.isArray(earlier) ? earlier : [];

@@ -103,7 +103,7 @@ function drawMatrix(app, shown) {
   byId("matrix-section").hidden = parts.length === 0;
   fill(byId("matrix"), ...parts.map((part) => el("div", { class: "part" }, ...part)));
   if (byId("matrix").querySelector(".gap")) {
-    byId("matrix").append(el("p", { class: "note" }, "An empty square has no such cell in this sweep",
+    byId("matrix").append(el("p", { class: "note" }, "An empty square: this sweep has no cell there",
       !app.complete && ", or it did not run yet", shown.length < app.runs.length && ", or the filters hide it", "."));
   }
 }

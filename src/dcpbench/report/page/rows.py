@@ -97,7 +97,7 @@ def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
 
 
 def _explained(spec: CheckSpec) -> list[str]:
-    """Say what a check proves, by which negative control, and where it applies."""
+    """Describe what a check proves, its negative control, and where it applies."""
     control = spec.control or "made by its plug-in; the cell says how many names it reported"
     return [
         f"Proves: {spec.help}.",
