@@ -37,8 +37,8 @@ def main() -> None:
     asked.into.mkdir(parents=True, exist_ok=True)
     with _browser() as browser:
         for name, width, height, dark, script in (
-            ("report-light", 1180, 760, False, ""),
-            ("report-dark", 1180, 760, True, ""),
+            ("report-light", 1340, 760, False, ""),
+            ("report-dark", 1340, 760, True, ""),
             ("report-cell", 980, 660, False, _OPEN.format(_WORST)),
             ("report-phone", 390, 844, False, ""),
         ):

@@ -117,6 +117,10 @@ def test_cells_open_by_mouse_and_return_the_focus(show: Callable[..., Browser]) 
     assert browser.text("#cell .again code") == "python -m dcpbench parallel=fsdp save=async repeat=1"
     assert len(browser.all("#cell .losses .c-resumed polyline")) == 2
     assert browser.js("return document.querySelector('#cell .c-continued polyline').points.length") == 8
+    assert [one.text.split("\n")[-1] for one in browser.all("#cell .siblings button")] == [
+        "repeat 0",
+        "repeat 1",
+    ]
     browser.all("#cell .siblings button")[0].click()
     assert browser.text("#cell-title") == "parallel=fsdp,save=async,repeat=0"
     browser.one("#cell .close").click()

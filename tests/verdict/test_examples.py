@@ -1,4 +1,4 @@
-"""The examples in the docstrings of core and verdict, and of a row."""
+"""The examples in the docstrings of core, verdict, rows and names of runs."""
 
 import doctest
 import importlib
@@ -13,7 +13,7 @@ MODULES = [
     module.name
     for package in (dcpbench.core, dcpbench.verdict)
     for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}.")
-] + ["dcpbench.records.row", "dcpbench.records.short_reason"]
+] + ["dcpbench.records.row", "dcpbench.records.short_reason", "dcpbench.report.page.rows"]
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -1,6 +1,7 @@
 """A user's model, data, loss and optimizer, with `workload.target`."""
 
 import re
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -79,11 +80,15 @@ def test_wrong_accumulation_or_clipping_is_refused(options: dict[str, Any], mess
         run_alone(workload=target, saves=1, train_steps=1, resume_steps=1)
 
 
-class Locked(nn.Linear):
-    """A module whose extra state cannot be pickled."""
+class Keeping(nn.Linear):
+    """A module with an extra state."""
+
+    def __init__(self, kept: object) -> None:
+        super().__init__(3, 2)
+        self.kept = kept
 
     def get_extra_state(self) -> Any:
-        return {"lock": threading.Lock()}
+        return {"kept": self.kept}
 
     def set_extra_state(self, state: Any) -> None:
         pass
@@ -97,13 +102,23 @@ class Iterating(torch.optim.SGD):
         self.param_groups[0]["schedule"] = iter([1.0])
 
 
+KEPT = "'kept' in the state cannot be saved:"
+INSTEAD = "keep a number, text, list or dictionary that it can be built from"
+
+
 def drawn(generator: torch.Generator) -> torch.Tensor:
     return torch.rand(4, 3, generator=generator)
 
 
 def wrong(kind: str) -> Workload:
     """Build a workload with something in it that cannot be repeated or saved."""
-    model: nn.Module = Locked(3, 2) if kind == "lock" else nn.Linear(3, 2)
+    kept = {
+        "lock": threading.Lock(),
+        "open file": sys.stdout,
+        "lambda": lambda: 1,
+        "yields": (n for n in "ab"),
+    }
+    model: nn.Module = Keeping(kept[kind]) if kind in kept else nn.Linear(3, 2)
     left = iter([torch.full((4, 3), float(n)) for n in range(1 if kind == "runs out" else 99)])
     batches: dict[str, Any] = {
         "iterator": left,
@@ -122,7 +137,10 @@ def wrong(kind: str) -> Workload:
         ("generator", r"batch\(generator\) returned a generator; return a tensor, or"),
         ("runs out", r"batch\(generator\) has no more data: draw each batch with the generator alone"),
         ("next", r"batch\(generator\) returned two different batches for the same generator"),
-        ("lock", "'lock' in the state cannot be saved: cannot pickle '_thread.lock' object"),
+        ("lock", f"{KEPT} cannot pickle '_thread.lock' object; {INSTEAD}"),
+        ("open file", f"{KEPT} cannot pickle .*; {INSTEAD}"),
+        ("lambda", f"{KEPT} Can't pickle .*<lambda>.*; {INSTEAD}"),
+        ("yields", f"{KEPT} cannot pickle 'generator' object; {INSTEAD}"),
     ],
 )
 def test_unrepeatable_or_unsavable_value_is_named(kind: str, message: str) -> None:
@@ -135,7 +153,7 @@ def test_hyperparameter_that_is_an_iterator_is_named() -> None:
     target = {"target": "workloads.test_own_workload.wrong", "options": {"kind": "hyperparameter"}}
     verdict = run_alone(workload=target, saves=1, train_steps=1, resume_steps=1).verdict
     named = "the hyperparameter 'param_groups.0.schedule' of type list_iterator cannot be compared"
-    assert str(verdict.reason).startswith(named)
+    assert str(verdict.reason).startswith(f"{named} with a copy of it; {INSTEAD}")
 
 
 def test_batches_of_any_structure_are_shared() -> None:

@@ -177,7 +177,8 @@ def perturbed(value: Any, name: Any = None) -> Any:
     if same_value(value, copy.deepcopy(value)):
         return [value]
     which = f"the hyperparameter {name!r}" if name else "a hyperparameter"
-    raise Skip(f"{which} of type {type(value).__name__} cannot be compared with a copy of it")
+    why = f"of type {type(value).__name__} cannot be compared with a copy of it"
+    raise Skip(f"{which} {why}; keep a number, text, list or dictionary that it can be built from")
 
 
 def made_different(leaf: Any, name: Any = None) -> Any:

@@ -12,6 +12,7 @@ the same digests.
 
 import copy
 import math
+import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -302,9 +303,12 @@ def _leaf(value: Any, kind: str, extent: Extent | None = None) -> Leaf:
         if isinstance(value, _UNCHANGING):
             return value
         try:
+            if callable(value):  # deepcopy accepts every function
+                pickle.dumps(value)
             return copy.deepcopy(value)
         except Exception as error:
-            raise TypeError(f"{kind!r} in the state cannot be saved: {error}") from error
+            instead = "keep a number, text, list or dictionary that it can be built from"
+            raise TypeError(f"{kind!r} in the state cannot be saved: {error}; {instead}") from error
     return TensorLeaf(
         local=local_part(value),
         extent=extent or extent_of(value),

@@ -77,8 +77,8 @@ function facts(run, names, text) {
 function siblings(app, run) {
   const same = app.runs.filter(placeOf(app, run).hasToo);
   if (same.length < 2) return null;
-  const differ = [...app.names, "repeat"].filter((axis) => new Set(same.map((one) => valueOf(one, axis))).size > 1);
-  const label = (one) => (differ.length ? describe(one, differ) : `run ${same.indexOf(one) + 1}`);
+  const several = new Set(same.map((one) => one.name)).size > 1;
+  const label = (one) => visible([several && one.name, one.number].filter(Boolean).join(" \u00b7 "));
   const pick = (one) => {
     app.replace(one);
     byId("cell").querySelector("[aria-current]")?.focus();

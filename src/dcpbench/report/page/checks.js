@@ -19,7 +19,7 @@ function drawChecks(app, shown) {
   byId("checks").hidden = made.length === 0;
   const passed = made.filter((check) => !bad.includes(check)).map((check) => checkName(check, "all"));
   const line = (of) => el("tr", {},
-    el("th", { scope: "row" }, nameOf(app, of[0])), ...bad.map((check) => el("td", {}, checkSquare(app, of, check))));
+    el("th", { scope: "row" }, visible(of[0].name)), ...bad.map((check) => el("td", {}, checkSquare(app, of, check))));
   fill(byId("checks"), el("h2", { id: "checks-title" }, `Check ${TIMES} cell`),
     passed.length > 0 && el("p", { class: "note" }, `${bad.length ? "These passed" : `All ${passed.length} checks passed`} wherever they apply: `,
       ...passed.flatMap((name, i) => (i ? [", ", ...name] : name)), "."),
@@ -58,7 +58,7 @@ function checkSquare(app, runs, check) {
   if (!made.length) return el("span", { class: "gap", title: `${check.name}: ${whyNull(app, runs[0]).get(check.name)}` }, el("span", { class: "hidden" }, "does not apply"));
   const bad = made.filter((run) => isBad(run, check));
   const kind = !bad.length ? "pass" : bad.every((run) => run.status === "xfail") ? "xfail" : bad.some((run) => run[check.name] === false) ? "fail" : "vacuous";
-  const label = `${nameOf(app, runs[0])}: ${check.name} ${MARKS[kind].means}${bad.length && made.length > 1 ? ` in ${bad.length} of ${made.length} runs` : ""}`;
+  const label = `${visible(runs[0].name)}: ${check.name} ${MARKS[kind].means}${bad.length && made.length > 1 ? ` in ${bad.length} of ${made.length} runs` : ""}`;
   const open = bad[0] ?? made[0];
   return button([MARKS[kind].letter], () => app.open(open), { class: `square s-${kind}`, "aria-label": label, title: label, tabindex: "-1", "data-key": open.key });
 }

@@ -44,7 +44,6 @@ function drawCosts(app, shown) {
   if (section.hidden) return;
   const cells = [...groupBy(shown, (run) => run.place).values()];
   const lines = cells.filter((runs) => costs.some((cost) => measuredIn(runs, cost.of).length));
-  const along = telling(lines.flat(), app.varying);
   const scales = new Map(costs.map((cost) => {
     const together = costs.filter((other) => other.text === cost.text);
     const limits = together.flatMap((other) => (other.limit ? measuredIn(shown, other.limit) : []));
@@ -52,7 +51,7 @@ function drawCosts(app, shown) {
   }));
   const { sort } = app.state;
   const sorted = sortLines(lines, costs.find((cost) => sort.replace("-", "") === cost.name), sort.startsWith("-"));
-  const line = (runs) => costLine(app, runs, costs, scales, along);
+  const line = (runs) => costLine(app, runs, costs, scales);
   fill(section,
     el("div", { class: "heading" }, el("h2", { id: "costs-title" }, "Costs"), logChoice(app, scales)),
     el("p", { class: "note" },
@@ -62,7 +61,7 @@ function drawCosts(app, shown) {
         && "; the dashed mark is what plain files of as many bytes reached", "."),
     scroller(null, el("table", { class: "plain costs" },
       el("thead", {}, el("tr", {},
-        el("th", { scope: "col" }, along.join(" \u00b7 ") || "cell"),
+        el("th", { scope: "col" }, app.namedBy.join(" \u00b7 ") || "cell"),
         el("th", { scope: "col", class: "n" }, "runs"),
         ...costs.map((cost) => costHeader(app, cost, scales.get(cost.name))))),
       el("tbody", {}, ...firstOf(sorted, LINES_SHOWN, line, (rest) => `Show ${rest} more`).map(asRow)))));
@@ -137,9 +136,9 @@ function logChoice(app, scales) {
   return el("label", { class: "choice" }, box, " log scale");
 }
 
-function costLine(app, runs, costs, scales, along) {
+function costLine(app, runs, costs, scales) {
   return el("tr", {},
-    el("th", { scope: "row" }, button(nameOf(app, runs[0], along), () => app.open(runs[0]), { class: "link", title: plain(runs[0].cell) })),
+    el("th", { scope: "row" }, button(visible(runs[0].name), () => app.open(runs[0]), { class: "link", title: plain(runs[0].cell) })),
     el("td", { class: "n" }, String(runs.length)),
     ...costs.map((cost) => costCell(runs, cost, scales.get(cost.name))));
 }

@@ -35,7 +35,7 @@ function finding(app, runs) {
   const cells = [...groupBy(runs, (run) => run.place).values()];
   const times = (same) => same.length > 1 && el("span", { class: "times-run" }, ` ${TIMES}${same.length}`);
   const link = (same) => el("span", {},
-    button([nameOf(app, same[0]), times(same)], () => app.open(same[0]), { class: "link", title: plain(same[0].cell) }));
+    button([visible(same[0].name), times(same)], () => app.open(same[0]), { class: "link", title: plain(same[0].cell) }));
   return el("li", {},
     el("div", { class: "finding-head" },
       badge(runs[0].kind), el("b", {}, runs[0].kind.label), runs.length > 1 ? counted(runs.length, "run") : null),

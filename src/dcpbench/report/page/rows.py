@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from dcpbench.core.statuses import SHOWN
 from dcpbench.records.row import columns
 from dcpbench.records.short_reason import short_reason
 from dcpbench.records.store import DETAILS_JSONL, RESULTS_JSONL
+from dcpbench.report.labels import plain
 from dcpbench.verdict.sentences import rank_numbers
 
 _POINTS = 200
@@ -71,8 +73,12 @@ def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
     values["nulls"] = [kinds.index(one) for one in nulls]
     important = sorted((spec for spec in AXES.values() if spec.place), key=lambda spec: spec.place)
     others = {name: of for name, of in _other_axes(frame).items() if name not in values}
+    axes = {name: {**others, **values}[name] for name in ("sweep", *AXES, *others)}
+    named_by = distinguishing(axes, [spec.name for spec in important])
+    values["name"], values["number"] = run_names(axes, named_by, values["repeat"])
     return {
-        "axes": ["sweep", *AXES, *others],
+        "axes": [*axes],
+        "named_by": named_by,
         "important": [{"name": spec.name, "down": spec.down} for spec in important],
         "statuses": [
             {"name": spec.name, "letter": spec.letter, "label": spec.label, "means": spec.help}
@@ -94,6 +100,60 @@ def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
         "left_out": [cut(sentence, limits.characters) for sentence in sweeps.left_out[:_MISSED]],
         "rows": len(frame),
     }
+
+
+def distinguishing(axes: Mapping[str, Sequence[Any]], important: Sequence[str]) -> list[str]:
+    """Return the axes that distinguish the configurations of a sweep, the important ones first, without those
+    that follow from others; if there is only one configuration, the most important axis that has a value.
+
+    >>> distinguishing({"save": ["sync", "async"], "seed": [1, 1], "copy": ["a", "b"]}, ["seed"])
+    ['save']
+    """
+    chosen, known = list[str](), 1
+    for axis in sorted(axes, key=lambda name: important.index(name) if name in important else len(important)):
+        if (count := len({*zip(*(axes[name] for name in (*chosen, axis)), strict=True)})) > known:
+            chosen, known = [*chosen, axis], count
+    return chosen or [name for name in important if any(value is not None for value in axes[name])][:1]
+
+
+def run_names(
+    axes: Mapping[str, Sequence[Any]], named_by: Sequence[str], repeats: Sequence[Any]
+) -> tuple[list[str], list[str]]:
+    """Return the name of the configuration of each run, and the name of the run among those of its
+    configuration, empty if that has a single run. Configurations of one name are numbered.
+
+    >>> run_names({"save": ["sync", "sync"], "saves": [1, 1]}, ["save", "saves"], [0, 1])
+    (['sync \u00b7 saves=1', 'sync \u00b7 saves=1'], ['repeat 0', 'repeat 1'])
+    """
+    places = [*zip(*axes.values(), strict=True)]
+    names = [
+        " \u00b7 ".join(
+            _value_text(axis, value)
+            for axis, value in zip(named_by, values, strict=True)
+            if value is not None
+        )
+        for values in zip(*(axes[axis] for axis in named_by), strict=True)
+    ]
+    of_name, of_place = dict[str, list[Any]](), dict[Any, list[int]]()
+    for row, (place, name) in enumerate(zip(places, names, strict=True)):
+        of_place.setdefault(place, []).append(row)
+        if place not in (same := of_name.setdefault(name, [])):
+            same.append(place)
+    numbers = [""] * len(names)
+    for rows in of_place.values():
+        by_repeat = len({repeats[row] for row in rows}) == len(rows)
+        for number, row in enumerate(rows if len(rows) > 1 else ()):
+            numbers[row] = f"repeat {repeats[row]}" if by_repeat else f"run {number + 1}"
+    for row, (place, name) in enumerate(zip(places, names, strict=True)):
+        if len(of_name[name]) > 1 or not name:
+            names[row] = f"{name or 'cell'} ({of_name[name].index(place) + 1})"
+    return names, numbers
+
+
+def _value_text(axis: str, value: Any) -> str:
+    """Return a value of an axis; numbers and booleans with its name."""
+    text = plain(value)
+    return f"{axis}={text}" if re.fullmatch(r"true|false|[\d.]*", text) else text
 
 
 def _explained(spec: CheckSpec) -> list[str]:

@@ -52,17 +52,6 @@ function varying(axes) {
   return [...axes.keys()].filter((axis) => axes.get(axis).length > 1);
 }
 
-// The name of a configuration, from the axes that distinguish it; numbers and booleans have the name of their axis.
-function nameOf(app, run, axes = app.telling) {
-  const known = axes.filter((axis) => valueOf(run, axis) !== DASH);
-  const text = (axis, value) => (/^(true|false|[\d.]*)$/i.test(value) ? `${axis}=${value}` : visible(value));
-  return known.map((axis) => text(axis, valueOf(run, axis))).join(" \u00b7 ") || plain(run.cell);
-}
-
-function describe(run, axes) {
-  return axes.map((axis) => `${axis} ${plain(valueOf(run, axis))}`).join(", ");
-}
-
 // Runs of one configuration differ only in `repeat`.
 function configuration(run, axes) {
   return axes.map((axis) => valueOf(run, axis)).join("\u0000");
