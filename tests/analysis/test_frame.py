@@ -326,7 +326,7 @@ def corrupted(draw: st.DrawFn) -> tuple[list[bytes], list[int]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(corrupted())
 def test_random_damage_never_raises(
     given: tuple[list[bytes], list[int]],

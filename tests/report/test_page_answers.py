@@ -330,6 +330,7 @@ def test_costs_have_axes_with_numbers(show: Callable[..., Browser]) -> None:
     assert "scale=linear" in browser.js("return location.hash")
 
 
+@pytest.mark.extended
 def test_page_of_5000_rows_is_small_and_drawn(show: Callable[..., Browser], tmp_path: Path) -> None:
     rows = [one for seed in range(16) for one in _seeded(seed)]
     assert len(rows) > 5000
