@@ -1,4 +1,4 @@
-"""What a driver is started in, or writes to, makes no verdict: one true line where something is wrong."""
+"""The environment and output of a driver change no verdict: one true line if something is wrong."""
 
 import json
 import os
