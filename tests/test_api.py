@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -115,8 +116,11 @@ def test_values_are_written_as_hydra_reads_them() -> None:
 
 
 @pytest.mark.slow
-def test_check_passes_for_a_function(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With an event loop running, as in a notebook."""
+def test_check_passes_for_a_function(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an event loop running, and colors requested where there is no terminal, as in a notebook."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
 
     async def main() -> api.Result:
         return api.check(own_workload.build, folder=tmp_path / "sweep", parallel="ddp", **SMALL)
@@ -126,7 +130,11 @@ def test_check_passes_for_a_function(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert result.ok
     (row,) = result.rows.to_dict("records")
     assert (row["status"], row["parallel"], row["model"]) == ("pass", "ddp", "support.own_workload.build")
-    assert "[1/1] pass" in capsys.readouterr().err
+    messages = capsys.readouterr().err
+    assert "[1/1] pass" in messages
+    assert "\x1b" not in messages, "no progress bar"
+    assert "\n1 cell: 1 pass\n" in str(result)
+    assert re.search(r"^\| +pass +\| 17 passed", result._repr_markdown_(), re.MULTILINE)
     again = api.read_sweep(tmp_path / "sweep")
     assert (again.ok, again.rows["cell"].tolist()) == (True, result.rows["cell"].tolist())
 
@@ -159,6 +167,7 @@ def test_sweep_reports_failed_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert line.endswith(": vacuous: no check applied")
     (audited,) = api.audit(result.folder)
     assert audited.state == "whole"
+    assert len(repr(audited)) < 300
     # Rows that were really written are what the schema says.
     rows = [json.loads(line) for line in (result.folder / "results.jsonl").read_text().splitlines()]
     schema = json.loads(SCHEMA_FILE.read_text())

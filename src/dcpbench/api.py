@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,6 +113,21 @@ class Result:
         load_plugins()
         return read_frame(self.folder)[0]
 
+    def __str__(self) -> str:
+        """Return the tables and failures that `dcpbench report` prints."""
+        return self._report("table")
+
+    def _repr_markdown_(self) -> str:
+        return self._report("markdown")
+
+    def _report(self, written_as: str) -> str:
+        from dcpbench.analysis.frame import read_sweeps
+        from dcpbench.report.document import document_text
+        from dcpbench.report.show import content
+
+        load_plugins()
+        return document_text([content(read_sweeps(self.folder))], written_as, StringIO())
+
     def raise_if_failed(self) -> None:
         """Raise if the sweep is not ok.
 
@@ -143,7 +159,7 @@ def check(
     config_dir: str | Path | None = None,
     **keys: Any,
 ) -> Result:
-    """Run one cell and wait for it, as `dcpbench run` does, in a process of its own.
+    """Run one cell and wait for it, as `dcpbench run` does, in a separate process.
 
     Args:
         build: what to train: the name of a model; an importable function that returns a `Workload` (with
@@ -219,7 +235,7 @@ def audit(folder: str | Path, data: bool = False) -> list[Any]:
     """Audit a checkpoint, or every checkpoint below a folder, the newest first. `data` reads tensors too.
 
     Returns:
-        for each its `folder`, `state` (whole, damaged or torn), `why`, `findings` and `entries`.
+        for each its `folder`, `state` (whole, damaged or torn), `because`, `findings` and `entries`.
 
     Raises:
         ConfigError: the plug-in for audits is not installed.

@@ -43,9 +43,9 @@ class Audited:
     folder: Path
     state: FolderState
     because: str = ""
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, Entry] = field(default_factory=dict, repr=False)
     findings: list[Mismatch] = field(default_factory=list)
-    files: dict[str, int] = field(default_factory=dict)
+    files: dict[str, int] = field(default_factory=dict, repr=False)
     beside: dict[str, int] = field(default_factory=dict)
 
     @property

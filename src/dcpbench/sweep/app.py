@@ -61,7 +61,8 @@ class SweepRun:
         self._value_of = objective_of(base)
         if not own_sweeper:
             _refuse_what_needs_all_cells(base, self.sweeper)
-        self._console = Console(stderr=True)
+        # Not by FORCE_COLOR, which notebooks and CI set: a progress bar needs a terminal.
+        self._console = Console(stderr=True, force_terminal=sys.stderr.isatty())
         self._engine: Engine | None = None
         self._driver: driver.Sweep | None = None
         self._planned = 0
