@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# What one process has compiled, or pytest has rewritten, is there for the next.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run check test test-all test-exhaustive test-multinode test-slurm without lint docs samples bench mutants fuzz soak setup clean
 

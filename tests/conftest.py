@@ -4,6 +4,7 @@ Drivers are forked from one server that has everything imported (`support.driver
 leaves untested; `own_process=True` starts `python -m dcpbench` as a shell does.
 """
 
+import gc
 import json
 import os
 import signal
@@ -35,8 +36,17 @@ TESTS = Path(__file__).parent
 ONE_STEP = ("train_steps=1", "resume_steps=1")
 SMALL = ("model=short", *ONE_STEP)
 """For sweeps that need no more: what a cell costs goes with its parameters and its steps."""
+LONGEST = (
+    *("test_wheel", "test_deaths", "test_hostile_surroundings", "test_command_line", "test_layouts"),
+    *("test_ordinary_models", "test_resume", "test_statuses", "test_convert", "test_matrix", "test_composer"),
+    *("test_save_load", "test_page_answers", "test_scenarios", "test_plugin_cells", "test_leaks"),
+)
+"""Files that take fifteen seconds or more in `make test`."""
 PARALLELISMS = ("none", "ddp", "fsdp", "hsdp", "fsdp_tp", "fsdp2", "hsdp2", "fsdp2_tp")
 
+
+# Until all tests are collected; what is imported is never garbage.
+gc.disable()
 
 load_plugins()
 
@@ -55,13 +65,16 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with sweeps come first: where workers share the tests, what is left at the end is short."""
+    """Files with sweeps come first, of them the longest: where workers share the tests, what is left at the
+    end is short."""
     long = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in long)
+    items.sort(key=lambda item: (item.path.stem not in LONGEST, item.path not in long))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Cells that compile are in slow tests only; without them the server need not know how."""
+    gc.freeze()
+    gc.enable()
     drivers.compiles = any(item.get_closest_marker("slow") for item in session.items)
 
 

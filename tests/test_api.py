@@ -179,6 +179,7 @@ def test_sweep_reports_failed_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_ctrl_c_ends_the_ranks(tmp_path: Path) -> None:
     code = f"""
 from dcpbench import api

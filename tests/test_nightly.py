@@ -150,7 +150,7 @@ def old_night(folder: Path) -> Path:
 
 @pytest.mark.slow
 def test_only_the_newest_nights_are_kept(nights: Nights) -> None:
-    """Beside them, folders that look like nights and are not: links, names, files of another program."""
+    """Also folders that look like nights and are not: links, names, files of another program."""
     elsewhere = old_night(nights.folder.parent / "elsewhere")
     oldest, running, newer = (old_night(nights.folder / f"2026-10-0{day}") for day in (1, 2, 3))
     (oldest / "a" / "link").symlink_to(elsewhere)
@@ -186,7 +186,7 @@ def test_nights_one_after_another(nights: Nights) -> None:
     assert (status, "2 of 2 cells are done" in told) == (0, True), told
     assert (nights.folder / "2026-11-19/results.jsonl").read_bytes() == first, "no cell ran twice"
     assert "its comparison with 2026-11-18 with 0" in told
-    # A night that was broken off is nothing to compare with.
+    # An interrupted night is not compared with.
     shutil.copytree(nights.folder / "2026-11-19", nights.folder / "2026-11-20")
     rows = (nights.folder / "2026-11-20/results.jsonl").read_text().splitlines(keepends=True)
     (nights.folder / "2026-11-20/results.jsonl").write_text(rows[0])
@@ -195,7 +195,7 @@ def test_nights_one_after_another(nights: Nights) -> None:
     assert status == 1, told
     assert "the sweep ended with 1, its comparison with 2026-11-19 with 1" in told
     assert "changing" in (nights.folder / "2026-11-21/compare.txt").read_text()
-    # The morning after, the same failure is not new, and the night is no better for it.
+    # The morning after, the same failure is not new, and the night is not better.
     status, told = nights.run("2026-11-22")
     assert status == 1, told
     assert "the sweep ended with 1, its comparison with 2026-11-21 with 0" in told

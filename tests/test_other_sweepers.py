@@ -23,7 +23,7 @@ OPTUNA = ("hydra/sweeper=optuna", "hydra.sweeper.n_jobs=1")
 
 
 def is_one_whole_sweep(ended: Finished) -> bool:
-    """Whether the folder is that of one sweep, with a row for each cell and all that is made of the rows."""
+    """Check that the folder has one sweep, a row for each cell, and every file built from the rows."""
     names = [row["cell"] for row in ended.rows]
     record = json.loads((ended.folder / "sweep.json").read_text())
     files = ("results.csv", "report.html", "junit.xml", "environment.json", "multirun.yaml")
@@ -97,7 +97,7 @@ def test_refused_sweeper_starts_nothing(case: str, sweep: Callable[..., Finished
 
 
 def test_wrong_batch_ends_a_begun_sweep(tmp_path: Path) -> None:
-    """Hydra's basic sweeper looks at a batch when it comes to it."""
+    """Hydra's basic sweeper checks a batch when it reaches it."""
     asked = ("hydra/sweeper=basic", "hydra.sweeper.max_batch_size=1", "saves=1,0")
     ended = run(tmp_path / "sweep", "parallel=none", "device=cpu", "world_size=1", *SMALL, *asked)
     assert ended.status == 2

@@ -1,4 +1,4 @@
-"""A package of somebody else's brings one of everything, by its entry point; an absent plug-in is a line."""
+"""Another user's package adds one of everything, by its entry point; an absent plug-in is a line."""
 
 import json
 import os

@@ -74,7 +74,7 @@ def sweeps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Fin
 
 
 def report(place: Path, *words: str | Path) -> str:
-    """What `python -m dcpbench.report` prints with the plug-in."""
+    """Return the output of `python -m dcpbench.report` with the plug-in."""
     program = [sys.executable, "-m", "dcpbench.report", *map(str, words)]
     variables = {**environment(), "DCPBENCH_PLUGINS": "mine_plugin"}
     variables["PYTHONPATH"] += f":{place}"

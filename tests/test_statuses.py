@@ -1,4 +1,4 @@
-"""Each status once, with nothing left behind: what goes wrong in a cell is that cell's row."""
+"""Each status once, without leaks: a failure in a cell is that cell's row."""
 
 import html
 from pathlib import Path

@@ -15,7 +15,7 @@ SCENARIOS = [
     *("leaves_folder", "looks_around", "speaks_for_others", "tells_escapes", "reports_odd_values"),
     *("breaks_its_report", "nests_folders", "raises_with_odd_values", "removes_rows"),
 ]
-"""The last one but one raises: ranks are started anew for the last one, when all earlier rows are written."""
+"""The last cell but one raises: fresh ranks run the last one, when all earlier rows are written."""
 CONTROLS = [sign for sign in ESCAPES if not sign.isprintable()]
 
 
@@ -64,7 +64,7 @@ def test_nothing_that_a_rank_says_reaches_the_terminal_as_more_than_text(sweep: 
 
 
 def test_odd_values_are_text_or_null(sweep: Finished) -> None:
-    """Of what a rank reports, in the row of that cell, which says so."""
+    """In values that a rank reports; the row of the cell names them."""
     row = sweep.row(scenario="reports_odd_values")
     assert (row["status"], row["contract_held"]) == ("fail", False)
     assert row["max_abs_diff"] == 0, "it is no number"

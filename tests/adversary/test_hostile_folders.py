@@ -1,4 +1,4 @@
-"""Folders that come from somebody else: reading one ends soon, changes nothing outside it, runs nothing."""
+"""Folders from another user: reading one ends soon, changes nothing outside it, runs nothing."""
 
 import errno
 import json
@@ -98,7 +98,7 @@ def everything_in(root: Path) -> dict[str, tuple[int, object]]:
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Iterator[Path]:
-    """A file of the user's in a folder beside that of the sweeps, in which nothing changes."""
+    """A file of the user's in a folder next to that of the sweeps, in which nothing changes."""
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis").write_text("mine\n")
@@ -110,7 +110,7 @@ def outside(tmp_path: Path) -> Iterator[Path]:
 
 
 def hostile(sweeps: Path, name: str, plant: Callable[[Path, Path], None], outside: Path) -> Path:
-    """One sweep as they should be, and one in which something is planted in place of a file."""
+    """One valid sweep, and one in which something replaces a file."""
     record = {"arguments": [], "cwd": "/", "cells": ["a"], "storage": []}
     for number, each in enumerate((sweeps / "good", sweeps / "bad")):
         folder_with(each, cell(started_at=f"2026-01-0{number + 1}T00:00:00+00:00"))

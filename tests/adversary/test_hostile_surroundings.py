@@ -1,4 +1,4 @@
-"""What a driver is started in, or writes to, makes no verdict: one true line where something is wrong."""
+"""The environment and output of a driver change no verdict: one true line if something is wrong."""
 
 import json
 import os
@@ -136,6 +136,8 @@ def started(words: str, folder: Path, **variables: str) -> "subprocess.Completed
 
 
 AGAIN = (
+    *("-m dcpbench bisect {folder} --good 2.13 --bad 2.14", "-m dcpbench audit {folder}/checkpoint"),
+    "-m dcpbench log {folder} --to tensorboard",
     *("-m dcpbench compare {folder} {folder}", "-m dcpbench history {folder}", "{script} report {folder}"),
     *(
         "-m dcpbench log {folder} --to mlflow",

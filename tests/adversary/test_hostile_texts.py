@@ -1,4 +1,4 @@
-"""What rows say is text wherever it is shown: no terminal, browser of Markdown or spreadsheet obeys it."""
+"""Values of rows are text wherever they are shown: no terminal, Markdown viewer or spreadsheet obeys it."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""A cell that changes its rank's process pays for it itself: the next cell has a rank as it was born."""
+"""A cell that changes its rank's process affects only itself: the next cell has a fresh rank."""
 
 import multiprocessing
 from pathlib import Path
@@ -14,7 +14,7 @@ from support.rows import seen
 pytestmark = pytest.mark.slow
 
 ON_RANKS = ("default_dtype", "forward", "load_of_dcpbench", "thread", "destroyed_group", "child")
-"""What a sweep leaves behind here; `bench/leaks.py` has all of it, under warm and fresh ranks."""
+"""Leaks of a sweep; `bench/leaks.py` has all of them, under warm and fresh ranks."""
 
 
 def left_behind(what: str, answer: Any) -> None:

@@ -1,4 +1,4 @@
-"""A sweep's record is this user's, word for word, or it is nobody's that is known."""
+"""A sweep's record is this user's, word for word, or it is refused."""
 
 import json
 import stat

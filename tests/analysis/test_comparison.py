@@ -1,4 +1,4 @@
-"""What changed between sweeps: verdicts by cell, costs only where they are beyond noise."""
+"""Changes between sweeps: verdicts by cell, costs only beyond noise."""
 
 import itertools
 import json
@@ -187,7 +187,7 @@ def test_equal_sweeps_cause_no_false_alarms(
 def test_earlier_sweeps_measure_the_drift(
     sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Every night as a whole is up to 8 % off: that one night is slower than the last says nothing."""
+    """Every complete night is up to 8 % off: one slower night proves nothing."""
 
     def night(name: str, seed: int, offset: float) -> Path:
         return sweep(f"nights/{name}", *measured(seed, offset=offset))
@@ -292,7 +292,7 @@ def edited(sizes: str, seed: int, **columns: Any) -> list[Any]:
 def test_edited_configurations_are_not_compared(
     sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """The axes and the overrides are the same: only the whole configuration is not."""
+    """The axes and the overrides are the same: only the complete configuration is not."""
     old = sweep("old", *edited("[3, 4]", 1))
     slow = edited("[3, 8]", 2, offset=2.0, checkpoint_bytes=9)
     new = sweep("new", *edited("[3, 4]", 3)[:2], *slow[2:8], *edited("[3, 4]", 3)[8:])

@@ -130,7 +130,7 @@ def test_invalid_values_are_reported_and_shown(
     assert told in left_out[0]
     assert every_format(folder)
     (_, stored) = read_lines(folder)
-    assert stored.row is None or damage == {"status": "fine"}, "a sweep that goes on runs that cell again"
+    assert stored.row is None or damage == {"status": "fine"}, "a resumed sweep runs that cell again"
 
 
 def test_missing_columns_and_invalid_bytes(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_custom_workloads_appear_once_as_the_model(tmp_path: Path) -> None:
 
 
 def every_format(folder: Path) -> str:
-    """All that a report can be, none of which may raise."""
+    """Every kind of report; none may raise."""
     sweeps = read_sweeps([folder])
     said = content(sweeps)
     return rendered(said, io.StringIO()) + markdown(said) + junit(sweeps) + page(sweeps, "title")
@@ -326,7 +326,7 @@ def corrupted(draw: st.DrawFn) -> tuple[list[bytes], list[int]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(corrupted())
 def test_random_damage_never_raises(
     given: tuple[list[bytes], list[int]],

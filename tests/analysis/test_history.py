@@ -1,4 +1,4 @@
-"""How cells went over many sweeps: what is found, and what is shown of it."""
+"""Histories of cells over many sweeps: changes, and how they are shown."""
 
 import io
 import json
@@ -245,7 +245,7 @@ def test_blocks_show_noise_small_and_gaps_blank() -> None:
 
 
 def test_new_configurations_are_new_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its costs are no change of the cell before, and what was edited is named."""
+    """Its costs are not a change of the cell before, and the edited key is named."""
     random = np.random.default_rng(4)
     for number in range(NIGHTS):
         edited = number >= NIGHTS // 2
@@ -261,7 +261,7 @@ def test_new_configurations_are_new_cells(tmp_path: Path, capsys: pytest.Capture
     }
     assert [one["reconfigured"] for one in text["cells"][1:]] == [None, None]
     lines = shown(capsys, tmp_path)
-    assert lines.count("parallel=ddp") == 1, "and the cell before is no news"
+    assert lines.count("parallel=ddp") == 1, "and the cell before is not reported"
     named = "other configuration since night-12, commit abc000b0 → abc000c0, torch 2.13.0 → 2.14.0: "
     assert any(f"status: {named}model.options.sizes: [3, 4] → [3, 8]" in line for line in lines)
     assert any(line.startswith("1 cell with a configuration that was replaced later") for line in lines)

@@ -1,5 +1,5 @@
-"""Sequences of saves, loads and failures that hypothesis draws, on real ranks, beside a model: a dictionary
-of what each checkpoint holds. What a load brings back must be what the model says. A sequence that fails is
+"""Sequences of saves, loads and failures that hypothesis draws, on real ranks, compared with a model: a
+dictionary of each checkpoint's contents. A load must restore the model's values. A sequence that fails is
 made as short as it can be, and printed as a script in plain torch."""
 
 import os

@@ -33,7 +33,7 @@ def test_complete_run_is_restored(server: Server) -> None:
     ran = run_alone(storage="s3_of_tests", **ONE)
     assert ran.verdict.status == "pass", ran.verdict.reason
     assert ran.reports[0].checks.keys() >= {"checkpoint_whole", "files_equal", "files_unchanged"}
-    assert ran.left == [], "nothing lies on the disk"
+    assert ran.left == [], "nothing is on the disk"
     assert {Path(name).name for name in server.objects()} == {".metadata", "__0_0.distcp"}
 
 

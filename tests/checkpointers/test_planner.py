@@ -1,5 +1,5 @@
 """DCP's planning for hundreds of ranks, without any: what they would write tiles each tensor once, and what
-other ranks would read of it, under another layout, is their part of the whole tensor."""
+other ranks would read of it, under another layout, is their part of the full tensor."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""Each storage keeps what was saved, and damage is detected."""
+"""Each storage keeps the saved state, and damage is detected."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ def test_values_are_restored_from_tensors() -> None:
     ] * 2
     stored = {key: Entry(leaf.extent.shape) for key, leaf in flat.items() if isinstance(leaf, TensorLeaf)}
     target = of_tensors({"plain": other}, stored)["plain"]
-    assert target.state_dict()["string"].shape == saved["string"].shape, "as large as what is to be loaded"
+    assert target.state_dict()["string"].shape == saved["string"].shape, "as large as the saved value"
     target.load_state_dict(saved)
     assert compare(snapshot_nested(one), snapshot_nested(other)) == []
 

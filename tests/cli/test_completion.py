@@ -42,7 +42,7 @@ class Bash:
         self._read(f"done\r\n{_PROMPT}")
 
     def typed(self, line: str) -> tuple[str, list[str]]:
-        """What the line has become after a TAB, and what was offered."""
+        """Return the line after a TAB, and the offered words."""
         self._send(f"{line}\t")
         # What follows is not completed; bash shows the line as it is then.
         self._send("\x05|\x15echo do''ne\n")

@@ -1,4 +1,4 @@
-"""What only GPUs can show: NCCL, cached staging in pinned memory, ranks that stay up."""
+"""Tests that need GPUs: NCCL, cached staging in pinned memory, ranks that stay up."""
 
 import os
 import shutil

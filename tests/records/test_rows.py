@@ -1,4 +1,4 @@
-"""Rows: written whole, read without trust."""
+"""Rows: written atomically, read without trust."""
 
 import csv
 import json
@@ -131,7 +131,7 @@ def test_details_inside_older_rows_are_read(tmp_path: Path, version: int) -> Non
     assert (only.details, damaged) == ({"of": "then"}, [])
     (line,) = read_lines(tmp_path)
     assert line.row is not None
-    assert line.row.details == {}, "a driver that goes on has no use for them"
+    assert line.row.details == {}, "a driver that resumes does not need them"
 
 
 def test_details_are_written_before_their_row(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_damaged_details_hide_no_row(tmp_path: Path) -> None:
     assert only.details == {"a": 1}
     assert damaged == [f"{path}:{number}: not the details of a row, left out" for number in range(2, 9)]
     keep_beside(tmp_path, {"a"})
-    assert len(read_rows(tmp_path)[1]) == len(damage) - 1, "a line that was broken off is cut off"
+    assert len(read_rows(tmp_path)[1]) == len(damage) - 1, "an interrupted line is cut off"
     path.unlink()
     path.symlink_to(tmp_path / "results.jsonl")
     assert read_rows(tmp_path)[1] == [f"{path} cannot be read: it is a link, which is not followed"]

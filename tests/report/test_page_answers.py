@@ -1,4 +1,4 @@
-"""What report.html answers before a cell is opened: the verdict, what changed, which check failed where; that
+"""Questions that report.html answers before a cell is opened: the verdict, changes, failed checks; that
 it fits a phone; and that axe finds nothing in it that keeps anybody from reading it."""
 
 import json
@@ -55,7 +55,7 @@ def failing(**values: Any) -> Row:
 
 
 def axe(browser: Browser) -> list[str]:
-    """What axe-core finds: each rule with the first element that breaks it."""
+    """Return the violations that axe-core finds: each rule with the first element that breaks it."""
     browser.js((files("axe_core_python") / "axe.min.js").read_text(encoding="utf-8"))
     browser.driver.set_script_timeout(120)
     found: list[str] = browser.driver.execute_async_script(
@@ -202,14 +202,14 @@ def test_check_matrix_shows_failed_checks(show: Callable[..., Browser]) -> None:
     assert "fsdp \u00b7 async \u00b7 seed=1: optim_equal failed" in labels
     assert "hsdp \u00b7 sync \u00b7 seed=0: model_equal passed, but could not have failed" in labels
     assert "ddp \u00b7 sync \u00b7 seed=2: extra_equal failed, as is known" in labels
-    assert len(browser.all("#checks tbody tr")) == 3, "a planted fault that was seen is none"
+    assert len(browser.all("#checks tbody tr")) == 3, "a detected fault is not a failure"
     assert [one.text for one in browser.all("#checks .s-fail")] == ["F"]
     browser.one("#checks .s-fail").click()
     assert browser.text("#cell-title") == "a"
 
 
 def test_resume_and_training_are_separate(show: Callable[..., Browser]) -> None:
-    """Of a cell whose checks are of both, and of a row from before there were two verdicts."""
+    """A cell with checks of both verdicts, and a row from before there were two."""
     bounds = {"gradient_bound": "rounding_of_sum", "step_bound": "bits"}
     wrong = {"gradient_close": False, "step_equal": True, "resume": True, "training": False, **bounds}
     rows = [cell("ddp", status="fail", reason="the resume is correct", **wrong), cell("fsdp", resume=None)]
@@ -323,13 +323,14 @@ def test_costs_have_axes_with_numbers(show: Callable[..., Browser]) -> None:
     assert "save_s 2.00 ms, pass" in tips
     assert "save_s 2.00 s, pass, repeat 1" in tips
     assert [one.text for one in browser.all("#costs tbody th")] == ["ddp", "fsdp"], (
-        "what is constant is left out"
+        "constant axes are left out"
     )
     browser.one("#log").click()
     assert browser.js(axis)[0] == "0"
     assert "scale=linear" in browser.js("return location.hash")
 
 
+@pytest.mark.extended
 def test_page_of_5000_rows_is_small_and_drawn(show: Callable[..., Browser], tmp_path: Path) -> None:
     rows = [one for seed in range(16) for one in _seeded(seed)]
     assert len(rows) > 5000

@@ -93,7 +93,7 @@ def test_print_is_light_without_controls(show: Callable[..., Browser]) -> None:
     browser.emulate(dark=True)
     browser.all("#matrix .square")[3].click()
     browser.emulate(dark=True, media="print")
-    assert browser.all("#matrix, .copy, .close") == [], "an open cell is printed by itself"
+    assert browser.all("#matrix, .copy, .close") == [], "an open cell is printed alone"
     assert "3 of 4 names" in browser.text("#cell")
 
 
@@ -159,7 +159,7 @@ def test_costs_have_dots_and_can_be_sorted(show: Callable[..., Browser]) -> None
     )
     browser.one('#costs [data-sort="save_s"]').click()
     assert browser.all("#costs tbody th")[0].text == "hsdp \u00b7 sync"
-    assert "\u2013" in browser.all("#costs tbody tr")[0].text, "what was not measured is no number"
+    assert "\u2013" in browser.all("#costs tbody tr")[0].text, "a value that was not measured is not a number"
 
 
 def test_rates_are_compared_with_plain_files(show: Callable[..., Browser]) -> None:

@@ -51,7 +51,7 @@ def sweeps(tmp_path: Path) -> Path:
 
 
 def report(sweeps: Path, *arguments: str) -> str:
-    """What the command prints, in a process of its own with the plug-in."""
+    """Return the output of the command, in a separate process with the plug-in."""
     path = os.pathsep.join([str(sweeps.parent / "site"), os.environ.get("PYTHONPATH", "")])
     ended = subprocess.run(
         [sys.executable, "-m", "dcpbench.report", *arguments],

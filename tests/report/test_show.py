@@ -1,4 +1,4 @@
-"""`python -m dcpbench.report <sweep>...`: what is shown of which rows, and on what."""
+"""`python -m dcpbench.report <sweep>...`: which rows it shows, how, and where."""
 
 import contextlib
 import csv

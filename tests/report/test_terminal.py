@@ -1,4 +1,4 @@
-"""What a report is in a terminal: short lines, tables that fit, and nothing that a row says obeyed."""
+"""Reports in a terminal: short lines, tables that fit, and no control sequence of a row."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""Checks of whole cells, on one rank in this process: what they compare, and that each could have failed.
+"""Checks of complete cells, on one rank in this process: what they compare, and that each could have failed.
 `test_looked_at` has the places."""
 
 import copy
@@ -78,7 +78,7 @@ SEEN: dict[str, set[str]] = {
     "values_negated_twice": {"files_equal"},
     "file_overwritten_later": {"files_unchanged"},
 }
-"""By which checks a fault has to be seen; by those of equality that are not named it must not be."""
+"""Checks that must report a fault; checks of equality that are not named must not."""
 
 
 OF_EACH_CHECK = (

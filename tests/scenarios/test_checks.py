@@ -113,8 +113,8 @@ def test_state_that_only_the_twin_has_is_found(monkeypatch: pytest.MonkeyPatch) 
         twins.append(build_twin(*given))
         return twins[-1]
 
-    def state(run: TrainingRun) -> Leaves:
-        return {name: leaf for name, leaf in honest(run).items() if run in twins or name != missing}
+    def state(run: TrainingRun, *given: Any) -> Leaves:
+        return {name: leaf for name, leaf in honest(run, *given).items() if run in twins or name != missing}
 
     monkeypatch.setattr(build_run, "build_twin", build)
     monkeypatch.setattr(lockstep, "state_of", state)

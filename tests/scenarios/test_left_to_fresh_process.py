@@ -1,4 +1,4 @@
-"""What a cell leaves to a fresh process, and what that compares, on one rank in this process."""
+"""The state that a cell leaves to a fresh process, and its comparison, on one rank in this process."""
 
 import io
 from dataclasses import replace

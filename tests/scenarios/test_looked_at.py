@@ -131,7 +131,7 @@ def test_fresh_process_builds_the_trainer(monkeypatch: pytest.MonkeyPatch) -> No
     assert places_of(fresh) == expected
     phases = [one.phase for one in fresh.measurements if one.phase]
     assert "verify/resumed" in phases
-    assert all(phase.startswith("verify") for phase in phases), "it is no cost of a save or a load"
+    assert all(phase.startswith("verify") for phase in phases), "it is not a cost of a save or a load"
     assert {one.metric for one in fresh.measurements if not one.phase} == {"peak_host_bytes"}
 
 
@@ -242,5 +242,5 @@ def test_drawing_ranks_are_compared_with_themselves(compiled: bool, monkeypatch:
     assert loading.not_applied.keys() == {"loss_resume_close", "replicas_equal", *apart}
     for report in ran.reports:
         assert not report.not_applied.keys() & report.checks.keys()
-        assert ("gradient_bound" in report.bounds) is not compiled, "nothing is said of what was not compared"
+        assert ("gradient_bound" in report.bounds) is not compiled, "no bound without a comparison"
         assert any(one.metric == "gradient_bound_used" for one in report.measurements) is not compiled

@@ -1,4 +1,4 @@
-"""Every scenario reports a defect in what is restored, and its row names it."""
+"""Every scenario reports a defect in the restored state, and its row names it."""
 
 from typing import Any
 

@@ -18,7 +18,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     apart = {"save": "sync_no_collectives", "scenario": "convert", "load_parallel": "fsdp2,ddp", "saves": 1}
     raw = {"save": "sync,async", "raw": True, "keep_checkpoints": "all"}
     cells: list[dict[str, Any]] = [
-        {"parallel": "none,fsdp,fsdp_flat,hsdp2", "save": "sync,async", "overlap_saves": True},
+        {"parallel": "none,fsdp,fsdp_flat", "world_size": 2, "save": "sync,async", "overlap_saves": True},
+        {"parallel": "hsdp2", "save": "sync,async", "overlap_saves": True},
         {"parallel": "ddp", "world_size": 2, **shared},
         {"parallel": "ddp,fsdp2", "world_size": 2, **apart},
         {"parallel": "none,fsdp2", "world_size": 2, **raw},

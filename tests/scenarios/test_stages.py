@@ -1,4 +1,4 @@
-"""A stage that has to end in a crash: the next one, on fresh ranks, loads what was saved before."""
+"""A stage that has to end in a crash: the next one, on fresh ranks, loads the state saved before."""
 
 import pytest
 

@@ -68,7 +68,7 @@ def test_trainer_restores_only_generators_it_uses(trainer: type, tmp_path: Path)
     told = cell.report.not_applied
     assert told.keys() == unreadable | (set() if draws else opaque | {RANDOM})
     assert {told[name] for name in opaque & told.keys()} <= {"a object has no state that can be read"}
-    assert cell.report.checks.keys() == {"side_effect_free"}, "what nobody can read is not audited"
+    assert cell.report.checks.keys() == {"side_effect_free"}, "an unreadable checkpoint is not audited"
 
 
 def leaves(*of: str) -> Leaves:

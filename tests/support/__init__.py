@@ -1,1 +1,1 @@
-"""What tests plant into real cells; reached through `--config-dir tests/conf`, as a user's own code is."""
+"""Defects and components injected into real cells; reached by `--config-dir tests/conf`, like users' code."""

@@ -1,4 +1,4 @@
-"""Scenarios that do what a runner does not expect, and pass all the same if nobody minds."""
+"""Scenarios that do what a runner does not expect, and still pass if nothing notices."""
 
 import os
 import stat
@@ -39,7 +39,7 @@ def looks_around(cell: Cell) -> None:
 
 
 def removes_rows(cell: Cell) -> None:
-    """It takes away what the cells before it came to; its checkpoints go to `root` beside the sweep."""
+    """It removes the results of the cells before it; its checkpoints go to `root` next to the sweep."""
     checkpoints = cell.folder.parent
     if cell.world.rank == 0:
         (checkpoints.parents[1] / checkpoints.name / "results.jsonl").unlink()
@@ -57,7 +57,7 @@ def speaks_for_others(cell: Cell) -> None:
 
 
 def tells_escapes(cell: Cell) -> None:
-    """What it says of itself would move the cursor, ring, and write another line."""
+    """Its text would move the cursor, ring, and write another line."""
     with cell.phase(f"train{ESCAPES}"):
         raise ValueError(ESCAPES)
 
@@ -78,7 +78,7 @@ def odd_values() -> dict[str, object]:
 
 
 class Mine:
-    """A class of which only this process knows, and whose text cannot be made."""
+    """A class that only this process knows, and whose text cannot be made."""
 
     def __repr__(self) -> str:
         raise RuntimeError
@@ -88,7 +88,7 @@ class Mine:
 
 
 def reports_odd_values(cell: Cell) -> None:
-    """What it finds and measures is none of it a number or a text."""
+    """None of its mismatches and measurements is a number or a text."""
     save_load(cell)
     finding = Mismatch(
         "w", Problem.contract, facts={"text": "odd", **odd_values()}, max_abs_diff=np.float32(2)
@@ -114,7 +114,7 @@ def breaks_its_report(cell: Cell) -> None:
 
 
 def nest(folder: Path, depth: int = 1500, name: str = "d") -> None:
-    """Folders in a folder, so deep that a function which calls itself does not come to the end; a link out of
+    """Folders in a folder, so deep that a recursive function does not reach the end; a link out of
     them in the innermost."""
     at = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     for _ in range(depth):
@@ -135,14 +135,14 @@ def nests_folders(cell: Cell) -> None:
 
 
 def close_descriptors() -> None:
-    """What `<&- >&- 2>&-` does to a process before it begins."""
+    """Do what `<&- >&- 2>&-` does to a process before it begins."""
     for number in range(3):
         os.close(number)
     sys.stdin = sys.stdout = sys.stderr = None  # type: ignore[assignment]
 
 
 def fill_output(number: int) -> None:
-    """What `>/dev/full` does, or `2>/dev/full`."""
+    """Do what `>/dev/full` does, or `2>/dev/full`."""
     os.dup2(os.open("/dev/full", os.O_WRONLY), number)
 
 

@@ -94,7 +94,7 @@ class Ran:
     reports: list[RankReport] = field(default_factory=list)
     announced: list[str] = field(default_factory=list)
     uploads: list[int] = field(default_factory=list)
-    """How many saves went on beside, whenever that changed."""
+    """Numbers of other saves in flight, whenever that changed."""
     left: list[str] = field(default_factory=list)
 
 
@@ -130,7 +130,7 @@ def alone(fault: str = "none", **values: Any) -> tuple[Verdict, RankReport]:
 
 
 def unexplained(ran: Ran, known: str) -> set[str]:
-    """What the checks of a cell found that is not listed as this known failure."""
+    """Return the mismatches of a cell that are not listed as this known failure."""
     listed = [one for one in known_failures.listed() if one.id == known]
     assert listed
     return {

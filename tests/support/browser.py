@@ -56,7 +56,7 @@ class Browser:
         WebDriverWait(self.driver, 20).until(lambda driver: driver.execute_script(ready), self.text("body"))
 
     def emulate(self, *, dark: bool = False, media: str = "") -> None:
-        """Have the page believe in a colour scheme, and in being printed (`media="print"`)."""
+        """Emulate a colour scheme, and printing (`media="print"`)."""
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": scheme})
 
@@ -64,7 +64,7 @@ class Browser:
         return self.driver.execute_script(script, *arguments)
 
     def all(self, selector: str) -> list[WebElement]:
-        """What matches and can be seen."""
+        """Return the matching elements that are visible."""
         return [one for one in self.driver.find_elements(By.CSS_SELECTOR, selector) if one.is_displayed()]
 
     def one(self, selector: str) -> WebElement:
@@ -86,7 +86,7 @@ class Browser:
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
     def requests(self) -> list[str]:
-        """What was asked for since the page was opened, beside the page itself."""
+        """Return the requests since the page was opened, other than the page itself."""
         messages = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
         sent = [
             one["params"]["request"]["url"]

@@ -6,7 +6,7 @@ from dcpbench.workloads.components import Freezing
 
 
 class CountsForItself(Freezing):
-    """It freezes by the steps that it has seen itself, of which one that is built anew has seen none."""
+    """It freezes by the number of steps that it has counted, which is zero when it is built again."""
 
     _seen = 0
 

@@ -48,7 +48,7 @@ def dies(cell: Cell, how: str, phase: str, rank: int, once: bool = False) -> Non
         died.touch()
         WAYS[how](cell)
 
-    if phase == "upload":  # in the thread that uploads, while the main thread goes on
+    if phase == "upload":  # in the thread that uploads, while the main thread continues
         honest, follow, followed = FileSystemWriter.write_data, cell.uploads.follow, threading.Event()
 
         def tell(pending: PendingSave) -> None:
@@ -138,18 +138,18 @@ def _ends_late(_: Cell) -> None:
 
 
 def _full_disk(cell: Cell) -> None:
-    """What this rank is about to write goes to a device that is always full."""
+    """Redirect this rank's writes to a device that is always full."""
     (checkpoint,) = cell.folder.glob("step-*")
     (checkpoint / f"__{cell.world.rank}_0.distcp").symlink_to("/dev/full")
 
 
 def _file_size_limit(_: Cell) -> None:
-    """No file of this rank may grow any more, its log as little as its checkpoint."""
+    """Forbid every file of this rank to grow, its log like its checkpoint."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
 
 
 def _read_only(cell: Cell) -> None:
-    """Nobody may write into the checkpoint any more; root may anyway, so it stops being root."""
+    """Forbid writes into the checkpoint; root could still write, so it stops being root."""
     (checkpoint,) = cell.folder.glob("step-*")
     checkpoint.chmod(0o555)
     if os.geteuid() == 0:
@@ -188,13 +188,13 @@ def _kills_actor(_: Cell) -> None:
 
 
 def _stops_actor(_: Cell) -> None:
-    """That process answers no more, and its ranks hang."""
+    """Stop that process, so that its ranks hang."""
     os.kill(psutil.Process(os.getppid()).ppid(), signal.SIGSTOP)
     _sleeps(_)
 
 
 def _cut_link() -> None:
-    """Nothing gets to this host any more, or from it, which is a network namespace of its own."""
+    """Cut this host, a separate network namespace, off the network."""
     (link,) = {name for _, name in socket.if_nameindex()} - {"lo"}
     subprocess.run(["ip", "link", "set", link, "down"], check=True)
 

@@ -1,4 +1,4 @@
-"""Sweeps that start at once: every driver is a process of its own, but forked, not started anew.
+"""Sweeps that start at once: every driver is a separate process, but forked, not started from scratch.
 
 `python -m dcpbench` imports Hydra, and the fork server of its ranks torch and the compiler: four to six
 seconds of work for each of the many sweeps of the tests. One server, kept for the whole test session, has
@@ -28,7 +28,7 @@ from unittest import mock
 import psutil
 
 _LIBRARY = tuple(sys.path[next(number for number, place in enumerate(sys.path) if place.endswith(".zip")) :])
-"""What follows in `sys.path` on the folder and PYTHONPATH."""
+"""Entries of `sys.path` after the folder and PYTHONPATH."""
 _TESTS = Path(__file__).parents[1]
 _ENDED_S = 10.0
 _STACKS_S = 1.0
@@ -67,7 +67,7 @@ def start_server() -> ForkServerContext:
     with mock.patch.dict(os.environ, environment() | {"DCPBENCH_PLUGINS": ""}):
         with mock.patch.object(forkserver, "ensure_running"):
             context = fork_server.fork_server(fork_server.rank_imports(compiles))
-        os.environ.pop(SAFE_PATH[0])  # else it holds for whatever is forked from the server
+        os.environ.pop(SAFE_PATH[0])  # else it applies to every process forked from the server
         context.set_forkserver_preload([*forkserver._forkserver._preload_modules, *imported])
         with fork_server._fixed_addresses():
             forkserver.ensure_running()
@@ -120,7 +120,7 @@ class Driver:
         self._process.kill()
 
     def communicate(self, timeout: float) -> tuple[str, str]:
-        """What it and its children have printed, once none of them can print any more.
+        """Return its output and that of its children, once none of them can print.
 
         Raises:
             subprocess.TimeoutExpired: that took too long; it was killed.
@@ -144,7 +144,7 @@ class Driver:
         return out, err
 
     def _what_runs(self, waiting: selectors.BaseSelector, said: dict[int, bytes]) -> str:
-        """Who can still print, and what was printed; the stacks of the driver and of its fork server too."""
+        """Return the processes that can still print, the output, and the stacks of driver and fork server."""
         pipes = {f"pipe:[{os.fstat(read.fileno()).st_ino}]" for read in self._reads}
         lines = []
         for one in psutil.process_iter():
@@ -219,7 +219,7 @@ _exec = util.spawnv_passfds
 
 
 def _forked(path: str, arguments: list[str], kept: list[int]) -> int:
-    """What `multiprocessing.util.spawnv_passfds` does, without importing everything again for a helper.
+    """Do what `multiprocessing.util.spawnv_passfds` does, without importing everything again for a helper.
 
     In any thread but the main one it is done as without this: what is forked while another thread holds a
     lock, of a stream that it prints to or of a module that it imports, waits for that lock for ever.
@@ -246,7 +246,7 @@ def _forked(path: str, arguments: list[str], kept: list[int]) -> int:
         status = 0
     except SystemExit:
         status = 0
-    except BaseException:  # noqa: BLE001 - nobody else could tell of it
+    except BaseException:  # noqa: BLE001 - nothing else could report it
         sys.excepthook(*sys.exc_info())
     finally:
         sys.stderr.flush()

@@ -9,7 +9,7 @@ from dcpbench.core.stage_end import Failed, RankEnd, StageEnd
 
 
 def reported(reports: Iterable[RankReport]) -> StageEnd:
-    """A stage of which these ranks reported."""
+    """A stage from which these ranks reported."""
     return StageEnd(tuple(replace(on(one.rank), report=one) for one in reports))
 
 

@@ -69,7 +69,7 @@ def clips_its_part() -> Workload:
 
 
 def compressing(hook: Callable[..., Any], state: object = None) -> Workload:
-    """A net under DDP with a communication hook. Its steps are small: what the hook rounds is no error."""
+    """A net under DDP with a communication hook. Its steps are small: its rounding is not an error."""
 
     def optimizer(model: nn.Module) -> torch.optim.Optimizer:
         if isinstance(model, DistributedDataParallel):  # not its twin
@@ -182,7 +182,7 @@ class Handle:
 
 
 def opaque() -> Workload:
-    """A hyperparameter of which nothing tells whether it came back."""
+    """A hyperparameter whose restoration nothing can verify."""
     return of_net(optimizer=lambda model: Plain(model.parameters(), handle=Handle()))
 
 
@@ -246,7 +246,7 @@ def complex_parameter() -> Workload:
 
 
 class HasNothing(nn.Module):
-    """A parameter without elements beside those of a net."""
+    """A parameter without elements in addition to those of a net."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -266,7 +266,7 @@ def empty_parameter_adam() -> Workload:
 
 
 def last_layer_only() -> Workload:
-    """Its optimizer has a part of the parameters; the others get gradients that nobody uses."""
+    """Its optimizer has a part of the parameters; the others get unused gradients."""
 
     def optimizer(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD([*model.parameters()][2:], lr=0.01, momentum=0.9)
@@ -275,7 +275,7 @@ def last_layer_only() -> Workload:
 
 
 class Adapted(nn.Module):
-    """A net that is frozen and always the same, and an adapter beside it."""
+    """A net that is frozen and always the same, and an adapter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -352,7 +352,7 @@ def lbfgs() -> Workload:
 
 
 class Trainer:
-    """Saves and loads, each rank by itself, all that it has."""
+    """Saves and loads everything, each rank separately."""
 
     def __init__(self, setup: Setup) -> None:
         torch.manual_seed(setup.seed)
@@ -470,7 +470,7 @@ class WithPowerSgd(Trainer):
 
 
 class OnlyTheAdapter(Trainer):
-    """It saves nothing of what is frozen."""
+    """It saves no frozen part."""
 
     not_saved = ("model.base",)
 
@@ -490,7 +490,7 @@ class OnlyTheAdapter(Trainer):
 
 
 class LosesItsBase(OnlyTheAdapter):
-    """What it does not save is another in each that is built."""
+    """The unsaved part differs each time it is built."""
 
     built = itertools.count()
 

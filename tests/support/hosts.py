@@ -58,7 +58,7 @@ class Hosts:
 
     @property
     def words(self) -> tuple[str, str]:
-        """What has a sweep run on them."""
+        """Return the words that run a sweep on them."""
         return "executor=ray", f"executor.address={self._cluster.address}"
 
     def add(self, environment: dict[str, str] | None = None) -> None:
@@ -118,7 +118,7 @@ class RayDaemons:
         wait_for(lambda: "Ray runtime started" in log.read_text(), _ENDS_S * 4)
 
     def driver(self, folder: Path, *words: str) -> "subprocess.Popen[str]":
-        """A driver with these words, on the first host; it prints beside `folder`, where its sweep goes."""
+        """A driver with these words, on the first host; it prints next to `folder`, where its sweep goes."""
         line = [*self.hosts[0].prefix, sys.executable, "-m", "dcpbench", *words, *self.words]
         with folder.with_suffix(".log").open("w") as log:
             return subprocess.Popen(
@@ -145,7 +145,7 @@ def ended(driver: "subprocess.Popen[str]", folder: Path) -> Finished:
 
 @contextmanager
 def ray_in(hosts: Sequence[Namespace], folder: Path) -> Iterator[RayDaemons]:
-    """Ray's daemons in each namespace, until the end; nobody else has their token."""
+    """Ray's daemons in each namespace, until the end; no other user has their token."""
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     around = environment() | token | _NOTICES | {"RAY_USAGE_STATS_ENABLED": "0"}
     with mock.patch.dict(os.environ, around):

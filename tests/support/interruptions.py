@@ -53,7 +53,7 @@ def pause(marker: Path) -> None:
 
 
 def pauses(cell: Cell, phase: str, marker: str) -> None:
-    """`save_load`, in which rank 0 waits in a phase, the first time that it comes to it."""
+    """`save_load`, in which rank 0 waits in a phase, the first time that it reaches it."""
     waits = [phase] if cell.world.rank == 0 else []
 
     def announce(name: str) -> None:
@@ -66,7 +66,7 @@ def pauses(cell: Cell, phase: str, marker: str) -> None:
 
 
 def pause_driver(module: str, name: str, marker: Path) -> None:
-    """Have the driver wait where it first calls a function."""
+    """Make the driver wait where it first calls a function."""
     tempfile.tempdir = None  # where the server of the tests has its own files
     place: Any = importlib.import_module(module)
     *outer, name = name.split(".")

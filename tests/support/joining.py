@@ -9,7 +9,7 @@ from dcpbench.rank.messages import RankSpec
 
 
 def main(spec: RankSpec, connection: Connection) -> None:
-    """What a rank process runs, but rank 1 stays away."""
+    """Run what a rank process runs, but keep rank 1 away."""
     from dcpbench.rank import main
 
     honest = main._join

@@ -1,4 +1,4 @@
-"""What a cell may leave behind in its rank, each of which the next cell would notice or pay for."""
+"""Leaks of a cell into its rank, each of which would affect the next cell."""
 
 import os
 import resource

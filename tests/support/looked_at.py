@@ -38,7 +38,7 @@ def trained(given: Config) -> TrainingRun:
 
 
 class Looked:
-    """What is looked at in a cell with this configuration."""
+    """The comparisons of a cell with this configuration."""
 
     def __init__(self, given: Config) -> None:
         self.names = {
@@ -93,7 +93,7 @@ class Looked:
         return places | self.trained(where, step + 1) | {("loss_resume_close", where): loss}
 
     def trained(self, where: str, *steps: int) -> Places:
-        """Steps beside a twin, on a rank that has no replica."""
+        """Steps compared with a twin, on a rank that has no replica."""
         parameters = {name for name in self.names["model_equal"] if not self._is_frozen(name)}
         groups = {name for name in self.names["optim_equal"] if not name.endswith(".params")}
         return {
@@ -103,7 +103,7 @@ class Looked:
         }
 
     def twin(self) -> Places:
-        """A run that never saves, beside its twin."""
+        """A run that never saves, compared with its twin."""
         unsaved = {("save_harmless", "in the run that saved"): self.all}
         return self.trained("in the uninterrupted run", 1, 2, 3) | unsaved
 
@@ -125,7 +125,7 @@ def absent_key(step: int) -> Places:
 
 
 def places_of(report: RankReport) -> Places:
-    """What was compared on this rank."""
+    """The names compared on this rank."""
     return {
         (check, where): set(names)
         for check, seen in report.checks.items()

@@ -48,7 +48,7 @@ def namespaces() -> Iterator[list[Namespace]]:
 
 @contextmanager
 def slowly_linked(delay_s: float, loss: float) -> Iterator[list[Namespace]]:
-    """Two of them, until the end; between them each packet takes so long, and such a part of all is lost."""
+    """Two of them, until the end; between them each packet takes so long, and this part of them is lost."""
     with _unlinked() as hosts:
         asked = (*(host.name for host in hosts), LINK, str(delay_s), str(loss))
         line = [sys.executable, str(Path(slow_link.__file__)), *asked]
@@ -98,12 +98,12 @@ def not_here(why: str) -> NoReturn:
 
 
 def up(host: Namespace, interface: str = LINK) -> None:
-    """Have an interface carry packets, again."""
+    """Make an interface carry packets again."""
     _ip("-n", host.name, "link", "set", interface, "up")
 
 
 def cut(host: Namespace) -> None:
-    """Have nothing get to a host any more, or from it."""
+    """Cut a host off the network."""
     _ip("-n", host.name, "link", "set", LINK, "down")
 
 

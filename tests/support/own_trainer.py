@@ -18,7 +18,7 @@ from dcpbench.workloads.own_trainer import Setup
 
 @dataclass
 class Progress:
-    """What a trainer counts."""
+    """Counters of a trainer."""
 
     step: int = 0
     best: float = float("inf")
@@ -102,7 +102,7 @@ class OneStepOff(Trainer):
 
 
 class KeepsItInMemory(Trainer):
-    """Of what it has itself a part never reaches the disk."""
+    """A part of its state never reaches the disk."""
 
     kept: ClassVar[dict[str, dict[str, Any]]] = {}
 
@@ -119,7 +119,7 @@ class KeepsItInMemory(Trainer):
 
 
 class SavesInTheBackground(Trainer):
-    """What it saves it copies first; it is written once training has gone on, however quick the disk is."""
+    """It copies the state, and writes it after training has continued, however quick the disk is."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
@@ -143,7 +143,7 @@ class SavesInTheBackground(Trainer):
         kept = {"model": self.kept(), "optimizer": copy.deepcopy(self.optimizer.state_dict()), "own": own}
 
         def write() -> None:
-            if not self.resumed:  # else it is saved once more, and nothing goes on meanwhile
+            if not self.resumed:  # else it is saved once more, and training waits
                 self.went_on.wait(60)
             torch.save(kept, path)
 
@@ -158,7 +158,7 @@ class SavesInTheBackground(Trainer):
 
 
 class SavesViews(SavesInTheBackground):
-    """It saves the very tensors that training goes on to change."""
+    """It saves the live tensors, which training then changes."""
 
     def kept(self) -> dict[str, Any]:
         return self.model.state_dict()
@@ -176,7 +176,7 @@ class DrawsNothing(Trainer):
 
 
 class Unlucky(Trainer):
-    """It has what cannot be looked at, and what is another thing each time."""
+    """It has attributes that cannot be read, and attributes that differ each time."""
 
     not_saved = ("built",)
 
@@ -220,7 +220,7 @@ class ForgetsTheSecond(Two):
 
 
 class TimesItself(Trainer):
-    """A time of day is no state, but nobody says so."""
+    """A time of day is not state, but not listed as such."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)

@@ -42,7 +42,7 @@ class Warmup:
 
 
 SCHEDULES = {"function": lambda: falling, "partial": lambda: partial(falling, gamma=0.25), "object": Warmup}
-"""What makes one: an object is of one run."""
+"""A function that makes one: an object belongs to one run."""
 
 
 def build(schedule: str | None = None, **training: Any) -> Workload:

@@ -31,7 +31,7 @@ def cell(parallel: str, save: str = "sync", repeat: int = 0, **values: Any) -> R
 
 
 def details(seed: int = 0, names: int = 3) -> dict[str, Any]:
-    """What the driver writes of the checks and the ranks of a cell."""
+    """The details that a driver writes about a cell's checks and ranks."""
     chance = random.Random(seed)
     control = {
         f"layer{chance.randrange(9)}.weight{i} in the checkpoint of step 6": True for i in range(names)
@@ -103,7 +103,7 @@ def four_cells() -> list[Row]:
 
 
 def many_axes() -> list[Row]:
-    """A sweep of seven axes with one failure in it, some repeats, and planted faults beside."""
+    """A sweep of seven axes with one failure in it, some repeats, and injected faults."""
     names = ("parallel", "save", "model", "optimizer", "compile", "world_size")
     values = [("ddp", "fsdp", "hsdp"), ("sync", "async"), ("even", "nested"), ("adam", "sgd")]
     rows = []

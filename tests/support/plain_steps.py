@@ -1,4 +1,4 @@
-"""What ranks do with checkpoints, in plain torch: the steps of which a test draws sequences, and the head
+"""Operations of ranks on checkpoints, in plain torch: the steps of which a test draws sequences, and the head
 of the script as which a sequence that fails is printed."""
 
 import random
@@ -22,7 +22,7 @@ MESHES, GROUPS, PENDING = {}, {}, {}
 
 
 def values(step, key):
-    """The whole tensor of a key at a step."""
+    """The full tensor of a key at a step."""
     count = torch.Size(SHAPES[key]).numel()
     numbers = (torch.arange(count) + 7 * step + len(key)) % 251
     return numbers.to(DTYPES.get(key, torch.float32)).reshape(SHAPES[key])
@@ -48,7 +48,7 @@ def prepare():
 
 
 def save(folder, step, ranks, layout, seed, options, way):
-    """Save on the first ranks. An asynchronous one goes on until `finish`; what it saves is overwritten."""
+    """Save on the first ranks. An asynchronous save runs until `finish`; its source is overwritten."""
     if dist.get_rank() >= ranks:
         return
     saved, writer = state(step, ranks, layout, seed), FileSystemWriter(folder, **options)
@@ -111,7 +111,7 @@ def load(folder, ranks, layout):
 
 
 def again(folder, to, ranks, layout, options):
-    """Load a checkpoint in a layout, and save what was loaded in another place."""
+    """Load a checkpoint in a layout, and save the loaded state elsewhere."""
     if dist.get_rank() >= ranks:
         return
     group, held = MESHES[ranks].get_group(), state(1000, ranks, layout)

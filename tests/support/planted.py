@@ -1,4 +1,4 @@
-"""Defects of the loader, planted under a scenario that must see them; undone when its cell ends."""
+"""Defects of the loader, injected into a scenario that must report them; undone when its cell ends."""
 
 import copy
 import pkgutil
@@ -39,7 +39,7 @@ def _loading(changed: Callable[[Load, State], None]) -> Iterator[None]:
 
 
 def _into_copies(load: Load, state: State) -> None:
-    """What is loaded lies in tensors of its own: equal, but not in place."""
+    """The loaded values are in new tensors: equal, but not in place."""
     elsewhere = copy.deepcopy(state)
     load(elsewhere)
     for name, nested in elsewhere.items():

@@ -47,7 +47,7 @@ def config_of(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def measured(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What rows say by cell, all but when and how long, and the peaks of memory; each cell once."""
+    """Return rows by cell, without times and peaks of memory; each cell once."""
     assert len({item["cell"] for item in rows}) == len(rows)
     return {
         item["cell"]: {
@@ -66,7 +66,7 @@ def measured(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def seen(row: dict[str, Any]) -> tuple[dict[str, Any], Any, list[list[Any]]]:
-    """What a cell has seen, not when and how fast, nor that it was asked for otherwise: columns, checks, and
+    """Return the results of a cell, without times and how it was requested: columns, checks, and
     the losses of each rank."""
     asked = ("started_at", "config_digest", "cell", "overrides", "config", "details")
     columns = {

@@ -17,7 +17,7 @@ class Server:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Of `storage=fsspec_s3`."""
+        """For `storage=fsspec_s3`."""
         return {"url": f"s3://{self.bucket}/below", "file_system": {"endpoint_url": self.endpoint}}
 
     @property
@@ -29,7 +29,7 @@ class Server:
         )
 
     def objects(self) -> Mapping[str, bytes]:
-        """All that lies in the bucket."""
+        """The contents of the bucket."""
         from moto.s3.models import s3_backends
 
         held = s3_backends["123456789012"]["aws"].buckets[self.bucket].keys.items()

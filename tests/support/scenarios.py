@@ -46,7 +46,7 @@ def kills_itself(cell: Cell) -> None:
 
 
 def hangs(cell: Cell) -> None:
-    """One rank never comes to the collective that the others wait in."""
+    """One rank never enters the collective that the others wait in."""
     with cell.phase("verify"):
         if cell.world.rank == VICTIM:
             _wait_for_ever()
@@ -64,7 +64,7 @@ def leaves_child(cell: Cell) -> None:
 
 
 def layouts(cell: Cell) -> None:
-    """A parallel model, put together from its ranks' parts, is the plain one from the same seed."""
+    """A parallel model, merged from its ranks' parts, is the plain one from the same seed."""
     reference = steps.build(cell)
     group = cell.world.group
     with cell.phase("verify"):

@@ -3,7 +3,7 @@
     python slow_link.py NAMESPACE NAMESPACE INTERFACE DELAY_S LOSS
 
 Each end is a TUN device, so that this needs no `netem` in the kernel. It prints a line once both ends are
-there, and goes on until its standard input ends, as it does when the process that has started it ends.
+there, and runs until its standard input ends, as it does when the process that has started it ends.
 """
 
 import ctypes

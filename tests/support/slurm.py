@@ -64,7 +64,7 @@ class Slurm:
         self.environment = {"SLURM_CONF": str(folder / "slurm.conf")}
 
     def run(self, *words: str, **more: str) -> str:
-        """What a command prints; `more` is of its environment."""
+        """Return the output of a command; `more` extends its environment."""
         command = (*self._first.prefix, *words)
         around = os.environ | more | self.environment
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180, env=around)

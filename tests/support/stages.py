@@ -35,7 +35,7 @@ def save_twice(cell: Cell, dies: bool) -> None:
 
 
 def load_first(cell: Cell, dies: bool) -> None:
-    """What was handed over comes back, in processes that saw nothing of the first stage, and goes on."""
+    """State that was handed over is restored in processes without the first stage, and training continues."""
     (checkpoint,), losses = handover.take_over(cell, steps.open_checkpointer(cell), same_layout=True)
     unfinished = cell.folder / f"step-{2 * cell.config.train_steps:04d}"
     assert unfinished.exists()

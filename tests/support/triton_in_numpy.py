@@ -1,5 +1,5 @@
-"""What our Triton kernel computes, without a GPU and without Triton: its programs, one after the other, on
-numpy's arrays, whose integers wrap around as Triton's do."""
+"""Compute what our Triton kernel computes, without a GPU and without Triton: its programs, one by one,
+on numpy's arrays, whose integers wrap around as Triton's do."""
 
 from collections.abc import Callable
 from itertools import product

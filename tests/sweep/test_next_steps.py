@@ -1,4 +1,4 @@
-"""What a sweep that has ended says of its page and of the next command."""
+"""The page and the next command that a sweep prints at its end."""
 
 import json
 import os

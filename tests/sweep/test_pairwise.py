@@ -58,7 +58,7 @@ def test_pairs_need_few_jobs(shape: list[int], at_most: int) -> None:
 @given(shapes, st.data())
 @settings(deadline=None, max_examples=50)
 def test_every_runnable_pair_is_in_a_job_that_runs(shape: list[int], data: st.DataObject) -> None:
-    """Constraints of two values, of which some are known before, and one of three."""
+    """Constraints of two values, some known before, and one of three."""
     lists = lists_of(shape)
     anywhere = st.sampled_from([value for values in lists for value in values])
     apart = data.draw(st.lists(st.frozensets(anywhere, min_size=2, max_size=3), max_size=4))

@@ -203,7 +203,7 @@ def test_disk_space_is_checked_before_each_cell(sweep: Callable[..., Finished]) 
 def planned(
     capsys: pytest.CaptureFixture[str], jobs: list[Job], shown: PlanAs = PlanAs.auto, **how: Any
 ) -> tuple[int, str]:
-    """The exit status and what is printed of these jobs."""
+    """Return the exit status and the output for these jobs."""
     status = print_plan(how.get("folder", Path("/nowhere")), jobs, how.get("blocks", []), 0, None, shown)
     return status, capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""A sweep that was broken off and resumed is the sweep that was not: cell for cell, row for row."""
+"""An interrupted and resumed sweep equals an uninterrupted one: cell for cell, row for row."""
 
 import json
 import resource

@@ -29,7 +29,7 @@ RANKS = 4
 
 
 class Meshes(NamedTuple):
-    """Of all ranks, of the two that share a model's parts, of the two that share its batches."""
+    """Groups of all ranks, of the two that share a model's parts, of the two that share its batches."""
 
     both: DeviceMesh
     dp: DeviceMesh

@@ -1,6 +1,6 @@
 """The comparators against brute force, on real ranks: random meshes, placements, shapes, dtypes and damage.
 
-Brute force knows nothing of digests and extents: every rank's bytes are gathered, and where an element lies
+Brute force uses no digests and extents: every rank's bytes are gathered, and where an element lies
 is read off a tensor of the same shape, cut in the same way, that holds its own indices.
 """
 

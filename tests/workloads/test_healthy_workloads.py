@@ -19,7 +19,7 @@ REFUSED = {
     "empty_parameter": "torch's FSDP does not train prompt, which has no elements",
     "complex_parameter": "torch's FSDP does not train turn, which is complex, and others are not",
 }
-"""What is refused of these workloads, wherever they are a skip."""
+"""Refusals of these workloads, wherever they are a skip."""
 SKIPPED = {
     *((name, parallel) for name in ("lbfgs", "text_key") for parallel in ("ddp", "fsdp2")),
     *((name, "ddp") for name in ("sparse_adam", "opaque")),

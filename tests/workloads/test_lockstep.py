@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -109,3 +110,19 @@ def test_steps_on_another_device_are_rounded() -> None:
     run.model.to(torch.device("meta"))
     names = frozenset(f"net{number}.{kind}" for number in (1, 2) for kind in ("weight", "bias"))
     assert inexact_steps(run, twin, split=False) == Inexact(rounded=names, other_kernels=True)
+
+
+@pytest.mark.parametrize(("scheduler", "calls"), [("step", 1), ("reduce_on_plateau", 4)])
+def test_losses_of_several_steps_are_averaged_at_once(scheduler: str, calls: int) -> None:
+    """A scheduler that depends on the loss needs each at once."""
+    given, here = config(**ONCE, scheduler=scheduler), world()
+    run, other = build(given, here, 0), build(given, here, 0)
+    with mock.patch.object(here, "means", wraps=here.means) as means:
+        losses = run.train(batches_of(given, here.device), 3)
+    assert means.call_count == calls
+    assert (
+        losses
+        == run.train_state.losses
+        == [other.train(batches_of(given, here.device), n + 1)[0] for n in range(3)]
+    )
+    assert run.train_state.current_loss == losses[-1]

@@ -1,4 +1,4 @@
-"""A user's trainer, which saves and loads by itself, with `checkpointer=trainer`."""
+"""A user's trainer, which saves and loads itself, with `checkpointer=trainer`."""
 
 import random
 

@@ -19,7 +19,7 @@ from dcpbench.verify.compare import same_leaves
 from dcpbench.verify.files import compare_files
 from dcpbench.verify.perturb import compare_controlled, unlike
 from dcpbench.verify.plain_read import WholeValues
-from dcpbench.verify.resumed import ResumedRule, as_resumed
+from dcpbench.verify.resumed import ResumedRule
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import build_run, lockstep
 from dcpbench.workloads.build_run import copy_state
@@ -291,7 +291,7 @@ def resume(
         for part, one in compared.items():
             check = part if part in (rule.check, FLAGS) else "state_resume_equal"
             if check == "state_resume_equal":
-                one = replace(one, found=[as_resumed(mismatch) for mismatch in one.found])
+                one = replace(one, found=[rule.as_resumed(mismatch) for mismatch in one.found])
             cell.record(check, one, f"{where}, resumed" if part == FLAGS else where)
     cell.report.resumed[checkpoint.step] = resumed
 

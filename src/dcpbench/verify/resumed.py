@@ -123,14 +123,14 @@ class ResumedRule:
             names | _RECORDED if same_value([losses, last], [recorded, recorded[-1]]) else names - _RECORDED
         )
 
+    @staticmethod
+    def as_resumed(mismatch: Mismatch) -> Mismatch:
+        """Return a mismatch of states after the resume, with facts that are named after the two runs."""
+        facts = {_FACTS.get(name, name): value for name, value in mismatch.facts.items()}
+        return replace(mismatch, facts=facts)
+
     def _names(self, steps: int) -> list[str]:
         return [loss_name(step) for step in range(self.first, self.first + steps)]
-
-
-def as_resumed(mismatch: Mismatch) -> Mismatch:
-    """Return a mismatch of states after the resume, with facts that are named after the two runs."""
-    facts = {_FACTS.get(name, name): value for name, value in mismatch.facts.items()}
-    return replace(mismatch, facts=facts)
 
 
 def _tensors_and_objects(state: Mapping[str, Leaves]) -> tuple[Leaves, Leaves]:

@@ -295,6 +295,12 @@ class TrainState:
         self.current_loss = loss
         self.losses.append(loss)
 
+    def replace_last(self, losses: list[float]) -> None:
+        """Replace the last losses."""
+        if losses:
+            self.losses[-len(losses) :] = losses
+            self.current_loss = losses[-1]
+
     def state_dict(self) -> dict[str, Any]:
         losses = io.BytesIO()
         torch.save(self.losses, losses)

@@ -11,10 +11,9 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.utils import clip_grads_with_norm_
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from dcpbench.config.groups import OptimizerStateAs
-from dcpbench.verify.flags import snapshot_gradients
 from dcpbench.verify.perturb import FUNCTION_IF_NONE, perturb_model, perturb_optimizer, perturbed
 from dcpbench.verify.snapshot import (
     Leaves,
@@ -159,15 +158,19 @@ class TrainingRun:
 
     def train(self, batches: Batches, until: int) -> list[float]:
         """Train up to and including step `until`; return the global batch's loss of each step."""
-        before = len(self.train_state.losses)
+        losses: list[torch.Tensor] = []
         while self.train_state.step < until:
             drawn = self.random.states
             with self._noting(each_of(self.optimizer)):
                 loss = self.backward(self.next_batch(batches))
                 self.step()
             self.draws |= any(not torch.equal(drawn[name], now) for name, now in self.random.states.items())
-            self.finish_step(self.world.mean(loss))
-        return self.train_state.losses[before:]
+            losses.append(loss)
+            needs_mean = isinstance(self.scheduler, ReduceLROnPlateau)
+            self.finish_step(self.world.means([loss])[0] if needs_mean else float(loss))
+        means = self.world.means(losses) if losses else []
+        self.train_state.replace_last(means)
+        return means
 
     def next_batch(self, batches: Batches) -> Tensors:
         """Prepare the model for the next step, and return its global batch."""
@@ -287,9 +290,8 @@ class TrainingRun:
         self.alive.append(lives[0] or self._has_gradient())
 
     def _has_gradient(self) -> bool:
-        return any(
-            bool(leaf.local.any().item()) for leaf in snapshot_gradients(named_parts(self.model)).values()
-        )
+        gradients = (value.grad for value in self.model.parameters() if value.grad is not None)
+        return any(bool(local_part(dense(one)).any()) for one in gradients)
 
     def forget(self, seed: int) -> None:
         """Start over with other values in all objects."""

@@ -1,5 +1,6 @@
 """The ranks of a cell, as one of them sees them, and its share of their batches."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,10 +102,10 @@ class World:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def mean(self, value: torch.Tensor) -> float:
-        """Return the mean of a scalar over all ranks, summed in float64 on the CPU; collective. Among ranks
-        that share a GPU, NCCL would take many milliseconds."""
-        total = value.detach().double().cpu()
+    def means(self, values: Sequence[torch.Tensor]) -> list[float]:
+        """Return the mean of each scalar over all ranks, summed in float64 on the CPU; collective. Among
+        ranks that share a GPU, NCCL would take many milliseconds."""
+        total = torch.stack([value.detach().double().cpu().reshape(()) for value in values])
         if self.group is not None:
             dist.all_reduce(total, group=self.training_group or self.group)
-        return float(total.item()) / self.size
+        return [one / self.size for one in total.tolist()]

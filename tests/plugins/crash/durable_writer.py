@@ -19,7 +19,7 @@ class DurableWriter(FileSystemWriter):
     metadata atomically, and then removes files of earlier saves."""
 
     is_first = True
-    """Whether this is the first of the ranks that save."""
+    """True on the first of the ranks that save."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)

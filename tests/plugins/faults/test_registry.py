@@ -154,6 +154,7 @@ def test_docs_table_of_defects_matches_the_faults() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_plugin_declares_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "faulty_plugin.py").write_text(PLUGIN)
     monkeypatch.setenv("DCPBENCH_PLUGINS", "faulty_plugin")
