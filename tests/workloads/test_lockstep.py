@@ -12,8 +12,8 @@ from dcpbench.workloads import workload
 from dcpbench.workloads.build_run import build, build_twin
 from dcpbench.workloads.lockstep import GRAD_NORM, Lockstep
 from dcpbench.workloads.training_run import TrainingRun
-from dcpbench.workloads.twin import Inexact, inexact_steps
-from dcpbench.workloads.workload import batches_of
+from dcpbench.workloads.twin import Inexact, Pass, Twin, inexact_steps
+from dcpbench.workloads.workload import Tensors, batches_of, share_of
 from support.alone import config, world
 
 ONCE: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
@@ -61,6 +61,26 @@ def test_norm_of_clipped_gradients_is_compared(factor: float, monkeypatch: pytes
     assert (gradients.found, all(gradients.fired.values())) == ([], True)
     assert [one.name for one in step.found] == ([GRAD_NORM] if factor != 1 else [])
     assert step.fired[GRAD_NORM]
+
+
+def test_magnitudes_are_summed_over_accumulated_parts() -> None:
+    """The parts of a batch can cancel each other, and their rounding cannot."""
+    given, here = config(**ONCE), world()
+    data = batches_of(given, here.device).at(1)
+
+    def passed(accumulate: int, batch: Tensors) -> Pass:
+        run = build_twin(given, here, 0)
+        run.accumulate = accumulate
+        twin = Twin(run, run.dtypes)
+        twin.begin(batch, None)
+        return twin.passed()
+
+    first, second = (passed(1, share_of(data, number, 2, "parts")).gradients for number in range(2))
+    made = passed(2, data)
+    for name, size in made.sizes.items():
+        torch.testing.assert_close(made.gradients[name], (first[name] + second[name]) / 2)
+        torch.testing.assert_close(size, (first[name].abs() + second[name].abs()) / 2)
+    assert any(bool((size > made.gradients[name].abs() * 1.01).any()) for name, size in made.sizes.items())
 
 
 def test_replicas_that_differ_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
