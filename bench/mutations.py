@@ -52,8 +52,8 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     ),
     "the twin steps on its own gradients": (
         _TWIN,
-        "        self._set_gradients(gradients, full)\n        self.run.step()\n",
-        "        self.run.step()\n",
+        "        self._set_gradients(gradients, full)\n        self.run.step(grad_norm)\n",
+        "        self.run.step(grad_norm)\n",
     ),
     "jittered passes begin where the twin's own ended": (
         _TWIN,

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import conf_folder
@@ -14,8 +15,11 @@ from dcpbench.verdict.known_failures import explaining
 
 
 def test_own_list_is_valid() -> None:
-    known = read(conf_folder() / "known_failures.yaml")
-    assert {each.id for each in known} == {
+    """Plug-ins test that what recomputes its mismatches is there."""
+    path = conf_folder() / "known_failures.yaml"
+    every = {each["id"] for each in yaml.safe_load(path.read_text())}
+    assert {each.id for each in read(path)} <= every
+    assert every == {
         "fsdp1-tp-optimizer-state",
         "fsdp1-tp-unfreezes",
         "tensor-lr-in-defaults",

@@ -6,16 +6,19 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import nn
 
 from dcpbench.cell import explained
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Resumed, defects_at
+from dcpbench.config.schema import conf_folder
 from dcpbench.core.defects import Defect
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
 from dcpbench.plugins.defects import _cells, as_restored, divided_twice, trained_alone, unfrozen
 from dcpbench.scenarios import fine_tune
+from dcpbench.sweep import known_failures
 from dcpbench.verify.compare import compare
 from dcpbench.verify.layout import whole
 from dcpbench.verify.resumed import ResumedRule
@@ -50,6 +53,13 @@ APPLY: dict[tuple[str, int], dict[str, set[str]]] = {
 
 def on(parallel: str, size: int, folder: Path) -> Cell:
     return bare_cell(folder, config(**SMALL, parallel=parallel, world_size=size), world(0, size))
+
+
+def test_every_known_failure_is_recomputed(capsys: pytest.CaptureFixture[str]) -> None:
+    path = conf_folder() / "known_failures.yaml"
+    read = known_failures.read.__wrapped__(path)  # past the cache
+    assert [one.id for one in read] == [one["id"] for one in yaml.safe_load(path.read_text())]
+    assert "idle" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("parallel", "size"), APPLY)
