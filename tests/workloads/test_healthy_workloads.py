@@ -41,7 +41,7 @@ def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize(
-    "block", tiered([*BLOCKS.keys() - {"clipped_wrong"}], "adapter", "clipped_tp", "trainers", "refused")
+    "block", tiered([name for name in BLOCKS if name != "clipped_wrong"], "adapter", "clipped_tp", "trainers", "refused")
 )
 def test_healthy_workloads_pass(sweep: Finished, block: str) -> None:
     assert sweep.rows, sweep.err
