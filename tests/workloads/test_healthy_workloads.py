@@ -40,9 +40,10 @@ def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return run(tmp_path_factory.mktemp("healthy") / "sweep", *blocks(cells.values()))
 
 
-@pytest.mark.parametrize(
-    "block", tiered([name for name in BLOCKS if name != "clipped_wrong"], "adapter", "clipped_tp", "trainers", "refused")
-)
+HEALTHY = [name for name in BLOCKS if name != "clipped_wrong"]
+
+
+@pytest.mark.parametrize("block", tiered(HEALTHY, "adapter", "clipped_tp", "trainers", "refused"))
 def test_healthy_workloads_pass(sweep: Finished, block: str) -> None:
     assert sweep.rows, sweep.err
     healthy = [
