@@ -214,7 +214,7 @@ def test_torch_without_submodules_is_skipped(tmp_path: Path, monkeypatch: pytest
     built = mock.Mock(side_effect=RuntimeError("it was built"))
     monkeypatch.setattr(fine_tune.steps, "build", built)
     cell = bare_cell(tmp_path, config(**SMALL, scenario="fine_tune"))
-    with pytest.raises(Skip, match="no submodules="):
+    with pytest.raises(Skip, match="no longer has submodules="):
         fine_tune.fine_tune(cell, 2, submodules=True)
     with pytest.raises(RuntimeError, match="it was built"):
         fine_tune.fine_tune(cell, 2, submodules=False)

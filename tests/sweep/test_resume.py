@@ -194,8 +194,8 @@ def test_changed_rows_run_again_with_reasons(unbroken: Finished) -> None:
         ),
         (["rerun=failed"], "rerun=failed"),
         (["resume={folder}", "rerun=all"], "rerun"),
-        (["resume={folder},{place}", "parallel=ddp"], "takes one value"),
-        (["parallel=ddp", "hydra.sweep.dir={folder}"], "or resume this one"),
+        (["resume={folder},{place}", "parallel=ddp"], "pass one value"),
+        (["parallel=ddp", "hydra.sweep.dir={folder}"], "or run dcpbench resume"),
     ],
 )
 def test_wrong_use_is_one_line_and_changes_nothing(
