@@ -29,6 +29,7 @@ SKIPPED = {
 
 
 BLOCKS = cells_of("healthy_workloads")
+HEALTHY = [name for name in BLOCKS if name != "clipped_wrong"]
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +39,6 @@ def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     if "both" not in asked:
         cells["both"] = {**BLOCKS["both"], "workload.target": "support.healthy_workloads.python_state"}
     return run(tmp_path_factory.mktemp("healthy") / "sweep", *blocks(cells.values()))
-
-
-HEALTHY = [name for name in BLOCKS if name != "clipped_wrong"]
 
 
 @pytest.mark.parametrize("block", tiered(HEALTHY, "adapter", "clipped_tp", "trainers", "refused"))

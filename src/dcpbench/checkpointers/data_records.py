@@ -26,7 +26,7 @@ _UNREADABLE = (
     *(EOFError, LookupError, MemoryError, NotImplementedError, OverflowError),
     *(RuntimeError, ValueError, struct.error, zlib.error),
 )
-"""Exceptions of reading data that is not a valid archive."""
+"""Exceptions of reading invalid archives; zipfile raises NotImplementedError for an unknown compression."""
 
 
 def damaged_records(folder: Path, manifest: Manifest) -> Iterator[Mismatch]:
