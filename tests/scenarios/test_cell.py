@@ -248,3 +248,14 @@ def test_random_state_is_compared_if_restorable() -> None:
     assert RANDOM in live_state(run)
     run.keeps_random = False
     assert RANDOM not in live_state(run)
+
+
+def test_names_are_proven_by_their_controls(tmp_path: Path) -> None:
+    cell = bare_cell(tmp_path)
+    assert cell.proven("side_effect_free") == set()
+    both = {"a": True, "b": True}
+    cell.record("side_effect_free", Compared((), both, {"a": True, "b": False}), "after the save")
+    cell.record("model_equal", Compared((), both, both), "after the save")
+    assert cell.proven("side_effect_free") == {"a"}
+    cell.record("side_effect_free", Compared((), {"c": True}, {"c": True}), "after the load")
+    assert cell.proven("side_effect_free") == {"a", "c"}

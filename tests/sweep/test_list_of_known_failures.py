@@ -84,6 +84,7 @@ def one_listed(mismatch: str) -> str:
         ("- {id: a, torch: '>=2', reason: b}", "neither checks nor an error"),
         ("- {id: a, torch: '>=2', error: {type: KeyError}, reason: b}", "missing mandatory value: phase"),
         ("- [", "known_failures="),
+        ("- {id: a, torch: '>=2', torch: '>=3', reason: b}", "found duplicate key torch"),
     ],
 )
 def test_wrong_list_is_refused(tmp_path: Path, text: str, told: str) -> None:

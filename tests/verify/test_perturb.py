@@ -15,6 +15,7 @@ from dcpbench.verify.compare import bits, compare, same_value
 from dcpbench.verify.layout import Extent
 from dcpbench.verify.perturb import (
     all_different,
+    compare_controlled,
     compared_names,
     controllable,
     jitter,
@@ -276,6 +277,23 @@ def test_every_leaf_changes() -> None:
     assert list(changed) == list(leaves)
     assert [found.name for found in compare(leaves, changed)] == ["first", "w", "large", "last"]
     assert changed["idle"] is leaves["idle"], "an entry that may be absent has nothing to report"
+
+
+def test_proven_names_are_compared_without_a_control() -> None:
+    expected, actual = {"lr": 0.1, "momentum": 0.9, "w": "old"}, {"lr": 0.1, "momentum": 0.8, "w": "old"}
+    other = {**actual, "w": "new"}  # a control that leaves `lr` as expected
+    first = compare_controlled(expected, actual, other)
+    assert (first.names, first.fired) == (
+        {"lr": True, "momentum": True, "w": True},
+        {"lr": False, "momentum": True, "w": True},
+    )
+    second = compare_controlled(expected, actual, other, proven=["lr"])
+    assert (second.found, second.names) == (first.found, first.names)
+    assert second.found[0].name == "momentum"
+    assert second.fired == dict.fromkeys(expected, True)
+    third = compare_controlled(expected, actual, proven=["momentum"])
+    assert [one.name for one in third.found] == ["momentum"]
+    assert third.fired == dict.fromkeys(expected, True)
 
 
 def test_compared_names_tell_empty_shards() -> None:

@@ -124,3 +124,8 @@ class Cell:
             where: the checkpoint or the moment, for people.
         """
         self.report.checks.setdefault(check, CheckReport()).record(compared, where)
+
+    def proven(self, check: str) -> set[str]:
+        """Return the names whose negative control this rank has already seen reported in a check."""
+        controls = self.report.checks.get(check, CheckReport()).control.values()
+        return {name for of_place in controls for name, fired in of_place.items() if fired}

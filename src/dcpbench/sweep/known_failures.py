@@ -2,15 +2,18 @@
 
 import re
 import sys
+from collections import Counter
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from yaml import YAMLError
+from yaml.constructor import ConstructorError
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import conf_folder, config_class
@@ -19,6 +22,9 @@ from dcpbench.core.mismatch import AS_STORED, Problem
 from dcpbench.core.plugins import plugins
 from dcpbench.records.row import columns
 from dcpbench.verdict.known_failures import KnownFailure, KnownMismatch
+
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+T = TypeVar("T")
 
 
 def listed() -> list[KnownFailure]:
@@ -39,22 +45,42 @@ def read(path: Path) -> list[KnownFailure]:
         ConfigError: it is missing, is not a list of `KnownFailure`, or names what does not exist.
     """
     try:
-        entries: Any = OmegaConf.load(path)
-        schema = OmegaConf.structured(KnownFailure)
-        mismatch = OmegaConf.structured(KnownMismatch)  # OmegaConf does not look into lists in a dictionary
-        for entry in entries:
-            for check, listed in entry.get("checks", {}).items():
-                entry.checks[check] = [OmegaConf.merge(mismatch, one) for one in listed]
-        known = [OmegaConf.to_object(OmegaConf.merge(schema, entry)) for entry in entries]
+        entries: Any = yaml.load(path.read_text(encoding="utf-8"), _Loader) or []  # noqa: S506 - a safe loader
+        found = [_entry(dict(entry)) for entry in entries]
     except (OSError, YAMLError, OmegaConfBaseException, TypeError, ValueError) as error:
         raise ConfigError(f"known_failures={path}: {' '.join(str(error).split())}") from None
-    found = [failure for failure in known if isinstance(failure, KnownFailure)]
     for failure in found:
         try:
             check_entry(failure)
         except (ConfigError, InvalidSpecifier, re.error) as error:
             raise ConfigError(f"known_failures={path}: {failure.id}: {error}") from None
     return _without_idle(path, found)
+
+
+class _Loader(_SafeLoader):  # type: ignore[misc]
+    """OmegaConf's loader, which refuses a key that is there twice, but twenty times faster."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        counts = Counter(key.value for key, _ in node.value)
+        if twice := [key for key, count in counts.items() if count > 1]:
+            raise ConstructorError(None, None, f"found duplicate key {twice[0]}", node.start_mark)
+        made: dict[Any, Any] = super().construct_mapping(node, deep)
+        return made
+
+
+def _entry(plain: dict[str, Any]) -> KnownFailure:
+    checks = plain.pop("checks", {})  # OmegaConf does not look into lists in a dictionary
+    failure = _typed(KnownFailure, plain)
+    failure.checks = {
+        check: [_typed(KnownMismatch, one) for one in listed] for check, listed in checks.items()
+    }
+    return failure
+
+
+def _typed(schema: type[T], plain: dict[str, Any]) -> T:
+    typed = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), plain))
+    assert isinstance(typed, schema)
+    return typed
 
 
 def _without_idle(path: Path, found: list[KnownFailure]) -> list[KnownFailure]:

@@ -3,7 +3,7 @@ does not report a change could not have detected that the load restored nothing.
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -230,11 +230,17 @@ def unlike(expected: Leaves, state: Leaves, constants: Iterable[str] | None = No
     return with_changed_constants(expected, all_different(state), values)
 
 
-def compare_controlled(expected: Leaves, actual: Leaves, other: Leaves | None = None) -> Compared:
+def compare_controlled(
+    expected: Leaves, actual: Leaves, other: Leaves | None = None, proven: Collection[str] = ()
+) -> Compared:
     """Compare two states bit for bit. The control compares `other`, by default a copy of `actual` in which
-    everything is different."""
-    control = compare(expected, all_different(actual) if other is None else other, closely=False)
-    return Compared.of(compare(expected, actual), control, compared_names(expected))
+    everything is different, except the names that an earlier control has `proven`."""
+    due = {name: leaf for name, leaf in expected.items() if name not in proven}
+    if other is None:
+        other = all_different({name: leaf for name, leaf in actual.items() if name in due})
+    reported = {*proven, *(one.name for one in compare(due, other, closely=False))}
+    fired = {name: name in reported for name in controllable(expected)}
+    return Compared(compare(expected, actual), compared_names(expected), fired)
 
 
 def compared_names(saved: Leaves) -> dict[str, bool]:
