@@ -37,6 +37,7 @@ class World:
     compiled_for: str | None = None
     _groups: dict[int, dist.ProcessGroup] = field(default_factory=dict)
     _meshes: dict[tuple[tuple[str, int], ...], DeviceMesh] = field(default_factory=dict)
+    _on_several_hosts: bool | None = field(default=None, init=False)
 
     def mesh(self, sizes: dict[str, int]) -> DeviceMesh | None:
         """Return the device mesh with these dimensions, outermost first; None without dimensions. Meshes are
@@ -96,6 +97,12 @@ class World:
     def gathered(self, value: Any) -> list[Any]:
         """Return the values of all ranks, by rank; collective."""
         return gathered(value, self.group)
+
+    def on_several_hosts(self, host: str | None) -> bool:
+        """Return whether the ranks are on several hosts, this one on `host`; the first call is collective."""
+        if self._on_several_hosts is None:
+            self._on_several_hosts = len({*self.gathered(host)}) > 1
+        return self._on_several_hosts
 
     def synchronize(self) -> None:
         """Wait for the work on the device, before a time is taken."""
