@@ -89,7 +89,8 @@ def digests(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, li
 
 @dataclass(frozen=True)
 class _Copy:
-    """A rank's part of a tensor: what kind of state it is, and its content, also after a change."""
+    """A rank's part of a tensor that other ranks have too: the kind of state, and its content; on the last of
+    these ranks also that after a change."""
 
     extent: Extent
     kind: str
@@ -100,25 +101,34 @@ class _Copy:
 def compare_replicas(leaves: Mapping[str, TensorLeaf], group: dist.ProcessGroup | None) -> Compared:
     """Compare the tensors of which several ranks have the same part; collective over `group`. The control is
     a change on one rank."""
-    contents, changed = _contents(leaves), _contents(all_different({**leaves}))
-    mine = {
-        name: _Copy(leaf.extent, leaf.kind, contents[name], changed[name]) for name, leaf in leaves.items()
+    extents = gathered({name: leaf.extent for name, leaf in leaves.items()}, group)
+    here = dist.get_rank(group) if group else 0
+    mine, last = dict[str, TensorLeaf](), dict[str, TensorLeaf]()
+    for name, leaf in leaves.items():
+        having = [rank for rank, theirs in enumerate(extents) if theirs.get(name) == leaf.extent]
+        if len(having) > 1 and leaf.extent.numel:
+            mine[name] = leaf
+            if here == having[-1]:
+                last[name] = leaf
+    contents, changed = _contents(mine), _contents(all_different({**last}))
+    copies = {
+        name: _Copy(leaf.extent, leaf.kind, contents[name], changed.get(name)) for name, leaf in mine.items()
     }
-    all_ranks = gathered(mine, group)
+    all_ranks = gathered(copies, group)
     found: list[Mismatch] = []
     fired: dict[str, bool] = {}
     for name in dict.fromkeys(name for theirs in all_ranks for name in theirs):
         replicas: dict[Extent, list[tuple[int, _Copy]]] = {}
         for rank, theirs in enumerate(all_ranks):
-            if name in theirs and theirs[name].extent.numel:
+            if name in theirs:
                 replicas.setdefault(theirs[name].extent, []).append((rank, theirs[name]))
         for (first, one), *others in replicas.values():
             unlike = [rank for rank, other in others if other.content != one.content]
             if unlike:
                 facts = {"one_rank": first, "other_rank": unlike[0]}
                 found.append(Mismatch(name, Problem.replicas, one.kind, facts=facts))
-            if others:
-                fired[name] = others[-1][1].changed != one.content and fired.get(name, True)
+            changes = others[-1][1].changed not in (None, one.content)
+            fired[name] = changes and fired.get(name, True)
     return Compared(found, dict.fromkeys(fired, True), fired)
 
 
