@@ -139,7 +139,7 @@ def wrong(kind: str) -> Workload:
         ("next", r"batch\(generator\) returned two different batches for the same generator"),
         ("lock", f"{KEPT} cannot pickle '_thread.lock' object; {INSTEAD}"),
         ("open file", f"{KEPT} cannot pickle .*; {INSTEAD}"),
-        ("lambda", f"{KEPT} Can't pickle .*<lambda>.*; {INSTEAD}"),
+        ("lambda", f"{KEPT} Can't (pickle|get local object) .*<lambda>.*; {INSTEAD}"),
         ("yields", f"{KEPT} cannot pickle 'generator' object; {INSTEAD}"),
     ],
 )
