@@ -22,9 +22,9 @@ pytestmark = pytest.mark.slow
 PLUGIN = """
 from dcpbench.core.axes import AxisSpec
 from dcpbench.core.plugins import API, Plugin
-from dcpbench.core.checks import CheckSpec, register_check
+from dcpbench.core.checks import CheckSpec
 from dcpbench.core.mismatch import Mismatch, Problem
-from dcpbench.core.metrics import MetricSpec, register_metric
+from dcpbench.core.metrics import MetricSpec
 from dcpbench.core.rank_report import Compared
 
 
@@ -49,11 +49,15 @@ def clip(cell, run):
     assert cell.config.clip == 3
 
 
-plugin = Plugin(name="mine", api=API, built=("mine_plugin:clip",),
-                axes=(AxisSpec("clip", "the norm that gradients are clipped to", type=int),))
-register_metric(MetricSpec("load_descriptors", "open descriptors at the end of a load", "max", phase="load",
-                           shown="always", compared="always", history=True, probe=descriptors))
-register_check(CheckSpec("float32_kept", "float32", "every parameter is float32", probe=verify_float32))
+plugin = Plugin(
+    name="mine",
+    api=API,
+    axes=(AxisSpec("clip", "the norm that gradients are clipped to", type=int),),
+    checks=(CheckSpec("float32_kept", "float32", "every parameter is float32", probe=verify_float32),),
+    metrics=(MetricSpec("load_descriptors", "open descriptors at the end of a load", "max", phase="load",
+                        shown="always", compared="always", history=True, probe=descriptors),),
+    built=("mine_plugin:clip",),
+)
 """
 
 

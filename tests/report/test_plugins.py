@@ -14,13 +14,20 @@ from support.browser import Browser
 pytestmark = pytest.mark.slow
 
 PLUGIN = """
-from dcpbench.core.checks import CheckSpec, register_check
-from dcpbench.core.metrics import MetricSpec, register_metric
+from dcpbench.core.checks import CheckSpec
+from dcpbench.core.metrics import MetricSpec
+from dcpbench.core.plugins import API, Plugin
 
 shown = {"shown": "always", "compared": "always"}
-register_metric(MetricSpec("queue_s", "waiting for the storage", history=True, better="lower", **shown))
-register_metric(MetricSpec("hits", "blocks from a cache", better="higher", **shown))
-register_check(CheckSpec("index_equal", "index=", "the index came back"))
+plugin = Plugin(
+    name="queue",
+    api=API,
+    checks=(CheckSpec("index_equal", "index=", "the index came back"),),
+    metrics=(
+        MetricSpec("queue_s", "waiting for the storage", history=True, better="lower", **shown),
+        MetricSpec("hits", "blocks from a cache", better="higher", **shown),
+    ),
+)
 """
 
 
@@ -112,14 +119,27 @@ def test_plugin_metrics_are_in_the_history(sweeps: Path) -> None:
     assert " queue_s  " in report(sweeps, "history", ".")
 
 
-def test_missing_plugins_are_reported_in_one_line(sweeps: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("nowhere.to_be_found", None, "plug-in nowhere.to_be_found cannot be imported"),
+        ("mine", "", "plug-in mine: its `plugin` must be a dcpbench.core.plugins.Plugin"),
+        ("mine", PLUGIN.replace("queue_s", "save_s"), "plug-in queue: save_s is declared already"),
+    ],
+)
+def test_unusable_plugins_are_reported_in_one_line(
+    tmp_path: Path, name: str, text: str | None, why: str
+) -> None:
+    if text is not None:
+        (tmp_path / f"{name}.py").write_text(text)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     ended = subprocess.run(
-        [sys.executable, "-m", "dcpbench.report", str(sweeps)],
-        env={**os.environ, "DCPBENCH_PLUGINS": "nowhere.to_be_found"},
+        [sys.executable, "-m", "dcpbench.report", str(tmp_path)],
+        env={**os.environ, "DCPBENCH_PLUGINS": name, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         check=False,
     )
     assert ended.returncode == 2
-    assert ended.stderr.startswith("dcpbench: plug-in nowhere.to_be_found cannot be imported")
+    assert ended.stderr.startswith(f"dcpbench: {why}")
     assert ended.stderr.count("\n") == 1

@@ -119,10 +119,3 @@ _OWN = (
 
 AXES = {spec.name: spec for spec in _OWN}
 """Every axis by name, in the order of the columns."""
-
-
-def register_axis(spec: AxisSpec) -> AxisSpec:
-    """Add an axis; raise a ValueError if its name is taken."""
-    if AXES.setdefault(spec.name, spec) != spec:
-        raise ValueError(f"axis {spec.name}: declared twice")
-    return spec

@@ -125,10 +125,3 @@ _OWN = (
 
 CHECKS = {spec.name: spec for spec in _OWN}
 """Every check by name, in the order of the columns."""
-
-
-def register_check(spec: CheckSpec) -> CheckSpec:
-    """Add a check; raise a ValueError if its name is taken."""
-    if CHECKS.setdefault(spec.name, spec) != spec:
-        raise ValueError(f"check {spec.name}: declared twice")
-    return spec

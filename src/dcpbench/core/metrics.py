@@ -106,10 +106,3 @@ _OWN = (
 
 METRICS = {spec.name: spec for spec in _OWN}
 """Every metric by name, in the order of the columns."""
-
-
-def register_metric(spec: MetricSpec) -> MetricSpec:
-    """Add a metric; raise a ValueError if its name is taken."""
-    if METRICS.setdefault(spec.name, spec) != spec:
-        raise ValueError(f"metric {spec.name}: declared twice")
-    return spec

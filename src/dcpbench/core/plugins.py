@@ -11,17 +11,19 @@ import importlib
 import os
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from dcpbench.core.axes import AxisSpec, register_axis
-from dcpbench.core.checks import CheckSpec, register_check
-from dcpbench.core.metrics import MetricSpec, register_metric
+from dcpbench.core.axes import AXES, AxisSpec
+from dcpbench.core.checks import CHECKS, CheckSpec
+from dcpbench.core.metrics import METRICS, MetricSpec
 from dcpbench.core.moved import MOVED
+
+_Spec = TypeVar("_Spec", AxisSpec, CheckSpec, MetricSpec)
 
 API = 1
 """Version of this contract. It is increased when plug-ins for the previous version might not work."""
@@ -115,8 +117,7 @@ def _installed() -> list[str]:
 
 
 @cache
-def _plugin(module: str) -> Plugin | None:
-    """Import a module and return its plug-in; None if the module only registers things on import."""
+def _plugin(module: str) -> Plugin:
     try:
         plugin = getattr(importlib.import_module(module), "plugin", None)
     except Exception as error:
@@ -124,11 +125,11 @@ def _plugin(module: str) -> Plugin | None:
         if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
             text += "; add its folder to PYTHONPATH"
         raise PluginError(f"plug-in {module} cannot be imported: {text}") from error
-    if plugin is not None and not isinstance(plugin, Plugin):
+    if not isinstance(plugin, Plugin):
         raise PluginError(f"plug-in {module}: its `plugin` must be a dcpbench.core.plugins.Plugin")
-    if plugin is not None and plugin.api != API:
+    if plugin.api != API:
         raise PluginError(f"plug-in {module}: it is for version {plugin.api} of the contract, not for {API}")
-    MOVED.update(plugin.moved if plugin else {})
+    MOVED.update(plugin.moved)
     return plugin
 
 
@@ -138,7 +139,7 @@ def plugins() -> list[Plugin]:
     Raises:
         PluginError: a plug-in cannot be imported, or is for another version of the contract.
     """
-    return [plugin for module in plugin_names() if (plugin := _plugin(module))]
+    return [_plugin(module) for module in plugin_names()]
 
 
 def declared_values() -> dict[str, Mapping[str, Any]]:
@@ -154,15 +155,18 @@ def load_plugins() -> None:
     """Import every plug-in and register its axes, checks and metrics.
 
     Raises:
-        PluginError: see `plugins`.
+        PluginError: see `plugins`; or a name is declared twice.
     """
     for plugin in plugins():
-        for axis in plugin.axes:
-            register_axis(axis)
-        for check in plugin.checks:
-            register_check(check)
-        for metric in plugin.metrics:
-            register_metric(metric)
+        _add(plugin, AXES, plugin.axes)
+        _add(plugin, CHECKS, plugin.checks)
+        _add(plugin, METRICS, plugin.metrics)
+
+
+def _add(plugin: Plugin, known: dict[str, _Spec], more: Iterable[_Spec]) -> None:
+    for spec in more:
+        if known.setdefault(spec.name, spec) != spec:
+            raise PluginError(f"plug-in {plugin.name}: {spec.name} is declared already")
 
 
 def all_of(named: Callable[[Plugin], tuple[str, ...]]) -> Iterator[Any]:
