@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from dcpbench.core.mismatch import LimitReached, Mismatch, Problem
+from dcpbench.core.rank_report import CheckReport, RankReport
 from dcpbench.records.short_reason import short_reason
+from dcpbench.verdict.judge import failed_check
 from dcpbench.verdict.sentences import cause_sentence, check_sentence, rank_numbers
 
 WORST = {"name": "net.weight", "problem": "differs", "max_abs_diff": 0.01234, "rank": 2}
@@ -77,3 +79,20 @@ def test_a_sentence_lists_ten_names(count: int, told: str | None) -> None:
     assert ("differing: n0, n1" in sentence) is (count > 1)
     assert ("more" in sentence) is (count > 10)
     assert told is None or told in sentence
+
+
+@pytest.mark.parametrize(
+    ("hosts", "rank", "name"),
+    [
+        (("one", "other"), 0, "rank 0 (local rank 0 of host one)"),
+        (("one", "other"), 1, "rank 1 (local rank 0 of host other)"),
+        (("one", "one"), 0, "rank 0"),
+    ],
+)
+def test_mismatch_on_several_hosts_names_the_place(hosts: tuple[str, str], rank: int, name: str) -> None:
+    seen = [RankReport(each, host=host, local_rank=0) for each, host in enumerate(hosts)]
+    seen[rank].checks["model_equal"] = CheckReport()
+    seen[rank].checks["model_equal"].add([Mismatch("w", Problem.missing)])
+    found = failed_check("model_equal", seen)
+    assert found is not None
+    assert found.on_rank == name
