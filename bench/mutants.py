@@ -88,8 +88,7 @@ def caught_by(mutant: Mutant, limits: Mapping[str, float | None]) -> str | None:
                 if tests.exitcode:
                     return step
                 continue
-            places = filter(None, [f"{scratch}/src", os.environ.get("PYTHONPATH")])
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+            environment = {**os.environ, "PYTHONPATH": _first_on_path(scratch)}
             try:
                 ended = subprocess.run(
                     words, cwd=scratch, env=environment, capture_output=True, timeout=limit_s, check=False
@@ -101,12 +100,17 @@ def caught_by(mutant: Mutant, limits: Mapping[str, float | None]) -> str | None:
     return None
 
 
+def _first_on_path(scratch: str) -> str:
+    return os.pathsep.join(filter(None, [f"{scratch}/src", os.environ.get("PYTHONPATH")]))
+
+
 def _unit_tests(scratch: str, words: list[str]) -> None:
     """Run pytest in this process, on the code of a mutant."""
     import pytest
 
     os.chdir(scratch)
     sys.path[:0] = [f"{scratch}/src"]
+    os.environ["PYTHONPATH"] = _first_on_path(scratch)  # of the processes that tests start
     with Path("unit-tests.txt").open("w", encoding="utf-8") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
