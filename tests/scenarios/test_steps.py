@@ -124,6 +124,15 @@ def test_only_rank_0_digests_files(rank: int, tmp_path: Path, monkeypatch: pytes
     assert digested == ([] if rank else [tmp_path / "step-0000"])
 
 
+def test_files_that_nothing_else_reads_say_so(tmp_path: Path) -> None:
+    cell = bare_cell(tmp_path)
+    checkpointer = steps.open_checkpointer(cell)
+    with mock.patch.object(type(checkpointer), "stored", return_value={}):
+        steps.finish(cell, steps.save(cell, build(cell.config, cell.world, 0), checkpointer))
+    assert cell.report.not_applied == {"files_equal": "nothing else reads files of this format"}
+    assert "files_equal" not in cell.report.checks
+
+
 @pytest.mark.parametrize("asked_for", [True, False])
 def test_unsynced_files_may_be_allowed(asked_for: bool, tmp_path: Path) -> None:
     given = config(**SMALL)
