@@ -19,6 +19,7 @@ from dcpbench.cell.steps import RunRecord
 from dcpbench.core.checks import CheckSpec
 from dcpbench.core.defects import Defect
 from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.plugins import plugins
 from dcpbench.verify import compare_layouts, perturb, resumed, training
 from dcpbench.verify.files import digest_files
 from dcpbench.verify.resumed import ResumedRule
@@ -390,3 +391,7 @@ def test_equal_states_are_equal_in_every_name(component: str) -> None:
     state = live_state(run)
     names = rule([1.0]).same_state("extra_equal", run.train_state.losses, state, state)
     assert names >= {name for part in ("model_equal", "extra_equal") for name in state[part]}
+
+
+def test_defects_of_every_plugin_are_found() -> None:
+    assert explained._defects().keys() == {by for plugin in plugins() for by in plugin.defects}
