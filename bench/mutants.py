@@ -54,7 +54,7 @@ STEPS: dict[str, tuple[str, ...]] = {
     "planted scenarios": (
         *(sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"),
         *("tests/scenarios/test_planted_defects.py", "tests/plugins/faults/test_mistrained.py"),
-        "tests/verify/test_on_ranks.py",
+        *("tests/verify/test_on_ranks.py", "tests/plugins/defects/test_defects_alone.py"),
     ),
 }
 """What has to fail, the quickest first; `{scratch}` is a folder of the mutant's own. What
