@@ -256,7 +256,8 @@ def test_plugins_are_described_with_digests(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("DCPBENCH_PLUGINS", "an_own_plugin")
     seen = set()
-    for text in ("", "# changed"):
+    code = "from dcpbench.core.plugins import Plugin\nplugin = Plugin(name='own', api=1)\n"
+    for text in (code, f"{code}# changed\n"):
         (tmp_path / "an_own_plugin.py").write_text(text)
         package_digest.cache_clear()
         seen.add(installation()["plugins"])
