@@ -7,8 +7,11 @@ from unittest import mock
 import pytest
 import torch
 
+from dcpbench.core.mismatch import Problem
 from dcpbench.verify import compare_layouts
 from dcpbench.verify.layout import Extent
+from dcpbench.verify.snapshot import Leaves
+from dcpbench.workloads import lockstep as lockstep_module
 from dcpbench.workloads import workload
 from dcpbench.workloads.build_run import build, build_twin
 from dcpbench.workloads.lockstep import GRAD_NORM, Lockstep
@@ -100,6 +103,28 @@ def test_replicas_that_differ_are_reported(monkeypatch: pytest.MonkeyPatch) -> N
     replicas = compared.results()["replicas_equal"]
     assert [one.name for one in replicas.found] == ["net2.bias"]
     assert replicas.fired["net1.weight"]
+
+
+def test_tensor_that_only_another_rank_has_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only stages of a pipeline have different tensors."""
+    name, state_of, gathered = "net2.bias", lockstep_module.state_of, lockstep_module.gathered
+
+    def without(run: TrainingRun, parts: Any) -> Leaves:
+        leaves = dict(state_of(run, parts))
+        if parts is own:
+            del leaves[name]
+        return leaves
+
+    def with_another(mine: Any, group: Any) -> list[Any]:
+        return [mine, mine | {name}] if isinstance(mine, set) else gathered(mine, group)
+
+    compared = lockstep(1)
+    own = compared._own_parts
+    monkeypatch.setattr(lockstep_module, "state_of", without)
+    monkeypatch.setattr(lockstep_module, "gathered", with_another)
+    assert compared._compare_state(1, {})
+    (found,) = compared.results()["step_equal"].found
+    assert (found.name, found.problem) == (name, Problem.only_twin)
 
 
 def test_steps_on_another_device_are_rounded() -> None:
