@@ -3,6 +3,7 @@
 import io
 import os
 import pkgutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -171,7 +172,7 @@ def test_state_that_does_not_fit_is_refused(checkpointer: Checkpointer, saved: s
 def test_torch_save_writes_atomically(tmp_path: Path) -> None:
     alone = TorchSaveCheckpointer(tmp_path, Config(), Alone())
     place = tmp_path / "one"
-    with pytest.raises(Exception, match=r"Can.t (pickle|get local object)"):
+    with pytest.raises(Exception, match="pickle" if sys.version_info < (3, 13) else "get local object"):
         alone.save({"model": {"w": lambda: None}}, str(place))
     assert not (place / "state.pt").exists()
     alone.save(state(1), str(place))
