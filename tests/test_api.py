@@ -18,6 +18,7 @@ from dcpbench.core.plugins import plugins
 from dcpbench.records.json_schema import SCHEMA_FILE
 from dcpbench.records.store import ResultsError
 from support import own_workload
+from support.drivers import environment
 
 PUBLIC = """
 AxisSpec Cell CellsFailedError CheckSpec Checkpointer CommandSpec Compared Component Config ConfigError Defect
@@ -186,9 +187,8 @@ from dcpbench import api
 api.sweep(scenario=["save_load", "hangs"], parallel="ddp", device="cpu", saves=1, model="short",
     train_steps=1, resume_steps=1, config_dir={str(CONF)!r}, folder={str(tmp_path / "sweep")!r})
 """
-    places = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-    variables = {**os.environ, "PYTHONPATH": places}
-    caller = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, env=variables)
+    words = [sys.executable, "-c", code]
+    caller = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment())
     wait_for(lambda: hanging(tmp_path / "sweep"))
     caller.send_signal(signal.SIGINT)
     _, said = caller.communicate(timeout=60)

@@ -101,14 +101,13 @@ class Nights:
         (self.folder.parent / "changing_scenario.py").write_text(f"from {module} import {function} as run\n")
 
     def start(self, date: str, *overrides: str, **names: str) -> "subprocess.Popen[str]":
-        modules = f"{self.folder.parent}{os.pathsep}{environment()['PYTHONPATH']}"
         names = {"NIGHTLY_DIR": str(self.folder), "NIGHTLY_DATE": date, "PYTHON": sys.executable, **names}
         return subprocess.Popen(
             [ROOT / "scripts/nightly.sh", "--config-dir", self.conf, *(overrides or ("experiment=tiny",))],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**environment(), **names, "PYTHONPATH": modules},
+            env=environment(self.folder.parent, **names),
             start_new_session=True,
         )
 

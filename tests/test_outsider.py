@@ -195,8 +195,7 @@ def test_the_page_has_the_section(ended: Finished) -> None:
 
 
 def test_the_command_is_listed_and_runs(place: Path) -> None:
-    there = environment()
-    there["PYTHONPATH"] = f"{place}{os.pathsep}{there['PYTHONPATH']}"
+    there = environment(place)
 
     def printed(*words: str) -> str:
         program = [sys.executable, "-m", "dcpbench", *words]

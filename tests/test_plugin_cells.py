@@ -80,8 +80,7 @@ def sweeps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Fin
 def report(place: Path, *words: str | Path) -> str:
     """Return the output of `python -m dcpbench.report` with the plug-in."""
     program = [sys.executable, "-m", "dcpbench.report", *map(str, words)]
-    variables = {**environment(), "DCPBENCH_PLUGINS": "mine_plugin"}
-    variables["PYTHONPATH"] += f":{place}"
+    variables = environment(place, DCPBENCH_PLUGINS="mine_plugin")
     return subprocess.run(program, capture_output=True, text=True, check=True, env=variables).stdout
 
 
@@ -129,8 +128,7 @@ def test_they_are_in_the_table_and_on_the_page(sweeps: tuple[Path, Finished, Fin
 
 def test_an_axis_is_a_key_with_help(sweeps: tuple[Path, Finished, Finished]) -> None:
     place, _, new = sweeps
-    variables = {**environment(), "DCPBENCH_PLUGINS": "mine_plugin"}
-    variables["PYTHONPATH"] += f":{place}"
+    variables = environment(place, DCPBENCH_PLUGINS="mine_plugin")
     program = [sys.executable, "-m", "dcpbench", "run", "--help"]
     helped = subprocess.run(program, capture_output=True, text=True, check=True, env=variables).stdout
     assert "clip=null  " in helped

@@ -17,6 +17,7 @@ from conftest import SMALL, run, tiered
 from dcpbench.checkpointers.dcp import DcpCheckpointer, forget_kept_by_dcp, kept_by_dcp
 from dcpbench.config.groups import SaveConfig, StorageConfig
 from dcpbench.config.schema import Config, conf_folder
+from support.alone import STAGES_ONCE
 
 WAYS = (
     "no_collectives",
@@ -44,8 +45,8 @@ def config_of(save: str) -> Config:
 
 def skip_if_saved_once(save: str) -> None:
     stager = config_of(save).save.stager
-    if torch.__version__ < "2.12" and stager and stager.instance != "new":
-        pytest.skip("a DefaultStager of torch 2.11 stages once (docs/findings)")
+    if STAGES_ONCE and stager and stager.instance != "new":
+        pytest.skip(STAGES_ONCE)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """A metric and a check of a plug-in: shown, compared and followed as any other, from their declarations."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 
 from report.sweeps import folder_of_lines, line
 from support.browser import Browser
+from support.drivers import environment
 
 pytestmark = pytest.mark.slow
 
@@ -59,11 +59,10 @@ def sweeps(tmp_path: Path) -> Path:
 
 def report(sweeps: Path, *arguments: str) -> str:
     """Return the output of the command, in a separate process with the plug-in."""
-    path = os.pathsep.join([str(sweeps.parent / "site"), os.environ.get("PYTHONPATH", "")])
     ended = subprocess.run(
         [sys.executable, "-m", "dcpbench.report", *arguments],
         cwd=sweeps,
-        env={**os.environ, "DCPBENCH_PLUGINS": "queue_plugin", "PYTHONPATH": path},
+        env=environment(sweeps.parent / "site", DCPBENCH_PLUGINS="queue_plugin"),
         capture_output=True,
         text=True,
         check=False,
@@ -132,10 +131,9 @@ def test_unusable_plugins_are_reported_in_one_line(
 ) -> None:
     if text is not None:
         (tmp_path / f"{name}.py").write_text(text)
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     ended = subprocess.run(
         [sys.executable, "-m", "dcpbench.report", str(tmp_path)],
-        env={**os.environ, "DCPBENCH_PLUGINS": name, "PYTHONPATH": path},
+        env=environment(tmp_path, DCPBENCH_PLUGINS=name),
         capture_output=True,
         text=True,
         check=False,

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from conftest import ONE_STEP, SMALL, Finished, blocks, run
+from support.alone import STAGES_ONCE
 from support.drivers import plant
 
 pytestmark = pytest.mark.slow
@@ -59,7 +60,8 @@ def test_two_saves_are_in_flight_at_once(saved: Finished) -> None:
     assert "in load: CheckpointException" in writer
     assert "checkpoint_whole: rank 0: model.net1.weight in the checkpoint of step 1: to be saved" in writer
     assert "model_equal: rank 0: net1.weight (param) in the checkpoint of step 2" in writer
-    assert "model_equal: rank 0: net1.weight (param) in the checkpoint of step 2" in stager
+    if not STAGES_ONCE:
+        assert "model_equal: rank 0: net1.weight (param) in the checkpoint of step 2" in stager
 
 
 def test_ranks_without_collectives_find_their_files(saved: Finished) -> None:

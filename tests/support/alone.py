@@ -46,6 +46,9 @@ _CHOICES = {
 _TESTS = Path(__file__).parents[1]
 _FOLDERS = (*conf_folders(), _TESTS / "conf", *_TESTS.glob("plugins/*/conf"))
 
+STAGES_ONCE = (torch.__version__ < "2.12") * "a DefaultStager of torch 2.11 stages once (docs/findings)"
+"""Why saves after the first one fail with this torch if a stager is used again; empty if they do not."""
+
 load_plugins()
 
 gc.freeze()  # as ranks do: a cell begins with a collection, and what is imported is never garbage

@@ -37,10 +37,12 @@ compiles = True
 """Whether the server imports the compiler too."""
 
 
-def environment() -> dict[str, str]:
-    """This process's environment, with the tests' own scenarios importable."""
-    places = filter(None, (str(_TESTS), os.environ.get("PYTHONPATH")))  # an empty one would be the folder
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+def environment(*places: Path, **variables: str) -> dict[str, str]:
+    """This process's environment with these variables, modules in these folders, and the tests' own scenarios
+    importable."""
+    before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    searched = filter(None, [*map(str, places), str(_TESTS), *before])  # an empty one would be the folder
+    return {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(searched)}
 
 
 def start_server() -> ForkServerContext:

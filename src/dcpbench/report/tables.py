@@ -35,7 +35,7 @@ def summary(frame: pd.DataFrame) -> Table:
     cells = cells.assign(place=severity(cells).where(~ok(cells), len(SHOWN)))
     cells = cells.sort_values("place", kind="stable", ignore_index=True)
     axes = varying(cells)
-    table = pd.DataFrame({axis: cells[axis].map(plain) for axis in axes}, index=cells.index)
+    table = pd.DataFrame({axis: _texts(cells[axis]) for axis in axes}, index=cells.index)
     words = [override_words(line) for line in cells["overrides"]]
     shared = set.intersection(*map(set, words)) if words else set()
     keys = {word: word.partition("=")[0] for of_cell in words for word in of_cell}
@@ -205,7 +205,12 @@ def _label(column: "pd.Series[Any]") -> "pd.Series[Any]":
     values = column.dropna().unique()
     known = sorted(values) if column.dtype in ("Int64", "float64") else list(values)
     texts = dict.fromkeys(map(plain, [*known, *column[column.isna()].head(1)]))
-    return column.map(plain, na_action=None).astype(pd.CategoricalDtype(list(texts), ordered=True))
+    return _texts(column).astype(pd.CategoricalDtype(list(texts), ordered=True))
+
+
+def _texts(column: "pd.Series[Any]") -> "pd.Series[Any]":
+    """Return the values as text. `Series.map` of pandas 2 makes floats of integers if one is null."""
+    return pd.Series([*map(plain, column)], column.index, object, column.name)
 
 
 def _head(axes: list[str], values: tuple[str, ...]) -> str:

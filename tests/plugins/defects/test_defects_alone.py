@@ -19,16 +19,14 @@ from dcpbench.verify.compare import same_leaves
 from dcpbench.verify.snapshot import TensorLeaf, snapshot_nested
 from dcpbench.workloads.build_run import build, build_plain_copy
 from dcpbench.workloads.workload import batches_of
-from support.alone import Ran, bare_cell, config, group_of_one, run_alone, world
+from support.alone import STAGES_ONCE, Ran, bare_cell, config, group_of_one, run_alone, world
 
 pytestmark = pytest.mark.cell
 
 SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 3}
 
 
-stages_again = pytest.mark.skipif(
-    torch.__version__ < "2.12", reason="the DefaultStager of torch 2.11 stages once (docs/findings)"
-)
+stages_again = pytest.mark.skipif(bool(STAGES_ONCE), reason=STAGES_ONCE)
 
 
 def overlapping(save: str, fault: str = "none") -> Ran:
