@@ -78,6 +78,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     drivers.compiles = any(item.get_closest_marker("slow") for item in session.items)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """`make check` starts no drivers."""
+    drivers.may_start = item.get_closest_marker("slow") is not None
+
+
 @dataclass(frozen=True)
 class Finished:
     """A command that has ended, and the sweep that it left behind."""

@@ -57,6 +57,7 @@ def written(tmp_path: Path, text: str) -> Path:
     return tmp_path / "there.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "keys", "told"),
     [

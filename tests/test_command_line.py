@@ -91,22 +91,8 @@ WRONG = {
 }
 
 
-QUICK = (
-    "unknown option",
-    "mistyped value",
-    "new option",
-    "bare word",
-    "brackets",
-    "wrong type",
-    "too small",
-    "mesh too large",
-)
-"""Which `make check` has."""
-
-
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in WRONG]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_configuration_gets_one_line(case: str, sweep: Callable[..., Finished]) -> None:
     overrides, words = WRONG[case]
     ended = sweep(*overrides)
@@ -121,6 +107,7 @@ def test_a_wrong_configuration_gets_one_line(case: str, sweep: Callable[..., Fin
     assert not ended.folder.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", ["plan=false", "plan=true"])
 def test_unwritable_folder_is_refused(plan: str, tmp_path: Path) -> None:
     blocked = tmp_path / "a-file"
@@ -132,6 +119,7 @@ def test_unwritable_folder_is_refused(plan: str, tmp_path: Path) -> None:
     assert blocked.read_text() == "mine"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", ["plan=false", "plan=true"])
 def test_unwritable_storage_is_refused(plan: str, tmp_path: Path, sweep: Callable[..., Finished]) -> None:
     blocked = tmp_path / "a-file"
@@ -143,6 +131,7 @@ def test_unwritable_storage_is_refused(plan: str, tmp_path: Path, sweep: Callabl
     assert not ended.folder.exists()
 
 
+@pytest.mark.slow
 def test_the_run_folder_of_one_cell_is_used(tmp_path: Path) -> None:
     (tmp_path / "results.jsonl").touch()
     ended = dcpbench("device=cpu", "plan=true", f"hydra.run.dir={tmp_path}", folder=tmp_path)
@@ -150,11 +139,13 @@ def test_the_run_folder_of_one_cell_is_used(tmp_path: Path) -> None:
     assert f"{tmp_path}: contains a sweep already" in ended.err
 
 
+@pytest.mark.slow
 def test_equal_values_of_a_list_are_one_cell(sweep: Callable[..., Finished]) -> None:
     ended = sweep("compile=False,false,true", "parallel=none,none", "device=cpu", "plan=true")
     assert "2 cells: " in ended.out, ended.err
 
 
+@pytest.mark.slow
 def test_cfg_of_an_experiment_counts_its_cells(tmp_path: Path) -> None:
     ended = dcpbench("experiment=seeds", "save=async", "--cfg", "job", folder=tmp_path / "none")
     number = dcpbench("plan", "experiment=seeds", "save=async", "device=cpu", folder=tmp_path / "none").out
@@ -177,6 +168,7 @@ def test_storage_root_gets_the_checkpoints(tmp_path: Path, sweep: Callable[..., 
     assert not list(ended.folder.rglob("*.distcp"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [["hydra/launcher=basic"], ["hydra/launcher=basic", "hydra/sweeper=basic"], ["hydra.mode=RUN"]],
@@ -191,6 +183,7 @@ def test_another_launcher_is_refused(overrides: list[str], sweep: Callable[..., 
     assert "scripts/ray.sbatch" in ended.err
 
 
+@pytest.mark.slow
 def test_start_by_torchrun_is_refused(
     sweep: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +199,7 @@ def test_start_by_torchrun_is_refused(
     assert not list(ended.folder.glob("results*"))
 
 
+@pytest.mark.slow
 def test_an_existing_sweep_is_not_overwritten(tmp_path: Path, sweep: Callable[..., Finished]) -> None:
     folder = tmp_path / "sweep"
     folder.mkdir()
@@ -322,6 +316,7 @@ def test_report_prints_the_same_table(tmp_path: Path, sweep: Callable[..., Finis
     assert "2 cells, 0 with another status" in other.stdout
 
 
+@pytest.mark.slow
 def test_report_of_nothing_is_one_line(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "dcpbench.report", str(tmp_path)], capture_output=True, text=True, check=False

@@ -126,6 +126,7 @@ def nights(tmp_path: Path) -> Nights:
     return Nights(tmp_path)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_started_says_so(nights: Nights) -> None:
     status, told = nights.run("2026-11-20", "experiment=tiny", "parallel=unknown")
     assert status == 2, told

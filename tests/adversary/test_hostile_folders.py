@@ -81,7 +81,6 @@ PLANTED = (
     nested_too_deeply,
     nul_bytes,
 )
-QUICK = (link_to_file, fifo, nested)
 
 
 def everything_in(root: Path) -> dict[str, tuple[int, object]]:
@@ -121,9 +120,10 @@ def hostile(sweeps: Path, name: str, plant: Callable[[Path, Path], None], outsid
     return sweeps / "bad"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "plant",
-    [plant if plant in QUICK else pytest.param(plant, marks=pytest.mark.slow) for plant in PLANTED],
+    PLANTED,
     ids=lambda plant: plant.__name__,
 )
 def test_what_stands_in_place_of_a_file_is_told_in_a_line_and_never_followed(
@@ -147,6 +147,7 @@ def test_what_stands_in_place_of_a_file_is_told_in_a_line_and_never_followed(
                 assert plant is dangling_link or name in out, where
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plant", [link_to_file, link_to_zeros, fifo, folder], ids=lambda one: one.__name__)
 def test_writing_reports_changes_only_the_folder(
     plant: Callable[[Path, Path], None], outside: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -268,6 +269,7 @@ def test_the_rest_of_a_folder_is_removed(tmp_path: Path) -> None:
     assert files.remove(folder, folder.parent) is None
 
 
+@pytest.mark.slow
 def test_no_command_stops_at_deeply_nested_folders(deep: Path) -> None:
     places = [deep / name for name in ("one", "two")]
     for place in places:

@@ -195,6 +195,7 @@ def test_version_names_torch(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"dcpbench {dcpbench.__version__}\ntorch {version('torch')}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["--help", "run --help", "--version", "--completion bash", "report -h"])
 def test_a_full_disk_is_one_line(words: str) -> None:
     program = [sys.executable, "-m", "dcpbench", *words.split()]
@@ -237,6 +238,7 @@ def test_run_plan_and_resume_one_sweep(tmp_path: Path) -> None:
     assert sys.modules["dcpbench.cli.run"] is run
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_that_it_is_reading(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

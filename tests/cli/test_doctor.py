@@ -44,6 +44,7 @@ def of_torch(**other: Any) -> dict[str, Any]:
     return {"torch": "2.13.0", "gpu_count": 0, "cuda": None, **other}
 
 
+@pytest.mark.slow
 def test_doctor_checks_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Which runs the tests."""
     status = main(["doctor", "--folder", str(tmp_path / "later")])

@@ -87,6 +87,7 @@ def test_unusable_interpreter_is_rejected(tmp_path: Path, text: str, message: st
     assert str(error.value).startswith(f"load_python={program}: {message}")
 
 
+@pytest.mark.slow
 def test_wrong_path_ends_a_sweep_before_it_starts(sweep: Callable[..., Finished]) -> None:
     ended = sweep("scenario=convert", "load_python=/no/such/python", *CELL)
     assert ended.status == 2

@@ -160,6 +160,7 @@ def test_nccl_of_a_loading_interpreter_is_used() -> None:
     assert "under NCCL 2.28.9" in str(job.skip)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch with CUDA needs all functions of NCCL")
 def test_nccl_version_of_an_interpreter(library: Callable[..., Path], monkeypatch: Any) -> None:
     monkeypatch.setenv("DCPBENCH_NCCL", str(library()))

@@ -151,6 +151,7 @@ def test_shared_gpus_are_named(tmp_path: Path, columns: dict[str, Any], said: st
     assert page(sweeps, "s").count("<span>" + (said or "shared each GPU")) == bool(said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cells", "is_pivot"), [(MOST_CELLS, False), (MOST_CELLS + 1, True), (1000, True)])
 def test_many_cells_are_a_pivot(tmp_path: Path, cells: int, is_pivot: bool) -> None:
     sweeps = read_sweeps([many(tmp_path / "s", cells)])
@@ -409,6 +410,7 @@ def test_again_commands_are_quoted_for_a_shell() -> None:
     assert again("seed=1", None, "/my models") == "cd '/my models' && python -m dcpbench seed=1"
 
 
+@pytest.mark.slow
 def test_ascii_output_replaces_other_characters(matrix: Path) -> None:
     shown = subprocess.run(
         [sys.executable, "-m", "dcpbench.report", str(matrix), "--metric", "save_s", "--format", "table"],
@@ -419,6 +421,7 @@ def test_ascii_output_replaces_other_characters(matrix: Path) -> None:
     assert b"save_s by parallel ? save" in shown.stdout
 
 
+@pytest.mark.slow
 def test_closed_pipes_are_not_reported(matrix: Path) -> None:
     gone, ours = os.pipe()
     os.close(gone)
@@ -427,6 +430,7 @@ def test_closed_pipes_are_not_reported(matrix: Path) -> None:
     assert (ended.stderr, ended.returncode) == ("", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_full_disks_are_reported_in_one_line(matrix: Path) -> None:
     with Path("/dev/full").open("w") as full:

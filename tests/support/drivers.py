@@ -35,6 +35,8 @@ _STACKS_S = 1.0
 
 compiles = True
 """Whether the server imports the compiler too."""
+may_start = True
+"""Whether the test that runs may start a driver, which takes seconds."""
 
 
 def environment(*places: Path, **variables: str) -> dict[str, str]:
@@ -94,6 +96,7 @@ class Driver:
         cwd: Path,
         prepare: Callable[[], object] | None = None,
     ) -> None:
+        assert may_start, "a test that starts a driver is `slow`"
         context = start_server()
         pipes = [context.Pipe(duplex=False) for _ in range(2)]
         self._reads = [here for here, _ in pipes]

@@ -135,6 +135,7 @@ def test_part_needs_the_folder_of_its_sweep(tmp_path: Path) -> None:
         begin_part(_folder("1/3", whole), record)
 
 
+@pytest.mark.slow
 def test_plan_of_a_part_writes_nothing(tmp_path: Path) -> None:
     blocks = '+hydra.sweeper.matrix={first:{seed:"1,2,3"},second:{seed:"4,5"}}'
     counts: Counter[str] = Counter()
@@ -155,6 +156,7 @@ def test_part_is_a_number_and_a_count(said: str) -> None:
         Part.parse(said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "told"),
     {
@@ -181,6 +183,7 @@ def test_invalid_part_is_refused(
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
+@pytest.mark.slow
 def test_part_needs_a_named_folder(tmp_path: Path) -> None:
     ended = dcpbench("parallel=none", "part=1/2", folder=tmp_path)
     assert ended.status == 2

@@ -214,6 +214,7 @@ def asked(number: int, skip: str | None = None, known: tuple[KnownFailure, ...] 
     return replace(one, cell=replace(one.cell, name=f"cell {number}", overrides=overrides))
 
 
+@pytest.mark.slow
 def test_many_cells_are_summed_by_block(capsys: pytest.CaptureFixture[str]) -> None:
     failure = KnownFailure("some-id", reason="torch is wrong")
     jobs = [asked(number, "no accelerator" if number % 3 else None) for number in range(60)]
@@ -267,6 +268,7 @@ def test_terminal_breaks_names_between_overrides(
     assert [word for word in words if "=" in word] == overrides
 
 
+@pytest.mark.slow
 def test_cells_without_blocks_are_grouped_by_axis(capsys: pytest.CaptureFixture[str]) -> None:
     jobs = [asked(n, seed=n, parallel=("ddp", "fsdp")[n % 2], save=n % 3) for n in range(60)]
     assert planned(capsys, jobs)[1].count("save=") == 3

@@ -93,6 +93,7 @@ def test_mix_equals_reference_philox() -> None:
     assert philox(0x243F6A88, 0x85A308D3, 0x13198A2E, 7) == (0xBEDBBE6B, 0xE4C770B3)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(shape=shapes, dtype=st.sampled_from(DTYPES), seed=st.integers(0, 9), data=st.data())
 def test_digests_of_parts_add_up(

@@ -85,6 +85,7 @@ input()
 """
 
 
+@pytest.mark.slow
 def test_connections_of_others_are_not_counted(tmp_path: Path, mesh: DeviceMesh) -> None:
     """Another process connects to the port at which gloo waits for peers, and gloo accepts it."""
     port = next(one.laddr.port for one in connected() if one.status == psutil.CONN_LISTEN)

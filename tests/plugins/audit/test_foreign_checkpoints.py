@@ -312,6 +312,7 @@ def test_other_files_are_listed_separately(checkpoint: Path, capsys: pytest.Capt
     assert (status, seen["state"], seen["beside"]) == (0, "whole", ["trainer/config.json"])
 
 
+@pytest.mark.slow
 def test_tensor_with_many_chunks_is_audited_quickly(tmp_path: Path) -> None:
     """20,000 chunks are not all compared with each other."""
     rows = 20_000

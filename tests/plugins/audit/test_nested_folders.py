@@ -12,6 +12,7 @@ from dcpbench.cli.commands import main
 from support.adversary import nest
 
 
+@pytest.mark.slow
 def test_deeply_nested_folders_are_audited(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, two = places = [tmp_path / name for name in ("one", "two")]
     for number, place in enumerate(places):

@@ -86,6 +86,7 @@ def test_loading_faults_does_not_import_torch() -> None:
     assert "torch" not in imported
 
 
+@pytest.mark.slow
 def test_glob_selects_faults(tmp_path: Path) -> None:
     ended = dcpbench("plan", "fault=glob(weight_on_rank_*)", "parallel=ddp", folder=tmp_path / "sweep")
     assert [line.split(",")[0] for line in ended.out.splitlines() if line.startswith("fault=")] == [
@@ -94,6 +95,7 @@ def test_glob_selects_faults(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_unknown_fault_prints_one_line(tmp_path: Path) -> None:
     for word, message in (
         ("fault=lr_next_flaot", "did you mean lr_next_float?"),

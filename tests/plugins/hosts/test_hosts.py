@@ -126,6 +126,7 @@ def test_target_that_a_host_cannot_import_is_refused() -> None:
     assert machine.import_error("mine.build") is None, "its cells run on the other"
 
 
+@pytest.mark.slow
 def test_cells_wait_for_the_requested_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = host("a"), host("b")
     assert placed(Cluster(ExecutorConfig("ray"), [a])) == {"a": range(2)}, "no number was requested"
@@ -195,6 +196,7 @@ def test_late_answer_of_a_silent_agent_is_dropped(monkeypatch: pytest.MonkeyPatc
     assert end.dropped == ("host a: a late answer was dropped: cell, try 1, epoch 1",)
 
 
+@pytest.mark.slow
 def test_delayed_driver_gives_up_no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage_on_hosts, "_SILENT_S", 2.0)
     a, b = host("a"), host("b", events=[[(1, "train")], [_reported(1)]])
@@ -241,6 +243,7 @@ def installed(variables: dict[str, str]) -> str:
     return subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout.strip()
 
 
+@pytest.mark.slow
 def test_digest_covers_sources_and_conf(tmp_path: Path) -> None:
     variables = copy_dcpbench(tmp_path)
     digests = [installed(variables)]
@@ -322,6 +325,7 @@ def test_resumed_sweep_uses_the_requested_hosts(
     assert message in ended.out + ended.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("word", "message"),
     [

@@ -226,6 +226,7 @@ def test_cell_named_like_a_path_removes_nothing(tmp_path: Path) -> None:
     assert {path.name for path in run.iterdir()} == found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tracker", _TRACKERS)
 def test_missing_tracker_package_prints_one_line(tracker: str, sweep: Path, tmp_path: Path) -> None:
     hides = f"import sys; sys.modules['{tracker}'] = None; from dcpbench.report.__main__ import main; "
