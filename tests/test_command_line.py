@@ -89,10 +89,15 @@ WRONG = {
     "bad one of many": (["-m", "parallel=ddp,fsdp", "saves=2,0"], ["saves=0"]),
     "missing list": (["known_failures=/nowhere.yaml", "device=cpu"], ["/nowhere.yaml"]),
 }
+OF_EACH_KIND = (
+    *("unknown option", "mistyped value", "brackets", "two folders", "null of a group", "mistyped group"),
+    *("new option", "glob of nothing", "unknown option of ours", "bare word", "wrong type", "too small"),
+    *("mesh too large", "no such dimension", "missing list"),
+)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", WRONG)
+@pytest.mark.parametrize("case", tiered(WRONG, *OF_EACH_KIND))
 def test_a_wrong_configuration_gets_one_line(case: str, sweep: Callable[..., Finished]) -> None:
     overrides, words = WRONG[case]
     ended = sweep(*overrides)

@@ -51,7 +51,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return SAMPLES.Samples(tmp_path_factory.mktemp("samples"))
 
 
-OF_EACH_COMMAND = ("README.md", "report.md", "audit.md", "compare.md")
+OF_EACH_COMMAND = ("README.md", "report.md", "audit.md")
 
 
 @pytest.mark.slow

@@ -84,7 +84,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", tiered(REFUSED, "no objective", "plan", "repeats", "wrong cell", "sweeper"))
 def test_refused_sweeper_starts_nothing(case: str, sweep: Callable[..., Finished]) -> None:
     overrides, words = REFUSED[case]
     ended = sweep(*ONE_RANK, *overrides)

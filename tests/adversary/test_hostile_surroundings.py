@@ -138,6 +138,7 @@ def started(words: str, folder: Path, **variables: str) -> "subprocess.Completed
 AGAIN = (
     *("-m dcpbench bisect {folder} --good 2.13 --bad 2.14", "-m dcpbench audit {folder}/checkpoint"),
     "-m dcpbench log {folder} --to tensorboard",
+    "-m dcpbench plan parallel=none world_size=1 device=cpu model.target=planted.Model",
     *("-m dcpbench compare {folder} {folder}", "-m dcpbench history {folder}", "{script} report {folder}"),
     *(
         "-m dcpbench log {folder} --to mlflow",

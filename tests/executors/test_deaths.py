@@ -52,9 +52,10 @@ HANGS = {
 SOON_S = 5.0
 AGAIN = (
     *(("raises", "build"), ("sys_exit", "save"), ("kill", "build"), ("segv", "save")),
+    *(("raises_end_of_file", "load"), ("raises_unprintable", "train"), ("file_size_limit", "upload")),
     *(("sleeps", "build"), ("sleeps", "save")),
 )
-"""Deaths that are also tested in another phase."""
+"""Deaths that are also tested in another phase, or by another exception."""
 
 
 @pytest.fixture(scope="module")
