@@ -11,6 +11,9 @@ from types import CodeType, FrameType
 from typing import Any
 
 import dcpbench
+from dcpbench.core.plugins import API, Plugin
+
+plugin = Plugin(name="house_trace", api=API)
 
 _HOUSE = f"{Path(dcpbench.__file__).parent}{os.sep}"
 _PLUGINS = f"{Path(dcpbench.__file__).parents[1] / 'hydra_plugins'}{os.sep}"

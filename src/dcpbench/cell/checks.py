@@ -160,9 +160,8 @@ def verify_restored(
     view: View = live_state,
     where: str = "",
 ) -> None:
-    """Check that a load has restored, bit for bit, the saved state.
-    If `view` is of the full state, the checks
-    of plug-ins follow."""
+    """Check that a load has restored, bit for bit, the saved state. If `view` is of the full state,
+    the checks of plug-ins follow."""
     with cell.phase("verify", "equality"):
         actual, group = view(target), cell.world.group
         compared: dict[str, Compared] = {}

@@ -6,9 +6,8 @@ A row is complete without details, and details without a row are ignored. `resul
 rows. `measurements.jsonl` has each value that a rank measured; the rows' metrics are made from them. Values
 that are read are checked against the types of their columns, and never evaluated.
 
-A resumed sweep moves the rows that are no longer valid from `results.jsonl`, which so has one row for each
-cell, to `superseded.jsonl`. Where a file cannot be
-read or written a ResultsError is raised, and no part of a row is left.
+A resumed sweep moves the rows that are no longer valid to `superseded.jsonl`, so that `results.jsonl` has one
+row for each cell. If a file cannot be read or written, a ResultsError is raised and no part of a row is left.
 """
 
 import csv

@@ -9,8 +9,8 @@ The mix is Philox2x32 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2,
 counter is (word, low half of its number), the key the high half. The first lane is the 64-bit state
 after 5 rounds, the second the state after 7. For a given place each lane is a bijection of the word:
 one changed word is never missed. Seven rounds are what the paper found to withstand every test;
-with fewer than five, the changes that swaps, shifts and flipped bits make in a lane do not
-look like random ones. A round is one 32 x 32 -> 64 bit multiplication and one three-way xor.
+with fewer than five, the changes that swaps, shifts and flipped bits make in a lane do not look like
+random ones. A round is one 32 x 32 -> 64 bit multiplication and one three-way xor.
 
 There are two implementations with the same results: torch operations for any device, and a Triton
 kernel for CUDA. The digest is not cryptographic: collisions can be constructed.
