@@ -89,7 +89,7 @@ def test_damaged_copy_has_one_damage() -> None:
         "a chunk that is there twice": [("w", "chunks", (0, 0), (0, 0))],
         "a chunk that is missing": [("w", "uncovered", 18, 24)],
         "a chunk beyond its tensor": [("w", "chunks", (4, 6), (2, 3), (4, 6))],
-        "a chunk that is stored nowhere": [("w", "chunks", (2, 3))],
+        "a chunk that is stored nowhere": [("w", "chunks", (0, 0))],
         "a file that is too short": [("0.distcp", "files", 48, 47)],
         "an entry that has no key": [("sentinel", "unclaimed")],
         "a file that no entry names": [("sentinel", "stray", 1)],
@@ -116,6 +116,17 @@ def test_control_finds_a_tensor_in_any_order() -> None:
     for order in itertools.permutations(IN_CHUNKS.entries):
         entries = {name: IN_CHUNKS.entries[name] for name in order}
         assert all(controls(replace(IN_CHUNKS, entries=entries), entries).values())
+
+
+def test_control_damages_a_chunk_with_elements() -> None:
+    """The last rank has none if a tensor has fewer elements than there are ranks."""
+    held, empty = Chunk((0,), (3,), "0.distcp"), Chunk((3,), (0,), "2.distcp")
+    for chunks in ((held, empty), (empty, held)):
+        entries = {"bias": Entry((3,), "torch.float32", chunks), "epoch": Entry()}
+        manifest = Manifest(entries, named={"0.distcp": 12}, found={"0.distcp": 12})
+        assert audit(manifest, entries) == []
+        told = controls(manifest, entries)
+        assert [damage for damage, reported in told.items() if not reported] == []
 
 
 def boxes(shape: list[int], ways: list[list[int]]) -> Iterator[Chunk]:

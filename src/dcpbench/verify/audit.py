@@ -180,7 +180,7 @@ def damaged_copies(manifest: Manifest, key: str) -> dict[str, Manifest]:
     entry = manifest.entries[key]
     shape = entry.shape or ()
     filled = next(chunk for chunk in entry.chunks if math.prod(chunk.sizes))
-    *others, last = entry.chunks
+    others = [chunk for chunk in entry.chunks if chunk is not filled]  # a rank may have no elements
     path = next(iter(manifest.named))
 
     def with_entries(changed: dict[str, Entry]) -> Manifest:
@@ -203,9 +203,9 @@ def damaged_copies(manifest: Manifest, key: str) -> dict[str, Manifest]:
             "another shape": with_entries({key: replace(entry, shape=(shape[0] + 1, *shape[1:]))}),
             "another dtype": with_entries({key: replace(entry, dtype="torch.complex128")}),
             "a chunk that is there twice": with_chunks(*entry.chunks, filled),
-            "a chunk that is missing": with_chunks(*(chunk for chunk in entry.chunks if chunk is not filled)),
-            "a chunk beyond its tensor": with_chunks(*others, replace(last, offsets=shape)),
-            "a chunk that is stored nowhere": with_chunks(*others, replace(last, file=None)),
+            "a chunk that is missing": with_chunks(*others),
+            "a chunk beyond its tensor": with_chunks(*others, replace(filled, offsets=shape)),
+            "a chunk that is stored nowhere": with_chunks(*others, replace(filled, file=None)),
             "a file that is too short": replace(
                 manifest, found={**manifest.found, path: manifest.found.get(path, 0) - 1}
             ),
