@@ -9,6 +9,7 @@ import tempfile
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 
@@ -43,4 +44,14 @@ print("  restored for 0.weight:", restored)
 again = torch.optim.Adam(resumed.parameters())
 again.load_state_dict(optimizer.state_dict())
 print("  by the optimizer's own load_state_dict:", sorted(again.state[resumed[0].weight]))
+
+first, second, third = (torch.optim.Adagrad(resumed.parameters()) for _ in range(3))  # with state from the start
+set_optimizer_state_dict(resumed, second, get_optimizer_state_dict(resumed, first))
+with tempfile.TemporaryDirectory() as folder:
+    dcp.save({"optimizer": get_optimizer_state_dict(resumed, second)}, checkpoint_id=folder, no_dist=True)
+    try:
+        dcp.load({"optimizer": get_optimizer_state_dict(resumed, third)}, checkpoint_id=folder, no_dist=True)
+    except CheckpointException as error:
+        (failure, _) = error.failures[0]
+        print("  Adagrad, restored, saved again and loaded:", failure)
 sys.exit(not restored)
