@@ -45,9 +45,8 @@ again = torch.optim.Adam(resumed.parameters())
 again.load_state_dict(optimizer.state_dict())
 print("  by the optimizer's own load_state_dict:", sorted(again.state[resumed[0].weight]))
 
-first, second, third = (
-    torch.optim.Adagrad(resumed.parameters()) for _ in range(3)
-)  # with state from the start
+# These have state from the start.
+first, second, third = (torch.optim.Adagrad(resumed.parameters()) for _ in range(3))
 set_optimizer_state_dict(resumed, second, get_optimizer_state_dict(resumed, first))
 with tempfile.TemporaryDirectory() as folder:
     dcp.save({"optimizer": get_optimizer_state_dict(resumed, second)}, checkpoint_id=folder, no_dist=True)
