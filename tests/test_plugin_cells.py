@@ -137,7 +137,7 @@ def test_an_axis_is_a_key_with_help(sweeps: tuple[Path, Finished, Finished]) -> 
     assert (
         "clip"
         not in subprocess.run(
-            program, capture_output=True, text=True, check=True, env=environment() | {"DCPBENCH_PLUGINS": ""}
+            program, capture_output=True, text=True, check=True, env=environment(DCPBENCH_PLUGINS="")
         ).stdout
     )
 
@@ -152,7 +152,7 @@ def test_compare_and_history_have_the_metric(sweeps: tuple[Path, Finished, Finis
 def test_without_the_plug_in_its_columns_hide_no_other(sweeps: tuple[Path, Finished, Finished]) -> None:
     _, _, new = sweeps
     program = [sys.executable, "-m", "dcpbench.report", str(new.folder)]
-    variables = {**environment(), "DCPBENCH_PLUGINS": ""}
+    variables = environment(DCPBENCH_PLUGINS="")
     plain = subprocess.run(program, capture_output=True, text=True, check=True, env=variables).stdout
     assert "2 cells: 2 pass" in plain
     assert "load_descriptors" not in plain

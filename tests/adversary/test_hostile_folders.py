@@ -121,11 +121,7 @@ def hostile(sweeps: Path, name: str, plant: Callable[[Path, Path], None], outsid
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "plant",
-    PLANTED,
-    ids=lambda plant: plant.__name__,
-)
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
 def test_what_stands_in_place_of_a_file_is_told_in_a_line_and_never_followed(
     plant: Callable[[Path, Path], None], outside: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,7 +7,7 @@ from dcpbench.analysis.frame import read_frame
 from dcpbench.analysis.runs import failures
 from dcpbench.report.labels import has_failed, narrowed
 from dcpbench.report.show import write_reports
-from dcpbench.report.tables import counts, detection, summary
+from dcpbench.report.tables import counts, detection, pivot_axes, status_pivot, summary
 from report.sweeps import folder_with
 from support.rows import row
 
@@ -37,6 +37,16 @@ def test_table_has_the_axes_that_vary(tmp_path: Path) -> None:
     assert [has_failed(text) for text in table["checks"]] == [True, True, True, False]
     assert list(table["save_s"]) == ["-", "-", "-", "0.250"]
     assert "optimizer" not in table
+
+
+def test_integers_of_an_axis_with_a_null_stay_integers(tmp_path: Path) -> None:
+    """Under pandas 2 they became 2.0, and a pivot had no cell of that number."""
+    frame = read_frame(
+        folder_with(tmp_path / "s", row(load_world_size=2, save_s=1.0), row(load_world_size=None, save_s=3.0))
+    )[0]
+    assert set(summary(frame).table["load_world_size"]) == {"2", "-"}
+    pivot = status_pivot(frame, pivot_axes(frame, ["load_world_size"])).table
+    assert list(pivot["load_world_size"]) == ["2", "-"]
 
 
 def test_pages_escape_texts_of_rows(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def start_server() -> ForkServerContext:
         "support.read_once",
     ]
     # The plug-ins of a test are its drivers' alone.
-    with mock.patch.dict(os.environ, environment() | {"DCPBENCH_PLUGINS": ""}):
+    with mock.patch.dict(os.environ, environment(DCPBENCH_PLUGINS="")):
         with mock.patch.object(forkserver, "ensure_running"):
             context = fork_server.fork_server(fork_server.rank_imports(compiles))
         os.environ.pop(SAFE_PATH[0])  # else it applies to every process forked from the server

@@ -119,7 +119,7 @@ def random_sweep(chance: random.Random, count: int) -> list[list[str]]:
     return [drawn({key: VALUES[key] for key in keys}, chance) for _ in range(count)]
 
 
-@pytest.mark.parametrize("number", tiered(range(3), 1))
+@pytest.mark.parametrize("number", tiered(range(3), 0, 1))
 def test_sampled_cells_equal_hydras(number: int, hydra_loader: ConfigLoader) -> None:
     chance = random.Random(number)
     experiment = ["experiment=nightly"] if number == 0 else []

@@ -14,7 +14,6 @@ from dcpbench.sweep.known_failures import listed, read
 from dcpbench.verdict.known_failures import explaining
 
 
-@pytest.mark.slow
 def test_own_list_is_valid() -> None:
     """Plug-ins test that what recomputes its mismatches is there."""
     path = conf_folder() / "known_failures.yaml"
