@@ -168,7 +168,7 @@ def test_sweep_reports_failed_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "scenario=raises" in line
     assert line.endswith(": vacuous: no check applied")
     (audited,) = api.audit(result.folder)
-    assert audited.state == "whole"
+    assert audited.state == "complete"
     assert len(repr(audited)) < 300
     # Rows that were really written are what the schema says.
     rows = [json.loads(line) for line in (result.folder / "results.jsonl").read_text().splitlines()]

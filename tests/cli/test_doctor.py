@@ -143,7 +143,7 @@ def test_full_remote_and_memory_disks(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(2**40, 2**40, 2**20))
     line = doctor._disk(tmp_path / "not" / "there")
     assert line.state == "bad"
-    assert "1.0 MB free" in line.seen
+    assert "1.0 MiB free" in line.seen
     assert "storage.keep_free_bytes" in line.seen
 
 
@@ -200,7 +200,7 @@ def test_missing_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_scarce_memory_cores_and_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = psutil.virtual_memory()._replace(available=2**30)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    assert (doctor._memory().state, "1.1 GB of" in doctor._memory().seen) == ("warning", True)
+    assert (doctor._memory().state, "1.0 GiB of" in doctor._memory().seen) == ("warning", True)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     assert doctor._processors().state == "warning"
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))

@@ -18,7 +18,7 @@ from conftest import TESTS, Finished, environment
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import PlanAs, StorageConfig
 from dcpbench.config.schema import Config
-from dcpbench.config.text import duration_text
+from dcpbench.config.text import duration_text, size_text
 from dcpbench.core.cell_key import CellKey
 from dcpbench.records.row import Row
 from dcpbench.records.store import append_row
@@ -119,6 +119,14 @@ def test_durations_are_rounded(seconds: float, words: str) -> None:
     assert duration_text(seconds) == words
 
 
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (3788, "3.7 KiB"), (2**30, "1.0 GiB")],
+)
+def test_sizes_are_binary(number: int, words: str) -> None:
+    assert size_text(number) == words
+
+
 def test_time_left_is_printed_at_each_tenth() -> None:
     told = io.StringIO()
     with ProgressDisplay(Console(file=told, width=200), total=40, done=8) as display:
@@ -173,8 +181,8 @@ def test_too_little_disk_space_is_a_skip(tmp_path: Path, monkeypatch: pytest.Mon
     assert why(learnt, keep_free_bytes=10**9) is None
     assert why(learnt, keep_free_bytes=10**9, needs_bytes=10**9 + 1) is None, "the user knows better"
     assert why(learnt, keep_free_bytes=10**9 + 1) == (
-        f"too little disk space: 3.0 GB are free in {tmp_path}, it needs 2.0 GB (as a similar cell "
-        "wrote) and 1.0 GB have to stay free (storage.keep_free_bytes)"
+        f"too little disk space: 2.8 GiB are free in {tmp_path}, it needs 1.9 GiB (as a similar cell "
+        "wrote) and 953.7 MiB have to stay free (storage.keep_free_bytes)"
     )
 
 
@@ -193,7 +201,7 @@ def test_disk_space_is_checked_before_each_cell(sweep: Callable[..., Finished]) 
     assert ran["disk_bytes"] > 1.5 * ran["checkpoint_bytes"], "there are two checkpoints"
     assert skipped["status"] == "skip"
     assert "too little disk space" in skipped["reason"]
-    assert "1.0 EB have to stay free" in skipped["reason"]
+    assert "888.2 PiB have to stay free" in skipped["reason"]
     assert not (ended.folder / skipped["cell"]).exists()
     assert ended.status == 0
 

@@ -30,7 +30,7 @@ _UNFINISHED = re.compile(r".*\.distcp|(__\d+)?\.metadata\.tmp")
 class FolderState(StrEnum):
     """The class of a folder."""
 
-    whole = "whole"
+    complete = "complete"
     damaged = "damaged"
     torn = "torn"  # its save did not finish, on all ranks or on one
     none = "none"  # not a checkpoint
@@ -65,8 +65,15 @@ class Audited:
 def audited(folder: Path, data: bool = False, required: Sequence[str] = ()) -> Audited:
     """Classify a folder by its metadata, optionally also by the checksums of its `data`, and by whether it
     has the `required` files."""
+    if folder.is_file():
+        because = "a file; audit reads checkpoint folders that DCP or safetensors wrote"
+        if _written_by_save([folder.name]):
+            because = "a file of a checkpoint; audit the folder that contains it"
+        return Audited(folder, FolderState.none, because)
     try:
         files = lengths(folder)
+    except FileNotFoundError:
+        return Audited(folder, FolderState.none, "no such folder")
     except OSError as error:
         return Audited(folder, FolderState.none, f"cannot be listed: {error.strerror}")
     own = [METADATA] if os.path.lexists(folder / METADATA) else [*metadata_in(files)]
@@ -76,7 +83,7 @@ def audited(folder: Path, data: bool = False, required: Sequence[str] = ()) -> A
     if own and METADATA not in own and (unfinished := unfinished_rank(files)):
         return Audited(folder, FolderState.torn, unfinished, files=files)
     if not own and not names_in(files):
-        because = f"contains no checkpoint of torch.distributed.checkpoint (no {METADATA}), nor safetensors"
+        because = "no DCP or safetensors checkpoint here or in a folder below"
         return Audited(folder, FolderState.none, because)
     name = SUFFIX
     try:
@@ -100,7 +107,7 @@ def audited(folder: Path, data: bool = False, required: Sequence[str] = ()) -> A
             findings.append(Mismatch(name, Problem.files, facts={"error": "no such file"}))
     if data and own:
         findings += _damaged_data(folder, manifest)
-    state = FolderState.damaged if findings else FolderState.whole
+    state = FolderState.damaged if findings else FolderState.complete
     if findings and own and METADATA not in own and {one.problem for one in findings} == {Problem.uncovered}:
         state = FolderState.torn  # the ranks with the highest numbers wrote nothing
     named = {*own, *manifest.named, *manifest.own}
@@ -145,8 +152,14 @@ def _checkpoints_below(folder: Path) -> Iterator[tuple[Path, float]]:
     """Yield the folders that are checkpoints, or were left by an interrupted save, and the times at which
     they were written. Folders in a checkpoint are part of it."""
     for place, below, names in walk(folder):
-        written = [*metadata_in(names)]
-        written = written or [name for name in names if _UNFINISHED.fullmatch(name) or name.endswith(SUFFIX)]
-        if written:
+        if written := _written_by_save(names):
             below.clear()
             yield place, max((place / name).lstat().st_mtime for name in written)
+
+
+def _written_by_save(names: Iterable[str]) -> list[str]:
+    """Return the names of metadata; if there are none, those of files that DCP or safetensors write."""
+    names = [*names]
+    return [*metadata_in(names)] or [
+        name for name in names if _UNFINISHED.fullmatch(name) or name.endswith(SUFFIX)
+    ]

@@ -22,12 +22,11 @@ import psutil
 from packaging.requirements import Requirement
 from packaging.version import Version
 from rich.console import Console
-from rich.filesize import decimal
 from rich.text import Text
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import StorageConfig
-from dcpbench.config.text import counted
+from dcpbench.config.text import counted, size_text
 from dcpbench.executors import fork_server
 from dcpbench.executors.shared_gpus import how_to_get, nccl_can_share, sharing_sentence
 from dcpbench.report.styles import standard_output, style_of, text_of
@@ -161,9 +160,9 @@ def _processors() -> Line:
 
 def _memory() -> Line:
     memory = psutil.virtual_memory()
-    seen = f"{decimal(memory.available)} of {decimal(memory.total)} free"
+    seen = f"{size_text(memory.available)} of {size_text(memory.total)} free"
     if memory.available < RANKS * _RANK_BYTES:
-        needed = decimal(RANKS * _RANK_BYTES)
+        needed = size_text(RANKS * _RANK_BYTES)
         return Line("memory", "warning", seen, f"{RANKS} ranks need about {needed}; end other programs")
     return Line("memory", "ok", seen)
 
@@ -177,8 +176,8 @@ def _shared_memory(place: Path = Path("/dev/shm")) -> Line:  # noqa: S108
     if not os.access(place, os.W_OK):
         return Line("shared memory", "bad", f"{place} cannot be written to", f"chmod 1777 {place}")
     if free < _LEAST_SHARED_BYTES:
-        return Line("shared memory", "warning", f"only {decimal(free)} free in {place}", fix)
-    return Line("shared memory", "ok", f"{decimal(free)} free in {place}")
+        return Line("shared memory", "warning", f"only {size_text(free)} free in {place}", fix)
+    return Line("shared memory", "ok", f"{size_text(free)} free in {place}")
 
 
 def _disk(folder: Path) -> Line:
@@ -192,9 +191,9 @@ def _disk(folder: Path) -> Line:
         return Line("disk", "bad", f"{place} cannot be written to: {error.strerror}", elsewhere)
     free, least = shutil.disk_usage(place).free, StorageConfig().keep_free_bytes
     kind = _file_system(place)
-    seen = f"{decimal(free)} free in {place} ({kind})"
+    seen = f"{size_text(free)} free in {place} ({kind})"
     if free < least:
-        stays = f"{decimal(least)} have to stay free (storage.keep_free_bytes)"
+        stays = f"{size_text(least)} have to stay free (storage.keep_free_bytes)"
         return Line("disk", "bad", f"{seen}, and {stays}", elsewhere)
     if kind == "tmpfs":
         return Line(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 _MOST_NAMES = 12
 """The most names that a sentence lists."""
+_BYTES = (("B", 1), ("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30), ("TiB", 2**40), ("PiB", 2**50))
 _SYNONYMS = {"gpu": "cuda", "gpus": "cuda"}
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -46,6 +47,17 @@ def names_shown(names: Sequence[str]) -> str:
 def counted(number: int, what: str) -> str:
     """Return `1 cell`, `1,000 cells`."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def byte_unit(number: float) -> tuple[str, int]:
+    """Return the largest unit that is not more than this many bytes, and how many bytes it is."""
+    return next(unit for unit in reversed(_BYTES) if number >= unit[1] or unit[1] == 1)
+
+
+def size_text(number: float) -> str:
+    """Return `12 B`, `3.7 KiB`, `1.0 GiB`."""
+    name, size = byte_unit(number)
+    return f"{number / size:.1f} {name}" if size > 1 else f"{number:.0f} B"
 
 
 def duration_text(seconds: float) -> str:

@@ -8,10 +8,10 @@ from typing import Any
 import pandas as pd
 
 from dcpbench.analysis.frame import as_text
+from dcpbench.config.text import size_text
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
 
-BYTES = (("B", 1), ("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30), ("TiB", 2**40))
 _LONG_NAME = 10
 _FAILED, _TRAINING = "failed: ", "training failed: "
 
@@ -38,11 +38,6 @@ def has_failed(text: str) -> bool:
     return text.startswith((_FAILED, _TRAINING))
 
 
-def byte_unit(value: float) -> tuple[str, int]:
-    """Return the largest unit that is not more than this many bytes, and how many bytes it is."""
-    return next(step for step in reversed(BYTES) if value >= step[1] or step[1] == 1)
-
-
 def quantity(metric: str, value: float) -> str:
     """Return a value of a metric with its unit; `-` if it was not measured."""
     unit = METRICS[metric].unit if metric in METRICS else ""
@@ -51,8 +46,7 @@ def quantity(metric: str, value: float) -> str:
     if unit == "s":
         return f"{value:#.3g} s" if value < 1 else f"{value:.3f} s"
     if unit == "bytes":
-        name, size = byte_unit(value)
-        return f"{value / size:.1f} {name}" if size > 1 else f"{value:.0f} B"
+        return size_text(value)
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 

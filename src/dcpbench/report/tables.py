@@ -10,13 +10,13 @@ from pandas.api.typing import DataFrameGroupBy
 from dcpbench.analysis.cell_identity import override_words, shown_by_axes
 from dcpbench.analysis.frame import is_false, is_true, ok, records
 from dcpbench.analysis.runs import one_per_cell, runs_text, seen_by, severity, status_text
-from dcpbench.config.text import counted
+from dcpbench.config.text import byte_unit, counted
 from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import SHOWN
 from dcpbench.report.document import Table
-from dcpbench.report.labels import byte_unit, checks_text, entry, plain
+from dcpbench.report.labels import checks_text, entry, plain
 
 _ALWAYS = [spec.name for spec in AXES.values() if spec.always]
 _ROWS = ["sweep", *(spec.name for spec in AXES.values() if spec.pivot == "rows")]

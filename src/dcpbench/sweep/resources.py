@@ -16,9 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from rich.filesize import decimal
-
 from dcpbench.config.groups import Sharing, StorageConfig
+from dcpbench.config.text import size_text
 from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import CellKey
 from dcpbench.executors import shared_gpus
@@ -202,9 +201,9 @@ class Costs:
             needs, because = self._disk_bytes[cell.part(_SIMILAR_BYTES)], "as a similar cell wrote"
         if free - needs >= storage.keep_free_bytes:
             return None
-        wanted = f"it needs {decimal(needs)} ({because}) and " if needs else ""
-        stays = f"{decimal(storage.keep_free_bytes)} have to stay free (storage.keep_free_bytes)"
-        return f"too little disk space: {decimal(free)} are free in {place}, {wanted}{stays}"
+        wanted = f"it needs {size_text(needs)} ({because}) and " if needs else ""
+        stays = f"{size_text(storage.keep_free_bytes)} have to stay free (storage.keep_free_bytes)"
+        return f"too little disk space: {size_text(free)} are free in {place}, {wanted}{stays}"
 
 
 def bytes_in(folder: Path) -> int | None:

@@ -66,7 +66,7 @@ def looked_at(*words: str | Path, capsys: pytest.CaptureFixture[str]) -> tuple[i
 
 def test_complete_checkpoint_passes(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, (seen,) = looked_at(checkpoint, capsys=capsys)
-    assert (status, seen["state"], seen["because"], seen["findings"]) == (0, "whole", None, [])
+    assert (status, seen["state"], seen["because"], seen["findings"]) == (0, "complete", None, [])
     assert seen["bytes"] == sum(item.stat().st_size for item in checkpoint.iterdir())
     weight = seen["keys"]["model.weight"]
     chunk = {"offsets": [0, 0], "sizes": [4, 6], "file": "__0_0.distcp"}
@@ -79,7 +79,7 @@ def test_complete_checkpoint_passes(checkpoint: Path, capsys: pytest.CaptureFixt
     }
     assert main(["audit", str(checkpoint)]) == 0
     output = capsys.readouterr().out
-    assert output.startswith(f"{checkpoint}: whole\n")
+    assert output.startswith(f"{checkpoint}: complete\n")
     assert "8 tensors with 60 elements, 1 value\n" in output
     assert "model.of torch.bfloat16       bfloat16       [2, 3]       1" in output
 
@@ -168,7 +168,7 @@ DAMAGED = {
     "data huge": (replaced(DATA, sparse), "damaged", "bytes by the metadata, on disk: 4398046511104"),
     "no metadata": (removed(METADATA), "torn", "its save did not finish"),
     "unfinished metadata": (lambda at: (at / METADATA).rename(at / ".metadata.tmp"), "torn", "not finish"),
-    "nothing": (removed(METADATA, DATA), "none", "contains no checkpoint"),
+    "nothing": (removed(METADATA, DATA), "none", "no DCP or safetensors checkpoint"),
     "metadata short": (cut(METADATA, 0.9), "damaged", ".metadata: not written by DCP"),
     "metadata empty": (cut(METADATA, 0), "damaged", "EOFError"),
     "metadata a pipe": (replaced(METADATA, os.mkfifo), "damaged", "it is not a regular file"),
@@ -229,7 +229,7 @@ def test_damage_is_reported(case: str, checkpoint: Path, capsys: pytest.CaptureF
     assert message in seen["because"].replace("(", "[").replace(")", "]")
     assert main(["audit", str(checkpoint)]) == status
     shown = capsys.readouterr()
-    assert shown.out.startswith(f"{checkpoint}: {'no checkpoint' if state == 'none' else state}")
+    assert shown.out.startswith(f"{checkpoint}: {seen['because'] if state == 'none' else state}")
     assert message in shown.out.replace("(", "[").replace(")", "]")
     assert shown.err == ""
 
@@ -271,7 +271,7 @@ def test_malicious_pickle_runs_nothing(
     (checkpoint / METADATA).write_bytes(MALICIOUS[case])
     assert main(["audit", str(checkpoint)]) == 1
     said = capsys.readouterr()
-    assert said.out.count("\n") == 1
+    assert said.out.count("\n") == 2
     assert ".metadata: not written by DCP" in said.out
     assert not Path("ran").exists()
 
@@ -287,7 +287,7 @@ def test_pickle_cannot_change_classes(checkpoint: Path, tmp_path: Path) -> None:
     assert not hasattr(Metadata, "state")
     assert not hasattr(dcp_metadata._Record, "state")
     (checkpoint / METADATA).write_bytes(before)
-    assert on_disk.audited(checkpoint).state == "whole"
+    assert on_disk.audited(checkpoint).state == "complete"
 
 
 def test_names_with_control_characters_are_escaped(
@@ -309,7 +309,9 @@ def test_other_files_are_listed_separately(checkpoint: Path, capsys: pytest.Capt
     (checkpoint / "trainer").mkdir()
     (checkpoint / "trainer" / "config.json").write_text("{}")
     status, (seen,) = looked_at(checkpoint, capsys=capsys)
-    assert (status, seen["state"], seen["beside"]) == (0, "whole", ["trainer/config.json"])
+    assert (status, seen["state"], seen["beside"]) == (0, "complete", ["trainer/config.json"])
+    assert main(["audit", str(checkpoint)]) == 0
+    assert "\n  2 B in 1 unreferenced file: trainer/config.json\n" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -335,10 +337,10 @@ def test_several_checkpoints_are_audited_at_once(
 ) -> None:
     cut(DATA, 0.5)(checkpoint)
     status, seen = looked_at(saved, checkpoint, capsys=capsys)
-    assert (status, [one["state"] for one in seen]) == (1, ["whole", "damaged"])
+    assert (status, [one["state"] for one in seen]) == (1, ["complete", "damaged"])
     assert main(["audit", str(saved), str(checkpoint), "/nowhere"]) == 2
     output = capsys.readouterr().out
-    assert f"{saved}: whole" in output.replace("\n", "")
+    assert f"{saved}: complete" in output.replace("\n", "")
     assert "chunks" not in output, "with several, only their states are printed"
     assert main(["audit", str(saved)]) == 0
     assert "chunks" in capsys.readouterr().out
@@ -391,7 +393,7 @@ def test_save_without_collectives_needs_all_ranks(
     complete."""
     ask(save_sharded, str(tmp_path / "ck"), False, True)
     status, (seen,) = looked_at(tmp_path / "ck", capsys=capsys)
-    assert (status, seen["state"], seen["beside"]) == (0, "whole", [])
+    assert (status, seen["state"], seen["beside"]) == (0, "complete", [])
     chunks = seen["keys"]["model.0.weight"]["chunks"]
     assert sorted(chunk["offsets"][0] for chunk in chunks) == [0, 3, 6, 9]
     assert len(seen["keys"]["optimizer.param_groups.0.lr"]["chunks"]) == 1
@@ -432,7 +434,7 @@ OF_A_RANK = {
     "short data": (cut("__2_0.distcp", 0.5), "damaged", "bytes by the metadata"),
     "metadata short": (cut("__2.metadata", 0.5), "damaged", "__2.metadata: not written by DCP"),
     "a tensor of 0 bytes": (without_bytes, "damaged", "0 bytes in __2_0.distcp for 24 elements"),
-    "neither of the last": (removed("__3.metadata", "__3_0.distcp"), "whole", ""),  # not detectable
+    "neither of the last": (removed("__3.metadata", "__3_0.distcp"), "complete", ""),  # not detectable
 }  # fmt: skip
 
 
@@ -449,6 +451,6 @@ def test_incomplete_rank_with_replicated_tensors(
         assert on_disk.audited(torn).state == state, case
         assert message in on_disk.audited(torn).why, case
         assert main(["audit", "--newest", str(tmp_path / "run")]) == 0
-        newest = 2 if state == "whole" else 1
+        newest = 2 if state == "complete" else 1
         assert capsys.readouterr().out == f"{tmp_path / 'run'}/step-{newest}\n", case
         shutil.rmtree(torn)

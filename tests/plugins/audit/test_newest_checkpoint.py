@@ -1,5 +1,6 @@
 """The newest complete checkpoint of a training run, in layouts of trainers."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -50,8 +51,66 @@ def test_folder_of_checkpoints_is_listed(
     (tmp_path / "step-11" / METADATA).unlink()
     assert main(["audit", str(tmp_path)]) == 1
     said = [line.split(": ")[:2] for line in capsys.readouterr().out.splitlines() if line.startswith("/")]
-    states = {"step-11": "torn", "step-10": "whole", "step-9": "whole"}
+    states = {"step-11": "torn", "step-10": "complete", "step-9": "complete"}
     assert said == [[str(tmp_path / name), state] for name, state in states.items()]
+
+
+@pytest.fixture
+def six(saved: Path, tmp_path: Path) -> Path:
+    """A folder of six checkpoints: the second is damaged, the last is torn."""
+    for number in range(1, 7):
+        shutil.copytree(saved, tmp_path / "run" / f"step-{number}")
+    os.truncate(tmp_path / "run/step-2" / DATA, 10)
+    (tmp_path / "run/step-6" / METADATA).unlink()
+    return tmp_path / "run"
+
+
+def test_summary_counts_states(six: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", str(six)]) == 1
+    assert capsys.readouterr().out.endswith("\n6 checkpoints: 4 complete, 1 damaged, 1 torn\n")
+    assert main(["audit", str(six / "step-1")]) == 0
+    assert capsys.readouterr().out.endswith("\n1 checkpoint: 1 complete\n")
+    file = six / "final.pt"
+    torch.save({"step": 6}, file)
+    assert main(["audit", str(six / "step-1"), str(file)]) == 2
+    assert capsys.readouterr().out.endswith("\n1 checkpoint: 1 complete; not a checkpoint: 1 path\n")
+
+
+def test_bad_leaves_out_complete_checkpoints(six: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", "--bad", str(six)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(": ")[:2] for line in lines if not line.startswith(" ")] == [
+        [str(six / "step-6"), "torn"],
+        [str(six / "step-2"), "damaged"],
+        ["6 checkpoints", "4 complete, 1 damaged, 1 torn"],
+    ]
+    assert main(["audit", "--bad", "--json", str(six)]) == 1
+    assert [audit["state"] for audit in json.loads(capsys.readouterr().out)] == ["torn", "damaged"]
+    assert main(["audit", "--bad", str(six / "step-1")]) == 0
+    assert capsys.readouterr().out == "1 checkpoint: 1 complete\n"
+    for option in ("--bad", "--all", "--json"):
+        assert main(["audit", "--newest", option, str(six)]) == 2
+        assert "--newest prints one path" in capsys.readouterr().err
+
+
+def test_path_without_checkpoint_is_explained(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "final.pt"
+    torch.save({"step": 7}, file)
+    (tmp_path / "empty").mkdir()
+    reasons = {
+        file: "a file; audit reads checkpoint folders that DCP or safetensors wrote",
+        saved / METADATA: "a file of a checkpoint; audit the folder that contains it",
+        saved / DATA: "a file of a checkpoint; audit the folder that contains it",
+        tmp_path / "nowhere": "no such folder",
+        tmp_path / "empty": "no DCP or safetensors checkpoint here or in a folder below",
+    }
+    for path, reason in reasons.items():
+        assert main(["audit", str(path)]) == 2
+        assert capsys.readouterr().out.startswith(f"{path}: {reason}\n")
+        assert main(["audit", "--newest", str(path)]) == 2
+        assert capsys.readouterr().err == f"dcpbench: {path}: {reason}\n"
 
 
 @pytest.mark.parametrize(
@@ -81,7 +140,7 @@ def test_newest_checkpoint_has_the_highest_number(
     (run / "last.ckpt").symlink_to(names[-1])
     (run / names[-1] / METADATA).rename(run / names[-1] / ".metadata.tmp")
     seen = on_disk.audited(run / names[0])
-    assert (seen.state, [*seen.beside]) == ("whole", [*beside])
+    assert (seen.state, [*seen.beside]) == ("complete", [*beside])
     assert main(["audit", "--newest", str(tmp_path)]) == 0
     said = capsys.readouterr()
     assert said.out == f"{run / names[1]}\n"

@@ -62,7 +62,7 @@ def look(capsys: pytest.CaptureFixture[str]) -> Callable[[Path], dict[str, Any]]
     def looked_at(folder: Path) -> dict[str, Any]:
         status = main(["audit", "--json", str(folder)])
         (seen,) = json.loads(capsys.readouterr().out)
-        assert status == {"whole": 0, "damaged": 1, "torn": 1, "none": 2}[seen["state"]]
+        assert status == {"complete": 0, "damaged": 1, "torn": 1, "none": 2}[seen["state"]]
         return seen
 
     return looked_at
@@ -74,7 +74,7 @@ def test_complete_checkpoints_pass(
     folder = written(tmp_path / "whole")
     (folder / "config.json").write_text("{}")
     seen = look(folder)
-    assert (seen["state"], seen["findings"], seen["beside"]) == ("whole", [], ["config.json"])
+    assert (seen["state"], seen["findings"], seen["beside"]) == ("complete", [], ["config.json"])
     chunk = {"offsets": [0, 0], "sizes": [4, 6], "file": ONE}
     assert seen["keys"]["w"] == {"dtype": "torch.float32", "shape": [4, 6], "chunks": [chunk]}
     assert main(["audit", str(folder)]) == 0
@@ -82,7 +82,7 @@ def test_complete_checkpoints_pass(
     assert "4 tensors with 29 elements, 0 values" in output
     assert "b      bfloat16  [4]          1" in output
     seen = look(sharded(tmp_path / "sharded"))
-    assert (seen["state"], seen["findings"], seen["keys"]["w"]["shape"]) == ("whole", [], [4, 6])
+    assert (seen["state"], seen["findings"], seen["keys"]["w"]["shape"]) == ("complete", [], [4, 6])
     assert len(seen["keys"]["w"]["chunks"]) == 2
     assert main(["audit", "--newest", str(tmp_path / "whole")]) == 0
     assert capsys.readouterr().out == f"{folder}\n"
@@ -204,7 +204,7 @@ def test_hugging_face_checkpoint_of_dcp_passes(
     folder = tmp_path / "step-1"
     ask(save_distributed, str(folder), is_sharded)
     seen = look(folder)
-    assert (seen["state"], seen["findings"], seen["beside"]) == ("whole", [], [])
+    assert (seen["state"], seen["findings"], seen["beside"]) == ("complete", [], [])
     theirs = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     shapes = {key: (str(one.properties.dtype), list(one.size)) for key, one in theirs.items()}
     assert {key: (one["dtype"], one["shape"]) for key, one in seen["keys"].items()} == shapes
@@ -219,7 +219,7 @@ def test_file_of_safetensors_passes(tmp_path: Path, look: Callable[[Path], dict[
     tensors = {str(dtype): torch.zeros(3, 2, dtype=dtype) for dtype in dtypes}
     save_file({**tensors, "none": torch.zeros(0, 3)}, tmp_path / "model.safetensors")
     seen = look(tmp_path)
-    assert (seen["state"], seen["findings"]) == ("whole", [])
+    assert (seen["state"], seen["findings"]) == ("complete", [])
     assert {seen["keys"][name]["dtype"] for name in tensors} == tensors.keys()
 
 

@@ -84,7 +84,7 @@ def run(saved: Path, tmp_path: Path) -> Path:
 
 def test_torchtitan_checkpoint_is_complete(saved: Path) -> None:
     seen = audit.audited(saved / "titan" / TITAN.format(9), data=True)
-    assert (seen.state, seen.beside) == ("whole", {})
+    assert (seen.state, seen.beside) == ("complete", {})
     assert len(seen.entries["optimizer.state.0.weight.exp_avg"].chunks) == WORLD_SIZE
     loaders = {f"dataloader.dp_rank_{rank}" for rank in range(WORLD_SIZE)}
     assert seen.entries.keys() > loaders | {"model.1.bias", "train_state.losses", "lr_scheduler.last_epoch"}
@@ -92,7 +92,7 @@ def test_torchtitan_checkpoint_is_complete(saved: Path) -> None:
 
 def test_lightning_checkpoint_is_complete(saved: Path) -> None:
     seen = audit.audited(saved / "lightning" / LIGHTNING.format(9), data=True, required=["meta.pt"])
-    assert (seen.state, [*seen.beside]) == ("whole", ["meta.pt"])
+    assert (seen.state, [*seen.beside]) == ("complete", ["meta.pt"])
     assert "optimizer_0.state.0.weight.exp_avg" in seen.entries
 
 

@@ -4,51 +4,58 @@ import io
 import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.filesize import decimal
 from rich.table import Table
 
 from dcpbench.checkpointers.on_disk import Audited, FolderState, audited, newest_first
-from dcpbench.config.text import counted
+from dcpbench.config.errors import ConfigError
+from dcpbench.config.text import counted, size_text
 from dcpbench.core.sentences import mismatch_sentence
 from dcpbench.records.store import ResultsError
 from dcpbench.report.styles import complain, print_table, standard_output, style_of, text_of
 
 _MOST_SHOWN = 20
-_STATUS = {FolderState.whole: 0, FolderState.damaged: 1, FolderState.torn: 1, FolderState.none: 2}
+_EXIT_STATUS = {FolderState.complete: 0, FolderState.damaged: 1, FolderState.torn: 1, FolderState.none: 2}
 
 
 def main(
     checkpoints: Sequence[Path],
     newest: bool = False,
+    bad: bool = False,
     data: bool = False,
     beside: Sequence[str] = (),
     all: bool = False,
     as_json: bool = False,
 ) -> int:
     """Audit checkpoints, or all checkpoints in folders. Return 0 if all are complete, 1 if one is not, 2 if a
-    folder has none. With `newest`, print the newest complete one below these folders instead; return 1 if
-    none is complete, 2 if none exists. `data` reads the data too; files `beside` have to exist as well."""
+    folder has none. With `bad`, print only those that are not complete. With `newest`, print the newest
+    complete one below these folders instead; return 1 if none is complete, 2 if none exists. `data` reads the
+    data too; files `beside` have to exist as well."""
     look = partial(audited, data=data, required=beside)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names can contain any character
+    if newest and (bad or all or as_json):
+        raise ConfigError("--newest prints one path; leave out --all, --bad and --json")
     if newest:
         return _print_newest(checkpoints, look)
-    checked = [one for folder in checkpoints for one in [*newest_first([folder], look)] or [look(folder)]]
+    audits = [audit for folder in checkpoints for audit in [*newest_first([folder], look)] or [look(folder)]]
+    shown = [audit for audit in audits if not (bad and audit.state is FolderState.complete)]
     with standard_output():
         if as_json:
-            print(json.dumps([_plain(one) for one in checked], indent=1))
+            print(json.dumps([_plain(audit) for audit in shown], indent=1))
         else:
-            for one in checked:
-                _show(one, all)
-                if all or len(checked) == 1:  # with several, only their states matter
-                    _show_keys(one, all)
-    return max(_STATUS[one.state] for one in checked)
+            for audit in shown:
+                _show(audit, all)
+                if all or len(audits) == 1:  # with several, only their states matter
+                    _show_keys(audit, all)
+            print(_summary(audits))
+    return max(_EXIT_STATUS[audit.state] for audit in audits)
 
 
 def checkpoints_in(folder: Path, data: bool = False) -> list[Audited]:
@@ -57,45 +64,53 @@ def checkpoints_in(folder: Path, data: bool = False) -> list[Audited]:
     Raises:
         ResultsError: there is no checkpoint.
     """
-    found = [*newest_first([folder], partial(audited, data=data))]
-    if not found:
-        raise ResultsError(f"{folder}: no checkpoint here, nor in a folder below")
-    return found
+    audits = [*newest_first([folder], partial(audited, data=data))]
+    if not audits:
+        raise ResultsError(f"{folder}: {audited(folder).because}")
+    return audits
 
 
-def _print_newest(folders: Iterable[Path], look: Callable[[Path], Audited]) -> int:
-    folders, one = list(folders), None
-    for one in newest_first(folders, look):
-        if one.state is FolderState.whole:
+def _print_newest(folders: Sequence[Path], look: Callable[[Path], Audited]) -> int:
+    audit = None
+    for audit in newest_first(folders, look):
+        if audit.state is FolderState.complete:
             with standard_output():
-                print(one.folder)
+                print(audit.folder)
             return 0
-        complain(f"{one.folder}: {one.state}: {one.why}")
-    if one is None:
-        raise ResultsError(f"{', '.join(map(str, folders))}: no checkpoint here, nor in a folder below")
+        complain(f"{audit.folder}: {audit.state}: {audit.why}")
+    if audit is None:
+        raise ResultsError("; ".join(f"{folder}: {look(folder).because}" for folder in folders))
     return 1
+
+
+def _summary(audits: Iterable[Audited]) -> str:
+    """Return `3 checkpoints: 1 complete, 2 torn`, and how many paths are not a checkpoint."""
+    counts = Counter(audit.state for audit in audits)
+    others = counts.pop(FolderState.none, 0)
+    states = ", ".join(f"{counts[state]} {state}" for state in FolderState if counts[state])
+    counted_states = f"{counted(counts.total(), 'checkpoint')}{': ' if states else ''}{states}"
+    return f"{counted_states}; not a checkpoint: {counted(others, 'path')}" if others else counted_states
 
 
 def _show(one: Audited, all_keys: bool) -> None:
     console = Console(soft_wrap=not sys.stdout.isatty())
-    style = style_of("pass" if one.state is FolderState.whole else "fail")
-    state = "no checkpoint" if one.state is FolderState.none else one.state
-    console.print(text_of(f"{one.folder}: {state}{f': {one.because}' if one.because else ''}", style))
+    style = style_of("pass" if one.state is FolderState.complete else "fail")
+    state = "" if one.state is FolderState.none else one.state
+    console.print(text_of(": ".join(filter(None, (str(one.folder), state, one.because))), style))
     if one.entries:
         tensors = [entry for entry in one.entries.values() if entry.shape is not None]
         elements = sum(math.prod(entry.shape or ()) for entry in tensors)
         files, values = len(one.files) - len(one.beside), len(one.entries) - len(tensors)
         content = f"{counted(len(tensors), 'tensor')} with {elements:,} elements, {counted(values, 'value')}"
-        console.print(f"  {decimal(one.size)} in {counted(files, 'file')}; {content}")
+        console.print(f"  {size_text(one.size)} in {counted(files, 'file')}; {content}")
     for finding in one.findings[: None if all_keys else _MOST_SHOWN]:
         console.print(text_of(f"  {mismatch_sentence(finding)}"))
     if not all_keys and len(one.findings) > _MOST_SHOWN:
         console.print(f"  and {len(one.findings) - _MOST_SHOWN} more: --all shows them")
     if one.beside:
         names = ", ".join([*one.beside][:3]) + (", ..." if len(one.beside) > 3 else "")
-        console.print(
-            text_of(f"  {decimal(sum(one.beside.values()))} in other files, to which no key refers: {names}")
-        )
+        unreferenced = counted(len(one.beside), "unreferenced file")
+        console.print(text_of(f"  {size_text(sum(one.beside.values()))} in {unreferenced}: {names}"))
 
 
 def _show_keys(one: Audited, all_keys: bool) -> None:

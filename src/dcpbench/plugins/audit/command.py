@@ -12,11 +12,16 @@ audit = command(
     leave holes, and bytes that belong to two keys. A folder of checkpoints is audited from the newest to the
     oldest. No code in them is run, and no data is read without --data.
 
-    The exit status is 0 if all are complete, 1 if one is torn or damaged, 2 if one is not a checkpoint.""",
+    A checkpoint is complete, damaged (files and metadata contradict each other) or torn (its save did not
+    finish). The last line counts them.
+
+    The exit status is 0 if all are complete, 1 if one is torn or damaged, 2 if one is not a checkpoint. With
+    --newest it is 0 if a complete one was found, 1 if none is complete, 2 if there is no checkpoint.""",
     places("checkpoints", "CHECKPOINT..."),
     flag(
         "--newest", "Print the newest complete checkpoint below these folders, by number, otherwise by time."
     ),
+    flag("--bad", "Print only those that are not complete."),
     flag("--data", "Read the data too, and compare it with the checksums that torch.save has written."),
     several("--beside", "FILE", "Another file that has to exist, such as Lightning's meta.pt."),
     flag("--all", "Print all keys and all mismatches."),

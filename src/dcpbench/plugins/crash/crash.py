@@ -156,7 +156,7 @@ def _load_newest(cell: Cell, target: TrainingRun, candidates: list[Checkpoint]) 
     """Load the newest checkpoint that loads, as any restarted job does. Return it if it is one of the
     candidates, otherwise None."""
     folders = newest_first([cell.folder])
-    complete = [str(each.folder) for each in folders if each.state is FolderState.whole]
+    complete = [str(each.folder) for each in folders if each.state is FolderState.complete]
 
     def is_now(checkpoint: Checkpoint) -> bool:
         state, group = live_state(target), cell.world.group

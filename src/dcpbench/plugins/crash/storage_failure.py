@@ -86,8 +86,8 @@ def _verify_leftovers(cell: Cell) -> None:
     """Check that a failed save has left no complete checkpoint. The control is a complete one."""
 
     def wrong(name: str) -> list[Mismatch]:
-        is_whole = cell.world.rank == 0 and audited(cell.folder / name).state is FolderState.whole
-        return [contract.violation("what is left", "it is a complete checkpoint")] if is_whole else []
+        is_complete = cell.world.rank == 0 and audited(cell.folder / name).state is FolderState.complete
+        return [contract.violation("what is left", "it is a complete checkpoint")] if is_complete else []
 
     names = ["what is left"] if cell.world.rank == 0 else []
     cell.record("contract_held", Compared.of(wrong(_NEWER), wrong(_OLDER), names), "of the save that failed")
