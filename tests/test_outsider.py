@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,12 @@ from support.drivers import environment
 
 pytestmark = pytest.mark.slow
 
+_EXTENDING = (Path(__file__).parents[1] / "docs" / "extending.md").read_text()
+NORMS = re.findall(r"<!-- file: mine/checks.py -->\n```python\n(.*?)```", _EXTENDING, re.DOTALL)[0].replace(
+    "norms_kept", "theirs_norms"
+)
+"""The check of docs/extending.md, under a name of the outsider."""
+
 FILES = {
     "outsider-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: outsider\nVersion: 1.0\n",
     "outsider-1.0.dist-info/entry_points.txt": "[dcpbench]\noutsider = outsider.plugin\n",
@@ -21,12 +28,16 @@ FILES = {
 from pathlib import Path
 
 from dcpbench.api import CheckSpec, CommandSpec, MetricSpec, Plugin
+from outsider.norms import verify_norms
 
 plugin = Plugin(
     name="outsider",
     api=1,
     conf=Path(__file__).parent / "conf",
-    checks=(CheckSpec("theirs_held", "theirs", "what the outsider looks at holds"),),
+    checks=(
+        CheckSpec("theirs_held", "theirs", "what the outsider looks at holds"),
+        CheckSpec("theirs_norms", "norms", "norms are those of the save", probe=verify_norms),
+    ),
     metrics=(MetricSpec("theirs_calls", "calls of the outsider's scenario", counted=True),),
     faults=("outsider.faults",),
     known_failures=Path(__file__).parent / "known.yaml",
@@ -36,6 +47,7 @@ plugin = Plugin(
     sections=("outsider.page:section",),
 )
 """,
+    "outsider/norms.py": NORMS,
     "outsider/code.py": """
 from dcpbench.api import Compared, Mismatch, Problem
 from dcpbench.scenarios import save_load
@@ -137,6 +149,8 @@ hydra:
       cells: {scenario: theirs, model: short, parallel: theirs, scenario.options.broken: "false,true"}
       fault: {scenario: save_load, model: short, parallel: theirs, fault: theirs, plugin: faults}
       doubled: {scenario: theirs, model: short, parallel: theirs, scenario.options.times: "2,3"}
+      healthy: {scenario: save_load, model: short, parallel: fsdp2}
+      other_layout: {scenario: convert, model: short, parallel: ddp, load_parallel: fsdp2}
       left_out: {scenario: save_load, parallel: ddp, plugin: nowhere}
 """,
 }
@@ -168,6 +182,8 @@ def test_one_of_everything_runs(ended: Finished) -> None:
         ("fail", "theirs", True),
         ("xfail", "theirs", None),
         ("fail", "theirs", None),
+        ("pass", "fsdp2", None),
+        ("pass", "ddp", None),
     ], ended.out + ended.err
     written = map(json.loads, (ended.folder / "results.jsonl").read_text().splitlines())
     assert [(row["theirs_held"], row["theirs_calls"]) for row in written] == [
@@ -176,11 +192,27 @@ def test_one_of_everything_runs(ended: Finished) -> None:
         (None, None),
         (True, 1),
         (True, 1),
+        (None, None),
+        (None, None),
     ]
     assert "known failure theirs" in ended.rows[1]["reason"]
     assert "known failure doubled" in ended.rows[3]["reason"]
     assert "train_state.current_loss" in ended.rows[4]["reason"], "three times as large is another defect"
     assert ended.status == 1
+
+
+def test_a_check_compares_saved_values(ended: Finished) -> None:
+    """Under DDP, whose names have a prefix, under FSDP2, and in another layout than that of the save."""
+    written = map(json.loads, (ended.folder / "results.jsonl").read_text().splitlines())
+    norms = [row["theirs_norms"] for row in written]
+    assert norms == [True, True, False, True, True, True, True], "the third has a fault in net1.weight"
+    details = map(json.loads, (ended.folder / "details.jsonl").read_text().splitlines())
+    for row in details:
+        controls = row["details"]["checks"]["theirs_norms"]["control"]
+        assert {name.split(" in ")[0] for name in controls} == {
+            f"net{number}.{kind}" for number in (1, 2) for kind in ("weight", "bias")
+        }
+        assert all(controls.values())
 
 
 def test_an_absent_plug_in_is_one_line(ended: Finished) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -13,7 +14,7 @@ from dcpbench.core.rank_report import Compared
 from dcpbench.verify.compare_layouts import compare_state
 from dcpbench.verify.perturb import compared_names, unlike
 from dcpbench.verify.process_state import OpenFiles
-from dcpbench.verify.snapshot import Leaves
+from dcpbench.verify.snapshot import DigestedLeaf, Leaves, TensorLeaf, snapshot_model, snapshot_optimizer
 from dcpbench.workloads.run_state import Keys, State, as_saved, key_of
 from dcpbench.workloads.training_run import TrainingRun
 
@@ -31,7 +32,8 @@ class Checkpoint:
         checkpointer: reads it.
         state: what was saved, by check: this rank's parts or, from another layout, digests of full tensors.
         by_content: compare full tensors, because the load target has another layout.
-        source: the run that was saved, if it is in this process.
+        source: the live run that was saved, if it is in this process. It has trained on since: `tensors`
+            returns the values that were saved.
         numbers: parameter numbers by FQN, if the optimizer state is saved under numbers.
         how: a suffix for messages, if it was saved or is loaded in an unusual way (`, saved again`).
         overlapping: checkpoints whose saves were in flight at the same time.
@@ -58,6 +60,41 @@ class Checkpoint:
             {key_of(check, name, self.numbers): leaf for name, leaf in leaves.items()}
             for check, leaves in state.items()
         ]
+
+    def tensors(
+        self, part: Literal["model", "optimizer"], run: TrainingRun
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Return the tensors that were saved and those of a run that has loaded them, under the same names:
+        this rank's parts by FQN, without prefixes of wrappers such as DDP's `module.`. Left out are empty
+        parts, and names that only one of both has. Large tensors, and all tensors that were saved under
+        another layout, are read from the checkpoint; if the checkpointer cannot do that, they are left out.
+
+        Args:
+            part: `model`, with persistent buffers, or `optimizer`: `state.<FQN>.exp_avg`.
+            run: the load target. Its tensors are the live ones, so do not change them.
+        """
+        if part == "model":
+            check, leaves = "model_equal", snapshot_model(run.model)
+        else:
+            check, leaves = "optim_equal", snapshot_optimizer(run.model, run.optimizer)
+        saved, loaded = {}, {}
+        for name, leaf in leaves.items():
+            if not isinstance(leaf, TensorLeaf) or leaf.extent.numel == 0:
+                continue
+            value = self._saved_part(check, name, leaf)
+            if value is not None:
+                saved[name], loaded[name] = value, leaf.local
+        return saved, loaded
+
+    def _saved_part(self, check: str, name: str, like: TensorLeaf) -> torch.Tensor | None:
+        leaf = self.state.get(check, {}).get(name)
+        if isinstance(leaf, TensorLeaf):
+            return leaf.local
+        if not isinstance(leaf, DigestedLeaf) or (full := self.recall_of(check)(name)) is None:
+            return None
+        if tuple(full.shape) == like.extent.shape:
+            full = like.extent.take(full).reshape(like.local.shape)
+        return full.to(like.local.device)
 
     def recall(self, prefix: str) -> Recall:
         """Return a function that reads a tensor by its key below `prefix`; each rank may call it alone."""
