@@ -66,7 +66,7 @@ def test_refusal_is_raised_by_its_own_future() -> None:
 def test_missing_refusal_is_reported(defect: Callable[[], AbstractContextManager[Any]], found: str) -> None:
     ran = overlapping(defect())
     assert {one.check: one.names for one in ran.verdict.failed} == {"contract_held": [found]}
-    (worst,) = ran.reports[0].checks["contract_held"].worst
+    (worst,) = ran.reports[0].checks["contract_held"].distinct.values()
     assert isinstance(worst, Mismatch)
     assert worst.where == WHERE
 

@@ -204,7 +204,7 @@ def test_name_that_differs_twice_is_listed_once() -> None:
 
     verdict = at_both(differs)
     assert verdict.failed[0].names == ["w"]
-    assert [one["where"] for one in verdict.details["checks"]["model_equal"]["worst"]] == [NEW, OLD]
+    assert [one["where"] for one in verdict.details["checks"]["model_equal"]["worst"]] == [OLD, NEW]
     assert verdict.max_abs_diff == 2.0
 
 
@@ -270,20 +270,42 @@ def test_cell_without_checks_is_vacuous() -> None:
     assert judge([[RankReport(0)]], [1]).status == "vacuous"
 
 
-def test_worst_mismatches_come_first_with_ranks() -> None:
+def test_the_worst_mismatches_are_listed_with_ranks() -> None:
     seen = reports()
-    for number in range(12):
+    for number in range(24):
         seen[0].checks["model_equal"].add([finding(f"w{number}", "differs", float(number), "at 2")])
-    far = Mismatch("w11", Problem.contract, "param", 50.0, {"text": "differs"}, "at 2")
+    far = Mismatch("w23", Problem.contract, "param", 50.0, {"text": "differs"}, "at 2")
     seen[1].checks["model_equal"].add([far, Mismatch("gone", Problem.missing, where="at 2")])
     verdict = judge([seen], [2])
     details = verdict.details["checks"]["model_equal"]
-    worst = details["worst"]
-    assert [one["name"] for one in worst] == ["gone", "w11", *(f"w{number}" for number in range(10, 2, -1))]
-    assert (worst[1]["rank"], worst[1]["ranks"], worst[1]["kind"]) == (1, [0, 1], "param")
-    assert details["mismatch_count"] == 14
+    worst = {one["name"]: one for one in details["worst"]}
+    assert [*worst] == ["gone", "w0", *(f"w{number}" for number in range(6, 24))], "w0 is quoted"
+    assert (worst["w23"]["rank"], worst["w23"]["ranks"], worst["w23"]["kind"]) == (1, [0, 1], "param")
+    assert details["mismatch_count"] == 26
+    assert verdict.max_abs_diff == 50.0
     assert verdict.reason is not None
     assert verdict.reason.startswith("model_equal: rank 0: w0 at 2: differs (differing: w0, w1,")
+
+
+def test_mismatches_are_in_order_of_steps() -> None:
+    """Checkpoints are compared from the newest on, and the losses of one differ more from step to step."""
+    seen = reports()
+    for checkpoint in (10, 4, 2):
+        where = f"after the checkpoint of step {checkpoint}"
+        steps = range(checkpoint + 1, checkpoint + 5)
+        for report in seen:
+            report.checks["optim_equal"].add(
+                finding(f"loss of step {step}", f"on rank {report.rank}", float(step), where)
+                for step in steps
+            )
+    verdict = judge([seen], [2])
+    listed = verdict.details["checks"]["optim_equal"]["worst"]
+    steps = [int(one["name"].removeprefix("loss of step ")) for one in listed]
+    assert steps == [3, 4, 5, 6, 5, 6, 7, 8, 11, 12, 13, 14]
+    assert all(one["ranks"] == [0, 1] for one in listed)
+    quoted = next(one for one in listed if one["name"] == "loss of step 11")
+    assert f"rank {quoted['rank']}: {verdict.failed[0].first.name}" in str(verdict.reason)
+    assert quoted["text"] == "on rank 0"
 
 
 PLANTED = FaultConfig(

@@ -1,5 +1,6 @@
 """Sentences of a row's reason, and its short form, which is made from values."""
 
+import math
 from typing import Any
 
 import pytest
@@ -39,6 +40,12 @@ FAR = {"gradient_close": {"worst": [{**WORST, "problem": "far"}], "mismatch_coun
             "optim_equal: net.weight differs by 0.0123, rank 2, also loss_resume_equal",
         ),
         (failed(({"name": "net.bias", "problem": "not_stored"},), 1), "optim_equal: net.bias not stored"),
+        (
+            failed(({**WORST, "name": "a", "max_abs_diff": 1e-9}, WORST), 2),
+            "optim_equal: net.weight differs by 0.0123, rank 2 (+1 more)",
+        ),
+        (failed(({**WORST, "max_abs_diff": math.inf},), 1), "optim_equal: net.weight differs, rank 2"),
+        (failed(({**WORST, "max_abs_diff": 10**400},), 1), "optim_equal: net.weight differs, rank 2"),
         (failed(({"name": "lr", "problem": "value", "rank": 0},), 1), "optim_equal: lr differs, rank 0"),
         (failed(status="xfail", reason="known failure a-b: of torch: more"), "known failure a-b"),
         ({"status": "error", "reason": "rank 0 in load: E: no (before that x: y)"}, "rank 0 in load: E: no"),

@@ -8,9 +8,6 @@ from typing import Any
 from dcpbench.core.metrics import Measurement
 from dcpbench.core.mismatch import Mismatch
 
-_KEPT = 10
-"""Number of worst mismatches that a report lists for each check."""
-
 
 @dataclass(frozen=True)
 class Compared:
@@ -65,16 +62,16 @@ class CheckReport:
 
     Args:
         first: the first mismatch.
-        worst: the worst mismatches, the worst first.
         count: number of all mismatches.
+        max_abs_diff: largest absolute difference; 0 if nothing differs or no difference is a number.
         distinct: the worst mismatch for each name, problem, place and defect.
         compared: by place (a checkpoint, a moment) and name, True if this rank had a part to compare.
         control: by place and name, True if the negative control was reported as different each time.
     """
 
     first: Mismatch | None = None
-    worst: list[Mismatch] = field(default_factory=list)
     count: int = 0
+    max_abs_diff: float = 0.0
     distinct: dict[tuple[str, ...], Mismatch] = field(default_factory=dict)
     compared: dict[str, dict[str, bool]] = field(default_factory=dict)
     control: dict[str, dict[str, bool]] = field(default_factory=dict)
@@ -93,12 +90,8 @@ class CheckReport:
             self.first = self.first or mismatch
             key = (mismatch.name, mismatch.problem.value, mismatch.where, mismatch.by or "")
             self.distinct[key] = max(self.distinct.get(key, mismatch), mismatch, key=_farness)
-            self.worst = sorted([*self.worst, mismatch], key=badness, reverse=True)[:_KEPT]
-
-    @property
-    def max_abs_diff(self) -> float:
-        """Largest absolute difference; 0 if nothing differs or no difference is a number."""
-        return max((mismatch.max_abs_diff or 0.0 for mismatch in self.worst), default=0.0)
+            if math.isfinite(distance := badness(mismatch)):
+                self.max_abs_diff = max(self.max_abs_diff, float(distance))
 
 
 def _farness(mismatch: Mismatch) -> float:

@@ -125,12 +125,11 @@ class Replacing:
 
     def check(self, seen: CheckReport, at: str) -> CheckReport:
         """A rank's report of a check, which has most mismatches in several places."""
-        known = {id(one): one for one in [seen.first, *seen.worst, *seen.distinct.values()] if one}
+        known = {id(one): one for one in [seen.first, *seen.distinct.values()] if one}
         plain = {number: self.mismatch(one, at) for number, one in known.items()}
         return replace(
             seen,
             first=plain[id(seen.first)] if seen.first else None,
-            worst=[plain[id(one)] for one in seen.worst],
             distinct={alike: plain[id(one)] for alike, one in seen.distinct.items()},
             compared=self._flags(seen.compared, at),
             control=self._flags(seen.control, at),

@@ -1,6 +1,8 @@
 """One line for the reason of a row."""
 
+import math
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from dcpbench.core.checks import CHECKS
@@ -31,19 +33,28 @@ def short_reason(row: Mapping[str, Any]) -> str:
         return reason.partition(" (before that ")[0].partition("; stacks are ")[0]
     details = _mapping(_mapping(_mapping(row.get("details")).get("checks")).get(failed[0]))
     listed = details.get("worst")
-    worst = _mapping(listed[0] if isinstance(listed, list) and listed else None)
-    if not worst:
+    found = [one for one in map(_mapping, listed if isinstance(listed, list) else ()) if one]
+    if not found:
         return reason
+    worst = max(found, key=_distance)
     problem = str(worst.get("problem", Problem.differs))
     differs = problem in (Problem.differs, Problem.value, Problem.far)
     text = f"{failed[0]}: {worst.get('name')} {'differs' if differs else problem.replace('_', ' ')}"
-    text += f" by {distance:.3g}" if isinstance(distance := worst.get("max_abs_diff"), int | float) else ""
+    text += f" by {distance:.3g}" if math.isfinite(distance := _distance(worst)) else ""
     text += f", rank {worst['rank']}" if "rank" in worst else ""
     more = details.get("mismatch_count")
     text += f" (+{more - 1} more)" if isinstance(more, int) and more > 1 else ""
     text += f", also {', '.join(failed[1:])}" if failed[1:] else ""
     text += f"; training: {', '.join(training)}" if training else ""
     return f"training: {text}" if CHECKS[failed[0]].training else text
+
+
+def _distance(mismatch: Mapping[str, Any]) -> float:
+    """Return the largest difference of a mismatch; anything without one (a missing key) is the worst."""
+    distance = mismatch.get("max_abs_diff")
+    with suppress(OverflowError):
+        return math.inf if not isinstance(distance, int | float) or distance != distance else float(distance)
+    return math.inf
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -1,17 +1,19 @@
 """Judges the reports of all ranks: which checks passed, and which could have failed."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dcpbench.core.checks import CHECKS
-from dcpbench.core.mismatch import Gap, GapKind
+from dcpbench.core.mismatch import Gap, GapKind, Mismatch
 from dcpbench.core.rank_report import CheckReport, RankReport, badness
 from dcpbench.core.sentences import mismatch_sentence, place_sentence
 from dcpbench.verdict.sentences import failed_sentence, gap_sentence, rank_numbers
 from dcpbench.verdict.verdict import FailedCheck, Verdict
 
-_KEPT = 10
-"""Number of worst mismatches that a row's details list for each check."""
+_KEPT = 20
+"""Number of mismatches that a row's details list for each check."""
+_NUMBER = re.compile(r"\d{1,15}")
 
 
 def judge(stages: Sequence[Sequence[RankReport]], worlds: Sequence[int]) -> Verdict:
@@ -102,7 +104,7 @@ def _result(check: str, stages: Sequence[Sequence[RankReport]], ranks: Sequence[
         "held": failed is None,
         "control": controls,
         "control_missed": sorted(missed),
-        "worst": _worst(views),
+        "worst": _listed(views, failed) if failed else [],
         "mismatch_count": sum(view.count for _, view in views),
     }
     gaps = gaps if controls else [Gap(GapKind.no_control)]
@@ -162,14 +164,30 @@ def _not_reported(stages: Sequence[Sequence[RankReport]], worlds: Sequence[int])
             yield f"stage {number}: no report of rank {rank_numbers(missing)}"
 
 
-def _worst(views: Sequence[tuple[int, CheckReport]]) -> list[dict[str, Any]]:
-    """Return the worst mismatches: for each name and place that of the worst rank, and all ranks on which
-    it differs."""
-    mismatches = [(mismatch, rank) for rank, view in views for mismatch in view.worst]
-    worst: dict[tuple[str, str], dict[str, Any]] = {}
-    for mismatch, rank in sorted(mismatches, key=lambda item: badness(item[0]), reverse=True):
-        one = worst.setdefault(
-            (mismatch.name, mismatch.where), {**mismatch.plain(), "rank": rank, "ranks": []}
-        )
-        one["ranks"] = sorted({*one["ranks"], rank})
-    return list(worst.values())[:_KEPT]
+def _listed(views: Sequence[tuple[int, CheckReport]], failed: FailedCheck) -> list[dict[str, Any]]:
+    """Return mismatches in order of steps: the one that the reason quotes, and the worst of the others. Each
+    is that of the worst rank, with all `ranks` on which its name differs at its place."""
+    same = {_place_of(failed.first): [(failed.first, failed.rank)]}
+    for rank, view in views:
+        for mismatch in view.distinct.values():
+            same.setdefault(_place_of(mismatch), []).append((mismatch, rank))
+    quoted, *others = [
+        (*max(found, key=lambda one: badness(one[0])), sorted({rank for _, rank in found}))
+        for found in same.values()
+    ]
+    worst = sorted(others, key=lambda one: badness(one[0]), reverse=True)[: _KEPT - 1]
+    chosen = [(failed.first, failed.rank, quoted[2]), *(one for one in others if one in worst)]
+    return [
+        {**mismatch.plain(), "rank": rank, "ranks": ranks}
+        for mismatch, rank, ranks in sorted(chosen, key=lambda one: _steps(one[0]))
+    ]
+
+
+def _place_of(mismatch: Mismatch) -> tuple[str, str, str]:
+    return mismatch.name, mismatch.problem, mismatch.where
+
+
+def _steps(mismatch: Mismatch) -> tuple[list[int], list[int]]:
+    """Return the numbers in a mismatch's place and name, to sort by: those of a checkpoint and a step."""
+    where, name = (list(map(int, _NUMBER.findall(text))) for text in (mismatch.where, mismatch.name))
+    return where, name

@@ -34,14 +34,14 @@ _NOT_KEPT = ("schema_version", "config_dir", "cwd")
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of long texts: characters, `lines` of a log, `worst` mismatches of a check."""
+    """Limits of long texts: characters, `lines` of a log, mismatches of a check (`worst`)."""
 
     characters: int
     lines: int
     worst: int
 
 
-LIMITS = (Limits(4000, 30, 5), Limits(1000, 10, 2), Limits(300, 0, 1))
+LIMITS = (Limits(4000, 30, 20), Limits(1000, 10, 5), Limits(300, 0, 1))
 """From generous to terse."""
 
 
@@ -65,9 +65,7 @@ def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
     values["seen_by"] = [seen_by(row) for row in rows]
     values["losses"] = [_losses(one) for one in details]
     values["ending"] = [_clean(_ending(one, limits), limits) for one in details]
-    values["check_details"] = [
-        _clean(_checks(of, str(row["reason"]), limits), limits) for row, of in zip(rows, details, strict=True)
-    ]
+    values["check_details"] = [_clean(_checks(of, limits), limits) for of in details]
     nulls = [json.dumps(_why_null(row, of)) for row, of in zip(rows, details, strict=True)]
     kinds = list(dict.fromkeys(nulls))
     values["nulls"] = [kinds.index(one) for one in nulls]
@@ -223,20 +221,15 @@ def _why_null(row: dict[str, Any], details: dict[str, Any]) -> list[list[str]]:
     ]
 
 
-def _checks(details: dict[str, Any], reason: str, limits: Limits) -> dict[str, Any]:
-    """Return for each check how many names its control compared, which it missed, and the worst mismatches
-    that the reason does not have."""
+def _checks(details: dict[str, Any], limits: Limits) -> dict[str, Any]:
+    """Return for each check how many names its control compared, which it missed, and its mismatches."""
     return {
         name: {
             "names": len(_dict(seen.get("control"))),
             "missed_count": len(missed := _list(seen.get("control_missed"))),
             "missed": _some(missed),
             "mismatches": seen.get("mismatch_count"),
-            "worst": [
-                text
-                for one in _list(seen.get("worst"))[: limits.worst]
-                if (text := _mismatch(_dict(one), reason))
-            ],
+            "worst": [mismatch_text(_dict(one)) for one in _list(seen.get("worst"))[: limits.worst]],
         }
         for name, seen in _dict(details.get("checks")).items()
         if isinstance(seen, dict)
@@ -248,12 +241,10 @@ def _some(names: Sequence[object]) -> str:
     return ", ".join(map(str, names[:_MISSED])) + more
 
 
-def _mismatch(finding: dict[str, Any], reason: str) -> str:
-    """Return a mismatch in one line; nothing if the reason has it."""
+def mismatch_text(finding: dict[str, Any]) -> str:
+    """Return a mismatch in one line."""
     what = _what(finding)
     named = [text for text in (finding.get("name"), finding.get("where")) if text and isinstance(text, str)]
-    if all(text in reason for text in (*named, what)):
-        return ""
     ranks = _list(finding.get("ranks")) or [finding.get("rank")]
     ranks = [rank for rank in ranks if isinstance(rank, int)]
     apart = finding.get("max_abs_diff")
