@@ -85,36 +85,33 @@ def test_a_function_of_a_notebook_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         api.check(own_workload.build)
 
 
-def test_values_are_written_as_hydra_reads_them() -> None:
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    values = [
-        True,
-        False,
-        None,
-        3,
-        -1.5,
-        1e-3,
-        "ddp",
-        "true",
-        "null",
-        "1",
-        "a b,c",
-        "it's",
-        "back\\",
-        "é",
-        "",
-        [1, "x y"],
-    ]
-    for value in values:
-        parsed = OverridesParser.create().parse_override(f"key={api._text(value)}")
-        assert not parsed.is_sweep_override()
-        assert parsed.value() == value
-        assert type(parsed.value()) is type(value)
+def test_keys_become_words() -> None:
     assert api._words({"a": {"b": {"options": {"c": 1}}}, "load_parallel": None, "part": None}) == [
         "++a.b.options.c=1",
         "part=null",
     ]
+    assert api._words({"timeouts": {"cell_s": 60}, "parallel.tp": 4, "stages": [{"name": "a"}]}) == [
+        "timeouts.cell_s=60",
+        "parallel.tp=4",
+        "stages=[{name:a}]",
+    ]
+
+
+def test_options_stay_what_they_are() -> None:
+    options = {"groups": [{"lr": 1}], "map": {"a.b": {"0": 1}}, "by": {0: 1}, "empty": {}, "of": {"0": None}}
+    with pytest.raises(api.ConfigError, match=r"^model\.options\.map='0': cannot be a name in a mapping"):
+        api._words({"model.options": options})
+    options["map"] = {"a.b": {}}
+    assert api._words({"model.options": options}) == [
+        "++model.options.groups=[{lr:1}]",
+        "++model.options.map={a.b:{}}",
+        "++model.options.by={0:1}",
+        "++model.options.empty={}",
+        "++model.options.of.0=null",
+    ]
+    assert api._words({"model.options": {"a b": 1}}) == ["++model.options={a\\ b:1}"]
+    with pytest.raises(api.ConfigError, match=r"^seed=range\(0, 3\): must be a number"):
+        api.check(seed=range(3))
 
 
 @pytest.mark.slow

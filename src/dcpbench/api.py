@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dcpbench.config.errors import ConfigError
+from dcpbench.config.overrides import quoted
 from dcpbench.config.text import counted, visible
 from dcpbench.core.axes import AXES
 from dcpbench.core.plugins import load_plugins, plugins
@@ -85,8 +86,8 @@ __all__ = sorted([*_CONTRACTS, *_FUNCTIONS])
 
 _MOST_CELLS = 20
 """The most cells that an exception names."""
-_PLAIN = re.compile(r"(?!(?:true|false|null|nan|inf)$)[A-Za-z_][\w.]*", re.IGNORECASE)
-"""Texts that need no quotes in an override."""
+_KEY = re.compile(r"[A-Za-z_$][\w$-]*|0|[1-9]\d*", re.ASCII)
+"""A name that can follow a dot in the key of an override."""
 
 
 class CellsFailedError(AssertionError):
@@ -206,7 +207,7 @@ def sweep(
         if isinstance(values, list | tuple):
             if not values:
                 raise ConfigError(f"{key}=[]: a list needs a value")
-            words.append(f"{key}={','.join(map(_text, values))}")
+            words.append(_word(key, *values))
         else:
             words += _words({key: values})
     return _run(words, folder, config_dir, _import_root(build))
@@ -273,10 +274,10 @@ def _build_words(build: str | Callable[..., Any] | None, options: Mapping[str, A
     if build is None:
         words = []
     elif group == "model":
-        words = [f"model={_text(build)}"]
+        words = _words({"model": build})
     else:
-        words = [f"workload.target={_text(_target(build))}"]
-    return [*words, *_words({f"{group}.options": options or {}})]
+        words = _words({"workload.target": _target(build)})
+    return [*words, *_words({f"{group}.options": options} if options else {})]
 
 
 def _target(build: str | Callable[..., Any]) -> str:
@@ -321,27 +322,29 @@ def _words(keys: Mapping[str, Any]) -> list[str]:
 
 
 def _words_of(key: str, value: Any) -> Iterator[str]:
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and not (_is_of_options(key) and _is_a_value(value)):
         for name, inside in value.items():
             yield from _words_of(f"{key}.{name}", inside)
     elif value is not None or key not in AXES or not AXES[key].group:  # a group has no value null
-        yield f"{'++' if '.options.' in key else ''}{key}={_text(value)}"
+        yield _word(key, value)
 
 
-def _text(value: Any) -> str:
-    """Return a value as it is written in an override."""
-    from hydra.core.override_parser.types import Quote, QuotedString
+def _word(key: str, *values: Any) -> str:
+    """Return the override that sets a key to a value, or sweeps it over several."""
+    try:
+        return f"{'++' if _is_of_options(key) else ''}{key}={','.join(map(quoted, values))}"
+    except ConfigError as error:
+        raise ConfigError(f"{key}={error}") from None
 
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(_text, value))}]"
-    text = str(value)
-    if isinstance(value, int | float) or _PLAIN.fullmatch(text):
-        return text
-    return str(QuotedString(text, Quote.single).with_quotes())
+
+def _is_of_options(key: str) -> bool:
+    """Return whether a key is `options` or below: its names are the user's."""
+    return ".options." in f"{key}."
+
+
+def _is_a_value(value: Mapping[Any, Any]) -> bool:
+    """Return whether a mapping is written as a value: its names cannot be parts of a key, or it is empty."""
+    return not value or not all(isinstance(name, str) and _KEY.fullmatch(name) for name in value)
 
 
 def _run(
@@ -354,7 +357,7 @@ def _run(
     name = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(3)}"
     place = Path(folder or Path("outputs", name)).resolve()
     own = [f"--config-dir={Path(config_dir).resolve()}"] if config_dir else []
-    program = [sys.executable, "-m", "dcpbench", "run", *own, *words, f"hydra.sweep.dir={_text(str(place))}"]
+    program = [sys.executable, "-m", "dcpbench", "run", *own, *words, _word("hydra.sweep.dir", place)]
     said = ""
     with subprocess.Popen(
         program,

@@ -14,6 +14,7 @@ import pytest
 
 from conftest import SMALL, TESTS, Finished, alive_in, dcpbench, run, start, words_of
 from dcpbench.config.groups import ExecutorConfig, ModelConfig, ScenarioConfig, StorageConfig
+from dcpbench.config.overrides import quoted
 from dcpbench.config.schema import Config
 from dcpbench.core.cell_key import CellKey
 from dcpbench.records.installation import package_digest
@@ -327,7 +328,7 @@ def test_resume_reuses_the_recorded_words(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     typed = ["-m", "parallel=ddp,fsdp", "hydra.sweep.dir=x", "model=mine", "--config-dir", "conf"]
     manifest.Record(manifest.own_words(typed), str(elsewhere), ["one"], []).write(folder)
-    here = [f'resume="{folder}"', f'hydra.sweep.dir="{folder}"']
+    here = [f"resume={quoted(str(folder))}", f"hydra.sweep.dir={quoted(str(folder))}"]
     taken = command_line(["plan=true", "resume=a sweep"])
     assert taken == ["-m", "parallel=ddp,fsdp", "model=mine", "--config-dir", "conf", "plan=true", *here]
     assert Path.cwd() == elsewhere

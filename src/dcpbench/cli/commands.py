@@ -85,7 +85,7 @@ def _plan_words(words: Sequence[str], all: bool, as_json: bool) -> Sequence[str]
 
 
 def _resume_words(words: Sequence[str]) -> Sequence[str]:
-    from dcpbench.sweep.manifest import quoted
+    from dcpbench.config.overrides import quoted
 
     if not words:
         raise ConfigError("resume: name the folder of the sweep first: dcpbench resume outputs/<sweep>")

@@ -19,8 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from dcpbench.config.errors import ConfigError
+from dcpbench.config.overrides import quoted
 from dcpbench.config.schema import OF_ITS_CELLS, OF_THE_SWEEP, PART
 from dcpbench.records import files
 from dcpbench.records.row_reader import parse
@@ -150,11 +153,6 @@ def command_line(arguments: Sequence[str]) -> list[str]:
     return [*words, *here]
 
 
-def quoted(text: str) -> str:
-    """Return a text as the value of an override."""
-    return '"' + text.replace('"', '\\"') + '"'
-
-
 def command(name: str, *folders: Path) -> str:
     """Return a command of dcpbench as it can be typed here: started in the same way as this process."""
     started = ["dcpbench"] if Path(sys.argv[0]).name == "dcpbench" else [sys.orig_argv[0], "-m", "dcpbench"]
@@ -176,7 +174,10 @@ def _value_of(key: str, arguments: Sequence[str]) -> Any:
     override = OverridesParser.create().parse_override(words[-1])
     if override.is_sweep_override():
         raise ConfigError(f"{words[-1]}: applies to the complete sweep; pass one value")
-    return override.value() or None
+    value = override.value()
+    with suppress(OmegaConfBaseException):  # an interpolation that only Hydra can resolve
+        value = OmegaConf.create([value])[0]
+    return value or None
 
 
 def sign(content: bytes) -> str | None:

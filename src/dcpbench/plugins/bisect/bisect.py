@@ -23,6 +23,7 @@ from rich.table import Table
 from dcpbench.analysis.cell_identity import override_words
 from dcpbench.cli import reference
 from dcpbench.config.errors import ConfigError
+from dcpbench.config.overrides import quoted
 from dcpbench.config.text import counted, did_you_mean
 from dcpbench.core.statuses import SEVERITY
 from dcpbench.executors.interpreters import environment_of, versions_of
@@ -94,7 +95,7 @@ class _Bisection:
         if python is None:
             return _Attempt(version, "-", problem="it has no environment (--python)")
         folder = self.folder / str(version)
-        place = manifest.quoted(str(folder))
+        place = quoted(str(folder))
         words = [*self.cell.words, f"repeats={self.repeats}", f"hydra.sweep.dir={place}"]
         folder.mkdir(parents=True)
         log = self.folder / f"{version}-{_LOG}"
