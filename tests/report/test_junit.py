@@ -77,6 +77,13 @@ def test_testcases_have_reason_and_command(every_status: Path) -> None:
     assert cases["parallel=hsdp,save=sync"].system_out.startswith("injected fault lr was detected")
 
 
+def test_cells_that_shared_devices_have_times(tmp_path: Path) -> None:
+    rows = [cell(cell_s=2.5), cell("fsdp", shared_cell_s=4.25), cell("hsdp", status="skip")]
+    suite = read_back(folder_with(tmp_path / "s", *rows))
+    assert [case.time for case in suite] == [2.5, 4.25, 0]
+    assert suite.time == 6.75
+
+
 def test_runs_have_unique_names(tmp_path: Path) -> None:
     rows = [cell(repeat=0), cell(repeat=1), cell(repeat=0), cell(cell="parallel=ddp,save=sync,repeat=0 (2)")]
     suite = read_back(folder_with(tmp_path / "s", *rows))

@@ -7,7 +7,7 @@ from typing import Any, get_args, get_type_hints
 
 from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS
-from dcpbench.core.metrics import METRICS
+from dcpbench.core.metrics import METRICS, SHARED_CELL_S
 from dcpbench.core.statuses import shown
 from dcpbench.records.plain_values import ColumnType
 
@@ -120,6 +120,12 @@ class Row:
             checks={name: flat.get(name) for name in CHECKS},
             metrics={name: flat.get(name) for name in METRICS},
         )
+
+
+def cell_seconds(row: Row | Mapping[str, Any]) -> float | None:
+    """Return the seconds of a row's cell, alone on its devices or not; None if it did not run."""
+    seconds: float | None = row[SHARED_CELL_S] if row["cell_s"] is None else row["cell_s"]
+    return seconds
 
 
 NESTED = ("config", "details")

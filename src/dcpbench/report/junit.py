@@ -15,6 +15,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from dcpbench.analysis.frame import Sweeps, records, short_names
 from dcpbench.analysis.runs import again
 from dcpbench.core.statuses import FLAKY, MISSED, shown
+from dcpbench.records.row import cell_seconds
 from dcpbench.report.labels import clipped
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -44,7 +45,7 @@ def _suite(name: str, environment: dict[str, Any], rows: list[dict[str, Any]]) -
     suite = Element("testsuite", name=_text(f"dcpbench.{name}"), tests=str(len(rows)))
     for counted, kind in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
         suite.set(counted, str(kinds[kind]))
-    suite.set("time", f"{sum(row['cell_s'] or 0.0 for row in rows):.3f}")
+    suite.set("time", f"{sum(cell_seconds(row) or 0.0 for row in rows):.3f}")
     if started := sorted(row["started_at"] for row in rows if row["started_at"]):
         suite.set("timestamp", _text(started[0]))
     properties = SubElement(suite, "properties")
@@ -58,7 +59,7 @@ def _suite(name: str, environment: dict[str, Any], rows: list[dict[str, Any]]) -
 
 def _case(row: dict[str, Any], name: str) -> Element:
     case = Element("testcase", classname=_text(f"{row['scenario']}.{row['parallel']}"), name=_text(name))
-    case.set("time", f"{row['cell_s'] or 0.0:.3f}")
+    case.set("time", f"{cell_seconds(row) or 0.0:.3f}")
     kind, what = _outcome(row)
     reason = row["reason"] or ""
     if kind != "passed":

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from dcpbench.config.text import duration_text, visible
-from dcpbench.records.row import Row
+from dcpbench.records.row import Row, cell_seconds
 from dcpbench.records.short_reason import short_reason
 from dcpbench.report.styles import style_of
 from dcpbench.sweep.composer import Track
@@ -89,7 +89,8 @@ class ProgressDisplay:
                 self._left_at, seconds = time.monotonic(), left()
                 self._bar.update(self._task, left=f"about {duration_text(seconds)} left" if seconds else "")
             return
-        spent = f" {row['cell_s']:.1f} s" if row["cell_s"] is not None else ""
+        took_s = cell_seconds(row)
+        spent = "" if took_s is None else f" {took_s:.1f} s"
         line = Text(f"[{self._done}/{self._total}] ").append(row.status, style_of(row.status))
         line.append(f"{' (flaky)' if row.flaky else ''} {row.cell}{spent}")
         if row.reason and (row.status != "pass" or row.flaky):

@@ -23,7 +23,7 @@ from dcpbench.core.cell_key import CellKey
 from dcpbench.executors import shared_gpus
 from dcpbench.executors.fork_server import Machine
 from dcpbench.records import files
-from dcpbench.records.row import Row
+from dcpbench.records.row import Row, cell_seconds
 from dcpbench.sweep.job import Job
 
 _SIMILAR = [[spec.key for spec in AXES.values() if spec.likeness >= level] for level in (1, 2, 3)]
@@ -166,7 +166,7 @@ class Costs:
     def add(self, row: Row) -> None:
         """Add a cell that has ended; one that did not run has no effect."""
         cell = CellKey(row.config)
-        took_s = row["shared_cell_s"] if row["cell_s"] is None else row["cell_s"]
+        took_s = cell_seconds(row)
         for key in [] if took_s is None else keys(cell):
             self._seconds[key].append(took_s)
         kind = cell.part(_SIMILAR_BYTES)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from conftest import tiered
+from dcpbench.plugins.trackers.log import logged_sweep
 from dcpbench.records.store import append_row, keep_lines, read_lines, write_json
 from dcpbench.report.__main__ import main
 from support.rows import row
@@ -53,6 +54,14 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(socket.socket, "connect", connect)
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
+
+
+def test_cells_end_after_their_seconds(tmp_path: Path) -> None:
+    at = "2026-11-20T01:02:03+00:00"
+    for name, times in (("a", {"cell_s": 2.5}), ("b", {"shared_cell_s": 4.25}), ("c", {})):
+        append_row(tmp_path, row(cell=name, started_at=at, **times))
+    cells = logged_sweep(tmp_path, {}).cells
+    assert [cell.ended_s - cell.started_s for cell in cells] == [2.5, 4.25, 0]
 
 
 def in_tensorboard(folder: Path) -> Told:

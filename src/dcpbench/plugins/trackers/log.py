@@ -20,7 +20,7 @@ from dcpbench.config.text import counted, visible
 from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import digest_of
 from dcpbench.core.plugins import plugins
-from dcpbench.records.row import NESTED, Row, column_types
+from dcpbench.records.row import NESTED, Row, cell_seconds, column_types
 from dcpbench.records.store import SUPERSEDED_JSONL, ResultsError, stored_rows
 from dcpbench.report.styles import complain
 
@@ -131,5 +131,5 @@ def _logged_cell(sweep: str, row: Row) -> LoggedCell:
         metrics={name: float(value) for name, value in numbers.items() if value is not None},
         tags={name: texts[name] for name in _TAGS if name in texts},
         started_s=started_s,
-        ended_s=started_s + (row["cell_s"] or 0.0),
+        ended_s=started_s + (cell_seconds(row) or 0.0),
     )

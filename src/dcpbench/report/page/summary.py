@@ -21,6 +21,7 @@ from dcpbench.config.text import counted, duration_text, visible
 from dcpbench.core.axes import AXES
 from dcpbench.core.statuses import SHOWN, StatusSpec
 from dcpbench.records import files
+from dcpbench.records.row import cell_seconds
 from dcpbench.records.row_reader import parse
 from dcpbench.records.store import SWEEP_JSON
 from dcpbench.report.labels import quantity
@@ -178,7 +179,8 @@ def _origin(sweeps: Sweeps) -> Iterator[str]:
         else ""
     )
     with suppress(ValueError, OverflowError):  # not a time, or not one of this calendar
-        took = frame["cell_s"].fillna(frame["shared_cell_s"]).fillna(0)[began.index]
+        times = records(frame.loc[began.index, ["cell_s", "shared_cell_s"]])
+        took = [cell_seconds(row) or 0 for row in times]
         starts = [datetime.fromisoformat(text).timestamp() for text in began]
         spent_s = max((start + of for start, of in zip(starts, took, strict=True)), default=0) - min(
             starts, default=0
