@@ -65,7 +65,11 @@ class CellRunner:
     def run(self, job: Job) -> Finished:
         """Run a cell, and once more if it is not ok."""
         self.display.begin(job.cell.name)
-        attempts = self._attempts(job)
+        try:
+            attempts = self._attempts(job)
+        except OSError as error:  # as of a network file system that is gone; other cells can use another
+            self.executor.keep_only(set())
+            attempts = [Attempt(Verdict("error", f"the cell could not be run: {error}"), _now())]
         try:
             row = row_of(job, attempts, self.shared)
         except Exception as error:  # noqa: BLE001 - a scenario's report may hold anything

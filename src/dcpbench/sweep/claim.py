@@ -71,9 +71,11 @@ def refuse_unusable(folder: Path, key: str = DIR, begun: bool = False) -> None:
     try:
         if (folder / LOCK).exists():
             os.close(lock(folder))
+        place = next(path for path in (folder, *folder.parents) if path.exists())
     except BlockingIOError:
         raise _in_use(folder) from None
-    place = next(path for path in (folder, *folder.parents) if path.exists())
+    except OSError as error:
+        raise ConfigError(f"{key}={folder}: cannot be used: {error.strerror}") from None
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         raise ConfigError(f"{key}={folder}: cannot be used: {place} cannot be written to")
 

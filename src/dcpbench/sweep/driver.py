@@ -1,5 +1,6 @@
 """Run the cells of a sweep on as many runners as the machine has room for, and write their rows."""
 
+import os
 import signal
 import time
 from collections import deque
@@ -142,19 +143,21 @@ class Sweep:
         Raises:
             ResultsError: it cannot be written even so.
         """
-        row = finished.row
-        checkpoints = [place for place in finished.job.checkpoints(self.folder) if place.exists()]
+        row, is_measured = finished.row, False
         try:
             store.append_measurements(self.folder, row, finished.measurements)
+            is_measured = True
             self.log.append(row)
         except ResultsError:
+            checkpoints = [one for one in finished.job.checkpoints(self.folder) if os.path.lexists(one)]
             if not checkpoints:
                 raise
             for sentence in filter(None, (files.remove(one, one.parent) for one in checkpoints)):
                 self.console.print(text_of(sentence), soft_wrap=True)
-            note = "(its checkpoints were removed to make room for this row)"
-            store.append_measurements(self.folder, row, finished.measurements)
-            self.log.append(replace(row, reason=f"{row.reason} {note}"))
+            if not is_measured:
+                store.append_measurements(self.folder, row, finished.measurements)
+            note = "its checkpoints were removed to make room for this row"
+            self.log.append(replace(row, reason="; ".join(filter(None, (row.reason, note)))))
 
 
 @contextmanager

@@ -1,0 +1,50 @@
+"""A sweep whose stages end at once, without ranks: for tests of the driver."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from unittest import mock
+
+from rich.console import Console
+
+from dcpbench.config.groups import Device, ScenarioConfig
+from dcpbench.config.schema import Config
+from dcpbench.core.rank_report import RankReport
+from dcpbench.core.stage_end import StageEnd
+from dcpbench.executors.base import Engine, Executor
+from dcpbench.executors.fork_server import Machine
+from dcpbench.rank.messages import CellSpec
+from dcpbench.records.store import RowLog
+from dcpbench.sweep.driver import Sweep
+from dcpbench.sweep.job import Job
+from support.ends import reported
+from support.jobs import job
+
+
+def jobs_in(folder: Path, *names: str, **keys: object) -> list[Job]:
+    """Jobs with these names, in a sweep in `folder`, with these keys of their configurations."""
+    given = {"world_size": 1, "device": Device.cpu, "retry": 0, **keys}
+    config = Config(scenario=ScenarioConfig(name="a", target="x.y"), **given)  # type: ignore[arg-type]
+    made = []
+    for name in names:
+        one = job(config, git_commit=None)
+        cell = replace(one.cell, name=name, folder=folder / name, composed=lambda: {"hydra": {}})
+        made.append(replace(one, cell=cell, columns={**one.columns, "cell": name}))
+    return made
+
+
+def sweep_of(
+    folder: Path, jobs: Sequence[Job], run: Callable[[CellSpec], StageEnd] | None = None
+) -> tuple[Sweep, StringIO]:
+    """A driver of these jobs, and what it prints; `run` makes the end of a stage."""
+    folder.mkdir(exist_ok=True)
+
+    def ended(kind: object, spec: CellSpec, *_: object) -> StageEnd:
+        return run(spec) if run else reported([RankReport(0)])
+
+    executor = mock.Mock(Executor, run=ended, interrupted=False)
+    engine = mock.Mock(Engine, **{"executor.return_value": executor})
+    printed = StringIO()
+    console = Console(file=printed, width=1000)
+    return Sweep(folder, list(jobs), Machine(0, {}), engine, console, RowLog(folder)), printed

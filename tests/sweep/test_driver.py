@@ -1,0 +1,84 @@
+"""The driver writes one row for every cell, whatever happens to a cell, its folder or the disk."""
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dcpbench.config.errors import ConfigError
+from dcpbench.config.groups import KeepCheckpoints, StorageConfig
+from dcpbench.core.metrics import Measurement
+from dcpbench.records import store
+from dcpbench.records.store import MEASUREMENTS_JSONL, ResultsError, RowLog, stored_rows
+from dcpbench.sweep.cell_runner import Finished
+from dcpbench.sweep.claim import refuse_unusable
+from support.pretended import jobs_in, sweep_of
+from support.rows import row
+
+STALE = OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+
+@pytest.mark.parametrize("call", ["disk_usage", "stat", "mkdir"])
+def test_a_stale_mount_is_an_error_of_its_cell(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = shutil if call == "disk_usage" else Path
+    real = getattr(where, call)
+    (tmp_path / "stale").mkdir()
+
+    def stale(path: Path, *rest: Any, **more: Any) -> Any:
+        if str(path).startswith(str(tmp_path / "stale")):
+            raise STALE
+        return real(path, *rest, **more)
+
+    monkeypatch.setattr(where, call, stale)
+    folder = tmp_path / "sweep"
+    storages = (StorageConfig(), StorageConfig(root=str(tmp_path / "stale")), StorageConfig())
+    jobs = [
+        job for name, own in zip("abc", storages, strict=True) for job in jobs_in(folder, name, storage=own)
+    ]
+    sweep, _ = sweep_of(folder, jobs)
+    sweep.run(jobs)
+    ended = {each.cell: each for each in stored_rows(folder)}
+    assert [ended[name].reason for name in "ac"] == ["no check applied"] * 2
+    assert ended["b"].status == "error"
+    assert "Stale file handle" in str(ended["b"].reason)
+
+
+def test_a_stale_storage_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def exists(path: Path) -> bool:
+        raise STALE
+
+    monkeypatch.setattr(Path, "exists", exists)
+    with pytest.raises(ConfigError, match=r"^storage\.root=.*: cannot be used: Stale file handle$"):
+        refuse_unusable(tmp_path / "new", "storage.root")
+
+
+@pytest.mark.parametrize("reason", [None, "model_equal: a differs"])
+@pytest.mark.parametrize("full", ["append_measurements", "append"])
+def test_a_full_disk_writes_everything_once(
+    reason: str | None, full: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job,) = jobs_in(tmp_path, "a", keep_checkpoints=KeepCheckpoints.all)
+    sweep, _ = sweep_of(tmp_path, [job])
+    checkpoints = job.checkpoints(tmp_path)[0]
+    checkpoints.mkdir(parents=True)
+    place = store if full == "append_measurements" else RowLog
+    real = getattr(place, full)
+
+    def once(*values: Any) -> None:
+        if checkpoints.exists():
+            raise ResultsError("the disk is full")
+        real(*values)
+
+    monkeypatch.setattr(place, full, once)
+    sweep._write(Finished(job, row(reason=reason, status="fail"), [Measurement("save_s", 1.0, 0)]))
+    measured = (tmp_path / MEASUREMENTS_JSONL).read_text().splitlines()
+    assert [json.loads(line)["value"] for line in measured] == [1.0]
+    (written,) = stored_rows(tmp_path)
+    note = "its checkpoints were removed to make room for this row"
+    assert written.reason == (f"{reason}; {note}" if reason else note)
