@@ -28,7 +28,7 @@ _PRELOADED = (
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
 )
-_PRELOADED_PACKAGES = ("cell", "checkpointers", "measure", "scenarios", "verify", "workloads")
+_PRELOADED_PACKAGES = ("cell", "checkpointers", "scenarios", "verify", "workloads")
 """Modules, and packages of dcpbench, that the server imports once for all ranks, which then detect whether a
 cell has changed them. None of them may start CUDA."""
 _PROBE = "dcpbench.rank.machine_probe"
