@@ -64,6 +64,15 @@ def test_cells_share_gpus_for_correctness() -> None:
     assert places([job(4, "disjoint", "cpu")] * 9, gpus=0) == [()], "cells on a CPU have all of it"
 
 
+def test_cells_at_once_follow_the_cpu_affinity() -> None:
+    """As under `taskset` or Slurm, where a process may use some of the machine's cores."""
+    jobs = [job(4, "correctness", "cpu")] * 99
+    with mock.patch("os.cpu_count", return_value=96):
+        for cores, at_once in ((4, 2), (12, 3), (96, 16)):
+            with mock.patch("os.sched_getaffinity", return_value={*range(cores)}):
+                assert len(places(jobs, gpus=0)) == at_once, cores
+
+
 def test_cells_are_grouped_by_their_ranks() -> None:
     two, four, shared, alone = job(2, "none"), job(4, "none"), job(2, "correctness"), job(1, "correctness")
     assert stretches([two, four, shared, two, alone, four]) == [[two, two], [four, four], [shared, alone]]
@@ -123,7 +132,7 @@ def shared_job(name: str, model: str = "small", world_size: int = 4, gpus: int =
 
 def test_workers_that_share_a_gpu_fit_its_memory() -> None:
     jobs = [shared_job(str(number)) for number in range(9)]
-    with mock.patch("os.cpu_count", return_value=16):
+    with mock.patch("os.sched_getaffinity", return_value=range(16)):
         for gigabytes, workers in ((80, 4), (40, 2), (24, 1), (8, 1), (None, 4)):
             memory = gigabytes and gigabytes * 10**9
             assert len(places(jobs, 1, memory)) == workers, gigabytes

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import Enum
 from functools import cache
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, cast
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
@@ -67,7 +67,7 @@ def _name(name: Any) -> str:
     """
     text = _SPECIAL.sub(r"\\\g<0>", name) if isinstance(name, str) else quoted(name)
     try:
-        read = [*_PARSER().parse_override(f"key={{{text}:0}}").value()]
+        read: list[Any] = list(cast("dict[Any, Any]", _PARSER().parse_override(f"key={{{text}:0}}").value()))
     except HydraException:
         read = []
     if name is None or read != [name] or isinstance(read[0], str) is not isinstance(name, str):

@@ -60,7 +60,7 @@ def places(jobs: Sequence[Job], gpus: int, memory: int | None = None) -> list[tu
     everywhere = tuple(range(gpus)) if device == "cuda" else ()
     several_hosts = any(job.config.executor.hosts for job in jobs)
     if sharing is Sharing.correctness:
-        at_once = max(2, min(_AT_ONCE[device], (os.cpu_count() or 1) // size))
+        at_once = max(2, min(_AT_ONCE[device], len(os.sched_getaffinity(0)) // size))
         if memory and size > len(everywhere) > 0:
             each = shared_gpus.ranks_per_gpu(size, gpus) * shared_gpus.rank_bytes()
             at_once = max(1, min(at_once, memory // 2 // each))
@@ -166,9 +166,9 @@ class Costs:
     def add(self, row: Row) -> None:
         """Add a cell that has ended; one that did not run has no effect."""
         cell = CellKey(row.config)
-        took_s = cell_seconds(row)
-        for key in [] if took_s is None else keys(cell):
-            self._seconds[key].append(took_s)
+        if (took_s := cell_seconds(row)) is not None:
+            for key in keys(cell):
+                self._seconds[key].append(took_s)
         kind = cell.part(_SIMILAR_BYTES)
         self._disk_bytes[kind] = max(self._disk_bytes[kind], row["disk_bytes"] or 0)
 
