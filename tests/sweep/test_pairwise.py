@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import dcpbench
+from dcpbench.executors import fork_server
 from dcpbench.sweep.pairwise import Covering, Row, covering, sentence
 
 shapes = st.lists(st.integers(1, 5), min_size=2, max_size=6)
@@ -85,10 +87,24 @@ def test_pairs_left_out_are_printed() -> None:
     assert sentence(lists, many).endswith("a=1 with b=2 and 6 more")
 
 
+def count_probes(log: Path) -> None:
+    """In the process of a driver: write a byte for each probe of the machine."""
+    real = fork_server.probe
+
+    def probe(*given: Any) -> fork_server.Machine:
+        with log.open("ab") as out:
+            out.write(b".")
+        return real(*given)
+
+    fork_server.probe = probe
+
+
 def planned(folder: Path, *words: str) -> tuple[list[dict[str, Any]], str]:
     asked = ("plan", *words, "device=cpu", "plan_as=json", f"hydra.sweep.dir={folder}")
-    done = dcpbench(*asked, folder=folder)
+    probes = folder.with_suffix(".probes")
+    done = dcpbench(*asked, folder=folder, prepare=partial(count_probes, probes))
     assert done.status == 0, done.err
+    assert probes.read_bytes() == b"."
     return json.loads(done.out)["cells"], done.err
 
 

@@ -64,6 +64,7 @@ class SweepRun:
         # Not by FORCE_COLOR, which notebooks and CI set: a progress bar needs a terminal.
         self._console = Console(stderr=True, force_terminal=sys.stderr.isatty())
         self._engine: Engine | None = None
+        self._machine: Machine | None = None
         self._driver: driver.Sweep | None = None
         self._planned = 0
         self._folder = SweepFolder(base)
@@ -92,7 +93,7 @@ class SweepRun:
             doing = "planning" if self._base.plan else f"rows go to {self._folder.path}"
             self._print(f"{counted(len(words), 'cell')}: {doing}")
         made = self._cells.cells(words)
-        machine = self._driver.machine if self._driver else engine.probe()
+        machine = self._probed(engine)
         jobs = job.plan(made, machine)
         mine = self._folder.mine(jobs)
         if self._driver:
@@ -121,7 +122,7 @@ class SweepRun:
 
     def covering(self, lists: Sequence[Sequence[str]]) -> list[pairwise.Row]:
         """Return jobs with every two values of these lists that can run together; print the rest."""
-        machine = self._begun_engine(lists).probe()
+        machine = self._probed(self._begun_engine(lists))
         runnable = pairwise.Runnable(self._cells.composer, machine, lists)
         found = pairwise.covering(lists, runnable.runs, runnable.excludes)
         self._print(pairwise.sentence(lists, found))
@@ -149,6 +150,12 @@ class SweepRun:
             self._engine = engine_of(cast(ExecutorConfig, OmegaConf.to_object(self._base.executor)))
             self._engine.begin([] if self._base.plan else fork_server.rank_imports(compiles))
         return self._engine
+
+    def _probed(self, engine: Engine) -> Machine:
+        """Return the machine, which is asked once, for all blocks and batches."""
+        if self._machine is None:
+            self._machine = engine.probe()
+        return self._machine
 
     def _begun_driver(
         self, jobs: list[job.Job], machine: Machine, engine: Engine, found: resume.Found | None
