@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# What one process has compiled, or pytest has rewritten, is there for the next.
+# Let Python keep the bytecode of modules and of tests that pytest has rewritten: later processes start faster.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run check test test-all test-exhaustive test-multinode test-slurm without lint docs samples bench mutants fuzz soak setup clean
@@ -49,7 +49,7 @@ test-slurm: $(VENV)/.ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
 	$(BIN)/python -m pytest -m slurm
 
-# The house without a plug-in, PLUGIN=audit, or without each of them in turn: see scripts/without.sh.
+# Run `make check` in a copy without a plug-in: PLUGIN=audit, or each in turn. See scripts/without.sh.
 without: $(VENV)/.ready
 	scripts/without.sh $(VENV) $(PLUGIN)
 
@@ -58,14 +58,17 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/links.py
 
-# The site, in build/site; ends with an error where a link leads nowhere.
+# Build the site; a broken link is an error. The search needs http.
 docs: $(VENV)/.ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "Open build/site/index.html. With search: python3 -m http.server -d build/site, http://localhost:8000"
 
-# The samples of output in README.md and docs/, and the index of findings, written again. Tests compare them.
+# Write the samples of output, docs/reference.md and the index of findings again. Tests compare them.
 samples: $(VENV)/.ready
 	$(BIN)/python scripts/samples.py
+	$(BIN)/python scripts/site_pages.py
 	$(BIN)/python scripts/findings_index.py
 
 # `make bench AGAINST=<commit>` measures this commit beside an older one too.

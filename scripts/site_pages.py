@@ -1,19 +1,18 @@
-"""Pages that `mkdocs build` generates from the code, from conf/ and from the files at the top level. None is
-committed.
+"""Writes docs/reference.md from the code and from conf/, and adds the files at the top level to the site.
 
-mkdocs.yml names it under `hooks`. A column, a status or a value of an axis that nothing describes ends the
-build.
+    python scripts/site_pages.py
+
+mkdocs.yml names it under `hooks`. A column, a status or a value that nothing describes is an error.
 """
 
 import pkgutil
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 from dcpbench.cli import reference
@@ -23,15 +22,25 @@ from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import HOW_RUN
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
-from dcpbench.core.plugins import declared_values
+from dcpbench.core.plugins import declared_values, load_plugins, plugins
 from dcpbench.core.statuses import STATUSES
-from dcpbench.records.json_schema import COLUMN_HELP, SCHEMA_FILE
+from dcpbench.records.json_schema import COLUMN_HELP
 from dcpbench.records.row import column_types
 
 _ROOT = Path(__file__).parents[1]
+REFERENCE = _ROOT / "docs" / "reference.md"
 _AT_THE_TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """Files outside docs/ that are pages too."""
 
+_GUIDES = {
+    "run": "sweeps.md",
+    "plan": "sweeps.md#plan-a-sweep",
+    "resume": "sweeps.md#resume-a-sweep",
+    "report": "report.md",
+    "compare": "compare.md",
+    "history": "compare.md#history-over-many-sweeps",
+    "doctor": "sweeps.md#small-machines",
+}
 _KINDS = {bool: "true or false", int: "integer", float: "number", str: "text"}
 _PLACES = {
     "restored": "in restored state",
@@ -52,27 +61,26 @@ def on_config(config: MkDocsConfig) -> None:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages."""
-    pages: dict[str, Callable[[], str]] = {
-        "reference/axes.md": _axes,
-        "reference/keys.md": _keys,
-        "reference/columns.md": _columns,
-        "reference/metrics.md": _metrics,
-        "reference/checks.md": _checks,
-        "reference/statuses.md": _statuses,
-        "reference/faults.md": _faults,
-        "reference/experiments.md": _experiments,
-    }
-    for path, made in pages.items():
-        files.append(File.generated(config, path, content=made()))
-    schema = SCHEMA_FILE.read_text()
-    files.append(File.generated(config, "reference/results.schema.json", content=schema))
+    """Add the files at the top level."""
     for name, path in _AT_THE_TOP.items():
         text = re.sub(r"\]\((?:docs/)?", "](", (_ROOT / name).read_text())
         for other, page in _AT_THE_TOP.items():
             text = text.replace(f"]({other}", f"]({page}")
         files.append(File.generated(config, path, content=text.replace('src="docs/', 'src="')))
     return files
+
+
+def reference_page() -> str:
+    """Return the text of docs/reference.md.
+
+    Raises:
+        ValueError: a column, a status or a value is not described.
+    """
+    load_plugins()
+    parts = (_commands, _axes, _keys, _experiments, _columns, _metrics, _checks, _statuses, _faults)
+    return "\n".join(
+        ["<!-- Written by `make samples`: do not edit. -->\n# Reference\n", *(part() for part in parts)]
+    )
 
 
 def _table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
@@ -82,39 +90,62 @@ def _table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def _page(title: str, *parts: str) -> str:
-    return f"# {title}\n\n" + "\n".join(part if part.endswith("\n") else f"{part}\n" for part in parts)
+def _section(title: str, *parts: str) -> str:
+    return f"## {title}\n\n" + "\n".join(part if part.endswith("\n") else f"{part}\n" for part in parts)
 
 
 def values_of(axis: str) -> list[tuple[str, str]]:
-    """Return the values of an axis with their descriptions; PluginError if one has none."""
+    """Return the values of an axis with their descriptions; ValueError if one has none."""
     values = reference.groups()[axis].values
     if silent := [name for name, said in values.items() if not said]:
-        raise PluginError(f"conf/{axis}: no comment at the top describes {', '.join(silent)}")
+        raise ValueError(f"conf/{axis}: no comment at the top describes {', '.join(silent)}")
     return [(f"`{name}`", said) for name, said in values.items()]
+
+
+def _commands() -> str:
+    guides = dict(_GUIDES)
+    for plugin in plugins():
+        guides |= dict.fromkeys(plugin.commands, f"plugins/{plugin.name}.md")
+    rows = [
+        (f"`dcpbench {name}`", purpose, f"[{name}]({guides[name]})")
+        for name, purpose in reference.commands().items()
+    ]
+    return _section(
+        "Commands",
+        "`dcpbench COMMAND --help` prints every option. Overrides without a command are a `run`. "
+        "`python -m dcpbench` is the same program.\n",
+        _table(("command", "does", "guide"), rows),
+        '`eval "$(dcpbench --completion bash)"` in `~/.bashrc` completes commands, axes and values; `zsh` '
+        "works the same way.\n",
+    )
 
 
 def _axes() -> str:
     parts = [
-        "The groups of `conf/`. `parallel=ddp,fsdp` names values of one; a YAML of your own, with "
-        "`--config-dir`, adds one: [Extend dcpbench](../extending.md). `load_parallel` has the values "
-        "of `parallel`; the values of `fault` are [here](faults.md), those of `experiment` "
-        "[here](experiments.md), single keys [there](keys.md).\n"
+        "`parallel=ddp,fsdp` runs a cell for each value. [Choose what to vary](axes.md) explains the axes "
+        "that need more than a line; a YAML file of yours adds [a value](extending.md#a-value-of-an-axis). "
+        "See also: [faults](#faults), [experiments](#experiments), [keys](#keys).\n"
     ]
     for axis in reference.groups().values():
-        parts.append(f"## {axis.name}\n\nDefault: `{axis.default}`. {axis.help[0].upper()}{axis.help[1:]}.\n")
-        if axis.name not in ("load_parallel", "fault", "experiment"):
+        if axis.name in ("fault", "experiment"):
+            continue
+        parts.append(
+            f"### {axis.name}\n\nDefault: `{axis.default}`. {axis.help[0].upper()}{axis.help[1:]}.\n"
+        )
+        if axis.name == "load_parallel":
+            parts.append("The values of [`parallel`](#parallel).\n")
+        else:
             parts.append(_table(("value", "meaning"), values_of(axis.name)))
-    return _page("Axes", *parts)
+    return _section("Axes", *parts)
 
 
 def _keys() -> str:
     rows = [(f"`{key.name}`", f"`{key.default}`", key.full_help) for key in reference.keys().values()]
     how = sorted(item.name for item in fields(Config) if item.metadata.get(HOW_RUN))
     said = ", ".join(f"`{name}`" for name in how if name not in OF_THE_SWEEP)
-    return _page(
+    return _section(
         "Keys",
-        "Every key that a command line can set in addition to the [axes](axes.md), with its default.\n",
+        "Every key that a command line can set in addition to the [axes](#axes), with its default.\n",
         _table(("key", "default", "meaning"), rows),
         f"These affect how a cell runs and not its identity: {said}. Rows that differ only in them "
         "belong to one cell.\n",
@@ -127,7 +158,7 @@ def _group(kind: type) -> str:
     own = [item.name for item in fields(kind) if item.name not in ("name", "target", "options")]
     said = re.sub(r"`dcpbench[\w.]*\.(\w+)`", r"`\1`", re.sub(r"\s+", " ", kind.__doc__ or ""))
     keys = ", ".join(f"`{name}.{key}`" for key in own)
-    return f"## {name}\n\n{said}\n\nKeys: {keys}, `{name}.options`.\n"
+    return f"### Keys of {name}\n\n{said}\n\nKeys: {keys}, `{name}.options`.\n"
 
 
 def _columns() -> str:
@@ -138,18 +169,18 @@ def _columns() -> str:
         elif name in METRICS:
             said = f"metric: {METRICS[name].help}"
         elif name in AXES:
-            said = "[axis](axes.md)"
+            said = "[axis](#axes)"
         elif kind.python is dict:
             continue
         elif name not in COLUMN_HELP:
-            raise PluginError(f"column {name}: COLUMN_HELP does not describe it")
+            raise ValueError(f"column {name}: COLUMN_HELP does not describe it")
         else:
             said = COLUMN_HELP[name]
         rows.append((f"`{name}`", _KINDS[kind.python], said))
     if lost := COLUMN_HELP.keys() - column_types().keys():
-        raise PluginError(f"scripts/site_pages.py describes unknown columns: {', '.join(lost)}")
-    return _page(
-        "Columns of a row",
+        raise ValueError(f"scripts/site_pages.py describes unknown columns: {', '.join(lost)}")
+    return _section(
+        "Columns",
         "A line of `results.jsonl` is a row: these columns, then `config` (the configuration that "
         "identifies the cell, flat). `details.jsonl` contains mismatches, controls and losses of "
         "each rank, by `cell`, `repeat` and `started_at`. `results.csv` contains only the columns. "
@@ -164,7 +195,7 @@ def _metrics() -> str:
         (f"`{name}`", spec.help, _aggregate(spec), spec.better or "-", shown[spec.shown])
         for name, spec in METRICS.items()
     ]
-    return _page(
+    return _section(
         "Metrics",
         "Measured values of a cell, each a column. `measurements.jsonl` contains every single "
         "value, with rank, phase and save. The unit is in the name.\n",
@@ -178,20 +209,20 @@ def _aggregate(spec: Any) -> str:
 
 
 def _checks() -> str:
-    rows = [(f"`{name}`", f"`{spec.label}`", spec.help) for name, spec in CHECKS.items()]
-    return _page(
+    rows = [(f"`{name}`", spec.help) for name, spec in CHECKS.items()]
+    return _section(
         "Checks",
         "Each check is a column: true, false, or null if it did not apply. "
-        "[What each check proves, and what it does not detect](../concepts/checks.md).\n",
-        _table(("check", "short name", "passes if"), rows),
+        "[What each check proves, and what it does not detect](concepts/checks.md).\n",
+        _table(("check", "passes if"), rows),
     )
 
 
 def _statuses() -> str:
     rows = [(f"`{name}`", spec.help) for name, spec in STATUSES.items()]
-    return _page(
+    return _section(
         "Statuses",
-        "The outcomes of a cell, worst first. [What to do about each](../concepts/statuses.md).\n",
+        "The outcomes of a cell, worst first. [What to do about each](concepts/statuses.md).\n",
         _table(("status", "meaning"), rows),
     )
 
@@ -199,9 +230,9 @@ def _statuses() -> str:
 def _faults() -> str:
     specs = declared_values().get("fault", {})
     parts = [
-        f"The {len(specs)} bugs that `fault=<name>` [injects](../plugins/faults.md) into a cell. "
+        f"The {len(specs)} bugs that `fault=<name>` [injects](plugins/faults.md) into a cell. "
         "`detected by` is the check that must report it, or the exception that must refuse it; "
-        "any one of them is enough. [Results](../results/index.md#injected-faults).\n"
+        "any of them is enough. [Results](results/index.md#injected-faults).\n"
     ]
     for place, where in _PLACES.items():
         rows = [
@@ -211,12 +242,12 @@ def _faults() -> str:
         ]
         if rows:
             parts += [
-                f"## Injected {where}\n",
+                f"### Injected {where}\n",
                 _table(("fault", "effect", "ranks", "detected by", "only with"), rows),
             ]
     if lost := {spec.at.value for spec in specs.values()} - _PLACES.keys():
-        raise PluginError(f"scripts/site_pages.py does not describe: {', '.join(lost)}")
-    return _page("Faults", *parts)
+        raise ValueError(f"scripts/site_pages.py does not describe: {', '.join(lost)}")
+    return _section("Faults", *parts)
 
 
 def _what(spec: groups.FaultConfig) -> str:
@@ -236,9 +267,13 @@ def _only(spec: groups.FaultConfig) -> str:
 
 
 def _experiments() -> str:
-    return _page(
+    return _section(
         "Experiments",
         "Sweeps in YAML files: `experiment=<name>`. Other words on the command line select among "
         "their cells; `dcpbench plan experiment=<name>` prints them.\n",
         _table(("experiment", "cells"), values_of("experiment")),
     )
+
+
+if __name__ == "__main__":
+    REFERENCE.write_text(reference_page())

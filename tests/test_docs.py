@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 import yaml
-from mkdocs.exceptions import PluginError
 
 from conftest import tiered
 from dcpbench.analysis.frame import read_sweeps
@@ -102,11 +101,11 @@ def test_page_provides_files_for_its_samples(tmp_path: Path) -> None:
     assert samples.made(text) == text
 
 
-def test_undescribed_column_fails_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_undescribed_column_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     pages = script("site_pages")
     assert "| `flaky` | true or false |" in pages._columns()
     monkeypatch.delitem(pages.COLUMN_HELP, "flaky")
-    with pytest.raises(PluginError, match="flaky"):
+    with pytest.raises(ValueError, match="flaky"):
         pages._columns()
 
 
@@ -120,14 +119,14 @@ def test_every_status_is_documented() -> None:
     assert {name for name in STATUSES if f"\n| `{name}` | " not in page} == set()
 
 
-def test_reference_lists_every_value_of_every_axis() -> None:
-    page = (DOCS / "reference.md").read_text()
-    table = dict(re.findall(r"^\| `(\w+)` \| ([\w, ]+) \|$", page, re.MULTILINE))
+def test_reference_is_up_to_date() -> None:
+    pages = script("site_pages")
+    assert pages.REFERENCE.read_text() == pages.reference_page(), "python scripts/site_pages.py"
+
+
+def test_pages_of_plugins_name_their_values() -> None:
     axes = {name for name in reference.groups() if name not in ("load_parallel", "fault", "experiment")}
-    own, *added = conf_folders()
-    assert table == {
-        name: ", ".join(sorted(path.stem for path in own.glob(f"{name}/*.yaml"))) for name in axes
-    }
+    _, *added = conf_folders()
     for folder in added:
         page = (DOCS / "plugins" / f"{folder.parent.name}.md").read_text()
         there = {path.stem for name in axes for path in folder.glob(f"{name}/*.yaml")}
@@ -135,7 +134,9 @@ def test_reference_lists_every_value_of_every_axis() -> None:
 
 
 GUIDES = [
-    page for page in DOCS.rglob("*.md") if page.relative_to(DOCS).parts[0] not in ("findings", "results")
+    page
+    for page in DOCS.rglob("*.md")
+    if page.relative_to(DOCS).parts[0] not in ("findings", "results", "reference.md")
 ]
 
 
@@ -254,13 +255,42 @@ def test_avoided_phrases_are_found_in_code(text: str, tmp_path: Path) -> None:
         test_prose_is_plain(module)
 
 
-def test_undescribed_value_fails_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_undescribed_value_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     pages = script("site_pages")
     assert "`ddp`" in dict(pages.values_of("parallel"))
     mute = reference.Key("parallel", "", "ddp", {"ddp": "DDP.", "mute": ""})
     monkeypatch.setattr(reference, "groups", lambda: {"parallel": mute})
-    with pytest.raises(PluginError, match="mute"):
+    with pytest.raises(ValueError, match="mute"):
         pages.values_of("parallel")
+
+
+def test_links_lead_somewhere_on_github(tmp_path: Path) -> None:
+    links = script("links")
+    assert [*links.broken(ROOT)] == []
+    (tmp_path / "docs/plugins").mkdir(parents=True)
+    (tmp_path / "src/dcpbench/plugins/kept").mkdir(parents=True)
+    (tmp_path / "README.md").write_text(
+        "# One `two`: three\n\n## A\n\n## A\n[it](docs/a.md#b-c) ![](no.png)\n"
+    )
+    lines = (
+        "# B: c",
+        "[up](../README.md#one-two-three) [again](../README.md#a-1) [lost](../README.md#a-2) [here](#b-c)",
+        '[web](https://example.com/no) <img src="no.svg"> `[code](no.md)`',
+        "```\n[block](no.md)\n```",
+        "[no plug-in](plugins/deleted.md#x) [no page](plugins/kept.md)",
+    )
+    (tmp_path / "docs/a.md").write_text("\n".join(lines))
+    assert [line.split(": ")[:2] for line in links.broken(tmp_path)] == [
+        ["README.md", "no.png"],
+        ["docs/a.md", "../README.md#a-2"],
+        ["docs/a.md", "no.svg"],
+        ["docs/a.md", "plugins/kept.md"],
+    ]
+
+
+def test_lint_checks_links() -> None:
+    lint = (ROOT / "Makefile").read_text().partition("\nlint:")[2].partition("\n\n")[0]
+    assert "python scripts/links.py" in lint
 
 
 @pytest.mark.slow
