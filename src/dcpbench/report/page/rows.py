@@ -21,7 +21,8 @@ from dcpbench.core.statuses import SHOWN
 from dcpbench.records.row import columns
 from dcpbench.records.short_reason import short_reason
 from dcpbench.records.store import DETAILS_JSONL, RESULTS_JSONL
-from dcpbench.report.labels import plain
+from dcpbench.report.labels import clipped, plain
+from dcpbench.report.page.repeated import without_message
 from dcpbench.verdict.sentences import rank_numbers
 
 _POINTS = 200
@@ -59,12 +60,15 @@ def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
     values["again"] = commands(frame)
     details = [_dict(value) for value in frame["details"]]
     values["short"] = [
-        short_reason({**row, "details": of})[:_SHORT] for row, of in zip(rows, details, strict=True)
+        clipped(short_reason({**row, "details": of}), _SHORT) for row, of in zip(rows, details, strict=True)
     ]
     values["reason_group"] = pd.factorize(pd.Series(values["short"]).map(without_numbers))[0].tolist()
     values["seen_by"] = [seen_by(row) for row in rows]
     values["losses"] = [_losses(one) for one in details]
-    values["ending"] = [_clean(_ending(one, limits), limits) for one in details]
+    values["ending"] = [
+        _clean(_ending(of, str(row["reason"] or ""), limits), limits)
+        for row, of in zip(rows, details, strict=True)
+    ]
     values["check_details"] = [_clean(_checks(of, limits), limits) for of in details]
     nulls = [json.dumps(_why_null(row, of)) for row, of in zip(rows, details, strict=True)]
     kinds = list(dict.fromkeys(nulls))
@@ -156,10 +160,10 @@ def _value_text(axis: str, value: Any) -> str:
 
 def _explained(spec: CheckSpec) -> list[str]:
     """Describe what a check proves, its negative control, and where it applies."""
-    control = spec.control or "made by its plug-in; the cell says how many names it reported"
+    control = spec.control or "defined by its plug-in; an opened cell shows how many names it caught"
     return [
         f"Proves: {spec.help}.",
-        f"Negative control, which has to be reported in the same cell: {control}.",
+        f"Negative control: {control}.",
         f"Applies to {spec.where}; elsewhere it is null." if spec.where else "",
     ]
 
@@ -208,7 +212,7 @@ def _why_null(row: dict[str, Any], details: dict[str, Any]) -> list[list[str]]:
     for rank in _list(details.get("ranks")):
         given |= _dict(_dict(rank).get("not_applied"))
     ended = {"skip": "the cell was skipped"} | {
-        status: f"the cell ended as {status} before, or it does not apply"
+        status: f"the cell ended as {status} before, or the check does not apply"
         for status in ("crash", "timeout", "error")
     }
     return [
@@ -229,7 +233,7 @@ def _checks(details: dict[str, Any], limits: Limits) -> dict[str, Any]:
             "missed_count": len(missed := _list(seen.get("control_missed"))),
             "missed": _some(missed),
             "mismatches": seen.get("mismatch_count"),
-            "worst": [mismatch_text(_dict(one)) for one in _list(seen.get("worst"))[: limits.worst]],
+            "worst": _mismatches(seen, limits),
         }
         for name, seen in _dict(details.get("checks")).items()
         if isinstance(seen, dict)
@@ -241,17 +245,29 @@ def _some(names: Sequence[object]) -> str:
     return ", ".join(map(str, names[:_MISSED])) + more
 
 
+def _mismatches(seen: dict[str, Any], limits: Limits) -> list[str]:
+    """Return the listed mismatches of a check, and how many more there are."""
+    listed = [_dict(one) for one in _list(seen.get("worst"))[: limits.worst]]
+    count = seen.get("mismatch_count")
+    more = (count if isinstance(count, int) else 0) - sum(len(_ranks(one)) for one in listed)
+    rest = [f"... and {more:,} more, counted on each rank"] if listed and more > 0 else []
+    return [*(clipped(mismatch_text(one), _SHORT) for one in listed), *rest]
+
+
 def mismatch_text(finding: dict[str, Any]) -> str:
     """Return a mismatch in one line."""
-    what = _what(finding)
+    what, ranks = _what(finding), _ranks(finding)
     named = [text for text in (finding.get("name"), finding.get("where")) if text and isinstance(text, str)]
-    ranks = _list(finding.get("ranks")) or [finding.get("rank")]
-    ranks = [rank for rank in ranks if isinstance(rank, int)]
     apart = finding.get("max_abs_diff")
     parts = [" ".join(named), what, f"rank {rank_numbers(ranks)}" if ranks else ""]
     if isinstance(apart, int | float) and "at most" not in what:
         parts.append(f"at most {apart:.3g} apart")
     return "; ".join(filter(None, parts))
+
+
+def _ranks(finding: dict[str, Any]) -> list[int]:
+    ranks = _list(finding.get("ranks")) or [finding.get("rank")]
+    return [rank for rank in ranks if isinstance(rank, int)]
 
 
 def _what(finding: dict[str, Any]) -> str:
@@ -292,16 +308,35 @@ def _rounded(value: object) -> float | None:
     return rounded if math.isfinite(rounded) else None
 
 
-def _ending(details: dict[str, Any], limits: Limits) -> dict[str, Any]:
-    """Return where and how the attempt ended, and the first attempt."""
+def _ending(details: dict[str, Any], reason: str, limits: Limits) -> dict[str, Any]:
+    """Return where and how the attempt ended, and the first attempt; equal texts only once."""
     known: dict[str, Any] = {key: details[key] for key in _ENDING if key in details}
-    known |= _tail(details, limits)
+    known["log_tail"] = _tail(details, reason, limits)
     first = details.get("first_try")
     if isinstance(first, dict):
-        known["first_try"] = {key: first[key] for key in first if key != "log_tail"} | _tail(first, limits)
+        known["first_try"] = _first_attempt(first, known["log_tail"], reason, limits)
     return known
 
 
-def _tail(details: dict[str, Any], limits: Limits) -> dict[str, Any]:
-    lines = _list(details.get("log_tail"))[-limits.lines :] if limits.lines else []
-    return {"log_tail": [cut(str(line), limits.characters // 10) for line in lines]} if lines else {}
+def _first_attempt(first: dict[str, Any], log: list[str], reason: str, limits: Limits) -> dict[str, Any]:
+    """Return the first attempt without its reason and log if they equal those of the second one, except for
+    numbers; `same` names them."""
+    reason_before = str(first.get("reason") or "")
+    log_before = _tail(first, reason_before, limits)
+    same = {
+        "reason": reason_before and without_numbers(reason_before) in without_numbers(reason),
+        "log": log_before and [*map(without_numbers, log_before)] == [*map(without_numbers, log)],
+    }
+    return {
+        **first,
+        "reason": "" if same["reason"] else reason_before,
+        "log_tail": [] if same["log"] else log_before,
+        "same": [name for name, is_same in same.items() if is_same],
+    }
+
+
+def _tail(details: dict[str, Any], reason: str, limits: Limits) -> list[str]:
+    """Return the end of a log, without the message that the reason has."""
+    lines = without_message([*map(str, _list(details.get("log_tail")))], reason)
+    shown = lines[-limits.lines :] if limits.lines else []
+    return [cut(line, limits.characters // 10) or "" for line in shown]
