@@ -10,10 +10,11 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 
 from dcpbench.analysis.frame import Sweeps, dtypes, read_sweeps
+from dcpbench.config.text import size_text
 from dcpbench.records.store import append_row
 from dcpbench.report.page import page
 from support.browser import Browser
-from support.pages import all_statuses, cell, details, four_cells, many_axes, write_page
+from support.pages import SIZES, all_statuses, cell, details, four_cells, many_axes, write_page
 
 pytestmark = pytest.mark.browser
 
@@ -111,8 +112,10 @@ def test_cells_open_by_mouse_and_return_the_focus(show: Callable[..., Browser]) 
     browser = show(four_cells())
     browser.all("#matrix .square")[3].click()
     told = browser.text("#cell")
-    for said in ("fail", "optim_equal", "NO", "3 of 4 names", "layer.bias", "200 ms", "3.73 GiB"):
+    for said in ("fail", "optim_equal", "NO", "3 of 4", "layer.bias", "200 ms", "3.7 GiB"):
         assert said in told
+    for metric, size in SIZES.items():
+        assert f"{metric}\n{size_text(size)}" in told, "sizes as in the terminal"
     assert "replicas_equal\napplies to layouts in which several ranks have the same part of a tensor" in told
     assert browser.text("#cell .again code") == "python -m dcpbench parallel=fsdp save=async repeat=1"
     assert len(browser.all("#cell .losses .c-resumed polyline")) == 2

@@ -23,7 +23,13 @@ from support.pages import all_statuses, cell, four_cells, many_axes, many_scenar
 
 pytestmark = pytest.mark.browser
 
-ENVIRONMENT = {"torch": "2.13.0", "gpus": ["NVIDIA H200"] * 4, "cpu_cores": 64}
+ENVIRONMENT = {
+    "torch": "2.13.0",
+    "gpus": ["NVIDIA H200"] * 4,
+    "cpu_cores": 64,
+    "memory_bytes": 25276502016,
+    "git_commit": "932aa6fc",
+}
 DAY = {
     "torch_version": "2.13.0",
     "git_commit": "932aa6fc48021cb68b2f07b8b484c45faa766cd1-dirty",
@@ -41,6 +47,8 @@ for (const scroller of document.querySelectorAll(".scrolls")) {
 return [page, Math.floor(Math.max(0, ...wide))];
 """
 
+_NEXT_FRAME = "const [done] = arguments; requestAnimationFrame(() => requestAnimationFrame(done));"
+
 
 def failing(**values: Any) -> Row:
     worst = [{**FOUND.plain(), "rank": 1}]
@@ -53,6 +61,16 @@ def failing(**values: Any) -> Row:
         "details": {"checks": {"optim_equal": seen}},
     }
     return cell("fsdp", "async", **{**of, **values})
+
+
+def twice_the_same_error() -> Row:
+    """A row whose two attempts raised one long message, which stands in both logs."""
+    message = "unused " * 70
+    attempt = {"log_tail": ["step()", "torch.RuntimeError: Unused:", message.rstrip()]}
+    reason = f"rank 0 in train: RuntimeError: Unused: {message.rstrip()}"
+    first = {"status": "error", "reason": reason, "cell_s": 5.0, "failed_checks": [], **attempt}
+    checks = dict.fromkeys(("model_equal", "optim_equal"))
+    return cell("tp", status="error", reason=reason, **checks, details={**attempt, "first_try": first})
 
 
 def axe(browser: Browser) -> list[str]:
@@ -80,7 +98,12 @@ def test_axe_finds_no_violation(show: Callable[..., Browser], width: int, dark: 
 def test_phone_reaches_every_column(show: Callable[..., Browser]) -> None:
     rows = [one for one in many_scenarios() if (one["parallel"], one["save"]) != ("ddp", "async_cached")]
     browser = show(rows, before=four_cells(), environment=ENVIRONMENT, width=390, height=844)
+    browser.driver.execute_async_script(_NEXT_FRAME)
+    fades = "return document.querySelector('#costs .scrolls').matches('.more')"
+    assert browser.js(fades), "columns are hidden"
     assert browser.js(_FITS) == [390, 0]
+    browser.driver.execute_async_script(_NEXT_FRAME)
+    assert not browser.js(fades), "the last column is visible"
     assert any(
         browser.js("return [...document.querySelectorAll('.scrolls')].map((it) => it.scrollWidth > 390)")
     )
@@ -122,10 +145,12 @@ def test_head_has_result_torch_date_and_machine(show: Callable[..., Browser]) ->
         "2026-11-20 02:00 UTC",
         "41 min",
         "4 \u00d7 NVIDIA H200",
-        "commit 932aa6fc4802-dirty",
+        "dcpbench commit 932aa6fc4802-dirty",
     ]
-    assert browser.text("#against") == "There is no earlier sweep with the same cells."
-    assert browser.all("#changes") == []
+    assert browser.all("#against, #changes") == [], "there is no earlier sweep"
+    machine = browser.text("#environment")
+    assert "memory_bytes 23.5 GiB" in machine
+    assert "dcpbench commit 932aa6fc" in machine
 
 
 def test_changes_since_the_sweep_before_are_listed(show: Callable[..., Browser]) -> None:
@@ -149,14 +174,14 @@ def test_changes_since_the_sweep_before_are_listed(show: Callable[..., Browser])
     assert "save_s slower ddp 0.200 s \u2192 0.300 s" in texts
     assert texts.index("newly passing hsdp fail \u2192 pass") == len(texts) - 1
     against = browser.text("#against")
-    assert against.startswith("Compared with before of 2026-11-19: 1 newly failing, 1 newly passing, ")
+    assert against.startswith("Compared with before (run on 2026-11-19): 1 newly failing, 1 newly passing, ")
     assert "torch 2.12.0 \u2192 2.13.0" in against
     browser.all("#changes .link")[0].click()
     assert browser.text("#cell-title") == "parallel=fsdp,save=async,repeat=0"
 
 
 def test_sweep_before_is_found(browser: Browser, tmp_path: Path) -> None:
-    days = {"first": 18, "last": 19, "other": 20, "own": 21, "later": 22}
+    days = {"first": 18, "2026-11-19": 19, "other": 20, "own": 21, "later": 22}
     for name, day in days.items():
         began = f"2026-11-{day}T02:00:00+00:00"
         rows = [cell("ddp", started_at=began), cell("fsdp", started_at=began)]
@@ -167,7 +192,7 @@ def test_sweep_before_is_found(browser: Browser, tmp_path: Path) -> None:
     write_reports(tmp_path / "own", sweep_before(tmp_path / "own"))
     browser.open(tmp_path / "own" / "report.html")
     assert browser.text("#against") == (
-        "Compared with last of 2026-11-19: no status changed, and no cost beyond noise; "
+        "Compared with 2026-11-19: no status changed, and no cost beyond noise; "
         "costs of single cells need 3 runs of each to be compared (repeats=5)."
     )
 
@@ -202,7 +227,7 @@ def test_check_matrix_shows_failed_checks(show: Callable[..., Browser]) -> None:
     labels = [one.accessible_name for one in browser.all("#checks .square")]
     assert "fsdp \u00b7 async \u00b7 seed=1: optim_equal failed" in labels
     assert "hsdp \u00b7 sync \u00b7 seed=0: model_equal passed, but could not have failed" in labels
-    assert "ddp \u00b7 sync \u00b7 seed=2: extra_equal failed, as is known" in labels
+    assert "ddp \u00b7 sync \u00b7 seed=2: extra_equal failed, a known failure" in labels
     assert len(browser.all("#checks tbody tr")) == 3, "a detected fault is not a failure"
     assert [one.text for one in browser.all("#checks .s-fail")] == ["F"]
     browser.one("#checks .s-fail").click()
@@ -224,7 +249,7 @@ def test_resume_and_training_are_separate(show: Callable[..., Browser]) -> None:
         "Resume: passed",
         "model_equal",
         "optim_equal",
-        f"{training}: not passed",
+        f"{training}: failed",
         "gradient_close",
         "step_equal",
     ]
@@ -243,8 +268,7 @@ def test_checks_say_what_they_prove(show: Callable[..., Browser]) -> None:
     assert told == [
         "model_equal",
         "Proves: parameters and persistent buffers were restored bit for bit.",
-        "Negative control, which has to be reported in the same cell: every value of the load target, "
-        "changed before the load.",
+        "Negative control: every value of the load target, changed before the load.",
         "Applies to scenarios that load a model; elsewhere it is null.",
     ]
     browser.one("#matrix .square").click()
@@ -269,8 +293,8 @@ def test_null_checks_say_why(show: Callable[..., Browser]) -> None:
     assert passed["loss_resume_close"] == "applies to " + CHECKS["loss_resume_close"].where
     assert passed.keys() == CHECKS.keys() - {"model_equal", "optim_equal"}
     browser.all("#matrix .square")[1].click()
-    assert "No check was made: the cell was skipped." in browser.text("#cell")
-    assert crashed["optim_equal"] == "the cell ended as crash before, or it does not apply"
+    assert "No check ran: the cell was skipped." in browser.text("#cell")
+    assert crashed["optim_equal"] == "the cell ended as crash before, or the check does not apply"
 
 
 def test_known_failures_are_folded(show: Callable[..., Browser]) -> None:
@@ -285,7 +309,7 @@ def test_known_failures_are_folded(show: Callable[..., Browser]) -> None:
 def test_passed_checks_are_named(show: Callable[..., Browser]) -> None:
     browser = show([cell("ddp")])
     passed = browser.text("#checks .note").replace("\n", "")
-    assert passed == "All 2 checks passed wherever they apply: model_equal, optim_equal."
+    assert passed == "All 2 checks passed in every cell: model_equal, optim_equal."
     assert browser.all("#checks table") == []
 
 
@@ -295,12 +319,21 @@ def test_cells_list_what_their_reason_quotes(show: Callable[..., Browser]) -> No
     rows[0] = failing(
         cell_s=5.0, details={**rows[0].details, "phases": phases, "rank": 1, "log_tail": ["Traceback", "x"]}
     )
-    browser = show(rows)
-    assert "optim_equal: net1.weight differs by 0.5, rank 1 (+2 more)" in browser.text("#findings .reason")
+    browser = show([*rows, twice_the_same_error()])
+    error, fail = (one.text for one in browser.all("#findings .reason"))
+    assert error.endswith("un... (528 characters)")
+    assert "optim_equal: net1.weight differs by 0.5, rank 1 (+2 more)" in fail
+    browser.one("#matrix .s-error").click()
+    assert browser.text("#cell").count("Unused: unused") == 1, "not in the logs too"
+    assert browser.text("#cell .log") == "step()\n(the message is in the reason)"
+    assert "error after 5.00 s; same reason and log" in browser.text("#cell")
+    assert "No check ran before the cell ended." in browser.text("#cell")
+    browser.one("#cell .close").click()
     browser.one("#matrix .s-fail").click()
     told = browser.text("#cell")
     assert told.count("net1.weight") == 2, "in the reason, and in the mismatches of its check"
     assert "saved 1.0, restored 1.5" in browser.text("#cell .checks")
+    assert "... and 2 more, counted on each rank" in browser.text("#cell .checks")
     times = [one.text for one in browser.all("#cell .times td.n")]
     assert times == ["1.000 s", "2.250 s", "0.500 s", "1.250 s", "5.000 s"]
     assert "Traceback\nx" in told

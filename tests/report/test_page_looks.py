@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from selenium.webdriver.common.keys import Keys
 
+from dcpbench.core.checks import CHECKS
 from support.browser import Browser
 from support.colours import SIGHTS, distance
 from support.pages import all_statuses, cell, four_cells
@@ -70,19 +71,20 @@ def test_colours_differ_for_the_colour_blind(show: Callable[..., Browser], dark:
 
 
 def test_page_fits_a_phone(show: Callable[..., Browser]) -> None:
-    long = "x" * 600
-    seeds = [
-        cell("fsdp", seed=seed, cell=f"parallel=fsdp,seed={seed}", status="fail", reason=long)
-        for seed in range(30)
-    ]
+    made = {"status": "fail", "reason": "x" * 600, **dict.fromkeys(CHECKS, False)}
+    seeds = [cell("fsdp", seed=seed, cell=f"parallel=fsdp,seed={seed}", **made) for seed in range(30)]
     browser = show([*seeds, *four_cells()], width=390, height=844)
     wide = "return document.documentElement.scrollWidth"
     assert browser.js(wide) == 390
     browser.all("#matrix .square")[0].click()
     assert browser.js(wide) == 390
-    assert (
-        browser.js("const it = document.querySelector('#cell'); return it.scrollWidth - it.clientWidth") == 0
-    )
+    hidden = "const it = document.querySelector(arguments[0]); return it.scrollWidth - it.clientWidth"
+    assert (browser.js(hidden, "#cell"), browser.js(hidden, "#cell .scrolls")) == (0, 0)
+    names = "return [...document.querySelectorAll('.link[popovertarget]')]"
+    thickness = f"{names}.map((it) => [it.textContent, Math.min(it.offsetWidth, it.offsetHeight)])"
+    lines = browser.js(thickness)
+    assert {name for name, _ in lines} == CHECKS.keys()
+    assert [(name, height) for name, height in lines if height > 30] == [], "a name has one line"
 
 
 def test_print_is_light_without_controls(show: Callable[..., Browser]) -> None:
@@ -94,7 +96,7 @@ def test_print_is_light_without_controls(show: Callable[..., Browser]) -> None:
     browser.all("#matrix .square")[3].click()
     browser.emulate(dark=True, media="print")
     assert browser.all("#matrix, .copy, .close") == [], "an open cell is printed alone"
-    assert "3 of 4 names" in browser.text("#cell")
+    assert "3 of 4" in browser.text("#cell")
 
 
 def test_print_counts_unlisted_cells(show: Callable[..., Browser]) -> None:
@@ -143,16 +145,19 @@ def test_controls_have_accessible_names(show: Callable[..., Browser]) -> None:
 
 def test_costs_have_dots_and_can_be_sorted(show: Callable[..., Browser]) -> None:
     slow = cell("hsdp", save_s=2.0, load_s=None)
-    browser = show([*four_cells(), slow])
+    untimed = cell("ddp", repeat=2, **dict.fromkeys(("save_s", "save_stall_s", "load_s")))
+    browser = show([*four_cells(), slow, untimed])
     first = browser.all("#costs tbody tr")[0]
     assert first.text.split("\n") == [
-        "ddp \u00b7 sync 2",
+        "ddp \u00b7 sync 2 of 3",
         "200 ms",
         "50.0 ms",
         "100 ms",
-        "20 GB/s",
-        "40 GB/s",
+        "18.6 GiB/s",
+        "37.3 GiB/s",
     ]
+    assert "n of m: the other runs have no times" in browser.text("#costs .note")
+    assert "n/m: n of m runs have this status" in browser.text("#matrix .note")
     assert browser.js("return arguments[0].querySelectorAll('td:nth-child(4) .dot').length", first) == 2
     assert browser.js("return document.querySelectorAll('.dot.hollow').length") == 5, (
         "of the one run that failed"
@@ -166,7 +171,7 @@ def test_rates_are_compared_with_plain_files(show: Callable[..., Browser]) -> No
     browser = show([cell("ddp"), cell("fsdp", raw_write_s=0.15, raw_read_s=0.01)])
     without, measured = browser.all("#costs tbody tr")
     assert "of raw" not in without.text
-    assert measured.text.split("\n")[4:] == ["20 GB/s", "75 % of raw", "40 GB/s", "10 % of raw"]
+    assert measured.text.split("\n")[4:] == ["18.6 GiB/s", "75 % of raw", "37.3 GiB/s", "10 % of raw"]
     assert browser.js("return document.querySelectorAll('#costs .limit').length") == 2
     axis = browser.js("return [...document.querySelectorAll('#costs thead th')].at(-1).textContent")
-    assert axis.endswith("0400 GB/s"), "the axis reaches the limit"
+    assert axis.endswith("0384 GiB/s"), "the axis reaches the limit"

@@ -14,6 +14,7 @@ from support.rows import row
 
 STATUSES = ("pass", "fail", "vacuous", "error", "crash", "timeout", "skip", "xfail", "xpass")
 HELD = {"model_equal": True, "optim_equal": True}
+SIZES = {"peak_device_bytes": 1280, "peak_host_bytes": 25276502016, "disk_bytes": 2**20 - 1}
 COSTS = {"save_s": 0.2, "save_stall_s": 0.05, "load_s": 0.1, "checkpoint_bytes": 4_000_000_000}
 
 
@@ -97,7 +98,13 @@ def four_cells() -> list[Row]:
         for save in ("sync", "async")
     ]
     failed = cell(
-        "fsdp", "async", 1, status="fail", reason="optim_equal: rank 0: it differs", optim_equal=False
+        "fsdp",
+        "async",
+        1,
+        status="fail",
+        reason="optim_equal: rank 0: it differs",
+        optim_equal=False,
+        **SIZES,
     )
     return [*cells[:-1], failed]
 

@@ -1,6 +1,7 @@
 """Text for terminals: values from anywhere made safe to show, near words, numbers with units."""
 
 import difflib
+import math
 import re
 from collections.abc import Iterable, Sequence
 
@@ -55,9 +56,9 @@ def byte_unit(number: float) -> tuple[str, int]:
 
 
 def size_text(number: float) -> str:
-    """Return `12 B`, `3.7 KiB`, `1.0 GiB`."""
+    """Return `12 B`, `3.7 KiB`, `1.0 GiB`; rounded half up, as bytes() of report/page/dom.js does."""
     name, size = byte_unit(number)
-    return f"{number / size:.1f} {name}" if size > 1 else f"{number:.0f} B"
+    return f"{math.floor(10 * number / size + 0.5) / 10:.1f} {name}" if size > 1 else f"{number:.0f} B"
 
 
 def duration_text(seconds: float) -> str:

@@ -37,7 +37,7 @@ class CheckSpec:
 
 _COPY = "a copy in which every value is different"
 _TARGET = "every value of the load target, changed before the load"
-_UNRESTORED = "runs that restored nothing, whose losses have to differ"
+_UNRESTORED = "a run that loaded nothing, which must have different losses"
 _RESUMED = "scenarios that train on under the layout that saved"
 _TWIN = "scenarios that train a twin"
 

@@ -6,6 +6,7 @@ const VERDICTS = [
   { name: "resume", title: "Resume", training: false },
   { name: "training", title: "Training, each step compared with an unwrapped twin", training: true },
 ];
+const ENDED_EARLY = ["crash", "timeout", "error"];
 const ORIGIN = ["torch_version", "git_commit", "started_at", "config_digest", "code_digest"];
 
 function makeDialog(app) {
@@ -70,7 +71,7 @@ function part(title, ...content) {
 
 function facts(run, names, text) {
   const known = names.filter((name) => isMeasured(run[name]));
-  return known.length ? factList(known.map((name) => [name, text(run[name])])) : null;
+  return known.length ? factList(known.map((name) => [labelOf(name), text(run[name])])) : null;
 }
 
 // The other runs of its square.
@@ -112,11 +113,12 @@ function checkTable(app, run) {
   const names = app.checks.map(({ name }) => name);
   const applied = names.filter((check) => run[check] !== null);
   const rest = [...groupBy([...whyNull(app, run)], ([, why]) => why)].map(([why, of]) => [of.map(([name]) => name).join(", "), visible(why)]);
-  const note = rest.length ? el("div", { class: "nulls" }, el("h3", {}, "Null, because"), factList(rest)) : null;
-  if (!applied.length && rest.length === 1) return el("p", { class: "note" }, `No check was made: ${rest[0][1]}.`);
+  const note = rest.length ? el("div", { class: "nulls" }, el("h3", {}, ENDED_EARLY.includes(run.status) ? "Checks that did not run or do not apply" : "Checks that do not apply"), factList(rest)) : null;
+  if (!applied.length && ENDED_EARLY.includes(run.status)) return el("p", { class: "note" }, "No check ran before the cell ended.");
+  if (!applied.length && rest.length === 1) return el("p", { class: "note" }, `No check ran: ${rest[0][1]}.`);
   return el("div", {},
     scroller("Checks", el("table", { class: "plain checks" },
-      el("thead", {}, el("tr", {}, columnHeads(["check", "passed", "reported by its control", "mismatches"]))),
+      el("thead", {}, el("tr", {}, columnHeads(["check", "passed", "control caught"]))),
       el("tbody", {}, ...VERDICTS.flatMap((verdict) => verdictLines(app, run, verdict, applied))))),
     facts(run, BOUNDS, plain), note);
 }
@@ -125,8 +127,8 @@ function checkTable(app, run) {
 function verdictLines(app, run, { name, title, training }, applied) {
   const checks = app.checks.filter((check) => check.training === training && applied.includes(check.name));
   if (!checks.length) return [];
-  const came = run[name] === null ? "" : run[name] ? ": passed" : ": not passed";
-  return [el("tr", { class: "of-verdict" }, el("th", { scope: "rowgroup", colspan: "4" }, `${title}${came}`)),
+  const came = run[name] === null ? "" : run[name] ? ": passed" : ": failed";
+  return [el("tr", { class: "of-verdict" }, el("th", { scope: "rowgroup", colspan: "3" }, `${title}${came}`)),
     ...checks.flatMap((check) => checkLines(app, run, check.name))];
 }
 
@@ -135,21 +137,21 @@ function checkLines(app, run, check) {
   const passed = run[check];
   return [
     el("tr", {}, el("th", { scope: "row" }, ...checkName(app.checks.find(({ name }) => name === check), "cell")),
-      el("td", {}, passed ? "yes" : el("strong", { class: run.status === "xfail" ? null : "no" }, "NO")),
-      el("td", {}, power(seen)),
-      el("td", {}, isMeasured(seen.mismatches) ? String(seen.mismatches) : DASH)),
-    seen.missed ? under(`Not reported by its control: ${visible(seen.missed)}`) : null,
+      el("td", {}, passed ? "yes" : el("strong", { class: run.status === "xfail" ? null : "no" }, "NO"),
+        seen.mismatches ? `, ${counted(seen.mismatches, "mismatch", "es")}` : ""),
+      el("td", {}, power(seen))),
+    seen.missed ? under(`Not caught by the control: ${visible(seen.missed)}`) : null,
     ...seen.worst.map((one) => under(visible(one))),
   ];
 }
 
 function power(seen) {
-  if (seen.names === 0) return "no control ran";
-  return seen.names ? `${seen.names - seen.missed_count} of ${seen.names} names` : DASH;
+  if (seen.names === 0) return "none ran";
+  return seen.names ? `${seen.names - seen.missed_count} of ${seen.names}` : DASH;
 }
 
 function under(text) {
-  return el("tr", { class: "under" }, el("td", { colspan: "4" }, text));
+  return el("tr", { class: "under" }, el("td", { colspan: "3" }, text));
 }
 
 function metricsIn(app, units) {
@@ -177,8 +179,9 @@ function firstTry(run) {
   return el("div", {},
     el("p", {}, badge(kindOf(first.status)), ` ${plain(first.status)}`,
       isMeasured(first.cell_s) ? ` after ${seconds(first.cell_s)}` : "",
-      checks.length ? `; failed: ${checks.join(", ")}` : ""),
-    first.reason && !String(run.reason).includes(first.reason) ? el("p", { class: "reason" }, visible(first.reason)) : null,
+      checks.length ? `; failed: ${checks.join(", ")}` : "",
+      first.same.length ? `; same ${first.same.join(" and ")}` : ""),
+    first.reason ? el("p", { class: "reason" }, visible(first.reason)) : null,
     logTail(first.log_tail));
 }
 

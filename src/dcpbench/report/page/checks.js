@@ -4,7 +4,7 @@ const CELLS_WITH_CHECKS = 25;
 const KNOWN_CELLS_WITH_CHECKS = 5;
 const MARKS = {
   fail: { letter: "F", means: "failed" },
-  xfail: { letter: "x", means: "failed, as is known" },
+  xfail: { letter: "x", means: "failed, a known failure" },
   vacuous: { letter: "V", means: "passed, but could not have failed" },
   pass: { letter: "P", means: "passed" },
 };
@@ -21,7 +21,7 @@ function drawChecks(app, shown) {
   const line = (of) => el("tr", {},
     el("th", { scope: "row" }, visible(of[0].name)), ...bad.map((check) => el("td", {}, checkSquare(app, of, check))));
   fill(byId("checks"), el("h2", { id: "checks-title" }, `Check ${TIMES} cell`),
-    passed.length > 0 && el("p", { class: "note" }, `${bad.length ? "These passed" : `All ${passed.length} checks passed`} wherever they apply: `,
+    passed.length > 0 && el("p", { class: "note" }, bad.length ? "Passed in every cell: " : `All ${passed.length} checks passed in every cell: `,
       ...passed.flatMap((name, i) => (i ? [", ", ...name] : name)), "."),
     bad.length > 0 && scroller(null, el("table", { class: "matrix small checked", role: "grid", "aria-labelledby": "checks-title", keydown: walk },
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "cell"), ...bad.map((check) => checkHead(runs, check)))),

@@ -3,15 +3,16 @@
 const LINES_SHOWN = 40;
 const TICKS = 4;
 const DECADES = 100;
-const BYTES_PER_GB = 1e9;
 // Rates are computed from metrics; `limit` is the rate of plain files.
 const RATES = [
-  { name: "save_gb_s", label: "checkpoint_bytes / save_s", means: "bytes per second of a save",
-    of: (run) => rate(run, run.save_s), limit: (run) => rate(run, run.raw_write_s), text: throughput },
-  { name: "load_gb_s", label: "checkpoint_bytes / load_s", means: "bytes per second of a load",
-    of: (run) => rate(run, run.load_s), limit: (run) => rate(run, run.raw_read_s), text: throughput },
+  { name: "write_rate", label: "write rate", means: "checkpoint_bytes / save_s",
+    of: (run) => rate(run, run.save_s), limit: (run) => rate(run, run.raw_write_s), text: bytesPerSecond },
+  { name: "read_rate", label: "read rate", means: "checkpoint_bytes / load_s",
+    of: (run) => rate(run, run.load_s), limit: (run) => rate(run, run.raw_read_s), text: bytesPerSecond },
 ];
 const TEXTS = { s: seconds, bytes };
+// Their axes have powers of two.
+const BINARY = [bytes, bytesPerSecond];
 
 // The headline metrics, then rates; `of` reads the value of a run, `text` writes it in the unit that fits.
 function costsOf(app) {
@@ -26,11 +27,7 @@ function textOf(metric) {
 }
 
 function rate(run, time) {
-  return run.checkpoint_bytes === null || !time ? null : run.checkpoint_bytes / BYTES_PER_GB / time;
-}
-
-function throughput(value) {
-  return value >= 0.1 ? `${number(value)} GB/s` : `${number(value * 1000)} MB/s`;
+  return run.checkpoint_bytes === null || !time ? null : run.checkpoint_bytes / time;
 }
 
 function isMeasured(value) {
@@ -43,22 +40,24 @@ function drawCosts(app, shown) {
   section.hidden = costs.length === 0;
   if (section.hidden) return;
   const cells = [...groupBy(shown, (run) => run.place).values()];
-  const lines = cells.filter((runs) => costs.some((cost) => measuredIn(runs, cost.of).length));
+  const timed = (runs) => runs.filter((run) => costs.some((cost) => isMeasured(cost.of(run)))).length;
+  const lines = cells.filter(timed);
   const scales = new Map(costs.map((cost) => {
     const together = costs.filter((other) => other.text === cost.text);
     const limits = together.flatMap((other) => (other.limit ? measuredIn(shown, other.limit) : []));
-    return [cost.name, scaleFor([...together.flatMap((other) => other.all), ...limits], app.state.log)];
+    return [cost.name, scaleFor([...together.flatMap((other) => other.all), ...limits], app.state.log, BINARY.includes(cost.text) ? 2 : 10)];
   }));
   const { sort } = app.state;
   const sorted = sortLines(lines, costs.find((cost) => sort.replace("-", "") === cost.name), sort.startsWith("-"));
-  const line = (runs) => costLine(app, runs, costs, scales);
+  const line = (runs) => costLine(app, runs, timed(runs), costs, scales);
   fill(section,
     el("div", { class: "heading" }, el("h2", { id: "costs-title" }, "Costs"), logChoice(app, scales)),
     el("p", { class: "note" },
-      "A dot is one run (hollow: not as expected), the bar their median; the slowest rank, one checkpoint. ",
-      "Seconds share one axis, bytes per second another",
+      "Dot: a run (hollow: not ok). Bar: median. Times are of the slowest rank, for one checkpoint. All times share an axis, and so do both rates.",
       costs.some((cost) => cost.limit && measuredIn(shown, cost.limit).length)
-        && "; the dashed mark is what plain files of as many bytes reached", "."),
+        && " Dashed line: plain files of the same size.",
+      lines.some((runs) => timed(runs) < runs.length)
+        && " n of m: the other runs have no times, because they shared their devices or ended early."),
     scroller(null, el("table", { class: "plain costs" },
       el("thead", {}, el("tr", {},
         el("th", { scope: "col" }, app.namedBy.join(" \u00b7 ") || "cell"),
@@ -71,27 +70,28 @@ function measuredIn(runs, of) {
   return runs.map(of).filter(isMeasured);
 }
 
-// From 0, or in powers of ten: by the reader's choice, else if the values span two of them.
-function scaleFor(all, choice) {
+// From 0, or in powers of `base`: by the reader's choice, else if the largest value is 100 times the smallest.
+function scaleFor(all, choice, base) {
   const positive = all.filter((value) => value > 0);
   const high = positive.reduce((a, b) => Math.max(a, b), 0) || 1;
   const low = positive.reduce((a, b) => Math.min(a, b), high);
   const log = choice ?? high / low >= DECADES;
-  const ticks = log ? powersOfTen(low, high) : roundNumbers(high);
+  const ticks = log ? powersOf(base, low, high) : roundNumbers(base, high);
   const [first, last] = [ticks[0], ticks.at(-1)];
   const at = log ? (value) => Math.log(Math.max(value, first) / first) / Math.log(last / first) : (value) => value / last;
   return { log, ticks, percent: (value) => `${(3 + 94 * at(value)).toFixed(2)}%` };
 }
 
-function powersOfTen(low, high) {
-  const first = Math.floor(Math.log10(low));
-  const last = Math.max(Math.ceil(Math.log10(high)), first + 1);
+function powersOf(base, low, high) {
+  const log = base === 2 ? Math.log2 : Math.log10;
+  const first = Math.floor(log(low));
+  const last = Math.max(Math.ceil(log(high)), first + 1);
   const every = Math.ceil((last - first) / TICKS);
-  return Array.from({ length: Math.ceil((last - first) / every) + 1 }, (_, i) => 10 ** (first + i * every));
+  return Array.from({ length: Math.ceil((last - first) / every) + 1 }, (_, i) => base ** (first + i * every));
 }
 
-function roundNumbers(high) {
-  const power = 10 ** Math.floor(Math.log10(high / TICKS));
+function roundNumbers(base, high) {
+  const [power] = powersOf(base, high / TICKS, high);
   const step = power * [1, 2, 5, 10].find((times) => times * power * TICKS >= high);
   return Array.from({ length: Math.ceil(high / step) + 1 }, (_, i) => i * step);
 }
@@ -117,7 +117,7 @@ function costHeader(app, cost, scale) {
     byId("costs").querySelector(`[data-sort="${cost.name}"]`)?.focus();
   };
   const mark = { none: "", ascending: " \u2191", descending: " \u2193" }[now];
-  const short = (value) => (value ? cost.text(value).replace(/\.0+ /, " ") : "0");
+  const short = (value) => (value ? cost.text(value).replace(".0 ", " ").replace(".00 ", " ") : "0");
   const last = scale.ticks.length - 1;
   const anchors = { 0: "start", [scale.log ? last / 2 : 0]: scale.log ? "middle" : "start", [last]: "end" };
   return el("th", { scope: "col", "aria-sort": now },
@@ -136,10 +136,10 @@ function logChoice(app, scales) {
   return el("label", { class: "choice" }, box, " log scale");
 }
 
-function costLine(app, runs, costs, scales) {
+function costLine(app, runs, timed, costs, scales) {
   return el("tr", {},
     el("th", { scope: "row" }, button(visible(runs[0].name), () => app.open(runs[0]), { class: "link", title: plain(runs[0].cell) })),
-    el("td", { class: "n" }, String(runs.length)),
+    el("td", { class: "n" }, timed < runs.length ? `${timed} of ${runs.length}` : String(timed)),
     ...costs.map((cost) => costCell(runs, cost, scales.get(cost.name))));
 }
 

@@ -37,9 +37,14 @@ function columnHeads(names) {
   return names.map((name) => el("th", { scope: "col" }, name));
 }
 
-// A wide table scrolls separately, also by keyboard.
+// A wide table scrolls separately, also by keyboard; its edge fades where columns are hidden.
 function scroller(label, table) {
-  return el("div", label ? { class: "scrolls", tabindex: "0", role: "region", "aria-label": `${label}: table` } : { class: "scrolls" }, table);
+  const named = label && { tabindex: "0", role: "region", "aria-label": `${label}: table` };
+  const fade = () => box.classList.toggle("more", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
+  const box = el("div", { class: "scrolls", scroll: fade, ...named }, table);
+  const sizes = new ResizeObserver(fade);
+  for (const element of [box, table]) sizes.observe(element);
+  return box;
 }
 
 // Pairs of a name and its value.
@@ -85,11 +90,16 @@ function fixed(value) {
   return value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(2);
 }
 
+// As size_text() of config/text.py does.
 function bytes(value) {
   if (value === null || value === undefined) return DASH;
-  const units = ["bytes", "KiB", "MiB", "GiB", "TiB"];
-  const power = Math.min(units.length - 1, Math.max(0, Math.floor(Math.log2(Math.max(1, value)) / 10)));
-  return `${number(value / 1024 ** power)} ${units[power]}`;
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  const power = units.findLastIndex((_, i) => i === 0 || value >= 1024 ** i);
+  return `${(value / 1024 ** power).toFixed(power ? 1 : 0)} ${units[power]}`;
+}
+
+function bytesPerSecond(value) {
+  return `${bytes(value)}/s`;
 }
 
 function median(values) {
@@ -108,8 +118,8 @@ function groupBy(items, key) {
   return groups;
 }
 
-function counted(count, noun) {
-  return `${count} ${noun}${count === 1 ? "" : "s"}`;
+function counted(count, noun, plural = "s") {
+  return `${count} ${noun}${count === 1 ? "" : plural}`;
 }
 
 // The first few of many, and a button that shows the rest in their place.

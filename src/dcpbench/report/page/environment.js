@@ -25,18 +25,18 @@ function environmentColumns(app, sweep, known) {
 }
 
 function environmentLine(name, columns) {
-  const texts = columns.map((column) => (name in column.known ? environmentText(column.known[name]) : null));
+  const texts = columns.map((column) => (name in column.known ? environmentText(column.known[name], name.endsWith("_bytes")) : null));
   const differs = new Set(texts.filter((text, i) => text !== null || !columns[i].partial)).size > 1;
   return el("tr", { class: differs && "differs" },
-    el("th", { scope: "row" }, visible(name), differs ? el("span", { class: "mark" }, " differs") : null),
+    el("th", { scope: "row" }, visible(labelOf(name)), differs ? el("span", { class: "mark" }, " differs") : null),
     ...texts.map((text, i) => el("td", {}, text ?? (columns[i].partial ? "as now" : DASH))));
 }
 
-function environmentText(value) {
+function environmentText(value, isSize) {
   if (Array.isArray(value)) {
-    const same = [...groupBy(value.map(environmentText), (text) => text)];
+    const same = [...groupBy(value.map((one) => environmentText(one, isSize)), (text) => text)];
     return same.map(([text, { length }]) => (length > 1 ? `${length} ${TIMES} ${text}` : text)).join(", ") || "none";
   }
   if (value !== null && typeof value === "object") return visible(JSON.stringify(value));
-  return plain(value);
+  return isSize && Number.isFinite(value) ? bytes(value) : plain(value);
 }

@@ -102,10 +102,14 @@ function drawMatrix(app, shown) {
   const parts = app.layouts.main.map((layout) => matrixOf(app, layout, shown)).filter((part) => part.length);
   byId("matrix-section").hidden = parts.length === 0;
   fill(byId("matrix"), ...parts.map((part) => el("div", { class: "part" }, ...part)));
-  if (byId("matrix").querySelector(".gap")) {
-    byId("matrix").append(el("p", { class: "note" }, "An empty square: this sweep has no cell there",
-      !app.complete && ", or it did not run yet", shown.length < app.runs.length && ", or the filters hide it", "."));
-  }
+  const counts = [...byId("matrix").querySelectorAll(".square small")].map((small) => small.textContent);
+  const notes = [
+    counts.some((text) => text.startsWith(TIMES)) && `${TIMES}n: n runs, all with this status.`,
+    counts.some((text) => text.includes("/")) && "n/m: n of m runs have this status, the worst of them.",
+    byId("matrix").querySelector(".gap") && ["An empty square: this sweep has no cell there",
+      !app.complete && ", or it did not run yet", shown.length < app.runs.length && ", or the filters hide it", "."].filter(Boolean).join(""),
+  ].filter(Boolean);
+  if (notes.length) byId("matrix").append(el("p", { class: "note" }, notes.join(" ")));
 }
 
 // The matrix of the runs that belong to it, and its folded axes.

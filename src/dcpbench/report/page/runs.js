@@ -52,6 +52,11 @@ function varying(axes) {
   return [...axes.keys()].filter((axis) => axes.get(axis).length > 1);
 }
 
+// The name of a column, or of a value of the environment, for a reader: the commit is not that of the user's code.
+function labelOf(name) {
+  return name === "git_commit" ? "dcpbench commit" : name;
+}
+
 // Runs of one configuration differ only in `repeat`.
 function configuration(run, axes) {
   return axes.map((axis) => valueOf(run, axis)).join("\u0000");

@@ -76,8 +76,8 @@ def head(sweeps: Sweeps, plan: Planned, changes: dict[str, Any]) -> str:
     same = [(axis, frame[axis][0]) for axis in AXES if len(frame) and frame[axis].nunique(dropna=False) == 1]
     constants = [f"{axis}={as_text(value)}" for axis, value in same if pd.notna(value)]
     parts.append(f'<p id="constants" class="constants">{_spans(constants)}</p>\n')
-    against = changes.get("summary") or "There is no earlier sweep with the same cells."
-    parts.append(f'<p id="against">{_text(against)}</p>')
+    if changes:
+        parts.append(f'<p id="against">{_text(changes["summary"])}</p>')
     return "".join(parts)
 
 
@@ -124,7 +124,7 @@ def changes_since(before: Sweeps, now: Sweeps) -> dict[str, Any]:
     began = before.frame["started_at"].dropna().min()
     name = short_names([*before.environments, *now.environments])[next(iter(before.environments))]
     sentence = [
-        f"Compared with {name}{f' of {began[:10]}' if isinstance(began, str) else ''}: "
+        f"Compared with {name}{_run_on(name, began)}: "
         f"{found.apart or ', '.join(counts) or 'no status changed, and no cost beyond noise'}",
         *(f"torch {old} \u2192 {new}" for old, new in zip(torch["old"], torch["new"], strict=True)),
         *([f"other {', '.join(others)}"] if others else []),
@@ -139,6 +139,12 @@ def changes_since(before: Sweeps, now: Sweeps) -> dict[str, Any]:
             *(one for one in statuses if not one["worse"]),
         ],
     }
+
+
+def _run_on(name: str, began: object) -> str:
+    """Return the day of a sweep, unless its name has it."""
+    day = began[:10] if isinstance(began, str) else ""
+    return f" (run on {day})" if day not in name else ""
 
 
 def _verdict(frame: pd.DataFrame, complete: bool) -> str:
@@ -188,9 +194,8 @@ def _origin(sweeps: Sweeps) -> Iterator[str]:
         yield duration_text(spent_s) if spent_s > 0 else ""
     yield _all_of("", map(_machine, known))
     yield from shared_gpu_sentences(records(frame[["ranks_per_gpu", "backend"]].drop_duplicates()), known)
-    yield _all_of(
-        "commit ", (re.sub(r"^(\w{12})\w+", r"\1", commit) for commit in frame["git_commit"].dropna())
-    )
+    commits = (re.sub(r"^(\w{12})\w+", r"\1", commit) for commit in frame["git_commit"].dropna())
+    yield _all_of("dcpbench commit ", commits)
 
 
 def _machine(known: dict[str, Any]) -> str:
