@@ -14,8 +14,8 @@ from dcpbench.core.rank_report import Compared
 from dcpbench.verify.compare_layouts import compare_state
 from dcpbench.verify.perturb import compared_names, unlike
 from dcpbench.verify.process_state import OpenFiles
-from dcpbench.verify.snapshot import DigestedLeaf, Leaves, TensorLeaf, snapshot_model, snapshot_optimizer
-from dcpbench.workloads.run_state import Keys, State, as_saved, key_of
+from dcpbench.verify.snapshot import Leaves
+from dcpbench.workloads.run_state import Keys, State, as_saved, key_of, live_state, saved_and_live
 from dcpbench.workloads.training_run import TrainingRun
 
 Recall = Callable[[str], torch.Tensor | None]
@@ -73,28 +73,8 @@ class Checkpoint:
             part: `model`, with persistent buffers, or `optimizer`: `state.<FQN>.exp_avg`.
             run: the load target. Its tensors are the live ones, so do not change them.
         """
-        if part == "model":
-            check, leaves = "model_equal", snapshot_model(run.model)
-        else:
-            check, leaves = "optim_equal", snapshot_optimizer(run.model, run.optimizer)
-        saved, loaded = {}, {}
-        for name, leaf in leaves.items():
-            if not isinstance(leaf, TensorLeaf) or leaf.extent.numel == 0:
-                continue
-            value = self._saved_part(check, name, leaf)
-            if value is not None:
-                saved[name], loaded[name] = value, leaf.local
-        return saved, loaded
-
-    def _saved_part(self, check: str, name: str, like: TensorLeaf) -> torch.Tensor | None:
-        leaf = self.state.get(check, {}).get(name)
-        if isinstance(leaf, TensorLeaf):
-            return leaf.local
-        if not isinstance(leaf, DigestedLeaf) or (full := self.recall_of(check)(name)) is None:
-            return None
-        if tuple(full.shape) == like.extent.shape:
-            full = like.extent.take(full).reshape(like.local.shape)
-        return full.to(like.local.device)
+        check = {"model": "model_equal", "optimizer": "optim_equal"}[part]
+        return saved_and_live(self.state.get(check, {}), live_state(run)[check], self.recall_of(check))
 
     def recall(self, prefix: str) -> Recall:
         """Return a function that reads a tensor by its key below `prefix`; each rank may call it alone."""

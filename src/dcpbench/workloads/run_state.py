@@ -1,13 +1,17 @@
 """The state of a run, as the checks compare it and as its checkpoints have it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
 
 from dcpbench.verify import snapshot
 from dcpbench.verify.audit import Entry
 from dcpbench.verify.flags import snapshot_flags, snapshot_gradients
 from dcpbench.verify.snapshot import (
     DigestedLeaf,
+    Leaf,
     Leaves,
     TensorLeaf,
     by_parameter,
@@ -93,6 +97,35 @@ def promised_keys(run: TrainingRun, saved: State, extra: Leaves | None) -> Keys:
     for check, leaves in as_saved(run, saved).items():
         promised |= {key_of(check, name, run.numbers): entry for name, entry in expected_of(leaves).items()}
     return promised
+
+
+def saved_and_live(
+    saved: Leaves, live: Leaves, recall: Callable[[str], torch.Tensor | None]
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Return this rank's parts of the tensors that both have, as saved and as they are now, except empty
+    parts.
+
+    Args:
+        recall: reads a full tensor from the checkpoint, if only a digest of it was kept.
+    """
+    before, now = {}, {}
+    for name, leaf in live.items():
+        if isinstance(leaf, TensorLeaf) and leaf.extent.numel:
+            part = _part_like(leaf, saved.get(name), partial(recall, name))
+            if part is not None:
+                before[name], now[name] = part, leaf.local
+    return before, now
+
+
+def _part_like(
+    live: TensorLeaf, saved: Leaf, recall: Callable[[], torch.Tensor | None]
+) -> torch.Tensor | None:
+    if isinstance(saved, TensorLeaf):
+        return saved.local
+    full = recall() if isinstance(saved, DigestedLeaf) else None
+    if full is not None and tuple(full.shape) == live.extent.shape:
+        full = live.extent.take(full).reshape(live.local.shape)
+    return None if full is None else full.to(live.local.device)
 
 
 def live_gradients(run: TrainingRun) -> Leaves:
