@@ -218,7 +218,8 @@ def _markdown_entry(value: Any) -> str:
 
 
 def _markdown_failure(item: dict[Hashable, str]) -> str:
-    line = f"- **{_escaped(item['status'])}** {_code(item['cell'])}{_escaped(_counted(item))}"
+    counts = _escaped(_counted(item))
+    line = f"- **{_escaped(item['status'])}** {_code(item['cell'])}{' ' if counts else ''}{counts}"
     line += f": {_code(clipped(item['reason'], _REASON))}" if item["reason"] else ""
     return f"{line}<br>again: {_code(item['again'])}" if item["again"] else line
 
