@@ -38,7 +38,7 @@ def verify_float32(cell, target, checkpoint):
 
     def wrong(dtype):
         parameters = target.model.named_parameters()
-        return [Mismatch(name, Problem.dtype, facts={"saved": dtype, "restored": value.dtype})
+        return [Mismatch(name, Problem.dtype, facts={"expected": dtype, "actual": value.dtype})
                 for name, value in parameters if value.dtype != dtype]
 
     names, where = [name for name, _ in target.model.named_parameters()], str(checkpoint)

@@ -2,6 +2,7 @@
 `test_looked_at` has the places."""
 
 import copy
+import re
 from typing import Any
 
 import pytest
@@ -88,6 +89,16 @@ OF_EACH_CHECK = (
 )
 
 
+SENTENCES = {
+    "weight_lowest_bit": r": index \[.*\]: saved -?[\de.-]+ \(0x\w+\), restored ",
+    "save_nudges_weight": r" \(0x\w+\) without saves, -?[\de.-]+ \(0x\w+\) with them; ",
+    "load_changes_other_run": r" after the load of step \d: .* before the load, .* after it; ",
+    "second_step_wrong": r" \(0x\w+\) in the uninterrupted run, .* in the resumed run; ",
+    "values_negated_twice": r": saved -?[\de.-]+ \(0x\w+\), -?[\de.-]+ \(0x\w+\) in the files; ",
+}
+"""What the sentence of the fault's first check says that it compared."""
+
+
 @pytest.mark.cell
 @pytest.mark.parametrize("fault", tiered(SEEN, *OF_EACH_CHECK))
 def test_fault_fails_the_checks_that_it_breaks(fault: str) -> None:
@@ -97,6 +108,8 @@ def test_fault_fails_the_checks_that_it_breaks(fault: str) -> None:
     assert SEEN[fault] <= failed | LOSSES
     telling = {*RESTORED, "random_equal", "save_harmless", "checkpoint_whole", "contract_held"}
     assert failed & telling <= SEEN[fault], "the snapshot is too late"
+    (first, *_) = (one for one in verdict.failed if one.check in SEEN[fault])
+    assert re.search(SENTENCES.get(fault, ""), first.sentence)
 
 
 def wrong_gradient(run: TrainingRun) -> None:

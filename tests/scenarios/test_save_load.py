@@ -101,6 +101,6 @@ def test_large_parts_are_compared_by_digests(sweep: Callable[..., Finished]) -> 
         (worst,) = row["details"]["checks"]["model_equal"]["worst"]
         assert (worst["name"], worst["kind"], worst["ranks"]) == ("net2.weight", "param", [2])
         assert worst["differing"] == 1
-        assert int(worst["saved_bits"], 16) ^ int(worst["restored_bits"], 16) == 1
-        assert f"index {worst['index']}: saved {worst['saved']}" in row["reason"]
+        assert int(worst["expected_bits"], 16) ^ int(worst["actual_bits"], 16) == 1
+        assert f"index {worst['index']}: saved {worst['expected']}" in row["reason"]
     assert done.status == 0

@@ -82,7 +82,7 @@ def test_unlisted_mismatch_is_a_failure(failed: dict[str, list[str]]) -> None:
 def test_unlisted_mismatch_comes_first() -> None:
     names = ["state.w.exp_avg", "param_groups.0.lr", "param_groups.0.eps"]
     reason = str(verdict_of(job(known=(LISTED,)).expected, [failing({"optim_equal": names})]).reason)
-    beside = "optim_equal: param_groups.0.lr: saved, but missing after the load, and 1 more"
+    beside = "optim_equal: param_groups.0.lr: saved, but not restored, and 1 more"
     told = f"in addition to known failure moments: {beside}"
     assert reason.startswith(f"{told}; observed: optim_equal: rank 0: state.w.exp_avg")
     assert short_reason({"status": "fail", "reason": reason}) == told
@@ -94,7 +94,7 @@ def differing(**about: object) -> Mismatch:
     """Return a mismatch with every property that an entry can require."""
     given = {"name": "state.w.exp_avg", "problem": Problem.differs, "by": "sliced", "where": "at step 2"}
     share = about.pop("share", 0.5)
-    facts = dict.fromkeys(("index", "saved", "saved_bits", "restored", "restored_bits"), "0")
+    facts = dict.fromkeys(("index", "expected", "expected_bits", "actual", "actual_bits"), "0")
     facts |= {"differing": 1, "elements": 1} | ({} if share is None else {"share": share})
     return Mismatch(**{"max_abs_diff": 1.0, **given, **about}, facts=facts)  # type: ignore[arg-type]
 

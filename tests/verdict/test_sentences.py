@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from dcpbench.core.mismatch import LimitReached, Mismatch, Problem
+from dcpbench.core.mismatch import RESUMED, TWIN, LimitReached, Mismatch, Problem, Sides
 from dcpbench.core.rank_report import CheckReport, RankReport
+from dcpbench.core.sentences import describe
 from dcpbench.records.short_reason import short_reason
 from dcpbench.verdict.judge import failed_check
 from dcpbench.verdict.sentences import cause_sentence, check_sentence, rank_numbers
@@ -103,3 +104,79 @@ def test_mismatch_on_several_hosts_names_the_place(hosts: tuple[str, str], rank:
     found = failed_check("model_equal", seen)
     assert found is not None
     assert found.on_rank == name
+
+
+VALUES = {"expected": 5, "actual": 6}
+ELEMENT = {
+    "index": [3],
+    "expected": "1.0",
+    "expected_bits": "0x3f800000",
+    "actual": "2.0",
+    "actual_bits": "0x40000000",
+    "differing": 1,
+    "elements": 6,
+}
+SAVE: Sides = ("{} before the save", "{} after it")
+
+
+@pytest.mark.parametrize(
+    ("problem", "facts", "sides", "told"),
+    [
+        (Problem.value, VALUES, None, "saved 5, restored 6"),
+        (Problem.value, VALUES, SAVE, "5 before the save, 6 after it"),
+        (Problem.value, VALUES, RESUMED, "5 in the uninterrupted run, 6 in the resumed run"),
+        (Problem.value, {"step": 2, **VALUES}, TWIN, "after step 2, twin 5, here 6"),
+        (Problem.far, VALUES, TWIN, "twin 5, here 6"),
+        (Problem.nan, VALUES, RESUMED, "5 in the uninterrupted run, 6 in the resumed run"),
+        (Problem.dtype, {"step": 2, **VALUES}, TWIN, "after step 2, dtype: twin 5, here 6"),
+        (Problem.missing, {}, None, "saved, but not restored"),
+        (Problem.missing, {}, SAVE, "before the save, but not after it"),
+        (Problem.missing, {}, RESUMED, "in the uninterrupted run, but not in the resumed run"),
+        (Problem.unexpected, {}, RESUMED, "not in the uninterrupted run, but in the resumed run"),
+        (
+            Problem.differs,
+            ELEMENT,
+            SAVE,
+            "index [3]: 1.0 (0x3f800000) before the save, 2.0 (0x40000000) after it; 1 of 6 elements differ, "
+            "by at most 1",
+        ),
+        (Problem.files, {"named": 21055, "length": 100}, None, "is 100 bytes; the metadata says 21055"),
+    ],
+)
+def test_sentence_says_what_was_compared(
+    problem: Problem, facts: dict[str, Any], sides: Sides | None, told: str
+) -> None:
+    assert describe(Mismatch("w", problem, max_abs_diff=1.0, facts=facts, sides=sides)) == told
+
+
+@pytest.mark.parametrize(
+    ("problem", "facts", "told"),
+    [
+        (Problem.value, {"saved": 5, "restored": 6}, "saved 5, restored 6"),
+        (Problem.value, {"uninterrupted": 5, "resumed": 6}, "uninterrupted 5, resumed 6"),
+        (Problem.value, {"step": 2, "twin": 5, "here": 6}, "after step 2, twin 5, here 6"),
+        (Problem.far, {"reference": "twin", **VALUES}, "twin 5, here 6"),
+        (Problem.dtype, {"expected": 5, "stored": 6}, "dtype: expected 5, stored 6"),
+        (Problem.files, {"named": 5, "found": "no such file"}, "no such file; the metadata says 5 bytes"),
+        (
+            Problem.nan,
+            {
+                "index": [3],
+                "saved": "1.0",
+                "saved_bits": "0x3f800000",
+                "restored": "nan",
+                "restored_bits": "0x7fc00000",
+                "differing": 1,
+                "elements": 6,
+            },
+            "index [3]: saved 1.0 (0x3f800000), restored nan (0x7fc00000); 1 of 6 elements differ",
+        ),
+    ],
+)
+def test_facts_of_earlier_rows_are_described(problem: Problem, facts: dict[str, Any], told: str) -> None:
+    assert describe(Mismatch("w", problem, facts=facts)) == told
+
+
+@pytest.mark.parametrize("sides", [("only one",), (1, 2), "ab{}", 3, {"{0.__class__}": 1}])
+def test_odd_sides_do_not_break_a_sentence(sides: Any) -> None:
+    assert "5" in describe(Mismatch("w", Problem.value, facts=VALUES, sides=sides))

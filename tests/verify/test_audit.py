@@ -184,7 +184,7 @@ def test_controls_do_not_change_the_manifest(checkpoint: tuple) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"model.weight": Entry((6, 4), "torch.float32")}, "shape: to be saved (6, 4)"),
+        ({"model.weight": Entry((6, 4), "torch.float32")}, "global shape: to be saved (6, 4), stored (4, 6)"),
         ({"model.weight": Entry((4, 6), "torch.bfloat16")}, "dtype: to be saved torch.bfloat16"),
         ({"epoch": Entry((), "torch.int64")}, "dtype: to be saved torch.int64, stored no tensor"),
         ({"model.weight": Entry()}, "dtype: to be saved a value, stored torch.float32"),

@@ -112,9 +112,9 @@ def test_checkpoint_locates_full_digests() -> None:
     )
     assert told({**state, "v": leaf(torch.zeros(4, dtype=torch.int32))}, None).startswith("v dtype: saved")
     assert told({name: one for name, one in state.items() if name != "v"}, None) == (
-        "v saved, but missing after the load"
+        "v saved, but not restored"
     )
-    assert told({**state, "x": 1}, None) == "x present after the load, but not saved"
+    assert told({**state, "x": 1}, None) == "x not saved, but restored"
 
 
 ONES, ZEROS = torch.ones(2, 3), torch.zeros(2, 3)
@@ -194,7 +194,7 @@ def test_every_drifted_tensor_is_reported() -> None:
 def test_replicas_of_unsaved_names_are_compared() -> None:
     recall = {"v": ONES}.get
     restored: list[Leaves] = [{"v": leaf(ONES), "w": leaf(each)} for each in (ONES, OTHER)]
-    told = [f"w replicas {DRIFTED}", "w unexpected present after the load, but not saved"]
+    told = [f"w replicas {DRIFTED}", "w unexpected not saved, but restored"]
     assert across({"v": leaf(ONES)}, restored, recall) == [told] * 2
     restored = [{"v": leaf(each.T)} for each in (ONES, OTHER)]
     told = [f"v replicas {DRIFTED}", "v shape global shape: saved (2, 3), restored (3, 2)"]

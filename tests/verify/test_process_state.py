@@ -67,7 +67,7 @@ def test_precision_of_one_kind_is_reported() -> None:
             torch.get_float32_matmul_precision()
         (finding,) = compare(before, snapshot_process(CPU))
         assert finding.name == "process.float32_precision"
-        assert "cuda.matmul tf32, " in finding.facts["restored"]
+        assert "cuda.matmul tf32, " in finding.facts["actual"]
     finally:
         torch.backends.cuda.matmul.fp32_precision = "none"
     assert compare(before, snapshot_process(CPU)) == []

@@ -15,6 +15,7 @@ from dcpbench.cell.checkpoint import SavedCheckpoint
 from dcpbench.checkpointers.base import PendingSave
 from dcpbench.config.schema import Config
 from dcpbench.core.metrics import METRICS, PHASE_S, Measurement
+from dcpbench.core.mismatch import Sides
 from dcpbench.core.rank_report import CheckReport, Compared, RankReport
 from dcpbench.workloads.workload import Batches, batches_of
 from dcpbench.workloads.world import World
@@ -115,15 +116,16 @@ class Cell:
         """Return how often this rank has measured a metric, which is the number of the next save or load."""
         return sum(one.metric == metric for one in self.report.measurements)
 
-    def record(self, check: str, compared: Compared, where: str) -> None:
+    def record(self, check: str, compared: Compared, where: str, sides: Sides | None = None) -> None:
         """Record a comparison and its negative control.
 
         Args:
             check: one of `CHECKS`.
             compared: empty on a rank that has nothing to compare.
             where: the checkpoint or the moment, for people.
+            sides: what was compared, for people; by default the saved and the restored state.
         """
-        self.report.checks.setdefault(check, CheckReport()).record(compared, where)
+        self.report.checks.setdefault(check, CheckReport()).record(compared, where, sides)
 
     def proven(self, check: str) -> set[str]:
         """Return the names whose negative control this rank has already seen reported in a check."""

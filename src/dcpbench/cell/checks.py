@@ -14,6 +14,7 @@ from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import Restored, Resumed, defects_at, explained
 from dcpbench.cell.steps import ReferenceRun, RunRecord, other_seed
 from dcpbench.core.checks import CHECKS
+from dcpbench.core.mismatch import RESUMED, TWIN, Sides
 from dcpbench.core.rank_report import NOTHING, CheckReport, Compared
 from dcpbench.verify.compare import same_leaves
 from dcpbench.verify.files import compare_files
@@ -29,6 +30,8 @@ from dcpbench.workloads.training_run import TrainingRun
 
 _UNRESTORED = 5
 """How many unrestored runs the control of a loss tries before it counts as missed."""
+
+_SAVES: Sides = ("{} without saves", "{} with them")
 
 View = Callable[[TrainingRun], State]
 """Returns the state of a run, or the part of it that is compared."""
@@ -65,7 +68,7 @@ def verify_training(
         never, saved = live_state(unsaved), live_state(trained)
         for check, leaves in never.items():
             where = "in the run that saved"
-            cell.record("save_harmless", compare_controlled(leaves, saved[check]), where)
+            cell.record("save_harmless", compare_controlled(leaves, saved[check]), where, _SAVES)
 
 
 def _train_with_twin(
@@ -91,7 +94,7 @@ def _train_with_twin(
                 compared_steps.follow(cell.batches, gradients)
     with cell.phase("verify", "training"):
         for check, compared in compared_steps.results().items():
-            cell.record(check, compared, where)
+            cell.record(check, compared, where, TWIN)
     if "gradient_bound" in compared_steps.bounds:
         cell.measure("gradient_bound_used", compared_steps.bound_used)
     cell.report.bounds |= compared_steps.bounds
@@ -289,9 +292,7 @@ def resume(
             compared = explained(cell, "resumed", compared, about, equal)
         for part, one in compared.items():
             check = part if part in (rule.check, FLAGS) else "state_resume_equal"
-            if check == "state_resume_equal":
-                one = replace(one, found=[rule.as_resumed(mismatch) for mismatch in one.found])
-            cell.record(check, one, f"{where}, resumed" if part == FLAGS else where)
+            cell.record(check, one, f"{where}, resumed" if part == FLAGS else where, RESUMED)
     cell.report.resumed[checkpoint.step] = resumed
 
 

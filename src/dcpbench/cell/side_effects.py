@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dcpbench.cell.cell import Cell
+from dcpbench.core.mismatch import Sides
 from dcpbench.verify.perturb import compare_controlled
 from dcpbench.verify.process_state import OpenFiles, snapshot_process
 from dcpbench.verify.snapshot import Leaves
@@ -16,9 +17,14 @@ from dcpbench.workloads.run_state import (
 )
 from dcpbench.workloads.training_run import TrainingRun
 
+SAVE: Sides = ("{} before the save", "{} after it")
+LOAD: Sides = ("{} before the load", "{} after it")
+
 
 @contextmanager
-def unchanged(cell: Cell, run: TrainingRun | None, where: str, state: State | None = None) -> Iterator[None]:
+def unchanged(
+    cell: Cell, run: TrainingRun | None, where: str, sides: Sides, state: State | None = None
+) -> Iterator[None]:
     """Context manager: check that neither the process nor a training run changes; `state` is a copy of the
     run's state, if there is one already."""
     with cell.phase("verify", "side_effects"):
@@ -28,7 +34,7 @@ def unchanged(cell: Cell, run: TrainingRun | None, where: str, state: State | No
         after = _observed(cell, live_state(run) if run else {})
         # Controls of a state cost as much as its comparison: one of each name is enough in a cell.
         compared = compare_controlled(before, after, proven=cell.proven("side_effect_free"))
-        cell.record("side_effect_free", compared, where)
+        cell.record("side_effect_free", compared, where, sides)
 
 
 @contextmanager
@@ -42,7 +48,7 @@ def gradients_unchanged(cell: Cell, target: TrainingRun, where: str) -> Iterator
         before = retained_gradients(target)
     yield
     with cell.phase("verify", "side_effects"):
-        cell.record("side_effect_free", compare_controlled(before, live_gradients(target)), where)
+        cell.record("side_effect_free", compare_controlled(before, live_gradients(target)), where, LOAD)
         target.model.zero_grad()
 
 

@@ -223,7 +223,7 @@ def save(
     # The buffers in shared memory that a save keeps for its run are open descriptors.
     keeps = cell.config.save.shares_memory and all(one.source is not run for one in cell.complete)
     opened = side_effects.open_before(cell, again=number > 0 and not keeps)
-    with side_effects.unchanged(cell, run, f"after the save of step {step}", saved):
+    with side_effects.unchanged(cell, run, f"after the save of step {step}", side_effects.SAVE, saved):
         with cell.phase("save"):
             checkpoint_id = str(cell.folder / (name or f"step-{step:04d}"))
             pending = checkpointer.save((state or run.state)(), checkpoint_id, slot)
@@ -285,7 +285,7 @@ def _audit(cell: Cell, checkpoint: SavedCheckpoint, on_several_hosts: bool) -> N
         files = checkpointer.digests_with_late(checkpoint_id, files, complete_at)
     mine = checkpoint.keys, files, _synced(cell, checkpoint)
     where = f"once the save of step {checkpoint.step} had ended"
-    cell.record("side_effect_free", checkpoint.opened.compare(), where)
+    cell.record("side_effect_free", checkpoint.opened.compare(), where, side_effects.SAVE)
     keys, (files, *_), synced = zip(*cell.world.gathered(mine), strict=True)
     if files:
         now = partial(checkpointer.digests, checkpoint_id)
@@ -329,7 +329,7 @@ def _compare_files(cell: Cell, checkpoint: SavedCheckpoint) -> None:
 
     about = partial(StoredFiles, checkpoint, stored, names)
     compared = explained(cell, "stored", {"files_equal": seen}, about, equal)
-    cell.record("files_equal", compared["files_equal"], str(checkpoint))
+    cell.record("files_equal", compared["files_equal"], str(checkpoint), ("saved {}", "{} in the files"))
 
 
 def _measure_raw(cell: Cell, checkpoint: SavedCheckpoint) -> None:
@@ -368,7 +368,7 @@ def load(
         wait_until_seen(cell, checkpoint.checkpoint_id, str(checkpoint))
     opened = side_effects.open_before(cell, again=cell.measured("load_s") > 0)
     with (
-        side_effects.unchanged(cell, source, where),
+        side_effects.unchanged(cell, source, where, side_effects.LOAD),
         side_effects.gradients_unchanged(cell, target, where),
         cell.phase("load"),
     ):
@@ -380,4 +380,4 @@ def load(
         cell.world.synchronize()
         took_s = time.perf_counter() - began
     cell.measure("load_s", took_s, cell.measured("load_s"), "load")
-    cell.record("side_effect_free", opened.compare(), where)
+    cell.record("side_effect_free", opened.compare(), where, side_effects.LOAD)

@@ -14,8 +14,8 @@ class Problem(StrEnum):
     nan = "nan"  # not a number, where a number was expected
     digests_differ = "digests_differ"  # of a tensor of which only digests were kept
     value = "value"  # of anything but a tensor
-    missing = "missing"  # after a load
-    unexpected = "unexpected"  # after a load
+    missing = "missing"  # on the actual side
+    unexpected = "unexpected"  # on the actual side
     dtype = "dtype"
     shape = "shape"
     local_shape = "local_shape"
@@ -40,6 +40,13 @@ class Problem(StrEnum):
     contract = "contract"  # required by a scenario in addition to equality
 
 
+Sides = tuple[str, str]
+"""Phrases for the expected and the actual side of a comparison, with `{}` where a sentence has the value."""
+
+SAVED: Sides = ("saved {}", "restored {}")
+RESUMED: Sides = ("{} in the uninterrupted run", "{} in the resumed run")
+TWIN: Sides = ("twin {}", "here {}")
+
 AS_STORED = "checkpoint"
 """Value of `Mismatch.by` if the state was restored as the checkpoint has it, and the checkpoint is wrong."""
 
@@ -48,9 +55,9 @@ AS_STORED = "checkpoint"
 class Mismatch:
     """One difference that a check found in one piece of state, on one rank.
 
-    >>> facts = {"saved": "0.1", "restored": "0.2"}
+    >>> facts = {"expected": "0.1", "actual": "0.2"}
     >>> one = Mismatch("param_groups.0.lr", Problem.value, "lr", 0.1, facts, "in the checkpoint of step 4")
-    >>> one.plain()["restored"]
+    >>> one.plain()["actual"]
     '0.2'
 
     Args:
@@ -58,10 +65,11 @@ class Mismatch:
         problem: the kind of mismatch.
         kind: the kind of state: param, buffer, exp_avg, step, lr, ….
         max_abs_diff: largest absolute difference of two elements, if it can be computed.
-        facts: JSON data by the names in the templates of `dcpbench.core.sentences`: `saved`, `restored`,
-            `index`, `saved_bits`, `differing`, `elements`, ….
+        facts: JSON data by the names in the templates of `dcpbench.core.sentences`: `expected`, `actual`,
+            `index`, `expected_bits`, `differing`, `elements`, ….
         where: the checkpoint or the moment, as a phrase.
         by: the known defect of torch that produces exactly this state, if one does, or `AS_STORED`.
+        sides: what was compared; None means `SAVED`.
     """
 
     name: str
@@ -71,6 +79,7 @@ class Mismatch:
     facts: Mapping[str, Any] = field(default_factory=dict)
     where: str = ""
     by: str | None = None
+    sides: Sides | None = None
 
     def plain(self) -> dict[str, Any]:
         """Return it as a flat dict for JSON, without null values."""
@@ -82,6 +91,7 @@ class Mismatch:
             **self.facts,
             "where": self.where or None,
             "by": self.by,
+            "sides": self.sides,
         }
         return {key: value for key, value in fields.items() if value is not None}
 

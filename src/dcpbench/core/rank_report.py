@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dcpbench.core.metrics import Measurement
-from dcpbench.core.mismatch import Mismatch
+from dcpbench.core.mismatch import Mismatch, Sides
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,9 @@ class CheckReport:
     compared: dict[str, dict[str, bool]] = field(default_factory=dict)
     control: dict[str, dict[str, bool]] = field(default_factory=dict)
 
-    def record(self, compared: Compared, where: str) -> None:
-        """Add the result of a comparison at a place."""
-        self.add(replace(mismatch, where=where) for mismatch in compared.found)
+    def record(self, compared: Compared, where: str, sides: Sides | None = None) -> None:
+        """Add the result of a comparison, of these sides unless its mismatches name theirs, at a place."""
+        self.add(replace(one, where=where, sides=one.sides or sides) for one in compared.found)
         self.compared.setdefault(where, {}).update(compared.names)
         control = self.control.setdefault(where, {})
         control.update({name: did and control.get(name, True) for name, did in compared.fired.items()})

@@ -1,50 +1,34 @@
 """Sentences about mismatches, and names of ranks. They are made last, and nothing matches their text."""
 
-from collections.abc import Iterator
 from string import Formatter
+from typing import Any
 
-from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.mismatch import SAVED, Mismatch, Problem
 
 _TEMPLATES: dict[Problem, tuple[str, ...]] = {
     Problem.differs: (
-        "index {index}: saved {saved} ({saved_bits}), restored {restored} ({restored_bits}); "
-        "{differing} of {elements} elements differ, by at most {max_abs_diff:.3g}",
-        "after step {step}, index {index}: twin {twin}, here {here}; {differing} of {elements} elements "
-        "differ, by at most {max_abs_diff:.3g}",
+        "index {index}: {both}; {differing} of {elements} elements differ, by at most {max_abs_diff:.3g}",
         "differs",
     ),
     Problem.nan: (
-        "index {index}: saved {saved} ({saved_bits}), restored {restored} ({restored_bits}); "
-        "{differing} of {elements} elements differ",
-        "uninterrupted {uninterrupted}, resumed {resumed}",
-        "{reference} {expected}, here {actual}",
-        "not a number, unlike the twin's",
+        "index {index}: {both}; {differing} of {elements} elements differ",
+        "{both}",
+        "in step {step}, not a number, unlike the twin's",
     ),
     Problem.digests_differ: (
         "digests differ in {differing} of {blocks} blocks, first between index {first} and {last}",
         "its digests differ",
     ),
-    Problem.value: (
-        "saved {saved}, restored {restored}",
-        "after step {step}: twin {twin}, here {here}",
-        "uninterrupted {uninterrupted}, resumed {resumed}",
-    ),
-    Problem.missing: ("saved, but missing after the load",),
-    Problem.unexpected: ("present after the load, but not saved",),
-    Problem.dtype: (
-        "dtype: saved {saved}, restored {restored}",
-        "dtype: to be saved {expected}, stored {stored}",
-    ),
-    Problem.shape: (
-        "global shape: saved {saved}, restored {restored}",
-        "shape: to be saved {expected}, stored {stored}",
-        "shape: twin {twin}, here {here}",
-    ),
-    Problem.local_shape: ("local shape: saved {saved}, restored {restored}",),
-    Problem.placements: ("placements: saved {saved}, restored {restored}",),
-    Problem.extent: ("extent: saved {saved}, restored {restored}",),
+    Problem.value: ("{both}",),
+    Problem.missing: ("{one_side}, but not {other_side}",),
+    Problem.unexpected: ("not {one_side}, but {other_side}",),
+    Problem.dtype: ("dtype: {both}",),
+    Problem.shape: ("global shape: {both}",),
+    Problem.local_shape: ("local shape: {both}",),
+    Problem.placements: ("placements: {both}",),
+    Problem.extent: ("extent: {both}",),
     Problem.replicas: (
-        "replicas differ: index {index}: saved {saved} ({saved_bits}), restored {restored} ({restored_bits})",
+        "replicas differ: index {index}: {both}",
         "replicas differ: rank {one_rank} and rank {other_rank} have different bits for the same part",
     ),
     Problem.ranks_disagree: (
@@ -56,7 +40,7 @@ _TEMPLATES: dict[Problem, tuple[str, ...]] = {
         "its chunks have {stored} of {elements} elements",
     ),
     Problem.far: (
-        "{reference} {expected}, here {actual}",
+        "{both}",
         "in step {step}, {factor:.7g} times the twin's",
         "in step {step}, differs from the twin's by {bounds:.3g} times its bound: by up to "
         "{max_abs_diff:.3g} ({share:.3g} of its largest magnitude)",
@@ -71,7 +55,8 @@ _TEMPLATES: dict[Problem, tuple[str, ...]] = {
         "nothing is stored for the chunk at {nowhere}",
     ),
     Problem.files: (
-        "{named} bytes by the metadata, on disk: {found}",
+        "is {length} bytes; the metadata says {named}",
+        "{found}; the metadata says {named} bytes",
         "{found}; keys listed in it: {keys}",
         "{found}, though files are numbered up to {last}",
         "{error}",
@@ -91,40 +76,54 @@ _TEMPLATES: dict[Problem, tuple[str, ...]] = {
     Problem.file_changed: ("{then} when its save reported success, {now} at the end",),
     Problem.contract: ("{text}",),
 }
-"""Templates by problem. The first one is used for which the mismatch has all facts."""
+"""Templates by problem. The first one is used for which the mismatch has all facts. `both` is the expected
+and the actual value, each with its side."""
+
+_EARLIER = (("saved", "restored"), ("uninterrupted", "resumed"), ("twin", "here"), ("expected", "stored"))
+"""The facts `expected` and `actual` in rows of earlier versions. Their names say what was compared."""
 
 
 def describe(mismatch: Mismatch) -> str:
     """Return how a value is wrong, without its name."""
-    facts = {**mismatch.facts, "max_abs_diff": mismatch.max_abs_diff}
-    templates = (
-        template
-        for template in _templates(mismatch.problem)
-        if all(name in facts for _, name, _, _ in Formatter().parse(template) if name)
-    )
     try:
-        text = next(templates).format(**facts)
-    except (StopIteration, TypeError, ValueError):  # a check of a plug-in can give any facts
+        text = _filled(mismatch)
+    except (AttributeError, StopIteration, TypeError, ValueError):  # a check of a plug-in can give any facts
         listed = (f"{name}: {value}" for name, value in mismatch.facts.items())
         text = ", ".join([mismatch.problem.value, *listed])
-    wrong = "; the checkpoint itself differs from the saved state" if facts.get("checkpoint_differs") else ""
-    return f"{text}{wrong}"
+    differs = mismatch.facts.get("checkpoint_differs")
+    return f"{text}{'; the checkpoint itself differs from the saved state' if differs else ''}"
 
 
-def _templates(problem: Problem) -> Iterator[str]:
-    """Yield the templates of a problem; those about a load also about training on after it."""
-    for template in _TEMPLATES[problem]:
-        yield template
-        if "{restored}" in template:
-            yield template.replace("saved", "uninterrupted").replace("restored", "resumed")
+def _filled(mismatch: Mismatch) -> str:
+    """Return the first template of the mismatch's problem that it has all facts for, with these facts."""
+    facts: dict[str, Any] = {**mismatch.facts, "max_abs_diff": mismatch.max_abs_diff}
+    names, sides = ("expected", "actual"), mismatch.sides or SAVED
+    for earlier in _EARLIER:
+        if facts.keys() >= {*earlier}:
+            names, sides = earlier, (f"{earlier[0]} {{}}", f"{earlier[1]} {{}}")
+    if "reference" in facts:  # in rows of earlier versions
+        sides = f"{facts['reference']} {{}}", "here {}"
+    facts["one_side"], facts["other_side"] = (side.replace("{}", "").strip() for side in sides)
+    if facts.keys() >= {*names}:
+        bits = [f" ({facts[f'{name}_bits']})" if f"{name}_bits" in facts else "" for name in names]
+        values = [f"{facts[name]}{exactly}" for name, exactly in zip(names, bits, strict=True)]
+        both = zip(sides, values, strict=True)
+        facts["both"] = ", ".join(side.replace("{}", value) for side, value in both)
+    template = next(
+        template
+        for template in _TEMPLATES[mismatch.problem]
+        if all(name in facts for _, name, _, _ in Formatter().parse(template) if name)
+    )
+    after = f"after step {facts['step']}, " if "step" in facts and "{step}" not in template else ""
+    return f"{after}{template.format(**facts)}"
 
 
 def mismatch_sentence(mismatch: Mismatch) -> str:
     """Return a mismatch as a sentence with its name and place.
 
-    >>> facts = {"saved": "0.1", "restored": "0.2"}
-    >>> mismatch_sentence(Mismatch("lr", Problem.value, facts=facts, where="in the checkpoint of step 4"))
-    'lr in the checkpoint of step 4: saved 0.1, restored 0.2'
+    >>> facts, sides = {"expected": 5, "actual": 6}, ("{} before the save", "{} after it")
+    >>> mismatch_sentence(Mismatch("process.threads", Problem.value, facts=facts, sides=sides))
+    'process.threads: 5 before the save, 6 after it'
     """
     named = f"{mismatch.name} ({mismatch.kind})" if mismatch.kind else mismatch.name
     return f"{' '.join(f'{named} {mismatch.where}'.split())}: {describe(mismatch)}"

@@ -121,6 +121,7 @@ class Replacing:
             by=self._optional_text(mismatch.by, at),
             max_abs_diff=self.column(mismatch.max_abs_diff, _NUMBER, f"{at}.max_abs_diff"),
             facts={self.text(key, at): self.value(one, f"{at}.{key}") for key, one in mismatch.facts.items()},
+            sides=mismatch.sides and (self.text(mismatch.sides[0], at), self.text(mismatch.sides[1], at)),
         )
 
     def check(self, seen: CheckReport, at: str) -> CheckReport:

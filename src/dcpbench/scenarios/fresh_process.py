@@ -42,7 +42,7 @@ def load_alone(cell: Cell, **_: Any) -> None:
         held = checks.verify_values(cell, saved, loaded, None)
         if in_files := checkpointer.stored(saved.checkpoint_id):
             compared = compare_stored([held], in_files, 0, 1, cell.world.device)
-            cell.record("files_equal", compared, str(saved))
+            cell.record("files_equal", compared, str(saved), ("loaded {}", "{} in the files"))
 
 
 def empty_values(checkpointer: Checkpointer, checkpoint_id: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 # Private to torch, and its only way to read everything below a key without a template.
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
-from dcpbench.cell import checks, contract, steps
+from dcpbench.cell import checks, contract, side_effects, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.checkpointers.dcp import DcpCheckpointer
@@ -52,7 +52,7 @@ def _verify_untouched(cell: Cell, target: TrainingRun, before: State, saved: Che
             for state in (live_state(target), before, saved.state)
         )
         compared = compare_controlled(then, now, unlike(then, loaded, ()))
-        cell.record("contract_held", compared, f"not loaded {saved}")
+        cell.record("contract_held", compared, f"not loaded {saved}", side_effects.LOAD)
 
 
 def _verify_below(cell: Cell, key: str, check: str, expected: Leaves, saved: Checkpoint) -> None:

@@ -14,7 +14,7 @@ class FailedCheck(NamedTuple):
     >>> from dcpbench.core.mismatch import Problem
     >>> lr = Mismatch("lr", Problem.missing)
     >>> FailedCheck("optim_equal", 1, lr, (lr,)).sentence
-    'optim_equal: rank 1: lr: saved, but missing after the load'
+    'optim_equal: rank 1: lr: saved, but not restored'
 
     Args:
         rank: the rank of the first mismatch.

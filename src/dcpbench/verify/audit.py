@@ -82,19 +82,18 @@ def audit(manifest: Manifest, expected: Mapping[str, Entry]) -> list[Mismatch]:
     for key, entry in entries.items():
         wanted = expected.get(key, entry)
         if wanted.shape is not None and entry.shape is None:
-            found.append(
-                Mismatch(key, Problem.dtype, facts={"expected": wanted.dtype, "stored": "no tensor"})
-            )
+            found.append(_unlike(key, Problem.dtype, wanted.dtype, "no tensor"))
         if wanted.shape is None and entry.shape and entry.dtype != "torch.uint8":  # the bytes of a stream
-            found.append(Mismatch(key, Problem.dtype, facts={"expected": "a value", "stored": entry.dtype}))
+            found.append(_unlike(key, Problem.dtype, "a value", entry.dtype))
         if entry.shape is not None:
             found += _tensor(key, entry, entry.shape, expected.get(key, Entry()))
         nowhere = [chunk.offsets for chunk in entry.chunks if chunk.file is None]
         found += [Mismatch(key, Problem.chunks, facts={"nowhere": offsets}) for offsets in nowhere]
     for path, named in sorted(manifest.named.items()):
         if manifest.found.get(path) != named:
-            facts = {"named": named, "found": manifest.found.get(path, "no such file")}
-            found.append(Mismatch(path, Problem.files, facts=facts))
+            length = manifest.found.get(path)
+            seen = {"found": "no such file"} if length is None else {"length": length}
+            found.append(Mismatch(path, Problem.files, facts={"named": named, **seen}))
     for path, spans in manifest.spans.items():
         found += [Mismatch(path, Problem.ranges, facts=facts) for facts in _overlapping(spans)]
     unnamed = sorted(manifest.found.keys() - manifest.named.keys() - manifest.own)
@@ -112,12 +111,18 @@ def _overlapping(spans: Iterable[Span]) -> Iterator[dict[str, Any]]:
         before = max(before, span, key=lambda one: one.end)
 
 
+def _unlike(key: str, problem: Problem, expected: Any, actual: Any) -> Mismatch:
+    facts = {"expected": expected, "actual": actual}
+    return Mismatch(key, problem, facts=facts, sides=("to be saved {}", "stored {}"))
+
+
 def _tensor(key: str, entry: Entry, shape: Shape, expected: Entry) -> list[Mismatch]:
+    found: list[Mismatch] = []
     wrong: list[tuple[Problem, dict[str, Any]]] = []
     if expected.shape not in (None, shape):
-        wrong.append((Problem.shape, {"expected": expected.shape, "stored": shape}))
+        found.append(_unlike(key, Problem.shape, expected.shape, shape))
     if expected.dtype not in (None, entry.dtype):
-        wrong.append((Problem.dtype, {"expected": expected.dtype, "stored": entry.dtype}))
+        found.append(_unlike(key, Problem.dtype, expected.dtype, entry.dtype))
     for chunk in entry.chunks:
         ends = zip(chunk.offsets, chunk.sizes, shape, strict=True)
         if any(begin + length > whole for begin, length, whole in ends):
@@ -138,7 +143,7 @@ def _tensor(key: str, entry: Entry, shape: Shape, expected: Entry) -> list[Misma
     stored = sum(math.prod(chunk.sizes) for chunk in entry.chunks)
     if stored < math.prod(shape):
         wrong.append((Problem.uncovered, {"stored": stored, "elements": math.prod(shape)}))
-    return [Mismatch(key, problem, facts=facts) for problem, facts in wrong]
+    return found + [Mismatch(key, problem, facts=facts) for problem, facts in wrong]
 
 
 def compare_manifest(

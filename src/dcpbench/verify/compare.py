@@ -3,7 +3,7 @@
 import inspect
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -119,28 +119,43 @@ def _compare_leaves(
         return _compare_tensors(name, expected, actual, recall, closely)
     if same_value(expected, actual):
         return None
-    facts = {"saved": repr(expected), "restored": repr(actual)}
+    facts = {"expected": repr(expected), "actual": repr(actual)}
     return Mismatch(name, Problem.value, kind_of(name, expected), _distance(expected, actual), facts)
 
 
 def _compare_tensors(
     name: str, expected: TensorLeaf | DigestedLeaf, actual: Leaf, recall: Recall | None, closely: bool
 ) -> Mismatch | None:
-    for problem, saved, restored in (
-        (Problem.dtype, expected.dtype, actual.dtype),
-        (Problem.shape, expected.extent.shape, actual.extent.shape),
+    layouts = (
         (Problem.placements, expected.placements, actual.placements),
         (Problem.extent, expected.extent, actual.extent),
-    ):
-        if saved != restored:
-            facts = {"saved": str(saved), "restored": str(restored)}
-            return Mismatch(name, problem, expected.kind, facts=facts)
+    )
+    if wrong := unlike_tensors(name, expected, actual, layouts):
+        return wrong
     if isinstance(expected, DigestedLeaf):
         return _compare_digests(name, expected, actual, recall)
     if expected.local.shape != actual.local.shape:
-        shapes = {"saved": tuple(expected.local.shape), "restored": tuple(actual.local.shape)}
+        shapes = {"expected": tuple(expected.local.shape), "actual": tuple(actual.local.shape)}
         return Mismatch(name, Problem.local_shape, expected.kind, facts=shapes)
     return compare_elements(name, expected.kind, expected.extent, expected.local, actual.local, closely)
+
+
+def unlike_tensors(
+    name: str,
+    expected: TensorLeaf | DigestedLeaf,
+    actual: TensorLeaf | DigestedLeaf,
+    more: Iterable[tuple[Problem, Any, Any]] = (),
+) -> Mismatch | None:
+    """Return a mismatch if two tensors differ in dtype, global shape or `more` properties."""
+    for problem, one, other in (
+        (Problem.dtype, expected.dtype, actual.dtype),
+        (Problem.shape, expected.extent.shape, actual.extent.shape),
+        *more,
+    ):
+        if one != other:
+            facts = {"expected": str(one), "actual": str(other)}
+            return Mismatch(name, problem, expected.kind, facts=facts)
+    return None
 
 
 def compare_elements(
@@ -166,10 +181,10 @@ def compare_elements(
     was, became = expected[first], actual[first]
     facts = {
         "index": extent.global_index(first),
-        "saved": repr(was.item()),
-        "restored": repr(became.item()),
-        "saved_bits": _hexadecimal(was),
-        "restored_bits": _hexadecimal(became),
+        "expected": repr(was.item()),
+        "actual": repr(became.item()),
+        "expected_bits": _hexadecimal(was),
+        "actual_bits": _hexadecimal(became),
         "differing": int(differs.sum().item()),
         "elements": differs.numel(),
     }

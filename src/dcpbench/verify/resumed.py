@@ -3,7 +3,7 @@ defect."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -23,14 +23,6 @@ from dcpbench.verify.tolerances import (
 _DRAWN = {"loss": 0.02, "model_equal": 0.1, "optim_equal": 2.0}
 """Tolerances for a run with a known defect that draws different random numbers: of losses, as a fraction of
 the loss, and of tensors, as a fraction of their largest magnitude."""
-
-_FACTS = {
-    "saved": "uninterrupted",
-    "restored": "resumed",
-    "saved_bits": "uninterrupted_bits",
-    "restored_bits": "resumed_bits",
-}
-"""Names of the facts of two equal moments of training, by those of a load."""
 
 _RECORDED = {"train_state.losses", "train_state.current_loss"}
 """Names of the losses in a run's state."""
@@ -77,7 +69,7 @@ class ResumedRule:
         """Compare losses with the uninterrupted run's."""
         if self.exactly:
             return losses_equal(self.expected, losses, self.first)
-        return losses_close(self.expected, losses, self.first, self.loss_tolerance, reference="uninterrupted")
+        return losses_close(self.expected, losses, self.first, self.loss_tolerance)
 
     def compare(
         self, losses: list[float], alive: Sequence[bool], unrestored: Iterable[list[float]]
@@ -122,12 +114,6 @@ class ResumedRule:
         return (
             names | _RECORDED if same_value([losses, last], [recorded, recorded[-1]]) else names - _RECORDED
         )
-
-    @staticmethod
-    def as_resumed(mismatch: Mismatch) -> Mismatch:
-        """Return a mismatch of states after the resume, with facts that are named after the two runs."""
-        facts = {_FACTS.get(name, name): value for name, value in mismatch.facts.items()}
-        return replace(mismatch, facts=facts)
 
     def _names(self, steps: int) -> list[str]:
         return [loss_name(step) for step in range(self.first, self.first + steps)]

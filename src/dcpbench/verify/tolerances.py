@@ -35,23 +35,20 @@ def losses_equal(expected: list[float], actual: list[float], first: int) -> list
     """Return a mismatch for each step, from step `first` on, whose loss does not equal the uninterrupted
     run's bit for bit."""
     return [
-        _loss(step, Problem.value, one, other, distance, {"uninterrupted": repr(one), "resumed": repr(other)})
+        _loss(step, Problem.value, one, other, distance)
         for step, one, other, distance in _by_step(expected, actual, first)
         if not same_value(one, other)
     ]
 
 
-def losses_close(
-    expected: list[float], actual: list[float], first: int, tolerance: float, reference: str = "twin"
-) -> list[Mismatch]:
+def losses_close(expected: list[float], actual: list[float], first: int, tolerance: float) -> list[Mismatch]:
     """Return a mismatch for each step, from step `first` on, whose loss differs by more than a fraction
     `tolerance` of the expected one. NaN equals NaN; the negative control detects that it proves nothing."""
     found = []
     for step, one, other, distance in _by_step(expected, actual, first):
         close = one is not None and distance is not None and distance <= tolerance * abs(one)
         if not close and not same_value(one, other):
-            facts = {"reference": reference, "expected": repr(one), "actual": repr(other)}
-            found.append(_loss(step, Problem.far, one, other, distance, facts))
+            found.append(_loss(step, Problem.far, one, other, distance))
     return found
 
 
@@ -61,8 +58,8 @@ def _loss(
     expected: float | None,
     actual: float | None,
     distance: float | None,
-    facts: dict[str, Any],
 ) -> Mismatch:
+    facts: dict[str, Any] = {"expected": repr(expected), "actual": repr(actual)}
     if actual is not None and math.isnan(actual):
         return Mismatch(step, Problem.nan, None, distance, facts)
     if expected is not None and distance is not None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dcpbench.core.mismatch import Mismatch, Problem
-from dcpbench.verify.compare import compare_elements, same_value, share_of
+from dcpbench.verify.compare import compare_elements, same_value, share_of, unlike_tensors
 from dcpbench.verify.snapshot import Idle, Leaf, Leaves, TensorLeaf, kind_of
 from dcpbench.verify.tolerances import loss_tolerance, may_be_absent
 from dcpbench.verify.whole_tensors import real_elements
@@ -211,20 +211,15 @@ def _compare_with_twin(
         return Mismatch(name, Problem.only_parallel, kind_of(name, actual))
     expected = twin[name]
     if not (isinstance(expected, TensorLeaf) and isinstance(actual, TensorLeaf)):
-        facts = {"twin": repr(expected), "here": repr(actual)}
+        facts = {"expected": repr(expected), "actual": repr(actual)}
         same = same_value(expected, actual)
         return None if same else Mismatch(name, Problem.value, kind_of(name, actual), facts=facts)
-    if (expected.extent.shape, expected.dtype) != (actual.extent.shape, actual.dtype):
-        facts = {"twin": f"{expected.extent.shape} {expected.dtype}"}
-        facts["here"] = f"{actual.extent.shape} {actual.dtype}"
-        return Mismatch(name, Problem.shape, actual.kind, facts=facts)
+    if wrong := unlike_tensors(name, expected, actual):
+        return wrong
     part = actual.extent.take(expected.local)
     finding = compare_elements(name, actual.kind, actual.extent, part, actual.local.reshape(-1))
-    if finding is None or (name in tolerances and _is_close(part, actual, tolerances[name])):
-        return None
-    facts = {key: value for key, value in finding.facts.items() if key not in ("saved", "restored")}
-    facts |= {"twin": finding.facts["saved"], "here": finding.facts["restored"]}
-    return replace(finding, facts=facts)
+    close = finding and name in tolerances and _is_close(part, actual, tolerances[name])
+    return None if close else finding
 
 
 def _is_close(expected: torch.Tensor, actual: TensorLeaf, tolerance: torch.Tensor) -> bool:

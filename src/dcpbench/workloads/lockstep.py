@@ -264,7 +264,7 @@ class Lockstep:
         result.compared[GRAD_NORM] = True
         result.fired[GRAD_NORM] = not _same_norm(expected, expected / 2) or result.fired.get(GRAD_NORM, False)
         if not _same_norm(expected, actual):
-            facts = {"step": step, "twin": repr(expected), "here": repr(actual)}
+            facts = {"step": step, "expected": repr(expected), "actual": repr(actual)}
             result.found.append(Mismatch(GRAD_NORM, Problem.value, "gradient", abs(actual - expected), facts))
 
     def _compare_state(self, step: int, tolerances: Mapping[str, torch.Tensor]) -> bool:

@@ -278,6 +278,7 @@ def _what(finding: dict[str, Any]) -> str:
             Problem(str(finding.get("problem"))),
             max_abs_diff=finding.get("max_abs_diff"),
             facts=finding,
+            sides=finding.get("sides"),
         )
         return describe(known)
     except (KeyError, StopIteration, TypeError, ValueError):  # written by another version
