@@ -1,6 +1,7 @@
 """Comparison of a run with its twin step by step, on one rank in this process."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from dcpbench.core.mismatch import Problem
+from dcpbench.records.json_schema import COLUMN_HELP
 from dcpbench.verify import compare_layouts
 from dcpbench.verify.layout import Extent
 from dcpbench.verify.snapshot import Leaves
@@ -134,6 +136,14 @@ def test_steps_on_another_device_are_rounded() -> None:
     run.model.to(torch.device("meta"))
     names = frozenset(f"net{number}.{kind}" for number in (1, 2) for kind in ("weight", "bias"))
     assert inexact_steps(run, twin, split=False) == Inexact(rounded=names, other_kernels=True)
+
+
+def test_every_bound_of_a_step_is_described() -> None:
+    some = frozenset({"w"})
+    page = Path(__file__).parents[2] / "docs" / "concepts" / "checks.md"
+    for inexact in (Inexact(), Inexact(measured=some), Inexact(rounded=some)):
+        assert f"`{inexact.bound}`" in COLUMN_HELP["step_bound"]
+        assert f"| `{inexact.bound}` |" in page.read_text()
 
 
 @pytest.mark.parametrize(("scheduler", "calls"), [("step", 1), ("reduce_on_plateau", 4)])

@@ -21,7 +21,7 @@ COLUMN_HELP = {
     "resume": "every check of saving and resuming passed and was able to fail; null where none was made",
     "training": "the same for checks of training",
     "gradient_bound": "how gradients were compared with the twin's: `rounding_of_sum` or `measured_noise`",
-    "step_bound": "how optimizer steps were compared with the twin's: `bits` or `measured`",
+    "step_bound": "how optimizer steps were compared with the twin's: `bits`, `rounding` or `measured`",
     "powered": "every check has been shown, in this cell, to be able to fail",
     "max_abs_diff": "the largest difference of restored state; 0 where all of it was restored",
     "first_mismatch": "the name of the first piece of state that was not restored",
