@@ -1,4 +1,4 @@
-"""How fast is this commit beside an older one?
+"""Compare the speed of this commit with that of an older one.
 
     python bench/against.py b16eef1
     python bench/against.py b16eef1 --rounds 3 --no-compose

@@ -1,8 +1,8 @@
 """How many hosts can one driver have?  python bench/agents.py [--agents 1,8,64,1024] [--ranks N] [--ray N]
 
-A sweep on agents that are simulated: each answers at once, with what ranks of a real run of the same stage
-have reported, so that what takes time is the driver's own work. With `--ray` the answers come through so many
-real actors of Ray, between which the agents are divided.
+A sweep on simulated agents: each answers at once with the reports of a real run of the same stage, so only
+the driver's work takes time. With `--ray N` the answers come through N real Ray actors, which share the
+agents.
 """
 
 # ruff: noqa: T201

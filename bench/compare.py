@@ -1,10 +1,10 @@
-"""Does compare find a planted slowdown of 10 %, and nothing where there is nothing?  python bench/compare.py
+"""Check that `compare` finds an injected slowdown of 10 %, and no change between equal sweeps.
 
+    python bench/compare.py                # both of the following, in a temporary folder
     python bench/compare.py run FOLDER     # seven equal sweeps, and one whose saves take a tenth longer
     python bench/compare.py judge FOLDER   # each pair of the equal ones, and the slower one against each
 
-Without words it does both, in a folder of its own. What is run needs ranks, what is judged scipy. Ends with 1
-where anything equal is called slower or faster, or the slowdown is not called.
+Exits with 1 if equal sweeps are called slower or faster, or if the slowdown is not found.
 
 On a CPU, whose few cores ranks and driver share, such a checkpoint is written in 40 ms, give or take 10 %.
 There every save takes 0.5 s more, as if its storage were far away, and the slower one a tenth more of it all.

@@ -1,7 +1,7 @@
-"""How fast is the digest, beside what merely reads the same tensor?  python bench/digest.py [--bytes N]
+"""Compare the speed of the digest with that of reading the same tensor.  python bench/digest.py [--bytes N]
 
-On CPU it stands beside torch.equal on one thread, on CUDA beside a copy on the device. There it checks
-first that the Triton kernel and the torch operations agree, and ends with 1 where they do not.
+The comparison is torch.equal on one thread on CPU, and a copy on the device on CUDA. On CUDA it first checks
+that the Triton kernel and the torch operations agree, and exits with 1 if they do not.
 """
 
 # ruff: noqa: T201

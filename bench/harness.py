@@ -1,6 +1,6 @@
 """A cell as a test of PyTorch's own harness: `DTensorTestBase` spawns a process for each rank, which imports
-torch and its testing modules, meets its peers through a file, runs the cell and ends. What the cell does is
-dcpbench's own code.
+torch and its testing modules, finds the other ranks through a file, runs the cell and ends. The code of
+the cell is dcpbench's.
 """
 
 import logging

@@ -1,12 +1,12 @@
-"""How large is the house, and how many files does one way through it pass?
+"""Measure the size of the code, and count the files that a value passes through.
 
-    python bench/house.py            # lines, files, circles of files, upward arrows
-    python bench/house.py --ways     # and the files on the way of parallel=fsdp2, and of a mismatch
+    python bench/house.py            # lines, files, import cycles, imports of higher packages
+    python bench/house.py --ways     # also the files that parallel=fsdp2 and a mismatch pass through
 
-A way is traced in a real cell on two CPU ranks, by the plug-in `house_trace` beside this file. A file is on
-it if one of its functions is called with the value, or returns it, or writes a message that contains it for
-another process. That of parallel=fsdp2 ends where the model is wrapped, and callers of such functions are on
-it too; that of a mismatch ends in the report. `--list` names what is counted.
+The plug-in `house_trace` in this folder traces a real cell on two CPU ranks. A file is counted if one of its
+functions is called with the value, returns it, or writes it into a message to another process. For
+parallel=fsdp2 the trace ends where the model is wrapped, and callers of such functions count too; for a
+mismatch it ends in the report. `--list` prints the names of the files.
 """
 
 # ruff: noqa: T201

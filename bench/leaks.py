@@ -1,8 +1,8 @@
-"""Does a cell notice what the one before it left behind in its ranks?  python bench/leaks.py
+"""Check that a leak of one cell does not affect the next one on the same ranks.  python bench/leaks.py
 
-Each cell of a sweep is healthy and ends by leaving something behind: a default dtype, a patched function, a
-thread that spins. The next one must see what it would have seen on fresh ranks. Printed is the matrix of what
-is left behind under warm and fresh ranks, with the cell that came next. Ends with 1 where one noticed.
+Each cell of a sweep is healthy, and ends by leaking something: a default dtype, a patched function, a
+spinning thread. The next cell must have the same result as on fresh ranks. Prints a matrix of leaks under
+warm and fresh ranks, each with the next cell. Exits with 1 if a next cell was affected.
 """
 
 # ruff: noqa: T201

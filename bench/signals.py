@@ -1,10 +1,11 @@
-"""Does a sweep end as it should, whatever asks it to, whenever?  python bench/signals.py [moment ...] [stops]
+"""Check that a sweep ends as expected after any signal at any moment.
 
-A driver of two cells on two ranks is sent SIGINT, SIGTERM, SIGHUP and SIGQUIT, once, twice and five times, at
-each moment of its life. Right is: exit status 128 and the signal's number, no traceback, a last line that is
-true, the table and reports of the rows that there are, and no process left. Then (`stops`) each of its
-processes in turn is stopped for good: the sweep has to end all the same, with a row for each cell. Ends with
-1 where anything else was seen.
+    python bench/signals.py [moment ...] [stops]
+
+A driver of two cells on two ranks gets SIGINT, SIGTERM, SIGHUP and SIGQUIT, once, twice and five times, at
+each moment. Expected: exit status 128 plus the signal's number, no traceback, a correct last line, the table
+and reports of the finished rows, and no remaining process. With `stops`, each process in turn is stopped for
+good: the sweep still has to end with a row for each cell. Exits with 1 otherwise.
 """
 
 # ruff: noqa: T201

@@ -1,9 +1,11 @@
-"""Does a sweep survive whatever happens to its ranks?  python bench/soak.py [--cells N] [--seed N]
+"""Kill ranks and drivers of a sweep at random moments, and check its rows.
 
-A sweep of many small cells on CPU ranks, of which one is killed or stopped from outside again and again, at
-random moments; now and then the driver itself is killed and the sweep resumed. At the end every cell must
-have one whole row; what was hit must be told as what it was, whether its second try passed or not; all
-others must have passed; and nothing may be left behind. Ends with 1 where that is not so.
+    python bench/soak.py [--cells N] [--seed N]
+
+A sweep of many small cells on CPU ranks. A rank is killed or stopped again and again; now and then the
+driver is killed and the sweep resumed. Exits with 1 unless every cell has exactly one complete row, the row
+of each cell that was hit says so, even if its second attempt passed, all other cells passed, and no process
+or file is leaked.
 """
 
 # ruff: noqa: T201
