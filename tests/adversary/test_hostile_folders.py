@@ -5,6 +5,7 @@ import json
 import os
 import stat
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -278,7 +279,7 @@ def test_no_command_stops_at_deeply_nested_folders(deep: Path) -> None:
         assert main(words) == 0, words
     again = job()
     object.__setattr__(again.cell, "folder", places[0] / "cell")
-    resume.take_up(places[0], [again], resume.Found([], [], {}, torn=False))  # type: ignore[arg-type]
+    resume.take_up(places[0], [again], resume.Found({}, [], Counter(), torn=False))
     assert not (places[0] / "cell").exists()
 
 
@@ -296,7 +297,7 @@ def test_going_on_removes_no_file_that_is_not_its_own(outside: Path, tmp_path: P
     (sweep / f"{files.temporary_name()}").write_text("ours")
     (sweep / f"{files.temporary_name()}").symlink_to(outside)
     (sweep / f"{files.temporary_name()}").mkdir()
-    resume.take_up(sweep, [], resume.Found([], [], {}, torn=False))  # type: ignore[arg-type]
+    resume.take_up(sweep, [], resume.Found({}, [], Counter(), torn=False))
     names = {path.name for path in sweep.iterdir()}
     assert {"notes.tmp", "results.jsonl.tmp", "results.jsonl"} <= names
     assert [name for name in names if files.is_temporary(name) and (sweep / name).is_file()] == []
@@ -308,7 +309,7 @@ def test_going_on_clears_no_cell_that_lies_elsewhere(outside: Path, tmp_path: Pa
     one = job()
     object.__setattr__(one.cell, "folder", sweep / "a")
     with pytest.raises(Exception, match="and is not removed"):
-        resume.take_up(sweep, [one], resume.Found([], [], {}, torn=False))  # type: ignore[arg-type]
+        resume.take_up(sweep, [one], resume.Found({}, [], Counter(), torn=False))
 
 
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)

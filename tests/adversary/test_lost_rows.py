@@ -79,7 +79,8 @@ def test_foreign_rows_are_moved_to_superseded(tmp_path: Path) -> None:
 
 def test_rows_of_a_resumed_sweep_are_rewritten(tmp_path: Path) -> None:
     log_of(tmp_path / "sweep").settle(CELLS)
-    again = RowLog(tmp_path / "sweep", read_lines(tmp_path / "sweep"))
+    lines = {line.row.cell: line for line in read_lines(tmp_path / "sweep") if line.row}
+    again = RowLog(tmp_path / "sweep", lines)
     deleted(tmp_path / "sweep/results.jsonl")
     assert again.settle(CELLS)
     assert names(tmp_path / "sweep") == CELLS

@@ -29,7 +29,7 @@ def jobs_in(folder: Path, *names: str, **keys: object) -> list[Job]:
     made = []
     for name in names:
         one = job(config, git_commit=None)
-        cell = replace(one.cell, name=name, folder=folder / name, composed=lambda: {"hydra": {}})
+        cell = replace(one.cell, name=name, folder=folder / name, composed=lambda _: {"hydra": {}})
         made.append(replace(one, cell=cell, columns={**one.columns, "cell": name}))
     return made
 

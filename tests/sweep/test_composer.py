@@ -1,6 +1,5 @@
 """The merged configuration of a cell is the one that Hydra would compose."""
 
-import hashlib
 import io
 import random
 from collections.abc import Iterator, Sequence
@@ -262,17 +261,18 @@ def test_long_names_have_what_varies_and_a_number(hydra_loader: ConfigLoader, tm
     assert alone[0].name == f"known_failures={'x' * 135}"
 
 
-def test_resumed_sweep_keeps_its_names(hydra_loader: ConfigLoader, tmp_path: Path) -> None:
-    """In any order. Earlier versions gave long names a digest, and did not record the overrides."""
-    base = sweep(hydra_loader, f"hydra.sweep.dir={tmp_path}")
-    long = f"known_failures={'x' * 150}"
-    known = {long[:150]: [long, "seed=1"], f"{long[:150]}#2": [long, "seed=2"], "default": []}
-    made = CellMaker(hydra_loader, base, known=known).cells([[], [long, "seed=2"], [long, "seed=1"]])
-    assert [cell.name for cell in made] == ["default", f"{long[:150]}#2", long[:150]]
-    digest = hashlib.sha256(f"{long},seed=2".encode()).hexdigest()[:12]
-    earlier = [f"{long[:150]}~{digest}", "default", "default#2"]
-    unrecorded = CellMaker(hydra_loader, base, known=dict.fromkeys(earlier))
-    assert [cell.name for cell in unrecorded.cells([[long, "seed=2"], [], []])] == earlier
+def test_flags_are_written_the_same_however_typed(hydra_loader: ConfigLoader) -> None:
+    typed = ["compile=True", "compile=true", "compile=TRUE", "compile=on", "compile=1", "++compile=true"]
+    cells = CellMaker(hydra_loader, sweep(hydra_loader)).cells([[word, "model=dummy"] for word in typed])
+    assert {cell.name.partition("#")[0] for cell in cells} == {
+        "compile=true,model=dummy",
+        "++compile=true,model=dummy",
+    }
+    assert cells[3].overrides == ["compile=true", "model=dummy"]
+    (other,) = CellMaker(hydra_loader, sweep(hydra_loader)).cells(
+        [["save.options={}", "deterministic=False"]]
+    )
+    assert other.overrides[1] == "deterministic=false"
 
 
 def test_other_names_of_cell_folders_are_refused(hydra_loader: ConfigLoader) -> None:

@@ -128,7 +128,7 @@ def test_part_needs_the_folder_of_its_sweep(tmp_path: Path) -> None:
     for _ in range(2):  # the second time as if the first driver had been killed before its part began
         begin_part(_folder("1/2", whole), record)
     assert manifest.read(whole).cells == ["a", "b"]
-    with pytest.raises(ConfigError, match=r"hydra.sweep.dir=.*/night: is another matrix: it has no cell c"):
+    with pytest.raises(ConfigError, match=r"hydra.sweep.dir=.*/night: another part began just now"):
         begin_part(_folder("1/2", whole), replace(record, cells=["a", "b", "c"]))
     _made(_folder("1/2", whole), ["a"])
     with pytest.raises(ConfigError, match=r"has 2 and 3 parts; choose one number"):

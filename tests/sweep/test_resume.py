@@ -191,7 +191,7 @@ def test_changed_rows_run_again_with_reasons(unbroken: Finished) -> None:
         (["resume={folder}", "hydra.sweep.dir={place}/other"], "is another folder"),
         (
             ["resume={folder}", "parallel=fsdp", "device=cpu"],
-            "is another matrix: it has no cell parallel=fsdp",
+            "is another matrix: it has no cell with parallel=fsdp device=cpu (12 cells there, 1 here)",
         ),
         (["rerun=failed"], "rerun=failed"),
         (["resume={folder}", "rerun=all"], "rerun"),

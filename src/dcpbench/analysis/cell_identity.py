@@ -18,6 +18,8 @@ from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import CellKey, is_below
 
 _SEPARATOR = "\x1f"
+_FLAGS = {"True": "true", "False": "false"}
+"""As rows of earlier versions can have them."""
 _QUOTED = frozenset("'\"\\")
 
 
@@ -39,7 +41,7 @@ def shown_by_axes(key: str) -> bool:
 def override_values(overrides: object) -> dict[str, str]:
     """Return the keys and values of the overrides that are not axes."""
     pairs = (word.partition("=") for word in override_words(overrides))
-    found = {key.lstrip("+~"): value for key, equals, value in pairs if equals}
+    found = {key.lstrip("+~"): _FLAGS.get(value, value) for key, equals, value in pairs if equals}
     return {key: value for key, value in found.items() if not shown_by_axes(key)}
 
 

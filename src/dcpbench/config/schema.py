@@ -1,14 +1,15 @@
 """The configuration of a cell: the groups of `conf/` and single keys, each with its default and help."""
 
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, field, is_dataclass, make_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from dcpbench.config import groups
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import SaveConfig, StateDictConfig, how_run, key
 from dcpbench.core.axes import AXES
+from dcpbench.core.cell_key import HOW_RUN
 from dcpbench.core.plugins import load_plugins
 
 OF_THE_SWEEP = ("resume", "trust", "rerun", "plan", "plan_as", "objective", "executor", "nccl")
@@ -240,6 +241,20 @@ class Config:
             raise ConfigError(f"only.{axis}: unknown axis")
         value = getattr(self, axis)
         return str(value).lower() if isinstance(value, bool) else str(getattr(value, "name", value))
+
+
+@cache
+def is_how_run(key: str) -> bool:
+    """Return whether a dotted key only affects how a cell runs. `repeat` tells the runs of a cell apart."""
+    kind: Any = config_class()
+    for name in key.split("."):
+        if name not in getattr(kind, "__dataclass_fields__", ()):
+            return False
+        if kind.__dataclass_fields__[name].metadata.get(HOW_RUN):
+            return key != "repeat"
+        hint = get_type_hints(kind)[name]
+        kind = next(filter(is_dataclass, (hint, *get_args(hint))), None)
+    return False
 
 
 def config_class() -> type[Config]:

@@ -76,21 +76,21 @@ class Line:
 
 class RowLog:
     """Write the rows of a sweep, and keep each of them and its line in memory, without `details`: `rows` by
-    cell.
+    the names of the cells, each of which has one folder and one row.
 
-    `valid` are the lines that a resumed sweep keeps.
+    `valid` are the lines that a resumed sweep keeps, by the names of the cells that they were recognized as.
     """
 
-    def __init__(self, folder: Path, valid: Iterable[Line] = ()) -> None:
+    def __init__(self, folder: Path, valid: Mapping[str, Line] | None = None) -> None:
         self._folder = folder
-        self.rows: dict[str, Row] = {}
-        self._lines: dict[str, Line] = {}
-        for line in valid:
-            self._remember(line)
+        self._lines = {**(valid or {})}
+        self.rows = {name: line.row for name, line in self._lines.items() if line.row}
 
     def append(self, row: Row) -> None:
         """Write a row; raise a ResultsError if that fails, and leave no part of it."""
-        self._remember(append_row(self._folder, row))
+        line = append_row(self._folder, row)
+        if line.row:
+            self.rows[line.row.cell], self._lines[line.row.cell] = line.row, line
 
     def settle(self, cells: Sequence[str]) -> str | None:
         """Make `results.jsonl` the rows of these cells in this order; lines of other processes go to
@@ -108,10 +108,6 @@ class RowLog:
             return None
         were = "was" if lost == 1 else "were"
         return f"{counted(lost, 'row')} of {RESULTS_JSONL} {were} missing or changed; rewritten from memory"
-
-    def _remember(self, line: Line) -> None:
-        if line.row:
-            self.rows[line.row.cell], self._lines[line.row.cell] = line.row, line
 
 
 def append_row(folder: Path, row: Row) -> Line:

@@ -5,17 +5,21 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import cast
 
 from hydra.core.config_loader import ConfigLoader
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
-from dcpbench.config.schema import MATRIX, PART, REPEATS, is_about_the_sweep
+from dcpbench.config.schema import MATRIX, PART, REPEATS, Config, is_about_the_sweep
 from dcpbench.config.text import counted
 from dcpbench.core.metrics import METRICS
 from dcpbench.executors import fork_server
@@ -25,7 +29,7 @@ from dcpbench.rank.nccl import NCCL_PATH
 from dcpbench.records.row import Row
 from dcpbench.records.store import ResultsError, RowLog
 from dcpbench.report.styles import text_of
-from dcpbench.sweep import cells, driver, dry_run, job, pairwise, resume
+from dcpbench.sweep import cells, driver, dry_run, job, pairwise, resume, validity
 from dcpbench.sweep.closing import close
 from dcpbench.sweep.progress import composing
 from dcpbench.sweep.resources import shared_gpu_sentences
@@ -68,9 +72,14 @@ class SweepRun:
         self._driver: driver.Sweep | None = None
         self._planned = 0
         self._folder = SweepFolder(base)
-        self._cells = cells.CellMaker(loader, base, composing(self._console), self._folder.cells)
+        self._cells = cells.CellMaker(loader, base, composing(self._console))
         if not own_sweeper or (self._folder.is_resumed and not base.plan):
             self._folder.claim()
+
+    @property
+    def resumed_words(self) -> list[str] | None:
+        """The words about the cells of the sweep that is resumed; None if none is."""
+        return self._folder.words
 
     @property
     def begun(self) -> bool:
@@ -94,7 +103,7 @@ class SweepRun:
             self._print(f"{counted(len(words), 'cell')}: {doing}")
         made = self._cells.cells(words)
         machine = self._probed(engine)
-        jobs = job.plan(made, machine)
+        jobs = self._folder.named(job.plan(made, machine), partial(self._config_of, machine=machine))
         mine = self._folder.mine(jobs)
         if self._driver:
             self._driver.jobs += mine
@@ -165,8 +174,14 @@ class SweepRun:
         earlier = resume.earlier_machines(folder, now)
         # pandas takes up to a second to import, which the driver has while the ranks are at work.
         threading.Thread(target=import_module, args=("dcpbench.report.show",), daemon=True).start()
-        log = RowLog(folder, found.standing if found else ())
+        log = RowLog(folder, found.standing if found else None)
         return driver.Sweep(folder, jobs, machine, engine, self._console, log, earlier)
+
+    def _config_of(self, words: Sequence[str], machine: Machine) -> Config | None:
+        """Return the decided configuration of a cell, None if its words are wrong here."""
+        with suppress(ConfigError, HydraException, OmegaConfBaseException):
+            return validity.resolve(self._cells.composer.config(words), machine)
+        return None
 
     def _show_plan(
         self, jobs: list[job.Job], blocks: Sequence[str], machine: Machine, found: resume.Found | None

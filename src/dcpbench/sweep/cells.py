@@ -1,9 +1,8 @@
 """The cells of a sweep: their names, configurations and folders."""
 
-import hashlib
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,7 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
 from dcpbench.config.schema import OF_ITS_CELLS, Config
 from dcpbench.sweep import validity
-from dcpbench.sweep.composer import Composer, Track, Words
+from dcpbench.sweep.composer import Composer, Track
 
 _LONGEST_NAME = 150
 _SUBDIR = "${hydra.job.id}"
@@ -28,20 +27,20 @@ _SUBDIR = "${hydra.job.id}"
 @dataclass
 class SweepCell:
     """One cell: its name, its overrides, its configuration, its folder for logs and `.hydra/`, and the user's
-    `--config-dir`, if given. `composed` makes Hydra's composition, which is large and never kept."""
+    `--config-dir`, if given. `composed` makes Hydra's composition for a name; it is large and never kept."""
 
     name: str
     overrides: list[str]
     config: Config
     folder: Path
     config_dir: str | None
-    composed: Callable[[], dict[str, Any]]
+    composed: Callable[[str], dict[str, Any]]
 
     def write_hydra_folder(self) -> None:
         """Make the cell's folder with the files that Hydra writes for a job."""
         output = self.folder / ".hydra"
         output.mkdir(parents=True)
-        composed = self.composed()
+        composed = self.composed(self.name)
         _save({"hydra": composed.pop("hydra")}, output / "hydra.yaml")
         _save(self.overrides, output / "overrides.yaml")
         _save(composed, output / "config.yaml")
@@ -69,30 +68,17 @@ def _save(plain: Any, path: Path) -> None:
 class CellMaker:
     """Make the cells of a sweep, batch by batch.
 
-    Args:
-        known: the overrides of each cell of a resumed sweep by the cell's name, which is used again. None
-            where an earlier version did not record them.
-
     Raises:
         ConfigError: `base` sets the folders of cells.
     """
 
-    def __init__(
-        self,
-        loader: ConfigLoader,
-        base: DictConfig,
-        track: Track = iter,
-        known: Mapping[str, Sequence[str] | None] | None = None,
-    ) -> None:
+    def __init__(self, loader: ConfigLoader, base: DictConfig, track: Track = iter) -> None:
         self.composer = Composer(loader, base, track)
         self._sweep = Path(str(base.hydra.sweep.dir)).resolve()
         sources = base.hydra.runtime.config_sources
         self._hosts = _hosts(base.executor)
         self._config_dir = next((str(one.path) for one in sources if one.provider == "command-line"), None)
         self._names: Counter[str] = Counter()
-        self._known: defaultdict[Words | None, list[str]] = defaultdict(list)
-        for name, overrides in (known or {}).items():
-            self._known[None if overrides is None else tuple(overrides)].append(name)
         subdir = cast("dict[str, str]", OmegaConf.to_container(base.hydra.sweep))["subdir"]
         if subdir != _SUBDIR:
             raise ConfigError(
@@ -102,10 +88,20 @@ class CellMaker:
     def cells(self, batch: Sequence[Sequence[str]]) -> list[SweepCell]:
         """Return the cells of the next batch; the names of a sweep's cells differ. Raise as `Composer`."""
         self.composer.prepare(batch)
-        common = set.intersection(*map(set, batch)) if len(batch) > 1 else set()
-        return [self._cell(overrides, common) for overrides in batch]
+        configs = [self._config(overrides) for overrides in batch]
+        named = [
+            [_with_flag(item, config) for item in overrides if not item.lstrip("+~").startswith("hydra")]
+            for overrides, config in zip(batch, configs, strict=True)
+        ]
+        common = set.intersection(*map(set, named)) if len(named) > 1 else set()
+        made = []
+        for overrides, shown, config in zip(batch, named, configs, strict=True):
+            composed = partial(self._composed, overrides, self._names.total())
+            name = self._name(shown, common)
+            made.append(SweepCell(name, shown, config, self._sweep / name, self._config_dir, composed))
+        return made
 
-    def _cell(self, overrides: Sequence[str], common: set[str]) -> SweepCell:
+    def _config(self, overrides: Sequence[str]) -> Config:
         config = self.composer.config(overrides)
         validity.check(config)
         if (own := _hosts(config.executor)) != self._hosts:
@@ -113,28 +109,19 @@ class CellMaker:
             raise ConfigError(f"{key}={value}: applies to the complete sweep; pass one value")
         if wrong := [word for word in overrides if word.lstrip("+~").startswith("hydra.sweep.")]:
             raise ConfigError(f"{wrong[0]}: applies to the complete sweep; pass one value")
-        named = [item for item in overrides if not item.lstrip("+~").startswith("hydra")]
-        number = self._names.total()
-        name = self._name(named, common)
-        composed = partial(self._composed, overrides, name, number)
-        return SweepCell(name, named, config, self._sweep / name, self._config_dir, composed)
+        return config
 
     def _name(self, overrides: list[str], common: set[str]) -> str:
         """Return a name for a cell that is safe as the name of its folder: its overrides, with a number if an
         earlier cell has the same. A long name leaves out the overrides that are `common` to all cells."""
         name = _joined([item for item in overrides if not item.startswith("experiment=")] or overrides)
         if len(name) > _LONGEST_NAME:
-            digest = hashlib.sha256(",".join(overrides).encode()).hexdigest()
-            if (earlier := f"{name[:_LONGEST_NAME]}~{digest[:12]}") in self._known[None]:
-                return earlier  # the name in versions that did not record the overrides
             varying = [item for item in overrides if item not in common]
             name = _joined(varying or overrides)[:_LONGEST_NAME]
         self._names[name] += 1
-        if known := self._known[tuple(overrides)]:
-            return known.pop(0)
         return name if self._names[name] == 1 else f"{name}#{self._names[name]}"
 
-    def _composed(self, overrides: Sequence[str], name: str, number: int) -> dict[str, Any]:
+    def _composed(self, overrides: Sequence[str], number: int, name: str) -> dict[str, Any]:
         composed = self.composer.composed(overrides)
         hydra = composed["hydra"]
         return composed | {"hydra": hydra | {"job": hydra["job"] | {"id": name, "num": number}}}
@@ -147,6 +134,15 @@ def may_compile(base: DictConfig, batch: Sequence[Sequence[str]]) -> bool:
     """
     asked = {item.lower() for overrides in batch for item in overrides if item.startswith("compile=")}
     return bool(asked - {"compile=false"}) if asked else bool(base.compile)
+
+
+def _with_flag(override: str, config: Config) -> str:
+    """Return an override with its value as `true` or `false` if it sets a flag, however it was typed."""
+    key, equals, _ = override.partition("=")
+    value: Any = config
+    for name in key.lstrip("+").split("."):
+        value = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
+    return f"{key}={str(value).lower()}" if equals and isinstance(value, bool) else override
 
 
 def _joined(overrides: Iterable[str]) -> str:

@@ -4,7 +4,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,9 @@ from dcpbench.sweep import known_failures, validity
 from dcpbench.sweep.cells import SweepCell
 from dcpbench.verdict.attempt import Expected
 from dcpbench.verdict.known_failures import KnownFailure
+
+Run = tuple[str, int]
+"""The identity of a run of a cell: the digest of the cell's `CellKey`, and the repeat."""
 
 _PROVIDED = ("torch", "dcpbench", "hydra_plugins")
 
@@ -39,6 +42,17 @@ class Job:
     columns: Mapping[str, Any]
     gpus: int = 0
     backend: Backend = Backend.nccl
+
+    @property
+    def run(self) -> Run:
+        """The identity of this run of the cell. Cells of one sweep have equal ones if they differ only in how
+        they run; their names differ."""
+        return self.key.digest, self.config.repeat
+
+    def called(self, name: str) -> "Job":
+        """Return the job with another name of its cell, and so with another folder."""
+        cell = replace(self.cell, name=name, folder=self.cell.folder.with_name(name))
+        return replace(self, cell=cell, columns={**self.columns, "cell": name})
 
     def kind(self, stage: StageConfig) -> WorldKind:
         """Return the ranks that one of its stages runs on."""
@@ -94,7 +108,12 @@ class Job:
         folder. They differ: a host that was cut off during the first attempt can still write."""
         root = self.config.storage.root
         own = Path(root).resolve() / sweep.name / self.cell.name if root else self.cell.folder / "checkpoints"
-        return own, own.with_name(f"{own.name}.second-try")
+        return attempts(own)
+
+
+def attempts(own: Path) -> tuple[Path, Path]:
+    """Return the folders of the checkpoints of a cell's first and second attempt, given the first."""
+    return own, own.with_name(f"{own.name}.second-try")
 
 
 def plan(cells: Sequence[SweepCell], machine: Machine) -> list[Job]:
@@ -234,10 +253,10 @@ class Part:
 
         Cells that are likely to take equally long are dealt out in turn, so that parts take equally long. All
         repeats of a cell are in one part: they show the noise of one machine. Every driver deals out the
-        same.
+        same, on any machine: a cell is known by its configuration before device and world size are decided.
         """
-        cells = [tuple(one for one in job.cell.overrides if not one.startswith("repeat=")) for job in jobs]
-        order = {cell: (_likeness(job), digest_of(cell)) for cell, job in zip(cells, jobs, strict=True)}
+        cells = [CellKey.of(job.cell.config).digest for job in jobs]
+        order = {cell: (_likeness(job), cell) for cell, job in zip(cells, jobs, strict=True)}
         mine = {*sorted(order, key=order.__getitem__)[self.number - 1 :: self.count]}
         return [job for cell, job in zip(cells, jobs, strict=True) if cell in mine]
 

@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.overrides import quoted
-from dcpbench.config.schema import OF_ITS_CELLS, OF_THE_SWEEP, PART
+from dcpbench.config.schema import OF_ITS_CELLS, OF_THE_SWEEP, PART, is_about_the_sweep, is_how_run
 from dcpbench.records import files
 from dcpbench.records.row_reader import parse
 from dcpbench.records.store import SWEEP_JSON, write_json
@@ -33,6 +33,8 @@ from dcpbench.sweep.job import Part
 DIR = "hydra.sweep.dir"
 _FOLDERS = r"hydra\.(sweep|run)\.dir"
 _FIELDS = ("arguments", "cwd", "cells", "storage")
+_PATHS = ("storage.root", "known_failures", "nccl")
+"""Keys of paths that can be passed to a resumed sweep."""
 _KEY_BYTES = 32
 
 
@@ -65,14 +67,6 @@ class Record:
                 "trust=true"
             )
 
-    def refuse_other_cells(self, folder: Path, here: set[str], key: str = "resume=") -> None:
-        """Refuse other cells than those of the record, which `key` of the configuration asks for."""
-        there = set(self.cells)
-        for only, where in ((here - there, "it has no cell"), (there - here, "this one has no cell")):
-            if only:
-                counts = f"({len(there)} cells there, {len(here)} here)"
-                raise ConfigError(f"{key}{folder}: is another matrix: {where} {min(only)} {counts}")
-
     @property
     def _content(self) -> bytes:
         """The signed content."""
@@ -95,6 +89,8 @@ def read(folder: Path, key: str = "resume=") -> Record:
             raise ValueError("not lists of texts")
         if "\0" in "".join([record.cwd, *chain(*lists)]):  # TypeError if cwd is not a text
             raise ValueError("NUL bytes")
+        if any(name in ("", ".", "..") or Path(name).name != name for name in (*record.cells, *by_cell)):
+            raise ValueError("names of cells that are no names of folders")
     except FileNotFoundError:
         raise ConfigError(f"{where}: contains no sweep to resume (no {SWEEP_JSON})") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -108,9 +104,17 @@ def own_words(arguments: Sequence[str]) -> list[str]:
     return [word for word in arguments if not re.match(rf"[+]*(?!({cells})=)({keys})(\.\w+)*=", word)]
 
 
+def defines_cells(word: str) -> bool:
+    """Return whether a word of a command line decides which cells a sweep has, or what they measure."""
+    key, equals, _ = word.lstrip("+~").partition("=")
+    if word.startswith("-") or not (equals or word.startswith("~")):
+        return False  # an option, or its value
+    return not (is_about_the_sweep(key) or key in OF_ITS_CELLS or is_how_run(key))
+
+
 def command_line(arguments: Sequence[str]) -> list[str]:
-    """Return the words that Hydra reads: the folder of a resumed sweep becomes its `hydra.sweep.dir`, and if
-    no cells are given here, they are those of its record, typed in the folder where they were typed.
+    """Return the words that Hydra reads: the folder of a resumed sweep becomes its `hydra.sweep.dir`. If no
+    word here defines cells, those of its record come first, typed in the folder where they were typed.
 
     A part has a folder below that of the complete sweep, and begins there if it has not begun yet.
 
@@ -130,19 +134,15 @@ def command_line(arguments: Sequence[str]) -> list[str]:
         raise ConfigError(f"resume={asked}: {DIR}={own} is another folder; leave one of them out")
     place = folder if part is None else Part.parse(str(part)).folder(folder)
     begun = asked is not None and (part is None or (place / SWEEP_JSON).exists())
-    words = own_words(arguments)
     replaced = ["resume=", DIR]
     if asked is not None and not begun:  # a part that has not begun has no rows to run again
         replaced += ["rerun=", "trust="]
-    here = [word for word in arguments if word not in words and not word.startswith(tuple(replaced))]
-    absolute = quoted(str(place))  # the words may be used in another folder
-    here += [*([f"resume={absolute}"] if begun else []), f"{DIR}={absolute}"]
-    given = [word for word in words if word.startswith(tuple(f"{key}=" for key in (PART, *OF_ITS_CELLS)))]
-    if asked is not None and not {*words} - {"-m", "--multirun", *given}:
+    words = [word for word in arguments if not word.startswith(tuple(replaced))]
+    if asked is not None and not any(map(defines_cells, own_words(words))):
         record = read(folder)
         if _value_of("trust", arguments) is not True:
             record.refuse_foreign(folder)
-        words = [*record.arguments, *given]
+        words = [*record.arguments, *map(_from_here, words)]
         try:
             os.chdir(record.cwd)
         except OSError as error:
@@ -150,7 +150,19 @@ def command_line(arguments: Sequence[str]) -> list[str]:
                 f"resume={asked}: cannot enter {record.cwd}, where it was typed ({error.strerror}); add the "
                 "sweep's own overrides to resume="
             ) from None
-    return [*words, *here]
+    absolute = quoted(str(place))  # the words may be used in another folder
+    return [*words, *([f"resume={absolute}"] if begun else []), f"{DIR}={absolute}"]
+
+
+def _from_here(word: str) -> str:
+    """Return a word such that a relative path in it means the same in another folder."""
+    key, _, path = word.partition("=")
+    if key == "--config-dir":
+        return f"{key}={Path(path).resolve()}"
+    value = _value_of(key, [word]) if key in _PATHS else None
+    if value is None or "${" in path or Path(str(value)).is_absolute():
+        return word
+    return f"{key}={quoted(Path(str(value)).resolve())}"
 
 
 def command(name: str, *folders: Path) -> str:

@@ -1,85 +1,162 @@
-"""Resume a sweep: keep the rows that are still valid, and say why the others are not.
+"""Resume a sweep: recognize its cells, keep the rows that are still valid, and say why the others are not.
 
-A row is valid if it is from this configuration, this code and this torch. So the rows of a sweep that was
+A cell is recognized by its identity (`Job.run`), not by the words that ask for it, and keeps its name. A row
+is valid if it is from this configuration, this code and this torch. So the rows of a sweep that was
 interrupted and resumed are those of one that was not. A file that cannot be read or removed raises a
 ConfigError.
 """
 
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Rerun
+from dcpbench.config.schema import Config
 from dcpbench.config.text import counted
+from dcpbench.core.axes import AXES
+from dcpbench.core.cell_key import CellKey
 from dcpbench.records import files, store
 from dcpbench.records.row import SCHEMA_VERSION, Row
 from dcpbench.records.row_reader import parse
-from dcpbench.sweep.job import Job
+from dcpbench.sweep.job import Job, Run, attempts
+from dcpbench.sweep.manifest import Record
 
+_Asked = tuple[Config, Sequence[str]]
+"""The configuration of a cell, and its overrides."""
+_NAMED = 3
+"""The most keys by which a cell is named that a sweep does not have."""
 _VERSIONS = {"torch_version": "torch", "load_torch_version": "torch of load_python"}
 """Columns that must not have changed, and their names."""
 
 
 @dataclass
 class Found:
-    """The lines of a folder whose rows are valid, the others, the number of cells that run again by reason,
-    and whether the last line is torn."""
+    """The lines of a folder whose rows are valid, by the names of their cells; the others; the number of
+    cells that run again by reason; whether the last line is torn; and how many rows belong to no cell."""
 
-    standing: list[store.Line]
+    standing: dict[str, store.Line]
     superseded: list[store.Line]
     reasons: Counter[str]
     torn: bool
+    foreign: int = 0
 
     @property
     def done(self) -> dict[str, Row]:
-        """The valid rows by cell."""
-        return {line.row.cell: line.row for line in self.standing if line.row}
+        """The valid rows by the names of their cells."""
+        return {name: line.row for name, line in self.standing.items() if line.row}
 
     def sentences(self, cells: int) -> list[str]:
         """Describe the valid rows and reruns of a sweep with this number of cells."""
         sentences = [f"resume: {len(self.standing)} of {cells} cells are done"]
         for why, number in self.reasons.items():
             sentences.append(f"resume: {counted(number, 'cell')} again: {why}")
+        if self.foreign:
+            sentences.append(f"resume: {counted(self.foreign, 'row')} of no cell of this sweep; moved away")
         if self.torn:
             sentences.append(f"resume: the last line of {store.RESULTS_JSONL} was torn and is removed")
         return sentences
 
 
+def recognized(
+    jobs: Sequence[Job], record: Record, config_of: Callable[[Sequence[str]], Config | None], asked: str
+) -> list[Job]:
+    """Return the jobs with the names that their cells have in the record of a sweep.
+
+    Cells with equal identities differ only in how they run: each takes the name of the recorded one that
+    differs least from it.
+
+    Args:
+        config_of: returns the decided configuration of a cell, given its overrides; None if they are wrong,
+            such as a value in another `--config-dir`.
+        asked: the key and the folder that ask for the sweep, for errors.
+
+    Raises:
+        ConfigError: the jobs are other cells than those of the record.
+    """
+    if record.overrides is None:  # it is of an earlier version
+        if {job.cell.name for job in jobs} != {*record.cells}:
+            raise ConfigError(f"{asked}: is another matrix; name another folder")
+        return [*jobs]
+    composed = {tuple(job.cell.overrides): job.config for job in jobs}
+    found = {name: composed.get((*words,)) or config_of(words) for name, words in record.overrides.items()}
+    configs = {name: config for name, config in found.items() if config}
+    here: defaultdict[Run, list[Job]] = defaultdict(list)
+    there: defaultdict[Run, list[str]] = defaultdict(list)
+    for job in jobs:
+        here[job.run].append(job)
+    for name, config in configs.items():
+        there[CellKey.of(config).digest, config.repeat].append(name)
+    if {run: len(equal) for run, equal in here.items()} != {run: len(names) for run, names in there.items()}:
+        first = {run: (equal[0].config, equal[0].cell.overrides) for run, equal in here.items()}
+        recorded = {run: (configs[names[0]], record.overrides[names[0]]) for run, names in there.items()}
+        counts = f"{counted(len(found), 'cell')} there, {len(jobs)} here"
+        raise ConfigError(
+            f"{asked}: is another matrix: {_difference(first, recorded)} ({counts}); pass all words about "
+            "the cells of that sweep, or none, or name another folder"
+        )
+    if wrong := found.keys() - configs.keys():
+        raise ConfigError(f"{asked}: is another matrix: these words give no cell {min(wrong)}")
+    called: dict[str, str] = {}
+    for run, names in there.items():
+        for name in names:
+            apart = [_distance(job.config, configs[name]) for job in here[run]]
+            called[here[run].pop(apart.index(min(apart))).cell.name] = name
+    return [job.called(called[job.cell.name]) for job in jobs]
+
+
 def look(folder: Path, lines: Iterable[store.Line], jobs: Iterable[Job], rerun: Rerun) -> Found:
     """Find out which lines of a sweep's folder are valid rows of these jobs; write nothing."""
     by_name = {job.cell.name: job for job in jobs}
-    found = Found([], [], Counter(), torn=False)
+    by_run: defaultdict[Run, list[Job]] = defaultdict(list)
+    for job in by_name.values():
+        by_run[job.run].append(job)
+
+    def job_of(row: Row) -> Job | None:
+        equal = by_run.get((str(row.config_digest), row.repeat or 0), [])
+        named = by_name.get(row.cell)
+        return named if named in equal or not equal else equal[0]
+
+    found = Found({}, [], Counter(), torn=False)
     try:
         for line in lines:
             if line.torn:
                 found.torn = True
                 continue
-            why: str | None = "its line is not a row of this version"
-            if line.row and line.row.cell in by_name:
-                why = _why_again(by_name[line.row.cell], line.row, rerun)
+            mine = job_of(line.row) if line.row else None
+            if line.row and mine:
+                why = _why_again(mine, line.row, rerun)
+            else:
+                why = None if line.row else "its line is not a row of this version"
+                found.foreign += bool(line.row)
             found.reasons.update([why] if why else [])
-            (found.superseded if why else found.standing).append(line)
+            if mine and not why:
+                earlier = found.standing.pop(mine.cell.name, None)
+                found.superseded += [earlier] if earlier else []
+                found.standing[mine.cell.name] = line
+            else:
+                found.superseded.append(line)
     except store.ResultsError as error:
         raise ConfigError(f"resume={folder}: {error}") from None
     return found
 
 
-def take_up(folder: Path, jobs: Iterable[Job], found: Found) -> None:
-    """Keep only the valid rows, and remove all files of the cells that run again."""
+def take_up(folder: Path, jobs: Iterable[Job], found: Found, roots: Iterable[str] = ()) -> None:
+    """Keep only the valid rows, and remove all files of the cells that run again, also those below each
+    `storage.root` of the sweep."""
     files.remove_temporary(folder)
     if found.superseded or found.torn:
-        store.keep_lines(folder, found.standing, found.superseded)
+        store.keep_lines(folder, found.standing.values(), found.superseded)
     done = found.done
-    store.keep_beside(folder, done)
+    store.keep_beside(folder, {row.cell for row in done.values()})
     for job in jobs:
         if job.cell.name not in done:
             _clear(job.cell.folder, within=folder)
-            if root := job.config.storage.root:
-                for checkpoints in job.checkpoints(folder):
-                    _clear(checkpoints, within=Path(root) / folder.name)
+            for place in (Path(root) / folder.name for root in roots):
+                for checkpoints in attempts(place / job.cell.name):
+                    _clear(checkpoints, within=place)
 
 
 def earlier_machines(folder: Path, now: dict[str, Any]) -> list[dict[str, Any]]:
@@ -101,6 +178,38 @@ def _clear(folder: Path, within: Path) -> None:
         raise ConfigError(f"{folder}: is not in {within}, and is not removed")
     if sentence := files.remove(folder, within):
         raise ConfigError(f"{sentence} (of a cell that was interrupted)")
+
+
+def _distance(one: Config, other: Config) -> int:
+    """Return the number of keys in which two configurations differ."""
+    return sum(value != getattr(other, key) for key, value in vars(one).items())
+
+
+def _difference(here: Mapping[Run, _Asked], there: Mapping[Run, _Asked]) -> str:
+    """Name a cell that only these words or only the sweep has, if there is one."""
+    for mine, others, says in ((here, there, "it has"), (there, here, "these words give")):
+        for run in mine:
+            if run not in others:
+                return f"{says} no cell with {_told_apart(mine[run], [*others.values()])}"
+    return "it has cells that differ only in how they run, and these words give another number of them"
+
+
+def _told_apart(cell: _Asked, others: Sequence[_Asked]) -> str:
+    """Return the values of a cell that none of the others has: those of its overrides, else of its axes, else
+    of other keys. If only their combination is new, return values in which cells differ."""
+    mine, *theirs = ({**CellKey.of(one).values, "repeat": one.repeat} for one, _ in (cell, *others))
+    axes = {spec.key: name for name, spec in AXES.items()}
+    keys = dict.fromkeys([*axes, *mine, *(key for values in theirs for key in values)])
+    found = {key: {values.get(key) for values in theirs} for key in keys}
+    new = [key for key in keys if mine.get(key) not in found[key]]
+    new = new or [key for key in keys if len(found[key]) > 1]
+    typed = {word.lstrip("+~").partition("=")[0] for word in cell[1]}
+    shown = [key for key in new if axes.get(key, key) in typed] or [key for key in new if key in axes] or new
+    return " ".join(f"{axes.get(key, key)}={_text(mine.get(key))}" for key in shown[:_NAMED])
+
+
+def _text(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _why_again(job: Job, row: Row, rerun: Rerun) -> str | None:

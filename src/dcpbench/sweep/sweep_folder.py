@@ -5,7 +5,7 @@ parts; `dcpbench.records.store` reads such a folder as one sweep. Each part is r
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +14,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Rerun
-from dcpbench.config.schema import PART
+from dcpbench.config.schema import PART, Config
 from dcpbench.config.text import counted
 from dcpbench.records import store
 from dcpbench.sweep import manifest, resume
 from dcpbench.sweep.claim import claim, held, refuse_unusable, refuse_used
 from dcpbench.sweep.job import Job, Part
 
+_DIR = f"{manifest.DIR}="
 _MULTIRUN_YAML = "multirun.yaml"
 """The configuration of the sweep, named as by Hydra's own sweepers, which write it before the first batch."""
 
@@ -46,9 +47,9 @@ class SweepFolder:
             refuse_used(self.path)
 
     @property
-    def cells(self) -> Mapping[str, list[str] | None]:
-        """The overrides of the cells of a resumed sweep by name; None if they were not recorded."""
-        return self._record.overrides or dict.fromkeys(self._record.cells)
+    def words(self) -> list[str] | None:
+        """The words of a resumed sweep's command about its cells."""
+        return self._record.arguments if self.is_resumed else None
 
     def claim(self) -> None:
         """Be the only driver in the folder until `release`."""
@@ -64,9 +65,25 @@ class SweepFolder:
             (self.path / _MULTIRUN_YAML).unlink(missing_ok=True)
         self._claim.close()
 
+    def named(self, jobs: Sequence[Job], config_of: Callable[[Sequence[str]], Config | None]) -> list[Job]:
+        """Return the jobs of the complete sweep with the names that its folder has for their cells; refuse
+        others than it has. `config_of` is that of `resume.recognized`."""
+        whole = self.path.parent
+        if self.part and (whole / store.SWEEP_JSON).exists():
+            return resume.recognized(jobs, manifest.read(whole, _DIR), config_of, f"{_DIR}{whole}")
+        if self.is_resumed and not self.part:
+            return resume.recognized(jobs, self._record, config_of, f"resume={self.path}")
+        return [*jobs]
+
     def mine(self, jobs: Sequence[Job]) -> list[Job]:
-        """Return the jobs that this driver runs."""
-        mine = self.part.jobs(jobs) if self.part else list(jobs)
+        """Return the jobs that this driver runs, of those that `named` returned."""
+        mine = [*jobs]
+        if self.part and self.is_resumed:
+            mine = [job for job in jobs if job.cell.name in self._record.cells]
+            if len(mine) < len(self._record.cells):
+                raise ConfigError(f"resume={self.path}: is of another matrix than {self.path.parent}")
+        elif self.part:
+            mine = self.part.jobs(jobs)
         if not mine:
             raise ConfigError(f"part={self.part}: has none of {counted(len(jobs), 'cell')}")
         return mine
@@ -75,7 +92,6 @@ class SweepFolder:
         """Return the rows of a resumed sweep's jobs."""
         if not self.is_resumed:
             return None
-        self._record.refuse_other_cells(self.path, {one.cell.name for one in jobs})
         return resume.look(self.path, store.read_lines(self.path), jobs, self._base.rerun)
 
     def refuse_unusable(self, jobs: Sequence[Job]) -> None:
@@ -96,18 +112,20 @@ class SweepFolder:
             cells = {one.cell.name: one.cell.overrides for one in of_all}
             begin_part(self.path, manifest.Record(words, self._record.cwd, [*cells], [], cells))
         self.claim()
-        self.describe(jobs)
+        self.describe(jobs, found.standing if found else ())
         if found:
-            resume.take_up(self.path, jobs, found)
+            resume.take_up(self.path, jobs, found, self._record.storage)
         else:
             OmegaConf.save(self._base, self.path / _MULTIRUN_YAML)
 
-    def describe(self, jobs: Sequence[Job]) -> None:
-        """Write `sweep.json`, and make a folder for the jobs below each `storage.root` that they name."""
+    def describe(self, jobs: Sequence[Job], done: Collection[str] = ()) -> None:
+        """Write `sweep.json`, and make a folder for the jobs below each `storage.root` that they name. Cells
+        that are `done` keep the overrides with which they ran."""
         new = self._new_roots(jobs)
         for root in new:
             claim(root / self.path.name, "storage.root")
         cells = {one.cell.name: one.cell.overrides for one in jobs}
+        cells |= {name: words for name, words in (self._record.overrides or {}).items() if name in done}
         storage = sorted([*map(str, new), *self._record.storage])
         self._record = replace(self._record, cells=[*cells], storage=storage, overrides=cells)
         self._record.write(self.path)
@@ -133,8 +151,9 @@ def begin_part(folder: Path, record: manifest.Record) -> None:
     except ConfigError:  # another part may have begun, just now too
         if not (whole / store.SWEEP_JSON).exists() or (whole / store.RESULTS_JSONL).exists():
             raise
-    key = f"{manifest.DIR}="
-    manifest.read(whole, key).refuse_other_cells(whole, {*record.cells}, key)
+    if {*manifest.read(whole, _DIR).cells} != {*record.cells}:
+        others = "another part began just now with the same cells under other names, or with other cells"
+        raise ConfigError(f"{_DIR}{whole}: {others}; start this part again")
     counts = {path.name.rpartition("-")[2] for path in (*whole.glob(store.PARTS), folder)}
     if len(counts) > 1:
         raise ConfigError(f"part: {whole} has {' and '.join(sorted(counts))} parts; choose one number")

@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from dcpbench.config.errors import ConfigError, other_launcher
 from dcpbench.config.groups import Matrix
-from dcpbench.config.schema import MATRIX, REPEATS, is_about_the_sweep
+from dcpbench.config.schema import MATRIX, REPEATS, is_about_the_sweep, is_how_run
 from dcpbench.config.text import choices
 from dcpbench.core.axes import AXES
 from dcpbench.core.plugins import declared_values, plugins, report_absent
@@ -97,7 +97,8 @@ class DcpbenchSweeper(Sweeper):
                 hydra_context=hydra_context, task_function=task_function, config=config
             ),
         )
-        self._prepare(config, hydra_context.config_loader, self._launcher.sweep.covering)
+        sweep = self._launcher.sweep
+        self._prepare(config, hydra_context.config_loader, sweep.covering, sweep.resumed_words)
 
     def sweep(self, arguments: list[str]) -> Any:
         """Run the cells that `arguments` and `hydra.sweeper.params` select.
@@ -126,10 +127,11 @@ class DcpbenchSweeper(Sweeper):
         config: DictConfig,
         loader: ConfigLoader,
         covering: Callable[[Sequence[Sequence[str]]], Iterable[Sequence[str]]],
+        resumed_words: Sequence[str] | None = None,
     ) -> None:
         self._parser = OverridesParser.create(config_loader=loader)
         self._repeats, self._matrix = config.repeats, Matrix(config.matrix)
-        self._covering = covering
+        self._covering, self._resumed_words = covering, resumed_words
 
     def _jobs(self, arguments: Sequence[str]) -> list[Job]:
         params = [f"{key}={value}" for key, value in (self.params or {}).items()]
@@ -141,6 +143,8 @@ class DcpbenchSweeper(Sweeper):
                 raise ConfigError(f"{override.input_line}: applies to the complete sweep; pass one value")
         for override in own:
             _refuse_brackets(override)
+        how_run = self._how_run(own)
+        own = [override for override in own if override not in how_run]
         blocks = {
             name: self._parser.parse_overrides(
                 [f"{key}={_listed(values)}" for key, values in block.items() if key != _PLUGIN]
@@ -163,7 +167,23 @@ class DcpbenchSweeper(Sweeper):
         cells = (
             jobs(blocks, own, combined) if blocks else [Job([*row]) for row in combined(listed(own), None)]
         )
-        return repeated(cells, self._repeats, for_all=REPEATS in about_all)
+        cells = repeated(cells, self._repeats, for_all=REPEATS in about_all)
+        return [cell.run_with(how_run) for cell in cells]
+
+    def _how_run(self, given: Sequence[Override]) -> list[Override]:
+        """Return the overrides that change how the cells of a resumed sweep run. One that is among the words
+        of the sweep can select cells of an experiment, as it did there."""
+        if self._resumed_words is None:
+            return []
+        words = [word for word in self._resumed_words if "=" in word and not word.startswith("-")]
+        known = [(word.key_or_group, word.value()) for word in self._parser.parse_overrides(words)]
+        return [
+            override
+            for override in given
+            if is_how_run(override.key_or_group)
+            and not override.is_sweep_override()
+            and (override.key_or_group, override.value()) not in known
+        ]
 
 
 class PluginSearchPath(SearchPathPlugin):
