@@ -26,7 +26,7 @@ if sys.argv[1] == "-c":
     print('"3.12.1"\\n"{version}+cpu"')
     sys.exit()
 *_, repeats, folder = sys.argv
-folder = Path(folder.partition("=")[2].strip('"'))
+folder = Path(folder.partition("=")[2].strip("'"))
 Path(folder.parent, "calls").open("a").write(" ".join(sys.argv[1:-1]) + "\\n")
 if {rows!r} is None:
     sys.exit("ModuleNotFoundError: No module named 'rich'")
