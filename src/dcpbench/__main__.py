@@ -4,15 +4,7 @@ import dcpbench
 
 
 def main() -> None:
-    """Run the command line and exit. Without words `dcpbench` prints its help; `python -m dcpbench` runs the
-    default cell."""
-    import sys
-
-    run(sys.argv[1:] or ["--help"])
-
-
-def run(words: list[str]) -> None:
-    """Run a command line and end the process with its exit status."""
+    """Run the command line, without words `--help`, and end the process with its exit status."""
     dcpbench.leave_out_current_folder()
     import os
     import signal
@@ -21,10 +13,8 @@ def run(words: list[str]) -> None:
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # during the imports
     from dcpbench.cli.commands import main as commands
 
-    sys.exit(commands(words))
+    sys.exit(commands(sys.argv[1:] or ["--help"]))
 
 
 if __name__ == "__main__":
-    import sys
-
-    run(sys.argv[1:])
+    main()

@@ -54,6 +54,8 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         ("plan -m seed=1 --config-dir own", ["--config-dir=own", "--multirun", "seed=1", "plan=true"]),
         ("resume a=b", ['resume="a=b"']),
         ("resume out rerun=failed -m", ["--multirun", "rerun=failed", 'resume="out"']),
+        ("resume rerun=failed out", ["rerun=failed", 'resume="out"']),
+        ("run ~model.options.x +model.options.x=1", ["~model.options.x", "+model.options.x=1"]),
     ],
 )
 def test_words_for_hydra(words: str, handed: list[str], ran: list[list[str]]) -> None:
@@ -83,6 +85,9 @@ def test_words_for_hydra(words: str, handed: list[str], ran: list[list[str]]) ->
         ("report compare", "compare: no such folder; did you mean dcpbench compare?"),
         ("report /nowhere", "/nowhere: no sweep here"),
         ("report . --metrc save_s", "No such option '--metrc'"),
+        ("report . status!=pass", "status!=pass: no such folder; a condition is written after --where"),
+        ("report . --format csv -o x --format json", "--format is given 2 times; leave one out"),
+        ("run --config-dir a -cd b", "--config-dir is given 2 times; leave one out"),
         ("report . --format jsn", "'jsn' is not one of 'table', 'markdown'"),
         ("history . --last 0", "0 is not in the range x>=1"),
         ("\x1b[31mfsdp\x1b[0m", r"\x1b[31mfsdp\x1b[0m: not a"),
@@ -98,20 +103,22 @@ def test_wrong_words_get_one_line(
     assert told in said.err
 
 
-@pytest.mark.parametrize(("program", "printed"), [("dcpbench", "Usage: dcpbench"), ("__main__", "ran []")])
-def test_bare_dcpbench_prints_help(program: str, printed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`python -m dcpbench` runs the default cell."""
-    call = "__main__.main()" if program == "dcpbench" else "runpy.run_module('dcpbench', run_name='__main__')"
-    code = f"""
-import runpy, sys
-from dcpbench import __main__
-from dcpbench.cli import run
-sys.argv = ["dcpbench"]
-run.main = lambda words: print("ran", words)
-{call}
-"""
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ended.stdout.startswith(printed)
+@pytest.mark.parametrize(
+    "call", ["dcpbench.__main__.main()", "runpy.run_module('dcpbench', run_name='__main__')"]
+)
+def test_no_words_print_help(call: str) -> None:
+    """For the program `dcpbench` and for `python -m dcpbench`, which both run cells if there are words."""
+    code = "import runpy, sys, dcpbench.__main__; from dcpbench.cli import run; sys.argv = ['dcpbench', {}]; "
+    code += f"run.main = lambda words: print('ran', words); {call}"
+    for words, printed in (
+        ("", "Usage: dcpbench"),
+        ("'run'", "ran []"),
+        ("'-m', 'seed=1'", "ran ['--multirun'"),
+    ):
+        ended = subprocess.run(
+            [sys.executable, "-c", code.format(words)], capture_output=True, text=True, check=True
+        )
+        assert ended.stdout.startswith(printed)
 
 
 def helped(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:

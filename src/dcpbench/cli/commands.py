@@ -89,7 +89,10 @@ def _resume_words(words: Sequence[str]) -> Sequence[str]:
 
     if not words:
         raise ConfigError("resume: name the folder of the sweep first: dcpbench resume outputs/<sweep>")
-    return [*words[1:], f"resume={quoted(words[0])}"]
+    folder = next((word for word in words if "=" not in word), words[0])
+    others = [*words]
+    others.remove(folder)
+    return [*others, f"resume={quoted(folder)}"]
 
 
 def _kinds_of_change() -> Sequence[str]:
@@ -125,7 +128,7 @@ _COMMANDS = (
         """Show what a run would do and how long it would take, and start nothing. Above 50 cells, a line
         is a block of the sweep, or the cells of one scenario or other axis.
 
-        Exits as the run would, as far as that is known: with 1 if every cell would be skipped.""",
+        Exits with 1 if every cell would be skipped.""",
         _plan_words,
         flag("--all", "Print every cell, however many there are."),
         _JSON,

@@ -4,7 +4,6 @@ They are read from `AXES`, the fields of the configuration and the files in `con
 takes Hydra a second.
 """
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from enum import Enum, EnumType
@@ -17,11 +16,12 @@ import yaml
 
 from dcpbench.config.groups import HELP
 from dcpbench.config.schema import Config, conf_folder, config_class
-from dcpbench.config.text import choices, visible
+from dcpbench.config.text import NEVER_SUGGESTED, as_target, choices, near_name, visible
 from dcpbench.core.axes import AXES
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.plugins import declared_values, plugins
 from dcpbench.records.installation import conf_folders
+from dcpbench.records.store import SWEEP_JSON
 
 _COMMANDS: dict[str, str] = {
     "run": "run one cell, or every combination of the values in lists",
@@ -32,6 +32,8 @@ _COMMANDS: dict[str, str] = {
     "history": "show each cell over many sweeps",
     "doctor": "check whether this machine can run cells",
 }
+ALMOST_AXES = ("executor", "experiment")
+"""Groups that no cell differs in."""
 _EXPERIMENT = "a sweep that is defined in a file; other overrides select some of its cells"
 
 
@@ -80,6 +82,11 @@ def groups(own: Path | None = None) -> dict[str, Key]:
     }
 
 
+def group_names() -> list[str]:
+    """Return the names of all groups, without reading their files."""
+    return [*(name for name, spec in AXES.items() if spec.group), *ALMOST_AXES]
+
+
 def keys() -> dict[str, Key]:
     """Return every key with one value, those below a key too: `timeouts.cell_s`."""
     found = {key.name: key for key in _keys(config_class(), _texts())}
@@ -93,18 +100,38 @@ def keys_of_groups() -> Iterator[str]:
             yield from (f"{name}.{item.name}" for item in (fields(kind) if is_dataclass(kind) else ()))
 
 
-def correction(word: str, own: Path | None = None) -> str:
-    """Return what is wrong with a word that is neither a command nor `key=value`, and what might be meant."""
-    known = commands()
+def correction(word: str, following: str = "", command: str = "run", own: Path | None = None) -> str:
+    """Return what is wrong with a word that is neither a command nor `key=value`, and what might be meant.
+
+    Args:
+        following: the next word, if it is not `key=value` either.
+        command: the command that the word follows.
+        own: the user's `--config-dir`.
+    """
+    known, all_groups = commands(), groups(own)
+    all_keys = keys() | all_groups
+    defaults = {name: key.default for name, key in all_keys.items() if name not in NEVER_SUGGESTED}
+    if word == "resume" and command == "plan":
+        return visible(f"{word}: to plan a resume: dcpbench plan resume={following or 'FOLDER'}")
     if word in known:
         return f"{word}: a command has to come first: dcpbench {word} ..."
-    meant = {name: f"dcpbench {name}" for name in known}
-    meant |= {name: f"{name}={key.default}" for name, key in (keys() | groups(own)).items()}
-    values = [key for key in reversed(groups(own).values()) if key.name != "load_parallel"]
-    meant |= {value: f"{key.name}={value}" for key in values for value in key.values}
-    close = difflib.get_close_matches(word.lower(), meant, n=1)
-    fix = f"did you mean {meant[close[0]]}?" if close else "see dcpbench --help"
-    return f"{visible(word)}: not a command and not key=value; {fix}"
+    if target := as_target(word):
+        fix = f"your model: workload.target={target}"
+    elif word in defaults:
+        fix = f"write {word}={following or defaults[word]}"
+    elif "/" in word or word in (path.parent.name for path in Path().glob(f"*/{SWEEP_JSON}")):
+        fix = f"to resume a sweep: dcpbench resume {word}"
+        if command == "plan":
+            fix = f"to plan a resume: dcpbench plan resume={word}"
+    else:
+        meant = {name: f"dcpbench {name}" for name in known}
+        values = [key for key in reversed(all_groups.values()) if key.name != "load_parallel"]
+        meant |= {value: f"{key.name}={value}" for key in values for value in key.values}
+        exact = word.lower() if word.lower() in meant else None
+        near = exact or near_name(word, defaults, 0.85) or near_name(word, meant, 0.7)
+        meant |= {name: f"{name}={default}" for name, default in defaults.items()}
+        fix = f"did you mean {meant[near]}?" if near else "see dcpbench --help"
+    return visible(f"{word}: not a command and not key=value; {fix}")
 
 
 def unknown_topic(topic: str, own: Path | None = None) -> str:

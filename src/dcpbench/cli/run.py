@@ -28,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from dcpbench.cli import reference
-from dcpbench.config.errors import ConfigError, named_null_choices, one_line, other_launcher
+from dcpbench.config.errors import ConfigError, one_line, other_launcher
 from dcpbench.config.groups import Matrix
 from dcpbench.config.schema import conf_folder, config_class
 from dcpbench.config.text import counted
@@ -193,12 +193,12 @@ def _run(task: SweepTask, words: Sequence[str]) -> int:
         if sys.stderr.isatty() and not {word.partition("=")[0] for word in words} & _PRINTS:
             sys.stderr.write("reading the configuration ...\n")
         app = hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")
-        with unmasked_interrupts(), named_null_choices(words):
+        with unmasked_interrupts():
             if shows := [word for word in words if word.startswith("--cfg")]:
                 _report_number_of_cells(sys.argv[1:], shows[0])
             app(task)()
     except _WRONG as error:
-        sys.stderr.write(f"dcpbench: {one_line(error)}\n")
+        sys.stderr.write(f"dcpbench: {one_line(error, words)}\n")
         return WRONG_CONFIGURATION
     except Exception as error:
         if task.sweep is None or not task.sweep.is_left_to_sweeper:

@@ -2,8 +2,10 @@
 
 import importlib
 import pkgutil
+import re
 import signal
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +15,7 @@ from click.shell_completion import CompletionItem
 
 from dcpbench.cli import completion, reference
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.text import did_you_mean, visible
+from dcpbench.config.text import NEVER_SUGGESTED, did_you_mean, visible
 from dcpbench.core.axes import AXES
 from dcpbench.core.plugins import plugins
 
@@ -47,8 +49,6 @@ _RUN_EXAMPLES = (
     ("dcpbench run parallel=fsdp_tp parallel.tp=4", "set a key of a group"),
     ("dcpbench run model=mine --config-dir my_conf", "use my_conf/model/mine.yaml"),
 )
-_ALMOST_AXES = ("executor", "experiment")
-"""Groups that no cell differs in."""
 _RUN_MORE = (
     ("dcpbench run --help AXIS", "the values of an axis"),
     ("dcpbench run --help keys", "other keys: saves, train_steps, timeouts, ..."),
@@ -84,6 +84,8 @@ def places(name: str, metavar: str) -> click.Argument:
     def refuse_command(_: click.Context, __: click.Parameter, given: tuple[Path, ...]) -> tuple[Path, ...]:
         for place in given:
             meant = did_you_mean(str(place), [*reference.commands()]).replace("mean ", "mean dcpbench ")
+            if re.match(r"\w+ *[!<>=~]", str(place)):
+                meant = f"; a condition is written after --where: --where '{place}'"
             if meant and not place.exists():
                 raise click.UsageError(f"{visible(str(place))}: no such folder{meant}")
         return given
@@ -100,7 +102,8 @@ class Tree(click.Group):
         first = args[0] if args else ""
         known = first in (*reference.commands(), "-h", "--help", "--version", "--completion")
         if first and not known and not first.startswith("-") and "=" not in first:
-            raise click.UsageError(reference.correction(first))
+            following = args[1] if len(args) > 1 and "=" not in args[1] else ""
+            raise click.UsageError(reference.correction(first, following))
         if not known and (args or not ctx.resilient_parsing):
             args = ["run", *args]
         return super().parse_args(ctx, args)
@@ -128,7 +131,20 @@ class Tree(click.Group):
                 formatter.write_dl(lines, col_max=60)
 
 
-class Command(click.Command):
+class Once(click.Command):
+    """A command whose options with one value are given once."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:
+            _, _, order = self.make_parser(ctx).parse_args(args=[*args])
+            for param, times in Counter(order).items():
+                takes_one = isinstance(param, click.Option) and not param.is_flag and not param.multiple
+                if takes_one and times > 1:
+                    raise click.UsageError(f"{param.opts[-1]} is given {times} times; leave one out")
+        return super().parse_args(ctx, args)
+
+
+class Command(Once):
     """A command that `module.main` does with its options; `module.epilog()`, if it exists, ends the help."""
 
     module = ""
@@ -180,7 +196,7 @@ def _hydra_options() -> list[click.Option]:
     ]  # fmt: skip
 
 
-class Run(click.Command):
+class Run(Once):
     """A command whose overrides Hydra reads. `words_of`, given the overrides and the command's own options,
     returns the words of a run."""
 
@@ -199,6 +215,18 @@ class Run(click.Command):
         )
         self._words_of = words_of
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the options; one that is named as a key is reported with the word to write instead."""
+        known = {*reference.keys(), *reference.group_names(), *reference.keys_of_groups()} - NEVER_SUGGESTED
+        if not ctx.resilient_parsing:
+            for number, arg in enumerate(args):
+                name, _, value = arg.partition("=")
+                key = name.lstrip("-").replace("-", "_")
+                if name.startswith("-") and key in known:
+                    value = value or "".join(args[number + 1 : number + 2]) or "VALUE"
+                    raise click.UsageError(visible(f"{name}: write {key}={value}"))
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> int:
         options = dict(ctx.params)
         overrides, topic = options.pop("overrides"), options.pop("help")
@@ -209,13 +237,14 @@ class Run(click.Command):
                 topic = overrides[-1]
             click.echo(_help_on(topic.partition("=")[0], own, ctx) if topic else ctx.get_help())
             return 0
-        for word in overrides[self.name == "resume" :]:
-            if "=" not in word and not word.startswith("~"):
-                raise ConfigError(reference.correction(word, own))
-        from dcpbench.cli import run
+        from dcpbench.cli import run, words
 
-        words = [name if value is True else f"{name}={value}" for name, value in given.items() if value]
-        return run.main([*words, *self._words_of(overrides, **options)])
+        asked = self._words_of(overrides, **options)
+        words.check(asked, str(self.name), own)
+        options_of_hydra = [
+            name if value is True else f"{name}={value}" for name, value in given.items() if value
+        ]
+        return run.main([*options_of_hydra, *asked])
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         folder = "FOLDER " if self.name == "resume" else ""
@@ -229,7 +258,7 @@ class Run(click.Command):
             own = ctx.params.get("config_dir")
             known = reference.keys() | reference.groups(own and Path(own))
             with formatter.section("Axes, with their defaults"):
-                axes = [known[name] for name in (*AXES, *_ALMOST_AXES)]
+                axes = [known[name] for name in (*AXES, *reference.ALMOST_AXES)]
                 lines = [(f"{key.name}={key.default}", _in_one_line(key.help, formatter)) for key in axes]
                 formatter.write_dl(lines, col_max=30)
             with formatter.section("More"):

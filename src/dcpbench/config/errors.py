@@ -1,20 +1,24 @@
 """Errors of the configuration, each reported in one line: the key, the problem, how to fix it."""
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Container, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any
+from enum import EnumType
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from hydra.errors import MissingConfigException
-from omegaconf import DictConfig
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from hydra.core.override_parser.types import ChoiceSweep, Override, OverrideType
+from hydra.errors import MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, ListConfig
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    OmegaConfBaseException,
+    ValidationError,
+)
 
 from dcpbench.config.text import choices, did_you_mean, names_shown, visible
 
-_ONE_OF = re.compile(
-    r"(?:Error merging override )?(\S+): Invalid value '([^']*)', expected one of \[([^]]*)\]"
-)
 _NOISE = (
     ("^Error merging override ", ""),
     (r"\n?To append to your config use \S+", ""),
@@ -29,6 +33,11 @@ class ConfigError(Exception):
     """The configuration is wrong: one line for the terminal, exit status 2."""
 
 
+def too_small(key: str, value: object, least: int) -> str:
+    """Return the complaint about a value below the least that its key allows."""
+    return f"{key}={value}: must be at least {least}"
+
+
 def other_launcher(choice: str) -> ConfigError:
     """Return the error for another launcher than dcpbench's own."""
     why = "dcpbench runs cells with its own launcher only, on ranks that are reused across cells"
@@ -36,40 +45,94 @@ def other_launcher(choice: str) -> ConfigError:
     return ConfigError(f"{choice}: {why}; {instead}")
 
 
-@contextmanager
-def named_null_choices(overrides: Sequence[str]) -> Iterator[None]:
-    """Context manager for a composition: name the group that is set to null, which Hydra does not name.
+def refuse_null_choice(override: Override, groups: Container[str]) -> None:
+    """Refuse null as the value of a group, for which Hydra raises an error without the group's name.
 
     Raises:
-        ConfigError: a group is set to null.
+        ConfigError: the override sets a group to null, alone or in a list.
     """
-    try:
-        yield
-    except ValueError as error:
-        if type(error) is not ValueError or "Config group override" not in str(error):
-            raise
-        named = next((line for line in overrides if line.endswith("=null")), "null")
-        raise ConfigError(f"{named}: a group has no value null; leave it out") from None
+    value = override.value()
+    values = value.list if isinstance(value, ChoiceSweep) else [value]
+    if override.key_or_group in groups and override.type is not OverrideType.DEL and None in values:
+        raise ConfigError(f"{override.key_or_group}=null: cannot be null; leave it out")
 
 
-def one_line(error: BaseException) -> str:
-    """Return the message of an error of Hydra, OmegaConf or dcpbench as one line."""
+def one_line(error: BaseException, words: Sequence[str] = ()) -> str:
+    """Return the message of an error of Hydra, OmegaConf or dcpbench as one line.
+
+    Args:
+        words: those of the command line, to quote the one that set an unknown key.
+    """
+    if isinstance(error, OverrideParseException):
+        return malformed(error.override)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, value = error.missing_cfg_file.rpartition("/")
         return visible(f"{group}={value}: unknown value{choices(value, error.options)}")
     cause = error.__cause__ or error.__context__
-    for unknown in (cause, error):
-        if isinstance(unknown, ConfigKeyError | ConfigAttributeError) and unknown.full_key:
-            return visible(f"{unknown.full_key}: unknown key{_keys_beside(unknown)}")
+    for inner in (cause, error):
+        if isinstance(inner, ConfigKeyError | ConfigAttributeError) and inner.full_key:
+            return visible(f"{inner.full_key}: unknown key{_keys_beside(inner, words)}")
+        if isinstance(inner, ValidationError) and inner.full_key and (wrong := _wrong_type(inner)):
+            return visible(f"{inner.full_key}={value_text(inner.value)}: {wrong}")
     line = _sentence(str(error))
     if isinstance(cause, OmegaConfBaseException):
         if str(cause) not in str(error):
             line = f"{line.rstrip('.')}: {_sentence(str(cause))}"
         if cause.full_key and cause.full_key not in line:
             line = f"{cause.full_key}: {line}"
-    if found := _ONE_OF.match(line):
-        line = f"{found[1]}: invalid value{choices(found[2], found[3].split(', '))}"
     return visible(line)
+
+
+def malformed(word: str, following: str = "") -> str:
+    """Return why Hydra cannot parse a word of the form `key=value`, and how to write it.
+
+    Args:
+        following: the next word, if it has no key: a list with spaces comes as several words.
+    """
+    key, _, value = word.partition("=")
+    items = [item.strip() for item in (value + following).split(",") if item.strip()]
+    write = f"; write {key}={','.join(items)}" if items else ""
+    if not key.strip("+~"):
+        why = "has no key in front of the ="
+    elif not items:
+        why = "has no value"
+    elif unpaired := _unpaired(value):
+        why = unpaired
+    elif value.endswith(","):
+        why = f"ends with a comma{write}"
+    elif len(items) <= value.count(","):
+        why = f"lacks a value next to a comma{write}"
+    elif re.fullmatch(r"\w+\(.*\)", value):
+        why = "is not a call of one of Hydra's functions; the functions for lists are choice, range, glob"
+    else:
+        why = f"has characters that need quotes; write '{key}=\"{value}\"'"
+    return visible(f"{word}: {why}")
+
+
+def _unpaired(value: str) -> str:
+    """Return which bracket or quote of a value lacks its counterpart; empty if none does."""
+    pairs, is_open = {")": "(", "]": "[", "}": "{"}, ""
+    for sign in re.sub(r"\\.", "", value):
+        if is_open[-1:] in ("'", '"'):
+            is_open = is_open[:-1] if sign == is_open[-1] else is_open
+        elif sign in "([{'\"":
+            is_open += sign
+        elif sign in pairs:
+            if is_open[-1:] != pairs[sign]:
+                return f"has a {sign} without a {pairs[sign]}"
+            is_open = is_open[:-1]
+    closing = {opening: sign for sign, opening in pairs.items()}
+    return f"has a {is_open[-1]} without a closing {closing.get(is_open[-1], is_open[-1])}" if is_open else ""
+
+
+def value_text(value: Any) -> str:
+    """Return a value as it is written on the command line."""
+    if isinstance(value, list | tuple | ListConfig):
+        return f"[{','.join(map(value_text, value))}]"
+    if isinstance(value, dict | DictConfig):
+        items = [f"{name!s}:{value_text(item)}" for name, item in value.items()]
+        return f"{{{','.join(items)}}}"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def refuse_unknown(config: Any, path: str = "") -> None:
@@ -92,11 +155,45 @@ def _sentence(text: str) -> str:
     return " ".join(text.split())
 
 
-def _keys_beside(error: OmegaConfBaseException) -> str:
+def _keys_beside(error: OmegaConfBaseException, words: Sequence[str]) -> str:
     """Return the end of a complaint about an unknown key: the key that is close, or all keys there."""
     parent = error.parent_node
     if not isinstance(parent, DictConfig):
         return ""
     names = [str(name) for name in parent if name != "hydra"]
-    known = f"; the keys are {names_shown(names)}" if names else "; a + before it adds it"
-    return did_you_mean(str(error.key), names) or known
+    near = did_you_mean(str(error.key), names)
+    if near or is_dataclass(parent._metadata.object_type):
+        return near or f"; the keys are {names_shown(names)}"
+    full = str(error.full_key)
+    typed = (word for word in words if word.startswith((f"{full}=", f"{full}.")))
+    return f"; to add it, write +{next(typed, f'{full}=...')}"
+
+
+def _wrong_type(error: ValidationError) -> str:
+    """Return what a value has to be, by the type of its key; empty if the type is not known."""
+    parent = error.parent_node
+    if not isinstance(parent, DictConfig | ListConfig):
+        return ""
+    kind, key = parent._metadata.object_type, str(error.key)
+    hint = get_type_hints(kind).get(key) if is_dataclass(kind) else parent._metadata.element_type
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    for one in kinds:
+        if isinstance(one, EnumType):
+            return f"invalid value{choices(value_text(error.value), one.__members__)}"
+        if isinstance(one, type) and is_dataclass(one):
+            below = [f"{error.full_key}.{item.name}" for item in fields(one)]
+            return f"is not one value; its keys are {names_shown(below)}"
+    named = [text for one in kinds if (text := _KINDS.get(get_origin(one) or one))]
+    return f"must be {' or '.join(named)}" if named else ""
+
+
+_KINDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    list: "a list, such as [a,b]",
+    dict: "a mapping, such as {a:1}",
+    NoneType: "null",
+}
+"""What values of a type are called."""

@@ -3,12 +3,19 @@
 import difflib
 import math
 import re
+import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 _MOST_NAMES = 12
 """The most names that a sentence lists."""
 _BYTES = (("B", 1), ("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30), ("TiB", 2**40), ("PiB", 2**50))
 _SYNONYMS = {"gpu": "cuda", "gpus": "cuda"}
+NEVER_SUGGESTED = {"trust"}
+"""Keys that nobody may set because of a typing error: `trust=true` runs the code of another user."""
+_FILE = re.compile(r"(?:.*/)?([A-Za-z_]\w*)\.py(?:::?([A-Za-z_][\w.]*))?")
+_TARGET = re.compile(r"(?!\d)\w+(?:\.(?!\d)\w+)*(?::(?!\d)\w+(?:\.(?!\d)\w+)*)?")
+_DOTTED = re.compile(r"[A-Za-z_]\w*(?:(?:\.|::?)[A-Za-z_]\w*)+")
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
@@ -21,11 +28,24 @@ def visible(text: str, but: str = "") -> str:
     )
 
 
+def program() -> list[str]:
+    """Return the words that start dcpbench, as they were typed: `dcpbench`, or `python -m dcpbench`."""
+    started = Path(sys.argv[0]).parts
+    as_module = started[-2:] == ("dcpbench", "__main__.py") or started[-3:-1] == ("dcpbench", "report")
+    return [sys.orig_argv[0], "-m", "dcpbench"] if as_module else ["dcpbench"]
+
+
+def near_name(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the known name that is closest to a word, if one is close; case is ignored."""
+    names = {name.lower(): name for name in known if name not in NEVER_SUGGESTED}
+    close = difflib.get_close_matches(_SYNONYMS.get(word.lower(), word.lower()), names, 1, cutoff)
+    return names[close[0]] if close else None
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return `; did you mean parallel?`, or an empty text if no known name is close; case is ignored."""
-    names = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(_SYNONYMS.get(word.lower(), word.lower()), names, n=1)
-    return f"; did you mean {names[close[0]]}?" if close else ""
+    """Return `; did you mean parallel?`, or an empty text if no known name is close."""
+    near = near_name(word, known)
+    return f"; did you mean {near}?" if near else ""
 
 
 def choices(word: str, known: Iterable[str]) -> str:
@@ -36,6 +56,19 @@ def choices(word: str, known: Iterable[str]) -> str:
     if not near:
         return f"; choose one of {names_shown(names)}"
     return near if len(names) > _MOST_NAMES else f"{near} Choose one of {names_shown(names)}"
+
+
+def as_target(text: str) -> str | None:
+    """Return the dotted name that a text stands for, if it names a function or file of Python: `mine.build`
+    for itself, `mine.py`, `./mine.py`, `src/mine.py::build` and `mine:build`; else None."""
+    if file := _FILE.fullmatch(text):
+        return f"{file[1]}.{file[2] or 'build'}"
+    return re.sub(":+", ".", text) if _DOTTED.fullmatch(text) else None
+
+
+def is_dotted(name: str) -> bool:
+    """Return whether `pkgutil.resolve_name` takes a name: `mine.build` or `mine:Trainer.build`."""
+    return _TARGET.fullmatch(name) is not None and not _FILE.fullmatch(name)
 
 
 def names_shown(names: Sequence[str]) -> str:

@@ -26,7 +26,7 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from dcpbench.config.errors import named_null_choices, refuse_unknown
+from dcpbench.config.errors import refuse_null_choice, refuse_unknown
 from dcpbench.config.schema import Config, config_class
 
 Words = tuple[str, ...]
@@ -125,8 +125,9 @@ class Composer:
         return _plain(self._by_hydra(words))
 
     def _by_hydra(self, words: Sequence[str]) -> DictConfig:
-        with named_null_choices(words):
-            return self._loader.load_sweep_config(self._base, list(words))
+        for override in map(self._parse, words):
+            refuse_null_choice(override, self._base.hydra.runtime.choices)
+        return self._loader.load_sweep_config(self._base, list(words))
 
     def _kind_of(self, word: str) -> _Kind:
         with suppress(HydraException):

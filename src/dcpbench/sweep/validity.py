@@ -11,10 +11,11 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from dcpbench.config.errors import ConfigError
+from omegaconf import MISSING
+
+from dcpbench.config.errors import ConfigError, too_small
 from dcpbench.config.groups import (
     LEAST,
     ActivationCheckpointing,
@@ -26,7 +27,7 @@ from dcpbench.config.groups import (
 )
 from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import SEED_STRIDE, Config
-from dcpbench.config.text import counted
+from dcpbench.config.text import as_target, counted, is_dotted
 from dcpbench.core.axes import AXES
 from dcpbench.executors import shared_gpus
 from dcpbench.executors.fork_server import Machine
@@ -136,9 +137,9 @@ def _wrong_values(config: Config) -> Iterator[str]:
     low, high = -(2**63) // SEED_STRIDE + 1, (2**64 - 1 - config.last_step) // SEED_STRIDE
     if not low <= config.seed <= high:
         yield f"seed={config.seed}: must be between {low} and {high}"
-    path, separator, name = str(config.workload.target).rpartition("::")
-    if separator:
-        yield f"workload.target={path}::{name}: must be a dotted name, such as {Path(path).stem}.{name}"
+    for key, target in _targets(config):
+        if not is_dotted(target):
+            yield f"{key}={target}: must be a dotted name, such as {as_target(target) or 'mine.build'}"
     if config.own_trainer and config.workload.target is None:
         trainer = "workload.target=null; must be a function that builds the trainer"
         yield f"checkpointer={config.checkpointer.name}: {trainer}"
@@ -155,7 +156,7 @@ def _wrong_values(config: Config) -> Iterator[str]:
     if config.retry not in (0, 1):
         yield f"retry={config.retry}: must be 0 or 1"
     if config.world_size != "auto" and (isinstance(config.world_size, str) or config.world_size < 1):
-        yield f"world_size={config.world_size}: must be 'auto' or a number, at least 1"
+        yield f"world_size={config.world_size}: must be auto, or at least 1"
 
 
 def _too_small(config: Any, above: str = "") -> Iterator[str]:
@@ -163,9 +164,19 @@ def _too_small(config: Any, above: str = "") -> Iterator[str]:
     for item in fields(config):
         value, least = getattr(config, item.name), item.metadata.get(LEAST)
         if least is not None and value is not None and value < least:
-            yield f"{above}{item.name}={value}: must be at least {least}"
+            yield too_small(f"{above}{item.name}", value, least)
         if is_dataclass(value):
             yield from _too_small(value, f"{above}{item.name}.")
+
+
+def _targets(config: Any, above: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the key and the value of each `target` that is not null."""
+    for item in fields(config):
+        value = getattr(config, item.name)
+        if item.name == "target" and value not in (None, MISSING):
+            yield f"{above}target", value
+        if is_dataclass(value):
+            yield from _targets(value, f"{above}{item.name}.")
 
 
 def _limits_of_cells(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from hydra.core.override_parser.types import Override
 
-from dcpbench.config.errors import ConfigError
+from dcpbench.config.errors import ConfigError, too_small
 from dcpbench.config.schema import MATRIX, REPEATS
 
 
@@ -103,7 +103,7 @@ def _counted(job: Job, repeats: int, for_all: bool) -> tuple[Job, int]:
     own = [item for item in job.overrides if not item.startswith(f"{REPEATS}=")]
     asked = of_block[0] if of_block and not for_all else str(repeats)
     if not asked.isdecimal() or int(asked) < 1:
-        raise ConfigError(f"{REPEATS}={asked}: must be a number of at least 1")
+        raise ConfigError(too_small(REPEATS, asked, 1))
     numbered = any(item.startswith(_NUMBERED) for item in own)
     return Job(own, job.block), 1 if numbered else int(asked)
 

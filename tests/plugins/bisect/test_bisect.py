@@ -45,7 +45,7 @@ def bisect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Bisect:
     def run(
         environments: dict[str, object], *options: str, cell: Sequence[str] = ("parallel=ddp",)
     ) -> tuple[int, str, str]:
-        words = ["-o", str(tmp_path / "café")]
+        words: list[str] = []
         for version, given in environments.items():
             rows = given if isinstance(given, list) else [given]
             lines = [
@@ -61,7 +61,9 @@ def bisect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Bisect:
             program.chmod(program.stat().st_mode | stat.S_IXUSR)
             words += ["--python", f"{version}={program}"]
         first, *_, last = environments
-        status = main(["bisect", *cell, "--good", first, "--bad", last, *words, *options])
+        usual = {"-o": str(tmp_path / "café"), "--good": first, "--bad": last}
+        words += [word for option in usual.items() if option[0] not in options for word in option]
+        status = main(["bisect", *cell, *words, *options])
         printed = capsys.readouterr()
         return status, printed.out, printed.err
 

@@ -1,0 +1,159 @@
+"""Words of a run that Hydra would misread, or report in its own terms."""
+
+from pathlib import Path
+
+import pytest
+
+from conftest import TESTS
+from dcpbench.cli import run
+from dcpbench.cli.commands import main
+from dcpbench.cli.words import check
+from dcpbench.config.errors import ConfigError
+from dcpbench.sweep import manifest
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("fsdp2,", "fsdp2,: not a command and not key=value; did you mean parallel=fsdp2?"),
+        (
+            "parallel=fsdp,fsdp2, save=sync",
+            "parallel=fsdp,fsdp2,: ends with a comma; write parallel=fsdp,fsdp2",
+        ),
+        ("parallel=fsdp, fsdp2", "parallel=fsdp,: ends with a comma; write parallel=fsdp,fsdp2"),
+        ("parallel=fsdp,,fsdp2", "lacks a value next to a comma; write parallel=fsdp,fsdp2"),
+        ("parallel=,fsdp", "lacks a value next to a comma; write parallel=fsdp"),
+        ("parallel=,", "parallel=,: has no value"),
+        ("parallel=", "parallel=: has no value"),
+        ("parallel= ddp", "parallel=: has no value; write parallel=ddp, without a space"),
+        ("parallel = ddp", "parallel: not a command and not key=value; write parallel=fsdp"),
+        ("parallel ddp", "parallel: not a command and not key=value; write parallel=ddp"),
+        ("=ddp", "=ddp: has no key in front of the ="),
+        ("parallel=[ddp", "has a [ without a closing ]"),
+        ("model.options={a:[1}", "has a } without a {"),
+        ("parallel=ddp)", "has a ) without a ("),
+        ("parallel=choice(ddp,fsdp", "has a ( without a closing )"),
+        ('storage.root="a,b', 'has a " without a closing "'),
+        ("parallel=chioce(ddp,fsdp)", "is not a call of one of Hydra's functions"),
+        ("storage.root=~/é", "has characters that need quotes; write 'storage.root=\"~/é\"'"),
+        ("parallel=null", "parallel=null: cannot be null; leave it out"),
+        ("load_parallel=ddp,null", "load_parallel=null: cannot be null; leave it out"),
+    ],
+)
+def test_malformed_words_are_refused(words: str, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check(words.split())
+    assert message in str(refused.value)
+    assert "hydra.cc" not in str(refused.value)
+
+
+def test_words_with_meaning_are_accepted() -> None:
+    check(
+        ['storage.root="a, b"', "parallel=choice(ddp,fsdp)", "model.options={a:[1,2]}", "seed=1,2", "~fault"]
+    )
+    check(["workload.target=mine.build", "load_python=/venv/bin/python3.12", "parallel=glob(fsdp*)"])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "fix"),
+    [
+        ("parallel=ddp", "parallel=fsdp2", "; leave one out, or write parallel=ddp,fsdp2 for both"),
+        ("parallel=ddp", "parallel=ddp", "; leave one out"),
+        ("seed=1,2", "seed=3", "; leave one out, or write seed=1,2,3 for both"),
+        ("+train_steps=1", "train_steps=2", "; leave one out, or write train_steps=1,2 for both"),
+        ("train_steps=1", "++train_steps=1", "; leave one out"),
+        ("hydra.sweep.dir=a", "hydra.sweep.dir=b", "; leave one out"),
+        ("hydra/sweeper=basic", "hydra/sweeper=optuna", "; leave one out"),
+        ("parallel@load_parallel=ddp", "parallel@load_parallel=fsdp", "; leave one out"),
+        ("rerun=failed", "rerun=none", "; leave one out"),
+        ("~fault", "~fault", "; leave one out"),
+    ],
+)
+def test_key_given_twice_is_refused(first: str, second: str, fix: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check([first, "saves=1", second])
+    key = second.lstrip("+~").partition("=")[0]
+    assert str(refused.value).startswith(f"{second}: {key} is given twice (first {first}){fix}")
+    check([first, "parallel@other=ddp"])
+
+
+def test_added_words_of_a_command_count(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "main", lambda words: 0)
+    assert main(["plan", "plan=false"]) == 2
+    assert main(["resume", "a", "resume=b"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "dcpbench: plan=true: plan is given twice (first plan=false); leave one out"
+    assert "resume is given twice (first resume=b)" in said[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("tiny.build", "tiny.build: not a command and not key=value; your model: workload.target=tiny.build"),
+        ("tiny.py", "your model: workload.target=tiny.build"),
+        ("./src/tiny.py::make", "your model: workload.target=tiny.make"),
+        ("model=tiny.build", "model=tiny.build: unknown value; your model: workload.target=tiny.build"),
+        (
+            "model=even,tiny.py:make",
+            "model=tiny.py:make: unknown value; your model: workload.target=tiny.make",
+        ),
+        ("checkpointer=my.Trainer", "your trainer: checkpointer=trainer workload.target=my.Trainer"),
+        ("optimizer=torch.optim.SGD", "optimizer=torch.optim.SGD: unknown value; did you mean sgd?"),
+        (
+            "scheduler=my.Warm",
+            "write target: my.Warm into DIR/scheduler/NAME.yaml, and pass --config-dir DIR",
+        ),
+    ],
+)
+def test_code_gets_its_key(words: str, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check(words.split())
+    assert message in str(refused.value)
+
+
+def test_value_with_a_dot_is_a_value(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "gpt2.small.yaml").write_text("target: x.y\n")
+    check(["model=gpt2.small", "model@other=mine"], own=tmp_path)
+    check(["model=mine"], own=TESTS / "conf")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("plan resume outputs/x", "resume: to plan a resume: dcpbench plan resume=outputs/x"),
+        ("plan resume", "resume: to plan a resume: dcpbench plan resume=FOLDER"),
+        ("plan outputs/x", "to plan a resume: dcpbench plan resume=outputs/x"),
+        ("plan night", "to plan a resume: dcpbench plan resume=night"),
+        ("run outputs/x", "to resume a sweep: dcpbench resume outputs/x"),
+        ("outputs/x", "to resume a sweep: dcpbench resume outputs/x"),
+        ("test", "test: not a command and not key=value; see dcpbench --help"),
+        ("trust", "trust: not a command and not key=value; see dcpbench --help"),
+        ("tust", "tust: not a command and not key=value; see dcpbench --help"),
+        ("run --help tust", "--help tust: no such axis or key; choose one of"),
+        ("--parallel ddp", "--parallel: write parallel=ddp"),
+        ("run --parallel=ddp", "--parallel: write parallel=ddp"),
+        ("plan -parallel ddp", "-parallel: write parallel=ddp"),
+        ("run seed=1 --world-size 4", "--world-size: write world_size=4"),
+        ("run --trust true", "No such option '--trust'"),
+        ("run --timeouts.cell_s", "--timeouts.cell_s: write timeouts.cell_s=VALUE"),
+    ],
+)
+def test_other_words_get_a_hint(
+    words: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(run, "main", lambda words: pytest.fail("it was run"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "night").mkdir()
+    manifest.Record([], "", [], []).write(tmp_path / "night")
+    assert main(words.split()) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert message in said.err
+    assert "trust=" not in said.err

@@ -1,0 +1,80 @@
+"""Errors of Hydra and OmegaConf as one line."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+
+from dcpbench.cli.run import register_groups
+from dcpbench.config.errors import one_line
+from dcpbench.config.schema import conf_folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hydra() -> Iterator[None]:
+    register_groups([])
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        yield
+    GlobalHydra.instance().clear()
+
+
+def refused(word: str) -> str:
+    with pytest.raises(Exception, match=r".") as error:
+        compose("config", [word])
+    return one_line(error.value, [word])
+
+
+@pytest.mark.parametrize(
+    ("word", "must"),
+    [
+        ("compile=maybe", "true or false"),
+        ("optimizer.lr=fast", "a number or null"),
+        ("timeouts.cell_s=soon", "a number"),
+        ("train_steps=1.5", "a whole number"),
+        ("saves=null", "a whole number"),
+        ("load_world_size=x", "a whole number or null"),
+        ("world_size=[1]", "a whole number or a text"),
+        ("workload.target=[a]", "a text or null"),
+        ("parallel.mesh=dp", "a list, such as [a,b]"),
+        ("model.options=3", "a mapping, such as {a:1}"),
+    ],
+)
+def test_wrong_type_names_the_right_one(word: str, must: str) -> None:
+    assert refused(word) == f"{word}: must be {must}"
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("device=tpu", "device=tpu: invalid value; did you mean cpu? Choose one of auto, cpu, cuda"),
+        ("timeouts=3", "timeouts=3: is not one value; its keys are timeouts.cell_s, timeouts.join_s, "),
+        ("optimizer.betas=[0.9,b]", "optimizer.betas[1]=b: must be a number"),
+        ("parallel=fspd", "parallel=fspd: unknown value; did you mean fsdp?"),
+        ("workload.options.width=3", "; to add it, write +workload.options.width=3"),
+        (
+            "workload.options.a.b=3",
+            "options.a: unknown key; to add it, write +workload.options.a.b=3",
+        ),
+        ("parallel.tpp=2", "parallel.tpp: unknown key; did you mean tp?"),
+        ("trus=true", "trus: unknown key; the keys are scenario, parallel, "),
+        ("seed=1,", "seed=1,: ends with a comma; write seed=1"),
+    ],
+)
+def test_errors_are_one_line(word: str, message: str) -> None:
+    line = refused(word)
+    assert message in line
+    assert "\n" not in line
+
+
+def test_value_of_a_file_is_reported_like_a_word() -> None:
+    """Its types are those of the schema too."""
+    from omegaconf import OmegaConf
+
+    from dcpbench.config.schema import config_class
+
+    asked: dict[str, Any] = {"model": {"batch_size": "many"}}
+    with pytest.raises(Exception, match=r".") as error:
+        OmegaConf.merge(OmegaConf.structured(config_class()), asked)
+    assert one_line(error.value) == "model.batch_size=many: must be a whole number"
