@@ -41,11 +41,9 @@ def test_language_model_with_dropout_resumes_exactly(sweep: Finished, parallel: 
 @pytest.mark.parametrize(
     ("target", "told"),
     [
-        ("nowhere.build", "ModuleNotFoundError: No module named 'nowhere'"),
-        ("mine.build", "AttributeError: module 'mine' has no attribute 'build'"),
-        ("mine.number", "it cannot be called"),
-        ("ends.build", "the process that imports it ends"),
-        ("raises.build", "SystemExit: 3"),
+        ("mine.number", "is of type int; name a function"),
+        ("ends.build", "cannot be imported: the process that imports it ends"),
+        ("raises.build", "cannot be imported: SystemExit: 3"),
     ],
 )
 def test_wrong_target_is_refused_before_a_cell(target: str, told: str, tmp_path: Path) -> None:
@@ -54,7 +52,7 @@ def test_wrong_target_is_refused_before_a_cell(target: str, told: str, tmp_path:
     (tmp_path / "raises.py").write_text("raise SystemExit(3)\n")
     words = (f"workload.target={target}", "device=cpu", "world_size=1", "parallel=none", "saves=1")
     ended = run(tmp_path / "sweep", *words, cwd=tmp_path)
-    line = f"dcpbench: workload.target={target}: cannot be imported: {told}\n"
+    line = f"dcpbench: workload.target={target}: {told}\n"
     assert (ended.status, ended.out, ended.err) == (2, "", line)
     assert not ended.folder.exists()
 
@@ -62,7 +60,10 @@ def test_wrong_target_is_refused_before_a_cell(target: str, told: str, tmp_path:
 def test_wrong_return_value_is_refused() -> None:
     given = config()
     given.workload = WorkloadConfig("builtins.dict")
-    with pytest.raises(TypeError, match=r"workload.target=builtins.dict: returned a dict, no Workload"):
+    with pytest.raises(
+        TypeError,
+        match=r"workload.target=builtins.dict: returned a dict; must return a dcpbench.api.Workload",
+    ):
         workload_of(given)
 
 

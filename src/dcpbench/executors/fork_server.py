@@ -42,6 +42,10 @@ def _no_other_interpreter(python: str) -> None:
     raise ConfigError(f"load_python={python}: needs executor=local; other executors have one interpreter")
 
 
+Calls = Sequence[tuple[dict[str, Any], bool]]
+"""How a sweep calls a `workload.target`: its options, and whether it builds a trainer."""
+
+
 @dataclass
 class Machine:
     """Hardware and software that cells can use.
@@ -50,7 +54,7 @@ class Machine:
         description: goes into `environment.json`.
         hosts: returns how many hosts run a number of ranks on a type of device.
         versions_of: returns the versions of another interpreter, or raises `ConfigError`.
-        import_error: returns why ranks cannot import a target; None if they can.
+        workload_error: returns why ranks cannot use a `workload.target`, see `workload_error`.
     """
 
     gpus: int
@@ -58,7 +62,7 @@ class Machine:
     _more: Connection | None = None
     hosts: Callable[[int, str], int] = lambda ranks, device: 1
     versions_of: Callable[[str], Any] = _no_other_interpreter
-    import_error: Callable[[str], str | None] = lambda target: None
+    workload_error: Callable[[str, Calls], str | None] = lambda target, calls: None
 
     @property
     def nccl(self) -> str | None:
@@ -137,10 +141,12 @@ def start(process: ForkServerProcess) -> None:
 
 
 def end_server() -> None:
-    """Kill the server and all processes forked from it, and wait for its end. multiprocessing detects that
-    and starts a new server for the next process."""
+    """Kill the server, if there is one, and all processes forked from it, and wait for its end.
+    multiprocessing detects that and starts a new server for the next process."""
     server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     with suppress(ProcessLookupError, ChildProcessError):
+        if server is None:
+            return
         os.kill(server, signal.SIGKILL)
         os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
 
@@ -187,29 +193,30 @@ def probe(context: ForkServerContext, also: Callable[[], dict[str, Any]] = dict)
     return Machine(description["gpu_count"], description, here)
 
 
-def import_error(context: ForkServerContext, target: str) -> str | None:
-    """Import a target in a process like a rank's. Return why that failed, or None if it did not."""
+def workload_error(context: ForkServerContext, target: str, calls: Calls) -> str | None:
+    """Import a `workload.target` in a process like a rank's. Return why it cannot be used, or None if it can.
+
+    Args:
+        calls: its options and whether it builds a trainer, for each way in which the sweep calls it.
+    """
     here, there = context.Pipe(duplex=False)
-    start(context.Process(target=_import, args=(there, target), daemon=True))
+    start(context.Process(target=_check_workload, args=(there, target, calls), daemon=True))
     there.close()
     try:
         error: str | None = here.recv() if here.poll(_ANSWER_LIMIT_S) else None
     except EOFError:
-        error = "the process that imports it ends"
+        error = "cannot be imported: the process that imports it ends"
     return error
 
 
-def _import(connection: Connection, target: str) -> None:
+def _check_workload(connection: Connection, target: str, calls: Calls) -> None:
     from dcpbench.records.installation import import_from_current_folder
+    from dcpbench.workloads.target import why_unusable
 
     for stream in (1, 2):  # user code can print
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     import_from_current_folder()
-    try:
-        message = None if callable(pkgutil.resolve_name(target)) else "it cannot be called"
-    except BaseException as error:  # noqa: BLE001 - user code can raise anything
-        message = f"{type(error).__name__}: {error}"
-    connection.send(message)
+    connection.send(next(filter(None, (why_unusable(target, *call) for call in calls)), None))
 
 
 def _probe(connection: Connection, also: Callable[[], dict[str, Any]]) -> None:

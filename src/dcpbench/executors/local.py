@@ -39,8 +39,8 @@ class LocalEngine(Engine):
         self._context = fork_server.fork_server(modules)
 
     def probe(self) -> Machine:
-        importing = partial(fork_server.import_error, self._context)
-        return replace(fork_server.probe(self._context), versions_of=versions_of, import_error=importing)
+        checking = partial(fork_server.workload_error, self._context)
+        return replace(fork_server.probe(self._context), versions_of=versions_of, workload_error=checking)
 
     def executor(self, gpus: tuple[int, ...]) -> "LocalExecutor":
         cleanup.adopt_orphans()

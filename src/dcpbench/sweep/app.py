@@ -4,12 +4,13 @@ import math
 import os
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.errors import HydraException
@@ -117,7 +118,7 @@ class SweepRun:
                 self._print(sentence)
             for sentence in shared_gpu_sentences(mine, machine):
                 self._print(sentence)
-            _refuse_unimportable(mine, machine)
+            _refuse_unusable_workloads(mine, machine)
             self._folder.begin(mine, jobs, found)
             self._driver = self._begun_driver(mine, machine, engine, found)
         try:
@@ -149,6 +150,8 @@ class SweepRun:
             return status or self._planned
         finally:
             self._folder.release(self.begun)
+            if not self.begun:  # it would go on importing torch
+                fork_server.end_server()
 
     def _begun_engine(self, batch: Sequence[Sequence[str]]) -> Engine:
         """Return the engine of the ranks; it imports what they need while cells are composed."""
@@ -196,16 +199,20 @@ class SweepRun:
         self._console.print(text_of(sentence), soft_wrap=True)
 
 
-def _refuse_unimportable(jobs: Sequence[job.Job], machine: Machine) -> None:
+def _refuse_unusable_workloads(jobs: Sequence[job.Job], machine: Machine) -> None:
     """Import each workload in a process like a rank, before the first cell runs.
 
     Raises:
-        ConfigError: ranks cannot import one.
+        ConfigError: ranks cannot import or call one.
     """
-    targets = dict.fromkeys(one.cell.config.workload.target for one in jobs if not one.skip)
-    for target in filter(None, targets):
-        if why := machine.import_error(target):
-            raise ConfigError(f"workload.target={target}: cannot be imported: {why}")
+    calls: defaultdict[str, list[tuple[dict[str, Any], bool]]] = defaultdict(list)
+    for config in (one.cell.config for one in jobs if not one.skip and one.cell.config.workload.target):
+        call = config.workload.options, config.own_trainer
+        if call not in calls[str(config.workload.target)]:
+            calls[str(config.workload.target)].append(call)
+    for target, of_target in calls.items():
+        if why := machine.workload_error(target, of_target):
+            raise ConfigError(f"workload.target={target}: {why}")
 
 
 def objective_of(base: DictConfig) -> Callable[[Row | None], float | None]:

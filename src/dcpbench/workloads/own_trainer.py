@@ -22,7 +22,7 @@ from dcpbench.workloads.optimizers import Optimizers
 from dcpbench.workloads.parallelisms import lay_out_buckets, wrap_model
 from dcpbench.workloads.stateful import RandomState, TrainState
 from dcpbench.workloads.training_run import TrainingRun
-from dcpbench.workloads.workload import Batches
+from dcpbench.workloads.workload import Batches, Workload
 from dcpbench.workloads.world import World
 
 
@@ -86,8 +86,10 @@ def build_trainer(config: Config, setup: Setup) -> Trainer:
     if not (hasattr(made, "optimizer") or hasattr(made, "optimizers")):
         lacks.append("optimizer")
     if lacks:
-        what = f"returned a {type(made).__name__} without {', '.join(lacks)}"
-        raise TypeError(f"workload.target={config.workload.target}: {what}, no trainer")
+        wrong = f"returned a {type(made).__name__} without {', '.join(lacks)}; must return a trainer"
+        if isinstance(made, Workload):
+            wrong = "returned a Workload; leave out checkpointer=trainer"
+        raise TypeError(f"workload.target={config.workload.target}: {wrong}")
     trainer: Trainer = made
     return trainer
 

@@ -67,6 +67,11 @@ class Workload:
     accumulate: int = 1
 
 
+def is_trainer(value: object) -> bool:
+    """Return whether a class or object has the methods of a trainer."""
+    return all(callable(getattr(value, name, None)) for name in ("step", "save", "load"))
+
+
 def workload_of(config: Config) -> Workload:
     """Build the workload of a cell.
 
@@ -79,7 +84,9 @@ def workload_of(config: Config) -> Workload:
     made = pkgutil.resolve_name(config.workload.target)(**config.workload.options)
     where = f"workload.target={config.workload.target}"
     if not isinstance(made, Workload):
-        raise TypeError(f"{where}: returned a {type(made).__name__}, no Workload")
+        trainer = "; if it is a trainer, add checkpointer=trainer" if is_trainer(made) else ""
+        wrong = f"returned a {type(made).__name__}; must return a dcpbench.api.Workload{trainer}"
+        raise TypeError(f"{where}: {wrong}")
     for name in ("batch", "loss", "optimizer", "scheduler"):
         if not callable(value := getattr(made, name)):
             raise TypeError(f"{where}: {name} is a {type(value).__name__}; pass a function (see Workload)")

@@ -59,7 +59,7 @@ class Answers(Agent):
             silent.set_exception(ConnectionError("gone"))
         described = {"host": self.name, "torch": "2.13.0", **HERE, **self.like}
         answers = {
-            "import_error": self.lacks,
+            "workload_error": self.lacks,
             "describe": {name: value for name, value in described.items() if value},
             "state": State(time.time(), time.monotonic(), True, None),
             "listen": 1,
@@ -119,11 +119,11 @@ def placed(cluster: Cluster, kind: WorldKind = TWO_RANKS) -> dict[str, range]:
 def test_target_that_a_host_cannot_import_is_refused() -> None:
     a, b = host("a"), host("b")
     machine = Cluster(ExecutorConfig("ray"), [a, b]).probe()
-    assert machine.import_error("mine.build") is None
+    assert machine.workload_error("mine.build", [({}, False)]) is None
     b.lacks = "ModuleNotFoundError: No module named 'mine'"
-    assert machine.import_error("mine.build") == f"{b.lacks} (host b)"
+    assert machine.workload_error("mine.build", [({}, False)]) == f"{b.lacks} (host b)"
     b.lost = "was lost with its host"
-    assert machine.import_error("mine.build") is None, "its cells run on the other"
+    assert machine.workload_error("mine.build", [({}, False)]) is None, "its cells run on the other"
 
 
 @pytest.mark.slow

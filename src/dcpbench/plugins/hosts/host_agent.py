@@ -123,9 +123,9 @@ class HostAgent:
         copies = " and ".join(sorted({machine.description["dcpbench"], installation()["dcpbench"]}))
         return {"host": self._name, "address": self._address, **machine.description, "dcpbench": copies}
 
-    def import_error(self, target: str) -> str | None:
-        """Return why ranks of this host cannot import a target, or None if they can."""
-        return fork_server.import_error(self._context, target)
+    def workload_error(self, target: str, calls: fork_server.Calls) -> str | None:
+        """Return why ranks of this host cannot use a `workload.target`, or None if they can."""
+        return fork_server.workload_error(self._context, target, calls)
 
     def state(self, key: Key, folders: Sequence[str]) -> State:
         """Return the clocks, and the state of a group and of folders, which a file system can show late."""

@@ -11,7 +11,7 @@ from typing import Any
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
 from dcpbench.executors.base import Engine
-from dcpbench.executors.fork_server import Machine
+from dcpbench.executors.fork_server import Calls, Machine
 from dcpbench.executors.shared_gpus import ranks_per_gpu
 from dcpbench.plugins.hosts.placement import spread
 from dcpbench.records.installation import installation
@@ -162,12 +162,13 @@ class HostsEngine(Engine):
         own = ("host", "address", "dcpbench", "plugins")
         of_first = {name: value for name, value in described[0].items() if name not in own}
         description = {**of_first, "gpu_count": gpus, "hosts": described}
-        return Machine(gpus, description, hosts=self._hosts_of, import_error=self._import_error)
+        return Machine(gpus, description, hosts=self._hosts_of, workload_error=self._workload_error)
 
-    def _import_error(self, target: str) -> str | None:
-        """Return why a host cannot import a target; None if all can, or if they are lost."""
-        calls = [(agent, agent.call("import_error", target)) for agent in self.agents if not agent.lost]
-        answers = [(agent, agent.answer(call, IMPORT_S)) for agent, call in calls]
+    def _workload_error(self, target: str, calls: Calls) -> str | None:
+        """Return why a host cannot use a `workload.target`; None if all can, or if they are lost."""
+        here = [agent for agent in self.agents if not agent.lost]
+        asked = [(agent, agent.call("workload_error", target, calls)) for agent in here]
+        answers = [(agent, agent.answer(call, IMPORT_S)) for agent, call in asked]
         return next((f"{why} (host {agent.name})" for agent, why in answers if why), None)
 
     def _hosts_of(self, ranks: int, device: str) -> int:

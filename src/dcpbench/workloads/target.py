@@ -1,0 +1,73 @@
+"""Check a user's `workload.target` in a process of a rank, before a cell starts."""
+
+import inspect
+import pkgutil
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from dcpbench.config.text import did_you_mean
+from dcpbench.workloads.workload import Workload, is_trainer
+
+
+def why_unusable(target: str, options: Mapping[str, Any], own_trainer: bool) -> str | None:
+    """Import a target, without calling it. Return why a cell cannot use it, or None if it can.
+
+    Args:
+        options: the keyword arguments that it is called with.
+        own_trainer: whether it must build a trainer, and is called with a setup first.
+    """
+    try:
+        build = pkgutil.resolve_name(target)
+    except BaseException as error:  # noqa: BLE001 - user code can raise anything
+        near = ""
+        if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType) and error.name:
+            near = did_you_mean(error.name, vars(error.obj))
+        return f"cannot be imported: {type(error).__name__}: {error}{near}"
+    if isinstance(build, ModuleType):
+        return f"is a module; name a function in it, such as {target}.{_function_of(build)}"
+    if not callable(build):
+        return f"is of type {type(build).__name__}; name a function"
+    if isinstance(build, type) and not own_trainer:
+        if is_trainer(build):
+            return "is a trainer; add checkpointer=trainer"
+        if not issubclass(build, Workload) and build.__new__ is object.__new__:
+            return f"returns a {build.__name__}; must return a dcpbench.api.Workload"
+    return _why_not_called(build, options, own_trainer)
+
+
+def _function_of(module: ModuleType) -> str:
+    """Return the name of a function of a module; `build` if it has none."""
+    functions = [name for name, value in vars(module).items() if _is_own_function(value, module)]
+    return "build" if "build" in functions or not functions else functions[0]
+
+
+def _is_own_function(value: object, module: ModuleType) -> bool:
+    return inspect.isfunction(value) and value.__module__ == module.__name__
+
+
+def _why_not_called(build: Any, options: Mapping[str, Any], own_trainer: bool) -> str | None:
+    """Return why the signature of a function does not fit the call; None if it fits, or is not known."""
+    try:
+        signature = inspect.signature(build)
+    except (TypeError, ValueError):
+        return None
+    why = _refused(signature, options, own_trainer)
+    if why is None:
+        return None
+    arguments = [*(["setup"] if own_trainer else []), *(f"{name}=..." for name in options)]
+    call = f"{getattr(build, '__name__', 'it')}({', '.join(arguments)})"
+    fix = "set its arguments in workload.options"
+    if _refused(signature, options, not own_trainer) is None:
+        fix = "if it is a trainer, add checkpointer=trainer"
+        fix = "leave out checkpointer=trainer" if own_trainer else fix
+    return f"cannot be called as {call}: {why}; {fix}"
+
+
+def _refused(signature: inspect.Signature, options: Mapping[str, Any], with_setup: bool) -> str | None:
+    """Return why a signature does not take these arguments, or None if it does."""
+    try:
+        signature.bind(*(["setup"] if with_setup else []), **options)
+    except TypeError as error:
+        return str(error)
+    return None

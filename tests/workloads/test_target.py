@@ -1,0 +1,83 @@
+"""A user's `workload.target` is checked before a cell starts."""
+
+from pathlib import Path
+
+import pytest
+
+from dcpbench.workloads.target import why_unusable
+
+MODULE = """
+import torch
+from dcpbench.api import Workload
+number = 3
+
+class Model(torch.nn.Linear): ...
+
+class Trainer:
+    def __init__(self, setup, lr=1): ...
+    def step(self): ...
+    def save(self, path): ...
+    def load(self, path): ...
+
+class Small(Workload): ...
+
+def build(width=1): ...
+def build_trainer(setup): ...
+def sized(width): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "own_trainer", "why"),
+    [
+        ("checked.build", {}, False, None),
+        ("checked.build", {"width": 2}, False, None),
+        ("checked.Trainer", {"lr": 2}, True, None),
+        ("checked.build_trainer", {}, True, None),
+        ("checked.Small", {"model": 1, "batch": 2, "loss": 3}, False, None),
+        ("checked", {}, False, "is a module; name a function in it, such as checked.build"),
+        ("checked.number", {}, False, "is of type int; name a function"),
+        ("checked.Model", {}, False, "returns a Model; must return a dcpbench.api.Workload"),
+        ("checked.Trainer", {}, False, "is a trainer; add checkpointer=trainer"),
+        (
+            "checked.build_trainer",
+            {},
+            False,
+            "cannot be called as build_trainer(): missing a required argument: 'setup'; if it is a trainer, "
+            "add checkpointer=trainer",
+        ),
+        (
+            "checked.build",
+            {"widht": 2},
+            False,
+            "cannot be called as build(widht=...): got an unexpected keyword argument 'widht'; set its "
+            "arguments in workload.options",
+        ),
+        (
+            "checked.build",
+            {"width": 2},
+            True,
+            "cannot be called as build(setup, width=...): multiple values for argument 'width'; leave out "
+            "checkpointer=trainer",
+        ),
+        (
+            "checked.biuld",
+            {},
+            False,
+            "cannot be imported: AttributeError: module 'checked' has no attribute 'biuld'; did you mean "
+            "build?",
+        ),
+        ("nowhere.build", {}, False, "cannot be imported: ModuleNotFoundError: No module named 'nowhere'"),
+    ],
+)
+def test_unusable_targets_are_explained(
+    target: str,
+    options: dict[str, object],
+    own_trainer: bool,
+    why: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "checked.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert why_unusable(target, options, own_trainer) == why
