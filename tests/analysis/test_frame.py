@@ -65,17 +65,18 @@ def test_rows_without_new_columns_are_complete(tmp_path: Path) -> None:
         (b"{}\n", "no schema_version, so not a row"),
         (
             line(schema_version=1, git_commit="abc"),
-            "schema version 1, this dcpbench reads 2 and 3; left out; dcpbench at",
+            "schema version 1, this dcpbench reads 2 and 3; ignored; dcpbench at",
         ),
         (
             line(schema_version=4),
-            "schema version 4, this dcpbench reads 2 and 3; left out; a newer dcpbench reads it",
+            "schema version 4, this dcpbench reads 2 and 3; ignored; a newer dcpbench reads it",
         ),
         (line()[:-40] + b"\0" * 40 + b"\n", "NUL bytes"),
         (b"[" * 100_000 + b"\n", "nested too deeply"),
         (b'{"a": ' * 100_000 + b"\n", "nested too deeply"),
         (line().replace(b'"seed": 0', b'"seed": ' + b"9" * 5000), "more digits than any measurement"),
-        (b"__import__('os')\n", "Expecting value"),
+        (b"__import__('os')\n", "invalid JSON at character 1 of 17; ignored"),
+        (b'{"a": 1\n', "invalid JSON at character 8 of 8; ignored"),
     ],
 )
 def test_invalid_lines_are_reported_and_skipped(tmp_path: Path, damaged: bytes, told: str) -> None:
@@ -173,7 +174,7 @@ def test_damaged_lines_are_summarized(tmp_path: Path, capsys: pytest.CaptureFixt
     folder = folder_of_lines(tmp_path / "s", [line(), *[b"?\n"] * 100])
     assert main([str(folder)]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert len([sentence for sentence in said if "a damaged row" in sentence]) == 5
+    assert len([sentence for sentence in said if "invalid JSON" in sentence]) == 5
     assert "and 95 more damaged lines" in said
     assert len(first_of(["?"] * 6)) == 6
     assert main([str(folder), "--format", "csv"]) == 0
@@ -185,7 +186,7 @@ def test_damaged_lines_are_summarized(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("environment", "told"),
     [
-        (b'{"torch": ', "Expecting value"),
+        (b'{"torch": ', "invalid JSON at character 10 of 10"),
         (b"[]", "expected a JSON object"),
         (b'{"torch": "2.13", "free": NaN}', "NaN is not JSON"),
         (b"[" * 100_000, "nested too deeply"),
@@ -231,11 +232,25 @@ def test_unreadable_files_are_reported(tmp_path: Path, capsys: pytest.CaptureFix
     assert "Permission denied" in capsys.readouterr().err
 
 
-def test_sweeps_without_rows_are_not_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = folder_of_lines(tmp_path / "s", [])
-    assert main([str(folder)]) == 0
-    assert capsys.readouterr().out == "0 cells: no rows yet\n"
-    assert every_format(folder)
+@pytest.mark.parametrize(
+    ("lines", "begun", "told"),
+    [
+        ([], False, ""),
+        ([], True, ": 2 cells to run"),
+        ([b'{"a": 1 "b"\n'], False, ": {folder}/results.jsonl:1: invalid JSON at character 9 of 12; ignored"),
+    ],
+)
+def test_report_without_rows_exits_with_2(
+    lines: list[bytes], begun: bool, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = folder_of_lines(tmp_path / "s", lines)
+    if begun:
+        (folder / "sweep.json").write_text('{"arguments": [], "cells": ["a", "b"]}')
+    for options in ([], ["--format", "csv"], ["--where", "status=pass"]):
+        assert main([str(folder), *options]) == 2
+        said = capsys.readouterr()
+        assert (said.out, said.err) == ("", f"dcpbench: {folder}: no row yet{told.format(folder=folder)}\n")
+    assert not (folder / "report.html").exists()
 
 
 def test_several_sweeps_are_one_frame(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def test_damaged_details_hide_no_row(tmp_path: Path) -> None:
     path.write_bytes(whole + b"".join(damage))
     (only,), damaged = read_rows(tmp_path)
     assert only.details == {"a": 1}
-    assert damaged == [f"{path}:{number}: not the details of a row, left out" for number in range(2, 9)]
+    assert damaged == [f"{path}:{number}: not the details of a row; ignored" for number in range(2, 9)]
     keep_beside(tmp_path, {"a"})
     assert len(read_rows(tmp_path)[1]) == len(damage) - 1, "an interrupted line is cut off"
     path.unlink()

@@ -84,17 +84,16 @@ def known_column(name: str, option: str) -> str:
     known = queryable()
     if name in known:
         return name
-    meant = did_you_mean(name, known) or ";"
-    raise QueryError(f"{option}: no column {name!r}{meant} the columns are {', '.join(known)}")
+    raise QueryError(f"{option}: no column {name!r}{choices(name, known)}")
 
 
 def known_metric(name: str) -> str:
     """Return the name of a column of numbers; raise QueryError if it is not one."""
     known = queryable()
-    if known[known_column(name, "--metric")] in ("float64", "Int64"):
+    if known.get(name) in ("float64", "Int64"):
         return name
     metrics = [column for column, dtype in known.items() if dtype == "float64" or column in METRICS]
-    raise QueryError(f"--metric: {name} is not a metric; choose one of {', '.join(metrics)}")
+    raise QueryError(f"--metric: {name} is not a metric{choices(name, metrics)}")
 
 
 def _refuse_unknown_value(column: "pd.Series[str]", condition: Condition) -> None:
@@ -103,7 +102,7 @@ def _refuse_unknown_value(column: "pd.Series[str]", condition: Condition) -> Non
     if not isinstance(value, str) or not value or condition.operator not in ("=", "!="):
         return
     there = sorted(column.dropna().unique())
-    known = [*STATUSES, *there] if condition.column == "status" else there
+    known = [*dict.fromkeys([*STATUSES, *there])] if condition.column == "status" else there
     if value not in known and (condition.operator == "=" or did_you_mean(value, known)):
         given = f"{condition.column}{condition.operator}{value}"
         raise QueryError(f"--where {given}: no row has that {condition.column}{choices(value, known)}")

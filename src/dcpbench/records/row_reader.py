@@ -40,7 +40,7 @@ def read_row(
     except ValueError as error:
         return None, [_why_no_row(line, str(error))]
     if not isinstance(row, dict):
-        return None, [f"{value_text(row)}, expected a row; left out"]
+        return None, [f"{value_text(row)}, expected a row; ignored"]
     if row.get("schema_version") not in READABLE:
         return None, [_why_not_this_version(row)]
     for name, kind in types.items():
@@ -51,23 +51,23 @@ def read_row(
 
 def _why_no_row(line: bytes, error: str) -> str:
     if len(line) == files.LONGEST_LINE:
-        return f"longer than the {len(line):,} bytes of any row; left out, with all lines after it"
+        return f"longer than the {len(line):,} bytes of any row; ignored, with all lines after it"
     if not line.endswith(b"\n"):
-        return "a torn row, whose write was interrupted; left out; resume= runs its cell again"
+        return "a torn row, whose write was interrupted; ignored; resume runs its cell again"
     if b"\0" in line:
-        return "a damaged row with NUL bytes (the disk or the machine failed); left out"
-    return f"a damaged row; left out: {error}"
+        return "a damaged row with NUL bytes (the disk or the machine failed); ignored"
+    return f"{error}; ignored"
 
 
 def _why_not_this_version(row: dict[str, Any]) -> str:
     version, commit = row.get("schema_version"), row.get("git_commit")
     if version is None:
-        return "no schema_version, so not a row of dcpbench; left out"
+        return "no schema_version, so not a row of dcpbench; ignored"
     by = f"dcpbench at commit {commit}" if isinstance(commit, str) else "the dcpbench that wrote it"
     if isinstance(version, int) and version > SCHEMA_VERSION:
         by = "a newer dcpbench"
     readable = f"{READABLE[0]} and {READABLE[-1]}"
-    return f"schema version {value_text(version)}, this dcpbench reads {readable}; left out; {by} reads it"
+    return f"schema version {value_text(version)}, this dcpbench reads {readable}; ignored; {by} reads it"
 
 
 def _repair(row: dict[str, Any], name: str, kind: ColumnType, number: int) -> str:
@@ -108,7 +108,8 @@ def parse(content: bytes) -> tuple[Any, list[str]]:
     except RecursionError:
         raise ValueError("nested too deeply to be read") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"{error.msg} at character {error.pos + 1} of {len(text):,}") from None
+        place = min(error.pos + 1, len(text))  # an error at the end is behind the last character
+        raise ValueError(f"invalid JSON at character {place:,} of {len(text):,}") from None
     except ValueError:
         raise ValueError("a number with more digits than any measurement") from None
     if no_numbers:

@@ -250,7 +250,7 @@ def _read_details(folder: Path) -> tuple[Details, list[str]]:
                     raise TypeError
                 found[tuple(line[name] for name in _ATTEMPT)] = line["details"]
             except (ValueError, KeyError, TypeError):
-                remarks = ["not the details of a row, left out"]
+                remarks = ["not the details of a row; ignored"]
             if remarks:
                 damaged.append(f"{path}:{number}: {'; '.join(remarks)}")
     except FileNotFoundError:

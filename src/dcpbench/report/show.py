@@ -14,6 +14,7 @@ from dcpbench.analysis.cell_history import sweep_before
 from dcpbench.analysis.frame import Sweeps, read_sweeps, records, short_names, sweeps_in
 from dcpbench.analysis.query import Condition, QueryError, known_column, known_metric, names_in, parse, select
 from dcpbench.analysis.runs import failures, of_a_kind
+from dcpbench.config.text import counted
 from dcpbench.records.row import NESTED
 from dcpbench.records.store import ResultsError, write_whole
 from dcpbench.report.document import Content, Table, document_text, first_of, rendered
@@ -93,6 +94,7 @@ def main(
         )
     written_as = format_of(format, output, _FORMATS)
     read = read_sweeps(sweeps)
+    _refuse_empty(sweeps, read)
     file = io.StringIO() if output else sys.stdout
     put_out(_text(read, view, written_as, file, raw), output)
     if where and len(read.frame) and _shown(read, view.where).frame.empty:
@@ -162,6 +164,16 @@ def content(sweeps: Sweeps, view: View = View()) -> Content:
         first_of(sweeps.left_out),
         f"{across}{headline(frame)}{of}",
     )
+
+
+def _refuse_empty(places: Sequence[Path], sweeps: Sweeps) -> None:
+    """Raise ResultsError if no sweep has a row that can be read."""
+    if len(sweeps.frame):
+        return
+    cells = sum(len(planned(Path(folder)).not_run(sweeps.frame)) for folder in sweeps.environments)
+    begun = [f"{counted(cells, 'cell')} to run"] if cells else []
+    why = "; ".join([*begun, *first_of(sweeps.left_out)])
+    raise ResultsError(f"{', '.join(map(str, places))}: no row yet{why and f': {why}'}")
 
 
 def _names(given: Sequence[str], option: str) -> tuple[str, ...]:
