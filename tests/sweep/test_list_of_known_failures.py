@@ -106,7 +106,7 @@ def test_entry_without_its_recomputation_is_idle(
     by = {"plain": "", "held": ", by: checkpoint", "known": ", by: one_replica", "lost": ", by: nobody_knows"}
     path.write_text("".join(f"- {entry.format(*one)}\n" for one in by.items()))
     assert [one.id for one in known_failures.read(path)] == ["plain", "held", "known"]
-    told = "dcpbench: list.yaml: lost: idle: no plug-in recomputes nobody_knows\n"
+    told = "dcpbench: list.yaml: lost: ignored: no installed plug-in can check it\n"
     assert capsys.readouterr().err == told
     monkeypatch.setattr(known_failures, "plugins", list)
     left = known_failures.read.__wrapped__(path)

@@ -47,7 +47,9 @@ def read(path: Path) -> list[KnownFailure]:
     try:
         entries: Any = yaml.load(path.read_text(encoding="utf-8"), _Loader) or []  # noqa: S506 - a safe loader
         found = [_entry(dict(entry)) for entry in entries]
-    except (OSError, YAMLError, OmegaConfBaseException, TypeError, ValueError) as error:
+    except OSError as error:
+        raise ConfigError(f"known_failures={path}: cannot be read: {error.strerror}") from None
+    except (YAMLError, OmegaConfBaseException, TypeError, ValueError) as error:
         raise ConfigError(f"known_failures={path}: {' '.join(str(error).split())}") from None
     for failure in found:
         try:
@@ -88,9 +90,8 @@ def _without_idle(path: Path, found: list[KnownFailure]) -> list[KnownFailure]:
     known = {AS_STORED, *(by for plugin in plugins() for by in plugin.defects)}
     idle = [one for one in found if not one.recomputations <= known]
     if idle:
-        absent = sorted(by for one in idle for by in one.recomputations - known)
-        ids, names = (", ".join(dict.fromkeys(each)) for each in ((one.id for one in idle), absent))
-        sys.stderr.write(f"dcpbench: {path.name}: {ids}: idle: no plug-in recomputes {names}\n")
+        ids = ", ".join(dict.fromkeys(one.id for one in idle))
+        sys.stderr.write(f"dcpbench: {path.name}: {ids}: ignored: no installed plug-in can check it\n")
     return [one for one in found if one not in idle]
 
 

@@ -107,6 +107,8 @@ class SweepFolder:
             of_all: the jobs of all parts.
             found: the result of `found`.
         """
+        for root in self._new_roots(jobs):
+            refuse_unusable(root / self.path.name, "storage.root")
         if self.part:
             words = [word for word in self._record.arguments if not word.startswith(f"{PART}=")]
             cells = {one.cell.name: one.cell.overrides for one in of_all}
