@@ -1,6 +1,7 @@
 """Each status once, without leaks: a failure in a cell is that cell's row."""
 
 import html
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def test_reports_escape_messages_of_cells(broken: Finished) -> None:
     assert "<b>error</b>" not in page
     cell = "scenario=raises parallel=ddp device=cpu saves=1 train_steps=1 resume_steps=1 timeouts.cell_s=8"
     there = f"cd {broken.folder.parent} && "
-    again = f"again: {there}python -m dcpbench --config-dir {TESTS / 'conf'} {cell}"
+    again = f"again: {there}{sys.executable} -m dcpbench run --config-dir {TESTS / 'conf'} {cell}"
     assert again in broken.out
     assert html.escape(again) in (broken.folder / "junit.xml").read_text()
 

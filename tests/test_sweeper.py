@@ -8,7 +8,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
-from conftest import ONE_STEP, SMALL, run
+from conftest import ONE_STEP, SMALL, TESTS, run
 from dcpbench.config.errors import ConfigError
 from hydra_plugins.dcpbench_launcher.matrix import Job, jobs, repeated
 
@@ -98,7 +98,7 @@ def test_printed_command_runs_only_that_cell(tmp_path: Path) -> None:
     )
     assert [row["status"] for row in first.rows] == ["pass", "fail"]
     (again,) = [line for line in first.out.splitlines() if "again: " in line]
-    words = again.split("python -m dcpbench ")[1].split()
+    words = again.split(f" run --config-dir {TESTS / 'conf'} ")[1].split()
     second = run(tmp_path / "second", *words)
     assert [row["overrides"] for row in second.rows] == [first.rows[1]["overrides"]]
     assert first.rows[1]["cell"] == "parallel=fsdp_tp", "a long name leaves out what all cells have"

@@ -100,7 +100,7 @@ def test_statuses_are_matched_by_axes_and_come_first(
     places = [said.index(part) for part in ("2.11.0", "newly failing", "newly passing", "save_s")]
     assert places == sorted(places), "environment, verdicts, costs"
     assert "rank 1 was killed by SIGKILL in save" in said
-    assert "again: python -m dcpbench parallel=ddp" in said
+    assert "again: dcpbench run parallel=ddp" in said
 
 
 def test_repeats_are_runs_of_one_cell(sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:

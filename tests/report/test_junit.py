@@ -66,7 +66,7 @@ def test_testcases_have_reason_and_command(every_status: Path) -> None:
     failed = cases["parallel=ddp,save=sync,repeat=1"]
     assert failed.classname == "save_load.ddp"
     assert failed.result[0].message.startswith("fail: fail: a ]]> b <c> & \ufffd\ufffd[31m")
-    assert "again: python -m dcpbench parallel=ddp save=sync repeat=1" in failed.result[0].text
+    assert "again: dcpbench run parallel=ddp save=sync repeat=1" in failed.result[0].text
     died = cases["parallel=none,save=sync"].system_out
     assert died is not None
     assert died.startswith("end of the log of rank 2:\nTraceback\na ]]> b")

@@ -117,7 +117,7 @@ def test_cells_open_by_mouse_and_return_the_focus(show: Callable[..., Browser]) 
     for metric, size in SIZES.items():
         assert f"{metric}\n{size_text(size)}" in told, "sizes as in the terminal"
     assert "replicas_equal\napplies to layouts in which several ranks have the same part of a tensor" in told
-    assert browser.text("#cell .again code") == "python -m dcpbench parallel=fsdp save=async repeat=1"
+    assert browser.text("#cell .again code") == "dcpbench run parallel=fsdp save=async repeat=1"
     assert len(browser.all("#cell .losses .c-resumed polyline")) == 2
     assert browser.js("return document.querySelector('#cell .c-continued polyline').points.length") == 8
     assert [one.text.split("\n")[-1] for one in browser.all("#cell .siblings button")] == [
@@ -170,7 +170,7 @@ def test_commands_are_copied(show: Callable[..., Browser]) -> None:
         "const [done] = arguments; navigator.clipboard.readText().then(done, (error) => done(String(error)))"
     )
     copied = browser.driver.execute_async_script(read)
-    assert shlex.split(copied) == ["python", "-m", "dcpbench", *asked]
+    assert shlex.split(copied) == ["dcpbench", "run", *asked]
 
 
 def test_texts_of_rows_stay_text(show: Callable[..., Browser], tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_pages_escape_texts_of_rows(tmp_path: Path) -> None:
     error = suite.find("testcase/error")
     assert error is not None
     assert "<script>alert(1)</script>" in (error.text or "")
-    assert "again: python -m dcpbench parallel=ddp" in (error.text or "")
+    assert "again: dcpbench run parallel=ddp" in (error.text or "")
 
 
 def test_injected_faults_have_a_separate_table(tmp_path: Path) -> None:

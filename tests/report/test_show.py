@@ -242,7 +242,7 @@ def test_conditions_select_rows(tmp_path: Path, asked: str, cells: list[str]) ->
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ("statuss!=pass", "did you mean status? the columns are sweep, cell, status"),
+        ("statuss!=pass", "no column 'statuss'; did you mean status?\n"),
         ("nothing", "expected a column, one of = != < <= > >= ~ and a value"),
         ("save_s>fast", "save_s is a number or null, not 'fast'"),
         ("save_s=nan", "not 'nan'"),
@@ -370,7 +370,7 @@ def test_markdown_escapes_texts_of_rows(tmp_path: Path, capsys: pytest.CaptureFi
     main([str(folder), "--format", "markdown"])
     said = capsys.readouterr().out
     assert "**all cells: parallel=a\\|b compile=false save=sync**" in said
-    assert ": `` `x` | <b> @all ``<br>again: `python -m dcpbench 'parallel=a|b' save=sync`" in said
+    assert ": `` `x` | <b> @all ``<br>again: `dcpbench run 'parallel=a|b' save=sync`" in said
 
 
 def test_files_are_written_atomically(matrix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,18 +401,18 @@ def test_report_rewrites_the_files_of_a_sweep(matrix: Path, capsys: pytest.Captu
 
 def test_again_commands_are_quoted_for_a_shell() -> None:
     said = again("'model.options={a: 1, b: [2]}' ~fault 'seed=$(reboot)'", "my conf")
-    assert shlex.split(said)[3:] == [
+    assert shlex.split(said)[2:] == [
         "--config-dir",
         "my conf",
         "model.options={a: 1, b: [2]}",
         "~fault",
         "seed=$(reboot)",
     ]
-    assert shlex.split(again("parallel=ddp it's", None))[3:] == ["parallel=ddp", "it's"], (
+    assert shlex.split(again("parallel=ddp it's", None))[2:] == ["parallel=ddp", "it's"], (
         "not as a shell has it"
     )
-    assert again(None, None) == "python -m dcpbench"
-    assert again("seed=1", None, "/my models") == "cd '/my models' && python -m dcpbench seed=1"
+    assert again(None, None) == "dcpbench run"
+    assert again("seed=1", None, "/my models") == "cd '/my models' && dcpbench run seed=1"
 
 
 @pytest.mark.slow

@@ -73,7 +73,7 @@ def test_equal_failures_are_one_line(tmp_path: Path) -> None:
         "fail seed=0 (and 2 more like it): "
         "optim_equal: net.weight differs by 0.5, rank 1 (+3 more), also extra_equal"
     )
-    assert told[-3] == "    again: python -m dcpbench parallel=ddp save=sync"
+    assert told[-3] == "    again: dcpbench run parallel=ddp save=sync"
     assert told[-2].startswith("full reasons and traces: report.html; logs: ")
 
 

@@ -3,12 +3,15 @@
 import re
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from dcpbench.analysis.cell_identity import override_words
 from dcpbench.analysis.frame import is_true, ok, records, severities
+from dcpbench.config.text import program
 from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
@@ -119,9 +122,15 @@ def again(overrides: object, config_dir: object, cwd: object = None) -> str:
         config_dir: the user's folder of config groups, if any.
         cwd: the folder of the user's modules, if known.
     """
-    there = f"cd {shlex.quote(cwd)} && " if isinstance(cwd, str) else ""
+    start, *module = program()
+    there = ""
+    if isinstance(cwd, str):
+        there = f"cd {shlex.quote(cwd)} && "
+        with suppress(OSError):  # the current folder was removed
+            if "/" in start and cwd != str(Path.cwd()):
+                start = str(Path(start).absolute())
     folder = ["--config-dir", config_dir] if isinstance(config_dir, str) else []
-    return there + shlex.join(["python", "-m", "dcpbench", *folder, *override_words(overrides)])
+    return there + shlex.join([start, *module, "run", *folder, *override_words(overrides)])
 
 
 def commands(frame: pd.DataFrame) -> list[str]:

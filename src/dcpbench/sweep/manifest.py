@@ -10,7 +10,6 @@ import os
 import re
 import secrets
 import shlex
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -25,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.overrides import quoted
 from dcpbench.config.schema import OF_ITS_CELLS, OF_THE_SWEEP, PART, is_about_the_sweep, is_how_run
+from dcpbench.config.text import program
 from dcpbench.records import files
 from dcpbench.records.row_reader import parse
 from dcpbench.records.store import SWEEP_JSON, write_json
@@ -60,7 +60,7 @@ class Record:
         configuration key that asks for it."""
         own = sign(self._content)
         if own is None or not hmac.compare_digest(own.encode(), str(self.signature).encode()):
-            asked = shlex.join(["python", "-m", "dcpbench", *self.arguments])
+            asked = shlex.join([*program(), "run", *self.arguments])
             raise ConfigError(
                 f"{key}{folder}: {SWEEP_JSON} is not signed with this user's key: another user may have made "
                 f"it, and resuming runs what it names: `{asked}` in {self.cwd}; if you want that, add "
@@ -167,8 +167,7 @@ def _from_here(word: str) -> str:
 
 def command(name: str, *folders: Path) -> str:
     """Return a command of dcpbench as it can be typed here: started in the same way as this process."""
-    started = ["dcpbench"] if Path(sys.argv[0]).name == "dcpbench" else [sys.orig_argv[0], "-m", "dcpbench"]
-    return shlex.join([*started, name, *map(shown, folders)])
+    return shlex.join([*program(), name, *map(shown, folders)])
 
 
 def shown(path: Path) -> str:
