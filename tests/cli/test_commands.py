@@ -52,9 +52,9 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         ("plan --all seed=1", ["seed=1", "plan=true", "plan_as=cells"]),
         ("plan seed=1 --json", ["seed=1", "plan=true", "plan_as=json"]),
         ("plan -m seed=1 --config-dir own", ["--config-dir=own", "--multirun", "seed=1", "plan=true"]),
-        ("resume a=b", ['resume="a=b"']),
-        ("resume out rerun=failed -m", ["--multirun", "rerun=failed", 'resume="out"']),
-        ("resume rerun=failed out", ["rerun=failed", 'resume="out"']),
+        ("resume a=b", ["resume='a=b'"]),
+        ("resume out rerun=failed -m", ["--multirun", "rerun=failed", "resume=out"]),
+        ("resume rerun=failed out", ["rerun=failed", "resume=out"]),
         ("run ~model.options.x +model.options.x=1", ["~model.options.x", "+model.options.x=1"]),
     ],
 )
