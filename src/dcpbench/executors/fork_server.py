@@ -210,8 +210,8 @@ def workload_error(context: ForkServerContext, target: str, calls: Calls) -> str
 
 
 def _check_workload(connection: Connection, target: str, calls: Calls) -> None:
+    from dcpbench.rank.workload_check import why_unusable
     from dcpbench.records.installation import import_from_current_folder
-    from dcpbench.workloads.target import why_unusable
 
     for stream in (1, 2):  # user code can print
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dcpbench.workloads.target import why_unusable
+from dcpbench.rank.workload_check import why_unusable
 
 MODULE = """
 import torch
