@@ -47,13 +47,24 @@ def package_digest(name: str) -> str:
 
     The package is found without being imported, as the driver has no torch.
     """
+    return _files_digest(*package_roots(name))
+
+
+def package_roots(name: str) -> list[Path]:
+    """Return the folders of a package, or the file of a module; none if it does not exist."""
     found = None
     with suppress(ModuleNotFoundError):  # the package that it would be in
         found = find_package(name)
     roots = [Path(place) for place in found.submodule_search_locations or []] if found else []
     if found and not roots and found.origin and found.has_location:
         roots = [Path(found.origin)]
-    return _files_digest(*roots)
+    return roots
+
+
+def source_files(root: Path, pattern: str = "*.py") -> list[Path]:
+    """Return the files below a folder whose names match; a file itself."""
+    inside = files_below(root) if root.is_dir() else [root]
+    return [path for path in inside if path == root or path.match(pattern)]
 
 
 def _conf_digest(folder: Path) -> str:
@@ -64,8 +75,7 @@ def _files_digest(*roots: Path, pattern: str = "*.py") -> str:
     """Return a digest of the files below these folders whose names match, and of their names."""
     sources = hashlib.sha256()
     for root in roots:
-        inside = files_below(root) if root.is_dir() else [root]
-        for path in (path for path in inside if path == root or path.match(pattern)):
+        for path in source_files(root, pattern):
             sources.update(f"{path.relative_to(root)}\0".encode())
             sources.update(hashlib.sha256(path.read_bytes()).digest())
     return sources.hexdigest()
@@ -95,7 +105,8 @@ def file_of(target: str) -> str | None:
     found = find_package(first)
     for name in names:
         inside = found.submodule_search_locations if found else None
-        module = PathFinder.find_spec(f"{found.name}.{name}", [*inside]) if found and inside else None
+        # Without its parent's name: a folder without __init__.py would be looked up in an imported parent.
+        module = PathFinder.find_spec(name, [*inside]) if inside else None
         if module is None:
             break
         found = module

@@ -29,7 +29,7 @@ _ORDER = tuple(
     side_effect_free files_unchanged files_equal random_equal cwd state_dict scheduler load_into
     optimizer_state activation_checkpointing clock_offset_s component python_version load_torch_version
     load_python_version resume training replicas_equal batch_loss_close gradient_bound step_bound
-    gradient_bound_used ranks_per_gpu backend
+    gradient_bound_used ranks_per_gpu backend target_commit
     """.split()  # noqa: SIM905
 )
 """The order of the columns, which never changes; later ones follow as they are declared."""
@@ -52,8 +52,9 @@ class Row:
     the second, and `details` the first. `overrides` are quoted for a shell. `config_dir` is the user's folder
     of groups; `cwd` is the folder in which the sweep was started, where its modules are found. `config` is
     the identity of the cell (`dcpbench.core.cell_key`) and `config_digest` its digest. `expected_digest` is
-    the digest of its known failures, `code_digest` that of the sources that ran. Rows that differ only in
-    `repeat` are repeats of one cell.
+    the digest of its known failures, `code_digest` that of the sources that ran. `git_commit` is the
+    commit of dcpbench's checkout, `target_commit` that of the user's. Rows that differ only in `repeat` are
+    repeats of one cell.
     """
 
     cell: str
@@ -82,6 +83,7 @@ class Row:
     ranks_per_gpu: int | None = None
     backend: str | None = None
     git_commit: str | None = None
+    target_commit: str | None = None
     started_at: str | None = None
     fault_seen: bool | None = None
     flaky: bool | None = None

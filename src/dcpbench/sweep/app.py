@@ -173,8 +173,8 @@ class SweepRun:
         self, jobs: list[job.Job], machine: Machine, engine: Engine, found: resume.Found | None
     ) -> driver.Sweep:
         """Return the driver of the jobs, and import meanwhile what shows their rows."""
-        folder, now = self._folder.path, machine.description | {"git_commit": jobs[0].columns["git_commit"]}
-        earlier = resume.earlier_machines(folder, now)
+        folder = self._folder.path
+        earlier = resume.earlier_machines(folder, job.environment_of(machine, jobs))
         # pandas takes up to a second to import, which the driver has while the ranks are at work.
         threading.Thread(target=import_module, args=("dcpbench.report.show",), daemon=True).start()
         log = RowLog(folder, found.standing if found else None)

@@ -21,7 +21,7 @@ from dcpbench.records import files, store
 from dcpbench.records.store import ResultsError, RowLog
 from dcpbench.report.styles import text_of
 from dcpbench.sweep.cell_runner import CellRunner, Finished, Mismatches
-from dcpbench.sweep.job import Job
+from dcpbench.sweep.job import Job, environment_of
 from dcpbench.sweep.progress import ProgressDisplay
 from dcpbench.sweep.resources import Costs, Estimated, GpuMemory, estimates, places, stretches
 
@@ -86,7 +86,7 @@ class Sweep:
         self.engine.end()
 
     def _describe_machine(self) -> None:
-        described = self.machine.description | {"git_commit": self.jobs[0].columns["git_commit"]}
+        described = environment_of(self.machine, self.jobs)
         if self.earlier_machines:
             described["earlier"] = self.earlier_machines
         store.write_json(self.folder / store.ENVIRONMENT_JSON, described)

@@ -2,9 +2,8 @@
 
 import re
 import shlex
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,13 @@ from dcpbench.config.groups import Device, Ending, StageConfig, StageWorld
 from dcpbench.config.schema import Config
 from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import CellKey, digest_of
+from dcpbench.core.plugins import plugin_names
 from dcpbench.executors import shared_gpus
 from dcpbench.executors.fork_server import Machine
 from dcpbench.rank.messages import Backend, WorldKind
 from dcpbench.records.installation import OURS, file_of, package_digest
+from dcpbench.records.source import DCPBENCH, Source, is_own, joined, package_of
+from dcpbench.records.user_code import SweepCode
 from dcpbench.sweep import known_failures, validity
 from dcpbench.sweep.cells import SweepCell
 from dcpbench.verdict.attempt import Expected
@@ -25,14 +27,13 @@ from dcpbench.verdict.known_failures import KnownFailure
 Run = tuple[str, int]
 """The identity of a run of a cell: the digest of the cell's `CellKey`, and the repeat."""
 
-_PROVIDED = ("torch", "dcpbench", "hydra_plugins")
-
 
 @dataclass(frozen=True)
 class Job:
     """A cell with its device and world size decided, the reason to `skip` it, if any, and its known failures.
     `columns` are those of its row that are known before it runs. Its ranks use up to `gpus`, and share them
-    if there are fewer; `backend` carries collectives on GPUs."""
+    if there are fewer; `backend` carries collectives on GPUs. `code` is the source of each package that its
+    ranks run."""
 
     cell: SweepCell
     config: Config
@@ -42,6 +43,7 @@ class Job:
     columns: Mapping[str, Any]
     gpus: int = 0
     backend: Backend = Backend.nccl
+    code: Mapping[str, Source] = field(default_factory=dict)
 
     @property
     def run(self) -> Run:
@@ -124,7 +126,7 @@ def plan(cells: Sequence[SweepCell], machine: Machine) -> list[Job]:
     """
     jobs: list[Job] = []
     several_sizes = validity.has_several_sizes(cell.config for cell in cells)
-    commit, here = _git_commit(), machine.description
+    code, here = SweepCode(), machine.description
     for cell in cells:
         try:
             config = validity.resolve(cell.config, machine)
@@ -136,7 +138,8 @@ def plan(cells: Sequence[SweepCell], machine: Machine) -> list[Job]:
             where = f" (in {cell.name})" if len(cells) > 1 else ""
             raise ConfigError(f"{error}{where}") from None
         key = CellKey.of(config)
-        columns = _columns(cell, config, key) | {"git_commit": commit}
+        columns = _columns(cell, config, key) | {"git_commit": code.dcpbench.commit}
+        columns["target_commit"] = code.commits(_own_targets(config))
         columns |= {"torch_version": str(here["torch"]), "python_version": here.get("python")}
         if loads:
             columns |= {"load_torch_version": loads.torch, "load_python_version": loads.python}
@@ -145,7 +148,8 @@ def plan(cells: Sequence[SweepCell], machine: Machine) -> list[Job]:
         columns |= {"expected_digest": expected_digest(config, expected), "code_digest": code_digest(config)}
         gpus = machine.gpus if config.device is Device.cuda else 0
         backend = validity.backend_of(config, machine) if gpus else Backend.gloo
-        made = Job(cell, config, key, skip, expected, columns, gpus, backend)
+        sources = code.sources(own_packages(config))
+        made = Job(cell, config, key, skip, expected, columns, gpus, backend, sources)
         if not skip and config.scenario.process_group:
             columns |= {"ranks_per_gpu": made.ranks_per_gpu, "backend": backend.value}
         jobs.append(made)
@@ -182,20 +186,38 @@ def _axes(config: Config) -> dict[str, Any]:
     }
 
 
+def environment_of(machine: Machine, jobs: Sequence[Job]) -> dict[str, Any]:
+    """Return the content of `environment.json`: the machine, and the code of these jobs."""
+    code = {package: source for job in jobs for package, source in job.code.items()}
+    commits = {one for job in jobs for one in (job.columns["target_commit"] or "").split(", ")}
+    return machine.description | {
+        "git_commit": code[DCPBENCH].commit,
+        "target_commit": joined(commits),
+        "code": {package: asdict(source) for package, source in sorted(code.items())},
+    }
+
+
 def code_digest(config: Config) -> str:
-    """Return a digest of the sources of dcpbench, and of each package that a `target` of the configuration
-    names.
+    """Return a digest of the sources of dcpbench, of each package that a `target` of the configuration names,
+    and of the packages of plug-ins.
 
     It is the same in a checkout and in the wheel that is built from it. Torch's targets are identified by its
     version; what packages import is not included.
     """
-    packages = {target.partition(".")[0] for target in _own_targets(config)}
-    return digest_of([package_digest(name) for name in (*OURS, *sorted(packages))])
+    return digest_of([package_digest(name) for name in (*OURS, *own_packages(config))])
+
+
+def own_packages(config: Config) -> dict[str, list[str]]:
+    """Return the user's packages whose code ranks run, sorted, with the targets and plug-ins in each."""
+    found: dict[str, list[str]] = {}
+    for target in sorted(_own_targets(config) | {name for name in plugin_names() if is_own(name)}):
+        found.setdefault(package_of(target), []).append(target)
+    return dict(sorted(found.items()))
 
 
 def _own_targets(config: Config) -> set[str]:
     """Return the targets of a configuration that are neither in dcpbench nor in torch."""
-    return {name for name in _targets(config) if name.partition(".")[0] not in _PROVIDED}
+    return {name for name in _targets(config) if is_own(name)}
 
 
 def _targets(node: Any) -> Iterator[str]:
@@ -208,20 +230,6 @@ def _targets(node: Any) -> Iterator[str]:
     for item in items if isinstance(items, list) else ():
         if not isinstance(item, str | int | float | None):
             yield from _targets(item)
-
-
-def _git_commit() -> str | None:
-    """Return the commit of the dcpbench checkout, `-dirty` if it was changed; None in an installed wheel."""
-    root = Path(__file__).resolve().parents[3]
-    if not (root / ".git").exists():
-        # An environment can be inside another repository, whose commit is not dcpbench's.
-        return None
-    describe = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        described = subprocess.run(describe, capture_output=True, text=True, check=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return described.stdout.strip() or None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,94 @@
+"""The git checkout that contains a source file: its commit, and whether it was changed.
+
+The checkout can be anybody's, so git runs none of the programs that its configuration names: monitors of the
+file system, hooks, filters of file contents, and transports that fetch missing objects.
+"""
+
+import os
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+DIRTY = "-dirty"
+"""The end of the commit of a checkout that was changed."""
+
+_LIMIT_S = 10.0
+_OF_CHECKOUT = ("local", "worktree")
+_KEPT = ("GIT_CONFIG_", "GIT_CEILING_", "GIT_DISCOVERY_")
+_NO_PROGRAMS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
+_EMPTY = "DCPBENCH_EMPTY"
+_ENVIRONMENT = {_EMPTY: "", "GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"}
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A commit, whether one of some source files is `tracked`, and whether the checkout is dirty: a tracked
+    file was changed, or one of the source files is not tracked."""
+
+    commit: str
+    tracked: bool
+    dirty: bool
+
+    def __str__(self) -> str:
+        return self.commit + (DIRTY if self.dirty else "")
+
+
+def checkout_of(file: Path, sources: Iterable[Path]) -> Checkout | None:
+    """Return the checkout that contains a file, and those of its `sources` that are in it; None if there is
+    none, or git refuses it because another user owns it.
+
+    Args:
+        file, sources: paths without links to folders.
+    """
+    found = _git(file.parent, "rev-parse", "--show-toplevel", "HEAD")
+    if found is None:
+        return None
+    first, commit = found.rstrip("\n").rsplit("\n", 1)
+    top = Path(first)
+    options, known = _without_filters(top), _git(top, "ls-files", "-z")
+    if options is None or known is None:
+        return None
+    status = ("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty", "--no-renames")
+    changed = _git(top, *options, *status)
+    if changed is None:
+        return None
+    names = {*known.split("\0")}
+    tracked = [str(one.relative_to(top)) in names for one in sources if one.is_relative_to(top)]
+    return Checkout(commit, any(tracked), bool(changed) or not all(tracked))
+
+
+def _without_filters(top: Path) -> list[str] | None:
+    """Return options of git that turn off the filters which the checkout's configuration defines; those of
+    the user's configuration stay. None if that configuration cannot be read."""
+    listed = _git(top, "config", "--list", "-z", "--show-scope", "--name-only")
+    if listed is None:
+        return None
+    words = listed.split("\0")
+    own = {name for scope, name in zip(words[::2], words[1::2], strict=False) if scope in _OF_CHECKOUT}
+    return [f"--config-env={name}={_EMPTY}" for name in sorted(own) if name.startswith("filter.")]
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    """Return the output of a git command that reads the checkout in a folder; None if it fails.
+
+    Variables such as GIT_DIR, which git sets for its hooks, are left out: they name another checkout.
+    """
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("GIT_") or name.startswith(_KEPT)
+    }
+    command = ["git", "-C", str(folder), "--no-optional-locks", "--literal-pathspecs", *_NO_PROGRAMS, *words]
+    try:
+        ended = subprocess.run(
+            command,
+            env={**environment, **_ENVIRONMENT},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=True,
+            timeout=_LIMIT_S,
+        )
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+    return os.fsdecode(ended.stdout)

@@ -1,0 +1,129 @@
+"""What the code of a sweep was, as `environment.json` and rows record it, and what of it has changed."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dcpbench.records.checkout import DIRTY
+
+DCPBENCH = "dcpbench"
+COMMITS = {"target_commit": "target commit", "git_commit": "dcpbench commit"}
+"""The columns with commits, and how they are called where a person reads them."""
+
+_PROVIDED = ("torch", DCPBENCH, "hydra_plugins")
+_COMMIT_WORD = "commit "
+_COMMIT = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28,}\b")
+
+
+@dataclass(frozen=True)
+class Source:
+    """The source of a package or module.
+
+    Args:
+        commit: of its checkout, `-dirty` if that was changed; the name and version of an installed one; None
+            if neither is known.
+        digest: of all its source files.
+        files: a digest of each file by its name; empty if there are too many.
+    """
+
+    commit: str | None
+    digest: str
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+def package_of(target: str) -> str:
+    """Return the package, or top-level module, that a `target` is in.
+
+    >>> package_of("my_models.gpt:build")
+    'my_models'
+    """
+    return re.split("[.:]", target, maxsplit=1)[0]
+
+
+def is_own(target: str) -> bool:
+    """Return whether a `target` is the user's: neither in dcpbench nor in torch."""
+    return package_of(target) not in _PROVIDED
+
+
+def joined(commits: Iterable[str | None]) -> str | None:
+    """Return commits as one text, sorted; None if there are none."""
+    return ", ".join(sorted({commit for commit in commits if commit})) or None
+
+
+def recorded(environment: Mapping[str, Any]) -> dict[str, Source]:
+    """Return the code in the content of an `environment.json` by package; what is damaged is left out."""
+    earlier = environment.get("earlier")
+    found: dict[str, Source] = {}
+    for one in (*(earlier if isinstance(earlier, list) else ()), environment):
+        code = one.get("code") if isinstance(one, Mapping) else None
+        for package, source in code.items() if isinstance(code, Mapping) else ():
+            if isinstance(source, Mapping) and isinstance(digest := source.get("digest"), str):
+                commit, files = source.get("commit"), source.get("files")
+                found[package] = Source(
+                    commit if isinstance(commit, str) else None,
+                    digest,
+                    files if isinstance(files, Mapping) else {},
+                )
+    return found
+
+
+def changed_files(package: str, before: Sequence[Source], now: Sequence[Source]) -> list[str]:
+    """Return the files in which the sources of a package differ, or the package if files are not known; none
+    if it is the same."""
+    if {one.digest for one in before} == {one.digest for one in now}:
+        return []
+    names = sorted({name for one in (*before, *now) for name in one.files})
+    digests = [{name: {one.files.get(name) for one in side} for name in names} for side in (before, now)]
+    notes = [
+        (name, " (new)" if was == {None} else " (removed)" if is_now == {None} else "")
+        for name, was, is_now in ((name, digests[0][name], digests[1][name]) for name in names)
+        if was != is_now
+    ]
+    known = all(one.files for one in (*before, *now))
+    return [f"{name}{note}" for name, note in notes] if known and notes else [package]
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """Return names as words of a sentence.
+
+    >>> listed(["a.py", "b.py", "c.py", "d.py", "e.py"])
+    'a.py, b.py, c.py and 2 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def short(commits: str, digits: int = 12) -> str:
+    """Return commits with fewer digits.
+
+    >>> short("744f26633ae2b1d0d5d1c2e3f4a5b6c7d8e9f0a1-dirty")
+    '744f26633ae2-dirty'
+    """
+    return _COMMIT.sub(lambda found: found[1][:digits], commits)
+
+
+def commits_text(before: str | None, now: str | None) -> str:
+    """Return two commits in brackets for the end of a sentence; nothing if there is nothing to say. The same
+    commit is never named twice.
+
+    >>> commits_text("a" * 40, "b" * 40 + "-dirty")
+    ' (commit aaaaaaaaaaaa, now bbbbbbbbbbbb with uncommitted changes)'
+    """
+    was, is_now = before or "", now or ""
+    unchanged = was.replace(DIRTY, "")
+    if was == is_now:
+        return f" ({_words(unchanged)} with other uncommitted changes)" if DIRTY in was else ""
+    if unchanged == is_now.replace(DIRTY, ""):
+        return f" ({_words(unchanged)}, now {'with' if DIRTY in is_now else 'without'} uncommitted changes)"
+    both = ({*was.split(", ")}, {*is_now.split(", ")})
+    first, second = (_words(", ".join(sorted(side - (both[0] & both[1])))) for side in both)
+    if first.startswith(_COMMIT_WORD):
+        second = second.removeprefix(_COMMIT_WORD)
+    return f" ({first}, now {second})"
+
+
+def _words(commits: str) -> str:
+    """Return commits, or names and versions, as words."""
+    words = short(commits).replace(DIRTY, " with uncommitted changes")
+    return f"{_COMMIT_WORD}{words}" if _COMMIT.match(commits) else words or "no commit"
