@@ -162,7 +162,7 @@ def test_changed_rows_run_again_with_reasons(unbroken: Finished) -> None:
     torch = unbroken.rows[0]["torch_version"]
     reasons = (
         f"1 cell again: torch was 1.0 and is {torch}",
-        "1 cell again: the code has changed (it was at commit ",
+        "1 cell again: dcpbench's source has changed",
         "2 cells again: the configuration, or the list of known failures, has changed",
         "1 cell again: its line is not a row of this version",
         f"1 cell again: its row has schema version 2; the current one is {SCHEMA_VERSION}",

@@ -21,6 +21,7 @@ from dcpbench.core.cell_key import CellKey
 from dcpbench.records import files, store
 from dcpbench.records.row import SCHEMA_VERSION, Row
 from dcpbench.records.row_reader import parse
+from dcpbench.records.source import DCPBENCH, Source, changed_files, commits_text, listed, recorded
 from dcpbench.sweep.job import Job, Run, attempts
 from dcpbench.sweep.manifest import Record
 
@@ -119,6 +120,7 @@ def look(folder: Path, lines: Iterable[store.Line], jobs: Iterable[Job], rerun: 
         named = by_name.get(row.cell)
         return named if named in equal or not equal else equal[0]
 
+    code = recorded(_environment(folder))
     found = Found({}, [], Counter(), torn=False)
     try:
         for line in lines:
@@ -127,7 +129,7 @@ def look(folder: Path, lines: Iterable[store.Line], jobs: Iterable[Job], rerun: 
                 continue
             mine = job_of(line.row) if line.row else None
             if line.row and mine:
-                why = _why_again(mine, line.row, rerun)
+                why = _why_again(mine, line.row, rerun, code)
             else:
                 why = None if line.row else "its line is not a row of this version"
                 found.foreign += bool(line.row)
@@ -161,15 +163,21 @@ def take_up(folder: Path, jobs: Iterable[Job], found: Found, roots: Iterable[str
 
 def earlier_machines(folder: Path, now: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the earlier descriptions of the machine, as far as they differ from `now`, the latest last."""
-    try:
-        before, _ = parse(files.read(folder / store.ENVIRONMENT_JSON))
-        earlier = list(before.pop("earlier", []))
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise ConfigError(f"resume={folder}: {store.ENVIRONMENT_JSON} cannot be read: {error}") from None
+    before = _environment(folder)
+    earlier = before.pop("earlier", [])
     other = {key: value for key, value in before.items() if key in now and value != now[key]}
     return [*earlier, other] if other else earlier
+
+
+def _environment(folder: Path) -> dict[str, Any]:
+    """Return the description of the machine in a sweep's folder; empty if there is none."""
+    try:
+        before, _ = parse(files.read(folder / store.ENVIRONMENT_JSON))
+        return {**before, "earlier": list(before.get("earlier", []))}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise ConfigError(f"resume={folder}: {store.ENVIRONMENT_JSON} cannot be read: {error}") from None
 
 
 def _clear(folder: Path, within: Path) -> None:
@@ -212,8 +220,12 @@ def _text(value: Any) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _why_again(job: Job, row: Row, rerun: Rerun) -> str | None:
-    """Return why a cell has to run again, or None if its row is valid."""
+def _why_again(job: Job, row: Row, rerun: Rerun, code: Mapping[str, Source]) -> str | None:
+    """Return why a cell has to run again, or None if its row is valid.
+
+    Args:
+        code: that of the sweep, as far as it is recorded.
+    """
     now = job.columns
     if row.schema_version != SCHEMA_VERSION:
         return f"its row has schema version {row.schema_version}; the current one is {SCHEMA_VERSION}"
@@ -221,7 +233,7 @@ def _why_again(job: Job, row: Row, rerun: Rerun) -> str | None:
         if row[version] != (is_now := now.get(version)):
             return f"{what} was {row[version]} and is {is_now}"
     if row.code_digest != now["code_digest"]:
-        return f"the code has changed (it was at commit {row.git_commit}, now {now['git_commit']})"
+        return _changed_code(job, row, code)
     if any(row[column] != now[column] for column in ("config_digest", "expected_digest")):
         return "the configuration, or the list of known failures, has changed"
     if row.status == "skip" and row["cell_s"] is None and row.reason != job.skip:
@@ -229,3 +241,22 @@ def _why_again(job: Job, row: Row, rerun: Rerun) -> str | None:
     if rerun is Rerun.failed and not row.is_ok:
         return "its row is not ok (rerun=failed)"
     return None
+
+
+def _changed_code(job: Job, row: Row, code: Mapping[str, Source]) -> str:
+    """Say which code of a cell has changed since its row was written."""
+    sentences = []
+    for package in sorted(job.code.keys() & code.keys(), key=lambda name: (name == DCPBENCH, name)):
+        was, now = code[package], job.code[package]
+        if names := changed_files(package, [was], [now]):
+            what = "dcpbench's source" if package == DCPBENCH else f"the source of {listed(names)}"
+            sentences.append(f"{what} has changed{commits_text(was.commit, now.commit)}")
+    if sentences:
+        return ", and ".join(sentences)
+    # An earlier version of dcpbench has recorded no code but its commit.
+    own, commit = sorted(job.code.keys() - {DCPBENCH}), row.git_commit
+    commits = commits_text(commit, job.code[DCPBENCH].commit)
+    if own and commit and not commits:
+        return f"the source of {listed(own)} has changed"
+    what = f"the source of {listed(own)}, or that of dcpbench," if own else "dcpbench's source"
+    return f"{what} has changed{commits}"

@@ -1,0 +1,110 @@
+"""A user's model in a git checkout is edited between two runs of a sweep: everything says so."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from conftest import ONE_STEP, dcpbench, words_of
+from dcpbench.config.groups import Rerun
+from dcpbench.records.source import Source
+from dcpbench.records.store import append_row, read_lines, write_json
+from dcpbench.report.__main__ import main
+from dcpbench.sweep import resume
+from support.rows import row
+
+A, B = "a" * 40, "b" * 40
+OURS = {commit: Source(commit, "0") for commit in (A, B, f"{A}-dirty")}
+MINE = Source(A, "1", {"my_gpt.py": "1", "layers.py": "1"})
+CELLS = ("-m", "workload.target=my_gpt.build,null", "parallel=none", "saves=1", "device=cpu", "world_size=1")
+
+
+def git(folder: Path, *words: str) -> str:
+    own = ("-c", "user.name=a user", "-c", "user.email=user@localhost")
+    command = ["git", "-C", str(folder), *own, *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.mark.slow
+def test_edited_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, folder = tmp_path / "my_gpt.py", tmp_path / "outputs/new"
+    model.write_text("from support.own_workload import build\n")
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", "my_gpt.py")
+    git(tmp_path, "commit", "--quiet", "--message", "model")
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    first = dcpbench(*words_of(folder, *CELLS, *ONE_STEP), folder=folder, cwd=tmp_path)
+    assert [one["status"] for one in first.rows] == ["pass", "pass"], first.err
+    ours = first.rows[0]["git_commit"]
+    assert [one["target_commit"] for one in first.rows] == [commit, None]
+    known = json.loads((folder / "environment.json").read_text())
+    assert (known["target_commit"], known["git_commit"]) == (commit, ours)
+    assert [*known["code"]["my_gpt"]["files"]] == ["my_gpt.py"]
+
+    shutil.copytree(folder, folder.with_name("before"))
+    model.write_text("from support.own_workload import build  # edited\n")
+    again = dcpbench(f"resume={folder}", folder=folder, cwd=tmp_path)
+    changes = f"(commit {commit[:12]}, now with uncommitted changes)"
+    assert f"resume: 1 cell again: the source of my_gpt.py has changed {changes}" in again.err.splitlines()
+    assert "resume: 1 of 2 cells are done" in again.err
+    assert [one["target_commit"] for one in again.rows] == [f"{commit}-dirty", None]
+    assert json.loads((folder / "environment.json").read_text())["earlier"][0]["target_commit"] == commit
+
+    assert main(["compare", str(folder.with_name("before")), str(folder)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.startswith(f"Your code changed: my_gpt.py {changes}. ")
+    assert main(["history", str(folder.parent)]) == 0
+    assert f"new, commit {commit[:8]} → {commit[:8]}-dirty, torch" in capsys.readouterr().out
+    page = (folder / "report.html").read_text()
+    assert f"<span>target commit {commit[:12]}-dirty</span><span>dcpbench commit {ours[:12]}" in page
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "why"),
+    [
+        (
+            {"dcpbench": OURS[A]},
+            {"dcpbench": Source(B, "1")},
+            "dcpbench's source has changed (commit aaaaaaaaaaaa, now bbbbbbbbbbbb)",
+        ),
+        (
+            {"dcpbench": OURS[f"{A}-dirty"]},
+            {"dcpbench": Source(f"{A}-dirty", "1")},
+            "dcpbench's source has changed (commit aaaaaaaaaaaa with other uncommitted changes)",
+        ),
+        (
+            {"dcpbench": OURS[A], "my_gpt": MINE},
+            {"dcpbench": OURS[B], "my_gpt": Source(A, "2", {"my_gpt.py": "2", "layers.py": "2"})},
+            "the source of layers.py, my_gpt.py has changed",
+        ),
+        (
+            {"dcpbench": OURS[A], "my_gpt": MINE},
+            {"dcpbench": Source(f"{A}-dirty", "1"), "my_gpt": Source(B, "2", {"my_gpt.py": "2"})},
+            "the source of layers.py (removed), my_gpt.py has changed "
+            "(commit aaaaaaaaaaaa, now bbbbbbbbbbbb), and "
+            "dcpbench's source has changed (commit aaaaaaaaaaaa, now with uncommitted changes)",
+        ),
+        # Sweeps of earlier versions have recorded the commit of dcpbench alone.
+        ({}, {"dcpbench": OURS[B]}, "dcpbench's source has changed (commit aaaaaaaaaaaa, now bbbbbbbbbbbb)"),
+        ({}, {"dcpbench": OURS[A], "my_gpt": MINE}, "the source of my_gpt has changed"),
+        (
+            {},
+            {"dcpbench": OURS[f"{A}-dirty"], "my_gpt": MINE},
+            "the source of my_gpt, or that of dcpbench, has changed "
+            "(commit aaaaaaaaaaaa, now with uncommitted changes)",
+        ),
+    ],
+)
+def test_changed_source_is_named(
+    before: dict[str, Source], now: dict[str, Source], why: str, tmp_path: Path
+) -> None:
+    append_row(tmp_path, row(code_digest="0", git_commit=A, torch_version="2.13"))
+    write_json(tmp_path / "environment.json", {"code": {name: vars(one) for name, one in before.items()}})
+    columns = {"torch_version": "2.13", "code_digest": "1"}
+    job: Any = SimpleNamespace(cell=SimpleNamespace(name="a"), run=("", 0), columns=columns, code=now)
+    found = resume.look(tmp_path, read_lines(tmp_path), [job], Rerun.none)
+    assert [*found.reasons] == [why]
