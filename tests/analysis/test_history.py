@@ -55,23 +55,42 @@ def test_times_of_shared_gpus_stay_apart(tmp_path: Path) -> None:
 def test_newest_changes_come_first(nights: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = shown(capsys, nights)
     assert lines[0] == "24 sweeps, 2026-10-01 to 2026-10-24"
-    newest = "The newest, night-23, commit abc00160 → abc00170, torch 2.14.0"
+    newest = "The newest, night-23, dcpbench abc00160 → abc00170, torch 2.14.0"
     assert lines[1] == f"{newest}: 2 of 3 cells as expected"
     ddp, fsdp = lines.index("parallel=ddp"), lines.index("parallel=fsdp")
     assert ddp < fsdp
     assert lines[ddp + 1].split() == ["status", "P" * 22 + "FF", "fail"]
     assert lines[ddp + 2].index("^") == lines[ddp + 1].index("F")
     assert lines[ddp + 6] == (
-        "status: pass to fail since night-22, commit abc00150 → abc00160, torch 2.14.0; optim_equal: rank 1: "
-        "net.weight"
+        "status: pass to fail since night-22, dcpbench abc00150 → abc00160, torch 2.14.0; optim_equal: "
+        "rank 1: net.weight"
     )
     load, arrow, text = lines[fsdp + 4 : fsdp + 7]
     assert load.split()[0] == "load_s"
     assert arrow.index("^") == load.index("load_s") + len("save_stall_s  ") + NIGHTS // 2
     assert text.startswith("load_s: +3")
-    assert "since night-12, commit abc000b0 → abc000c0, torch 2.13.0 → 2.14.0, 0." in text
+    assert "since night-12, dcpbench abc000b0 → abc000c0, torch 2.13.0 → 2.14.0, 0." in text
     assert "parallel=hsdp" not in lines
     assert "1 cell unchanged and ok, with steady costs: 1 pass (--all lists them)" in lines
+
+
+def test_commit_is_that_of_the_users_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """dcpbench's is named so, where there is no target or it changed too."""
+    yours = {"target_commit": "1" * 40}, {"target_commit": f"{'2' * 40}-dirty, gpt 1.1"}
+    both = cell("ddp", target_commit="2" * 40 + "-dirty"), cell("fsdp", target_commit="gpt 1.1"), cell("hsdp")
+    night(tmp_path, 0, cell("ddp", **yours[0]), cell("fsdp"))
+    night(tmp_path, 1, *both)
+    night(tmp_path, 2, cell("ddp", status="fail", reason="wrong", **yours[1]))
+    path = tmp_path / "night-02/results.jsonl"
+    path.write_text(path.read_text().replace("abc00020", "abc00010"))
+    lines = shown(capsys, tmp_path)
+    commit = "commit 22222222-dirty, gpt 1.1"
+    assert lines[1].startswith(f"The newest, night-02, {commit}, torch 2.13.0: 0 of 1 cells")
+    assert any(f"pass to fail since night-02, {commit}, torch 2.13.0; wrong" in line for line in lines)
+    last = "last in night-01, commit 11111111 → 22222222-dirty, gpt 1.1, dcpbench abc00000 → abc00010, torch"
+    assert any(f"2 cells not in the newest sweep, {last}" in line for line in lines)
+    told = json.loads("\n".join(shown(capsys, tmp_path, "--format", "json")))["sweeps"]
+    assert [one["target_commit"] for one in told] == ["1" * 40, *[yours[1]["target_commit"]] * 2]
 
 
 def test_all_lists_unchanged_cells(nights: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,7 +164,7 @@ def test_sweeps_without_a_common_cell(tmp_path: Path, capsys: pytest.CaptureFixt
     night(tmp_path, 1, cell("fsdp"))
     said = shown(capsys, tmp_path)
     assert any(line.startswith("No cell is in more than one sweep") for line in said)
-    assert "1 cell not in the newest sweep, last in night-00, commit abc00000, torch 2.13.0" in said
+    assert "1 cell not in the newest sweep, last in night-00, dcpbench abc00000, torch 2.13.0" in said
 
 
 @pytest.mark.parametrize(
@@ -262,7 +281,7 @@ def test_new_configurations_are_new_cells(tmp_path: Path, capsys: pytest.Capture
     assert [one["reconfigured"] for one in text["cells"][1:]] == [None, None]
     lines = shown(capsys, tmp_path)
     assert lines.count("parallel=ddp") == 1, "and the cell before is not reported"
-    named = "other configuration since night-12, commit abc000b0 → abc000c0, torch 2.13.0 → 2.14.0: "
+    named = "other configuration since night-12, dcpbench abc000b0 → abc000c0, torch 2.13.0 → 2.14.0: "
     assert any(f"status: {named}model.options.sizes: [3, 4] → [3, 8]" in line for line in lines)
     assert any(line.startswith("1 cell with a configuration that was replaced later") for line in lines)
     assert "parallel=ddp (configuration until night-11)" in shown(capsys, tmp_path, "--all")

@@ -4,6 +4,7 @@ import random
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -11,7 +12,7 @@ from selenium.webdriver.common.keys import Keys
 
 from dcpbench.analysis.frame import Sweeps, dtypes, read_sweeps
 from dcpbench.config.text import size_text
-from dcpbench.records.store import append_row
+from dcpbench.records.store import append_row, write_json
 from dcpbench.report.page import page
 from support.browser import Browser
 from support.pages import SIZES, all_statuses, cell, details, four_cells, many_axes, write_page
@@ -256,8 +257,11 @@ def test_several_sweeps_add_an_axis(browser: Browser, tmp_path: Path) -> None:
     for name, torch in (("old", "2.12"), ("new", "2.13")):
         (tmp_path / name).mkdir()
         append_row(tmp_path / name, cell("ddp"))
-        earlier = ', "earlier": [{"cpu_cores": 8}]' if name == "new" else ""
-        (tmp_path / name / "environment.json").write_text(f'{{"torch": "{torch}", "cpu_cores": 2{earlier}}}')
+        known: dict[str, Any] = {"torch": torch, "cpu_cores": 2, "target_commit": "2" * 40}
+        if name == "new":
+            code = {"my_gpt": {"commit": None, "digest": "45d7", "files": {"my_gpt.py": "0"}}}
+            known |= {"code": code, "earlier": [{"cpu_cores": 8, "target_commit": "1" * 40}]}
+        write_json(tmp_path / name / "environment.json", known)
     written = tmp_path / "both.html"
     written.write_text(page(read_sweeps([tmp_path]), "both"))
     browser.open(written)
@@ -265,6 +269,8 @@ def test_several_sweeps_add_an_axis(browser: Browser, tmp_path: Path) -> None:
     rows = {row.text.split()[0]: row.text for row in browser.all(".environment tbody tr")}
     assert rows["torch"].split() == ["torch", "differs", "2.13", "as", "now", "2.12"]
     assert rows["cpu_cores"].split() == ["cpu_cores", "differs", "2", "8", "2"]
+    assert rows["target"].split() == ["target", "commit", "differs", "2" * 40, "1" * 40, "2" * 40]
+    assert rows["source"].split() == ["source", "of", "my_gpt", "differs", "45d7", "as", "now", "\u2013"]
     browser.all("#matrix .square")[1].click()
     assert (
         browser.js("return new URLSearchParams(location.hash.slice(1)).get('cell')")

@@ -33,6 +33,7 @@ ENVIRONMENT = {
 DAY = {
     "torch_version": "2.13.0",
     "git_commit": "932aa6fc48021cb68b2f07b8b484c45faa766cd1-dirty",
+    "target_commit": "5c1aa6fc48021cb68b2f07b8b484c45faa766cd1-dirty",
     "cell_s": 60.0,
 }
 FOUND = Mismatch("net1.weight", Problem.value, "param", 0.5, {"saved": 1.0, "restored": 1.5}, "in step 4")
@@ -145,6 +146,7 @@ def test_head_has_result_torch_date_and_machine(show: Callable[..., Browser]) ->
         "2026-11-20 02:00 UTC",
         "41 min",
         "4 \u00d7 NVIDIA H200",
+        "target commit 5c1aa6fc4802-dirty",
         "dcpbench commit 932aa6fc4802-dirty",
     ]
     assert browser.all("#against, #changes") == [], "there is no earlier sweep"

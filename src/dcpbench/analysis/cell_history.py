@@ -28,6 +28,7 @@ from dcpbench.core.axes import AXES
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import SEVERITY, SHOWN, StatusSpec
 from dcpbench.records.row import Row
+from dcpbench.records.source import COMMITS, joined
 from dcpbench.records.store import (
     RESULTS_CSV,
     RESULTS_JSONL,
@@ -39,7 +40,7 @@ from dcpbench.records.store import (
 
 _COLUMNS = (
     *("cell", "status", "started_at", "overrides", "config_digest", "reason", "flaky", "fault_seen"),
-    *("repeat", "torch_version", "git_commit", "ranks_per_gpu", "backend"),
+    *("repeat", "torch_version", *COMMITS, "ranks_per_gpu", "backend"),
 )
 _LOOKED_AT = 10
 _LEAST_IN_COMMON = 0.5
@@ -215,8 +216,8 @@ class History:
     """Cells over sweeps.
 
     Args:
-        sweeps: one row per sweep, ordered by start: `name`, `folder`, `started_at`, `git_commit`,
-            `torch_version`; the last three can be missing.
+        sweeps: one row per sweep, ordered by start: `name`, `folder`, `started_at`, `torch_version`,
+            `git_commit`, `target_commit`; the last four can be missing.
         cells: ordered by their last change, the newest first, failed cells before others.
     """
 
@@ -285,8 +286,10 @@ def folded(cells: Sequence[CellHistory], visible: int, every: bool = False) -> d
 
 def _sweeps(rows: Rows) -> pd.DataFrame:
     """Return one row per sweep, in order of time."""
-    known = rows.frame[["sweep", "started_at", "git_commit", "torch_version"]].drop_duplicates()
-    first = known.sort_values("started_at", kind="stable").groupby("sweep").first()
+    known = rows.frame[["sweep", "started_at", "torch_version", *COMMITS]].drop_duplicates()
+    by_sweep = known.sort_values("started_at", kind="stable").groupby("sweep")
+    first = by_sweep.first()
+    first["target_commit"] = by_sweep["target_commit"].agg(_all_commits).astype("string")
     folders = [rows.folders[name] for name in first.index]
     first.insert(0, "folder", list(map(str, folders)))
     # If no row has its start, the time of the file's last change is used.
@@ -295,6 +298,11 @@ def _sweeps(rows: Rows) -> pd.DataFrame:
     times = pd.Series([at.isoformat(timespec="seconds") for at in written], first.index, dtype="string")
     first = first.assign(began=first["started_at"].fillna(times)).rename_axis("name").reset_index()
     return first.sort_values(["began", "name"], kind="stable", ignore_index=True).drop(columns="began")
+
+
+def _all_commits(of_cells: "pd.Series[str]") -> str | None:
+    """Return the commits of the targets of all cells as one text; None if there are none."""
+    return joined(one for commits in of_cells.dropna() for one in commits.split(", "))
 
 
 def _matrix(values: "pd.Series[Any]", sweeps: int) -> pd.DataFrame:

@@ -21,6 +21,7 @@ from dcpbench.analysis.runs import commands, status_text
 from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS
 from dcpbench.records.short_reason import short_reason
+from dcpbench.records.source import COMMITS, short
 
 NEWLY_FAILING = "newly failing"
 OTHER_CONFIGURATION = "other configuration"
@@ -43,8 +44,7 @@ it changed or not. `regressions`: a cost that is worse."""
 
 _MACHINE = ("host", "hostname", "node", "cpu", "cpu_model", "cpu_cores", "memory_bytes", "gpu_count", "gpus")
 """Properties of the machine, which no other version of a package changes."""
-_FIRST = ("torch", "python", "cuda", "nccl", "driver", "gpus", "git_commit", "cpu", "host")
-_COMMIT_LENGTH = 12
+_FIRST = ("torch", "python", "cuda", "nccl", "driver", "gpus", *COMMITS.values(), "cpu", "host")
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ def differences(sides: Mapping[str, Sweeps]) -> pd.DataFrame:
     combined."""
     found = {name: _values(sweeps) for name, sweeps in sides.items()}
     order = {key: place for place, key in enumerate(_FIRST)}
-    keys = sorted({key for side in found.values() for key in side} - {"earlier"})
+    keys = sorted({key for side in found.values() for key in side} - {"earlier", "code"})
     lines = [
         {"what": key, **{name: _joined(side.get(key)) for name, side in found.items()}}
         for key in sorted(keys, key=lambda key: order.get(key, len(order)))
@@ -235,9 +235,10 @@ def _values(sweeps: Sweeps) -> dict[str, list[str]]:
     seen: dict[str, dict[str, None]] = {}
     for folder, environment in sweeps.environments.items():
         rows = sweeps.frame[sweeps.frame["sweep"] == folder]
-        of_rows = {"torch": rows["torch_version"], "git_commit": rows["git_commit"], "device": rows["device"]}
-        given: dict[str, Iterable[Any]] = {key: list(column.dropna()) for key, column in of_rows.items()}
+        of_rows = {"torch": "torch_version", "device": "device", **{name: name for name in COMMITS}}
+        given: dict[str, Iterable[Any]] = {key: list(rows[name].dropna()) for key, name in of_rows.items()}
         given |= {key: [value] for key, value in environment.items() if value not in (None, [])}
+        given = {COMMITS.get(key, key): values for key, values in given.items()}
         for key, values in given.items():
             seen.setdefault(key, {}).update(dict.fromkeys(_plain(key, value) for value in values))
     return {key: list(values) for key, values in seen.items()}
@@ -246,9 +247,8 @@ def _values(sweeps: Sweeps) -> dict[str, list[str]]:
 def _plain(key: str, value: object) -> str:
     if key.endswith("_bytes") and isinstance(value, int | float):
         return f"{value / 2**30:.0f} GiB"
-    if key == "git_commit":
-        commit, dash, dirty = str(value).partition("-")
-        return commit[:_COMMIT_LENGTH] + dash + dirty
+    if key in COMMITS.values():
+        return short(str(value))
     if isinstance(value, Sequence) and not isinstance(value, str):
         return ", ".join(f"{count} × {item}" for item, count in Counter(map(str, value)).items())
     return json.dumps(value) if isinstance(value, Mapping | bool) else str(value)

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from dcpbench.analysis.cell_identity import cell_names, shown_axes
+from dcpbench.analysis.code_changes import code_changes
 from dcpbench.analysis.comparison import (
     FAIL_ON,
     NEWLY_FAILING,
@@ -76,7 +77,13 @@ def main(
     else:
         damaged = [sentence for side in [*sides.values(), before] for sentence in side.left_out]
         differing = differences({names[place]: side for place, side in sides.items()})
-        contents = [*_unrepeated(found), _environments(differing, damaged, found)]
+        code = [
+            f"{names[place]}: {change}." if len(new) > 1 else f"{change[0].upper()}{change[1:]}."
+            for place in new
+            for change in code_changes(sides[old], sides[place])
+        ]
+        contents = [Content(headline="\n".join(code))] if code else []
+        contents += [*_unrepeated(found), _environments(differing, bool(code), damaged, found)]
         for one in found:
             contents.append(_statuses(one, all))
             contents += [_configurations(one, all)] if len(one.configurations) else []
@@ -127,10 +134,12 @@ def _unrepeated(found: Sequence[Comparison]) -> list[Content]:
     return [Content(headline=f"{text} (dcpbench run ... repeats=5).")]
 
 
-def _environments(differing: pd.DataFrame, damaged: Sequence[str], found: Sequence[Comparison]) -> Content:
+def _environments(
+    differing: pd.DataFrame, other_code: bool, damaged: Sequence[str], found: Sequence[Comparison]
+) -> Content:
     """Return what differs in the environments, and what could not be read."""
     text = warning(differing)
-    if not text and differing.empty:
+    if differing.empty and not other_code:
         reconfigured = any(len(one.configurations) for one in found)
         but = "; configurations are not, see below" if reconfigured else ""
         text = f"The environments are the same{but}."

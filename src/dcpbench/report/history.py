@@ -22,6 +22,7 @@ from dcpbench.analysis.query import QueryError, known_metric, names_in, parse, s
 from dcpbench.config.text import counted
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import StatusSpec
+from dcpbench.records.source import COMMITS, short
 from dcpbench.report.document import Content, Table, document_text, first_of, width_of
 from dcpbench.report.labels import change_style, clipped, plain, quantity
 from dcpbench.report.output import format_of, put_out
@@ -300,10 +301,13 @@ def _cells(cells: Sequence[CellHistory]) -> str:
 
 
 def _sweep(sweeps: pd.DataFrame, at: int) -> str:
-    """Return a sweep's name, commit and torch version; if these changed, also those before."""
+    """Return a sweep's name, its commit and its torch version; if these changed, also those before. The
+    commit is that of the user's targets; dcpbench's is added if there is none, or if it changed."""
     both = sweeps.iloc[max(0, at - 1) : at + 1]
-    commits, versions = (
-        " → ".join(dict.fromkeys(plain(value)[:length] for value in both[column]))
-        for column, length in (("git_commit", _COMMIT), ("torch_version", None))
+    target, ours, torch = (
+        list(dict.fromkeys(short(plain(value), _COMMIT) for value in both[column].dropna()))
+        for column in (*COMMITS, "torch_version")
     )
-    return f"{sweeps['name'].iloc[at]}, commit {commits}, torch {versions}"
+    parts = [f"commit {' → '.join(target)}"] if target else []
+    parts += [f"dcpbench {' → '.join(ours) or '-'}"] if not target or len(ours) > 1 else []
+    return ", ".join([str(sweeps["name"].iloc[at]), *parts, f"torch {' → '.join(torch) or '-'}"])

@@ -20,6 +20,7 @@ from dcpbench.core.sentences import describe
 from dcpbench.core.statuses import SHOWN
 from dcpbench.records.row import columns
 from dcpbench.records.short_reason import short_reason
+from dcpbench.records.source import recorded
 from dcpbench.records.store import DETAILS_JSONL, RESULTS_JSONL
 from dcpbench.report.labels import clipped, plain
 from dcpbench.report.page.repeated import without_message
@@ -97,11 +98,21 @@ def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
         ],
         "columns": {**others, **values},
         "environments": {
-            labels[sweep]: _clean(known, limits) for sweep, known in sweeps.environments.items()
+            labels[sweep]: _clean(_environment(known), limits) for sweep, known in sweeps.environments.items()
         },
         "left_out": [cut(sentence, limits.characters) for sentence in sweeps.left_out[:_MISSED]],
         "rows": len(frame),
     }
+
+
+def _environment(known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an `environment.json`, or one of its `earlier` parts, with a line for the source of each
+    package."""
+    shown = {name: value for name, value in known.items() if name != "code"}
+    if isinstance(earlier := known.get("earlier"), list):
+        shown["earlier"] = [_environment(one) for one in earlier if isinstance(one, dict)]
+    code = recorded({"code": known.get("code")})
+    return shown | {f"source of {name}": source.digest for name, source in sorted(code.items())}
 
 
 def distinguishing(axes: Mapping[str, Sequence[Any]], important: Sequence[str]) -> list[str]:

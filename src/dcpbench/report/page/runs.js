@@ -52,9 +52,9 @@ function varying(axes) {
   return [...axes.keys()].filter((axis) => axes.get(axis).length > 1);
 }
 
-// The name of a column, or of a value of the environment, for a reader: the commit is not that of the user's code.
+// The name of a column, or of a value of the environment, for a reader.
 function labelOf(name) {
-  return name === "git_commit" ? "dcpbench commit" : name;
+  return { target_commit: "target commit", git_commit: "dcpbench commit" }[name] ?? name;
 }
 
 // Runs of one configuration differ only in `repeat`.

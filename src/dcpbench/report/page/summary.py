@@ -1,7 +1,6 @@
 """The head of the page: what ran, its result, when and on what, and what changed since the sweep before."""
 
 import html
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -13,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from dcpbench.analysis.cell_identity import cell_names, identity_keys, with_cells
+from dcpbench.analysis.code_changes import code_changes
 from dcpbench.analysis.comparison import CHANGES, SAME, compared, differences
 from dcpbench.analysis.costs import CHANGED, TOO_FEW, Rule, is_regression
 from dcpbench.analysis.frame import Sweeps, as_text, ok, outcomes, records, short_names
@@ -23,6 +23,7 @@ from dcpbench.core.statuses import SHOWN, StatusSpec
 from dcpbench.records import files
 from dcpbench.records.row import cell_seconds
 from dcpbench.records.row_reader import parse
+from dcpbench.records.source import COMMITS, short
 from dcpbench.records.store import SWEEP_JSON
 from dcpbench.report.labels import quantity
 from dcpbench.report.tables import shared_gpu_sentences
@@ -120,7 +121,7 @@ def changes_since(before: Sweeps, now: Sweeps) -> dict[str, Any]:
     counts += [f"{counted(len(called) - worse, 'cost')} better"] if len(called) > worse else []
     differing = differences({"old": before, "new": now})
     torch = differing[differing["what"].eq("torch")]
-    others = [what for what in differing["what"] if what not in ("torch", "git_commit")]
+    others = [what for what in differing["what"] if what not in ("torch", *COMMITS.values())]
     began = before.frame["started_at"].dropna().min()
     name = short_names([*before.environments, *now.environments])[next(iter(before.environments))]
     sentence = [
@@ -128,6 +129,7 @@ def changes_since(before: Sweeps, now: Sweeps) -> dict[str, Any]:
         f"{found.apart or ', '.join(counts) or 'no status changed, and no cost beyond noise'}",
         *(f"torch {old} \u2192 {new}" for old, new in zip(torch["old"], torch["new"], strict=True)),
         *([f"other {', '.join(others)}"] if others else []),
+        *code_changes(before, now),
     ]
     if found.costs["verdict"].eq(TOO_FEW).any():
         sentence.append("costs of single cells need 3 runs of each to be compared (repeats=5)")
@@ -173,7 +175,7 @@ def _counts(found: Sequence[StatusSpec]) -> str:
 
 
 def _origin(sweeps: Sweeps) -> Iterator[str]:
-    """Say with which torch, when, how long, on what and at which commit rows were measured, where known."""
+    """Say with which torch, when, how long, on what and at which commits rows were measured, where known."""
     frame, known = sweeps.frame, [*sweeps.environments.values()]
     yield _all_of("torch ", frame["torch_version"].dropna()) or _all_of(
         "torch ", (one.get("torch") for one in known)
@@ -194,8 +196,8 @@ def _origin(sweeps: Sweeps) -> Iterator[str]:
         yield duration_text(spent_s) if spent_s > 0 else ""
     yield _all_of("", map(_machine, known))
     yield from shared_gpu_sentences(records(frame[["ranks_per_gpu", "backend"]].drop_duplicates()), known)
-    commits = (re.sub(r"^(\w{12})\w+", r"\1", commit) for commit in frame["git_commit"].dropna())
-    yield _all_of("dcpbench commit ", commits)
+    for column, name in COMMITS.items():
+        yield _all_of(f"{name} ", map(short, frame[column].dropna()))
 
 
 def _machine(known: dict[str, Any]) -> str:
