@@ -209,7 +209,7 @@ def test_an_audit_of_no_checkpoint_is_one_line(tmp_path: Path) -> None:
         with pytest.raises(api.ConfigError):
             api.audit(tmp_path)
         return
-    with pytest.raises(ResultsError, match="no checkpoint here"):
+    with pytest.raises(ResultsError, match="no DCP or safetensors checkpoint here"):
         api.audit(tmp_path)
 
 

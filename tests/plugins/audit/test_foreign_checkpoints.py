@@ -161,11 +161,11 @@ def sparse(path: Path) -> None:
 
 DATA, METADATA = "__0_0.distcp", ".metadata"
 DAMAGED = {
-    "data short": (cut(DATA, 0.5), "damaged", "bytes by the metadata"),
+    "data short": (cut(DATA, 0.5), "damaged", "bytes; the metadata says"),
     "data missing": (removed(DATA), "damaged", "no such file"),
     "data a pipe": (replaced(DATA, os.mkfifo), "damaged", "no such file"),
     "data a folder": (replaced(DATA, Path.mkdir), "damaged", "no such file"),
-    "data huge": (replaced(DATA, sparse), "damaged", "bytes by the metadata, on disk: 4398046511104"),
+    "data huge": (replaced(DATA, sparse), "damaged", "is 4398046511104 bytes; the metadata says"),
     "no metadata": (removed(METADATA), "torn", "its save did not finish"),
     "unfinished metadata": (lambda at: (at / METADATA).rename(at / ".metadata.tmp"), "torn", "not finish"),
     "nothing": (removed(METADATA, DATA), "none", "no DCP or safetensors checkpoint"),
@@ -430,8 +430,8 @@ OF_A_RANK = {
     "neither": (removed("__1.metadata", "__1_0.distcp"), "torn", "no __1.metadata"),
     "neither of the first": (removed("__0.metadata", "__0_0.distcp"), "torn", "no __0.metadata"),
     "no data": (removed("__2_0.distcp"), "damaged", "no such file"),
-    "empty data": (cut("__2_0.distcp", 0), "damaged", "bytes by the metadata, on disk: 0"),
-    "short data": (cut("__2_0.distcp", 0.5), "damaged", "bytes by the metadata"),
+    "empty data": (cut("__2_0.distcp", 0), "damaged", "is 0 bytes; the metadata says"),
+    "short data": (cut("__2_0.distcp", 0.5), "damaged", "bytes; the metadata says"),
     "metadata short": (cut("__2.metadata", 0.5), "damaged", "__2.metadata: not written by DCP"),
     "a tensor of 0 bytes": (without_bytes, "damaged", "0 bytes in __2_0.distcp for 24 elements"),
     "neither of the last": (removed("__3.metadata", "__3_0.distcp"), "complete", ""),  # not detectable

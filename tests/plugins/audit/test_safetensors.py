@@ -120,8 +120,8 @@ def linked(folder: Path) -> None:
 
 DEEP = b"[" * 100_000
 DAMAGED = {
-    "short": (lambda at: os.truncate(at / ONE, (at / ONE).stat().st_size - 1), "bytes by the metadata"),
-    "long": (lambda at: os.truncate(at / ONE, 4096), "bytes by the metadata, on disk: 4096"),
+    "short": (lambda at: os.truncate(at / ONE, (at / ONE).stat().st_size - 1), "bytes; the metadata says"),
+    "long": (lambda at: os.truncate(at / ONE, 4096), "is 4096 bytes; the metadata says"),
     "missing": (lambda at: (at / TWO).unlink(), "no such file; keys listed in it: 1"),
     "a number missing": (
         lambda at: [(at / name).unlink() for name in (TWO, INDEX)],
@@ -145,7 +145,7 @@ DAMAGED = {
         "belong to both scale and x",
     ),
     "a hole": (with_header(TWO, {"scale": ("F64", [], 8, 16)}, 16), "belong to no tensor"),
-    "beyond": (with_header(TWO, {"scale": ("F64", [], 0, 8)}, 4), "bytes by the metadata"),
+    "beyond": (with_header(TWO, {"scale": ("F64", [], 0, 8)}, 4), "bytes; the metadata says"),
     "another dtype": (
         with_header(TWO, {"w": ("F64", [4, 6], 0, 192)}, 192),
         f"w differs from the tensor of this name in {ONE}",
