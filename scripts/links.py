@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 _BLOCKS = re.compile(r"^```.*?^```|<!--.*?-->", re.DOTALL | re.MULTILINE)
-_LINK = re.compile(r'\]\(([^)\s]+)|(?:src|href)="([^"]+)"')
+_LINK = re.compile(r'\]\(([^)\s]+)|(?:src|srcset|href)="([^"]+)"')
 
 
 def broken(root: Path) -> Iterator[str]:

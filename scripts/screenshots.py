@@ -1,4 +1,4 @@
-"""The pictures of docs/report.md: a report's page as headless Chromium shows it.
+"""Take the pictures of README.md and docs/report.md: a report's page in Chromium, light and dark.
 
     python scripts/screenshots.py outputs/<sweep>/report.html docs/images
 
@@ -36,21 +36,21 @@ def main() -> None:
     asked = ask.parse_args()
     asked.into.mkdir(parents=True, exist_ok=True)
     with _browser() as browser:
-        for name, width, height, dark, script in (
-            ("report-light", 1340, 760, False, ""),
-            ("report-dark", 1340, 760, True, ""),
-            ("report-cell", 980, 660, False, _OPEN.format(_WORST)),
-            ("report-phone", 390, 844, False, ""),
+        for name, width, height, script in (
+            ("report", 1340, 760, ""),
+            ("cell", 980, 660, _OPEN.format(_WORST)),
+            ("phone", 390, 844, ""),
         ):
-            _show(browser, asked.page, width, height, dark)
-            browser.execute_script(script)
-            (asked.into / f"{name}.png").write_bytes(browser.get_screenshot_as_png())
+            for theme in ("light", "dark"):
+                _show(browser, asked.page, width, height, theme)
+                browser.execute_script(script)
+                (asked.into / f"{name}-{theme}.png").write_bytes(browser.get_screenshot_as_png())
 
 
-def _show(browser: Chrome, page: Path, width: int, height: int, dark: bool) -> None:
+def _show(browser: Chrome, page: Path, width: int, height: int, theme: str) -> None:
     size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+    scheme = [{"name": "prefers-color-scheme", "value": theme}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
     browser.get("about:blank")
     browser.get(page.resolve().as_uri())

@@ -2,7 +2,8 @@
 
     python scripts/site_pages.py
 
-mkdocs.yml names it under `hooks`. A column, a status or a value that nothing describes is an error.
+mkdocs.yml names it under `hooks`. A column, a status or a value that nothing describes is an error. The site
+shows the picture that fits the theme chosen there, which can differ from the system's.
 """
 
 import pkgutil
@@ -31,6 +32,8 @@ _ROOT = Path(__file__).parents[1]
 REFERENCE = _ROOT / "docs" / "reference.md"
 _AT_THE_TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """Files outside docs/ that are pages too."""
+
+_PICTURE = re.compile(r'<picture>\n<source [^>]*srcset="([^"]+)">\n<img src="([^"]+)"([^>]*)>\n</picture>')
 
 _GUIDES = {
     "run": "sweeps.md",
@@ -66,8 +69,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         text = re.sub(r"\]\((?:docs/)?", "](", (_ROOT / name).read_text())
         for other, page in _AT_THE_TOP.items():
             text = text.replace(f"]({other}", f"]({page}")
-        files.append(File.generated(config, path, content=text.replace('src="docs/', 'src="')))
+        files.append(File.generated(config, path, content=re.sub('(src|srcset)="docs/', r'\1="', text)))
     return files
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    """Replace each `<picture>` by two pictures, of which the site shows the one that fits its theme."""
+    return _PICTURE.sub(r'<img src="\2#only-light"\3>\n<img src="\1#only-dark"\3>', markdown)
 
 
 def reference_page() -> str:

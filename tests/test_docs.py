@@ -255,6 +255,15 @@ def test_avoided_phrases_are_found_in_code(text: str, tmp_path: Path) -> None:
         test_prose_is_plain(module)
 
 
+@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "report.md"])
+def test_pictures_fit_the_theme(page: Path) -> None:
+    text = page.read_text()
+    on_site = script("site_pages").on_page_markdown(text)
+    assert "<picture" not in on_site
+    shown = [*re.findall(r'^<img src="\S*-(light|dark)\.png#only-(light|dark)" ', on_site, re.MULTILINE)]
+    assert shown == [("light", "light"), ("dark", "dark")] * text.count("<picture>") != []
+
+
 def test_undescribed_value_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     pages = script("site_pages")
     assert "`ddp`" in dict(pages.values_of("parallel"))
@@ -275,7 +284,7 @@ def test_links_lead_somewhere_on_github(tmp_path: Path) -> None:
     lines = (
         "# B: c",
         "[up](../README.md#one-two-three) [again](../README.md#a-1) [lost](../README.md#a-2) [here](#b-c)",
-        '[web](https://example.com/no) <img src="no.svg"> `[code](no.md)`',
+        '[web](https://example.com/no) <img src="no.svg"> <source srcset="no-dark.svg"> `[code](no.md)`',
         "```\n[block](no.md)\n```",
         "[no plug-in](plugins/deleted.md#x) [no page](plugins/kept.md)",
     )
@@ -284,6 +293,7 @@ def test_links_lead_somewhere_on_github(tmp_path: Path) -> None:
         ["README.md", "no.png"],
         ["docs/a.md", "../README.md#a-2"],
         ["docs/a.md", "no.svg"],
+        ["docs/a.md", "no-dark.svg"],
         ["docs/a.md", "plugins/kept.md"],
     ]
 
