@@ -237,6 +237,17 @@ def test_unmeasured_costs_are_not_compared(
     assert verdicts == {"not measured"}
 
 
+def test_failures_are_explained_and_cost_nothing(
+    sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = {"status": "fail", "reason": "extra_equal: x", "extra_equal": False, "save_s": 1.0}
+    old, new = sweep("old", asked("ddp", save_s=1.0)), sweep("new", asked("ddp", **broken))
+    assert compared(old, new, "--fail-on", "regressions") == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[said.index("1 of 1 cell changed: 1 newly failing") - 2].startswith("    Other state was not")
+    assert said[-1] == "No costs are compared: no cell passed on both sides."
+
+
 def test_sweeps_without_common_cells_say_why(
     sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -244,7 +255,7 @@ def test_sweeps_without_common_cells_say_why(
     assert compared(old, new) == 0
     assert "they differ in model (even before, uneven now)" in capsys.readouterr().out
     assert compared(old, new, "--ignore", "model") == 0
-    assert "1 cell, 0 with another status" in capsys.readouterr().out
+    assert "0 of 1 cell changed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ def every_status(tmp_path: Path) -> Path:
         cell("fsdp", flaky=True, details={"first_try": first_try}),
         cell("hsdp", status="fail", fault="lr", fault_seen=True, reason="optim_equal: lr"),
         cell("hsdp2", status="pass", fault="lr", fault_seen=False, reason="fault=lr was not seen"),
+        cell("fsdp2", status="fail", reason="random_equal: no", random_equal=False, model_equal=True),
         cell("none", status="crash", reason="died", details={"rank": 2, "log_tail": ["Traceback", NASTY]}),
     )
     (folder / "environment.json").write_text('{"torch": "2.13", "gpus": ["H200"], "cuda": null}')
@@ -45,14 +46,14 @@ def read_back(folder: Path) -> junitparser.TestSuite:
 
 def test_junit_readers_count_the_same(every_status: Path) -> None:
     suite = read_back(every_status)
-    assert (suite.tests, suite.failures, suite.errors, suite.skipped) == (13, 5, 4, 2)
+    assert (suite.tests, suite.failures, suite.errors, suite.skipped) == (14, 6, 4, 2)
     seen = [type(case.result[0]).__name__ if case.result else "passed" for case in suite]
     assert seen == [
         *["passed", "Failure", "Failure", "Failure", "Error", "Error", "Error", "Skipped", "Skipped"],
-        *["Failure", "passed", "Failure", "Error"],
+        *["Failure", "passed", "Failure", "Failure", "Error"],
     ]
     suite.update_statistics()
-    assert (suite.tests, suite.failures, suite.errors, suite.skipped) == (13, 5, 4, 2)
+    assert (suite.tests, suite.failures, suite.errors, suite.skipped) == (14, 6, 4, 2)
     assert suite.time == pytest.approx(9 * 1234.5)
     assert {item.name: item.value for item in suite.properties()} == {
         "torch": "2.13",
@@ -67,6 +68,9 @@ def test_testcases_have_reason_and_command(every_status: Path) -> None:
     assert failed.classname == "save_load.ddp"
     assert failed.result[0].message.startswith("fail: fail: a ]]> b <c> & \ufffd\ufffd[31m")
     assert "again: dcpbench run parallel=ddp save=sync repeat=1" in failed.result[0].text
+    explained = cases["parallel=fsdp2,save=sync"].result[0].text.splitlines()
+    assert explained[0].startswith("The default random generators were not restored")
+    assert explained[1] == "random_equal: no"
     died = cases["parallel=none,save=sync"].system_out
     assert died is not None
     assert died.startswith("end of the log of rank 2:\nTraceback\na ]]> b")

@@ -336,6 +336,7 @@ def test_cells_list_what_their_reason_quotes(show: Callable[..., Browser]) -> No
     assert told.count("net1.weight") == 2, "in the reason, and in the mismatches of its check"
     assert "saved 1.0, restored 1.5" in browser.text("#cell .checks")
     assert "... and 2 more, counted on each rank" in browser.text("#cell .checks")
+    assert "Likely cause\nThe optimizer was restored wrongly: look for" in told
     times = [one.text for one in browser.all("#cell .times td.n")]
     assert times == ["1.000 s", "2.250 s", "0.500 s", "1.250 s", "5.000 s"]
     assert "Traceback\nx" in told

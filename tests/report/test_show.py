@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -68,13 +69,13 @@ def test_runs_of_a_cell_are_one_line(matrix: Path) -> None:
     assert len(table) == 4
     assert table.loc[("ddp", "sync"), ["status", "runs", "save_s", "checks"]].tolist() == [
         "pass",
-        "3 runs",
+        "3",
         "0.200",
         "1 passed",
     ]
     assert table.loc[("ddp", "async"), ["status", "runs", "checks"]].tolist() == [
         "fail",
-        "1 of 3 runs",
+        "1 of 3",
         "failed: model_equal",
     ]
     assert headline(frame) == "4 cells in 12 runs: 11 pass, 1 fail"
@@ -122,7 +123,7 @@ def test_worst_run_gives_the_status(tmp_path: Path) -> None:
         *(cell(repeat=n, status=end, reason=f"{end} of rank {n}") for n, end in enumerate(ends)),
     )
     frame = read_frame(folder)[0]
-    assert summary(frame).table[["status", "runs"]].to_numpy().tolist() == [["crash", "1 of 4 runs"]]
+    assert summary(frame).table[["status", "runs"]].to_numpy().tolist() == [["crash", "1 of 4"]]
     told = failures(frame)
     assert told[["status", "runs"]].to_numpy().tolist() == [["fail", "2 of 4 runs"], ["crash", "1 of 4 runs"]]
     assert told["again"][0].endswith("parallel=ddp save=sync repeat=1")
@@ -167,7 +168,7 @@ def test_pivots_count_the_worst_first(tmp_path: Path) -> None:
     frame = read_sweeps([folder_with(tmp_path / "s", *rows)]).frame
     shown = status_pivot(frame, pivot_axes(frame))
     assert shown.table.to_numpy().tolist() == [["ddp", "1 fail, 1 pass"], ["fsdp", "pass"]]
-    assert shown.title == "status by parallel; entries combine cells that differ in model"
+    assert shown.title == "status by parallel; each entry counts all values of model"
     by_model = status_pivot(frame, pivot_axes(frame, ["parallel"], ["model"])).table
     assert list(by_model.columns) == ["parallel", "even", "uneven"]
     assert by_model.to_numpy().tolist() == [["ddp", "pass", "fail"], ["fsdp", "pass", ""]]
@@ -355,7 +356,7 @@ def test_conditions_apply_to_every_format(matrix: Path, capsys: pytest.CaptureFi
     assert shown("markdown").startswith(
         "**all cells: parallel=ddp compile=false save=async**\n\n| status | checks |"
     )
-    assert "- **fail** `parallel=ddp,save=async,repeat=1`: `model_equal" in shown("markdown")
+    assert "- **fail** `parallel=ddp`: `model_equal" in shown("markdown")
     assert 'tests="1"' in shown("junit")
     assert shown("html").startswith("<!doctype html>")
 
@@ -371,6 +372,38 @@ def test_markdown_escapes_texts_of_rows(tmp_path: Path, capsys: pytest.CaptureFi
     said = capsys.readouterr().out
     assert "**all cells: parallel=a\\|b compile=false save=sync**" in said
     assert ": `` `x` | <b> @all ``<br>again: `dcpbench run 'parallel=a|b' save=sync`" in said
+
+
+TORCH = "rank 1 in train: RuntimeError: Expected to have finished. " + "Words of torch. " * 60
+
+
+@pytest.mark.parametrize("format_", ["table", "markdown"])
+def test_causes_follow_the_reason(tmp_path: Path, format_: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A long reason is cut at a word, and does not hide what helps."""
+    reason = f"{TORCH}pass `find_unused_parameters=True`"
+    rows = [
+        cell("ddp", status="error", reason=reason),
+        cell("ddp_unused", status="error", reason=reason, seed=1),
+        cell("fsdp", "async", status="fail", reason="x", flags_equal=False),
+        cell("fsdp", "async", 1, status="fail", reason="x", flags_equal=False),
+    ]
+    main([str(folder_with(tmp_path / "s", *rows)), "--format", format_])
+    said = capsys.readouterr().out.replace("\\", "").replace("`", "")
+    assert said.count("use parallel=ddp_unused") == 1
+    assert said.count("Flags, modes, gradients or hooks differ after the load") == 1
+    assert re.search(r"(Words|of|torch\.) \.\.\. \(1,\d+ characters\)", said)
+    sign = "**" if format_ == "markdown" else ""
+    assert f"{sign}error{sign} parallel=ddp save=sync seed=0" in said
+    assert f"{sign}fail{sign} parallel=fsdp save=async seed=0 (2 runs)" in said
+
+
+def test_unknown_checks_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of a plug-in that is not installed."""
+    checks = {"norms_kept": {"held": True}, "model_equal": {"held": True}, "\x1b[2J": {"held": True}}
+    rows = [cell(repeat=n, model_equal=True, details={"checks": checks}) for n in range(2)]
+    main([str(folder_with(tmp_path / "s", *rows)), "--format", "table"])
+    said = [line for line in lines_of(capsys) if "norms_kept" in line]
+    assert said == ["no installed plug-in has the checks norms_kept, \\x1b[2J; they are not counted"]
 
 
 def test_files_are_written_atomically(matrix: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,11 +16,9 @@ from dcpbench.analysis.cell_identity import (
     with_cells,
 )
 from dcpbench.analysis.costs import CHANGED, Rule, costs, is_regression
-from dcpbench.analysis.frame import Sweeps, is_false, is_true, ok, records
-from dcpbench.analysis.runs import commands, status_text
+from dcpbench.analysis.frame import Sweeps, is_false, is_true, ok
+from dcpbench.analysis.runs import commands, status_text, why_failed
 from dcpbench.core.axes import AXES
-from dcpbench.core.checks import CHECKS
-from dcpbench.records.short_reason import short_reason
 from dcpbench.records.source import COMMITS, short
 
 NEWLY_FAILING = "newly failing"
@@ -142,16 +140,17 @@ def status_changes(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
     """Return one line for each cell of either side, in the order of `CHANGES`, unchanged cells last.
 
     A cell is flaky if only some of its runs are ok, or if one needed a second attempt. `failing`: it is not
-    ok on the new side; `reason` and `again` are of the first such run. A new cell replaces a cell of the old
-    side at the same address with another configuration: that one has no line, and its key is `before`.
+    ok on the new side; `reason`, `cause` and `again` are of the first such run. A new cell replaces a cell of
+    the old side at the same address with another configuration: that one has no line, and its key is
+    `before`.
 
     Args:
         old, new: rows with `key` and `address`, see `cell_identity.with_cells`.
     """
     before, after = _outcomes(old), _outcomes(new)
     failed = new[~ok(new)].drop_duplicates("key").set_index("key")
-    reasons = list(map(short_reason, records(failed[["status", "reason", "details", *CHECKS]])))
-    failed = pd.DataFrame({"reason": reasons, "again": commands(failed)}, failed.index, dtype="string")
+    why = {**why_failed(failed), "again": commands(failed)}
+    failed = pd.DataFrame(why, failed.index, dtype="string")
     addresses = pd.concat([old, new]).drop_duplicates("key").set_index("key")["address"].to_dict()
     at_address = {addresses[key]: key for key in before}
     replaced_by = {
@@ -168,7 +167,7 @@ def status_changes(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
         lines.append((change, key, earlier, was.text, now.text))
     table = pd.DataFrame(lines, columns=["change", "key", "before", "old", "new"])
     table["failing"] = table["key"].isin(failed.index)
-    table = table.join(failed, on="key").fillna({"reason": "", "again": ""})
+    table = table.join(failed, on="key").fillna(dict.fromkeys(why, ""))
     order = [*CHANGES, SAME]
     return table.sort_values(
         "change", key=lambda kinds: kinds.map(order.index), kind="stable", ignore_index=True

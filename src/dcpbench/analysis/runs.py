@@ -9,11 +9,12 @@ from typing import Any
 
 import pandas as pd
 
-from dcpbench.analysis.cell_identity import override_words
+from dcpbench.analysis.cell_identity import cell_names, identity_keys, override_words, with_cells
 from dcpbench.analysis.frame import is_true, ok, records, severities
 from dcpbench.config.text import program
 from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS
+from dcpbench.core.explanations import explanation_of
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import SEVERITY
 from dcpbench.records.short_reason import short_reason
@@ -73,23 +74,23 @@ def runs_text(cells: pd.DataFrame) -> "pd.Series[str]":
 
 
 def failures(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return every run that is not a pass at the first attempt or a detected fault: its status, cell, short
-    reason, and the command to run it again.
+    """Return every run that is not a pass at the first attempt or a detected fault: its status, cell by the
+    axes that vary, short reason, likely `cause` (can be empty), and the command to run it again.
 
     Runs of one cell with the same reason, except for numbers, are one row; its column `runs` counts them if
     any cell has repeats.
     """
     known = frame["fault_seen"].isna() & frame["status"].isin(["skip", "xfail"]).astype(bool)
     chosen = ~ok(frame) | known
-    numbers = cell_numbers(frame)
+    numbers, named = cell_numbers(frame), _named(frame)
     of = numbers.groupby(numbers).transform("size")[chosen]
-    numbers, frame = numbers[chosen], frame[chosen]
+    numbers, named, frame = numbers[chosen], named[chosen], frame[chosen]
     several = "sweep" in frame and frame["sweep"].nunique() > 1
     listed = pd.DataFrame(
         {
             "status": status_text(frame),
-            "cell": frame["sweep"] + ": " + frame["cell"] if several else frame["cell"],
-            "reason": list(map(short_reason, records(frame[["status", "reason", "details", *CHECKS]]))),
+            "cell": frame["sweep"] + ": " + named if several else named,
+            **why_failed(frame),
             "again": commands(frame),
         }
     )
@@ -98,6 +99,23 @@ def failures(frame: pd.DataFrame) -> pd.DataFrame:
     kinds = listed.groupby([numbers, listed["status"], listed["reason"].map(without_numbers)], sort=False)
     listed["runs"] = runs_text(pd.DataFrame({"runs": of, "agreeing_runs": kinds["cell"].transform("size")}))
     return listed[~kinds.ngroup().duplicated()].reset_index(drop=True)
+
+
+def _named(frame: pd.DataFrame) -> "pd.Series[str]":
+    """Return a name of each row's cell: the axes and overrides that vary; for a damaged row its full name."""
+    if frame.empty:
+        return frame["cell"]
+    cells = with_cells(frame, identity_keys(frame["overrides"], frame["config"]))
+    return pd.Series(cell_names(cells), frame.index, "string").where(frame["parallel"].notna(), frame["cell"])
+
+
+def why_failed(frame: pd.DataFrame) -> dict[str, list[str]]:
+    """Return the short `reason` of each row, and its likely `cause`, empty if none is known."""
+    rows = records(frame[["status", "reason", "details", "parallel", *CHECKS]])
+    return {
+        "reason": [short_reason(row) for row in rows],
+        "cause": [explanation_of(row) or "" for row in rows],
+    }
 
 
 def of_a_kind(listed: pd.DataFrame) -> pd.DataFrame:

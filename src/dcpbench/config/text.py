@@ -78,6 +78,14 @@ def names_shown(names: Sequence[str]) -> str:
     )
 
 
+def clipped(text: str, length: int) -> str:
+    """Return a text; if it is longer than this, its first words and its length."""
+    if len(text) <= length:
+        return text
+    end = text.rfind(" ", length * 3 // 4, length + 1)
+    return f"{text[: end if end > 0 else length]} ... ({len(text):,} characters)"
+
+
 def counted(number: int, what: str) -> str:
     """Return `1 cell`, `1,000 cells`."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"

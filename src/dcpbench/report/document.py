@@ -12,13 +12,14 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from dcpbench.config.text import visible
+from dcpbench.config.text import clipped, visible
+from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import BAD
-from dcpbench.report.labels import clipped, has_failed, is_metric, narrowed
+from dcpbench.report.labels import has_failed
 from dcpbench.report.styles import console_for, style_of, text_of, without_trailing_blanks
 
 _MOST_DAMAGED = 5
-_FAILURES = ("status", "cell", "reason", "again", "more")
+_FAILURES = ("status", "cell", "reason", "cause", "again", "more")
 _SPECIAL = re.compile(r"([\\`*\[\]|<>&@#])")
 _REASON = 300
 _CHECKS = "checks"
@@ -47,7 +48,7 @@ class Content:
     """Tables, then failures, then sentences.
 
     Args:
-        failures: `status`, `cell`, `reason`, `again` (can be empty), `more`; `runs` is optional.
+        failures: `status`, `cell`, `reason`, `cause` and `again` (can be empty), `more`; `runs` is optional.
         more: how many failures are not listed, and where to find them.
         damaged: what could not be read.
         headline: how many cells ended with which result.
@@ -81,7 +82,7 @@ def width_of(file: TextIO) -> int:
 
 
 def rendered(content: Content, file: TextIO) -> str:
-    """Return a report for this file: with styles for a terminal, whose tables are narrowed to its width."""
+    """Return a report for this file: with styles for a terminal, whose tables fit its width."""
     target = Console(file=file)
     width = target.width if target.is_terminal else None
     if width:
@@ -111,6 +112,8 @@ def rendered(content: Content, file: TextIO) -> str:
         reason = clipped(item["reason"], _REASON)
         failure = text_of(f"{item['status']} ", style_of(item["status"]))
         line(failure.append(visible(f"{item['cell']}{_counted(item)}: {reason}"), style="default"))
+        if item["cause"]:
+            line(text_of(f"    {item['cause']}"))
         if item["again"]:  # one line, to be copied as it is
             line(text_of(f"    again: {item['again']}", "dim"), None)
     for sentence in content.damaged:
@@ -126,10 +129,8 @@ def _needed(shown: Table) -> int:
 
 
 def _fitted(shown: Table, width: int) -> Table:
-    """Narrow a table: first by short names, then, if it has checks, without the last metrics."""
-    if _needed(shown) > width:
-        shown = replace(shown, table=narrowed(shown.table))
-    metrics = [name for name in shown.table.columns if is_metric(str(name))] if _CHECKS in shown.table else []
+    """Leave the last metrics of a table with checks out until it fits."""
+    metrics = [name for name in shown.table.columns if name in METRICS] if _CHECKS in shown.table else []
     while metrics and _needed(shown) > width:
         shown = replace(shown, table=shown.table.drop(columns=metrics.pop()))
     return shown
@@ -159,7 +160,7 @@ def _table(shown: Table, rows: pd.DataFrame, widths: Sequence[int] = ()) -> Rich
     heads = [str(column) for column in rows.columns]
     table = RichTable(box=None, pad_edge=bool(widths), header_style="bold", show_header=not widths)
     for head, width in zip_longest(heads, widths):
-        right = is_metric(head)
+        right = head in METRICS
         unbroken = bool(widths) or right or head in (*shown.statuses, _CHECKS)
         title = Text(visible(head, but="\n"))
         justify: Any = "right" if right else "left"
@@ -194,9 +195,7 @@ def markdown(content: Content) -> str:
         parts.append(_markdown_table(shown))
     if len(content.failures):
         parts.append("\n".join(map(_markdown_failure, content.failures.to_dict("records"))))
-    parts += [content.more] if content.more else []
-    parts += [_code(sentence) for sentence in content.damaged]
-    parts += ["\n".join(map(_escaped, content.headline.splitlines()))] if content.headline else []
+    parts += filter(None, [_lines(content.more), *map(_code, content.damaged), _lines(content.headline)])
     return "\n\n".join(parts) + "\n"
 
 
@@ -206,7 +205,7 @@ def _markdown_table(shown: Table) -> str:
         once = table[shown.heading].mask(table[shown.heading].duplicated(), "")
         table = table.assign(**{shown.heading: once})
     heads = [_escaped(str(column)) for column in table.columns]
-    rules = ["---:" if is_metric(str(column)) else "---" for column in table.columns]
+    rules = ["---:" if column in METRICS else "---" for column in table.columns]
     lines = [[_markdown_entry(value) for value in line] for line in table.to_numpy().tolist()]
     return "\n".join(f"| {' | '.join(line)} |" for line in [heads, rules, *lines])
 
@@ -218,10 +217,15 @@ def _markdown_entry(value: Any) -> str:
 
 
 def _markdown_failure(item: dict[Hashable, str]) -> str:
-    counts = _escaped(_counted(item))
-    line = f"- **{_escaped(item['status'])}** {_code(item['cell'])}{' ' if counts else ''}{counts}"
+    named = [f"**{_escaped(item['status'])}**", _code(item["cell"]), _escaped(_counted(item))]
+    line = f"- {' '.join(filter(None, named))}"
     line += f": {_code(clipped(item['reason'], _REASON))}" if item["reason"] else ""
+    line += f"<br>{_escaped(item['cause'])}" if item["cause"] else ""
     return f"{line}<br>again: {_code(item['again'])}" if item["again"] else line
+
+
+def _lines(text: str) -> str:
+    return "\n".join(map(_escaped, text.splitlines()))
 
 
 def _escaped(text: str) -> str:

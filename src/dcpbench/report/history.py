@@ -19,12 +19,12 @@ from dcpbench.analysis.cell_history import KINDS, CellHistory, Cost, History, fo
 from dcpbench.analysis.change_points import FALSE_ALARMS, LEAST_EFFECT, LEAST_SIDE, Change
 from dcpbench.analysis.frame import records
 from dcpbench.analysis.query import QueryError, known_metric, names_in, parse, select
-from dcpbench.config.text import counted
+from dcpbench.config.text import clipped, counted
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import StatusSpec
 from dcpbench.records.source import COMMITS, short
 from dcpbench.report.document import Content, Table, document_text, first_of, width_of
-from dcpbench.report.labels import change_style, clipped, plain, quantity
+from dcpbench.report.labels import change_style, plain, quantity
 from dcpbench.report.output import format_of, put_out
 
 _FORMATS = {".txt": "table", ".md": "markdown", ".json": "json"}

@@ -14,9 +14,10 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from dcpbench.analysis.frame import Sweeps, records, short_names
 from dcpbench.analysis.runs import again
+from dcpbench.config.text import clipped
+from dcpbench.core.explanations import explanation_of
 from dcpbench.core.statuses import FLAKY, MISSED, shown
 from dcpbench.records.row import cell_seconds
-from dcpbench.report.labels import clipped
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _MESSAGE = 2_000
@@ -25,8 +26,8 @@ _MESSAGE = 2_000
 def junit(sweeps: Sweeps) -> str:
     """Return one testsuite for each sweep and one testcase for each row.
 
-    A failure has the reason and the command to run the cell again; `system-out` has the end of the log of
-    the first rank that failed.
+    A failure has its likely cause, its reason and the command to run the cell again; `system-out` has the
+    end of the log of the first rank that failed.
     """
     root = Element("testsuites", name="dcpbench")
     names = short_names(sweeps.environments)
@@ -65,7 +66,8 @@ def _case(row: dict[str, Any], name: str) -> Element:
     if kind != "passed":
         message = _text(clipped(f"{what}: {reason}", _MESSAGE))
         found = SubElement(case, kind, type=_text(what), message=message)
-        found.text = _text(f"{reason}\nagain: {again(row['overrides'], row['config_dir'], row['cwd'])}")
+        command = f"again: {again(row['overrides'], row['config_dir'], row['cwd'])}"
+        found.text = _text("\n".join(filter(None, [explanation_of(row), reason, command])))
     if output := "\n".join(_output(row)):
         SubElement(case, "system-out").text = _text(output)
     return case

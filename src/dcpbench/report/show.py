@@ -33,6 +33,7 @@ from dcpbench.report.tables import (
     shown_metrics,
     status_pivot,
     summary,
+    unknown_checks,
     varying,
 )
 
@@ -155,6 +156,7 @@ def content(sweeps: Sweeps, view: View = View()) -> Content:
     more += [_WHERE_TO_LOOK] if first["again"].ne("").any() else []
     how_run = records(frame[["ranks_per_gpu", "backend"]].drop_duplicates())
     more += shared_gpu_sentences(how_run, sweeps.environments.values())
+    more += unknown_checks(frame["details"])
     across = f"{count} sweeps, " if (count := frame["sweep"].nunique()) > 1 else ""
     of = f" ({len(frame)} of {len(sweeps.frame)} rows)" if view.where else ""
     return Content(

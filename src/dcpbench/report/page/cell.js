@@ -39,6 +39,7 @@ function cellParts(app, run) {
     el("h2", { id: "cell-title", tabindex: "-1" }, ...breakable(run.cell)),
     siblings(app, run),
     part("Reason", run.reason && el("p", { class: "reason" }, visible(run.reason))),
+    part("Likely cause", run.cause && el("p", {}, run.cause)),
     part("Position of each rank", places(run)),
     part("Trace and log", logTail(run.ending.log_tail), logPath(app, run)),
     part("Run it again", againLine(run)),

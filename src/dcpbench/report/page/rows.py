@@ -14,6 +14,7 @@ from dcpbench.analysis.frame import Sweeps, outcomes, records, short_names
 from dcpbench.analysis.runs import commands, seen_by, without_numbers
 from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS, CheckSpec
+from dcpbench.core.explanations import explanation_of
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.sentences import describe
@@ -64,6 +65,7 @@ def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
         clipped(short_reason({**row, "details": of}), _SHORT) for row, of in zip(rows, details, strict=True)
     ]
     values["reason_group"] = pd.factorize(pd.Series(values["short"]).map(without_numbers))[0].tolist()
+    values["cause"] = [explanation_of(row) for row in rows]
     values["seen_by"] = [seen_by(row) for row in rows]
     values["losses"] = [_losses(one) for one in details]
     values["ending"] = [

@@ -1,0 +1,138 @@
+"""Explanations of failures: the pattern of a row's checks, and the cause that it suggests. They are derived
+from a row when it is shown, and never stored."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The likely cause of a failure that has a certain pattern.
+
+    >>> explanation_of({"status": "fail", "side_effect_free": True})
+    >>> str(explanation_of({"status": "fail", "side_effect_free": False})).partition(",")[0]
+    'A save or load changes something outside its own state'
+
+    Args:
+        sentence: the cause, and what to do about it.
+        failed: the check that failed; others can have failed with it.
+        passed: checks of which none failed, and at least one passed; null ones did not apply.
+        raised: for an `error`: a name of PyTorch's in the exception's message, which no field of a row has.
+        unless: for an `error`: the parallelism whose cells need another explanation.
+    """
+
+    sentence: str
+    failed: str = ""
+    passed: tuple[str, ...] = ()
+    raised: str = ""
+    unless: str = ""
+
+    def fits(self, row: Mapping[str, Any]) -> bool:
+        """Return whether a row, given by columns, has this pattern."""
+        if self.raised:
+            says = row.get("status") == "error" and self.raised in str(row.get("reason"))
+            return says and row.get("parallel") != self.unless
+        passed = [row.get(check) for check in self.passed]
+        return (
+            row.get("status") == "fail"
+            and row.get(self.failed) is False
+            and (not passed or (True in passed and False not in passed))
+        )
+
+
+_RESTORED = ("model_equal", "optim_equal", "extra_equal")
+_WRONG_CHECKPOINT = (
+    "The checkpoint itself is wrong, so look at the save and the storage: no load can restore the state "
+    "from it"
+)
+
+EXPLANATIONS = (
+    Explanation(
+        "A parameter got no gradient, which DistributedDataParallel allows only if it searches for such "
+        "parameters: use parallel=ddp_unused",
+        raised="find_unused_parameters",
+        unless="ddp_unused",
+    ),
+    Explanation(
+        "Copies of the same values have drifted apart in training, and a checkpoint contains one of them: "
+        "look for a missing reduction, or for settings or random draws of one rank",
+        failed="replicas_equal",
+    ),
+    Explanation(
+        "Files changed after their save reported success: the save reports it too early, or something else "
+        "writes to the folder",
+        failed="files_unchanged",
+    ),
+    Explanation(_WRONG_CHECKPOINT, failed="checkpoint_whole"),
+    Explanation(_WRONG_CHECKPOINT, failed="files_equal"),
+    Explanation(
+        "The save changes the run itself: after it, training continues differently from a run that never "
+        "saves",
+        failed="save_harmless",
+    ),
+    Explanation(
+        "The model was restored wrongly, though no check of its files failed: look at code that changes "
+        "parameters in or after the load",
+        failed="model_equal",
+    ),
+    Explanation(
+        "Flags, modes, gradients or hooks differ after the load, and no checkpoint contains them: the code "
+        "that builds or loads the run has to set them",
+        failed="flags_equal",
+    ),
+    Explanation(
+        "The optimizer was restored wrongly: look for a scheduler created after the load, other parameter "
+        "groups, or state under other keys",
+        failed="optim_equal",
+    ),
+    Explanation(
+        "The default random generators were not restored, and PyTorch never saves them: save and load "
+        "torch.get_rng_state() of every rank, and that of its device",
+        failed="random_equal",
+    ),
+    Explanation(
+        "Other state was not restored: it is not in the checkpoint, its load_state_dict does not set all of "
+        "it, or something changed it after the load",
+        failed="extra_equal",
+    ),
+    Explanation(
+        "A save or load changes something outside its own state, such as a thread, an open file, a generator "
+        "or another run; the mismatch names it",
+        failed="side_effect_free",
+    ),
+    Explanation(
+        "Everything that was saved was restored, so the likely cause is state that no checkpoint contains: a "
+        "plain attribute, a global, a loader's position",
+        failed="loss_resume_equal",
+        passed=_RESTORED,
+    ),
+    Explanation(
+        "Everything that was saved was restored and the resumed losses are equal, so a later step of the "
+        "optimizer or scheduler depends on state that no checkpoint contains",
+        failed="state_resume_equal",
+        passed=_RESTORED,
+    ),
+    Explanation(
+        "The ranks do not train on the batch that was drawn: a share of it is missing, doubled or weighted "
+        "wrongly, or the loss is averaged wrongly",
+        failed="batch_loss_close",
+    ),
+    Explanation(
+        "The parallelism computes other gradients than the unwrapped model: look for a missing, repeated or "
+        "wrongly scaled reduction between ranks",
+        failed="gradient_close",
+    ),
+    Explanation(
+        "Gradients agree, but the optimizer's step differs from one on the unwrapped model: compare its "
+        "hyperparameters and parameter groups on each rank",
+        failed="step_equal",
+    ),
+)
+"""Explanations by their patterns; the first that fits counts. Causes come before their consequences: replicas
+that drift, files, what the save did, what was restored, how training continued, how each step compares."""
+
+
+def explanation_of(row: Mapping[str, Any]) -> str | None:
+    """Return the likely cause of a row's failure; None if no pattern fits."""
+    return next((one.sentence for one in EXPLANATIONS if one.fits(row)), None)
