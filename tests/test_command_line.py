@@ -329,7 +329,7 @@ def test_report_prints_the_same_table(tmp_path: Path, sweep: Callable[..., Finis
         text=True,
         check=True,
     )
-    assert "2 cells, 0 with another status" in other.stdout
+    assert "0 of 2 cells changed" in other.stdout
 
 
 @pytest.mark.slow

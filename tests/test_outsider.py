@@ -35,8 +35,8 @@ plugin = Plugin(
     api=1,
     conf=Path(__file__).parent / "conf",
     checks=(
-        CheckSpec("theirs_held", "theirs", "what the outsider looks at holds"),
-        CheckSpec("theirs_norms", "norms", "norms are those of the save", probe=verify_norms),
+        CheckSpec("theirs_held", "what the outsider looks at holds"),
+        CheckSpec("theirs_norms", "norms are those of the save", probe=verify_norms),
     ),
     metrics=(MetricSpec("theirs_calls", "calls of the outsider's scenario", counted=True),),
     faults=("outsider.faults",),

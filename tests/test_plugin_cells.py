@@ -53,7 +53,7 @@ plugin = Plugin(
     name="mine",
     api=API,
     axes=(AxisSpec("clip", "the norm that gradients are clipped to", type=int),),
-    checks=(CheckSpec("float32_kept", "float32", "every parameter is float32", probe=verify_float32),),
+    checks=(CheckSpec("float32_kept", "every parameter is float32", probe=verify_float32),),
     metrics=(MetricSpec("load_descriptors", "open descriptors at the end of a load", "max", phase="load",
                         shown="always", compared="always", history=True, probe=descriptors),),
     built=("mine_plugin:clip",),

@@ -22,7 +22,7 @@ shown = {"shown": "always", "compared": "always"}
 plugin = Plugin(
     name="queue",
     api=API,
-    checks=(CheckSpec("index_equal", "index=", "the index came back"),),
+    checks=(CheckSpec("index_equal", "the index came back"),),
     metrics=(
         MetricSpec("queue_s", "waiting for the storage", history=True, better="lower", **shown),
         MetricSpec("hits", "blocks from a cache", better="higher", **shown),

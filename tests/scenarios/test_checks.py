@@ -132,8 +132,8 @@ def test_plug_in_checks_follow_each_full_load(monkeypatch: pytest.MonkeyPatch) -
         equal = not loaded.compare("model_equal", live_state(target)["model_equal"], None)
         asked.append((name, f"{Path(loaded.checkpoint_id).name} {cell.measured('load_s')}", equal))
 
-    mine = {name: CheckSpec(name, "", "", probe=partial(probe, name)) for name in ("first", "last")}
-    without = CheckSpec("without", "", "")
+    mine = {name: CheckSpec(name, "", probe=partial(probe, name)) for name in ("first", "last")}
+    without = CheckSpec("without", "")
     monkeypatch.setattr(checks, "CHECKS", {"first": mine["first"], "no": without, "last": mine["last"]})
     alone(**ONCE)
     places = ["step-0001 1", "step-0001 1", "step-0001-again 2"]  # loaded, set once more, saved again

@@ -16,7 +16,6 @@ class CheckSpec:
 
     Args:
         name: the column.
-        label: heading of its column in a table.
         help: one sentence that is true if the check passes.
         control: its negative control: the wrong data that the same comparison has to report.
         where: the cells that it applies to; in all others it is null.
@@ -27,7 +26,6 @@ class CheckSpec:
     """
 
     name: str
-    label: str
     help: str
     control: str = ""
     where: str = ""
@@ -43,81 +41,81 @@ _TWIN = "scenarios that train a twin"
 
 _OWN = (
     CheckSpec(
-        "model_equal", "model=", "parameters and persistent buffers were restored bit for bit",
+        "model_equal", "parameters and persistent buffers were restored bit for bit",
         _TARGET, "scenarios that load a model",
     ),
     CheckSpec(
-        "optim_equal", "optim=", "optimizer state and hyperparameters were restored bit for bit",
+        "optim_equal", "optimizer state and hyperparameters were restored bit for bit",
         f"{_TARGET}, hyperparameters too", "scenarios that load an optimizer",
     ),
     CheckSpec(
-        "extra_equal", "extra=", "everything else that was saved was restored bit for bit",
+        "extra_equal", "everything else that was saved was restored bit for bit",
         _TARGET, "scenarios that save more than model and optimizer",
     ),
     CheckSpec(
-        "loss_resume_equal", "resume=", "resumed losses equal the uninterrupted run's, bit for bit",
+        "loss_resume_equal", "resumed losses equal the uninterrupted run's, bit for bit",
         _UNRESTORED, _RESUMED,
     ),
     CheckSpec(
-        "loss_resume_close", "resume~", "under another layout, resumed losses are close",
+        "loss_resume_close", "under another layout, resumed losses are close",
         _UNRESTORED, "scenarios that train on under another layout than the one that saved",
     ),
     CheckSpec(
-        "gradient_close", "gradient~",
+        "gradient_close",
         "each step's gradients equal the unwrapped twin's, within their rounding bound",
         "the twin's gradients, changed by more than the bound", _TWIN, training=True,
     ),
     CheckSpec(
-        "step_equal", "step=", "each optimizer step equals the twin's on the same gradients, bit for bit",
+        "step_equal", "each optimizer step equals the twin's on the same gradients, bit for bit",
         _COPY, _TWIN, training=True,
     ),
     CheckSpec(
-        "replicas_equal", "replicas=", "ranks that have the same part of a tensor have the same bits",
+        "replicas_equal", "ranks that have the same part of a tensor have the same bits",
         "a copy on one rank in which one bit is different",
         "layouts in which several ranks have the same part of a tensor", training=True,
     ),
     CheckSpec(
-        "batch_loss_close", "batch loss~",
+        "batch_loss_close",
         "each step's loss equals the twin's loss of the full batch, within its rounding bound",
         "the twin's loss of another step", _TWIN, training=True,
     ),
     CheckSpec(
-        "contract_held", "contract", "DCP does what the scenario requires in addition to equality",
+        "contract_held", "DCP does what the scenario requires in addition to equality",
         "the same call where it is allowed, or a case that is wrong on purpose",
         "scenarios that require more than equality",
     ),
     CheckSpec(
-        "checkpoint_whole", "whole", "the checkpoint has the expected keys, shapes, chunks and files",
+        "checkpoint_whole", "the checkpoint has the expected keys, shapes, chunks and files",
         "damaged copies of the checkpoint's metadata", "scenarios that check what a save wrote",
     ),
     CheckSpec(
-        "save_harmless", "harmless", "a run that saves ends in the same state as one that never saves",
+        "save_harmless", "a run that saves ends in the same state as one that never saves",
         _COPY, "scenarios that also train a run without saves",
     ),
     CheckSpec(
-        "state_resume_equal", "resume state=",
+        "state_resume_equal",
         "after resuming and training on, the state equals the uninterrupted run's",
         _COPY, _RESUMED,
     ),
     CheckSpec(
-        "flags_equal", "flags=", "flags, modes, defaults, shared memory, gradients and hooks are unchanged",
+        "flags_equal", "flags, modes, defaults, shared memory, gradients and hooks are unchanged",
         _COPY, "scenarios that compare flags after a load",
     ),
     CheckSpec(
-        "side_effect_free", "no side effects", "saves and loads change nothing else in the process",
+        "side_effect_free", "saves and loads change nothing else in the process",
         _COPY, "scenarios that compare the process before and after a save or a load",
     ),
     CheckSpec(
-        "files_unchanged", "files=", "files have not changed since their save reported success",
+        "files_unchanged", "files have not changed since their save reported success",
         "another digest for each file, one file fewer and one more", "checkpoints that are files",
     ),
     CheckSpec(
-        "files_equal", "plain read=", "the files contain the saved state, read without DCP",
+        "files_equal", "the files contain the saved state, read without DCP",
         "a changed copy of the saved state, for each part that is read",
         "checkpoints that can be read without DCP",
     ),
     CheckSpec(
-        "random_equal", "random=", "each rank draws the random numbers that it would have drawn",
+        "random_equal", "each rank draws the random numbers that it would have drawn",
         "the load target's generators, seeded differently before the load",
         "scenarios that load under the layout that saved",
     ),

@@ -87,7 +87,7 @@ def main(
         for one in found:
             contents.append(_statuses(one, all))
             contents += [_configurations(one, all)] if len(one.configurations) else []
-            contents += [_costs(one, rule, all)] if len(one.costs) else []
+            contents += [_costs(one, rule, all)] if not one.apart else []
         text = document_text(contents, written_as, io.StringIO() if output else sys.stdout)
     put_out(text, output)
     met = [name for name in kinds if any(name in one.kinds() for one in found)]
@@ -181,6 +181,8 @@ def _configurations(compared: Comparison, every: bool) -> Content:
 def _costs(compared: Comparison, rule: Rule, every: bool) -> Content:
     """Return the costs of the common cells, and the rule for a change."""
     found = compared.costs
+    if found.empty:
+        return Content(headline="No costs are compared: no cell passed on both sides.")
     called = found["verdict"].isin(CHANGED)
     groups = found[found["level"].eq("all") | (found["level"].eq("axis") & (called | every))]
     single = found[found["level"].eq("cell") & (called | every)]
@@ -203,8 +205,7 @@ def _explained(compared: Comparison, shown: pd.DataFrame) -> pd.DataFrame:
         {
             "status": explained["change"].to_numpy(),
             "cell": cell_names(compared.cells.loc[list(explained["key"])]),
-            "reason": explained["reason"].to_numpy(),
-            "again": explained["again"].to_numpy(),
+            **{name: explained[name].to_numpy() for name in ("reason", "cause", "again")},
         }
     )
 
@@ -214,11 +215,11 @@ def _counts(statuses: pd.DataFrame) -> str:
     compared = changed.drop(OTHER_CONFIGURATION, errors="ignore")
     phrases = [f"{count} {change}" for change, count in compared.items()]
     still = int((statuses["failing"] & statuses["change"].eq(SAME)).sum())
-    phrases += [f"{still} still not ok"] if still else []
-    listed = f" ({', '.join(phrases)})" if phrases else ""
     other = int(changed.sum() - compared.sum())
-    apart = f", {other} with another configuration" if other else ""
-    return f"{counted(len(statuses), 'cell')}, {int(compared.sum())} with another status{listed}{apart}"
+    phrases += [f"{other} with another configuration"] if other else []
+    phrases += [f"{still} still not ok"] if still else []
+    listed = f": {', '.join(phrases)}" if phrases else ""
+    return f"{int(compared.sum())} of {counted(len(statuses), 'cell')} changed{listed}"
 
 
 def _cost_table(compared: Comparison, lines: pd.DataFrame, single: bool) -> pd.DataFrame:
@@ -235,11 +236,11 @@ def _cost_table(compared: Comparison, lines: pd.DataFrame, single: bool) -> pd.D
             "95 % interval": [
                 "-" if np.isnan(low) else f"{_ratio(low)} to {_ratio(high)}" for low, high in ends
             ],
-            "would see": lines["would_see"].map(_share),
+            "smallest\ndetectable": lines["would_see"].map(_share),
             "verdict": lines["verdict"],
         }
     )
-    judged = ["ratio", "95 % interval", "would see"]
+    judged = ["ratio", "95 % interval", "smallest\ndetectable"]
     if single:
         measured = table[["old", "new", *judged, "runs", "verdict"]]
         return pd.concat([table["metric"], _axes(compared, lines["key"]), measured], axis=1)
@@ -270,7 +271,7 @@ def _rule(found: pd.DataFrame, rule: Rule, every: bool) -> str:
         f"slower, faster, larger, smaller: a change of {rule.least_effect:.0%} or more that a t test on "
         f"logarithms finds larger {beyond}; the chance of any false alarm in this comparison is at most "
         f"{rule.false_alarms:.2g} (Holm). no change: the interval is within {rule.least_effect:.0%}. "
-        "unclear: neither. would see: the smallest change found in 9 of 10 comparisons with this noise."
+        "unclear: neither. smallest detectable: the change found in 9 of 10 comparisons with this noise."
     )
     of_all = found[found["level"].eq("all") & found["verdict"].isin(CHANGED)]
     if len(of_all) and not found["by_sweep"].any():

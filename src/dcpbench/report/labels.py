@@ -1,18 +1,16 @@
 """How values and columns are written in a table."""
 
 import math
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from dcpbench.analysis.frame import as_text
-from dcpbench.config.text import size_text
+from dcpbench.config.text import clipped, size_text
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
 
-_LONG_NAME = 10
 _FAILED, _TRAINING = "failed: ", "training failed: "
 
 
@@ -22,15 +20,20 @@ def plain(value: object) -> str:
 
 
 def checks_text(checks: Mapping[str, bool | None]) -> str:
-    """Name the failed checks of a cell, those of training separately, or count those that passed."""
+    """Name the first failed check of a cell and count the others, those of training separately; or count
+    those that passed."""
     failed = [check for check, passed in checks.items() if passed is False]
     passed = sum(value is True for value in checks.values())
     if not failed:
         return f"{passed} passed" if passed else "-"
     training = [check for check in failed if CHECKS[check].training]
     resume = [check for check in failed if check not in training]
-    parts = [f"{_FAILED}{', '.join(resume)}"] if resume else []
-    return "; ".join([*parts, *([f"{_TRAINING}{', '.join(training)}"] if training else [])])
+    of_kinds = ((_FAILED, resume), (_TRAINING, training))
+    return "; ".join(f"{kind}{names[0]}{_more(names)}" for kind, names in of_kinds if names)
+
+
+def _more(names: Sequence[str]) -> str:
+    return f", +{len(names) - 1}" if len(names) > 1 else ""
 
 
 def has_failed(text: str) -> bool:
@@ -63,27 +66,3 @@ def change_style(metric: str, ratio: float) -> str:
     if better is None or math.isnan(ratio):
         return ""
     return "red" if (ratio > 1) == (better == "lower") else "green"
-
-
-def is_metric(head: str) -> bool:
-    """Tell whether this is the head of a metric's column, which can be broken into lines."""
-    return head.replace("\n", "") in METRICS
-
-
-def clipped(text: str, length: int) -> str:
-    """Return a text, cut to this length if it is longer, with its full length."""
-    return text if len(text) <= length else f"{text[:length]}... ({len(text):,} characters)"
-
-
-def narrowed(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table for a narrow terminal: short names of checks, short counts of runs, broken heads."""
-    narrow = table.copy()
-    if "checks" in narrow:
-        short = {check: spec.label for check, spec in CHECKS.items()}
-        narrow["checks"] = [
-            re.sub(r"\w+", lambda word: short.get(word[0], word[0]), text) for text in narrow["checks"]
-        ]
-    if "runs" in narrow:
-        narrow["runs"] = narrow["runs"].str.removesuffix(" runs").str.replace(" of ", "/")
-    long = [name for name in narrow.columns if name in METRICS and len(name) > _LONG_NAME]
-    return narrow.rename(columns={name: name.replace("_", "_\n", 1) for name in long})

@@ -10,7 +10,7 @@ from pandas.api.typing import DataFrameGroupBy
 from dcpbench.analysis.cell_identity import override_words, shown_by_axes
 from dcpbench.analysis.frame import is_false, is_true, ok, records
 from dcpbench.analysis.runs import one_per_cell, runs_text, seen_by, severity, status_text
-from dcpbench.config.text import byte_unit, counted
+from dcpbench.config.text import byte_unit, counted, names_shown
 from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
@@ -48,7 +48,7 @@ def summary(frame: pd.DataFrame) -> Table:
     table["status"] = status_text(cells).map(plain)
     runs = runs_text(cells)
     if runs.nunique() > 1 or cells["agreeing_runs"].ne(cells["runs"]).any():
-        table["runs"] = runs
+        table["runs"] = runs.str.removesuffix(" runs")
     table["checks"] = [checks_text(values) for values in records(cells[[*CHECKS]])]
     for metric in shown_metrics(cells):
         table[metric] = [entry(metric, value) for value in cells[metric]]
@@ -93,6 +93,17 @@ def shared_gpu_sentences(
         else f"{ranks} ranks shared each GPU (NCCL {versions}): NVLink and peer copies were not tested"
         for ranks, backend in sorted(how)
     ]
+
+
+def unknown_checks(details: Iterable[Any]) -> list[str]:
+    """Say which checks of these rows, given their details, nothing declares: those of an absent plug-in."""
+    made = (of.get("checks") for of in details if isinstance(of, dict))
+    known = (name for checks in made if isinstance(checks, dict) for name in checks)
+    unknown = [*dict.fromkeys(plain(name) for name in known if name not in CHECKS)]
+    if not unknown:
+        return []
+    named = f"check {unknown[0]}; it is" if len(unknown) == 1 else f"checks {names_shown(unknown)}; they are"
+    return [f"no installed plug-in has the {named} not counted"]
 
 
 def detection(frame: pd.DataFrame) -> pd.DataFrame:
@@ -249,7 +260,7 @@ def _rows_an_entry(measured: pd.DataFrame, axes: Axes) -> str:
 
 def _combined(frame: pd.DataFrame, axes: Axes) -> str:
     others = [axis for axis in varying(frame) if axis not in (*axes.rows, *axes.columns)]
-    return f"; entries combine cells that differ in {', '.join(others)}" if others else ""
+    return f"; each entry counts all values of {', '.join(others)}" if others else ""
 
 
 def _unit(name: str, values: "pd.Series[float]") -> tuple[str, float, str]:

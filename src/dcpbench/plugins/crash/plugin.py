@@ -17,21 +17,18 @@ plugin = Plugin(
     checks=(
         CheckSpec(
             "crash_consistent",
-            "crash consistent",
             "no crash leaves what loads as neither checkpoint",
             "the same crash states, compared with other values",
             _CHECKED_IN,
         ),
         CheckSpec(
             "crash_recoverable",
-            "crash recoverable",
             "a crash in a save leaves the old or the new checkpoint",
             "a folder without files",
             _CHECKED_IN,
         ),
         CheckSpec(
             "crash_durable",
-            "crash durable",
             "after success a crash leaves the new checkpoint",
             "a folder without files, and the files of the old checkpoint",
             _CHECKED_IN,
