@@ -323,7 +323,7 @@ def test_cells_list_what_their_reason_quotes(show: Callable[..., Browser]) -> No
     )
     browser = show([*rows, twice_the_same_error()])
     error, fail = (one.text for one in browser.all("#findings .reason"))
-    assert error.endswith("un... (528 characters)")
+    assert error.endswith("unused ... (528 characters)")
     assert "optim_equal: net1.weight differs by 0.5, rank 1 (+2 more)" in fail
     browser.one("#matrix .s-error").click()
     assert browser.text("#cell").count("Unused: unused") == 1, "not in the logs too"

@@ -363,7 +363,7 @@ def test_conditions_apply_to_every_format(matrix: Path, capsys: pytest.CaptureFi
 
 def test_markdown_separates_counts_from_the_cell(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(DOCS / "sample-sweep"), "--format", "markdown"]) == 0
-    assert "repeat=0` (2 runs, and 3 more like it): `known failure" in capsys.readouterr().out
+    assert "save=sync` (2 runs, and 3 more like it): `known failure" in capsys.readouterr().out
 
 
 def test_markdown_escapes_texts_of_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

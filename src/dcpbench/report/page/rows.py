@@ -12,6 +12,7 @@ import pandas as pd
 from dcpbench.analysis.cell_identity import identity_keys, override_values
 from dcpbench.analysis.frame import Sweeps, outcomes, records, short_names
 from dcpbench.analysis.runs import commands, seen_by, without_numbers
+from dcpbench.config.text import clipped
 from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS, CheckSpec
 from dcpbench.core.explanations import explanation_of
@@ -23,7 +24,7 @@ from dcpbench.records.row import columns
 from dcpbench.records.short_reason import short_reason
 from dcpbench.records.source import recorded
 from dcpbench.records.store import DETAILS_JSONL, RESULTS_JSONL
-from dcpbench.report.labels import clipped, plain
+from dcpbench.report.labels import plain
 from dcpbench.report.page.repeated import without_message
 from dcpbench.verdict.sentences import rank_numbers
 
