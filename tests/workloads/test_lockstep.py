@@ -15,11 +15,12 @@ from dcpbench.verify.layout import Extent
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import lockstep as lockstep_module
 from dcpbench.workloads import workload
+from dcpbench.workloads.batch import Batch, share_of
 from dcpbench.workloads.build_run import build, build_twin
 from dcpbench.workloads.lockstep import GRAD_NORM, Lockstep
 from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.twin import Inexact, Pass, Twin, inexact_steps
-from dcpbench.workloads.workload import Tensors, batches_of, share_of
+from dcpbench.workloads.workload import batches_of
 from support.alone import config, world
 
 ONCE: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
@@ -74,14 +75,14 @@ def test_magnitudes_are_summed_over_accumulated_parts() -> None:
     given, here = config(**ONCE), world()
     data = batches_of(given, here.device).at(1)
 
-    def passed(accumulate: int, batch: Tensors) -> Pass:
+    def passed(accumulate: int, batch: Batch) -> Pass:
         run = build_twin(given, here, 0)
         run.accumulate = accumulate
         twin = Twin(run, run.dtypes)
         twin.begin(batch, None)
         return twin.passed()
 
-    first, second = (passed(1, share_of(data, number, 2, "parts")).gradients for number in range(2))
+    first, second = (passed(1, share_of(data, number, 2)).gradients for number in range(2))
     made = passed(2, data)
     for name, size in made.sizes.items():
         torch.testing.assert_close(made.gradients[name], (first[name] + second[name]) / 2)

@@ -12,8 +12,8 @@ from torch import nn
 
 from conftest import ONE_STEP, Finished, run, selected, tiered
 from dcpbench.config.groups import WorkloadConfig
-from dcpbench.workloads.workload import Workload, adam, each_tensor, workload_of
-from support.alone import config, run_alone, world
+from dcpbench.workloads.workload import Workload, adam, workload_of
+from support.alone import config, run_alone
 
 OWN = "workload.target=support.own_workload.build"
 
@@ -72,7 +72,7 @@ def test_wrong_return_value_is_refused() -> None:
     [
         ({"accumulate": 0}, "build: accumulate=0; pass a whole number, at least 1"),
         ({"clip_grad_norm": "1"}, "build: clip_grad_norm='1'; pass a number above 0, or None"),
-        ({"accumulate": 5}, "24 samples do not divide over 5 parts (accumulate)"),
+        ({"accumulate": 25}, "24 samples for 25 shares: each needs one"),
     ],
 )
 def test_wrong_accumulation_or_clipping_is_refused(options: dict[str, Any], message: str) -> None:
@@ -136,7 +136,7 @@ def wrong(kind: str) -> Workload:
     ("kind", "message"),
     [
         ("iterator", "batch is a list_iterator; pass a function"),
-        ("generator", r"batch\(generator\) returned a generator; return a tensor, or"),
+        ("generator", r"batch\(generator\) returned a generator; return one batch"),
         ("runs out", r"batch\(generator\) has no more data: draw each batch with the generator alone"),
         ("next", r"batch\(generator\) returned two different batches for the same generator"),
         ("lock", f"{KEPT} cannot pickle '_thread.lock' object; {INSTEAD}"),
@@ -156,14 +156,3 @@ def test_hyperparameter_that_is_an_iterator_is_named() -> None:
     verdict = run_alone(workload=target, saves=1, train_steps=1, resume_steps=1).verdict
     named = "the hyperparameter 'param_groups.0.schedule' of type list_iterator cannot be compared"
     assert str(verdict.reason).startswith(f"{named} with a copy of it; {INSTEAD}")
-
-
-def test_batches_of_any_structure_are_shared() -> None:
-    batch = {"ids": torch.arange(4), "pair": (torch.ones(4, 2), [torch.zeros(4)]), "name": "kept"}
-    doubled = each_tensor(lambda tensor: tensor * 2, batch)
-    assert doubled["ids"].tolist() == [0, 2, 4, 6]
-    assert (doubled["pair"][0].sum().item(), type(doubled["pair"][1]), doubled["name"]) == (16, list, "kept")
-    two = world(rank=1, size=2)
-    assert two.share({"dp_shard": 2}, batch)["ids"].tolist() == [2, 3]
-    with pytest.raises(ValueError, match="4 samples do not divide over 3 ranks"):
-        world(rank=1, size=3).share({"dp_shard": 3}, batch)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from dcpbench.core.mismatch import AS_STORED, Mismatch, Problem
@@ -93,6 +94,11 @@ def same_value(expected: Any, actual: Any) -> bool:
     if isinstance(expected, torch.Tensor):
         same_type = expected.dtype == actual.dtype and expected.shape == actual.shape
         return same_type and torch.equal(bits(expected), bits(actual.to(expected.device)))
+    if isinstance(expected, np.ndarray):
+        same_type = expected.dtype == actual.dtype and expected.shape == actual.shape
+        return same_type and same_value(
+            *(one.tolist() if one.dtype.hasobject else one.tobytes() for one in (expected, actual))
+        )
     if isinstance(expected, float):
         return struct.pack("d", expected) == struct.pack("d", actual)
     if isinstance(expected, list | tuple):

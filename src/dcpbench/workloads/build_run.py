@@ -108,14 +108,15 @@ def build_replica(config: Config, world: World, seed: int) -> TrainingRun:
 
 def build_unrestored(config: Config, world: World, seed: int) -> TrainingRun:
     """Build a run from another seed, for negative controls. It draws the noise of the cell, so that it
-    differs from a restored run only in restored state. A user's trainer has other weights instead."""
+    differs from a restored run only in restored state, and trains on shares of batches, as a loss may accept
+    nothing else. A user's trainer has other weights instead."""
     if config.own_trainer:
         other = TrainerRun(config, world, seed)
         with torch.no_grad():
             for parameter in other.model.parameters():
                 local_part(parameter).mul_(1.0625).add_(0.0625)
         return other
-    unrestored = build_plain(config, world, seed)
+    unrestored = build_twin(config, world, seed)
     unrestored.noise = Noise(config.seed)
     return unrestored
 

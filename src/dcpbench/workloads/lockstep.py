@@ -33,7 +33,7 @@ from dcpbench.workloads.parallelisms import broadcasts_buffers, reduced_in, runs
 from dcpbench.workloads.training_run import TrainingRun, local_gradient
 from dcpbench.workloads.twin import Pass, Twin, inexact_steps, state_of
 from dcpbench.workloads.workload import Batches
-from dcpbench.workloads.world import World
+from dcpbench.workloads.world import Sums, World
 
 GRADIENT, STEP, REPLICAS, LOSS = "gradient_close", "step_equal", "replicas_equal", "batch_loss_close"
 CHECKS = (GRADIENT, STEP, REPLICAS, LOSS)
@@ -142,8 +142,10 @@ class Lockstep:
         run, twin, step = self._run, self._twin, self._run.train_state.step
         group = self._world.group if broadcasts_buffers(run.model) else None
         twin.begin(twin.run.next_batch(batches), group)
-        whole_loss = self._loss_of_whole() if self._world.rank == 0 else 0.0
         own = twin.passed()
+        everywhere = any_rank(twin.loss_is_collective, Exchange(self._world.group))
+        whole_loss = self._loss_of_whole() if everywhere or self._world.rank == 0 else 0.0
+        whole_loss = whole_loss if self._world.rank == 0 else 0.0
         if self._note_losses(step, whole_loss, own.loss):
             self.not_applied |= dict.fromkeys((GRADIENT, STEP, LOSS), _IN_BACKWARD)
             return
@@ -244,10 +246,13 @@ class Lockstep:
     def _note_losses(self, step: int, full: float, own: float) -> bool:
         """Note the losses of a step: the twin's loss of the global batch, or the mean over its shares if the
         two differ. Return whether the twin of any rank has stepped."""
-        share = own if self._counts else 0.0
-        numbers = (full, share, abs(share), float(self._twin.steps_in_backward))
-        twin, mean, size, stepped = summed_numbers(numbers, Exchange(self._world.group))
-        mean, size = mean / dp_degree(self._run.sizes), size / dp_degree(self._run.sizes)
+        samples, share = (self._twin.run.samples, own) if self._counts else (0, 0.0)
+        losses = (share, samples * share, abs(share), samples * abs(share))
+        others = (samples, samples**2, full, float(self._twin.steps_in_backward))
+        totals = summed_numbers((*losses, *others), Exchange(self._world.group))
+        loss, weighted, magnitude, weighted_magnitude, *counts, twin, stepped = totals
+        mean = Sums(loss, weighted, *counts).mean(dp_degree(self._run.sizes))
+        size = Sums(magnitude, weighted_magnitude, *counts).mean(dp_degree(self._run.sizes))
         if not abs(twin - mean) <= loss_share(self._twin.computes_in) * max(abs(twin), size):
             if LOSS not in self.not_applied:
                 self.not_applied.setdefault(_OF_WHOLE, _NOT_A_MEAN)

@@ -175,7 +175,7 @@ class TrainerRun(TrainingRun):
             self._read_attributes()
             now = self.random.states
             self._drawn |= {name for name, state in drawn.items() if not same_value(state, now[name])}
-            self.train_state.record(self.world.means([torch.as_tensor(loss)])[0])
+            self.train_state.record(self.world.means([torch.as_tensor(loss)], [1])[0])
         return self.train_state.losses[before:]
 
     def save(self, path: str) -> Any:

@@ -32,6 +32,7 @@ from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor import parallel as tp
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map_only
 
 from dcpbench.config.groups import ActivationCheckpointing, ParallelConfig
 from dcpbench.config.mesh import SHARE_DATA
@@ -39,7 +40,6 @@ from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import Skip
 from dcpbench.verify.snapshot import plain_fqn
 from dcpbench.workloads.pipeline import keep_stage
-from dcpbench.workloads.workload import each_tensor
 from dcpbench.workloads.world import World
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -267,8 +267,9 @@ class _CastAsFsdp(nn.Module):
         return _cast(output, policy.output_dtype) if policy.output_dtype else output
 
 
-def _cast(tensors: Any, dtype: torch.dtype) -> Any:
-    return each_tensor(lambda one: one.to(dtype) if one.is_floating_point() else one, tensors)
+def _cast(values: Any, dtype: torch.dtype) -> Any:
+    """Cast as `fully_shard` does, which leaves unknown objects as they are."""
+    return tree_map_only(torch.Tensor, lambda one: one.to(dtype) if one.is_floating_point() else one, values)
 
 
 def cast_as_fsdp(model: nn.Module, config: ParallelConfig) -> nn.Module:

@@ -9,9 +9,9 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 
 from dcpbench.config.groups import ParallelConfig
-from dcpbench.workloads.workload import Tensors
+from dcpbench.workloads.batch import Batch
 
-Loss = Callable[[nn.Module, Tensors], torch.Tensor]
+Loss = Callable[[nn.Module, Batch], torch.Tensor]
 
 
 def keep_stage(model: nn.Module, mesh: DeviceMesh) -> None:
@@ -53,7 +53,7 @@ class Pipeline:
             loss_fn=lambda output, targets: loss(_Constant(output), (None, targets)),
         )
 
-    def forward_backward(self, share: Tensors) -> torch.Tensor:
+    def forward_backward(self, share: Batch) -> torch.Tensor:
         """Compute gradients for a rank's share of a batch. Return its loss, times the number of stages, on
         the last stage and zero on the others: the mean over all ranks is that of the batch."""
         inputs, targets = share

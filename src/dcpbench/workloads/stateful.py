@@ -24,8 +24,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from dcpbench.core.rank_report import Skip
 from dcpbench.verify.compare import bits
+from dcpbench.workloads.batch import Batch, mapped
 from dcpbench.workloads.optimizers import each_of
-from dcpbench.workloads.workload import Tensors, each_tensor
 
 
 class ModelState:
@@ -200,17 +200,17 @@ class Noise:
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
 
-    def added(self, batch: Tensors) -> Tensors:
+    def added(self, batch: Batch) -> Batch:
         """Return a global batch with noise in its first floating-point tensor, if it has one."""
         due = [True]
 
-        def noisy(tensor: torch.Tensor) -> torch.Tensor:
-            if not (due and tensor.is_floating_point()):
+        def noisy(tensor: Any) -> Any:
+            if not (due and isinstance(tensor, torch.Tensor) and tensor.is_floating_point()):
                 return tensor
             due.clear()
             return tensor + self.like(tensor)
 
-        return each_tensor(noisy, batch)
+        return mapped(noisy, batch, unknown=lambda item: item)
 
     def like(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return noise for a tensor, drawn on the CPU."""

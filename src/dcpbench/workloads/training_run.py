@@ -14,6 +14,7 @@ from torch.nn.utils import clip_grads_with_norm_
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from dcpbench.config.groups import OptimizerStateAs
+from dcpbench.config.mesh import dp_degree
 from dcpbench.verify.perturb import FUNCTION_IF_NONE, perturb_model, perturb_optimizer, perturbed
 from dcpbench.verify.snapshot import (
     Leaves,
@@ -24,6 +25,7 @@ from dcpbench.verify.snapshot import (
     snapshot_model,
 )
 from dcpbench.verify.whole_tensors import Exchange, Parts, real_elements, summed_numbers
+from dcpbench.workloads.batch import Batch, part_of, samples_of, share_of
 from dcpbench.workloads.components import Component
 from dcpbench.workloads.optimizers import Optimizers, each_of
 from dcpbench.workloads.pipeline import Pipeline
@@ -37,7 +39,7 @@ from dcpbench.workloads.stateful import (
     SchedulerMadeByLoad,
     TrainState,
 )
-from dcpbench.workloads.workload import Batches, Tensors, Workload, next_step, share_of
+from dcpbench.workloads.workload import Batches, Workload, next_step
 from dcpbench.workloads.world import World
 
 _DP_STRIDE = 7919
@@ -66,6 +68,7 @@ class TrainingRun:
         why_layout_bound: why its losses depend on how many ranks share a batch.
         accumulate, clip_grad_norm: of the workload.
         grad_norm: the norm that the gradients of the last step had before they were clipped.
+        samples: the number of this rank's samples in the last step; 1 if it is unknown.
         options: of torch's state-dict functions for model and optimizer.
     """
 
@@ -81,6 +84,7 @@ class TrainingRun:
     accumulate: int = 1
     clip_grad_norm: float | None = None
     grad_norm: float | None = None
+    samples: int = 1
     options = StateDictOptions()
     _recorded: dict[str, torch.Tensor] | None = None
     _parts: Parts | None = None
@@ -98,7 +102,7 @@ class TrainingRun:
         self.model, self.world, self.sizes = model, world, sizes
         self.called = model
         self.component = component or Component()
-        self._loss_of, self._make_scheduler = workload.loss, workload.scheduler
+        self._loss_of, self._make_scheduler, self._share = workload.loss, workload.scheduler, workload.share
         self.accumulate, self.clip_grad_norm = workload.accumulate, workload.clip_grad_norm
         made = workload.optimizer(model)
         self.optimizer = Optimizers(made) if isinstance(made, list) else made
@@ -159,6 +163,7 @@ class TrainingRun:
     def train(self, batches: Batches, until: int) -> list[float]:
         """Train up to and including step `until`; return the global batch's loss of each step."""
         losses: list[torch.Tensor] = []
+        samples: list[int] = []
         while self.train_state.step < until:
             drawn = self.random.states
             with self._noting(each_of(self.optimizer)):
@@ -166,40 +171,63 @@ class TrainingRun:
                 self.step()
             self.draws |= any(not torch.equal(drawn[name], now) for name, now in self.random.states.items())
             losses.append(loss)
+            samples.append(self.samples)
             needs_mean = isinstance(self.scheduler, ReduceLROnPlateau)
-            self.finish_step(self.world.means([loss])[0] if needs_mean else float(loss))
-        means = self.world.means(losses) if losses else []
+            self.finish_step(self.world.means([loss], [self.samples])[0] if needs_mean else float(loss))
+        means = self.world.means(losses, samples) if losses else []
         self.train_state.replace_last(means)
         return means
 
-    def next_batch(self, batches: Batches) -> Tensors:
+    def next_batch(self, batches: Batches) -> Batch:
         """Prepare the model for the next step, and return its global batch."""
         self.component.prepare(self.model, self.train_state.step + 1)
         return self._batch_of_step(batches)
 
-    def _batch_of_step(self, batches: Batches) -> Tensors:
+    def _batch_of_step(self, batches: Batches) -> Batch:
         with self.random.drawn_from():
             number = self.component.number_of_batch(self.train_state.step + 1)
             return self.noise.added(batches.at(number))
 
-    def backward(self, batch: Tensors) -> torch.Tensor:
+    def backward(self, batch: Batch) -> torch.Tensor:
         """Compute the gradients of this rank's share of a global batch; return its loss, a scalar."""
         with self.random.drawn_from():
-            share = self.world.share(self.sizes, batch)
+            share = self.share_of(batch)
+            self.samples = self._samples_in(batch, share)
             if self.pipeline:
                 loss = self.pipeline.forward_backward(share)
             else:
                 losses = []
                 for number in range(self.accumulate):
-                    samples = share_of(share, number, self.accumulate, "parts (accumulate)")
-                    loss = self.loss_of(samples) / self.accumulate
+                    part, parts = share, 1.0
+                    if self.accumulate > 1:
+                        part = self._share(share, number, self.accumulate)
+                        parts = self.samples / (samples_of(part) or self.samples / self.accumulate)
+                    loss = self.loss_of(part) / parts
                     self.component.backward(loss)
                     losses.append(loss.detach())
                 loss = torch.stack(losses).sum()
         self._record()
         return loss
 
-    def loss_of(self, samples: Tensors) -> torch.Tensor:
+    def share_of(self, batch: Batch) -> Batch:
+        """Return the samples of a global batch that this rank trains on.
+
+        Raises:
+            ValueError, TypeError: the ranks cannot share it.
+        """
+        of, samples = dp_degree(self.sizes), samples_of(batch)
+        if samples and samples % of and not {"pp", "ep"}.isdisjoint(self.sizes):
+            raise ValueError(f"{samples} samples for {of} ranks: pipelines and experts need equal shares")
+        return self._share(batch, self.world.dp_rank(self.sizes), of) if of > 1 else batch
+
+    def _samples_in(self, batch: Batch, share: Batch) -> int:
+        """Return the number of samples in this rank's share of a batch; 1 if it is unknown."""
+        of, samples = dp_degree(self.sizes), samples_of(batch)
+        if samples and (of == 1 or self._share is share_of):
+            return len(part_of(samples, self.world.dp_rank(self.sizes), of))
+        return samples_of(share) or 1
+
+    def loss_of(self, samples: Batch) -> torch.Tensor:
         """Return the loss of these samples, a scalar."""
         return self._loss_of(self.called, samples)
 

@@ -2,6 +2,7 @@
 the noise of its kernels, and its optimizer steps with the ranks' gradients."""
 
 import copy
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,12 +28,13 @@ from dcpbench.verify.snapshot import (
 )
 from dcpbench.verify.training import step_tolerances
 from dcpbench.verify.whole_tensors import Exchange, assembled, real_elements
+from dcpbench.workloads.batch import Batch, mapped
 from dcpbench.workloads.optimizers import each_of, repeats_on_parts
 from dcpbench.workloads.training_run import TrainingRun, dense
-from dcpbench.workloads.workload import Tensors, each_tensor
 
 _JITTERED = 2
 """The number of passes or steps with slightly different values that measure noise."""
+_CONTAINERS = (dict, OrderedDict, list, set, deque)
 _STEP_SHARE = 2**-9
 """The relative change of gradients that measures how exactly a step repeats, for optimizers that compute in
 bfloat16."""
@@ -59,20 +61,21 @@ class Twin:
     Attributes:
         computes_in: these dtypes, and those of module outputs, as under autocast.
         steps_in_backward: whether the optimizer has stepped in a backward pass.
+        loss_is_collective: whether the loss of this rank's share needed the other ranks.
     """
 
     def __init__(self, run: TrainingRun, dtypes: Iterable[torch.dtype]) -> None:
         self.run, self.model = run, run.model
         self.computes_in = set(dtypes)
-        self.steps_in_backward = False
-        self._batch: Tensors = None
+        self.steps_in_backward = self.loss_is_collective = False
+        self._batch: Batch = None
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
         """The parameters by FQN, tied ones under their first name."""
         return {plain_fqn(self.model, name): value for name, value in self.model.named_parameters()}
 
-    def begin(self, batch: Tensors, group: dist.ProcessGroup | None) -> None:
+    def begin(self, batch: Batch, group: dist.ProcessGroup | None) -> None:
         """Begin a step with this batch, and with the buffers of the first rank of `group`, if there is one;
         collective over it."""
         self._batch = batch
@@ -83,12 +86,15 @@ class Twin:
         self._begin_again = self._kept()
 
     def loss_of_whole(self) -> float:
-        """Return the loss of the global batch."""
-        with self._undone(), torch.no_grad(), self.run.random.drawn_from():
-            return float(self.run.loss_of(self._batch))
+        """Return the loss of the global batch, from the state at the beginning of the step."""
+        with self._undone(), torch.no_grad():
+            self._begin_again()
+            with self.run.random.drawn_from():
+                return float(self.run.loss_of(self._batch))
 
     def passed(self) -> Pass:
-        """Make the pass of the step."""
+        """Make the pass of the step. Note whether the loss has a collective: the model is unwrapped."""
+        before = _collectives()
 
         def stepped(*_: Any) -> None:
             self.steps_in_backward = True
@@ -98,6 +104,7 @@ class Twin:
         made = self._passed(self._batch)
         for hook in hooks:
             hook.remove()
+        self.loss_is_collective = _collectives() != before
         return made
 
     def passed_again(self) -> Pass:
@@ -119,9 +126,15 @@ class Twin:
         """Make passes with parameters and inputs that differ by a rounding, and undo their effects."""
         share = max((_unit(one) for one in self.computes_in), default=0.0)
         passes = []
+
+        def jittered(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            jitter([copied := value.clone()], share, seed=_JITTERED)
+            return copied
+
         for number in range(_JITTERED):
-            other = each_tensor(torch.clone, self._batch)
-            each_tensor(lambda one: jitter([one], share, seed=_JITTERED) or one, other)
+            other = mapped(jittered, self._batch, unknown=lambda value: value)
             with self._undone():
                 self._begin_again()
                 jitter(self.model.parameters(), share, seed=number)
@@ -183,7 +196,7 @@ class Twin:
             if name in tensors:
                 leaf.local.copy_(tensors[name])
 
-    def _passed(self, batch: Tensors) -> Pass:
+    def _passed(self, batch: Batch) -> Pass:
         self.model.zero_grad()
         sizes: dict[str, torch.Tensor] = {}
 
@@ -210,6 +223,13 @@ class Twin:
         model, states = self.model, dict(self.run.random.states)
         held = [one.detach().clone() for one in (*model.parameters(), *model.buffers())]
         attributes = [(module, dict(vars(module))) for module in model.modules()]
+        # Hooks, buffers and a user's own lists are in containers that a pass changes in place.
+        contents = [
+            (value, copy.copy(value))
+            for _, before in attributes
+            for value in before.values()
+            if type(value) in _CONTAINERS
+        ]
 
         @torch.no_grad()
         def restore() -> None:
@@ -217,6 +237,9 @@ class Twin:
             for module, before in attributes:
                 vars(module).clear()
                 vars(module).update(before)
+            for value, was in contents:
+                value.clear()
+                (value.extend if isinstance(value, list | deque) else value.update)(was)
             for tensor, was in zip((*model.parameters(), *model.buffers()), held, strict=True):
                 tensor.copy_(was)
 
@@ -226,8 +249,10 @@ class Twin:
     def _undone(self) -> Iterator[None]:
         """Context manager: undo all changes at its end."""
         restore = self._kept()
-        yield
-        restore()
+        try:
+            yield
+        finally:
+            restore()
 
     def _set_gradients(self, gradients: Mapping[str, torch.Tensor], full: Mapping[str, torch.Tensor]) -> None:
         for name, parameter in self.parameters.items():
@@ -276,6 +301,12 @@ def inexact_steps(run: TrainingRun, twin: TrainingRun, split: bool) -> Inexact:
     fused = any(group.get("fused") for group in twin.optimizer.param_groups)
     rounded = frozenset(name for name, value in names.items() if fused or _is_narrow(value))
     return Inexact(measured, rounded - measured, other_kernels=fused)
+
+
+def _collectives() -> list[int]:
+    """Return how many collectives each process group of this process has begun."""
+    groups: Any = dist.distributed_c10d._world.pg_names
+    return [group._get_sequence_number_for_group() for group in groups]
 
 
 def _is_narrow(tensor: torch.Tensor) -> bool:

@@ -16,10 +16,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau, StepLR
 from dcpbench.config.schema import SEED_STRIDE, Config
 from dcpbench.core.rank_report import Skip
 from dcpbench.verify.compare import same_value
+from dcpbench.workloads.batch import Batch, Share, leaves, share_of, to_device
 from dcpbench.workloads.optimizers import each_of
-
-Tensors = Any
-"""A tensor, or a dictionary, list or tuple of `Tensors`."""
 
 
 def adam(model: nn.Module) -> torch.optim.Optimizer:
@@ -46,25 +44,29 @@ class Workload:
 
     Args:
         model: the plain model; dcpbench puts it under the parallelism of the cell.
-        batch: `batch(generator)` draws the global batch of a step with a `torch.Generator` on the CPU. The
-            first dimension of every tensor is the samples; data-parallel ranks share them evenly.
+        batch: `batch(generator)` draws the global batch of a step with a `torch.Generator` on the CPU: a
+            tensor or array, or dictionaries, lists, tuples or dataclasses of them, of texts and of numbers.
         loss: `loss(model, share)` of the wrapped model and a rank's share of a batch: the mean over its
             samples, a scalar. For mixed precision use `torch.autocast` in it.
         optimizer: `optimizer(model)` of the wrapped model; a list if there are several.
         scheduler: `scheduler(optimizer)`; it is stepped after each step, a `ReduceLROnPlateau` with the mean
             loss of all ranks.
         clip_grad_norm: scale all gradients down before each step, so that their common norm is at most this.
-        accumulate: the number of equal parts of a rank's share, whose losses are divided by it and whose
-            gradients accumulate before a step. Gradients are reduced after each part: there is no `no_sync`.
+        accumulate: the number of parts of a rank's share, whose gradients accumulate before a step; each
+            counts by its samples. Gradients are reduced after each part: there is no `no_sync`.
+        share: `share(batch, number, of)` returns the part of a global batch for one of several data-parallel
+            ranks, numbered from 0. By default samples are along the first dimension of tensors and arrays, or
+            the items of lists (see `share_of`); graphs, packed sequences and the like need a function.
     """
 
     model: nn.Module
-    batch: Callable[[torch.Generator], Tensors]
-    loss: Callable[[nn.Module, Tensors], torch.Tensor]
+    batch: Callable[[torch.Generator], Batch]
+    loss: Callable[[nn.Module, Batch], torch.Tensor]
     optimizer: Callable[[nn.Module], torch.optim.Optimizer | list[torch.optim.Optimizer]] = adam
     scheduler: Callable[[torch.optim.Optimizer], LRScheduler] = by_step
     clip_grad_norm: float | None = None
     accumulate: int = 1
+    share: Share = share_of
 
 
 def is_trainer(value: object) -> bool:
@@ -87,7 +89,7 @@ def workload_of(config: Config) -> Workload:
         trainer = "; if it is a trainer, add checkpointer=trainer" if is_trainer(made) else ""
         wrong = f"returned a {type(made).__name__}; must return a dcpbench.api.Workload{trainer}"
         raise TypeError(f"{where}: {wrong}")
-    for name in ("batch", "loss", "optimizer", "scheduler"):
+    for name in ("batch", "loss", "optimizer", "scheduler", "share"):
         if not callable(value := getattr(made, name)):
             raise TypeError(f"{where}: {name} is a {type(value).__name__}; pass a function (see Workload)")
     if not isinstance(made.accumulate, int) or made.accumulate < 1:
@@ -122,11 +124,11 @@ def of_groups(config: Config) -> Workload:
     model: Any = pkgutil.resolve_name(config.model.target)(**config.model.options)
     size = config.model.batch_size
 
-    def batch(generator: torch.Generator) -> Tensors:
+    def batch(generator: torch.Generator) -> Batch:
         inputs = torch.rand(size, model.input_size, generator=generator, device="cpu")
         return inputs, 1 + torch.rand(size, model.output_size, generator=generator, device="cpu")
 
-    def loss(wrapped: nn.Module, share: Tensors) -> torch.Tensor:
+    def loss(wrapped: nn.Module, share: Batch) -> torch.Tensor:
         inputs, targets = share
         # In one dtype: torch 2.11 has no gradient of a loss of two.
         return F.mse_loss(wrapped(inputs).to(targets.dtype), targets)
@@ -149,32 +151,6 @@ def of_groups(config: Config) -> Workload:
     return Workload(model, batch, loss, optimizer, scheduler)
 
 
-def each_tensor(change: Callable[[torch.Tensor], torch.Tensor], tensors: Tensors) -> Tensors:
-    """Return the same structure with every tensor changed, in their order."""
-    if isinstance(tensors, torch.Tensor):
-        return change(tensors)
-    if isinstance(tensors, dict):
-        return {name: each_tensor(change, value) for name, value in tensors.items()}
-    if isinstance(tensors, list | tuple):
-        return type(tensors)(each_tensor(change, value) for value in tensors)
-    return tensors
-
-
-def share_of(tensors: Tensors, number: int, shares: int, among: str) -> Tensors:
-    """Return one of several equal shares of the samples; `among` is what has the shares.
-
-    Raises:
-        ValueError: the samples cannot be shared evenly.
-    """
-
-    def part(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.shape[0] % shares:
-            raise ValueError(f"{tensor.shape[0]} samples do not divide over {shares} {among}")
-        return tensor.chunk(shares)[number]
-
-    return each_tensor(part, tensors)
-
-
 @dataclass(frozen=True)
 class Batches:
     """The global batches of a cell. They depend on the seed and the step alone: they are drawn on the CPU, by
@@ -186,13 +162,13 @@ class Batches:
     """
 
     seed: int
-    draw: Callable[[torch.Generator], Tensors]
+    draw: Callable[[torch.Generator], Batch]
     device: torch.device
 
-    def at(self, step: int) -> Tensors:
+    def at(self, step: int) -> Batch:
         """Return the batch of a step, counted from 1."""
         generator = torch.Generator().manual_seed(self.seed * SEED_STRIDE + step)
-        return each_tensor(lambda tensor: tensor.to(self.device), self.draw(generator))
+        return to_device(self.draw(generator), self.device)
 
 
 def batches_of(config: Config, device: torch.device) -> Batches:
@@ -205,15 +181,16 @@ def batches_of(config: Config, device: torch.device) -> Batches:
         return Batches(config.seed, lambda _: None, device)
     # Of the workload only the batches are needed; a user's may keep the tensors that they are made from.
     with device if config.workload.target else torch.device("meta"):
-        batches = Batches(config.seed, workload_of(config).batch, device)
+        workload = workload_of(config)
+        batches = Batches(config.seed, workload.batch, device)
     if config.workload.target:
-        _check_batches(batches, f"workload.target={config.workload.target}: batch(generator)")
+        _check_batches(batches, workload.share, f"workload.target={config.workload.target}: batch(generator)")
     return batches
 
 
-def _check_batches(batches: Batches, where: str) -> None:
+def _check_batches(batches: Batches, share: Share, where: str) -> None:
     """Draw a batch twice: one that comes from an iterator is another one, or not a batch at all."""
-    drawn: list[Tensors] = []
+    drawn: list[Batch] = []
     for _ in range(2):
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(0)
@@ -222,10 +199,14 @@ def _check_batches(batches: Batches, where: str) -> None:
             except StopIteration as error:
                 raise ValueError(f"{where} has no more data: {_DRAW}") from error
         if isinstance(drawn[-1], Iterator):
-            kinds = "a tensor, or a dictionary, list or tuple of tensors"
-            raise TypeError(f"{where} returned a {type(drawn[-1]).__name__}; return {kinds}")
-    if not same_value(*drawn):
+            raise TypeError(f"{where} returned a {type(drawn[-1]).__name__}; return one batch")
+    if not same_value(*map(leaves, drawn)):
         raise ValueError(f"{where} returned two different batches for the same generator: {_DRAW}")
+    if share is share_of:
+        try:
+            share_of(drawn[0], 0, 1)
+        except TypeError as error:
+            raise TypeError(f"{where} {error}") from None
 
 
 _DRAW = "draw each batch with the generator alone, not from an iterator"

@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from dcpbench.config.mesh import dp_degree, dp_rank
+from dcpbench.config.mesh import dp_rank
 from dcpbench.verify.compare_layouts import gathered
-from dcpbench.workloads.workload import Tensors, share_of
 
 
 @dataclass
@@ -77,14 +76,6 @@ class World:
             self._groups[slot] = group
         return self._groups[slot]
 
-    def share(self, sizes: dict[str, int], batch: Tensors) -> Tensors:
-        """Return the samples of a global batch that this rank trains on.
-
-        Raises:
-            ValueError: they cannot be shared evenly.
-        """
-        return share_of(batch, self.dp_rank(sizes), dp_degree(sizes), "ranks")
-
     def dp_rank(self, sizes: dict[str, int]) -> int:
         """Return the number of the data share that this rank trains on."""
         return dp_rank(sizes, self.rank)
@@ -109,10 +100,27 @@ class World:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def means(self, values: Sequence[torch.Tensor]) -> list[float]:
-        """Return the mean of each scalar over all ranks, summed in float64 on the CPU; collective. Among
-        ranks that share a GPU, NCCL would take many milliseconds."""
-        total = torch.stack([value.detach().double().cpu().reshape(()) for value in values])
+    def means(self, values: Sequence[torch.Tensor], samples: Sequence[int]) -> list[float]:
+        """Return the mean of each scalar over all ranks, weighted by each rank's number of samples, summed in
+        float64 on the CPU; collective. Among ranks that share a GPU, NCCL would take many milliseconds."""
+        numbers = torch.stack([value.detach().double().cpu().reshape(()) for value in values])
+        weights = torch.tensor(samples, dtype=torch.float64)
+        total = torch.stack([numbers, weights * numbers, weights, weights**2])
         if self.group is not None:
             dist.all_reduce(total, group=self.training_group or self.group)
-        return [one / self.size for one in total.tolist()]
+        return [Sums(*sums).mean(self.size) for sums in total.T.tolist()]
+
+
+class Sums(NamedTuple):
+    """Sums over ranks: of a number, of it times the samples, of the samples, and of their squares."""
+
+    number: float
+    weighted: float
+    samples: float
+    squares: float
+
+    def mean(self, count: int) -> float:
+        """Return the mean of `count` numbers, weighted by samples. Equal weights are left out, so that they
+        change no bit."""
+        equal = self.samples**2 == count * self.squares
+        return self.number / count if equal else self.weighted / self.samples

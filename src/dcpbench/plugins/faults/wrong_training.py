@@ -85,8 +85,9 @@ class WrongTraining:
         """Replace the second share of each batch by the first."""
         world, sizes = self._run.world, self._run.sizes
         if self.shares and world.dp_rank(sizes) == 1:
-            self._run.world = copy(world)
-            self._run.world.share = replace(world, rank=0).share  # type: ignore[method-assign]
+            first = copy(self._run)
+            first.world = replace(world, rank=0)
+            self._run.share_of = first.share_of  # type: ignore[method-assign]
 
     def step_with(self, key: str, factor: float) -> None:
         """Multiply a hyperparameter of every group during each step."""

@@ -1,0 +1,163 @@
+"""Workloads as people write them: batches, losses and models of every kind."""
+
+from collections import UserDict, namedtuple
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+from torch.nn.utils.rnn import pack_sequence
+
+from dcpbench.workloads.workload import Workload
+
+WIDTH, SAMPLES = 8, 8
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
+
+
+def inputs(generator: torch.Generator) -> torch.Tensor:
+    return torch.rand(SAMPLES, WIDTH, generator=generator)
+
+
+def reversed_loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return F.mse_loss(model(x), x.flip(1))
+
+
+Pair = namedtuple("Pair", "x y")
+
+
+@dataclass(frozen=True)
+class Sample:
+    x: torch.Tensor
+    names: list[str]
+
+
+class Unknown:
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+
+def named_tuple() -> Workload:
+    return Workload(net(), lambda g: Pair(inputs(g), inputs(g)), lambda m, s: F.mse_loss(m(s.x), s.y))
+
+
+def data_class() -> Workload:
+    names = [f"sample {number}" for number in range(SAMPLES)]
+
+    def loss(model: nn.Module, share: Sample) -> torch.Tensor:
+        assert len(share.names) == len(share.x)
+        return reversed_loss(model, share.x)
+
+    return Workload(net(), lambda g: Sample(inputs(g), names), loss)
+
+
+def user_dict() -> Workload:
+    return Workload(net(), lambda g: UserDict(x=inputs(g)), lambda m, s: reversed_loss(m, s["x"]))
+
+
+def arrays() -> Workload:
+    return Workload(
+        net(), lambda g: {"x": inputs(g).numpy()}, lambda m, s: reversed_loss(m, torch.as_tensor(s["x"]))
+    )
+
+
+def number_per_step() -> Workload:
+    """A diffusion's level of noise, the same for all samples."""
+
+    def batch(generator: torch.Generator) -> dict[str, Any]:
+        return {"x": inputs(generator), "level": torch.rand((), generator=generator)}
+
+    return Workload(net(), batch, lambda m, s: reversed_loss(m, s["x"] * (1 + s["level"])))
+
+
+def unequal_tensors() -> Workload:
+    """A list with a tensor of another length for each sample, as of boxes in a picture."""
+
+    def batch(generator: torch.Generator) -> dict[str, Any]:
+        counts = torch.randint(1, 5, (SAMPLES,), generator=generator).tolist()
+        return {"x": inputs(generator), "boxes": [torch.rand(n, 4, generator=generator) for n in counts]}
+
+    def loss(model: nn.Module, share: dict[str, Any]) -> torch.Tensor:
+        means = torch.stack([boxes.mean() for boxes in share["boxes"]])
+        assert len(means) == len(share["x"])
+        return F.mse_loss(model(share["x"]), share["x"] * means[:, None])
+
+    return Workload(net(), batch, loss)
+
+
+def smaller_last_batch() -> Workload:
+    """Every second batch has fewer samples, which two ranks cannot share evenly."""
+
+    def batch(generator: torch.Generator) -> torch.Tensor:
+        return inputs(generator)[: 7 if generator.initial_seed() % 2 else SAMPLES]
+
+    return Workload(net(), batch, reversed_loss)
+
+
+def too_small_batch() -> Workload:
+    return Workload(net(), lambda g: inputs(g)[:1], reversed_loss)
+
+
+def unknown_container() -> Workload:
+    return Workload(net(), lambda g: Unknown(inputs(g)), lambda m, s: reversed_loss(m, s.x))
+
+
+def shared_by_function() -> Workload:
+    """A container that dcpbench does not know, as of a graph."""
+
+    def share(batch: Unknown, number: int, of: int) -> Unknown:
+        return Unknown(batch.x.chunk(of)[number])
+
+    return Workload(net(), lambda g: Unknown(inputs(g)), lambda m, s: reversed_loss(m, s.x), share=share)
+
+
+def packed_sequence() -> Workload:
+    def batch(generator: torch.Generator) -> Any:
+        return pack_sequence([torch.rand(length, WIDTH, generator=generator) for length in (4, 3, 2, 1)])
+
+    return Workload(net(), batch, lambda m, s: reversed_loss(m, s.data))
+
+
+def gradient_penalty() -> Workload:
+    """A second derivative, which cannot be computed under `no_grad`; batch statistics change before it."""
+
+    def loss(model: nn.Module, share: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        real, other = share
+        weight = torch.rand(len(real), 1, device=real.device)
+        middle = (weight * real + (1 - weight) * other).requires_grad_()
+        slope = torch.autograd.grad(model(middle).sum(), middle, create_graph=True)[0]
+        return model(other).mean() - model(real).mean() + (slope.norm(dim=1) - 1).square().mean()
+
+    return Workload(net(), lambda g: (inputs(g), inputs(g)), loss)
+
+
+def loss_of_a_share_only() -> Workload:
+    """Refuses a global batch after it has drawn random numbers and counted."""
+
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+            self.register_buffer("passes", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.passes += 1
+            assert len(x) < SAMPLES, "a share has fewer samples"
+            return F.dropout(self.net(x), 0.2) + 0.01 * self.passes
+
+    return Workload(Dropping(), inputs, reversed_loss)
+
+
+def normalised_by_all_ranks() -> Workload:
+    """Divides by the number of tokens of all ranks, as language models do."""
+
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        tokens = torch.tensor(float(x.numel()))
+        dist.all_reduce(tokens)
+        return (model(x) - x.flip(1)).square().sum() / tokens * dist.get_world_size()
+
+    return Workload(net(), inputs, loss)
