@@ -1,6 +1,7 @@
 """The files of a checkpoint: every change is reported with the file's name."""
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
@@ -15,6 +16,7 @@ from dcpbench.verify.files import (
     digest_files,
     digest_late_files,
     drop_pages,
+    file_id,
     recorded_syncs,
     synced_in,
 )
@@ -104,8 +106,7 @@ def test_files_are_synced_before_pages_are_dropped(folder: Path, below: str) -> 
 
         def advise(file: int, offset: int, length: int, advice: int) -> None:
             assert (offset, length, advice) == (0, 0, os.POSIX_FADV_DONTNEED)
-            stat = os.fstat(file)
-            advised.append((stat.st_ino, (stat.st_dev, stat.st_ino) in synced))
+            advised.append((os.fstat(file).st_ino, file_id(file) in synced))
 
         with mock.patch.object(os, "posix_fadvise", advise):
             drop_pages(folder / below)
@@ -133,6 +134,24 @@ def test_renamed_files_stay_synced(tmp_path: Path) -> None:
     assert [finding.name for finding in compared.found] == ["other"]
     assert compared.fired == {"files that were not synced": True}
     assert os.fsync.__module__ == "posix"
+
+
+def test_file_with_a_reused_inode_is_not_synced(tmp_path: Path) -> None:
+    """Each file gets the inode of the synced one before it, where the file system reuses them."""
+    with recorded_syncs() as synced:
+        for _ in range(5):
+            with (tmp_path / "one").open("wb") as file:
+                os.fsync(file)
+            assert synced_in(tmp_path, synced) == {"one"}
+            (tmp_path / "one").unlink()
+            time.sleep(0.02)  # before Linux 6.13 a birth time is one of a clock with ticks of up to 10 ms
+            (tmp_path / "other").touch()
+            assert synced_in(tmp_path, synced) == set()
+            (tmp_path / "other").unlink()
+
+
+def test_control_of_no_files_does_not_fire() -> None:
+    assert compare_synced([], []).fired == {"files that were not synced": False}
 
 
 def test_late_file_was_written_before_success(tmp_path: Path) -> None:

@@ -1,11 +1,14 @@
 """The files of a checkpoint: whether they have changed since the save reported success, and were synced."""
 
+import ctypes
 import hashlib
 import os
+import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 from unittest import mock
 
 from dcpbench.core.mismatch import Mismatch, Problem
@@ -97,39 +100,50 @@ def drop_pages(folder: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-Synced = set[tuple[int, int]]
-"""Synced files by device and inode, because a file can be renamed afterwards."""
+FileId = tuple[int, int, int]
+"""Device, inode and birth time of a file. A rename keeps them; an inode is reused as soon as it is free."""
+
+_AT_FDCWD, _AT_EMPTY_PATH, _STATX_BTIME, _BTIME_AT = -100, 0x1000, 0x800, 80
+"""Constants of statx(2), and the offset of the birth time in its result."""
+_STATX = getattr(ctypes.CDLL(None), "statx", None)
+
+
+def file_id(file: int | Path) -> FileId:
+    """Identify a file by its descriptor or path. The birth time is 0 if the file system does not keep it."""
+    # `os.stat` has no birth time on Linux.
+    place = (file, b"", _AT_EMPTY_PATH) if isinstance(file, int) else (_AT_FDCWD, bytes(file), 0)
+    result = ctypes.create_string_buffer(256)
+    known = _STATX is not None and _STATX(*place, _STATX_BTIME, result) == 0
+    born = struct.unpack_from("=qI", result, _BTIME_AT) if known else (0, 0)
+    stat = os.fstat(file) if isinstance(file, int) else file.stat()
+    return stat.st_dev, stat.st_ino, born[0] * 10**9 + born[1]
 
 
 @contextmanager
-def recorded_syncs() -> Iterator[Synced]:
+def recorded_syncs() -> Iterator[set[FileId]]:
     """Context manager: collect the files that this process syncs with `os.fsync`."""
-    synced: Synced = set()
+    synced: set[FileId] = set()
     honest = os.fsync
 
-    def fsync(file: int) -> None:
+    def fsync(file: int | IO[Any]) -> None:
         honest(file)
-        stat = os.fstat(file)
-        synced.add((stat.st_dev, stat.st_ino))
+        synced.add(file_id(file if isinstance(file, int) else file.fileno()))
 
     with mock.patch.object(os, "fsync", fsync):
         yield synced
 
 
-def synced_in(folder: Path, synced: Synced) -> set[str]:
+def synced_in(folder: Path, synced: Collection[FileId]) -> set[str]:
     """Return the synced files below a folder by their relative paths, because device numbers differ between
     hosts."""
-    stats = files_below(folder)
-    return {
-        str(path.relative_to(folder)) for path, stat in stats.items() if (stat.st_dev, stat.st_ino) in synced
-    }
+    return {str(path.relative_to(folder)) for path in files_below(folder) if file_id(path) in synced}
 
 
 def compare_synced(files: Collection[str], synced: Collection[str]) -> Compared:
     """Find every file that no rank synced; the control is that none was."""
     found, control = _not_synced(files, synced), _not_synced(files, ())
     name = "files that were not synced"
-    return Compared(found, {name: True}, {name: len(control) == len(files)})
+    return Compared(found, {name: True}, {name: 0 < len(control) == len(files)})
 
 
 def _not_synced(files: Iterable[str], synced: Collection[str]) -> list[Mismatch]:
