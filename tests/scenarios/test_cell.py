@@ -1,5 +1,6 @@
 """The cell that a scenario gets, and its checkpoints: phases, measurements, comparisons."""
 
+import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -47,6 +48,31 @@ def test_uploads_report_their_starts_until_they_end() -> None:
     assert told[2:] == [(second,)]
     badly.set_exception(RuntimeError())
     assert told[3:] == [()]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_cancelled_upload_ends_at_once(before: bool) -> None:
+    """Also one that was cancelled before the save returned it."""
+    future: Future[None] = Future()
+    if before:
+        future.cancel()
+    pending = PendingSave(0.0, 0.0, upload=future)
+    ended: list[bool] = []
+    pending.when_ended(lambda: ended.append(True))
+    files = pending.then(list)
+    future.cancel()
+    assert ended == [True]
+    for wait in (pending._completed.result, files.result):
+        with pytest.raises(RuntimeError, match="the upload was cancelled"):
+            wait(timeout=0)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()])
+def test_upload_that_ends_its_thread_is_an_error(error: BaseException) -> None:
+    future, pending = upload()
+    future.set_exception(error)
+    with pytest.raises(RuntimeError if isinstance(error, asyncio.CancelledError) else type(error)):
+        pending.wait()
 
 
 @dataclass

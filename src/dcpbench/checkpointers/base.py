@@ -1,10 +1,11 @@
 """The contract of checkpointers, which write and read checkpoints."""
 
+import asyncio
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import InitVar, dataclass
 from pathlib import Path
@@ -61,7 +62,13 @@ class PendingSave:
             upload.add_done_callback(self._complete)
 
     def _complete(self, upload: Future[Any]) -> None:
-        if error := upload.exception():
+        try:
+            upload.result()
+        except (CancelledError, asyncio.CancelledError) as error:
+            cancelled = RuntimeError("the upload was cancelled, so the checkpoint is not complete")
+            cancelled.__cause__ = error
+            self._completed.set_exception(cancelled)
+        except BaseException as error:  # noqa: BLE001 - raised by `wait`
             self._completed.set_exception(error)
         else:
             self._completed.set_result(time.perf_counter())
@@ -71,6 +78,7 @@ class PendingSave:
 
         Raises:
             Exception: the upload raised it.
+            RuntimeError: the upload was cancelled.
         """
         if self.held_back is not None:
             self.held_back.set()
