@@ -103,9 +103,9 @@ def test_fresh_process_reports_missing_values(missing: str, tmp_path: Path) -> N
     check = "model_equal" if missing.startswith("model.") else "extra_equal"
     reported = cell.report.checks
     found = {
-        name: [(one.name, one.problem) for one in reported[name].worst]
+        name: [(one.name, one.problem) for one in reported[name].distinct.values()]
         for name in ("model_equal", "extra_equal")
-        if reported[name].worst
+        if reported[name].distinct
     }
     assert found == ({check: [(missing.removeprefix("model."), Problem.missing)]} if missing else {})
 
