@@ -16,6 +16,8 @@ from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import Resumed
 from dcpbench.cell.steps import RunRecord
+from dcpbench.checkpointers.dcp import DcpCheckpointer
+from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
 from dcpbench.core.checks import CheckSpec
 from dcpbench.core.defects import Defect
 from dcpbench.core.mismatch import Mismatch, Problem
@@ -273,6 +275,29 @@ def test_loading_its_own_state_changes_nothing(name: str, monkeypatch: pytest.Mo
     for check in ("model_equal", "extra_equal"):
         found = report.checks[check].distinct.values()
         assert "in the checkpoint of step 1" in {one.where for one in found}, "at once"
+
+
+@pytest.mark.parametrize("checkpointer", ["dcp", "torch_save"])
+def test_control_of_an_absent_key_loads_one_that_is_there(
+    checkpointer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If every load of a part is refused as absent, nothing shows that the absent key was the reason."""
+    ran = run_alone(**ONCE, checkpointer=checkpointer)
+    assert ran.verdict.status == "pass", ran.verdict.reason
+    kind = DcpCheckpointer if checkpointer == "dcp" else TorchSaveCheckpointer
+    honest, parts = kind.load, list[dict[str, Any]]()
+
+    def load(self: Any, state: dict[str, Any], checkpoint_id: str) -> None:
+        if "model" not in state:
+            parts.append(state)
+            raise RuntimeError("absent")
+        honest(self, state, checkpoint_id)
+
+    monkeypatch.setattr(kind, "load", load)
+    ran = run_alone(**ONCE, checkpointer=checkpointer)
+    assert ran.verdict.status == "vacuous"
+    assert "refusal" in str(ran.verdict.reason)
+    assert ["absent" in state for state in parts] == [True, False] * (len(parts) // 2)
 
 
 def test_load_into_the_saved_run_may_change_it(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint
 from dcpbench.checkpointers import base
 from dcpbench.checkpointers.dcp import DcpCheckpointer
-from dcpbench.core.mismatch import Problem
+from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import RankReport
 from dcpbench.scenarios import fresh_process
 from dcpbench.verify import compare_layouts, plain_read
@@ -234,6 +234,26 @@ def handed_over(cell: Cell) -> None:
     states = {step: kept[step] for step in range(3, 6)}
     about = {"why_layout_bound": "why", "computes_in": (torch.bfloat16,)}
     handover.hand_over(cell, saved, steps.RunRecord([1.0], states, **about))
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_control_of_disagreeing_ranks_is_run(
+    seen: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It compares another value on the last rank, which counts only if it is reported."""
+    wrong, given = Mismatch("lr", Problem.ranks_disagree), list[Leaves]()
+
+    def digests(state: Leaves, group: None) -> tuple[Leaves, list[Mismatch]]:
+        given.append(state)
+        return state, [wrong] if seen or len(given) == 1 else []
+
+    monkeypatch.setattr(handover, "digests", digests)
+    cell = bare_cell(tmp_path)
+    saved = Checkpoint(1, str(tmp_path / "step-1"), mock.Mock(), {"optim_equal": {"lr": 0.1, "eps": 1e-8}})
+    handover.hand_over(cell, [saved], steps.RunRecord())
+    assert given[1].keys() == {"lr"}
+    assert given[1]["lr"] != 0.1
+    assert cell.report.checks["optim_equal"].control == {str(saved): {"lr": seen}}
 
 
 @pytest.mark.parametrize("same_layout", [True, False])

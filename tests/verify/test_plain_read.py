@@ -2,6 +2,7 @@
 
 import itertools
 from functools import partial
+from unittest import mock
 
 import pytest
 import torch
@@ -141,6 +142,14 @@ def test_unreadable_chunk_is_a_mismatch(case: str) -> None:
     assert [one.problem for one in read.found] == [Problem.unreadable]
     assert told in read.found[0].facts["error"]
     assert read.fired == {"w": True}
+
+
+def test_control_of_an_unreadable_chunk_is_run() -> None:
+    """A comparison that finds nothing proves nothing, whether or not the chunk can be read."""
+    with mock.patch.object(plain_read, "compare", return_value=[]):
+        read = compare_stored([{"w": TensorLeaf(SMALL, whole(SMALL), None)}], {"w": []}, 0, 1, CPU)
+    assert [one.problem for one in read.found] == [Problem.unreadable]
+    assert read.fired == {"w": False}
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2)])

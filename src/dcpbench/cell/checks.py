@@ -189,14 +189,18 @@ def verify_restored(
 
 
 def _verify_absent_key(cell: Cell, checkpoint: Checkpoint) -> None:
-    """Check, once for a checkpoint, that a load of a key which it lacks is refused."""
+    """Check, once for a checkpoint, that a load of a key which it lacks is refused. The control is a load of
+    a key which it has."""
     where = f"of a load of an absent key {checkpoint}"
     if where in cell.report.checks.get("contract_held", CheckReport()).compared:
         return
-    absent: dict[str, Any] = {"absent": torch.zeros(1)}
-    load = partial(checkpoint.checkpointer.load, absent, checkpoint.checkpoint_id)
+
+    def load(state: dict[str, Any]) -> None:
+        checkpoint.checkpointer.load(state, checkpoint.checkpoint_id)
+
+    absent, present = partial(load, {"absent": torch.zeros(1)}), partial(load, checkpoint.one_tensor())
     with cell.phase("verify", "absent_key"):
-        contract.verify_refused(cell, BaseException, "absent", load, lambda: None, where)
+        contract.verify_refused(cell, BaseException, "absent", absent, present, where)
 
 
 def verify_saved_again(cell: Cell, target: TrainingRun, checkpoint: Checkpoint) -> None:

@@ -16,6 +16,7 @@ from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.config.groups import Verify
 from dcpbench.core.rank_report import Compared
 from dcpbench.verify.compare_layouts import digests
+from dcpbench.verify.perturb import all_different
 from dcpbench.verify.snapshot import PLAIN
 from dcpbench.workloads.run_state import RANDOM, State, as_saved, key_of
 from dcpbench.workloads.training_run import TrainingRun
@@ -75,16 +76,18 @@ def take(cell: Cell, name: str, any_values: bool = False) -> Handover:
 
 def hand_over(cell: Cell, checkpoints: Sequence[Checkpoint], record: RunRecord) -> None:
     """Leave checkpoints and the record of the reference run to the next stage; collective. Tensors become
-    digests of full tensors, which any layout can compare with. Ranks that disagree on a value are
-    reported."""
+    digests of full tensors, which any layout can compare with. Ranks that disagree on a value are reported;
+    the control is another value on the last rank."""
 
     def full(state: State, where: str | None = None) -> State:
         added: State = {}
         for check, leaves in state.items():
             added[check], wrong = digests(leaves, cell.world.group)
-            if wrong and where:
-                names = {finding.name: True for finding in wrong}
-                cell.record(check, Compared(wrong, names, names), where)  # a mismatch needs no control
+            if wrong and where:  # on all ranks, or on none
+                wrong_here = {one.name: leaves[one.name] for one in wrong if one.name in leaves}
+                is_last = cell.world.rank == cell.world.size - 1
+                _, control = digests(all_different(wrong_here) if is_last else wrong_here, cell.world.group)
+                cell.record(check, Compared.of(wrong, control, [one.name for one in wrong]), where)
         return added
 
     with cell.phase("verify", "handover"):

@@ -92,7 +92,8 @@ def _compare(
         part = part_of(saved.extent, chunks)
     except Exception as error:  # noqa: BLE001 - decoding damaged bytes can raise anything
         facts = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_ERROR]}
-        return [Mismatch(key, Problem.unreadable, saved.kind, facts=facts)], True
+        control = compare({key: made_different(saved)}, {key: saved}, closely=False)
+        return [Mismatch(key, Problem.unreadable, saved.kind, facts=facts)], bool(control)
     where = saved.local.device if isinstance(saved, TensorLeaf) else device
     shape = saved.local.shape if isinstance(saved, TensorLeaf) else part.shape
     stored = TensorLeaf(part.to(where).reshape(shape), saved.extent, saved.placements, saved.kind)

@@ -163,20 +163,24 @@ def _load_newest(cell: Cell, target: TrainingRun, candidates: list[Checkpoint]) 
         found = [checkpoint.compare(check, state[check], group, closely=False) for check in checkpoint.state]
         return not any(gathered(any(found), group))
 
-    loaded, found = Loaded.refused, None
-    sentinel = not any(map(is_now, candidates))
-    for place in gathered(complete, cell.world.group)[0]:
-        there = [each for each in candidates if each.checkpoint_id == place]
-        try:
-            steps.load(cell, target, there[0])
-        except (Exception, CheckpointException):  # noqa: BLE001, S112 - any error is a refusal
-            continue
-        found = next(filter(is_now, there), None)
-        loaded = Loaded.mixture if found is None else Loaded.new
-        break
+    def load_first(places: list[str]) -> tuple[Loaded, Checkpoint | None]:
+        for place in places:
+            there = [each for each in candidates if each.checkpoint_id == place]
+            try:
+                steps.load(cell, target, there[0])
+            except (Exception, CheckpointException):  # noqa: BLE001, S112 - any error is a refusal
+                continue
+            found = next(filter(is_now, there), None)
+            return (Loaded.mixture if found is None else Loaded.new), found
+        return Loaded.refused, None
+
+    # The controls: no checkpoint is there, and what is there before the load is none of the candidates.
+    controls = {Loaded.refused: load_first([])[0] is Loaded.refused}
+    controls[Loaded.mixture] = not any(map(is_now, candidates))
+    loaded, found = load_first(gathered(complete, cell.world.group)[0])
 
     for check, kind in (("crash_recoverable", Loaded.refused), ("crash_consistent", Loaded.mixture)):
         violation = contract.violation(str(StateKind(Crash.killed, False, kind)), "the next start finds it")
-        found_now, control = [violation] if loaded is kind else [], [violation] if sentinel else []
+        found_now, control = [violation] if loaded is kind else [], [violation] if controls[kind] else []
         cell.record(check, Compared.of(found_now, control, [violation.name]), "after the ranks were killed")
     return found
