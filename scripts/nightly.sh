@@ -1,23 +1,24 @@
 #!/usr/bin/env bash
-# One night: a sweep into <folder>/<date>, then what changed since the newest finished one before it; its costs are
-# held against those of the last seven, which show how far nights drift apart.
+# Run a sweep into <folder>/<date>, and compare it with the newest complete run before it; costs are also compared
+# with the six before that, which show how much equal sweeps differ.
 #
 #   scripts/nightly.sh [overrides of dcpbench...]      # experiment=nightly, unless another is named
 #
-# Run twice on one day it goes on with what is there. Exit status: 0 when every cell came out as it should and
-# nothing is worse than before; 1 when something is not; 2 when nothing could be started or compared; 130 when
-# it was broken off.
+# Start it from anywhere: --config-dir, your model and the folder of the runs are found from the current folder.
+# A second start on the same day resumes the run of that day. Exit status: 0 if every cell ended as expected and
+# nothing is worse than before; 1 if not, or if cells are missing; 2 if nothing could be started or compared;
+# 130 if it was interrupted.
 #
-#   NIGHTLY_DIR   where the nights lie       (outputs/nightly in the checkout)
-#   NIGHTLY_DATE  the name of this night     (the date, UTC)
-#   KEEP_NIGHTS   how many nights stay       (30; older ones are removed after a finished night)
-#   PYTHON        what has dcpbench          (.venv/bin/python in the checkout, else python3)
+#   NIGHTLY_DIR   folder of the runs              (outputs/nightly in the current folder)
+#   NIGHTLY_DATE  name of this run                (the date, UTC)
+#   KEEP_NIGHTS   number of runs to keep          (30; older ones are removed after a complete run)
+#   PYTHON        Python that has dcpbench        (.venv/bin/python of this script's checkout, else python3)
 set -uo pipefail
 
-cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
+checkout=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/..
 nights=${NIGHTLY_DIR:-outputs/nightly}
 tonight=${NIGHTLY_DATE:-$(date -u +%F)}
-python=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
+python=${PYTHON:-$([ -x "$checkout/.venv/bin/python" ] && echo "$checkout/.venv/bin/python" || echo python3)}
 folder=$nights/$tonight
 keep=${KEEP_NIGHTS:-30}
 
@@ -28,9 +29,9 @@ if [[ ! $keep =~ ^[1-9][0-9]{0,5}$ ]]; then
     exit 2
 fi
 
-# Whether every cell that a sweep was asked for has a row.
+# Succeed if every cell of a sweep has a row. -I: import nothing from the current folder.
 finished() {
-    "$python" - "$1" <<'PYTHON'
+    "$python" -I - "$1" <<'PYTHON'
 import json
 import sys
 from pathlib import Path
@@ -45,7 +46,7 @@ sys.exit(not asked <= done)
 PYTHON
 }
 
-# The last seven finished nights before this one, the newest first; their names sort by date.
+# Print the last seven complete runs before this one, the newest first; their names sort by date.
 before() {
     local all=("$nights"/[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]*/) name place left=7
     for ((place = ${#all[@]} - 1; place >= 0 && left > 0; place--)); do
@@ -57,8 +58,8 @@ before() {
     done
 }
 
-# Remove the oldest nights, all but the newest $keep: folders of this user's directly in $nights, named by a date,
-# with a sweep in them. Follows no link, and leaves tonight's, and one whose lock a driver holds.
+# Remove all but the newest $keep runs. A run is a folder of this user directly in $nights, named by a date, with a
+# sweep in it. No link is followed. Today's run stays, and so does one whose lock a driver holds.
 keep_newest() {
     local own=() place
     for place in "$nights"/[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]; do
@@ -89,7 +90,7 @@ if ((swept > 1)); then
     exit "$swept"
 fi
 if ! finished "$folder"; then
-    say "$folder: cells are missing; run it again to go on"
+    say "$folder: cells are missing; run it again to resume"
     exit 1
 fi
 
@@ -100,7 +101,7 @@ if ((${#nights_before[@]} == 0)); then
     exit "$swept"
 fi
 last=${nights_before[0]} earlier=("${nights_before[@]:1}")
-"$python" -m dcpbench.report compare "$nights/$last" "$folder" "${earlier[@]/#/--earlier=$nights/}" \
+"$python" -m dcpbench compare "$nights/$last" "$folder" "${earlier[@]/#/--earlier=$nights/}" \
     --fail-on regressions,newly-failing | tee "$folder/compare.txt"
 compared=${PIPESTATUS[0]}
 say "$folder: the sweep ended with $swept, its comparison with $last with $compared"

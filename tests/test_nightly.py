@@ -82,7 +82,7 @@ def test_the_experiment_names_values_that_there_are() -> None:
 
 # What `compare` still has to learn.
 class Nights:
-    """A folder of nights, and two cells whose second may be made to fail between them."""
+    """A user's folder with nightly runs of two cells, whose second may be made to fail between them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.conf = folder / "the nights", folder / "conf"
@@ -103,11 +103,17 @@ class Nights:
     def start(self, date: str, *overrides: str, **names: str) -> "subprocess.Popen[str]":
         names = {"NIGHTLY_DIR": str(self.folder), "NIGHTLY_DATE": date, "PYTHON": sys.executable, **names}
         return subprocess.Popen(
-            [ROOT / "scripts/nightly.sh", "--config-dir", self.conf, *(overrides or ("experiment=tiny",))],
+            [
+                ROOT / "scripts/nightly.sh",
+                "--config-dir",
+                self.conf.name,
+                *(overrides or ("experiment=tiny",)),
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=environment(self.folder.parent, **names),
+            env=environment(**names),
+            cwd=self.folder.parent,
             start_new_session=True,
         )
 
@@ -124,6 +130,35 @@ class Nights:
 @pytest.fixture
 def nights(tmp_path: Path) -> Nights:
     return Nights(tmp_path)
+
+
+@pytest.mark.parametrize("through_link", [False, True])
+def test_paths_are_found_from_the_users_folder(through_link: bool, tmp_path: Path) -> None:
+    """The Python is that of the checkout, unless another is named."""
+    mine, script = tmp_path / "mine", tmp_path / "a clone/scripts/nightly.sh"
+    script.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "scripts/nightly.sh", script)
+    python = tmp_path / "a clone/.venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\nprintf "%s|" "$PWD" "$@"\nexit 3\n')
+    python.chmod(0o755)
+    mine.mkdir()
+    if through_link:
+        (mine / "nightly").symlink_to(script)
+    command = [mine / "nightly" if through_link else script, "--config-dir", "my_conf", "experiment=gate"]
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHON", "NIGHTLY_DIR")}
+    ended = subprocess.run(
+        command,
+        cwd=mine,
+        env={**kept, "NIGHTLY_DATE": "2026-11-20"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    words = ["-m", "dcpbench", "--config-dir", "my_conf", "experiment=gate"]
+    folder = "outputs/nightly/2026-11-20"
+    assert ended.stdout.split("|") == [str(mine), *words, f'hydra.sweep.dir="{folder}"', ""]
+    assert (ended.returncode, folder in ended.stderr) == (3, True), ended.stderr
 
 
 @pytest.mark.slow
