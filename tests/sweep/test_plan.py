@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,12 +22,13 @@ from dcpbench.config.schema import Config
 from dcpbench.config.text import duration_text, size_text
 from dcpbench.core.cell_key import CellKey
 from dcpbench.records.row import Row
-from dcpbench.records.store import append_row
+from dcpbench.records.store import Line, append_row, keep_lines, read_lines
 from dcpbench.sweep import claim
 from dcpbench.sweep.dry_run import print_plan
 from dcpbench.sweep.job import Job
 from dcpbench.sweep.progress import ProgressDisplay
 from dcpbench.sweep.resources import Costs, Estimated, keys
+from dcpbench.sweep.resume import Found
 from dcpbench.verdict.known_failures import KnownFailure
 from support.alone import config
 from support.jobs import job
@@ -40,7 +42,7 @@ try:
     runpy.run_module("dcpbench", run_name="__main__")
 except SystemExit as ended:
     assert ended.code == 0
-assert not {"torch", "pandas"} & set(sys.modules)
+assert "torch" not in sys.modules
 imported = forkserver._forkserver._preload_modules
 assert imported == ["dcpbench.rank.machine_probe"], f"no rank is born of a plan: {imported}"
 print("the driver has no torch")
@@ -64,18 +66,17 @@ def test_plan_prints_all_and_runs_nothing(tmp_path: Path) -> None:
     )
     assert planned.returncode == 0, planned.stderr
     assert planned.stdout.splitlines()[-1] == "the driver has no torch"
-    lines = {line.split()[0]: line for line in planned.stdout.splitlines() if line.startswith("parallel=")}
-    cell = "parallel={},save={},saves=1,device=cpu".format
-    assert len(lines) == 4
-    assert lines[cell("ddp", "sync")].split()[1:] == ["run", "?"]
-    assert lines[cell("fsdp_tp", "sync")].split()[1:4] == ["run", "?", "known"]
-    assert "fsdp1-tp-optimizer-state" in lines[cell("fsdp_tp", "sync")]
+    shared, head, *lines = planned.stdout.splitlines()
+    assert shared == "all cells: compile=false saves=1 device=cpu"
+    assert head.split() == ["parallel", "save", "would", "about", "because"]
+    cells = {tuple(line.split()[:2]): line.split(maxsplit=3)[2:] for line in lines[:4]}
+    assert cells["ddp", "sync"] == ["run", "?"]
+    assert cells["fsdp_tp", "sync"] == ["run", "?      known failure fsdp1-tp-optimizer-state"]
     for parallel in ("ddp", "fsdp_tp"):
-        skip = lines[cell(parallel, "async_cached")]
-        assert skip.split()[1] == "skip"
-        assert "needs an accelerator" in skip
+        would, because = cells[parallel, "async_cached"]
+        assert (would, "needs an accelerator" in because) == ("skip", True)
     assert "4 cells: 2 would run, 2 would be skipped" in planned.stdout
-    assert "no time estimate: this sweep has no row of a similar cell" in planned.stdout
+    assert "no time estimate: no similar cell has finished yet" in planned.stdout
     assert planned.stderr == ""
     assert {item: item.stat().st_mtime for item in tmp_path.rglob("*")} == before
 
@@ -217,7 +218,7 @@ def planned(
 
 
 def asked(number: int, skip: str | None = None, known: tuple[KnownFailure, ...] = (), **axes: object) -> Job:
-    one = job(config(), known=known, skip=skip)
+    one = job(config(), known=known, skip=skip, **{**axes, **({} if axes else {"seed": number})})
     overrides = [f"{axis}={value}" for axis, value in axes.items()]
     return replace(one, cell=replace(one.cell, name=f"cell {number}", overrides=overrides))
 
@@ -246,9 +247,12 @@ def test_many_cells_are_summed_by_block(capsys: pytest.CaptureFixture[str]) -> N
     assert "cell 7" not in told
     assert not [line for line in lines if line.endswith(" ")], "not one blank at the end of a line"
     _, told = planned(capsys, jobs, PlanAs.cells, blocks=blocks)
-    assert len([line for line in told.splitlines() if line.startswith("cell ")]) == 61, "and the heading"
-    assert not [line for line in told.splitlines() if line.endswith(" ")]
-    assert told.splitlines()[1] == "cell 0   run    ?      known failure some-id"
+    cells = told.splitlines()
+    assert cells[1].split() == ["seed", "would", "about", "because"]
+    assert [line.split()[:2] for line in cells[2:5]] == [["0", "run"], ["1", "skip"], ["2", "skip"]]
+    assert cells[2] == "0     run    ?      known failure some-id"
+    assert cells.index("") == 62, "a line for each cell, after what they share and the heads"
+    assert not [line for line in cells if line.endswith(" ")]
     _, told = planned(capsys, jobs, PlanAs.json, blocks=blocks)
     values = json.loads(told)
     assert values["blocks"]["second"] == {"cells": 20, "run": 6, "skip": 14, "done": 0, "seconds": None}
@@ -262,18 +266,50 @@ def test_many_cells_are_summed_by_block(capsys: pytest.CaptureFixture[str]) -> N
     }
 
 
-def test_terminal_breaks_names_between_overrides(
+def test_cells_are_listed_like_the_rows_of_a_run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    overrides = ["scenario=save_load", "parallel=fsdp2_per_layer", "save=async_stager_default", "model=dummy"]
-    (one,) = (replace(each, cell=replace(each.cell, name=",".join(overrides))) for each in [asked(0, "no")])
-    assert ",".join(overrides) in planned(capsys, [one])[1]
+    """What all cells share comes first, then the axes and other overrides that vary; repeats are one line."""
+    how = [("ddp", "sync", 1), ("ddp", "sync", 2), ("fsdp2", "async", 1)]
+    jobs = [
+        asked(
+            number,
+            "needs a disk of its own and more" if save == "async" else None,
+            parallel=parallel,
+            save=save,
+            saves=2,
+            seed=0,
+        )
+        for number, (parallel, save, _) in enumerate(how)
+    ]
+    for number, one in enumerate(jobs):
+        one.cell.overrides += ["retry=0"] if number == 2 else [f"repeat={number}"]
+    lines = planned(capsys, jobs)[1].splitlines()
+    assert lines[:4] == [
+        "all cells: compile=false saves=2 seed=0",
+        "parallel  save   overrides  would  runs  about  because",
+        "ddp       sync              run    2     ?",
+        "fsdp2     async  retry=0    skip   1            needs a disk of its own and more",
+    ]
+    one = planned(capsys, [asked(0, parallel="ddp", save="sync")])[1].splitlines()
+    assert one[:3] == ["all cells: parallel=ddp compile=false save=sync", "would  about", "run    ?"]
     for name, value in {"FORCE_COLOR": "1", "COLUMNS": "60", "TERM": "xterm"}.items():
         monkeypatch.setenv(name, value)
-    lines = re.sub(r"\x1b\[[\d;]*m", "", planned(capsys, [one])[1]).splitlines()
+    lines = re.sub(r"\x1b\[[\d;]*m", "", planned(capsys, jobs)[1]).splitlines()
     assert max(map(len, lines)) <= 60
-    words = [word.rstrip(",") for line in lines[1:] for word in line.split()]
-    assert [word for word in words if "=" in word] == overrides
+    assert lines[3].split()[:5] == ["fsdp2", "async", "retry=0", "skip", "1"]
+
+
+def test_replaced_rows_are_good_for_an_estimate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """After a change of the code, and once they have been moved away."""
+    again, moved = asked(0, seed=0), replace(asked(1, seed=1), key=key("moved"))
+    append_row(tmp_path, taken(again.key, 7.0))
+    found = Found({}, [*read_lines(tmp_path)], Counter(), torn=False)
+    keep_lines(tmp_path, [], [Line(append_row(tmp_path, taken(moved.key, 20.0)).content, None)])
+    assert print_plan(tmp_path, [again, moved], [], 0, found, PlanAs.auto) == 0
+    told = capsys.readouterr().out
+    assert "about 27 s, from the times of cells similar to 2 of the 2 in this sweep" in told
+    assert [line.split()[2] for line in told.splitlines()[2:4]] == ["7", "20"]
 
 
 @pytest.mark.slow

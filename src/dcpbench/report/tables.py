@@ -34,6 +34,20 @@ def summary(frame: pd.DataFrame) -> Table:
     cells = one_per_cell(frame)
     cells = cells.assign(place=severity(cells).where(~ok(cells), len(SHOWN)))
     cells = cells.sort_values("place", kind="stable", ignore_index=True)
+    title, table = told_apart(cells)
+    table["status"] = status_text(cells).map(plain)
+    runs = runs_text(cells)
+    if runs.nunique() > 1 or cells["agreeing_runs"].ne(cells["runs"]).any():
+        table["runs"] = runs.str.removesuffix(" runs")
+    table["checks"] = [checks_text(values) for values in records(cells[[*CHECKS]])]
+    for metric in shown_metrics(cells):
+        table[metric] = [entry(metric, value) for value in cells[metric]]
+    return Table(title, table, ("status",))
+
+
+def told_apart(cells: pd.DataFrame) -> tuple[str, pd.DataFrame]:
+    """Return what all cells share, as a title, and a table of the axes and other overrides in which they
+    differ. Of a cell only axes and `overrides` are used."""
     axes = varying(cells)
     table = pd.DataFrame({axis: _texts(cells[axis]) for axis in axes}, index=cells.index)
     words = [override_words(line) for line in cells["overrides"]]
@@ -45,16 +59,9 @@ def summary(frame: pd.DataFrame) -> Table:
     ]
     if any(others):
         table["overrides"] = others
-    table["status"] = status_text(cells).map(plain)
-    runs = runs_text(cells)
-    if runs.nunique() > 1 or cells["agreeing_runs"].ne(cells["runs"]).any():
-        table["runs"] = runs.str.removesuffix(" runs")
-    table["checks"] = [checks_text(values) for values in records(cells[[*CHECKS]])]
-    for metric in shown_metrics(cells):
-        table[metric] = [entry(metric, value) for value in cells[metric]]
     common = [f"{axis}={plain(cells[axis][0])}" for axis in _ALWAYS if words and axis not in axes]
     common += [word for word in (words or [[]])[0] if word in shared and keys[word] not in _ALWAYS]
-    return Table(f"all cells: {' '.join(common)}" if common else "", table, ("status",))
+    return f"all cells: {' '.join(common)}" if common else "", table
 
 
 def varying(frame: pd.DataFrame) -> list[str]:

@@ -2,8 +2,9 @@
 
 import itertools
 import json
+import shlex
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +16,9 @@ from rich.text import Text
 
 from dcpbench.config.groups import PlanAs
 from dcpbench.config.text import counted, duration_text
+from dcpbench.core.axes import AXES
 from dcpbench.records.row import Row, exit_status
+from dcpbench.records.store import SUPERSEDED_JSONL, stored_rows
 from dcpbench.report.styles import print_table, standard_output, style_of, text_of
 from dcpbench.sweep import resources
 from dcpbench.sweep.job import Job
@@ -55,9 +58,9 @@ def print_plan(
     """
     done = found.done if found else {}
     estimated = resources.estimates([job for job in jobs if job.cell.name not in done], gpus)
-    costs = Costs(done.values())
+    space, costs = Costs(done.values()), Costs([*(_replaced(folder, found) if found else ()), *done.values()])
     plans = [
-        _cell_plan(job, block, done.get(job.cell.name), folder, costs)
+        _cell_plan(job, block, done.get(job.cell.name), folder, space, costs)
         for job, block in zip(jobs, blocks or _groups(jobs), strict=True)
     ]
     by_name = {job.cell.name: job for job in jobs}
@@ -82,7 +85,7 @@ def print_plan(
             }
             sys.stdout.write(f"{json.dumps(plan, indent=1)}\n")
         else:
-            _print(plans, by_block, shown)
+            _print(jobs, plans, by_block, shown)
             sentences = found.sentences(len(jobs)) if found else []
             counts = Counter(plan.would for plan in plans)
             parts = [f"{counts[would]} {words}" for would, words in _WOULD.items() if counts[would]]
@@ -95,6 +98,12 @@ def print_plan(
                 _print_line(sentence)
     missing = None in targets.values()
     return int(missing) if to_run else exit_status(done.values())
+
+
+def _replaced(folder: Path, found: Found) -> list[Row]:
+    """Return the rows that are no longer valid, whose times are still good for an estimate."""
+    superseded = [line.row for line in found.superseded if line.row]
+    return [*stored_rows(folder, SUPERSEDED_JSONL), *superseded]
 
 
 def _block(plans: Sequence[CellPlan], estimated: dict[str, Estimated], costs: Costs) -> dict[str, Any]:
@@ -117,13 +126,14 @@ def _groups(jobs: Sequence[Job]) -> list[str]:
     return [f"{best}={each[best]}" if best in each else f"no {best}" for each in lists]
 
 
-def _cell_plan(job: Job, block: str, done: Row | None, folder: Path, costs: Costs) -> CellPlan:
+def _cell_plan(job: Job, block: str, done: Row | None, folder: Path, space: Costs, costs: Costs) -> CellPlan:
+    """Return the plan for a cell, with `space` for what valid rows wrote, and `costs` for what cells took."""
     name = job.cell.name
     if done:
         return CellPlan(
             name, block, "done", None, f"{done.status}: {done.reason}" if done.reason else done.status
         )
-    skip = job.skip or costs.why_skip(job.key, job.config.storage, job.checkpoints(folder)[0])
+    skip = job.skip or space.why_skip(job.key, job.config.storage, job.checkpoints(folder)[0])
     if skip:
         return CellPlan(name, block, "skip", None, skip)
     known = tuple(f"{failure.id}: {failure.reason}" for failure in job.known_failures)
@@ -137,9 +147,11 @@ def _target(target: str, file: str | None) -> str:
     return f"{target}: not found in {Path.cwd()}, nor installed; cells that need it would be errors"
 
 
-def _print(plans: Sequence[CellPlan], by_block: dict[str, dict[str, Any]], shown: PlanAs) -> None:
+def _print(
+    jobs: Sequence[Job], plans: Sequence[CellPlan], by_block: dict[str, dict[str, Any]], shown: PlanAs
+) -> None:
     if shown is PlanAs.cells or (shown is PlanAs.auto and len(plans) <= _MOST_CELLS):
-        print_table(_cells(plans), fits=True)
+        _print_cells(jobs, plans)
     else:
         print_table(_blocks(by_block), fits=True)
         _print_reasons("would be skipped", (plan.because for plan in plans if plan.would == "skip"))
@@ -149,15 +161,33 @@ def _print(plans: Sequence[CellPlan], by_block: dict[str, dict[str, Any]], shown
         _print_line("--all shows every cell, --json all of it")
 
 
-def _cells(plans: Iterable[CellPlan]) -> Table:
-    table = Table("cell", "would", "about", "because", box=None, pad_edge=False, header_style="bold")
-    table.columns[0].overflow = "fold"
-    comma = ", " if Console().is_terminal else ","  # a terminal breaks lines at blanks
-    for plan in plans:
-        would = Text(plan.would, style=_STYLES.get(plan.would, "default"))
-        about = _about(plan.seconds) if plan.would == "run" else ""
-        table.add_row(text_of(plan.cell.replace(",", comma)), would, about, text_of(plan.because))
-    return table
+def _print_cells(jobs: Sequence[Job], plans: Sequence[CellPlan]) -> None:
+    """Print the table of a run, with the plan in place of results. Repeats of a cell with the same plan are
+    one line."""
+    from dcpbench.analysis.frame import frame_of  # pandas takes up to a second to import
+    from dcpbench.report.tables import told_apart
+
+    values: dict[str, list[Any]] = {axis: [job.columns.get(axis) for job in jobs] for axis in AXES}
+    words = ((word for word in job.cell.overrides if not word.startswith("repeat=")) for job in jobs)
+    title, cells = told_apart(frame_of({**values, "overrides": [*map(shlex.join, words)]}))
+    lines: defaultdict[tuple[str, ...], list[CellPlan]] = defaultdict(list)
+    for texts, plan in zip(cells.to_numpy().tolist(), plans, strict=True):
+        lines[*texts, plan.would, plan.because].append(plan)
+    runs = ["runs"] if len(lines) < len(plans) else []
+    reasons = ["because"] if any(plan.because for plan in plans) else []
+    table = Table(*cells.columns, "would", *runs, "about", *reasons, box=None, pad_edge=False)
+    table.header_style = "bold"
+    for column in table.columns:
+        column.overflow = "fold"
+    for (*texts, would, because), equal in lines.items():
+        seconds = [plan.seconds for plan in equal if plan.seconds is not None]
+        about = _about(sum(seconds) if seconds else None) if would == "run" else ""
+        how = Text(would, style=_STYLES.get(would, "default"), no_wrap=True)
+        counts = [str(len(equal)) for _ in runs]
+        table.add_row(*map(text_of, texts), how, *counts, about, *(text_of(because) for _ in reasons))
+    if title:
+        _print_line(title, "bold")
+    print_table(table, fits=True)
 
 
 def _blocks(by_block: dict[str, dict[str, Any]]) -> Table:
@@ -183,15 +213,15 @@ def _print_reasons(heading: str, reasons: Iterable[str]) -> None:
         _print_line(f"  {cells} × {reason}")
 
 
-def _print_line(sentence: str) -> None:
+def _print_line(sentence: str, style: str = "") -> None:
     console = Console()
-    console.print(text_of(sentence), soft_wrap=not console.is_terminal)
+    console.print(text_of(sentence, style), soft_wrap=not console.is_terminal)
 
 
 def _estimate(to_run: Sequence[Estimated], costs: Costs) -> str:
     total = costs.left(to_run)
     if total is None:
-        return "no time estimate: this sweep has no row of a similar cell"
+        return "no time estimate: no similar cell has finished yet"
     missing = sum(costs.seconds(cell.keys) is None for cell in to_run)
     known = f"{len(to_run) - missing} of the {len(to_run)}"
     text = f"about {duration_text(total)}, from the times of cells similar to {known} in this sweep"
