@@ -242,7 +242,10 @@ def test_record_whose_cells_are_no_folders_is_refused(tmp_path: Path) -> None:
 def test_parts_are_dealt_out_by_identity() -> None:
     jobs = [asked(f"seed={n}", f"parallel=ddp seed={n}", seed=n) for n in range(8)]
     mine = {one.run for one in Part(1, 3).jobs(jobs)}
-    other = [asked(f"{n}", f"seed={n} compile=false retry=0", seed=n, retry=0) for n in range(8)]
+    other = [
+        asked(f"{n}", f"timeouts.cell_s={9 - n} seed={n}", seed=n, timeouts={"cell_s": 9 - n})
+        for n in range(8)
+    ]
     random.Random(0).shuffle(other)
     assert {one.run for one in Part(1, 3).jobs(other)} == mine
     assert len(mine) == 3
