@@ -85,6 +85,10 @@ def test_page_fits_a_phone(show: Callable[..., Browser]) -> None:
     lines = browser.js(thickness)
     assert {name for name, _ in lines} == CHECKS.keys()
     assert [(name, height) for name, height in lines if height > 30] == [], "a name has one line"
+    browser.one("#cell .close").click()
+    browser.all("#checks th .link[popovertarget]")[0].click()
+    explained = browser.one("#checks .explained:popover-open")
+    assert explained.size["width"] > explained.size["height"], "its text is not turned as the head is"
 
 
 def test_print_is_light_without_controls(show: Callable[..., Browser]) -> None:
