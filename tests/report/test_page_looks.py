@@ -71,7 +71,14 @@ def test_colours_differ_for_the_colour_blind(show: Callable[..., Browser], dark:
 
 
 def test_page_fits_a_phone(show: Callable[..., Browser]) -> None:
-    made = {"status": "fail", "reason": "x" * 600, **dict.fromkeys(CHECKS, False)}
+    control = {f"layer{number}": True for number in range(288)}
+    seen = {"control": control, "control_missed": [], "mismatch_count": 282}
+    made = {
+        "status": "fail",
+        "reason": "x" * 600,
+        "details": {"checks": dict.fromkeys(CHECKS, seen)},
+        **dict.fromkeys(CHECKS, False),
+    }
     seeds = [cell("fsdp", seed=seed, cell=f"parallel=fsdp,seed={seed}", **made) for seed in range(30)]
     browser = show([*seeds, *four_cells()], width=390, height=844)
     wide = "return document.documentElement.scrollWidth"
