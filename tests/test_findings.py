@@ -78,7 +78,7 @@ def test_the_index_filters_from_a_file(site: Path, browser: "Browser") -> None:
     browser.driver.get((site / "findings/index.html").as_uri())
     choose = (
         "const select = document.querySelectorAll('.findings-filters select')[arguments[0]];"
-        "select.value = arguments[1]; select.dispatchEvent(new Event('change', { bubbles: true }))"
+        "select.value = arguments[1]; select.dispatchEvent(new Event('input', { bubbles: true }))"
     )
 
     def shown() -> set[str]:
@@ -102,3 +102,8 @@ def test_the_index_filters_from_a_file(site: Path, browser: "Browser") -> None:
     assert shown() == expected("PP", "2.13", "error")
     assert browser.text(".findings-filters output") == f"{len(shown())} of {len(FINDINGS)} findings"
     assert 0 < len(shown()) < len(expected("PP", "2.13")) < len(FINDINGS)
+    for place in (PARALLELISM, TORCH, SEVERITY):
+        browser.js(choose, place, "")
+    browser.one(".findings-filters input").send_keys("safetensors FILE")
+    assert shown() == {Path(one.page).stem for one in FINDINGS if "safetensors file" in one.title.lower()}
+    assert shown()

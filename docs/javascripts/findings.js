@@ -6,6 +6,7 @@ document.addEventListener("DOMContentLoaded", () => {
   if (!table) return;
   const rows = [...table.tBodies[0].rows];
   const filters = [
+    search(),
     filter("Parallelism", parallelismsOf(rows), (row, wanted) => hasParallelism(textOf(row, 1), wanted)),
     filter("torch", versionsOf(rows), (row, wanted) => hasVersion(textOf(row, 2), wanted)),
     filter("Severity", unique(rows.map((row) => textOf(row, 3))), (row, wanted) => textOf(row, 3) === wanted),
@@ -15,7 +16,7 @@ document.addEventListener("DOMContentLoaded", () => {
     for (const row of rows) row.hidden = !filters.every((one) => one.accepts(row));
     count.textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length} findings`;
   };
-  const bar = Object.assign(document.createElement("form"), { className: "findings-filters", onchange: show });
+  const bar = Object.assign(document.createElement("form"), { className: "findings-filters", oninput: show });
   bar.append(...filters.map((one) => one.label), count);
   table.dataset.findings = "";
   (table.closest(".md-typeset__scrollwrap") ?? table).before(bar);
@@ -49,6 +50,11 @@ function hasVersion(cell, wanted) {
     const [first, last = first] = part.split("–").map(Number);
     return first <= Number(wanted) && Number(wanted) <= last;
   });
+}
+
+function search() {
+  const label = Object.assign(document.createElement("input"), { type: "search", placeholder: "Search titles" });
+  return { label, accepts: (row) => textOf(row, 0).toLowerCase().includes(label.value.toLowerCase()) };
 }
 
 function filter(name, values, fits) {
