@@ -90,6 +90,7 @@ WRONG = {
     "no such dimension": (["parallel=ddp", "parallel.tp=2", "device=cpu"], ["parallel.tp=2", "no tp"]),
     "no GPU": (["device=cuda", "world_size=64"], ["device=cuda"]),
     "bad one of many": (["-m", "parallel=ddp,fsdp", "saves=2,0"], ["saves=0"]),
+    "wrong word after a list": (["save=sync,async", "seed=x"], ["seed=x: must be a whole number"]),
     "trailing comma": (["save=sync,"], ["save=sync,: ends with a comma; write save=sync"]),
     "key given twice": (["saves=1", "saves=2"], ["saves=2: saves is given twice (first saves=1)"]),
     "code as a value": (["model=mine.build"], ["unknown value; your model: workload.target=mine.build"]),

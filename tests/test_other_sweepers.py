@@ -76,10 +76,10 @@ REFUSED = {
     "no such metric": ([*OPTUNA, "objective=stall"], ["objective=stall", "save_stall_s"]),
     "no number": ([*OPTUNA, "objective=status"], ["objective=status", "save_stall_s"]),
     "no objective": (list(OPTUNA), ["objective=null", "hydra/sweeper=optuna"]),
-    "no cells": ([*OPTUNA, "objective=save_s", "hydra.sweeper.n_jobs=0"], ["asks for no cell"]),
+    "no cells": ([OPTUNA[0], "objective=save_s", "hydra.sweeper.n_jobs=0"], ["asks for no cell"]),
     "plan": (["hydra/sweeper=basic", "plan=true"], ["plan=true", "hydra/sweeper=basic"]),
     "repeats": (["hydra/sweeper=basic", "repeats=2"], ["repeats=2", "hydra/sweeper=basic"]),
-    "wrong cell": (["hydra/sweeper=basic", "saves=1,0"], ["saves=0", "at least 1"]),
+    "wrong cell": (["hydra/sweeper=basic", "save_at=1,-1"], ["save_at=-1", "at least 0"]),
     "sweeper": (["hydra/sweeper=basic", "hydra.sweeper.max_batch_size=0"], ["hydra/sweeper=basic failed"]),
 }
 

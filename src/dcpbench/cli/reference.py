@@ -129,9 +129,9 @@ def correction(word: str, following: str = "", command: str = "run", own: Path |
         meant |= {value: f"{key.name}={value}" for key in values for value in key.values}
         exact = word.lower() if word.lower() in meant else None
         near = exact or near_name(word, defaults, 0.85) or near_name(word, meant, 0.7)
-        meant |= {name: f"{name}={default}" for name, default in defaults.items()}
+        meant = {name: f"{name}={default}" for name, default in defaults.items()} | meant
         fix = f"did you mean {meant[near]}?" if near else "see dcpbench --help"
-    return visible(f"{word}: not a command and not key=value; {fix}")
+    return visible(f"{word.strip() or repr(word)}: not a command and not key=value; {fix}")
 
 
 def unknown_topic(topic: str, own: Path | None = None) -> str:

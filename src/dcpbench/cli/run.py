@@ -10,7 +10,7 @@ import pkgutil
 import random
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,8 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
@@ -176,6 +178,20 @@ def unmasked_interrupts() -> Iterator[None]:
         raise
 
 
+def _start(by_hydra: Callable[[], None], task: SweepTask) -> None:
+    """Let Hydra start the sweep. If it cannot compose one, it tries a single job, and complains about the
+    lists instead; then it is told that this is a sweep."""
+    try:
+        by_hydra()
+    except HydraException:
+        typed = [word for word in sys.argv[1:] if not word.startswith("-")]
+        parsed = OverridesParser.create().parse_overrides(typed)
+        if task.sweep or "--multirun" in sys.argv or not any(map(Override.is_sweep_override, parsed)):
+            raise
+        sys.argv.append("--multirun")
+        by_hydra()
+
+
 def _run(task: SweepTask, words: Sequence[str]) -> int:
     """Let Hydra run the sweep, and return the exit status; 0 if it depends on the rows alone."""
     # Hydra then raises instead of printing its own, longer, message.
@@ -196,7 +212,11 @@ def _run(task: SweepTask, words: Sequence[str]) -> int:
         with unmasked_interrupts():
             if shows := [word for word in words if word.startswith("--cfg")]:
                 _report_number_of_cells(sys.argv[1:], shows[0])
-            app(task)()
+            _start(app(task), task)
+    except SystemExit:
+        if _PRINTS.isdisjoint(word.partition("=")[0] for word in words):
+            raise
+        return WRONG_CONFIGURATION  # Hydra reported why it cannot print
     except _WRONG as error:
         sys.stderr.write(f"dcpbench: {one_line(error, words)}\n")
         return WRONG_CONFIGURATION

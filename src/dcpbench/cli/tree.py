@@ -101,7 +101,7 @@ class Tree(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         first = args[0] if args else ""
         known = first in (*reference.commands(), "-h", "--help", "--version", "--completion")
-        if first and not known and not first.startswith("-") and "=" not in first:
+        if first == "--" or (first and not known and first[0] not in "-~" and "=" not in first):
             following = args[1] if len(args) > 1 and "=" not in args[1] else ""
             raise click.UsageError(reference.correction(first, following))
         if not known and (args or not ctx.resilient_parsing):
@@ -240,7 +240,11 @@ class Run(Once):
         from dcpbench.cli import run, words
 
         asked = self._words_of(overrides, **options)
-        words.check(asked, str(self.name), own)
+        for name in ("--package", "--resolve"):
+            if given[name] and not given["--cfg"]:
+                raise click.UsageError(f"{name}: needs --cfg")
+        shows = next((name for name in ("--cfg", "--info") if given[name]), "")
+        words.check(asked, str(self.name), own, shows)
         options_of_hydra = [
             name if value is True else f"{name}={value}" for name, value in given.items() if value
         ]

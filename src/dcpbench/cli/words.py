@@ -9,18 +9,22 @@ from hydra.core.override_parser.types import ChoiceSweep, Override, OverrideType
 from hydra.errors import OverrideParseException
 
 from dcpbench.cli import reference
-from dcpbench.config.errors import ConfigError, malformed, refuse_null_choice
+from dcpbench.config.errors import ConfigError, malformed, other_launcher, refuse_null_choice
 from dcpbench.config.schema import is_about_the_sweep
 from dcpbench.config.text import as_target, did_you_mean, visible
 
+_OURS = {"hydra/launcher": "dcpbench", "hydra.mode": "MULTIRUN"}
+"""Settings of Hydra that have one value, because of dcpbench's launcher."""
 
-def check(words: Sequence[str], command: str = "run", own: Path | None = None) -> None:
+
+def check(words: Sequence[str], command: str = "run", own: Path | None = None, shows: str = "") -> None:
     """Refuse words that Hydra would report in its own terms, or read otherwise than they were meant.
 
     Args:
         words: all words that the command passes to Hydra, without options.
         command: the name of the command.
         own: the user's `--config-dir`.
+        shows: the option that prints a configuration, if one is given.
 
     Raises:
         ConfigError: a word is not `key=value`, cannot be parsed, has no value, selects null or code as the
@@ -41,6 +45,10 @@ def check(words: Sequence[str], command: str = "run", own: Path | None = None) -
         if word.endswith("="):
             write = f"; write {visible(word + bare)}, without a space" if bare else ""
             raise ConfigError(f"{visible(word)}: has no value{write}")
+        if shows and override.is_sweep_override():
+            raise ConfigError(f"{visible(word)}: {shows} prints one cell; pass one value")
+        if override.key_or_group in _OURS and override.value() != _OURS[override.key_or_group]:
+            raise other_launcher(word)
         refuse_null_choice(override, groups)
         _refuse_code(override, groups, own)
         key = override.key_or_group, override.package, override.type is OverrideType.DEL
@@ -57,10 +65,14 @@ def _refuse_code(override: Override, groups: Sequence[str], own: Path | None) ->
     """Refuse the name of a function, class or file of the user's as the value of a group."""
     group, value = override.key_or_group, override.value()
     for item in value.list if isinstance(value, ChoiceSweep) else [value]:
-        if group not in groups or not isinstance(item, str) or not (target := as_target(item)):
+        if group not in groups or not isinstance(item, str):
             continue
-        known = reference.groups(own)[group].values
-        if item in known:
+        if "/" in item and not item.partition("::")[0].partition(":")[0].endswith(".py"):
+            name = Path(item).stem
+            place = f"DIR/{group}/{name}.yaml, and add --config-dir DIR"
+            raise ConfigError(visible(f"{group}={item}: is a path; write {group}={name} for {place}"))
+        target, known = as_target(item), reference.groups(own)[group].values
+        if target is None or item in known:
             continue
         fix = did_you_mean(target.rpartition(".")[2], known)
         if group == "model":

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, ListConfig
 from omegaconf.errors import (
     ConfigAttributeError,
     ConfigKeyError,
+    MissingMandatoryValue,
     OmegaConfBaseException,
     ValidationError,
 )
@@ -70,6 +71,8 @@ def one_line(error: BaseException, words: Sequence[str] = ()) -> str:
         return visible(f"{group}={value}: unknown value{choices(value, error.options)}")
     cause = error.__cause__ or error.__context__
     for inner in (cause, error):
+        if isinstance(inner, MissingMandatoryValue) and inner.full_key:
+            return visible(f"{inner.full_key}: has no value")
         if isinstance(inner, ConfigKeyError | ConfigAttributeError) and inner.full_key:
             return visible(f"{inner.full_key}: unknown key{_keys_beside(inner, words)}")
         if isinstance(inner, ValidationError) and inner.full_key and (wrong := _wrong_type(inner)):

@@ -4,6 +4,7 @@ started CUDA cannot be forked."""
 import os
 import platform
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -36,14 +37,10 @@ def main(connection: Connection, also: Callable[[], dict[str, Any]]) -> None:
         }
     )
     # This starts CUDA, which takes more than a second.
-    connection.send(
-        {
-            "gpus": [torch.cuda.get_device_name(index) for index in range(gpu_count)],
-            "gpu_memory_bytes": [
-                torch.cuda.get_device_properties(index).total_memory for index in range(gpu_count)
-            ],
-        }
-    )
+    names = [torch.cuda.get_device_name(index) for index in range(gpu_count)]
+    memory = [torch.cuda.get_device_properties(index).total_memory for index in range(gpu_count)]
+    with suppress(BrokenPipeError):  # the driver has refused its configuration
+        connection.send({"gpus": names, "gpu_memory_bytes": memory})
     connection.close()
     os._exit(0)
 

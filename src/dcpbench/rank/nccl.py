@@ -21,7 +21,7 @@ def load() -> str | None:
     try:
         ctypes.CDLL(path)
     except OSError as error:
-        return f"nccl={path}: {error}"
+        return f"nccl={path}: {str(error).removeprefix(f'{path}: ')}"
     return None if version() else f"nccl={path}: is not a {_NAME}"
 
 

@@ -43,7 +43,7 @@ def _function_of(module: ModuleType) -> str:
 
 
 def _is_own_function(value: object, module: ModuleType) -> bool:
-    return inspect.isfunction(value) and value.__module__ == module.__name__
+    return inspect.isfunction(value) and value.__module__ == module.__name__ and value.__name__[0] != "_"
 
 
 def _why_not_called(build: Any, options: Mapping[str, Any], own_trainer: bool) -> str | None:
