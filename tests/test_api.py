@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import jsonschema
@@ -14,9 +15,12 @@ import pytest
 
 from conftest import ONE_STEP, TESTS, alive_in, hanging, wait_for
 from dcpbench import api
+from dcpbench.config.overrides import overrides
 from dcpbench.core.plugins import plugins
 from dcpbench.records.json_schema import SCHEMA_FILE
 from dcpbench.records.store import ResultsError
+from dcpbench.sweep import manifest
+from report.sweeps import cell, folder_with
 from support import own_workload
 from support.drivers import environment
 
@@ -86,11 +90,11 @@ def test_a_function_of_a_notebook_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_keys_become_words() -> None:
-    assert api._words({"a": {"b": {"options": {"c": 1}}}, "load_parallel": None, "part": None}) == [
+    assert overrides({"a": {"b": {"options": {"c": 1}}}, "load_parallel": None, "part": None}) == [
         "++a.b.options.c=1",
         "part=null",
     ]
-    assert api._words({"timeouts": {"cell_s": 60}, "parallel.tp": 4, "stages": [{"name": "a"}]}) == [
+    assert overrides({"timeouts": {"cell_s": 60}, "parallel.tp": 4, "stages": [{"name": "a"}]}) == [
         "timeouts.cell_s=60",
         "parallel.tp=4",
         "stages=[{name:a}]",
@@ -100,16 +104,16 @@ def test_keys_become_words() -> None:
 def test_options_stay_what_they_are() -> None:
     options = {"groups": [{"lr": 1}], "map": {"a.b": {"0": 1}}, "by": {0: 1}, "empty": {}, "of": {"0": None}}
     with pytest.raises(api.ConfigError, match=r"^model\.options\.map='0': cannot be a name in a mapping"):
-        api._words({"model.options": options})
+        overrides({"model.options": options})
     options["map"] = {"a.b": {}}
-    assert api._words({"model.options": options}) == [
+    assert overrides({"model.options": options}) == [
         "++model.options.groups=[{lr:1}]",
         "++model.options.map={a.b:{}}",
         "++model.options.by={0:1}",
         "++model.options.empty={}",
         "++model.options.of.0=null",
     ]
-    assert api._words({"model.options": {"a b": 1}}) == ["++model.options={a\\ b:1}"]
+    assert overrides({"model.options": {"a b": 1}}) == ["++model.options={a\\ b:1}"]
     with pytest.raises(api.ConfigError, match=r"^seed=range\(0, 3\): must be a number"):
         api.check(seed=range(3))
 
@@ -120,17 +124,25 @@ def test_check_passes_for_a_function(
 ) -> None:
     """With an event loop running, and colors requested where there is no terminal, as in a notebook."""
     monkeypatch.setenv("FORCE_COLOR", "1")
+    mismatch = {"name": "a", "problems": ["missing"], "by": "absent"}
+    idle = {"id": "lost", "torch": ">=2", "cells": {}, "reason": "x", "checks": {"model_equal": [mismatch]}}
+    (known := tmp_path / "known.yaml").write_text(json.dumps([idle]))
 
     async def main() -> api.Result:
-        return api.check(own_workload.build, folder=tmp_path / "sweep", parallel="ddp", **SMALL)
+        return api.check(
+            own_workload.build, folder=tmp_path / "sweep", parallel="ddp", known_failures=known, **SMALL
+        )
 
-    result = asyncio.run(main())
+    with pytest.warns(UserWarning, match=r"known\.yaml: lost: .*absent$") as warned:
+        result = asyncio.run(main())
+    assert [Path(each.filename) for each in warned] == [Path(__file__)]
     result.raise_if_failed()
     assert result.ok
     (row,) = result.rows.to_dict("records")
     assert (row["status"], row["parallel"], row["model"]) == ("pass", "ddp", "support.own_workload.build")
     messages = capsys.readouterr().err
     assert "[1/1] pass" in messages
+    assert "lost" not in messages, "it is a warning"
     assert "\x1b" not in messages, "no progress bar"
     assert "\n1 cell: 1 pass\n" in str(result)
     assert re.search(r"^\| +pass +\| 17 passed", result._repr_markdown_(), re.MULTILINE)
@@ -196,6 +208,41 @@ api.sweep(scenario=["save_load", "hangs"], parallel="ddp", device="cpu", saves=1
     assert not interrupted.ok
     with pytest.raises(api.CellsFailedError, match="the sweep is not complete"):
         interrupted.raise_if_failed()
+
+
+def test_a_result_says_how_its_cells_ended(tmp_path: Path) -> None:
+    cells = [cell(), cell("fsdp", repeat=0), cell("fsdp", repeat=1), cell("hsdp", status="fail")]
+    folder = folder_with(tmp_path / "it's", *cells)
+    assert repr(api.read_sweep(folder)) == f'Result("{folder}": 3 cells in 4 runs: 3 pass, 1 fail)'
+    names = [*(each.cell for each in cells), "parallel=none", "parallel=hsdp2"]
+    manifest.Record([], str(tmp_path), names, []).write(folder)
+    assert repr(api.read_sweep(folder)).endswith(": 3 cells in 4 runs: 3 pass, 1 fail, 2 left)")
+    assert repr(api.Result(tmp_path, 1)) == (
+        f"Result('{tmp_path}': ResultsError: {tmp_path}: no sweep here (results.jsonl: No such file or "
+        "directory))"
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda folder: api.read_sweep(folder).raise_if_failed(), api.CellsFailedError),
+        (lambda folder: api.read_sweep(folder / "none"), ResultsError),
+        (lambda folder: str(api.Result(folder / "none", 0)), ResultsError),
+        (lambda folder: api.check("none.py::build"), api.ConfigError),
+        (lambda folder: api.check(parallel=object()), api.ConfigError),
+        (lambda folder: api.sweep(seed=[object()], folder=folder), api.ConfigError),
+        (lambda folder: api.sweep(options={"a": {None: 1}}), api.ConfigError),
+    ],
+)
+def test_a_failing_test_shows_no_code_of_dcpbench(
+    call: Callable[[Path], object], error: type[Exception], tmp_path: Path
+) -> None:
+    folder = folder_with(tmp_path / "sweep", cell(status="fail", reason="a differs"))
+    with pytest.raises(error) as raised:
+        call(folder)
+    shown = [entry.path for entry in raised.traceback if not entry.ishidden(raised)]
+    assert shown == [Path(__file__)] * 2, "this function and the lambda"
 
 
 def test_an_absent_plugin_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

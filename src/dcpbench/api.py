@@ -15,19 +15,24 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, wraps
+from importlib import import_module
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.overrides import quoted
+from dcpbench.config.overrides import override, overrides
 from dcpbench.config.text import counted, visible
 from dcpbench.core.axes import AXES
 from dcpbench.core.plugins import load_plugins, plugins
+from dcpbench.records.row import WRONG_CONFIGURATION, exit_status
+from dcpbench.records.store import ResultsError, read_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -86,8 +91,26 @@ __all__ = sorted([*_CONTRACTS, *_FUNCTIONS])
 
 _MOST_CELLS = 20
 """The most cells that an exception names."""
-_KEY = re.compile(r"[A-Za-z_$][\w$-]*|0|[1-9]\d*", re.ASCII)
-"""A name that can follow a dot in the key of an override."""
+_MESSAGE = re.compile(r"^dcpbench[ \w]*: ")
+"""The start of a line in which the driver warns, or says why it ended; other lines show its progress."""
+__tracebackhide__ = True
+"""A failing test shows its own line and the reason: pytest leaves out the frames of this module."""
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _without_frames(function: _F) -> _F:
+    """Decorate a function: its errors that explain themselves have no frames of dcpbench."""
+
+    @wraps(function)
+    def called(*arguments: Any, **named: Any) -> Any:
+        __tracebackhide__ = True  # notebooks look for it here
+        try:
+            return function(*arguments, **named)
+        except (ConfigError, ResultsError) as error:
+            raise error.with_traceback(None) from None
+
+    return cast(_F, called)
 
 
 class CellsFailedError(AssertionError):
@@ -107,12 +130,25 @@ class Result:
         return self.exit_status == 0
 
     @cached_property
+    @_without_frames
     def rows(self) -> "pd.DataFrame":
         """The rows, with a column for each column of `results.jsonl`, and `config` and `details`."""
         from dcpbench.analysis.frame import read_frame
 
         load_plugins()
         return read_frame(self.folder)[0]
+
+    def __repr__(self) -> str:
+        """Return the folder, and the line that counts the cells and their statuses."""
+        try:
+            from dcpbench.report.page.summary import planned
+            from dcpbench.report.tables import headline
+
+            left = len(planned(self.folder).not_run(self.rows))
+            counts = f"{headline(self.rows)}{f', {left:,} left' if left else ''}"
+        except Exception as error:  # noqa: BLE001 - a debugger or an assertion can ask at any time
+            counts = f"{type(error).__name__}: {error}"
+        return f"Result({str(self.folder)!r}: {counts})"
 
     def __str__(self) -> str:
         """Return the tables and failures that `dcpbench report` prints."""
@@ -121,6 +157,7 @@ class Result:
     def _repr_markdown_(self) -> str:
         return self._report("markdown")
 
+    @_without_frames
     def _report(self, written_as: str) -> str:
         from dcpbench.analysis.frame import read_sweeps
         from dcpbench.report.document import document_text
@@ -152,6 +189,7 @@ class Result:
         raise CellsFailedError("\n".join([f"{head} ({self.folder})", *lines[:_MOST_CELLS], *more]))
 
 
+@_without_frames
 def check(
     build: str | Callable[..., Any] | None = None,
     *,
@@ -181,10 +219,10 @@ def check(
     for key, value in keys.items():
         if key in AXES and isinstance(value, list | tuple):
             raise ConfigError(f"{key}={value}: check runs one cell; use sweep for several values")
-    words = [*_build_words(build, options), *_words(keys)]
-    return _run(words, folder, config_dir, _import_root(build))
+    return _run([*_build_words(build, options), *overrides(keys)], folder, config_dir, _import_root(build))
 
 
+@_without_frames
 def sweep(
     build: str | Callable[..., Any] | None = None,
     *,
@@ -207,20 +245,19 @@ def sweep(
         if isinstance(values, list | tuple):
             if not values:
                 raise ConfigError(f"{key}=[]: a list needs a value")
-            words.append(_word(key, *values))
+            words.append(override(key, *values))
         else:
-            words += _words({key: values})
+            words += overrides({key: values})
     return _run(words, folder, config_dir, _import_root(build))
 
 
+@_without_frames
 def read_sweep(folder: str | Path) -> Result:
     """Read the folder of a sweep. One that was interrupted is not ok.
 
     Raises:
         dcpbench.records.store.ResultsError: there is no sweep in the folder.
     """
-    from dcpbench.records.row import exit_status
-    from dcpbench.records.store import read_rows
     from dcpbench.sweep import manifest
 
     load_plugins()
@@ -232,6 +269,7 @@ def read_sweep(folder: str | Path) -> Result:
     return Result(Path(folder), status)
 
 
+@_without_frames
 def audit(folder: str | Path, data: bool = False) -> list[Any]:
     """Audit a checkpoint, or every checkpoint below a folder, the newest first. `data` reads tensors too.
 
@@ -241,14 +279,11 @@ def audit(folder: str | Path, data: bool = False) -> list[Any]:
     Raises:
         ConfigError: the plug-in for audits is not installed.
     """
-    found: list[Any] = _of_plugin("audit")(Path(folder), data)
-    return found
+    return [*_of_plugin("audit")(Path(folder), data)]
 
 
 def __getattr__(name: str) -> Any:
     """Return a contract, or a name that a plug-in adds."""
-    from importlib import import_module
-
     if name in _CONTRACTS:
         return getattr(import_module(_CONTRACTS[name]), name)
     if name.startswith("_"):
@@ -260,8 +295,6 @@ def __getattr__(name: str) -> Any:
 
 
 def _of_plugin(name: str) -> Any:
-    from pkgutil import resolve_name
-
     for plugin in plugins():
         if target := plugin.public.get(name):
             return resolve_name(target)
@@ -271,13 +304,8 @@ def _of_plugin(name: str) -> Any:
 def _build_words(build: str | Callable[..., Any] | None, options: Mapping[str, Any] | None) -> list[str]:
     """Return the words that choose a workload, or a model of the group `model`."""
     group = "workload" if build is None or callable(build) or "::" in build or "." in build else "model"
-    if build is None:
-        words = []
-    elif group == "model":
-        words = _words({"model": build})
-    else:
-        words = _words({"workload.target": _target(build)})
-    return [*words, *_words({f"{group}.options": options} if options else {})]
+    chosen = {} if build is None else {"model" if group == "model" else "workload.target": _target(build)}
+    return overrides({**chosen, **({f"{group}.options": options} if options else {})})
 
 
 def _target(build: str | Callable[..., Any]) -> str:
@@ -316,49 +344,19 @@ def _import_root(build: str | Callable[..., Any] | None) -> Path | None:
     return _root(Path(build.rpartition("::")[0])) if isinstance(build, str) and "::" in build else None
 
 
-def _words(keys: Mapping[str, Any]) -> list[str]:
-    """Return the overrides that set these keys."""
-    return [word for key, value in keys.items() for word in _words_of(key, value)]
-
-
-def _words_of(key: str, value: Any) -> Iterator[str]:
-    if isinstance(value, Mapping) and not (_is_of_options(key) and _is_a_value(value)):
-        for name, inside in value.items():
-            yield from _words_of(f"{key}.{name}", inside)
-    elif value is not None or key not in AXES or not AXES[key].group:  # a group has no value null
-        yield _word(key, value)
-
-
-def _word(key: str, *values: Any) -> str:
-    """Return the override that sets a key to a value, or sweeps it over several."""
-    try:
-        return f"{'++' if _is_of_options(key) else ''}{key}={','.join(map(quoted, values))}"
-    except ConfigError as error:
-        raise ConfigError(f"{key}={error}") from None
-
-
-def _is_of_options(key: str) -> bool:
-    """Return whether a key is `options` or below: its names are the user's."""
-    return ".options." in f"{key}."
-
-
-def _is_a_value(value: Mapping[Any, Any]) -> bool:
-    """Return whether a mapping is written as a value: its names cannot be parts of a key, or it is empty."""
-    return not value or not all(isinstance(name, str) and _KEY.fullmatch(name) for name in value)
-
-
 def _run(
     words: Sequence[str], folder: str | Path | None, config_dir: str | Path | None, root: Path | None
 ) -> Result:
     """Run a sweep in a separate process, which a test runner, a notebook or Hydra cannot disturb.
 
-    Its messages go to stderr as they come. Ctrl-C is passed on once, and the process then ends.
+    Its progress goes to stderr as it comes, and its warnings become Python's when it has ended. Ctrl-C is
+    passed on once, and the process then ends.
     """
     name = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(3)}"
     place = Path(folder or Path("outputs", name)).resolve()
     own = [f"--config-dir={Path(config_dir).resolve()}"] if config_dir else []
-    program = [sys.executable, "-m", "dcpbench", "run", *own, *words, _word("hydra.sweep.dir", place)]
-    said = ""
+    program = [sys.executable, "-m", "dcpbench", "run", *own, *words, override("hydra.sweep.dir", place)]
+    said, messages = "", list[str]()
     with subprocess.Popen(
         program,
         stdin=subprocess.DEVNULL,
@@ -372,16 +370,21 @@ def _run(
         try:
             for line in driver.stderr:
                 said += line
-                if not line.startswith("dcpbench"):
+                if _MESSAGE.match(line):
+                    messages.append(_MESSAGE.sub("", line.strip()))
+                else:
                     sys.stderr.write(line)
         except BaseException:
             driver.send_signal(signal.SIGINT)
             driver.communicate()
             raise
-    if driver.returncode == 2:
-        raise ConfigError(re.sub(r"^dcpbench[ \w]*: ", "", said.strip().rpartition("\n")[2]))
-    if driver.returncode not in (0, 1) or not (place / "results.jsonl").exists():
+    is_wrong = driver.returncode == WRONG_CONFIGURATION
+    if not is_wrong and (driver.returncode not in (0, 1) or not (place / "results.jsonl").exists()):
         raise RuntimeError(f"dcpbench ended with exit status {driver.returncode}:\n{said}")
+    for message in messages[: -1 if is_wrong else None]:
+        warnings.warn(message, stacklevel=4)  # at the call of `check` or `sweep`
+    if is_wrong:
+        raise ConfigError(messages[-1] if messages else said)
     return Result(place, driver.returncode)
 
 

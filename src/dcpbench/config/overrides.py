@@ -1,8 +1,8 @@
-"""Write values as Hydra's overrides read them."""
+"""Write keys and values from Python as overrides, so that Hydra reads the same values."""
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from functools import cache
 from numbers import Integral, Real
@@ -14,14 +14,59 @@ from hydra.errors import HydraException
 from omegaconf import MISSING
 
 from dcpbench.config.errors import ConfigError
+from dcpbench.core.axes import AXES
 
 _PLAIN = re.compile(r"(?!(?:true|false|null|nan|inf)$)[A-Za-z_][\w.]*", re.ASCII | re.IGNORECASE)
 """Texts that need no quotes."""
+_KEY = re.compile(r"[A-Za-z_$][\w$-]*|0|[1-9]\d*", re.ASCII)
+"""A name that can follow a dot in a key."""
 _INTERPOLATION = re.compile(r"(\\*)\$\{")
 _SPECIAL = re.compile(r"[\\()\[\]{}:=, \t]")
 """Characters that a name in a mapping escapes; it cannot be quoted."""
 
 _PARSER = cache(OverridesParser.create)
+
+
+def overrides(keys: Mapping[str, Any]) -> list[str]:
+    """Return the overrides that set these keys; a mapping has the keys inside its key.
+
+    >>> overrides({"timeouts": {"cell_s": 60}, "model.options": {"groups": [{"lr": 1}]}})
+    ['timeouts.cell_s=60', '++model.options.groups=[{lr:1}]']
+
+    Raises:
+        ConfigError: overrides cannot express a value.
+    """
+    return [word for key, value in keys.items() for word in _inside(key, value)]
+
+
+def override(key: str, *values: Any) -> str:
+    """Return the override that sets a key to a value, or sweeps it over several.
+
+    Raises:
+        ConfigError: overrides cannot express a value.
+    """
+    try:
+        return f"{'++' if _is_of_options(key) else ''}{key}={','.join(map(quoted, values))}"
+    except ConfigError as error:
+        raise ConfigError(f"{key}={error}") from None
+
+
+def _inside(key: str, value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping) and not (_is_of_options(key) and _is_a_value(value)):
+        for name, inside in value.items():
+            yield from _inside(f"{key}.{name}", inside)
+    elif value is not None or key not in AXES or not AXES[key].group:  # a group has no value null
+        yield override(key, value)
+
+
+def _is_of_options(key: str) -> bool:
+    """Return whether a key is `options` or inside it, where all names are the user's."""
+    return ".options." in f"{key}."
+
+
+def _is_a_value(value: Mapping[Any, Any]) -> bool:
+    """Return whether a mapping is written as a value: its names cannot be parts of a key, or it is empty."""
+    return not value or not all(isinstance(name, str) and _KEY.fullmatch(name) for name in value)
 
 
 def quoted(value: Any) -> str:
