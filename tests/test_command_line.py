@@ -285,8 +285,10 @@ def test_ctrl_c_keeps_rows_and_ends_ranks(tmp_path: Path, how: str) -> None:
     os.killpg(driver.pid, signal.SIGINT)
     out, err = driver.communicate(timeout=30)
     assert driver.returncode == 130, err
-    assert "1 of 2 cells have a row" in err
-    assert "1 cell: 1 pass" in out
+    first, *_, following, last = err.splitlines()
+    assert re.fullmatch(r"[12] cells?, 4 ranks starting; rows go to sweep", first)
+    assert (following[:5], last) == ("next:", "interrupted: 1 of 2 cells done, 1 left")
+    assert "1 cell: 1 pass, 1 left\n" in out
     assert len((folder / "results.jsonl").read_text().splitlines()) == 1
     assert (folder / "results.csv").exists()
     assert alive_in(folder) == []

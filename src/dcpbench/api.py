@@ -145,7 +145,7 @@ class Result:
             from dcpbench.report.tables import headline
 
             left = len(planned(self.folder).not_run(self.rows))
-            counts = f"{headline(self.rows)}{f', {left:,} left' if left else ''}"
+            counts = headline(self.rows, left)
         except Exception as error:  # noqa: BLE001 - a debugger or an assertion can ask at any time
             counts = f"{type(error).__name__}: {error}"
         return f"Result({str(self.folder)!r}: {counts})"

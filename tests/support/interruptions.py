@@ -40,7 +40,7 @@ IN_RANK = ("build", "train", "save", "upload", "load", "verify")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _LONGEST_S = 60.0
-_NO_ROW, _BEFORE = "0 of 2 cells have a row", "dcpbench: interrupted before a cell was run"
+_NO_ROW, _BEFORE = "0 of 2 cells done", "dcpbench: interrupted before a cell was run"
 _REPORTS = ("results.csv", "report.html", "junit.xml")
 
 
@@ -142,7 +142,7 @@ def _wrong(folder: Path, status: int | None, number: signal.Signals, out: str, e
     if any(row["status"] != "pass" for row in rows):
         yield f"rows {[row['status'] for row in rows]}"
     ran = counted(len(rows), "cell")
-    true = (f"{len(rows)} of 2 cells have a row", f"{ran} in ") if rows else (_NO_ROW, _BEFORE)
+    true = (f"{len(rows)} of 2 cells done", f"{ran} in ") if rows else (_NO_ROW, _BEFORE)
     if not any(line.startswith(true) or f"interrupted: {true[0]}" in line for line in err.splitlines()):
         yield f"with {len(rows)} rows it said: {err.strip().splitlines()[-1]}"
     if rows and f"{ran}: {len(rows)} pass" not in out:

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from conftest import TESTS, Finished, environment
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.groups import PlanAs, StorageConfig
+from dcpbench.config.groups import Device, ParallelConfig, PlanAs, ScenarioConfig, StorageConfig
 from dcpbench.config.schema import Config
 from dcpbench.config.text import duration_text, size_text
 from dcpbench.core.cell_key import CellKey
@@ -26,12 +26,13 @@ from dcpbench.records.store import Line, append_row, keep_lines, read_lines
 from dcpbench.sweep import claim
 from dcpbench.sweep.dry_run import print_plan
 from dcpbench.sweep.job import Job
-from dcpbench.sweep.progress import ProgressDisplay
+from dcpbench.sweep.progress import ProgressDisplay, start_sentence
 from dcpbench.sweep.resources import Costs, Estimated, keys
 from dcpbench.sweep.resume import Found
 from dcpbench.verdict.known_failures import KnownFailure
 from support.alone import config
 from support.jobs import job
+from support.pretended import jobs_in
 from support.rows import row
 
 WITHOUT_TORCH = """
@@ -155,6 +156,38 @@ def test_progress_line_has_a_short_reason() -> None:
         display.begin("a")
         display.end(failed, lambda: None)
     assert told.getvalue() == "[1/1] fail a: model_equal: 0.weight differs by 0.5, rank 1\n"
+
+
+def test_progress_line_is_cut_and_names_a_cell_without_words() -> None:
+    told = io.StringIO()
+    failed = row(status="error", cell="default", reason="x" * 1083, details={}, shared_cell_s=6.84)
+    titles = {"default": "parallel=fsdp, 4 ranks"}
+    with ProgressDisplay(Console(file=told, width=200), 1, titles=titles) as display:
+        display.begin("default")
+        display.end(failed, lambda: None)
+    assert told.getvalue() == f"[1/1] error parallel=fsdp, 4 ranks 6.8 s: {'x' * 300}... (1,083 characters)\n"
+    parallel = ParallelConfig(name="fsdp", target="x.y")
+    config = Config(
+        ScenarioConfig(name="a", target="x.y"), parallel=parallel, world_size=4, device=Device.cpu
+    )
+    without_words = job(config)
+    assert without_words.title == "parallel=fsdp, 4 ranks"
+    without_words.cell.overrides.append("seed=1")
+    assert without_words.title == without_words.cell.name
+
+
+def test_first_line_has_cells_ranks_and_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    one, two, four = (jobs_in(tmp_path, "a", world_size=size)[0] for size in (1, 2, 4))
+    skipped = replace(two, skip="no")
+    for jobs, words in (
+        ([two, two, two, two], "4 cells, 2 ranks starting"),
+        ([one], "1 cell, 1 rank starting"),
+        ([four, two, one], "3 cells, 1 to 4 ranks starting"),
+        ([four, skipped], "2 cells, 4 ranks starting"),
+        ([skipped, skipped], "2 cells, all skipped"),
+    ):
+        assert start_sentence(jobs, tmp_path / "a sweep") == f"{words}; rows go to a sweep"
 
 
 class Usage(NamedTuple):

@@ -10,6 +10,7 @@ import pkgutil
 import random
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -147,7 +148,7 @@ def _report_number_of_cells(words: Sequence[str], shows: str) -> None:
 def main(words: Sequence[str]) -> int:
     """Run the cells that these words select, and return the exit status."""
     sys.stderr = SafeStream(sys.stderr)
-    task, signals = SweepTask(), Signals()
+    task, signals, began = SweepTask(), Signals(), time.monotonic()
     status = 1  # of an unexpected exception, whose traceback follows the table
     try:
         signals.obey()
@@ -159,7 +160,7 @@ def main(words: Sequence[str]) -> int:
     finally:
         signals.hold()
         if task.sweep:
-            status = task.sweep.end(status)
+            status = task.sweep.end(status, began)
     return signals.status(status)
 
 

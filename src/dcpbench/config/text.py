@@ -78,12 +78,17 @@ def names_shown(names: Sequence[str]) -> str:
     )
 
 
-def clipped(text: str, length: int) -> str:
+def clipped(text: str, length: int = 300) -> str:
     """Return a text; if it is longer than this, its first words and its length."""
     if len(text) <= length:
         return text
     end = text.rfind(" ", length * 3 // 4, length + 1)
     return f"{text[: end if end > 0 else length]} ... ({len(text):,} characters)"
+
+
+def done_text(done: int, cells: int) -> str:
+    """Return how far a sweep has come: `2 of 12 cells done, 10 left`."""
+    return f"{done:,} of {counted(cells, 'cell')} done, {cells - done:,} left"
 
 
 def counted(number: int, what: str) -> str:

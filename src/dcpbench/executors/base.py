@@ -54,6 +54,11 @@ class Engine(Protocol):
             ConfigError: there is no such engine.
         """
 
+    def assumed(self) -> Machine | None:
+        """Return a machine on which cells for the CPU are planned as on the one that `probe` describes, which
+        takes seconds; None if only `probe` can tell."""
+        return None
+
     def probe(self) -> Machine:
         """Describe the hardware that cells can use; wait until it is available.
 

@@ -21,7 +21,6 @@ from dcpbench.report.styles import console_for, style_of, text_of, without_trail
 _MOST_DAMAGED = 5
 _FAILURES = ("status", "cell", "reason", "cause", "again", "more")
 _SPECIAL = re.compile(r"([\\`*\[\]|<>&@#])")
-_REASON = 300
 _CHECKS = "checks"
 _WIDTH_OF_A_FILE = 120
 
@@ -109,7 +108,7 @@ def rendered(content: Content, file: TextIO) -> str:
                 line(text)
             console.print()
     for item in content.failures.to_dict("records"):
-        reason = clipped(item["reason"], _REASON)
+        reason = clipped(item["reason"])
         failure = text_of(f"{item['status']} ", style_of(item["status"]))
         line(failure.append(visible(f"{item['cell']}{_counted(item)}: {reason}"), style="default"))
         if item["cause"]:
@@ -219,7 +218,7 @@ def _markdown_entry(value: Any) -> str:
 def _markdown_failure(item: dict[Hashable, str]) -> str:
     named = [f"**{_escaped(item['status'])}**", _code(item["cell"]), _escaped(_counted(item))]
     line = f"- {' '.join(filter(None, named))}"
-    line += f": {_code(clipped(item['reason'], _REASON))}" if item["reason"] else ""
+    line += f": {_code(clipped(item['reason']))}" if item["reason"] else ""
     line += f"<br>{_escaped(item['cause'])}" if item["cause"] else ""
     return f"{line}<br>again: {_code(item['again'])}" if item["again"] else line
 

@@ -14,7 +14,7 @@ from dcpbench.analysis.cell_history import sweep_before
 from dcpbench.analysis.frame import Sweeps, read_sweeps, records, short_names, sweeps_in
 from dcpbench.analysis.query import Condition, QueryError, known_column, known_metric, names_in, parse, select
 from dcpbench.analysis.runs import failures, of_a_kind
-from dcpbench.config.text import counted
+from dcpbench.config.text import counted, done_text
 from dcpbench.records.row import NESTED
 from dcpbench.records.store import ResultsError, write_whole
 from dcpbench.report.document import Content, Table, document_text, first_of, rendered
@@ -102,10 +102,10 @@ def main(
         complain(f"--where: none of {len(read.frame)} rows meets every condition")
     if not format and not output:
         _write_reports_of(sweeps, read)
-    for folder in read.environments:
-        have = read.frame[read.frame["sweep"] == folder]
-        if owed := planned(Path(folder)).not_run(have):
-            complain(f"{folder}: {len(owed)} of {len(owed) + len(have)} cells have no row")
+    for folder, left in _left(read).items():
+        if left:
+            done = int(read.frame["sweep"].eq(folder).sum())
+            complain(f"{folder}: {done_text(done, done + len(left))}")
     if written_as in _ROWS_ALONE:
         for sentence in first_of(read.left_out):
             complain(sentence)
@@ -164,7 +164,7 @@ def content(sweeps: Sweeps, view: View = View()) -> Content:
         first,
         "\n".join(more),
         first_of(sweeps.left_out),
-        f"{across}{headline(frame)}{of}",
+        f"{across}{headline(frame, 0 if view.where else sum(map(len, _left(sweeps).values())))}{of}",
     )
 
 
@@ -176,6 +176,12 @@ def _refuse_empty(places: Sequence[Path], sweeps: Sweeps) -> None:
     begun = [f"{counted(cells, 'cell')} to run"] if cells else []
     why = "; ".join([*begun, *first_of(sweeps.left_out)])
     raise ResultsError(f"{', '.join(map(str, places))}: no row yet{why and f': {why}'}")
+
+
+def _left(sweeps: Sweeps) -> dict[str, list[str]]:
+    """Return the cells of each sweep that have no row."""
+    rows = {folder: sweeps.frame[sweeps.frame["sweep"] == folder] for folder in sweeps.environments}
+    return {folder: planned(Path(folder)).not_run(own) for folder, own in rows.items()}
 
 
 def _names(given: Sequence[str], option: str) -> tuple[str, ...]:

@@ -70,11 +70,12 @@ def varying(frame: pd.DataFrame) -> list[str]:
     return [axis for axis in axes if frame[axis].nunique(dropna=False) > 1]
 
 
-def headline(frame: pd.DataFrame) -> str:
-    """Count cells, runs if there are more of them, and statuses."""
+def headline(frame: pd.DataFrame, left: int = 0) -> str:
+    """Count cells, runs if there are more of them, and statuses, and how many cells are `left`."""
     cells = len(one_per_cell(frame))
     runs = f" in {len(frame)} runs" if len(frame) > cells else ""
-    return f"{counted(cells, 'cell')}{runs}: {counts(frame)}" if cells else "0 cells: no rows yet"
+    more = f", {left:,} left" if left else ""
+    return f"{counted(cells, 'cell')}{runs}: {counts(frame)}{more}" if cells else "0 cells: no rows yet"
 
 
 def counts(frame: pd.DataFrame) -> str:

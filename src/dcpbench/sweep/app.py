@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.groups import ExecutorConfig
+from dcpbench.config.groups import Device, ExecutorConfig
 from dcpbench.config.schema import MATRIX, PART, REPEATS, Config, is_about_the_sweep
 from dcpbench.config.text import counted
 from dcpbench.core.metrics import METRICS
@@ -32,7 +32,7 @@ from dcpbench.records.store import ResultsError, RowLog
 from dcpbench.report.styles import text_of
 from dcpbench.sweep import cells, driver, dry_run, job, pairwise, resume, validity
 from dcpbench.sweep.closing import close
-from dcpbench.sweep.progress import composing
+from dcpbench.sweep.progress import composing, start_sentence
 from dcpbench.sweep.resources import shared_gpu_sentences
 from dcpbench.sweep.sweep_folder import SweepFolder
 
@@ -99,10 +99,10 @@ class SweepRun:
             raise ConfigError(f"hydra/sweeper={self.sweeper}: asks for no cell")
         words = [_of_the_cell(overrides) for overrides in batch]
         engine = self._begun_engine(words)
-        if not self.begun and (self._console.is_terminal or len(words) > _MANY):  # else a rank runs at once
-            doing = "planning" if self._base.plan else f"rows go to {self._folder.path}"
-            self._print(f"{counted(len(words), 'cell')}: {doing}")
+        if not self.begun and len(words) > _MANY:
+            self._print(f"{counted(len(words), 'cell')}: {'planning' if self._base.plan else 'composing'}")
         made = self._cells.cells(words)
+        is_announced = self.begun or self._announced(made, engine)
         machine = self._probed(engine)
         jobs = self._folder.named(job.plan(made, machine), partial(self._config_of, machine=machine))
         mine = self._folder.mine(jobs)
@@ -121,6 +121,9 @@ class SweepRun:
             _refuse_unusable_workloads(mine, machine)
             self._folder.begin(mine, jobs, found)
             self._driver = self._begun_driver(mine, machine, engine, found)
+            left = [one for one in mine if not found or one.cell.name not in found.done]
+            if left and not is_announced:
+                self._print(start_sentence(left, self._folder.path))
         try:
             self._driver.run(mine)
         except (ResultsError, HostsLostError) as error:
@@ -130,6 +133,22 @@ class SweepRun:
         rows = self._driver.log.rows
         return [self._value_of(rows.get(one.cell.name)) for one in jobs]
 
+    def _announced(self, made: Sequence[cells.SweepCell], engine: Engine) -> bool:
+        """Print the first line before torch is imported, and return whether that was possible: not where the
+        machine, the rows so far or the user's code decide what runs, or refuse it in one line."""
+        machine, folder, base = engine.assumed(), self._folder, self._base
+        other = base.plan or base.nccl or folder.is_resumed or folder.part or len(made) > _MANY
+        on_cpu = all(one.config.device is Device.cpu and not one.config.workload.target for one in made)
+        if machine is None or other or not on_cpu:
+            return False
+        try:
+            jobs = job.plan(made, machine)
+            folder.refuse_unusable(jobs)
+        except ConfigError:  # reported once the machine is known
+            return False
+        self._print(start_sentence(jobs, folder.path))
+        return True
+
     def covering(self, lists: Sequence[Sequence[str]]) -> list[pairwise.Row]:
         """Return jobs with every two values of these lists that can run together; print the rest."""
         machine = self._probed(self._begun_engine(lists))
@@ -138,15 +157,16 @@ class SweepRun:
         self._print(pairwise.sentence(lists, found))
         return found.rows
 
-    def end(self, status: int) -> int:
+    def end(self, status: int, began: float) -> int:
         """End the sweep, report its rows, release its folder, and return the exit status.
 
         Args:
             status: the exit status so far; 0 if only the rows decide it.
+            began: when its command began, of `time.monotonic`.
         """
         try:
             if self._driver:
-                return close(self._driver, self._folder, status, self._print)
+                return close(self._driver, self._folder, status, began, self._print)
             return status or self._planned
         finally:
             self._folder.release(self.begun)
@@ -166,7 +186,8 @@ class SweepRun:
     def _probed(self, engine: Engine) -> Machine:
         """Return the machine, which is asked once, for all blocks and batches."""
         if self._machine is None:
-            self._machine = engine.probe()
+            with self._console.status("importing torch for the ranks"):  # on a terminal
+                self._machine = engine.probe()
         return self._machine
 
     def _begun_driver(

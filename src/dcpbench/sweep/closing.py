@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from dcpbench.config.text import counted
+from dcpbench.config.text import counted, done_text
 from dcpbench.records.row import INTERRUPTED, exit_status
 from dcpbench.records.store import ResultsError, write_csv
 from dcpbench.sweep import driver, manifest
@@ -14,11 +14,13 @@ from dcpbench.sweep.sweep_folder import SweepFolder
 Say = Callable[[str], None]
 
 
-def close(sweep: driver.Sweep, folder: SweepFolder, status: int, say: Say) -> int:
+def close(sweep: driver.Sweep, folder: SweepFolder, status: int, began: float, say: Say) -> int:
     """End the ranks, put the rows in order, write the reports, print the table, and return the exit status.
+    The last line says how many cells are left, if there are any.
 
     Args:
         status: the exit status so far; 0 if only the rows decide it.
+        began: when the command began, of `time.monotonic`.
     """
     try:
         sweep.end()
@@ -27,26 +29,26 @@ def close(sweep: driver.Sweep, folder: SweepFolder, status: int, say: Say) -> in
             say(changed)
     except ResultsError as wrong:
         sweep.interrupted_by = sweep.interrupted_by or wrong
+    rows = list(sweep.log.rows.values())
+    done, complete = done_text(len(rows), len(sweep.jobs)), len(rows) == len(sweep.jobs)
     if error := sweep.interrupted_by:
         first = "free disk space, then " if isinstance(error, ResultsError) and error.no_room else ""
-        say(f"interrupted: {error}; {first}run: {manifest.command('resume', folder.path)}")
+        say(f"interrupted: {done}: {error}; {first}run: {manifest.command('resume', folder.path)}")
         return 1
-    rows = list(sweep.log.rows.values())
-    complete = len(rows) == len(sweep.jobs)
-    if status == INTERRUPTED or not complete:
-        why = "interrupted: " if status == INTERRUPTED else ""
-        say(f"{why}{len(rows)} of {len(sweep.jobs)} cells have a row")
+    before = None
     if rows:
         before = _report(folder.path, say)
         if not folder.part and all(row.status == "skip" for row in rows):
             say("every cell was skipped: nothing was measured")
-        spent_s = time.monotonic() - sweep.started
+        spent_s = time.monotonic() - began
         say(f"{counted(sweep.written, 'cell')} in {spent_s:.1f} s, written to {folder.path}")
-        for sentence in next_steps(folder.path, before, complete):
-            say(sentence)
-        if folder.part:
-            say(folder.progress())
-            say(f"next: {manifest.command('report', folder.path.parent)}")
+    for sentence in next_steps(folder.path, before, complete):
+        say(sentence)
+    if rows and folder.part:
+        say(folder.progress())
+        say(f"next: {manifest.command('report', folder.path.parent)}")
+    if not complete:
+        say(f"{'interrupted: ' if status == INTERRUPTED else ''}{done}")
     if folder.part:  # another part can have cells that were not skipped
         return status or int(not complete or not all(row.is_ok for row in rows))
     return status or (exit_status(rows) if complete else 1)

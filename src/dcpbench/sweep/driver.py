@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -46,7 +45,6 @@ class Sweep:
     log: RowLog
     earlier_machines: list[dict[str, Any]] = field(default_factory=list)
     written: int = 0
-    started: float = field(default_factory=time.monotonic)
     interrupted_by: ResultsError | HostsLostError | None = None
     """The cause that ended the sweep before its last cell."""
     _costs: Costs = field(default_factory=Costs)
@@ -67,7 +65,8 @@ class Sweep:
         left = estimates(to_run, self.machine.gpus)
         self._describe_machine()
         try:
-            with ProgressDisplay(self.console, len(self.jobs), len(self.log.rows)) as display:
+            titles = {job.cell.name: job.title for job in to_run}
+            with ProgressDisplay(self.console, len(self.jobs), len(self.log.rows), titles) as display:
                 for together in stretches(to_run):
                     self._run_together(together, display, left)
         except BaseException:

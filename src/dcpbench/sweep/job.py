@@ -10,6 +10,7 @@ from typing import Any
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Device, Ending, StageConfig, StageWorld
 from dcpbench.config.schema import Config
+from dcpbench.config.text import counted
 from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import CellKey, digest_of
 from dcpbench.core.plugins import plugin_names
@@ -72,6 +73,13 @@ class Job:
     def kinds(self) -> list[WorldKind]:
         """The kinds of ranks of all its stages."""
         return list(dict.fromkeys(map(self.kind, self.config.stages)))
+
+    @property
+    def title(self) -> str:
+        """Its name where it is shown; that of a cell without overrides says nothing."""
+        if self.cell.overrides:
+            return self.cell.name
+        return f"parallel={self.config.parallel.name}, {counted(self.world_size, 'rank')}"
 
     @property
     def ranks_per_gpu(self) -> int | None:

@@ -1,20 +1,23 @@
 """Show the progress of a sweep: a live display on a terminal, a line per cell elsewhere."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, track
 from rich.text import Text
 
-from dcpbench.config.text import duration_text, visible
+from dcpbench.config.text import clipped, counted, duration_text, visible
 from dcpbench.records.row import Row, cell_seconds
 from dcpbench.records.short_reason import short_reason
 from dcpbench.report.styles import style_of
 from dcpbench.sweep.composer import Track
+from dcpbench.sweep.job import Job
+from dcpbench.sweep.manifest import shown
 
 _FAILURES_SHOWN = 5
 _LEFT_EVERY_S = 1.0
@@ -26,6 +29,16 @@ def composing(console: Console) -> Track:
     return partial(
         track, description="composing", console=console, transient=True, disable=not console.is_terminal
     )
+
+
+def start_sentence(jobs: Sequence[Job], folder: Path) -> str:
+    """Return the first line of a sweep: the cells that have no row yet, their ranks and the folder."""
+    sizes = sorted({job.world_size for job in jobs if not job.skip})
+    ranks = "all skipped"
+    if sizes:
+        fewest = f"{sizes[0]} to " if len(sizes) > 1 else ""
+        ranks = f"{fewest}{counted(sizes[-1], 'rank')} starting"
+    return f"{counted(len(jobs), 'cell')}, {ranks}; rows go to {shown(folder)}"
 
 
 @dataclass
@@ -45,8 +58,12 @@ class _Running:
 class ProgressDisplay:
     """Show the numbers of cells done and left, running cells with their phases, and the latest failures."""
 
-    def __init__(self, console: Console, total: int, done: int = 0) -> None:
+    def __init__(
+        self, console: Console, total: int, done: int = 0, titles: Mapping[str, str] | None = None
+    ) -> None:
+        """Show nothing yet; `titles` are the names to show for some cells."""
         self._console = console
+        self._titles = titles or {}
         self._total = total
         self._done = done
         self._failed: list[tuple[str, str]] = []
@@ -82,7 +99,7 @@ class ProgressDisplay:
         self._running.pop(row.cell, None)
         self._bar.update(self._task, completed=self._done)
         if not row.is_ok:
-            self._failed.append((row.status, f" {row.cell}: {short_reason(row.flat())}"))
+            self._failed.append((row.status, f" {self._name(row.cell)}: {short_reason(row.flat())}"))
         if self._console.is_terminal:
             # Not after each of many short cells: the estimate iterates over all that are left.
             if time.monotonic() - self._left_at >= _LEFT_EVERY_S:
@@ -92,9 +109,9 @@ class ProgressDisplay:
         took_s = cell_seconds(row)
         spent = "" if took_s is None else f" {took_s:.1f} s"
         line = Text(f"[{self._done}/{self._total}] ").append(row.status, style_of(row.status))
-        line.append(f"{' (flaky)' if row.flaky else ''} {row.cell}{spent}")
+        line.append(f"{' (flaky)' if row.flaky else ''} {self._name(row.cell)}{spent}")
         if row.reason and (row.status != "pass" or row.flaky):
-            line.append(visible(f": {short_reason(row.flat())}"))
+            line.append(visible(f": {clipped(short_reason(row.flat()))}"))
         self._console.print(line, soft_wrap=True)
         # After each tenth of the sweep, unless it ends soon.
         tenths = 10 * self._done // self._total
@@ -103,9 +120,13 @@ class ProgressDisplay:
             if seconds >= _WORTH_TELLING_S:
                 self._console.print(Text(f"about {duration_text(seconds)} left"))
 
+    def _name(self, cell: str) -> str:
+        return self._titles.get(cell, cell)
+
     def _render(self) -> Group:
         lines: list[Progress | Text] = [self._bar]
-        lines += [_line(f"running  {cell}  {running}") for cell, running in list(self._running.items())]
+        running = list(self._running.items())
+        lines += [_line(f"running  {self._name(cell)}  {about}") for cell, about in running]
         for status, text in self._failed[-_FAILURES_SHOWN:]:
             lines.append(_line("").append(f"{status:8}", style_of(status)).append(visible(text)))
         if (more := len(self._failed) - _FAILURES_SHOWN) > 0:

@@ -163,7 +163,7 @@ def test_sweep_continues_while_hosts_have_slots(tmp_path: Path) -> None:
         assert row["details"]["first_try"]["host"] == "127.0.0.3"
         assert ended.status == 1
         left = "4 ranks have no room on the hosts that are left: 127.0.0.2 is"
-        assert f"interrupted: {left}; run: " in ended.err
+        assert f"interrupted: 1 of 2 cells done, 1 left: {left}; run: " in ended.err
         three.add()
         resumed = dcpbench(f"resume={folder}", *room, folder=folder)
     assert [row["status"] for row in resumed.rows] == ["crash", "pass"], resumed.err
@@ -181,7 +181,7 @@ def test_cells_for_two_hosts_never_run_on_one(tmp_path: Path) -> None:
         left = "4 ranks have no room on the hosts that are left (executor.hosts=2): 127.0.0.2 is"
         (row,) = ended.rows
         assert (row["status"], row["details"]["no_second_try"]) == ("crash", left), row["reason"]
-        assert f"interrupted: {left}; run: " in ended.err
+        assert f"interrupted: 1 of 2 cells done, 1 left: {left}; run: " in ended.err
         two.add(environment=copy_dcpbench(tmp_path / "other", changed=True))
         refused = dcpbench(f"resume={folder}", *two.words, folder=folder)
         assert refused.status == 2

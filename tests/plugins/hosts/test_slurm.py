@@ -69,7 +69,7 @@ def test_requeued_job_resumes_and_cancelled_keeps_rows(cluster: Slurm, tmp_path:
     cluster.run("scancel", "--signal=TERM", job)
     wait_for(lambda: cluster.state(job) not in ("RUNNING", "COMPLETING") and alive_in(folder) == [])
     assert done.rows == [row], log.read_text()
-    assert "interrupted: 1 of 2 cells have a row" in log.read_text()
+    assert "interrupted: 1 of 2 cells done, 1 left" in log.read_text()
 
 
 def test_array_jobs_resume_until_the_sweep_is_complete(cluster: Slurm, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_array_jobs_resume_until_the_sweep_is_complete(cluster: Slurm, tmp_path:
     cluster.run("sh", "-c", f"scancel --signal=INT {job}_1 || test $? = {_ALREADY_DONE}")
     wait_for(lambda: cluster.state(f"{job}_3") == "COMPLETED", 300)
     first, second, third = ((tmp_path / f"job-{number}.log").read_text() for number in (1, 2, 3))
-    (before,) = re.findall(r"interrupted: (\d+) of 12 cells have a row", first)
+    (before,) = re.findall(r"interrupted: (\d+) of 12 cells done", first)
     assert f"resume: {before} of 12 cells are done" in second
     assert "resume: 12 of 12 cells are done" in third
     assert [cluster.state(f"{job}_{number}") for number in (1, 2)] == ["FAILED", "COMPLETED"]
