@@ -54,9 +54,9 @@ class Engine(Protocol):
             ConfigError: there is no such engine.
         """
 
-    def assumed(self) -> Machine | None:
-        """Return a machine on which cells for the CPU are planned as on the one that `probe` describes, which
-        takes seconds; None if only `probe` can tell."""
+    def assumed(self, on_cpu: bool) -> Machine | None:
+        """Return a machine on which cells are planned as on the one that `probe` describes, which takes
+        seconds; None if only `probe` can tell. `on_cpu`: none of the cells can use a GPU."""
         return None
 
     def probe(self) -> Machine:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.context import ForkServerContext
+from pathlib import Path
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
@@ -17,6 +18,9 @@ from dcpbench.executors.interpreters import OtherInterpreter, versions_of
 from dcpbench.executors.rank_group import Part, RankGroup, store_file
 from dcpbench.executors.shared_gpus import ranks_per_gpu
 from dcpbench.rank.messages import CellSpec, WorldKind
+
+_GPU_DRIVERS = ("nvidiactl", "dxg", "kfd")
+"""Devices of NVIDIA's driver, of WSL and of AMD's driver; without them torch has no GPU."""
 
 
 class LocalEngine(Engine):
@@ -38,8 +42,9 @@ class LocalEngine(Engine):
         self._modules = modules
         self._context = fork_server.fork_server(modules)
 
-    def assumed(self) -> Machine:
-        return Machine(0, {"torch": "0"})
+    def assumed(self, on_cpu: bool) -> Machine | None:
+        has_gpus = any(Path("/dev", name).exists() for name in _GPU_DRIVERS)
+        return None if has_gpus and not on_cpu else Machine(0, {"torch": "0"})
 
     def probe(self) -> Machine:
         checking = partial(fork_server.workload_error, self._context)

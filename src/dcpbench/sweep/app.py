@@ -136,10 +136,10 @@ class SweepRun:
     def _announced(self, made: Sequence[cells.SweepCell], engine: Engine) -> bool:
         """Print the first line before torch is imported, and return whether that was possible: not where the
         machine, the rows so far or the user's code decide what runs, or refuse it in one line."""
-        machine, folder, base = engine.assumed(), self._folder, self._base
+        folder, base, configs = self._folder, self._base, [one.config for one in made]
         other = base.plan or base.nccl or folder.is_resumed or folder.part or len(made) > _MANY
-        on_cpu = all(one.config.device is Device.cpu and not one.config.workload.target for one in made)
-        if machine is None or other or not on_cpu:
+        machine = engine.assumed(all(config.device is Device.cpu for config in configs))
+        if machine is None or other or any(config.workload.target for config in configs):
             return False
         try:
             jobs = job.plan(made, machine)
