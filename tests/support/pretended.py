@@ -15,6 +15,7 @@ from dcpbench.core.stage_end import StageEnd
 from dcpbench.executors.base import Engine, Executor
 from dcpbench.executors.fork_server import Machine
 from dcpbench.rank.messages import CellSpec
+from dcpbench.records.source import Source
 from dcpbench.records.store import RowLog
 from dcpbench.sweep.driver import Sweep
 from dcpbench.sweep.job import Job
@@ -28,9 +29,10 @@ def jobs_in(folder: Path, *names: str, **keys: object) -> list[Job]:
     config = Config(scenario=ScenarioConfig(name="a", target="x.y"), **given)  # type: ignore[arg-type]
     made = []
     for name in names:
-        one = job(config, git_commit=None)
+        one = job(config, git_commit=None, target_commit=None)
         cell = replace(one.cell, name=name, folder=folder / name, composed=lambda _: {"hydra": {}})
-        made.append(replace(one, cell=cell, columns={**one.columns, "cell": name}))
+        source = {"dcpbench": Source(None, "digest")}
+        made.append(replace(one, cell=cell, columns={**one.columns, "cell": name}, code=source))
     return made
 
 

@@ -37,10 +37,8 @@ def test_a_stale_mount_is_an_error_of_its_cell(
 
     monkeypatch.setattr(where, call, stale)
     folder = tmp_path / "sweep"
-    storages = (StorageConfig(), StorageConfig(root=str(tmp_path / "stale")), StorageConfig())
-    jobs = [
-        job for name, own in zip("abc", storages, strict=True) for job in jobs_in(folder, name, storage=own)
-    ]
+    storage = StorageConfig(root=str(tmp_path / "stale"))
+    jobs = [*jobs_in(folder, "a"), *jobs_in(folder, "b", storage=storage), *jobs_in(folder, "c")]
     sweep, _ = sweep_of(folder, jobs)
     sweep.run(jobs)
     ended = {each.cell: each for each in stored_rows(folder)}

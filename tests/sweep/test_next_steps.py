@@ -5,12 +5,14 @@ import os
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from conftest import ONE_STEP, run
 from dcpbench.analysis.cell_history import sweep_before
 from dcpbench.cli.commands import main
+from dcpbench.executors import fork_server
 from dcpbench.records.store import append_row, write_csv
 from dcpbench.sweep import manifest
 from dcpbench.sweep.closing import next_steps
@@ -73,11 +75,23 @@ def test_command_is_printed_as_it_was_typed(tmp_path: Path, monkeypatch: pytest.
     assert manifest.command("resume", tmp_path) == f".venv/bin/python -m dcpbench resume {tmp_path}"
 
 
+def tell_probes() -> None:
+    """In the process of a driver: write a line before the machine is probed, which waits for torch."""
+    real = fork_server.probe
+
+    def probe(*given: Any) -> fork_server.Machine:
+        sys.stderr.write("probing\n")
+        return real(*given)
+
+    fork_server.probe = probe
+
+
 @pytest.mark.slow
 def test_second_sweep_suggests_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["scenario=no_dist", "parallel=none", "device=cpu", "saves=1", "world_size=1", *ONE_STEP]
-    first = run(tmp_path / "first", *asked)
+    first = run(tmp_path / "first", *asked, prepare=tell_probes)
     assert first.status == 0, first.err
+    assert first.err.splitlines()[:2] == ["1 cell, 1 rank starting; rows go to first", "probing"]
     assert first.err.splitlines()[-1] == "page: first/report.html"
     second = run(tmp_path / "second", *asked)
     page, after = second.err.splitlines()[-2:]
