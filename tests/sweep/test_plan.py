@@ -165,7 +165,8 @@ def test_progress_line_is_cut_and_names_a_cell_without_words() -> None:
     with ProgressDisplay(Console(file=told, width=200), 1, titles=titles) as display:
         display.begin("default")
         display.end(failed, lambda: None)
-    assert told.getvalue() == f"[1/1] error parallel=fsdp, 4 ranks 6.8 s: {'x' * 300} ... (1,083 characters)\n"
+    cut = f"{'x' * 300} ... (1,083 characters)"
+    assert told.getvalue() == f"[1/1] error parallel=fsdp, 4 ranks 6.8 s: {cut}\n"
     parallel = ParallelConfig(name="fsdp", target="x.y")
     config = Config(
         ScenarioConfig(name="a", target="x.y"), parallel=parallel, world_size=4, device=Device.cpu
