@@ -448,6 +448,17 @@ def test_again_commands_are_quoted_for_a_shell() -> None:
     assert again("seed=1", None, "/my models") == "cd '/my models' && dcpbench run seed=1"
 
 
+@pytest.mark.parametrize("module", ["dcpbench/__main__.py", "dcpbench/report/__main__.py"])
+def test_again_command_begins_as_typed(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [f"/somewhere/{module}"])
+    monkeypatch.setattr(sys, "orig_argv", ["bin/python", "-m", "dcpbench"])
+    typed = "bin/python -m dcpbench run seed=1"
+    assert again("seed=1", None) == typed
+    assert again("seed=1", None, str(tmp_path)) == f"cd {tmp_path} && {typed}"
+    assert again("seed=1", None, "/other") == f"cd /other && {tmp_path}/{typed}", "valid in the other folder"
+
+
 @pytest.mark.slow
 def test_ascii_output_replaces_other_characters(matrix: Path) -> None:
     shown = subprocess.run(
