@@ -197,6 +197,13 @@ def test_cells_that_cannot_be_composed_are_others() -> None:
         named([DDP], [gone])
 
 
+def test_records_without_overrides_are_recognized_by_name() -> None:
+    record = manifest.Record([], "/", ["fsdp2", "ddp"], [])
+    assert resume.recognized([DDP, FSDP2], record, lambda _: None, "resume=x") == [DDP, FSDP2]
+    with pytest.raises(ConfigError, match="resume=x: is another matrix"):
+        resume.recognized([DDP], record, lambda _: None, "resume=x")
+
+
 def test_new_combination_is_told_by_what_varies() -> None:
     values = [{"parallel": parallel, "seed": seed} for parallel in ("ddp", "fsdp2") for seed in (1, 2)]
     cells = [

@@ -187,7 +187,7 @@ def test_changed_rows_run_again_with_reasons(unbroken: Finished) -> None:
     [
         (["resume={place}/nowhere"], "there is no such folder"),
         (["resume={place}"], "contains no sweep to resume"),
-        (["resume="], "names no folder"),
+        (["resume=''"], "names no folder"),
         (["resume={folder}", "hydra.sweep.dir={place}/other"], "is another folder"),
         (
             ["resume={folder}", "parallel=fsdp", "device=cpu"],
