@@ -92,11 +92,13 @@ BLOCKS = {
 }
 
 
-def sweep_of(*words: str, resumed: Sequence[str] | None = None) -> list[str]:
-    """The cells of an experiment, or of the sweep with the words `resumed` when it is resumed."""
+def sweep_of(*words: str, resumed: Sequence[str] | None = None, cells: Sequence[str] = ()) -> list[str]:
+    """The cells of an experiment, or of the sweep with the words `resumed` and these cells in its record."""
     sweeper = DcpbenchSweeper(None, None, BLOCKS)  # type: ignore[arg-type]
-    settings: Any = SimpleNamespace(repeats=1, matrix="product")
-    sweeper._prepare(settings, None, itertools.product, resumed)  # type: ignore[arg-type]
+    repeats = next((int(word[-1]) for word in words if word.startswith("repeats=")), 1)
+    settings: Any = SimpleNamespace(repeats=repeats, matrix="product")
+    recorded = None if resumed is None else (resumed, [cell.split() for cell in cells])
+    sweeper._prepare(settings, None, itertools.product, recorded)  # type: ignore[arg-type]
     return [" ".join(cell.overrides) for cell in sweeper._jobs([*words])]
 
 
@@ -118,6 +120,18 @@ def test_words_of_the_sweep_select_its_cells_again() -> None:
     assert sweep_of("seed=3", "sharing=correctness", resumed=words) == before
     after = sweep_of(*words, "sharing=none", resumed=words)
     assert after == [f"parallel={name} seed=3 sharing=none" for name in ("ddp", "fsdp2")]
+
+
+def test_same_words_give_the_recorded_cells() -> None:
+    """Which an experiment that was edited, or has random seeds, does not give again."""
+    words = ["seed=3"]
+    before = ["parallel=hsdp seed=3 repeat=0", "parallel=ddp seed=4 sharing=none"]
+    assert sweep_of(*words, resumed=words, cells=before) == before
+    assert sweep_of(*words, resumed=words, cells=sweep_of(*words)[1:]) == sweep_of(*words)[1:]
+    after = ["parallel=hsdp seed=3 repeat=0 sharing=disjoint", "parallel=ddp seed=4 sharing=disjoint"]
+    assert sweep_of(*words, "sharing=disjoint", resumed=words, cells=before) == after
+    for more in ("seed=5", "saves=1", "repeats=3", "retry=0,1"):
+        assert sweep_of(*words, more, resumed=words, cells=before) == sweep_of(*words, more)
 
 
 def asked(name: str, words: str, **values: Any) -> Job:

@@ -78,9 +78,9 @@ class SweepRun:
             self._folder.claim()
 
     @property
-    def resumed_words(self) -> list[str] | None:
-        """The words about the cells of the sweep that is resumed; None if none is."""
-        return self._folder.words
+    def recorded(self) -> tuple[list[str], list[list[str]]] | None:
+        """What the record of a resumed sweep has, see `SweepFolder.recorded`."""
+        return self._folder.recorded
 
     @property
     def begun(self) -> bool:

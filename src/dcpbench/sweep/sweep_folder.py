@@ -47,9 +47,11 @@ class SweepFolder:
             refuse_used(self.path)
 
     @property
-    def words(self) -> list[str] | None:
-        """The words of a resumed sweep's command about its cells."""
-        return self._record.arguments if self.is_resumed else None
+    def recorded(self) -> tuple[list[str], list[list[str]]] | None:
+        """The words about its cells of a resumed sweep's command, and the overrides of each cell of the
+        complete sweep, as far as they are known; None if no sweep is resumed."""
+        cells = [] if self.part else [*(self._record.overrides or {}).values()]
+        return (self._record.arguments, cells) if self.is_resumed else None
 
     def claim(self) -> None:
         """Be the only driver in the folder until `release`."""

@@ -98,7 +98,7 @@ class DcpbenchSweeper(Sweeper):
             ),
         )
         sweep = self._launcher.sweep
-        self._prepare(config, hydra_context.config_loader, sweep.covering, sweep.resumed_words)
+        self._prepare(config, hydra_context.config_loader, sweep.covering, sweep.recorded)
 
     def sweep(self, arguments: list[str]) -> Any:
         """Run the cells that `arguments` and `hydra.sweeper.params` select.
@@ -114,7 +114,7 @@ class DcpbenchSweeper(Sweeper):
             raise ConfigError(f"{self._run_dir}: is for one cell; for a sweep use hydra.sweep.dir")
         if self._run_dir and self._sweep_dir:
             raise ConfigError(f"{self._run_dir}: {self._sweep_dir} is given too; leave one of them out")
-        self._launcher.blocks = [cell.block for cell in cells] if self.matrix else []
+        self._launcher.blocks = [cell.block for cell in cells] if all(cell.block for cell in cells) else []
         return [self._launcher.launch([cell.overrides for cell in cells], initial_job_idx=0)]
 
     def least_cells(self, config: DictConfig, loader: ConfigLoader) -> int:
@@ -127,11 +127,15 @@ class DcpbenchSweeper(Sweeper):
         config: DictConfig,
         loader: ConfigLoader,
         covering: Callable[[Sequence[Sequence[str]]], Iterable[Sequence[str]]],
-        resumed_words: Sequence[str] | None = None,
+        recorded: tuple[Sequence[str], Iterable[Sequence[str]]] | None = None,
     ) -> None:
         self._parser = OverridesParser.create(config_loader=loader)
         self._repeats, self._matrix = config.repeats, Matrix(config.matrix)
-        self._covering, self._resumed_words = covering, resumed_words
+        self._covering = covering
+        words, self._recorded_cells = recorded or ((), [])
+        overrides = [word for word in words if "=" in word and not word.startswith("-")]
+        self._recorded = [_item(override) for override in self._parser.parse_overrides(overrides)]
+        self._is_resumed = recorded is not None
 
     def _jobs(self, arguments: Sequence[str]) -> list[Job]:
         params = [f"{key}={value}" for key, value in (self.params or {}).items()]
@@ -168,21 +172,24 @@ class DcpbenchSweeper(Sweeper):
             jobs(blocks, own, combined) if blocks else [Job([*row]) for row in combined(listed(own), None)]
         )
         cells = repeated(cells, self._repeats, for_all=REPEATS in about_all)
+        decide = [*own, *(override for key, override in about_all.items() if key in (REPEATS, MATRIX))]
+        recorded = {*map(_measured, self._recorded_cells)}
+        # The same words can give other cells: an experiment was edited, or has random seeds.
+        is_other = recorded and recorded != {_measured(cell.overrides) for cell in cells}
+        if is_other and all(_item(override) in self._recorded for override in decide):
+            cells = [Job([*words]) for words in self._recorded_cells]
         return [cell.run_with(how_run) for cell in cells]
 
     def _how_run(self, given: Sequence[Override]) -> list[Override]:
         """Return the overrides that change how the cells of a resumed sweep run. One that is among the words
         of the sweep can select cells of an experiment, as it did there."""
-        if self._resumed_words is None:
-            return []
-        words = [word for word in self._resumed_words if "=" in word and not word.startswith("-")]
-        known = [(word.key_or_group, word.value()) for word in self._parser.parse_overrides(words)]
         return [
             override
             for override in given
-            if is_how_run(override.key_or_group)
+            if self._is_resumed
+            and is_how_run(override.key_or_group)
             and not override.is_sweep_override()
-            and (override.key_or_group, override.value()) not in known
+            and _item(override) not in self._recorded
         ]
 
 
@@ -266,6 +273,15 @@ def _refuse_brackets(override: Override) -> None:
     key, value = override.get_key_element(), override.value()
     if key in AXES and isinstance(value, list):
         raise ConfigError(f"{override.input_line}: use {key}={','.join(map(str, value))}")
+
+
+def _item(override: Override) -> tuple[str, Any]:
+    return override.key_or_group, override.value()
+
+
+def _measured(overrides: Iterable[str]) -> frozenset[str]:
+    """Return the overrides of a cell without those that only affect how it runs."""
+    return frozenset(word.lower() for word in overrides if not is_how_run(word.partition("=")[0]))
 
 
 def _declared(config_path: str) -> tuple[Mapping[str, Any], str]:
