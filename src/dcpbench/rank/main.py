@@ -5,7 +5,6 @@ that it starts can be ended with it. It dies with the server, so that it cannot 
 """
 
 import ctypes
-import datetime
 import faulthandler
 import gc
 import multiprocessing.forkserver
@@ -22,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -48,10 +47,7 @@ from dcpbench.rank.messages import (
 from dcpbench.rank.run_cell import free_memory, run_cell
 from dcpbench.records.installation import import_from_current_folder
 from dcpbench.records.plain_values import plain_report
-from dcpbench.workloads.world import World
-
-# Longer than any cell: the driver ends hangs, after it has collected every rank's stack.
-_COLLECTIVE_TIMEOUT = datetime.timedelta(hours=2)
+from dcpbench.workloads.world import COLLECTIVE_TIMEOUT, World, new_group
 
 _ECHOES = (
     "Connection closed by peer",
@@ -167,11 +163,10 @@ def _join(spec: RankSpec) -> World:
         store=_store(spec),
         rank=spec.rank,
         world_size=kind.world_size,
-        timeout=_COLLECTIVE_TIMEOUT,
+        timeout=COLLECTIVE_TIMEOUT,
     )
     number = 3 if device.type == "cpu" else 2
-    groups: list[Any] = [dist.new_group(backend="gloo", timeout=_COLLECTIVE_TIMEOUT) for _ in range(number)]
-    return World(spec.rank, kind.world_size, device, *groups)
+    return World(spec.rank, kind.world_size, device, *(new_group() for _ in range(number)))
 
 
 def _store(spec: RankSpec) -> dist.Store:
@@ -183,7 +178,7 @@ def _store(spec: RankSpec) -> dist.Store:
         address.port,
         spec.kind.world_size,
         is_master=address.listener is not None,
-        timeout=_COLLECTIVE_TIMEOUT,
+        timeout=COLLECTIVE_TIMEOUT,
         wait_for_workers=False,
         master_listen_fd=address.listener.number if address.listener else None,
     )

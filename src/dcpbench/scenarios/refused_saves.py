@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
@@ -17,6 +16,7 @@ from dcpbench.cell.shared_folder import wait_until_seen
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
 from dcpbench.records.files import everything_below
+from dcpbench.workloads.world import new_group
 
 
 def overwrite(cell: Cell) -> None:
@@ -62,7 +62,7 @@ def no_cpu_backend(cell: Cell) -> None:
     save is refused and leaves nothing, and training continues."""
     reference = steps.build(cell)
     steps.train(cell, reference.trained, until=cell.config.train_steps)
-    device_only: Any = dist.new_group(backend=dist.get_default_backend_for_device(cell.world.device.type))
+    device_only = new_group(backend=dist.get_default_backend_for_device(cell.world.device.type))
     without = replace(cell, world=replace(cell.world, checkpoint_group=device_only))
     refused, accepted = str(cell.folder / "refused"), str(cell.folder / "accepted")
     threads = threading.active_count()

@@ -15,7 +15,7 @@ from dcpbench.verify.audit import compare_manifest
 from dcpbench.verify.perturb import compare_controlled
 from dcpbench.verify.snapshot import expected_of, retained, snapshot_nested
 from dcpbench.workloads.stateful import MovingObject
-from dcpbench.workloads.world import World
+from dcpbench.workloads.world import World, new_group
 
 _WHERE = "in the checkpoint of this rank's half"
 
@@ -41,7 +41,7 @@ def _half(cell: Cell) -> tuple[int, World]:
     """Return the number and the world of this rank's half; a lone rank has one."""
     world, ranks = cell.world, range(cell.world.size)
     halves = [half for half in (ranks[: len(ranks) // 2], ranks[len(ranks) // 2 :]) if half]
-    groups: list[Any] = [dist.new_group([*half], backend="gloo") for half in halves]
+    groups = [new_group(half) for half in halves]
     number = next(number for number, half in enumerate(halves) if world.rank in half)
     group = groups[number]
     cell.endings.callback(dist.destroy_process_group, group)

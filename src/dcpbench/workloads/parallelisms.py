@@ -40,7 +40,7 @@ from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import Skip
 from dcpbench.verify.snapshot import plain_fqn
 from dcpbench.workloads.pipeline import keep_stage
-from dcpbench.workloads.world import World
+from dcpbench.workloads.world import World, with_timeout
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _STYLES: dict[str, Callable[[], tp.ParallelStyle]] = {
@@ -187,7 +187,7 @@ def expert_parallel(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) 
         sharded.set_force_sum_reduction_for_comms(sums)
         # Their gradients are sums over the samples of all ranks in an `ep` group.
         sharded.set_gradient_divide_factor(mesh.size())
-    fully_shard(model, mesh=mesh._flatten("dp_shard_ep"), **options)
+    fully_shard(model, mesh=with_timeout(mesh._flatten("dp_shard_ep")), **options)
     return model
 
 

@@ -1,7 +1,8 @@
 """The ranks of a cell, as one of them sees them, and its share of their batches."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +11,21 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from dcpbench.config.mesh import dp_rank
 from dcpbench.verify.compare_layouts import gathered
+
+COLLECTIVE_TIMEOUT = timedelta(hours=2)
+"""Longer than any cell: the driver ends hangs, after it has collected every rank's stack."""
+
+
+def new_group(ranks: Iterable[int] | None = None, backend: str = "gloo") -> Any:
+    """Return a new process group of these ranks, or of all, with `COLLECTIVE_TIMEOUT`; collective."""
+    return dist.new_group(None if ranks is None else [*ranks], COLLECTIVE_TIMEOUT, backend)
+
+
+def with_timeout(mesh: DeviceMesh) -> DeviceMesh:
+    """Set `COLLECTIVE_TIMEOUT` in the groups of a mesh, for which torch has only a default; return it."""
+    for group in mesh.get_all_groups():
+        dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT, group)
+    return mesh
 
 
 @dataclass
@@ -51,12 +67,13 @@ class World:
         elif key not in self._meshes:
             # With a named backend a dimension of all ranks gets a group of its own, not the default one.
             backends: Any = dict.fromkeys(sizes, "gloo") if self.training_group else None
-            self._meshes[key] = init_device_mesh(
+            mesh = init_device_mesh(
                 self.device.type,
                 tuple(sizes.values()),
                 mesh_dim_names=tuple(sizes),
                 backend_override=backends,
             )
+            self._meshes[key] = with_timeout(mesh)
         return self._meshes[key]
 
     def submesh(self, sizes: dict[str, int], dimension: str) -> DeviceMesh:
@@ -72,8 +89,7 @@ class World:
         if not slot or self.checkpoint_group is None:
             return self.checkpoint_group
         if slot not in self._groups:
-            group: Any = dist.new_group(backend="gloo")
-            self._groups[slot] = group
+            self._groups[slot] = new_group()
         return self._groups[slot]
 
     def dp_rank(self, sizes: dict[str, int]) -> int:
