@@ -124,6 +124,8 @@ def test_wrappers_keep_names_and_parts(mesh: DeviceMesh) -> None:
 @pytest.mark.parametrize("wrapped", ["_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"])
 def test_wrappers_are_not_part_of_names(wrapped: str) -> None:
     assert plain_fqn(nn.Linear(1, 1), f"{wrapped}.module.{wrapped}.0.{wrapped}.weight") == "module.0.weight"
+    assert plain_fqn(nn.Linear(1, 1), f"my{wrapped}.{wrapped}.weight") == f"my{wrapped}.weight"
+    assert plain_fqn(nn.Linear(1, 1), f"{wrapped}s.weight") == f"{wrapped}s.weight"
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,8 @@ BLOCK = 2**22
 _UNCHANGING = (int, float, str, type(None))
 """Types of values that are not copied, because they are immutable and numerous."""
 
-_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+_WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+"""Parts of a name that wrappers of a module add."""
 
 
 @dataclass(frozen=True)
@@ -270,8 +271,7 @@ def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def plain_fqn(model: nn.Module, name: str) -> str:
     """Return the name of a parameter in the unwrapped model."""
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
+    name = ".".join(part for part in name.split(".") if part not in _WRAPPERS)
     inner = getattr(model, "_orig_mod", model)
     return name.removeprefix("module.") if isinstance(inner, DistributedDataParallel) else name
 
