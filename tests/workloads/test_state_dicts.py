@@ -2,11 +2,13 @@
 restored."""
 
 from typing import Any
+from unittest import mock
 
 import pytest
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 from conftest import SMALL, Finished, blocks, run, selected, tiered
+from dcpbench.config.groups import OptimizerStateAs
 from dcpbench.verify.snapshot import by_parameter
 from dcpbench.workloads.build_run import build
 from dcpbench.workloads.run_state import live_state, promised_keys
@@ -40,6 +42,19 @@ def test_save_promises_the_keys_of_torch(flattened: bool) -> None:
         assert "optimizer.param_groups.net1.bias.betas" in promised
     else:
         assert {f"optimizer.param_groups.1.{key}" for key in held["param_groups"][1]} <= promised
+
+
+def test_numbers_are_looked_up_once_for_all_keys() -> None:
+    """Not for each key, which takes minutes for some thousand parameters."""
+    run = build(config(**ONCE), world(), 0)
+    run.fill_optimizer()
+    leaves = live_state(run)
+    run.optimizer_state = OptimizerStateAs("plain")
+    numbers = mock.PropertyMock(return_value=run.numbers)
+    with mock.patch.object(type(run), "numbers", numbers):
+        promised = promised_keys(run, leaves, None)
+    assert "optimizer.state.0.exp_avg" in promised
+    assert numbers.call_count <= 2
 
 
 @pytest.mark.cell

@@ -93,9 +93,9 @@ def as_saved(run: TrainingRun, saved: State) -> State:
 def promised_keys(run: TrainingRun, saved: State, extra: Leaves | None) -> Keys:
     """Return the keys that a save of a run has to write on this rank; `extra` is what is saved in
     addition."""
-    promised = expected_of(extra or {})
+    promised, numbers = expected_of(extra or {}), run.numbers
     for check, leaves in as_saved(run, saved).items():
-        promised |= {key_of(check, name, run.numbers): entry for name, entry in expected_of(leaves).items()}
+        promised |= {key_of(check, name, numbers): entry for name, entry in expected_of(leaves).items()}
     return promised
 
 
