@@ -11,13 +11,15 @@ import torch
 from dcpbench.core.mismatch import Problem
 from dcpbench.records.json_schema import COLUMN_HELP
 from dcpbench.verify import compare_layouts
+from dcpbench.verify.compare import compare
 from dcpbench.verify.layout import Extent
-from dcpbench.verify.snapshot import Leaves
+from dcpbench.verify.snapshot import Leaves, retained
 from dcpbench.workloads import lockstep as lockstep_module
 from dcpbench.workloads import workload
 from dcpbench.workloads.batch import Batch, share_of
 from dcpbench.workloads.build_run import build, build_twin
 from dcpbench.workloads.lockstep import GRAD_NORM, Lockstep
+from dcpbench.workloads.run_state import live_state
 from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.twin import Inexact, Pass, Twin, inexact_steps
 from dcpbench.workloads.workload import batches_of
@@ -161,3 +163,52 @@ def test_losses_of_several_steps_are_averaged_at_once(scheduler: str, calls: int
         == [other.train(batches_of(given, here.device), n + 1)[0] for n in range(3)]
     )
     assert run.train_state.current_loss == losses[-1]
+
+
+def hooks_of(run: TrainingRun) -> list[object]:
+    """Return all hooks on a run's modules, parameters and optimizer."""
+    owners = [*run.model.modules(), *run.model.parameters(), run.optimizer]
+    held = [getattr(one, name, None) for one in owners for name in dir(one) if name.endswith("_hooks")]
+    return [hook for hooks in held if isinstance(hooks, dict) for hook in hooks.values()]
+
+
+def test_what_raises_in_a_comparison_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hooks that note gradients and dtypes are removed, and parameters require gradients as before."""
+    given, here = config(**ONCE), world()
+    run, data = build(given, here, 0), batches_of(given, here.device)
+    twin = Twin(build_twin(given, here, 0), {torch.float32})
+    twin.run.accumulate = 2
+    twin.begin(data.at(1), None)
+    before = [hooks_of(one) for one in (run, twin.run)]
+
+    def fail(*_: object) -> torch.Tensor:
+        raise RuntimeError("of the user")
+
+    monkeypatch.setattr(TrainingRun, "loss_of", fail)
+    with pytest.raises(RuntimeError, match="of the user"):
+        run.train(data, 1)
+    with pytest.raises(RuntimeError, match="of the user"):
+        twin.passed()
+    required = {name: value.requires_grad for name, value in twin.parameters.items()}
+    with pytest.raises(RuntimeError), twin.changed(lambda model: model.requires_grad_(False)):
+        fail()
+    assert {name: value.requires_grad for name, value in twin.parameters.items()} == required
+    assert [hooks_of(one) for one in (run, twin.run)] == before
+
+
+def test_step_that_raises_leaves_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that is only measured is undone, whatever happens in it."""
+    given, here = config(**ONCE), world()
+    twin = Twin(build_twin(given, here, 0), {torch.float32})
+    data = batches_of(given, here.device)
+    twin.begin(data.at(1), None)
+    full = twin.passed().gradients
+    full = {name: value.to(torch.float32) for name, value in full.items()}
+    twin.run.step()
+    before = live_state(twin.run)
+    kept = {name: retained(before[name]) for name in ("model_equal", "optim_equal")}
+    monkeypatch.setattr("dcpbench.workloads.twin.state_of", mock.Mock(side_effect=RuntimeError("full")))
+    with pytest.raises(RuntimeError, match="full"):
+        twin.step({}, full, Inexact(frozenset(full)), None)
+    for name, leaves in kept.items():
+        assert compare(leaves, live_state(twin.run)[name]) == []

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
 from typing import Any
 
@@ -311,10 +311,10 @@ class TrainingRun:
             self._record()  # an optimizer that steps in the backward pass clears them
             lives[0] |= self._has_gradient()
 
-        hooks = [one.register_step_pre_hook(note) for one in optimizers]
-        yield
-        for hook in hooks:
-            hook.remove()
+        with ExitStack() as hooks:
+            for one in optimizers:
+                hooks.callback(one.register_step_pre_hook(note).remove)
+            yield
         self.alive.append(lives[0] or self._has_gradient())
 
     def _has_gradient(self) -> bool:

@@ -4,7 +4,7 @@ the noise of its kernels, and its optimizer steps with the ranks' gradients."""
 import copy
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -99,11 +99,12 @@ class Twin:
         def stepped(*_: Any) -> None:
             self.steps_in_backward = True
 
-        hooks = [one.register_step_pre_hook(stepped) for one in each_of(self.run.optimizer)]
-        hooks += [module.register_forward_hook(self._note_dtype) for module in self.model.modules()]
-        made = self._passed(self._batch)
-        for hook in hooks:
-            hook.remove()
+        with ExitStack() as hooks:
+            for one in each_of(self.run.optimizer):
+                hooks.callback(one.register_step_pre_hook(stepped).remove)
+            for module in self.model.modules():
+                hooks.callback(module.register_forward_hook(self._note_dtype).remove)
+            made = self._passed(self._batch)
         self.loss_is_collective = _collectives() != before
         return made
 
@@ -117,10 +118,12 @@ class Twin:
     def changed(self, change: Callable[[nn.Module], None]) -> Iterator[None]:
         """Context manager: change which parameters require gradients."""
         required = {value: value.requires_grad for value in self.model.parameters()}
-        change(self.model)
-        yield
-        for value, was in required.items():
-            value.requires_grad_(was)
+        try:
+            change(self.model)
+            yield
+        finally:
+            for value, was in required.items():
+                value.requires_grad_(was)
 
     def jittered(self) -> list[Pass]:
         """Make passes with parameters and inputs that differ by a rounding, and undo their effects."""
@@ -162,7 +165,9 @@ class Twin:
         others = list[Leaves]()
         for number in range(_JITTERED if inexact.measured else 0):
             optimizer = copy.deepcopy(self.run.optimizer.state_dict())
-            with self._undone():
+            with ExitStack() as undone:
+                undone.callback(self.run.optimizer.load_state_dict, optimizer)
+                undone.enter_context(self._undone())
                 self._set_gradients(gradients, full)
                 if grad_norm is not None:
                     self.run.clip(grad_norm)
@@ -171,7 +176,6 @@ class Twin:
                 jitter(mine, share, seed=number)
                 self.run.optimizer.step()
                 others.append(retained(state_of(self.run)))
-            self.run.optimizer.load_state_dict(optimizer)
         self._set_gradients(gradients, full)
         self.run.step(grad_norm)
         if not (inexact.measured or inexact.rounded):
@@ -204,11 +208,11 @@ class Twin:
             sizes[name] = real_elements(dense(gradient)).abs() + sizes.get(name, 0)
 
         accumulated = self.parameters.items() if self.run.accumulate > 1 else ()
-        hooks = [one.register_hook(partial(add, name)) for name, one in accumulated if one.requires_grad]
-        with self.run.recording() as gradients:
+        with ExitStack() as hooks, self.run.recording() as gradients:
+            for name, one in accumulated:
+                if one.requires_grad:
+                    hooks.callback(one.register_hook(partial(add, name)).remove)
             loss = float(self.run.backward(batch).detach())
-        for hook in hooks:
-            hook.remove()
         elements = {name: real_elements(dense(value)) for name, value in gradients.items()}
         sizes = sizes or {name: one.abs() for name, one in elements.items()}
         return Pass(loss, elements, sizes, retained(of_kind("buffer", snapshot_model(self.model))))
