@@ -161,3 +161,35 @@ def normalised_by_all_ranks() -> Workload:
         return (model(x) - x.flip(1)).square().sum() / tokens * dist.get_world_size()
 
     return Workload(net(), inputs, loss)
+
+
+def named_parameters() -> Workload:
+    return Workload(
+        net(), inputs, reversed_loss, lambda model: torch.optim.AdamW(model.named_parameters(), lr=0.01)
+    )
+
+
+def groups_by_name() -> Workload:
+    """Groups whose parameters are chosen by their names in the plain model, as timm does."""
+
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        groups: dict[bool, list[Any]] = {True: [], False: []}
+        for name, parameter in model.named_parameters():
+            groups[name in ("0.bias", "2.bias")].append((name, parameter))
+        assert len(groups[True]) == len(groups[False]) == 2
+        decays = [{"params": groups[True], "weight_decay": 0.0}, {"params": groups[False]}]
+        return torch.optim.AdamW(decays, lr=0.01, weight_decay=0.1)
+
+    return Workload(net(), inputs, reversed_loss, optimizer)
+
+
+def several_losses() -> Workload:
+    def loss(model: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        out = model(x)
+        return {"mse": F.mse_loss(out, x.flip(1)), "l1": F.l1_loss(out, x.flip(1))}
+
+    return Workload(net(), inputs, loss)
+
+
+def loss_of_each_sample() -> Workload:
+    return Workload(net(), inputs, lambda m, x: {"mse": (m(x) - x).square().mean(1)})

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.optim.lr_scheduler import LambdaLR
 
-from dcpbench.workloads.workload import Workload, by_step
+from dcpbench.workloads.workload import Workload
 
 TOKENS, WIDTH, LENGTH = 50, 16, 8
 
@@ -55,5 +55,5 @@ def build(schedule: str | None = None, **training: Any) -> Workload:
     def loss(model: nn.Module, share: dict[str, torch.Tensor]) -> torch.Tensor:
         return F.cross_entropy(model(share["ids"]).flatten(0, 1), share["labels"].flatten())
 
-    scheduler = partial(LambdaLR, lr_lambda=SCHEDULES[schedule]()) if schedule else by_step
+    scheduler = partial(LambdaLR, lr_lambda=SCHEDULES[schedule]()) if schedule else None
     return Workload(LanguageModel(), batch, loss, scheduler=scheduler, **training)

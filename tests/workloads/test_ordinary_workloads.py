@@ -10,10 +10,11 @@ UNKNOWN = "in which dcpbench finds no tensors: use dictionaries, lists, tuples o
 REFUSED = {
     "too_small_batch": "1 sample for 2 shares: each needs one",
     "unknown_container": f"batch(generator) contains a Unknown, {UNKNOWN}",
+    "loss_of_each_sample": "loss returned with 'mse' a Tensor of shape (4,); return a scalar tensor, or a",
     "packed_sequence": f"batch(generator) contains a PackedSequence, {UNKNOWN}",
 }
 """Parts of the reasons of workloads that are an error."""
-BLOCKS = ("batches", "uneven", "losses", "share_only")
+BLOCKS = ("batches", "uneven", "losses", "share_only", "names")
 
 
 @pytest.fixture(scope="module")

@@ -72,12 +72,11 @@ def test_scheduler_changes_the_learning_rate(kind: str) -> None:
     pytest.fail(f"{first} after nine steps")
 
 
-def test_default_scheduler_of_a_workload() -> None:
-    named, own = (
-        build(config(model="short", workload=chosen), world(), 0).scheduler
-        for chosen in ({}, {"target": "support.own_workload.build"})
-    )
-    assert named.state_dict() == own.state_dict()
+def test_workload_has_no_scheduler_by_default() -> None:
+    run = build(config(model="short", workload={"target": "support.own_workload.build"}), world(), 0)
+    assert "scheduler" not in run.state() | run.objects()
+    ran = run_alone(workload={"target": "support.ordinary_workloads.named_tuple"}, saves=1, train_steps=2)
+    assert (ran.verdict.status, ran.verdict.reason) == ("pass", None)
 
 
 def test_integer_keys_are_not_restored() -> None:

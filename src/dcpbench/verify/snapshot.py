@@ -14,6 +14,7 @@ import copy
 import math
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -274,6 +275,23 @@ def plain_fqn(model: nn.Module, name: str) -> str:
     name = ".".join(part for part in name.split(".") if part not in _WRAPPERS)
     inner = getattr(model, "_orig_mod", model)
     return name.removeprefix("module.") if isinstance(inner, DistributedDataParallel) else name
+
+
+@contextmanager
+def named_as_saved(model: nn.Module) -> Iterator[None]:
+    """Context manager: `model.named_parameters()` has the names of the unwrapped model. So groups made by
+    name, and the names that an optimizer keeps, do not depend on the layout."""
+
+    def named_parameters(*args: Any, **options: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        for name, parameter in type(model).named_parameters(model, *args, **options):
+            yield plain_fqn(model, name), parameter
+
+    # Not by `setattr`, which a compiled model passes on to the one that it wraps.
+    vars(model)["named_parameters"] = named_parameters
+    try:
+        yield
+    finally:
+        del vars(model)["named_parameters"]
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:

@@ -153,7 +153,8 @@ def copy_state(run: TrainingRun, other: TrainingRun) -> None:
     exchange = exchange_of(run)
     _set_model(other.model, assembled(snapshot_model(run.model), exchange))
     _set_optimizer(other, assembled(snapshot_optimizer(run.model, run.optimizer), exchange), run)
-    other.scheduler.load_state_dict(run.scheduler.state_dict())
+    if run.has_scheduler:
+        other.scheduler.load_state_dict(run.scheduler.state_dict())
     other.noise.load_state_dict(run.noise.state_dict())
     other.tensor_object.load_state_dict(copy.deepcopy(run.tensor_object.state_dict()))
     if isinstance(run.component, Ema) and isinstance(other.component, Ema):

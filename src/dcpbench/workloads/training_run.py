@@ -107,7 +107,7 @@ class TrainingRun:
         made = workload.optimizer(model)
         self.optimizer = Optimizers(made) if isinstance(made, list) else made
         self._scheduled_later = not scheduler
-        self._scheduler = workload.scheduler(self.optimizer) if scheduler else None
+        self._scheduler = workload.scheduler(self.optimizer) if scheduler and workload.scheduler else None
         self.keeps_random, self.draws = True, False
         self._start_over(seed)
 
@@ -121,12 +121,18 @@ class TrainingRun:
         self.alive: list[bool] = []
 
     @property
+    def has_scheduler(self) -> bool:
+        """Whether there is a learning rate scheduler."""
+        return self._make_scheduler is not None
+
+    @property
     def scheduler(self) -> LRScheduler:
         """The learning rate scheduler."""
         assert self._scheduler is not None, "a load creates it"
         return self._scheduler
 
     def _make_later(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
+        assert self._make_scheduler is not None
         made = self._make_scheduler(optimizer)
         if optimizer is self.optimizer:
             self._scheduler = made
@@ -140,10 +146,11 @@ class TrainingRun:
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint contains: one `Stateful` for each top-level key."""
         optimizer = PlainOptimizerState if self.optimizer_state else OptimizerState
+        made_later = SchedulerMadeByLoad(self._make_later, self.optimizer)
         return {
             "model": ModelState(self.model, self.options),
             "optimizer": optimizer(self.model, self.optimizer, self.options),
-            "scheduler": self._scheduler or SchedulerMadeByLoad(self._make_later, self.optimizer),
+            **({"scheduler": self._scheduler or made_later} if self.has_scheduler else {}),
             "noise": self.noise,
             "tensor_object": self.tensor_object,
             "train_state": self.train_state,
@@ -153,8 +160,9 @@ class TrainingRun:
 
     def objects(self) -> dict[str, dict[str, Any]]:
         """Return the state in addition to model and optimizer, for comparison."""
+        scheduler = dict(self._scheduler.state_dict()) if self._scheduler else {}
         return {
-            "scheduler": dict(self._scheduler.state_dict()) if self._scheduler else {},
+            **({"scheduler": scheduler} if self.has_scheduler else {}),
             "noise": self.noise.state_dict(),
             "tensor_object": self.tensor_object.state_dict(),
             "train_state": self.train_state.contents(),
@@ -172,7 +180,7 @@ class TrainingRun:
             self.draws |= any(not torch.equal(drawn[name], now) for name, now in self.random.states.items())
             losses.append(loss)
             samples.append(self.samples)
-            needs_mean = isinstance(self.scheduler, ReduceLROnPlateau)
+            needs_mean = isinstance(self._scheduler, ReduceLROnPlateau)
             self.finish_step(self.world.means([loss], [self.samples])[0] if needs_mean else float(loss))
         means = self.world.means(losses, samples) if losses else []
         self.train_state.replace_last(means)
@@ -229,7 +237,8 @@ class TrainingRun:
 
     def loss_of(self, samples: Batch) -> torch.Tensor:
         """Return the loss of these samples, a scalar."""
-        return self._loss_of(self.called, samples)
+        loss: torch.Tensor = self._loss_of(self.called, samples)
+        return loss
 
     def step(self, grad_norm: float | None = None) -> None:
         """Take an optimizer step with the gradients; clip them first if the workload wants that.
@@ -266,7 +275,8 @@ class TrainingRun:
     def finish_step(self, loss: float) -> None:
         """Clear the gradients and advance everything else; `loss` is the global batch's."""
         self.model.zero_grad()  # the optimizer need not have all parameters
-        next_step(self.scheduler, loss)
+        if self.has_scheduler:
+            next_step(self.scheduler, loss)
         self.tensor_object.advance()
         self.train_state.record(loss)
 
@@ -328,7 +338,7 @@ class TrainingRun:
         self.component.forget(seed)
         if self._scheduled_later:
             self._scheduler = None
-        else:
+        elif self.has_scheduler:
             self.scheduler.load_state_dict(perturbed(self.scheduler.state_dict()))
 
     def make_different(self, seed: int, optimizer: Leaves | None) -> None:

@@ -1,9 +1,10 @@
 """The workload of a cell: the model, its batches, and how it is trained. It is built from the config groups
 `model`, `optimizer` and `scheduler`, or by a user's function."""
 
+import functools
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,23 +12,22 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from dcpbench.config.schema import SEED_STRIDE, Config
 from dcpbench.core.rank_report import Skip
 from dcpbench.verify.compare import same_value
+from dcpbench.verify.snapshot import named_as_saved
 from dcpbench.workloads.batch import Batch, Share, leaves, share_of, to_device
 from dcpbench.workloads.optimizers import each_of
+
+Loss = Callable[[nn.Module, Batch], Any]
+"""Returns a scalar or, in a user's workload, a dictionary of scalars."""
 
 
 def adam(model: nn.Module) -> torch.optim.Optimizer:
     """Make Adam with its defaults."""
     return torch.optim.Adam(model.parameters())
-
-
-def by_step(optimizer: torch.optim.Optimizer) -> LRScheduler:
-    """Make a scheduler that lowers the learning rate in each step."""
-    return StepLR(optimizer, step_size=1, gamma=0.95)
 
 
 def next_step(scheduler: LRScheduler, loss: float) -> None:
@@ -47,10 +47,12 @@ class Workload:
         batch: `batch(generator)` draws the global batch of a step with a `torch.Generator` on the CPU: a
             tensor or array, or dictionaries, lists, tuples or dataclasses of them, of texts and of numbers.
         loss: `loss(model, share)` of the wrapped model and a rank's share of a batch: the mean over its
-            samples, a scalar. For mixed precision use `torch.autocast` in it.
-        optimizer: `optimizer(model)` of the wrapped model; a list if there are several.
-        scheduler: `scheduler(optimizer)`; it is stepped after each step, a `ReduceLROnPlateau` with the mean
-            loss of all ranks.
+            samples, a scalar, or a dictionary of scalars, whose sum is trained on. For mixed precision use
+            `torch.autocast` in it.
+        optimizer: `optimizer(model)` of the wrapped model; a list if there are several. There
+            `model.named_parameters()` has the names of the plain model.
+        scheduler: `scheduler(optimizer)`, if there is one; it is stepped after each step, a
+            `ReduceLROnPlateau` with the mean loss of all ranks.
         clip_grad_norm: scale all gradients down before each step, so that their common norm is at most this.
         accumulate: the number of parts of a rank's share, whose gradients accumulate before a step; each
             counts by its samples. Gradients are reduced after each part: there is no `no_sync`.
@@ -61,9 +63,9 @@ class Workload:
 
     model: nn.Module
     batch: Callable[[torch.Generator], Batch]
-    loss: Callable[[nn.Module, Batch], torch.Tensor]
+    loss: Loss
     optimizer: Callable[[nn.Module], torch.optim.Optimizer | list[torch.optim.Optimizer]] = adam
-    scheduler: Callable[[torch.optim.Optimizer], LRScheduler] = by_step
+    scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None = None
     clip_grad_norm: float | None = None
     accumulate: int = 1
     share: Share = share_of
@@ -90,14 +92,37 @@ def workload_of(config: Config) -> Workload:
         wrong = f"returned a {type(made).__name__}; must return a dcpbench.api.Workload{trainer}"
         raise TypeError(f"{where}: {wrong}")
     for name in ("batch", "loss", "optimizer", "scheduler", "share"):
-        if not callable(value := getattr(made, name)):
+        if not (callable(value := getattr(made, name)) or (name == "scheduler" and value is None)):
             raise TypeError(f"{where}: {name} is a {type(value).__name__}; pass a function (see Workload)")
     if not isinstance(made.accumulate, int) or made.accumulate < 1:
         raise ValueError(f"{where}: accumulate={made.accumulate!r}; pass a whole number, at least 1")
     norm = made.clip_grad_norm
     if norm is not None and not (isinstance(norm, int | float) and norm > 0):
         raise ValueError(f"{where}: clip_grad_norm={norm!r}; pass a number above 0, or None")
-    return replace(made, optimizer=partial(_without_closure, made.optimizer))
+    loss, optimizer = partial(_total, made.loss, where), partial(_without_closure, made.optimizer)
+    return replace(made, loss=loss, optimizer=optimizer)
+
+
+def _total(
+    loss: Callable[[nn.Module, Batch], Any], where: str, model: nn.Module, share: Batch
+) -> torch.Tensor:
+    """Return the loss of a user's workload, the sum if it is a dictionary.
+
+    Raises:
+        TypeError: it is, or contains, anything but scalars.
+    """
+    value = loss(model, share)
+    parts = value if isinstance(value, Mapping) else {"": value}
+    for name, part in parts.items():
+        if not isinstance(part, torch.Tensor) or part.numel() != 1:
+            shape = f" of shape {tuple(part.shape)}" if isinstance(part, torch.Tensor) else ""
+            named = f" with {name!r}" if name else ""
+            raise TypeError(
+                f"{where}: loss returned{named} a {type(part).__name__}{shape}; return a scalar tensor, or a "
+                "dictionary of them"
+            )
+    total: torch.Tensor = functools.reduce(torch.add, parts.values())
+    return total
 
 
 def _without_closure(make: Callable[[nn.Module], Any], model: nn.Module) -> Any:
@@ -106,7 +131,8 @@ def _without_closure(make: Callable[[nn.Module], Any], model: nn.Module) -> Any:
     Raises:
         Skip: its `step` needs a closure.
     """
-    made = make(model)
+    with named_as_saved(model):
+        made = make(model)
     for one in made if isinstance(made, list) else [made]:
         closure = inspect.signature(one.step).parameters.get("closure")
         if closure and closure.default is closure.empty:
