@@ -15,7 +15,7 @@
 #   PYTHON        Python that has dcpbench        (.venv/bin/python of this script's checkout, else python3)
 set -uo pipefail
 
-checkout=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/..
+checkout=$(dirname "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")")
 nights=${NIGHTLY_DIR:-outputs/nightly}
 tonight=${NIGHTLY_DATE:-$(date -u +%F)}
 python=${PYTHON:-$([ -x "$checkout/.venv/bin/python" ] && echo "$checkout/.venv/bin/python" || echo python3)}
