@@ -99,7 +99,10 @@ WRONG = {
         ["storage.root=/dev/null", "device=cpu"],
         ["storage.root=/dev/null/sweep: cannot be"],
     ),
-    "missing list": (["known_failures=/nowhere.yaml", "device=cpu"], ["/nowhere.yaml"]),
+    "missing list": (
+        ["known_failures=/nowhere.yaml"],
+        ["known_failures=/nowhere.yaml: there is no such file"],
+    ),
 }
 OF_EACH_KIND = (
     *("unknown option", "mistyped value", "brackets", "two folders", "null of a group", "mistyped group"),

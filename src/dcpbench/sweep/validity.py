@@ -145,6 +145,8 @@ def _wrong_values(config: Config) -> Iterator[str]:
         yield f"checkpointer={config.checkpointer.name}: {trainer}"
     if config.overlap_saves and len(config.save_steps) < 2:
         yield f"overlap_saves=true: saves={config.saves} leaves nothing to overlap; at least 2"
+    if config.known_failures and not os.path.isfile(config.known_failures):  # noqa: PTH113 - any text
+        yield f"known_failures={config.known_failures}: there is no such file"
     if "url" in config.storage.options and not config.storage.url:
         yield "storage.options.url=null: must be the place of the objects, as s3://bucket/folder"
     for secret in sorted(_SECRET & config.storage.options.get("file_system", {}).keys()):
