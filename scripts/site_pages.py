@@ -40,6 +40,7 @@ _GUIDES = {
     "plan": "sweeps.md#plan-a-sweep",
     "resume": "sweeps.md#resume-a-sweep",
     "report": "report.md",
+    "show": "report.md#one-cell",
     "compare": "compare.md",
     "history": "compare.md#history-over-many-sweeps",
     "doctor": "sweeps.md#small-machines",

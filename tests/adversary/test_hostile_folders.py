@@ -24,10 +24,10 @@ from support.jobs import job
 pytestmark = pytest.mark.timeout(60)
 
 READ_BY = {
-    "results.jsonl": ("", "compare", "history"),
-    "details.jsonl": ("", "compare"),
-    "environment.json": ("", "compare"),
-    "sweep.json": ("",),
+    "results.jsonl": ("", "show", "compare", "history"),
+    "details.jsonl": ("", "show", "compare"),
+    "environment.json": ("", "show", "compare"),
+    "sweep.json": ("", "show"),
 }
 WRITTEN = (*READ_BY, "results.csv", "report.html", "junit.xml", "measurements.jsonl", "superseded.jsonl")
 
@@ -130,7 +130,7 @@ def test_what_stands_in_place_of_a_file_is_told_in_a_line_and_never_followed(
         sweeps = tmp_path / f"sweeps-{name}"
         bad = hostile(sweeps, name, plant, outside)
         for command in commands:
-            places = {"": [bad], "compare": [sweeps / "good", bad], "history": [sweeps]}
+            places = {"": [bad], "show": [bad], "compare": [sweeps / "good", bad], "history": [sweeps]}
             words = [command, *map(str, places[command])] if command else [str(bad)]
             status = main(words)
             out, err = capsys.readouterr()
@@ -275,7 +275,7 @@ def test_no_command_stops_at_deeply_nested_folders(deep: Path) -> None:
     nest(places[0])
     nest(places[0] / "cell" / "step-1")
     one, two = map(str, places)
-    for words in ([one], ["compare", one, two], ["history", str(deep)]):
+    for words in ([one], ["show", one], ["compare", one, two], ["history", str(deep)]):
         assert main(words) == 0, words
     again = job()
     object.__setattr__(again.cell, "folder", places[0] / "cell")

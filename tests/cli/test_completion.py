@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from dcpbench.config.schema import conf_folder
+from report.sweeps import cell, folder_with
 
 pytestmark = pytest.mark.skipif(not shutil.which("bash"), reason="no bash here")
 
@@ -27,8 +28,8 @@ class Bash:
         command = folder / "bin" / "dcpbench"
         command.write_text(f'#!/bin/sh\nexec {sys.executable} -m dcpbench "$@"\n')
         command.chmod(0o755)
-        for name in ("sweeps/old", "sweeps/new"):
-            (folder / name).mkdir(parents=True)
+        for name in ("old", "new"):
+            folder_with(folder / "sweeps" / name, cell("ddp"), cell("fsdp"))
         self.pid, self._terminal = pty.fork()
         if not self.pid:
             os.chdir(folder)
@@ -99,6 +100,10 @@ def test_what_bash_makes_of_a_tab(bash: Callable[[str], tuple[str, list[str]]]) 
     assert bash("dcpbench run --config-d") == ("dcpbench run --config-dir ", [])
     assert bash("dcpbench resume sweeps/ol") == ("dcpbench resume sweeps/old/", [])
     assert bash("dcpbench run resume=sweeps/ne") == ("dcpbench run resume=sweeps/new/", [])
+    assert bash("dcpbench show sweeps/old parallel=d") == (
+        "dcpbench show sweeps/old parallel=ddp,save=sync ",
+        [],
+    )
     assert bash("dcpbench report --whe") == ("dcpbench report --where ", [])
     assert bash("dcpbench report sweeps/old --format mark") == (
         "dcpbench report sweeps/old --format markdown ",

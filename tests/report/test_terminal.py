@@ -76,7 +76,7 @@ def test_equal_failures_are_one_line(tmp_path: Path) -> None:
     )
     assert told[-4].startswith("    The optimizer was restored wrongly: look for ")
     assert told[-3] == "    again: dcpbench run parallel=ddp save=sync"
-    assert told[-2].startswith("full reasons and traces: report.html; logs: ")
+    assert told[-2].startswith("in full: report.html, dcpbench show FOLDER CELL; logs: ")
 
 
 def test_terminal_escapes_control_characters(tmp_path: Path) -> None:

@@ -108,12 +108,13 @@ def shown_axes(cells: pd.DataFrame) -> list[str]:
     return [axis for axis in known if axis == "parallel" or cells[axis].nunique() > 1]
 
 
-def cell_names(cells: pd.DataFrame) -> list[str]:
-    """Return a name for each cell, built from its `shown_axes`."""
-    texts = [
-        list(cells[axis]) if axis == "others" else [f"{axis}={value}" for value in cells[axis]]
-        for axis in shown_axes(cells)
-    ]
+def cell_names(cells: pd.DataFrame, without: str = "") -> list[str]:
+    """Return a name for each cell, built from its `shown_axes` that do not have the value `without`."""
+
+    def words(axis: str) -> list[str]:
+        return ["" if value == without else f"{axis}={value}" for value in cells[axis]]
+
+    texts = [list(cells[axis]) if axis == "others" else words(axis) for axis in shown_axes(cells)]
     return [" ".join(filter(None, parts)) for parts in zip(*texts, strict=True)]
 
 

@@ -82,7 +82,7 @@ def failures(frame: pd.DataFrame) -> pd.DataFrame:
     """
     known = frame["fault_seen"].isna() & frame["status"].isin(["skip", "xfail"]).astype(bool)
     chosen = ~ok(frame) | known
-    numbers, named = cell_numbers(frame), _named(frame)
+    numbers, named = cell_numbers(frame), names_of(frame)
     of = numbers.groupby(numbers).transform("size")[chosen]
     numbers, named, frame = numbers[chosen], named[chosen], frame[chosen]
     several = "sweep" in frame and frame["sweep"].nunique() > 1
@@ -101,12 +101,13 @@ def failures(frame: pd.DataFrame) -> pd.DataFrame:
     return listed[~kinds.ngroup().duplicated()].reset_index(drop=True)
 
 
-def _named(frame: pd.DataFrame) -> "pd.Series[str]":
+def names_of(frame: pd.DataFrame) -> "pd.Series[str]":
     """Return a name of each row's cell: the axes and overrides that vary; for a damaged row its full name."""
     if frame.empty:
         return frame["cell"]
     cells = with_cells(frame, identity_keys(frame["overrides"], frame["config"]))
-    return pd.Series(cell_names(cells), frame.index, "string").where(frame["parallel"].notna(), frame["cell"])
+    names = pd.Series(cell_names(cells, without="-"), frame.index, "string")
+    return names.where(frame["parallel"].notna(), frame["cell"])
 
 
 def why_failed(frame: pd.DataFrame) -> dict[str, list[str]]:

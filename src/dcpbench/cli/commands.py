@@ -30,7 +30,7 @@ def main(words: Sequence[str], of_report: bool = False) -> int:
     prints_only = not {"-h", "--help", "--version", "--completion"}.isdisjoint(words)
     try:
         load_plugins()
-        own = ("compare", "history", *(name for plugin in plugins() for name in plugin.commands))
+        own = ("show", "compare", "history", *(name for plugin in plugins() for name in plugin.commands))
         if of_report and not {*words[:1]} & {*own}:
             words = ["report", *words]
         with standard_output() if prints_only else nullcontext():
@@ -159,6 +159,18 @@ _COMMANDS = (
         *output(
             ["table", "markdown", "csv", "json", "html", "junit"], "csv and json: the rows, without details."
         ),
+    ),
+    command(
+        "show",
+        "dcpbench.report.show_cell",
+        """Print one cell of the sweep in FOLDER in full: its reason and likely cause, what each check proves,
+        the mismatches, losses, times, and how to run it again. Of several runs the worst is printed.
+
+        CELL is its name, its number in the order of the rows, or words that only this cell has, in any order
+        (parallel=ddp async). Leave it out if the sweep has one cell.""",
+        click.Argument(["folder"], type=PATH),
+        click.Argument(["cell"], nargs=-1, metavar="[CELL]...", shell_complete=completion.cell),
+        _JSON,
     ),
     command(
         "compare",

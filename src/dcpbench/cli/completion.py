@@ -22,6 +22,8 @@ from click.shell_completion import (
 )
 
 from dcpbench.cli import reference
+from dcpbench.config.text import visible
+from dcpbench.records.store import ResultsError, stored_rows
 
 SHELLS = ("bash", "zsh")
 VARIABLE = "_DCPBENCH_COMPLETE"
@@ -123,6 +125,14 @@ def override(context: click.Context, _: click.Parameter | None, typed: str) -> l
         return _folders(name, value)
     values = [*(groups[key].values if key in groups else ()), *(keys[key].values if key in keys else ())]
     return [CompletionItem(f"{name}={one}") for one in _lists(values, value)]
+
+
+def cell(context: click.Context, _: click.Parameter, typed: str) -> list[CompletionItem[str]]:
+    """Return the names of the cells in the folder that begin as typed."""
+    with suppress(ResultsError, OSError):
+        names = dict.fromkeys(row.cell for row in stored_rows(context.params["folder"]))
+        return [CompletionItem(visible(name)) for name in names if name.startswith(typed)]
+    return []
 
 
 def _folders(name: str, typed: str) -> list[CompletionItem[str]]:

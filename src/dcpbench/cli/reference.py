@@ -28,6 +28,7 @@ _COMMANDS: dict[str, str] = {
     "plan": "show what a run would do and how long it would take",
     "resume": "continue an interrupted sweep",
     "report": "print tables of sweeps; write report.html and junit.xml again",
+    "show": "print one cell in full: checks, mismatches, losses, times",
     "compare": "show what changed between sweeps: statuses and costs",
     "history": "show each cell over many sweeps",
     "doctor": "check whether this machine can run cells",

@@ -34,6 +34,7 @@ _EXAMPLES = (
     ("dcpbench plan experiment=nightly", "see what it would run"),
     ("dcpbench resume outputs/<sweep>", "continue it"),
     ("dcpbench report outputs/<sweep> --where status!=pass", "see what did not pass"),
+    ("dcpbench show outputs/<sweep> parallel=fsdp2", "see one cell in full"),
     ("dcpbench compare outputs/<old> outputs/<new>", "see what changed"),
     ("dcpbench doctor", "check this machine"),
 )

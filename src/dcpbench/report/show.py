@@ -41,7 +41,7 @@ MOST_CELLS = 50
 """More cells than this are shown as a pivot: one line for each would be more than a screen."""
 
 _MOST_KINDS = 20
-_WHERE_TO_LOOK = "full reasons and traces: report.html; logs: rank*.log in the folder of each cell"
+_WHERE_TO_LOOK = "in full: report.html, dcpbench show FOLDER CELL; logs: rank*.log in the folder of each cell"
 _FORMATS = {
     ".txt": "table",
     ".md": "markdown",

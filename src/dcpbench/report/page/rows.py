@@ -74,7 +74,7 @@ def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
         for row, of in zip(rows, details, strict=True)
     ]
     values["check_details"] = [_clean(_checks(of, limits), limits) for of in details]
-    nulls = [json.dumps(_why_null(row, of)) for row, of in zip(rows, details, strict=True)]
+    nulls = [json.dumps(why_null(row, of)) for row, of in zip(rows, details, strict=True)]
     kinds = list(dict.fromkeys(nulls))
     values["nulls"] = [kinds.index(one) for one in nulls]
     important = sorted((spec for spec in AXES.values() if spec.place), key=lambda spec: spec.place)
@@ -220,7 +220,7 @@ def _clean(value: Any, limits: Limits) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _why_null(row: dict[str, Any], details: dict[str, Any]) -> list[list[str]]:
+def why_null(row: dict[str, Any], details: dict[str, Any]) -> list[list[str]]:
     """Return pairs of a check that the row does not have, and why."""
     given: dict[str, Any] = {}
     for rank in _list(details.get("ranks")):
@@ -247,7 +247,7 @@ def _checks(details: dict[str, Any], limits: Limits) -> dict[str, Any]:
             "missed_count": len(missed := _list(seen.get("control_missed"))),
             "missed": _some(missed),
             "mismatches": seen.get("mismatch_count"),
-            "worst": _mismatches(seen, limits),
+            "worst": mismatches(seen, limits),
         }
         for name, seen in _dict(details.get("checks")).items()
         if isinstance(seen, dict)
@@ -259,16 +259,16 @@ def _some(names: Sequence[object]) -> str:
     return ", ".join(map(str, names[:_MISSED])) + more
 
 
-def _mismatches(seen: dict[str, Any], limits: Limits) -> list[str]:
+def mismatches(seen: dict[str, Any], limits: Limits) -> list[str]:
     """Return the listed mismatches of a check, and how many more there are."""
     listed = [_dict(one) for one in _list(seen.get("worst"))[: limits.worst]]
     count = seen.get("mismatch_count")
     more = (count if isinstance(count, int) else 0) - sum(len(_ranks(one)) for one in listed)
     rest = [f"... and {more:,} more, counted on each rank"] if listed and more > 0 else []
-    return [*(clipped(mismatch_text(one), _SHORT) for one in listed), *rest]
+    return [*(clipped(_mismatch_text(one), _SHORT) for one in listed), *rest]
 
 
-def mismatch_text(finding: dict[str, Any]) -> str:
+def _mismatch_text(finding: dict[str, Any]) -> str:
     """Return a mismatch in one line."""
     what, ranks = _what(finding), _ranks(finding)
     named = [text for text in (finding.get("name"), finding.get("where")) if text and isinstance(text, str)]

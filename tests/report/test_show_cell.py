@@ -1,0 +1,250 @@
+"""`dcpbench show FOLDER CELL`: which cell it chooses, and what it prints of it."""
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import run
+from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.report.__main__ import main
+from report.sweeps import cell, folder_of_lines, folder_with, line
+
+STEPS = [
+    {
+        **Mismatch(
+            f"loss of step {step}",
+            Problem.value,
+            max_abs_diff=0.5,
+            facts={"uninterrupted": 1.0, "resumed": 1.5},
+            where="after the checkpoint of step 4",
+        ).plain(),
+        "ranks": [0, 1],
+    }
+    for step in (5, 6)
+]
+DETAILS: dict[str, Any] = {
+    "checks": {
+        "model_equal": {"held": True, "control": {"a": True, "b": True}, "mismatch_count": 0, "worst": []},
+        "loss_resume_equal": {"control": {"l": True}, "mismatch_count": 4, "worst": STEPS},
+        "files_equal": {"control": {"f": True, "g": False}, "control_missed": ["g"], "mismatch_count": 0},
+    },
+    "ranks": [
+        {
+            "losses": {"continued": [4.0, 3.0, 2.5, 2.25, 2.125, 2.0625]},
+            "resumed": {"4": [2.5, 2.0625]},
+            "not_applied": {"loss_resume_close": "it has one layout"},
+        }
+    ],
+    "phases": {"train": 0.25, "load": 0.5},
+    "first_try": {"status": "timeout", "reason": "after 2 s"},
+    "rank": 1,
+    "log_tail": ["Traceback", "  Bang"],
+}
+FAILED: dict[str, Any] = {
+    "status": "fail",
+    "reason": "loss_resume_equal: rank 0: loss of step 5",
+    "model_equal": True,
+    "loss_resume_equal": False,
+    "files_equal": True,
+    "resume": False,
+    "load_s": 0.5,
+    "checkpoint_bytes": 3 * 2**20,
+    "details": DETAILS,
+}
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    """Four cells; one of them ran twice, and failed once."""
+    rows = [
+        cell("ddp"),
+        cell("ddp", "async"),
+        cell("fsdp", "async", 0),
+        cell("fsdp", "async", 1, **FAILED),
+        cell("fsdp2", save_s=1.0),
+    ]
+    folder = folder_with(tmp_path / "s", *rows)
+    log = folder / rows[3].cell / "rank1.log"
+    log.parent.mkdir()
+    log.write_text("Bang")
+    return folder
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    assert main(["show", *map(str, words)]) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    return said.out
+
+
+def test_cells_are_printed_in_full(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(sweep.rglob("*"))
+    said = printed(capsys, sweep, "fsdp")
+    sections: dict[str, list[str]] = {}
+    for one in said.splitlines():
+        if not one.startswith(" "):
+            title = one
+        sections.setdefault(title, []).append(" ".join(one.split()))
+    assert said.startswith("fail parallel=fsdp save=async: a check failed\n")
+    assert sections["reason"][1:2] == [FAILED["reason"]]
+    assert sections["likely cause"][1].startswith("Everything that was saved was restored, so")
+    assert sections["first attempt"][1] == "timeout: after 2 s"
+    assert sections["checks (resume failed)"][2:5] == [
+        "model_equal passed 2 of 2 parameters and persistent buffers were restored bit for bit",
+        "loss_resume_equal failed 1 of 1 resumed losses equal the uninterrupted run's, bit for bit",
+        "files_equal passed 1 of 2 the files contain the saved state, read without DCP",
+    ]
+    assert [one.partition(";")[0] for one in sections["mismatches of loss_resume_equal (4)"][1:3]] == [
+        "loss of step 5 after the checkpoint of step 4",
+        "loss of step 6 after the checkpoint of step 4",
+    ]
+    assert "loss_resume_close: it has one layout" in sections["checks that do not apply"]
+    assert sections["losses of rank 0"][1:4] == [
+        "step continued resumed from 4",
+        "5 2.125 2.5",
+        "6 2.0625 2.0625",
+    ]
+    assert sections["phases of the slowest rank"][1] == "train 0.250 s, load 0.500 s"
+    assert sections["measured"][1] == "load_s 0.500 s, checkpoint_bytes 3.0 MiB"
+    assert sections["end of the log of rank 1"][1:3] == ["Traceback", "Bang"]
+    assert said.splitlines()[-3:] == [
+        "the worst of 2 runs: repeat=0 pass, repeat=1 fail",
+        f"log: {sweep}/parallel=fsdp,save=async,repeat=1/rank1.log",
+        "again: dcpbench run parallel=fsdp save=async repeat=1",
+    ]
+    assert sorted(sweep.rglob("*")) == before, "it writes nothing"
+
+
+@pytest.mark.parametrize(
+    ("words", "chosen"),
+    [
+        (["parallel=ddp,save=sync"], "pass parallel=ddp save=sync"),
+        (["parallel=ddp", "save=sync"], "pass parallel=ddp save=sync"),
+        (["save=async", "parallel=ddp"], "pass parallel=ddp save=async"),
+        (["async ddp"], "pass parallel=ddp save=async"),
+        (["DDP,Sync"], "pass parallel=ddp save=sync"),
+        (["2"], "pass parallel=ddp save=async"),
+        (["fsdp"], "fail parallel=fsdp save=async"),
+        (["fsdp", "repeat=0"], "pass parallel=fsdp save=async"),
+        (["sdp2"], "pass parallel=fsdp2 save=sync"),
+        (["4"], "pass parallel=fsdp2 save=sync"),
+    ],
+)
+def test_any_part_of_a_cell_chooses_it(
+    sweep: Path, words: list[str], chosen: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert printed(capsys, sweep, *words).startswith(f"{chosen}: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "4 cells: 1 parallel=ddp save=sync, 2 parallel=ddp save=async, 3 parallel=fsdp save=async, "
+             "4 parallel=fsdp2 save=sync; name one, or give its number"),
+        (["ddp"], "ddp: 2 cells: 1 parallel=ddp save=sync, 2 parallel=ddp save=async; add a word, or "
+                  "give its number"),
+        (["parallel=dpd"], "parallel=dpd: no cell has parallel=dpd; did you mean parallel=ddp?"),
+        (["fsdp2", "async"], "fsdp2 async: no cell has all of these words"),
+        (["7"], "7: no such cell; their numbers are 1 to 4"),
+    ],
+)  # fmt: skip
+def test_unclear_cells_get_one_line(
+    sweep: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", str(sweep), *words]) == 2
+    assert capsys.readouterr() == ("", f"dcpbench: {message}\n")
+
+
+def test_only_cells_need_no_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys, folder_with(tmp_path / "s", cell("ddp"))).startswith("pass parallel=ddp: ")
+    assert main(["show", str(folder_of_lines(tmp_path / "empty", []))]) == 2
+    assert capsys.readouterr().err == f"dcpbench: {tmp_path / 'empty'}: no rows yet\n"
+    assert main(["show", str(tmp_path / "nowhere"), "ddp"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_json_is_the_row_with_its_cause(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = json.loads(printed(capsys, sweep, "fsdp", "--json"))
+    assert (row["repeat"], row["details"]["phases"], row["load_s"]) == (1, DETAILS["phases"], 0.5)
+    assert row["cause"].startswith("Everything that was saved was restored")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_lines_fit_a_terminal(
+    sweep: Path, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Words are not broken; the log and the command are one line each, to be copied."""
+    for name, value in {"COLUMNS": str(width), "TERM": "xterm-256color", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    shown = io.StringIO()
+    monkeypatch.setattr(shown, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", shown)
+    assert main(["show", str(sweep), "fsdp"]) == 0
+    lines = shown.getvalue().replace("\x1b[1m", "").replace("\x1b[0m", "").splitlines()
+    assert max(len(one) for one in lines if not one.startswith(("log: ", "again: "))) <= width
+    assert "loss_resume_equal" in shown.getvalue()
+    assert "uninterrupted" in shown.getvalue()
+
+
+def test_texts_of_others_stay_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nasty = "\x1b[2J[bold]\x00../../x"
+    ranks = [{"losses": {nasty: [1.0]}, "resumed": {"9" * 5000: [1.0], "1": [nasty, None]}}, 7]
+    seen = {"worst": [{"name": nasty}, 3], "control": [nasty], "mismatch_count": {nasty: nasty}}
+    details = {
+        "checks": {"model_equal": seen, nasty: 3},
+        "ranks": ranks,
+        "phases": {nasty: 1.0},
+        "rank": nasty,
+    }
+    details |= {"log_tail": [nasty, 3], "first_try": {"reason": nasty}}
+    rows = [
+        line(cell=nasty, status="fail", model_equal=False, reason=nasty, details=details, overrides=nasty)
+    ]
+    assert main(["show", str(folder_of_lines(tmp_path / "s", rows))]) == 0
+    said = capsys.readouterr().out
+    assert "\x1b" not in said
+    assert "\\x1b[2J[bold]\\x00../../x" in said
+
+
+UNUSED = """
+import torch
+from torch import nn
+from dcpbench.api import Workload
+
+class Skipping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.one(x)
+
+def build():
+    batch = lambda generator: torch.randn(8, 4, generator=generator)
+    return Workload(Skipping(), batch, lambda model, x: model(x).square().mean())
+"""
+
+
+@pytest.mark.slow
+def test_unused_parameters_name_their_parallelism(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message of torch that recognises them, in a real cell."""
+    (tmp_path / "unused.py").write_text(UNUSED)
+    asked = (
+        "workload.target=unused.build",
+        "parallel=ddp,ddp_unused",
+        "device=cpu",
+        "world_size=2",
+        "retry=0",
+    )
+    ended = run(tmp_path / "sweep", *asked)
+    row = ended.row(parallel="ddp")
+    assert row["status"] == "error", row["reason"]
+    assert "Expected to have finished reduction" in row["reason"]
+    assert "use parallel=ddp_unused" in " ".join(printed(capsys, tmp_path / "sweep", "ddp").split())
+    assert "use parallel=ddp_unused" in (tmp_path / "sweep" / "junit.xml").read_text()
+    fixed = ended.row(parallel="ddp_unused")
+    assert "find_unused_parameters" not in str(fixed["reason"])
