@@ -274,7 +274,7 @@ def audit(folder: str | Path, data: bool = False) -> list[Any]:
     """Audit a checkpoint, or every checkpoint below a folder, the newest first. `data` reads tensors too.
 
     Returns:
-        for each its `folder`, `state` (whole, damaged or torn), `because`, `findings` and `entries`.
+        for each its `folder`, `state` (complete, damaged or torn), `because`, `findings` and `entries`.
 
     Raises:
         ConfigError: the plug-in for audits is not installed.
