@@ -212,3 +212,8 @@ def test_step_that_raises_leaves_the_optimizer(monkeypatch: pytest.MonkeyPatch) 
         twin.step({}, full, Inexact(frozenset(full)), None)
     for name, leaves in kept.items():
         assert compare(leaves, live_state(twin.run)[name]) == []
+
+
+def test_loss_of_a_single_step_has_a_control() -> None:
+    losses = lockstep(1).results()["batch_loss_close"]
+    assert (losses.found, losses.fired) == ([], {"loss of step 1": True})

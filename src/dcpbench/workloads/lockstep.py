@@ -166,9 +166,9 @@ class Lockstep:
         if any_rank(wrong or bool(tolerances), Exchange(self._world.group)):
             twin.take_over(run, self._exchange)
 
-    def _loss_of_whole(self) -> float:
+    def _loss_of_whole(self, at_beginning: bool = True) -> float:
         try:
-            return self._twin.loss_of_whole()
+            return self._twin.loss_of_whole(at_beginning)
         except Exception as error:  # noqa: BLE001 - a user's loss need not accept more than a share
             why = f"the loss of a global batch cannot be computed: {type(error).__name__}: {error}"
             self.not_applied[_OF_WHOLE] = why
@@ -307,7 +307,7 @@ class Lockstep:
         found, fired = list[Mismatch](), dict[str, bool]()
         others = self.twin_losses
         if len(others) == 1:
-            others = [*others, self._loss_of_whole()]
+            others = [*others, self._loss_of_whole(at_beginning=False)]
         for (step, one), lives in zip(self._losses.items(), alive, strict=True):
             found += self._far(step, one.twin)
             usable = math.isfinite(one.ranks) and one.ranks != 0.0 and lives

@@ -85,10 +85,11 @@ class Twin:
             buffer.copy_(received)
         self._begin_again = self._kept()
 
-    def loss_of_whole(self) -> float:
-        """Return the loss of the global batch, from the state at the beginning of the step."""
+    def loss_of_whole(self, at_beginning: bool = True) -> float:
+        """Return the loss of the global batch, in the state at the beginning of the step or in this one."""
         with self._undone(), torch.no_grad():
-            self._begin_again()
+            if at_beginning:
+                self._begin_again()
             with self.run.random.drawn_from():
                 return float(self.run.loss_of(self._batch))
 
