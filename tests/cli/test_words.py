@@ -66,8 +66,9 @@ def test_words_with_meaning_are_accepted() -> None:
         ("train_steps=1", "++train_steps=1", "; leave one out"),
         ("hydra.sweep.dir=a", "hydra.sweep.dir=b", "; leave one out"),
         ("hydra/sweeper=basic", "hydra/sweeper=optuna", "; leave one out"),
-        ("parallel@load_parallel=ddp", "parallel@load_parallel=fsdp", "; leave one out"),
+        ("parallel@load=ddp", "parallel@load=ddp", "; leave one out"),
         ("rerun=failed", "rerun=none", "; leave one out"),
+        ("retry=1", "retry=0", "; leave one out"),
         ("~fault", "~fault", "; leave one out"),
     ],
 )
@@ -75,7 +76,7 @@ def test_key_given_twice_is_refused(first: str, second: str, fix: str) -> None:
     with pytest.raises(ConfigError) as refused:
         check([first, "saves=1", second])
     key = second.lstrip("+~").partition("=")[0]
-    assert str(refused.value).startswith(f"{second}: {key} is given twice (first {first}){fix}")
+    assert str(refused.value) == f"{second}: {key} is given twice (first {first}){fix}"
     check([first, "parallel@other=ddp"])
 
 

@@ -10,7 +10,7 @@ from hydra.errors import OverrideParseException
 
 from dcpbench.cli import reference
 from dcpbench.config.errors import ConfigError, malformed, other_launcher, refuse_null_choice
-from dcpbench.config.schema import is_about_the_sweep
+from dcpbench.config.schema import is_about_the_sweep, is_how_run
 from dcpbench.config.text import as_target, did_you_mean, visible
 
 _OURS = {"hydra/launcher": "dcpbench", "hydra.mode": "MULTIRUN"}
@@ -87,6 +87,7 @@ def _twice(first: str, word: str, override: Override) -> str:
     """Return the complaint about a second word for the same key."""
     key = override.get_key_element()
     values = ",".join(dict.fromkeys(item.partition("=")[2] for item in (first, word)))
-    is_swept = not is_about_the_sweep(override.key_or_group) and not override.is_hydra_override()
+    name = override.key_or_group
+    is_swept = not (is_about_the_sweep(name) or is_how_run(name) or override.is_hydra_override())
     both = f", or write {key}={values} for both" if is_swept and "," in values else ""
     return visible(f"{word}: {key.lstrip('+~')} is given twice (first {first}); leave one out{both}")
