@@ -14,7 +14,7 @@ REFUSED = {
     "packed_sequence": f"batch(generator) contains a PackedSequence, {UNKNOWN}",
 }
 """Parts of the reasons of workloads that are an error."""
-BLOCKS = ("batches", "uneven", "losses", "share_only", "names")
+BLOCKS = ("batches", "uneven", "losses", "share_only", "names", "hooks")
 
 
 @pytest.fixture(scope="module")
