@@ -2,10 +2,11 @@
 
 import copy
 import math
-from collections import Counter
+from collections import Counter, OrderedDict, UserDict, defaultdict
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -142,6 +143,43 @@ def test_perturbed_tensor_differs_and_stays_falsy(value: float) -> None:
     assert not torch.equal(bits(changed), bits(perturbed(changed)))
     assert bool(changed) == bool(rate)
     assert torch.equal(rate, torch.tensor(value)), "another tensor, and not the live one"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.arange(3),
+        np.array([], dtype=np.float32),
+        np.array(0.0, dtype=np.float16),
+        np.array([[1.0, np.nan], [np.inf, -0.0]]),
+        np.array([1 + 2j, 0]),
+        np.array([True, False]),
+        np.array([255, 0], dtype=np.uint8),
+        np.array(["first", "second"]),
+        np.array(["2026-01-01"], dtype="datetime64[D]"),
+        np.array([(1, 2.0)], dtype=[("number", "i4"), ("size", "f8")]),
+        np.array([None, {"a": 1}], dtype=object),
+        np.int64(3),
+        np.bool_(True),
+        torch.arange(3),
+        torch.tensor([True, False]),
+        torch.tensor(7, dtype=torch.uint8),
+        defaultdict(list, {"counts": np.arange(2)}),
+        OrderedDict(a=[[torch.ones(2)]]),
+        UserDict(a=np.arange(2)),
+        (np.arange(2), "MT19937"),
+    ],
+    ids=repr,
+)
+def test_perturbed_arrays_and_containers_differ_and_keep_their_type(value: Any) -> None:
+    changed = perturbed(value)
+    assert not same_value(value, changed)
+    assert not same_value(changed, perturbed(changed))
+    assert same_value(value, copy.copy(value)), "a comparison by value, not by object"
+    if isinstance(value, np.ndarray | np.generic | torch.Tensor):
+        assert (type(changed), changed.dtype) == (type(value), value.dtype)
+    else:
+        assert type(changed) is type(value)
 
 
 def test_perturbed_flags_suit_a_fused_kernel() -> None:

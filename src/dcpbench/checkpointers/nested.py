@@ -1,42 +1,15 @@
-"""State dicts as DCP flattens them: dictionaries, and lists that contain dictionaries or tensors.
-
-`of_tensors` converts a state for formats that can store only tensors: every other value becomes a tensor of
-its bytes.
-"""
+"""State dicts that a checkpoint can fill, and states for formats that can store only tensors, in which every
+other value becomes a tensor of its bytes."""
 
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.stateful import Stateful
 
 from dcpbench.verify.audit import Entry
-
-
-def is_gone_into(value: Any) -> bool:
-    """Return whether DCP flattens a value; any other value is stored under one key."""
-    if isinstance(value, list):
-        return any(isinstance(one, torch.Tensor) or is_gone_into(one) for one in value)
-    return isinstance(value, dict)
-
-
-def slots(nested: Any, prefix: str = "") -> Iterator[tuple[Any, Any, str]]:
-    """Yield the place of each value: its container, its key or index there, and its flattened key."""
-    for name, value in list(nested.items() if isinstance(nested, dict) else enumerate(nested)):
-        if is_gone_into(value):
-            yield from slots(value, f"{prefix}{name}.")
-        else:
-            yield nested, name, f"{prefix}{name}"
-
-
-def mapped(nested: Any, change: Callable[[Any, str], Any], key: str) -> Any:
-    """Return a copy in which every value is `change(value, flattened key)`."""
-    if isinstance(nested, dict):
-        return {name: mapped(value, change, f"{key}.{name}") for name, value in nested.items()}
-    if is_gone_into(nested):
-        return [mapped(value, change, f"{key}.{number}") for number, value in enumerate(nested)]
-    return change(nested, key)
+from dcpbench.verify.nested import mapped, slots
 
 
 def state_dicts(state: dict[str, Any]) -> dict[str, Any]:
@@ -45,33 +18,26 @@ def state_dicts(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_fits(stored: Mapping[str, Any], nested: Any) -> None:
-    """Check that a checkpoint, given by its flattened keys, can fill these state dicts. Messages about keys
-    and shapes are DCP's, which converts to another dtype.
+    """Check that a checkpoint, given by its flattened keys, can fill these state dicts. The messages are
+    DCP's.
 
     Raises:
         RuntimeError: a key is missing in the checkpoint.
-        ValueError: a tensor has a different shape or dtype, or the checkpoint has no tensor.
+        ValueError: a tensor has a different shape.
     """
     for container, name, key in slots(nested):
         if key not in stored:
             raise RuntimeError(f"Missing key in checkpoint state_dict: {key}.")
-        value, saved = container[name], stored[key]
-        if not isinstance(value, torch.Tensor):
-            continue
-        if not isinstance(saved, torch.Tensor):
-            raise ValueError(f"Type mismatch between saved {type(saved).__name__} and a tensor for {key}")
-        if value.shape != saved.shape:
-            sizes = f"saved {saved.shape} and current: {value.shape}"
+        if isinstance(value := container[name], torch.Tensor) and value.shape != stored[key].shape:
+            sizes = f"saved {stored[key].shape} and current: {value.shape}"
             raise ValueError(f"Size mismatch between {sizes} for {key}")
-        if value.dtype != saved.dtype:
-            raise ValueError(f"Dtype mismatch between saved {saved.dtype} and {value.dtype} for {key}")
 
 
 def of_tensors(state: dict[str, Any], stored: Mapping[str, Entry] | None = None) -> dict[str, Any]:
     """Return a state that contains only tensors, to be saved, or loaded from a checkpoint with these entries:
     a load fills existing tensors, and only the checkpoint knows the number of bytes of a value."""
     return {
-        name: _TensorsOnly(name, value, stored or {}) if isinstance(value, dict | Stateful) else value
+        name: _TensorsOnly(name, value, stored or {}) if isinstance(value, Mapping | Stateful) else value
         for name, value in state.items()
     }
 
@@ -84,13 +50,13 @@ class _TensorsOnly:
 
     def state_dict(self) -> dict[str, Any]:
         self._given = self._wrapped.state_dict() if isinstance(self._wrapped, Stateful) else self._wrapped
-        tensors: dict[str, Any] = mapped(self._given, self._packed, self._name)
+        tensors: dict[str, Any] = mapped(self._given, self._packed, f"{self._name}.")
         return tensors
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         filled: dict[str, Any] = {}
-        mapped(state_dict, lambda value, key: filled.setdefault(key, value), self._name)
-        loaded = mapped(self._given, lambda value, key: unpacked(filled[key], like=value), self._name)
+        mapped(state_dict, lambda value, key: filled.setdefault(key, value), f"{self._name}.")
+        loaded = mapped(self._given, lambda value, key: unpacked(filled[key], like=value), f"{self._name}.")
         if isinstance(self._wrapped, Stateful):
             self._wrapped.load_state_dict(loaded)
         else:

@@ -12,12 +12,13 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks, file_lengths
-from dcpbench.checkpointers.nested import check_fits, packed, slots, state_dicts, unpacked
+from dcpbench.checkpointers.nested import check_fits, packed, state_dicts, unpacked
 from dcpbench.checkpointers.raw_io import RawIO
 from dcpbench.checkpointers.torch_file import stored_in
 from dcpbench.config.schema import Config
 from dcpbench.verify.audit import Chunk, Entry, Manifest
 from dcpbench.verify.layout import extent_of
+from dcpbench.verify.nested import items, mapped, slots
 from dcpbench.verify.plain_read import Stored, StoredChunk
 from dcpbench.verify.snapshot import local_part
 
@@ -39,7 +40,7 @@ class TorchSaveCheckpointer(Checkpointer):
     def save(self, state: dict[str, Any], checkpoint_id: str, slot: int = 0) -> PendingSave:
         """Write a state. The file appears atomically; with `sync_files` it is durable when this returns."""
         started = time.perf_counter()
-        nested = {name: _portable(value) for name, value in state_dicts(state).items()}
+        nested = mapped(state_dicts(state), _portable)
         for theirs in self._of_other_ranks(nested):
             _add(nested, theirs)
         if self._ranks.rank == 0:
@@ -51,16 +52,12 @@ class TorchSaveCheckpointer(Checkpointer):
         changed = [folder, *(path.parent for path in (folder, *folder.parents) if not path.exists())]
         folder.mkdir(parents=True, exist_ok=True)
         unfinished = folder / f"{self.file}.unfinished"
-        try:
-            with unfinished.open("wb") as file:
-                self._write(nested, file)
-                if self._sync_files:
-                    file.flush()
-                    os.fsync(file.fileno())
-            unfinished.replace(folder / self.file)
-        except BaseException:
-            unfinished.unlink(missing_ok=True)
-            raise
+        with unfinished.open("wb") as file:
+            self._write(nested, file)
+            if self._sync_files:
+                file.flush()
+                os.fsync(file.fileno())
+        unfinished.replace(folder / self.file)
         if self._sync_files:
             for path in changed:
                 _sync(path)
@@ -83,7 +80,7 @@ class TorchSaveCheckpointer(Checkpointer):
 
         Raises:
             RuntimeError: a key is missing in the checkpoint.
-            ValueError: a tensor has a different shape or dtype.
+            ValueError: a tensor has a different shape.
         """
         stored = self._leaves(checkpoint_id)
         templates = state_dicts(state)
@@ -151,10 +148,10 @@ def _sync(folder: Path) -> None:
 def _without(nested: dict[str, Any], keys: set[str], prefix: str = "") -> dict[str, Any]:
     """Return nested dictionaries without these keys, without lists, and without empty dictionaries."""
     kept = {}
-    for name, value in nested.items():
+    for name, value, key in items(nested, prefix):
         if isinstance(value, dict):
-            value = _without(value, keys, f"{prefix}{name}.")
-        elif isinstance(value, list) or f"{prefix}{name}" in keys:
+            value = _without(value, keys, f"{key}.")
+        elif isinstance(value, list) or key in keys:
             continue
         if not isinstance(value, dict) or value:
             kept[name] = value
@@ -170,15 +167,9 @@ def _add(nested: dict[str, Any], more: dict[str, Any]) -> None:
             nested[name] = value
 
 
-def _portable(nested: Any) -> Any:
-    """Return a copy with full tensors, and with streams as tensors of bytes, which `weights_only` can read;
-    collective."""
-    if isinstance(nested, dict):
-        return {name: _portable(value) for name, value in nested.items()}
-    if isinstance(nested, list):
-        return [_portable(value) for value in nested]
-    if isinstance(nested, DTensor):
-        return nested.full_tensor()
-    if isinstance(nested, io.BytesIO):
-        return packed(nested)
-    return nested
+def _portable(value: Any, _: str) -> Any:
+    """Return a full tensor for a part of one, a tensor of bytes for a stream, which `weights_only` can read,
+    and any other value unchanged; collective."""
+    if isinstance(value, DTensor):
+        return value.full_tensor()
+    return packed(value) if isinstance(value, io.BytesIO) else value

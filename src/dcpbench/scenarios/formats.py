@@ -19,7 +19,7 @@ from dcpbench.cell import checks, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.shared_folder import wait_until_seen
-from dcpbench.checkpointers.nested import slots
+from dcpbench.verify.nested import slots
 from dcpbench.workloads.run_state import as_saved
 
 

@@ -9,6 +9,7 @@ from dcpbench.cell import checks, contract, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
+from dcpbench.verify.nested import is_gone_into, items
 from dcpbench.verify.snapshot import local_part
 
 
@@ -41,12 +42,11 @@ def in_place(cell: Cell) -> None:
 Places = dict[str, tuple[object, int]]
 
 
-def _places(nested: dict[str, Any], path: str = "state") -> Places:
-    """Return every dictionary and tensor by its path, with the address of a tensor's elements."""
+def _places(nested: Any, path: str = "state") -> Places:
+    """Return every container and tensor by its path, with the address of a tensor's elements."""
     places: Places = {path: (nested, 0)}
-    for key, value in nested.items():
-        below = f"{path}.{key}"
-        if isinstance(value, dict):
+    for _, value, below in items(nested, f"{path}."):
+        if is_gone_into(value):
             places.update(_places(value, below))
         elif isinstance(value, torch.Tensor):
             places[below] = (value, local_part(value).data_ptr())

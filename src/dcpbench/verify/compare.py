@@ -1,9 +1,10 @@
 """Bitwise comparison of one rank's part of a state with a snapshot."""
 
 import inspect
+import io
 import math
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -103,10 +104,12 @@ def same_value(expected: Any, actual: Any) -> bool:
         return struct.pack("d", expected) == struct.pack("d", actual)
     if isinstance(expected, list | tuple):
         return len(expected) == len(actual) and all(map(same_value, expected, actual))
-    if isinstance(expected, dict):
+    if isinstance(expected, Mapping):
         return expected.keys() == actual.keys() and all(
             same_value(value, actual[key]) for key, value in expected.items()
         )
+    if isinstance(expected, io.BytesIO):
+        return bool(expected.getvalue() == actual.getvalue())
     if isinstance(expected, partial):
         one, other = ((each.func, each.args, each.keywords) for each in (expected, actual))
         return same_value(one, other)

@@ -3,22 +3,23 @@ does not report a change could not have detected that the load restored nothing.
 
 import copy
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from dcpbench.core.rank_report import Compared, Skip
 from dcpbench.verify.compare import BITS, bits, compare, same_value
+from dcpbench.verify.nested import is_gone_into, slots
 from dcpbench.verify.snapshot import (
     DigestedLeaf,
     Idle,
     Leaves,
     TensorLeaf,
     has_extra_state,
-    has_parts,
     local_part,
     persistent_tensors,
     plain_fqn,
@@ -53,16 +54,15 @@ def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int, saved: Leaves
                 group[key] = perturbed(group[key], key)
 
 
-def _change_values(container: Any) -> Iterator[torch.Tensor]:
-    """Change every value in nested dictionaries and lists, and yield the tensors unchanged. No step is taken
-    with these values, so that a flag or None can become a number."""
-    for key, value in [*(enumerate(container) if isinstance(container, list) else container.items())]:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, dict) or has_parts(value):
-            yield from _change_values(value)
-        else:
-            container[key] = _PART if value is None or isinstance(value, bool) else _another(value, key)
+def _change_values(state: Any) -> Iterator[torch.Tensor]:
+    """Change every value in the state of an optimizer, and yield the tensors unchanged. No step is taken with
+    these values, so that a flag or None can become a number."""
+    for owner, entries in [*state.items()]:
+        for holder, name, _ in [*slots(entries)] if is_gone_into(entries) else [(state, owner, "")]:
+            if isinstance(value := holder[name], torch.Tensor):
+                yield value
+            else:
+                holder[name] = _PART if value is None or isinstance(value, bool) else _another(value, name)
 
 
 @torch.no_grad()
@@ -137,6 +137,7 @@ def perturbed(value: Any, name: Any = None) -> Any:
       the CPU). True becomes 1, because the state of an optimizer depends on its flags (`amsgrad`).
     - 0 becomes -0.0, because a momentum would give an SGD state that it does not have. Other numbers become
       7/16 of themselves, which no schedule of halves and quarters produces.
+    - Arrays, and tensors of numbers other than floats, keep their dtype and shape.
     - The words that a `ReduceLROnPlateau` knows become its other ones.
     - A function or a class becomes another object that does the same.
     - None in a list is not a flag and stays: a `LambdaLR` has it for each of its functions, and a `CyclicLR`
@@ -158,16 +159,24 @@ def perturbed(value: Any, name: Any = None) -> Any:
         return value * _PART or (-0.0 if same_value(value, 0.0) else 0.0)
     if isinstance(value, str):
         return _OTHER_WORDS.get(value, f"{value}'")
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         kept = {key for key, item in value.items() if item is None and key == FUNCTION_IF_NONE}
-        return type(value)(
-            {key: None if key in kept else perturbed(item, key) for key, item in value.items()}
-        )
+        changed = {key: None if key in kept else perturbed(item, key) for key, item in value.items()}
+        if not isinstance(value, MutableMapping):
+            return changed
+        copied = copy.copy(value)  # the same class, also of a `defaultdict`
+        copied.update(changed)
+        return copied
     if isinstance(value, tuple | list):
         make: Any = getattr(value, "_make", tuple if isinstance(value, tuple) else list)
         return make(None if item is None else perturbed(item, name) for item in value)
-    if isinstance(value, torch.Tensor):  # for example a learning rate
-        return torch.where(value != 0, value * _PART, -value)
+    if isinstance(value, torch.Tensor):
+        if value.is_floating_point() and value.element_size() > 1:  # for example a learning rate
+            return torch.where(value != 0, value * _PART, -value)
+        _perturb([other := value.clone()], seed=0)
+        return other
+    if isinstance(value, np.ndarray | np.generic):
+        return _other_array(np.asarray(value), name)[() if isinstance(value, np.generic) else ...]
     if isinstance(value, torch.dtype):
         return torch.float32 if value == torch.float64 else torch.float64
     if isinstance(value, torch.device):
@@ -179,6 +188,26 @@ def perturbed(value: Any, name: Any = None) -> Any:
     which = f"the hyperparameter {name!r}" if name else "a hyperparameter"
     why = f"of type {type(value).__name__} cannot be compared with a copy of it"
     raise Skip(f"{which} {why}; keep a number, text, list or dictionary that it can be built from")
+
+
+def _other_array(array: Any, name: Any) -> Any:
+    """Return an array of the same type and shape, in which each element is different; an empty one has an
+    element more."""
+    if not array.size:
+        return np.zeros(1, array.dtype)
+    if array.dtype.hasobject:
+        changed = np.empty_like(array)
+        for place, item in np.ndenumerate(array):
+            changed[place] = _another(item, name)
+        return changed
+    if array.dtype.kind in "fc":
+        return np.where(array != 0, np.nan_to_num(array) * array.dtype.type(_PART), -array)
+    if array.dtype.kind in "iu":
+        return array + array.dtype.type(16)  # which may wrap around
+    # The lowest bit of a flag, or of the first letter of a text.
+    content = np.frombuffer(bytearray(array.tobytes()), np.uint8).reshape(array.size, -1)
+    content[:, :1] ^= 1
+    return content.view(array.dtype).reshape(array.shape)
 
 
 def made_different(leaf: Any, name: Any = None) -> Any:
@@ -196,8 +225,8 @@ def made_different(leaf: Any, name: Any = None) -> Any:
 
 
 def _another(value: Any, name: Any) -> Any:
-    """Return a different value. A value that `perturbed` cannot change becomes a list with it: the empty list
-    of a group without parameters, or a list of None."""
+    """Another value, also of a list in which nothing can be: of the parameters of a group that has none, of
+    functions."""
     changed = perturbed(value, name)
     return [value] if same_value(changed, value) else changed
 

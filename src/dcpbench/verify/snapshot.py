@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dcpbench.verify.audit import Entry
 from dcpbench.verify.digest import Digest, add, digest, fetch
 from dcpbench.verify.layout import Extent, ParameterParts, extent_of, parameter_parts
+from dcpbench.verify.nested import slots
 
 LARGE_BYTES = 4 * 2**20
 """Larger parts are not copied."""
@@ -117,21 +118,21 @@ def snapshot_optimizer(
             leaves |= snapshot_nested({parameter: entries}, "state.")
             continue
         local_shape = _local_shape(parameter)
-        for path, entry, value in _flattened(entries):
+        for holder, entry, path in slots(entries):
+            value = holder[entry]
             # A moment has the layout of its parameter; a step counter or a factored moment does not.
             like = isinstance(value, torch.Tensor) and _local_shape(value) == local_shape
             lies = bool(like and local_shape)
             for name, part in parts_by_id[id(parameter)].items():
                 idle = part.extent.numel == 0 and math.prod(part.extent.shape) > 0
-                leaf = _leaf(part.of(value), entry, part.extent) if lies else _leaf(value, entry)
+                extent = part.extent if lies else None
+                leaf = _leaf(part.of(value) if lies else value, str(entry), extent)
                 leaves[f"state.{name}.{path}"] = Idle(leaf) if idle else leaf
                 if isinstance(value, torch.Tensor) and not like:
                     value = value.clone()  # each parameter in a flat one has a separate counter
     for number, group in enumerate(optimizer.param_groups):
-        for key, value in group.items():
-            if key == "params":
-                value = [name for parameter in value for name in parts_by_id[id(parameter)]]
-            leaves[f"param_groups.{number}.{key}"] = _leaf(value, key)
+        names = [name for parameter in group["params"] for name in parts_by_id[id(parameter)]]
+        leaves |= snapshot_nested({**group, "params": names}, f"param_groups.{number}.")
     return leaves
 
 
@@ -150,28 +151,8 @@ def by_parameter(leaves: Leaves) -> Leaves:
 
 
 def snapshot_nested(nested: Mapping[Any, Any], prefix: str = "") -> Leaves:
-    """Return the values in nested dictionaries by their dotted paths. A list is one value unless it
-    `has_parts`: it is flattened then, as by DCP. A string key keeps its quotes if there is an integer key
-    with the same digits."""
-    return {path: _leaf(value, key) for path, key, value in _flattened(nested, prefix)}
-
-
-def has_parts(value: Any) -> bool:
-    """Return whether a value is a list that contains tensors or dictionaries."""
-    return isinstance(value, list) and any(isinstance(item, torch.Tensor | dict) for item in value)
-
-
-def _flattened(nested: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, str, Any]]:
-    """Yield the path of each value in nested dictionaries, its key, and the value."""
-    numbers = {str(key) for key in nested if not isinstance(key, str)}
-    for key, value in nested.items():
-        path = f"{prefix}{key!r}" if key in numbers else f"{prefix}{key}"
-        if has_parts(value):
-            value = {str(number): item for number, item in enumerate(value)}
-        if isinstance(value, dict):
-            yield from _flattened(value, f"{path}.")
-        else:
-            yield path, str(key), value
+    """Return the values in nested containers by their flattened keys."""
+    return {key: _leaf(holder[name], str(name)) for holder, name, key in slots(nested, prefix)}
 
 
 def of_kind(kind: str, leaves: Leaves) -> Leaves:

@@ -8,10 +8,11 @@ import torch
 from torch.distributed.checkpoint.stateful import Stateful
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks, file_lengths
-from dcpbench.checkpointers.nested import check_fits, slots, state_dicts
+from dcpbench.checkpointers.nested import check_fits, state_dicts
 from dcpbench.checkpointers.raw_io import RawIO
 from dcpbench.config.schema import Config
 from dcpbench.verify.audit import Manifest
+from dcpbench.verify.nested import slots
 
 
 class TorchCheckpointingCheckpointer(Checkpointer):
