@@ -1,9 +1,11 @@
 """Workloads as people write them: batches, losses and models of every kind."""
 
 from collections import UserDict, namedtuple
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -195,29 +197,89 @@ def loss_of_each_sample() -> Workload:
     return Workload(net(), inputs, lambda m, x: {"mse": (m(x) - x).square().mean(1)})
 
 
-class Captures(nn.Module):
-    """Captures an output by a hook, which libraries install in the first forward pass."""
+class LowStateAdam(torch.optim.Optimizer):
+    """Adam whose moments are bfloat16 beside float32 parameters. Torch's load makes them float32."""
 
-    def __init__(self, in_first_forward: bool) -> None:
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for value in group["params"]:
+                state = self.state[value]
+                if not state:
+                    state["step"] = torch.zeros(())
+                    state["exp_avg"] = torch.zeros_like(value, dtype=torch.bfloat16)
+                state["step"] += 1
+                moment = state["exp_avg"].float().lerp(value.grad, 0.1)
+                value.sub_(group["lr"] * moment / (1 - 0.9 ** state["step"].item()))
+                state["exp_avg"] = moment.to(state["exp_avg"].dtype)
+
+
+class MasterSgd(torch.optim.Optimizer):
+    """SGD on full-precision copies of bfloat16 parameters, in an attribute that no state dict has."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+        trained = (value for group in self.param_groups for value in group["params"])
+        self.masters = {value: value.detach().float().clone() for value in trained}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for value in group["params"]:
+                self.masters[value].sub_(group["lr"] * value.grad.float())
+                value.copy_(self.masters[value])
+
+
+def low_state() -> Workload:
+    return Workload(net(), inputs, reversed_loss, lambda model: LowStateAdam(model.parameters()))
+
+
+def masters() -> Workload:
+    return Workload(
+        net().bfloat16(),
+        lambda g: inputs(g).bfloat16(),
+        reversed_loss,
+        lambda model: MasterSgd(model.parameters()),
+    )
+
+
+class Counting(nn.Module):
+    """Keeps extra state, which each forward pass makes from its number."""
+
+    def __init__(self, state_of: Callable[[int], Any]) -> None:
         super().__init__()
-        self.net, self.is_installed, self.captured = net(), False, torch.zeros(())
-        if not in_first_forward:
-            self._install()
-
-    def _install(self) -> None:
-        self.net[0].register_forward_hook(self._capture)
-        self.is_installed = True
+        self.net, self.state_of, self.kept, self.passes = net(), state_of, state_of(0), 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.is_installed:
-            self._install()
-        out = self.net(x)
-        captured, self.captured = self.captured, torch.zeros(())
-        return out + 0.01 * captured.mean()
+        if self.training:
+            self.passes += 1
+            self.kept = self.state_of(self.passes)
+        out: torch.Tensor = self.net(x)
+        return out
 
-    def _capture(self, module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
-        self.captured = output
+    def get_extra_state(self) -> Any:
+        return {"passes": self.passes, "kept": self.kept}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.passes, self.kept = state["passes"], state["kept"]
 
 
-def hook_of_the_first_forward(in_first_forward: bool = True) -> Workload:
-    return Workload(Captures(in_first_forward), inputs, reversed_loss)
+def nested_lists() -> Workload:
+    def state_of(number: int) -> Any:
+        return {"a": [[torch.full((2,), number)], [{"b": number}, [torch.full((3,), number + 2.0), "text"]]]}
+
+    return Workload(Counting(state_of), inputs, reversed_loss)
+
+
+def arrays_in_extra_state() -> Workload:
+    def state_of(number: int) -> Any:
+        return {
+            "counts": np.arange(3) + number,
+            "odd": np.array([number % 2 > 0]),
+            "mean": np.float32(number),
+        }
+
+    return Workload(Counting(state_of), inputs, reversed_loss)

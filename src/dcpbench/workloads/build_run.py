@@ -3,7 +3,7 @@
 import copy
 import math
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
+from dcpbench.verify.nested import mapped
 from dcpbench.verify.snapshot import (
     Leaves,
     below,
@@ -27,7 +28,7 @@ from dcpbench.verify.snapshot import (
 from dcpbench.verify.whole_tensors import Exchange, assembled
 from dcpbench.workloads import parallelisms
 from dcpbench.workloads.components import Component, ComponentContext, Ema
-from dcpbench.workloads.optimizers import InBackward
+from dcpbench.workloads.optimizers import InBackward, load_as_saved
 from dcpbench.workloads.own_trainer import TrainerRun
 from dcpbench.workloads.pipeline import Pipeline
 from dcpbench.workloads.stateful import Noise, seed_generators
@@ -183,19 +184,14 @@ def _set_optimizer(other: TrainingRun, tensors: Leaves, run: TrainingRun) -> Non
     for number, one in enumerate(parameters):
         prefix = f"state.{names[id(one)]}."
         of_tensors = below(tensors, prefix)
-        if of_one := _with_tensors(values.get(names[id(one)]) or of_tensors, tensors, prefix):
+        entries = values.get(names[id(one)]) or of_tensors
+
+        def copied(value: Any, key: str) -> Any:
+            return tensors.get(key, copy.deepcopy(value))
+
+        if of_one := mapped(entries, copied, prefix):
             state[number] = of_one
     own = other.optimizer.state_dict()["param_groups"]
     theirs = run.optimizer.state_dict()["param_groups"]
     groups = [{**one, "params": mine["params"]} for mine, one in zip(own, theirs, strict=True)]
-    other.optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-
-def _with_tensors(entries: Mapping[str, Any], tensors: Leaves, prefix: str) -> dict[str, Any]:
-    """Copy the optimizer state of a parameter, with full tensors in place of this rank's parts."""
-    return {
-        key: _with_tensors(value, tensors, f"{prefix}{key}.")
-        if isinstance(value, dict)
-        else tensors.get(f"{prefix}{key}", copy.deepcopy(value))
-        for key, value in entries.items()
-    }
+    load_as_saved(other.optimizer, {"state": state, "param_groups": groups})

@@ -1,10 +1,14 @@
 """Optimizers that combine several of torch's, or need more than plain values."""
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
+
+from dcpbench.verify.nested import slots
 
 
 class Optimizers(torch.optim.Optimizer):
@@ -61,6 +65,47 @@ class InBackward(Optimizers):
         """Step each, unless they have stepped already."""
         if not self.in_backward:
             super().step(closure)
+
+
+def load_as_saved(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+    """Load a state dict and keep the dtypes of its tensors: torch converts floats to those of parameters."""
+    optimizer.load_state_dict(state_dict)
+    numbers = (number for group in state_dict["param_groups"] for number in group["params"])
+    parameters = (value for group in optimizer.param_groups for value in group["params"])
+    for number, parameter in zip(numbers, parameters, strict=True):
+        saved = {key: holder[name] for holder, name, key in slots(state_dict["state"].get(number, {}))}
+        for holder, name, key in slots(optimizer.state.get(parameter, {})):
+            loaded = holder[name]
+            if isinstance(loaded, torch.Tensor) and loaded.dtype != saved[key].dtype:
+                holder[name] = saved[key].to(loaded.device, copy=True)
+
+
+def kept(optimizer: torch.optim.Optimizer, model: nn.Module) -> Callable[[], None]:
+    """Return a function that restores the state, the groups and the other attributes of an optimizer, such
+    as copies of parameters in full precision, to what they are now. `model` is not copied."""
+    each = each_of(optimizer)
+    memo: dict[int, Any] = {id(one): one for one in (*each, *model.modules(), *model.parameters())}
+
+    def copied(value: Any) -> Any:
+        try:
+            return copy.deepcopy(value, memo)
+        except Exception:  # noqa: BLE001 - a user's object may refuse it in any way
+            return value
+
+    before = [(one, {name: copied(vars(one)[name]) for name in _attributes(one)}) for one in each]
+
+    def restore() -> None:
+        for one, attributes in before:
+            for name in _attributes(one):
+                del vars(one)[name]
+            vars(one).update(attributes)
+
+    return restore
+
+
+def _attributes(optimizer: torch.optim.Optimizer) -> list[str]:
+    """Return the attributes other than dictionaries of hooks, from which handles remove a hook."""
+    return [name for name in vars(optimizer) if not name.endswith("_hooks")]
 
 
 def each_of(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:

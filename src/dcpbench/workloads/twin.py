@@ -29,7 +29,7 @@ from dcpbench.verify.snapshot import (
 from dcpbench.verify.training import step_tolerances
 from dcpbench.verify.whole_tensors import Exchange, assembled, real_elements
 from dcpbench.workloads.batch import Batch, mapped
-from dcpbench.workloads.optimizers import each_of, repeats_on_parts
+from dcpbench.workloads.optimizers import each_of, kept, repeats_on_parts
 from dcpbench.workloads.training_run import TrainingRun, dense
 
 _JITTERED = 2
@@ -165,9 +165,8 @@ class Twin:
         """
         others = list[Leaves]()
         for number in range(_JITTERED if inexact.measured else 0):
-            optimizer = copy.deepcopy(self.run.optimizer.state_dict())
             with ExitStack() as undone:
-                undone.callback(self.run.optimizer.load_state_dict, optimizer)
+                undone.callback(kept(self.run.optimizer, self.model))
                 undone.enter_context(self._undone())
                 self._set_gradients(gradients, full)
                 if grad_norm is not None:
