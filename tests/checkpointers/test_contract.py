@@ -169,11 +169,28 @@ def test_state_that_does_not_fit_is_refused(checkpointer: Checkpointer, saved: s
         checkpointer.load({"model": {"sentinel": torch.zeros(1)}}, saved)
 
 
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        ({"w": torch.zeros(6, 10, dtype=torch.float64)}, "Dtype mismatch between saved torch.float32 and"),
+        ({"w": torch.zeros(6, 10, dtype=torch.bfloat16)}, "Dtype mismatch between saved torch.float32 and"),
+    ],
+)
+def test_torch_save_converts_no_values(model: dict[str, torch.Tensor], told: str, tmp_path: Path) -> None:
+    """DCP does, silently (docs/findings)."""
+    alone = TorchSaveCheckpointer(tmp_path, Config(), Alone())
+    alone.save({"model": {"w": torch.ones(6, 10)}, "epoch": 3}, str(tmp_path / "one"))
+    with pytest.raises(ValueError, match=told):
+        alone.load({"model": model}, str(tmp_path / "one"))
+    with pytest.raises(ValueError, match="Type mismatch between saved int and a tensor for epoch"):
+        alone.load({"epoch": torch.tensor(3)}, str(tmp_path / "one"))
+
+
 def test_torch_save_writes_atomically(tmp_path: Path) -> None:
     alone = TorchSaveCheckpointer(tmp_path, Config(), Alone())
     place = tmp_path / "one"
     with pytest.raises(Exception, match="pickle" if sys.version_info < (3, 13) else "get local object"):
         alone.save({"model": {"w": lambda: None}}, str(place))
-    assert not (place / "state.pt").exists()
+    assert [*place.iterdir()] == []
     alone.save(state(1), str(place))
     assert [path.name for path in place.iterdir()] == ["state.pt"]

@@ -14,8 +14,9 @@ from torch.distributed.checkpoint.staging import DefaultStager
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from conftest import SMALL, run, tiered
+from dcpbench.checkpointers import dcp as dcp_module
 from dcpbench.checkpointers.dcp import DcpCheckpointer, forget_kept_by_dcp, kept_by_dcp
-from dcpbench.config.groups import SaveConfig, StorageConfig
+from dcpbench.config.groups import Kept, PlannerConfig, SaveConfig, StorageConfig
 from dcpbench.config.schema import Config, conf_folder
 from support.alone import STAGES_ONCE
 
@@ -118,6 +119,36 @@ def test_overlapping_saves_share_a_writer_on_request(save: str, tmp_path: Path, 
         "dcp writes both into one folder"
     )
     checkpointer.close()
+
+
+@pytest.mark.parametrize("slot", [0, 1])
+@pytest.mark.parametrize("raised_by", ["async_save", "planner"])
+def test_stager_of_a_save_that_raises_is_closed(
+    slot: int, raised_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, closed = list[DefaultStager](), list[DefaultStager]()
+    for name, noted in (("__init__", made), ("close", closed)):
+        honest = getattr(DefaultStager, name)
+
+        def note(stager: DefaultStager, *of: Any, honest: Any = honest, noted: Any = noted) -> None:
+            noted.append(stager)
+            honest(stager, *of)
+
+        monkeypatch.setattr(DefaultStager, name, note)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no such device")
+
+    config = config_of("async_stager")
+    if raised_by == "planner":
+        config.save.planner = PlannerConfig(Kept.new)
+        monkeypatch.setattr(dcp_module, "DefaultSavePlanner", fail)
+    monkeypatch.setattr(dcp, "async_save", fail)
+    checkpointer = DcpCheckpointer(tmp_path, config, Alone())
+    with pytest.raises(RuntimeError, match="no such device"):
+        checkpointer.save({"model": {"w": torch.ones(1)}}, str(tmp_path / "one"), slot)
+    assert closed == made
+    assert len(made) == (raised_by == "async_save")
 
 
 @pytest.mark.parametrize("save", [save for save in ASYNC if config_of(save).save.stager])

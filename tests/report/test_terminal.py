@@ -55,6 +55,8 @@ def test_narrow_terminals_keep_status_and_checks(
         ["saves=1", "pass"],
         ["saves=3", "xfail"],
     ], "failed cells first"
+    causes = lines.index(next(line for line in lines if line.startswith("    The optimizer was restored")))
+    assert width == 120 or lines[causes + 1].startswith("    "), "a longer sentence stays indented"
     assert "\x1b[1;31mfailed: optim" in said
     assert "\x1b[33mfailed: optim" in said, "a known failure is not red"
 

@@ -73,6 +73,7 @@ SEEN: dict[str, set[str]] = {
     "second_step_wrong": {"state_resume_equal"},
     "training_mode_lost": {"flags_equal"},
     "hook_lost": {"flags_equal"},
+    "model_hook_added": {"flags_equal"},
     "load_changes_other_run": {"side_effect_free"},
     "restored_run_saved_wrong": {"optim_equal"},
     "fsync_left_out": {"checkpoint_whole"},
@@ -84,8 +85,8 @@ SEEN: dict[str, set[str]] = {
 
 OF_EACH_CHECK = (
     *("weight_lowest_bit", "step_off_by_one", "noise_one_draw_ahead", "save_nudges_weight", "key_added"),
-    *("missing_keys_ignored", "second_step_wrong", "hook_lost", "load_changes_other_run"),
-    *("values_negated_twice", "file_overwritten_later", "generator_seeded_again"),
+    *("missing_keys_ignored", "second_step_wrong", "hook_lost", "model_hook_added"),
+    *("load_changes_other_run", "values_negated_twice", "file_overwritten_later", "generator_seeded_again"),
 )
 
 
@@ -110,6 +111,28 @@ def test_fault_fails_the_checks_that_it_breaks(fault: str) -> None:
     assert failed & telling <= SEEN[fault], "the snapshot is too late"
     (first, *_) = (one for one in verdict.failed if one.check in SEEN[fault])
     assert re.search(SENTENCES.get(fault, ""), first.sentence)
+
+
+def test_hooks_are_compared_after_the_first_resumed_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hook that the first forward pass installs is no mismatch; a hook is that a load has removed."""
+    lazy = {"workload": {"target": "support.ordinary_workloads.hook_of_the_first_forward"}}
+    verdict, report = alone(saves=1, **lazy)
+    assert verdict.status == "pass", verdict.reason
+    compared = report.checks["flags_equal"].compared
+    assert "hooks.model" not in compared["in the checkpoint of step 2"]
+    assert "hooks.model" in compared["after the checkpoint of step 2, resumed"]
+    honest = steps.load
+
+    def load(cell: Any, target: TrainingRun, *others: Any, **options: Any) -> None:
+        honest(cell, target, *others, **options)
+        target.model.get_submodule("net.0")._forward_hooks.clear()
+
+    monkeypatch.setattr(steps, "load", load)
+    kept = {"workload": {"target": "support.ordinary_workloads.hook_of_the_first_forward"}}
+    kept["workload"]["options"] = {"in_first_forward": False}  # type: ignore[assignment]
+    verdict, _ = alone(saves=1, **kept)
+    assert "flags_equal" in {one.check for one in verdict.failed}, verdict.reason
+    assert "hooks.model" in str(verdict.reason), "the check names it"
 
 
 def wrong_gradient(run: TrainingRun) -> None:

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from dcpbench.cell.contract import Unsaveable, verify_refused_beside
+from dcpbench.cell.contract import Unsaveable, verify_refused, verify_refused_beside
 from dcpbench.checkpointers.base import PendingSave
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.core.mismatch import Mismatch
@@ -92,3 +92,25 @@ def test_only_rank_0_reads_leftovers(rank: int, tmp_path: Path) -> None:
     assert asked == ([] if rank else ["refused", "accepted"])
     assert report.count == 0
     assert report.control[WHERE] == {"refusal": True, **({} if rank else {"beside.value": True})}
+
+
+@pytest.mark.parametrize(
+    ("refused", "accepted", "found", "fired"),
+    [
+        (KeyError("absent"), None, 0, True),
+        (None, None, 1, True),
+        (KeyError("other"), None, 1, True),
+        (KeyError("absent"), KeyError("absent"), 0, False),
+        (KeyError("absent"), KeyError("other"), 0, False),
+    ],
+)
+def test_control_of_a_refusal_must_be_accepted(
+    refused: Exception | None, accepted: Exception | None, found: int, fired: bool, tmp_path: Path
+) -> None:
+    def call(error: Exception | None) -> Callable[[], None]:
+        return mock.Mock(side_effect=error)
+
+    cell = bare_cell(tmp_path)
+    verify_refused(cell, KeyError, "absent", call(refused), call(accepted))
+    report = cell.report.checks["contract_held"]
+    assert (report.count, report.control) == (found, {"of the save": {"refusal": fired}})

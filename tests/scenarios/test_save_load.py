@@ -35,7 +35,7 @@ def rows_with(saved: Finished, word: str) -> list[dict[str, Any]]:
 
 
 def test_overlapping_saves_have_their_own_state(saved: Finished) -> None:
-    rows = [row for row in rows_with(saved, "overlap_saves=True") if row["save"] in ("sync", "async")]
+    rows = [row for row in rows_with(saved, "overlap_saves=true") if row["save"] in ("sync", "async")]
     assert len(rows) == 8
     for row in rows:
         if row["save"] == "sync":
@@ -75,7 +75,7 @@ def test_ranks_without_collectives_find_their_files(saved: Finished) -> None:
 
 
 def test_raw_io_is_measured_with_each_save(saved: Finished) -> None:
-    rows = rows_with(saved, "raw=True")
+    rows = rows_with(saved, "raw=true")
     assert len(rows) == 4
     for row in rows:
         assert row["status"] == "pass", row["reason"]

@@ -25,7 +25,15 @@ from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import build_run, lockstep
 from dcpbench.workloads.build_run import copy_state
 from dcpbench.workloads.lockstep import Lockstep, TwinGradients
-from dcpbench.workloads.run_state import FLAGS, State, is_small, key_of, live_state, retained_state
+from dcpbench.workloads.run_state import (
+    FLAGS,
+    State,
+    before_a_step,
+    is_small,
+    key_of,
+    live_state,
+    retained_state,
+)
 from dcpbench.workloads.training_run import TrainingRun
 
 _UNRESTORED = 5
@@ -132,6 +140,7 @@ def run_controls(
     """Run the negative control of each check on a target in which everything is different or, if there is
     none, on its state `changed`."""
     controls: dict[str, Compared] = {}
+    checkpoint = replace(checkpoint, state=before_a_step(checkpoint.state))
     with cell.phase("verify", "power"):
         unrestored = view(target)
         for check, leaves in checkpoint.state.items():
@@ -163,10 +172,11 @@ def verify_restored(
     view: View = live_state,
     where: str = "",
 ) -> None:
-    """Check that a load has restored, bit for bit, the saved state. If `view` is of the full state,
-    the checks of plug-ins follow."""
+    """Check that a load has restored, bit for bit, the saved state; hooks of the model are compared after
+    the resume. If `view` is of the full state, the checks of plug-ins follow."""
+    checkpoint = replace(checkpoint, state=before_a_step(checkpoint.state))
     with cell.phase("verify", "equality"):
-        actual, group = view(target), cell.world.group
+        actual, group = before_a_step(view(target)), cell.world.group
         compared: dict[str, Compared] = {}
         for check in checkpoint.state:
             found = checkpoint.compare(check, actual[check], group, checkpoint.recall_of(check))

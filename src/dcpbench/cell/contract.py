@@ -42,19 +42,25 @@ def verify_refused(
     where: str = "of the save",
 ) -> None:
     """Check that a call raises an exception of this kind whose text contains `message`. The negative control
-    is `accepted`, the same call in an allowed way."""
+    is `accepted`, the same call in an allowed way, which must not raise."""
     expected = f"expected {kind.__name__}: {message}"
 
-    def wrong(call: Callable[[], None]) -> list[Mismatch]:
+    def raised(call: Callable[[], None]) -> BaseException | None:
         try:
             call()
         except (Exception, CheckpointException) as error:  # noqa: BLE001 - its type is what is checked
-            if isinstance(error, kind) and message in str(error):
-                return []
-            return [violation("refusal", f"{expected}; got {type(error).__name__}: {error}")]
-        return [violation("refusal", f"{expected}; it was not refused")]
+            return error
+        return None
 
-    cell.record("contract_held", Compared.of(wrong(refused), wrong(accepted), ["refusal"]), where)
+    def wrong(error: BaseException | None) -> list[Mismatch]:
+        if isinstance(error, kind) and message in str(error):
+            return []
+        got = f"got {type(error).__name__}: {error}" if error else "it was not refused"
+        return [violation("refusal", f"{expected}; {got}")]
+
+    found, unexpected = wrong(raised(refused)), raised(accepted)
+    control = wrong(unexpected) if unexpected is None else []
+    cell.record("contract_held", Compared.of(found, control, ["refusal"]), where)
 
 
 def verify_refused_beside(cell: Cell, checkpointer: Checkpointer) -> None:

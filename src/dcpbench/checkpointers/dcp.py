@@ -5,7 +5,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from multiprocessing import resource_sharer
 from pathlib import Path
@@ -53,26 +53,29 @@ class DcpCheckpointer(Checkpointer):
     def save(self, state: dict[str, Any], checkpoint_id: str, slot: int = 0) -> PendingSave:
         kept, group = self._slots[slot], self._ranks.group_of(slot)
         writer, given = kept.writer(), kept.given()
-        if slot:
-            reached, go_on = _hold_back(given.setdefault("planner", DefaultSavePlanner()))
-        save = pkgutil.resolve_name(self._save.target)
-        if self._storage.tensors_only:
-            state = of_tensors(state)
-        place = self._objects.place(checkpoint_id) if self._objects else checkpoint_id
-        pending: PendingSave = save(state, place, writer, group, **given, **self._save.options)
-        if slot:
-            pending.held_back = go_on
-            pending.when_ended(reached.set)  # it can fail before
-            reached.wait()
-        if self._save.stager and self._save.stager.instance is Kept.new:
-            pending.when_ended(given["async_stager"].close)
+        with ExitStack() as used_once:
+            if self._save.stager and self._save.stager.instance is Kept.new:
+                used_once.callback(given["async_stager"].close)
+            if slot:
+                reached, go_on = _hold_back(given.setdefault("planner", DefaultSavePlanner()))
+            save = pkgutil.resolve_name(self._save.target)
+            if self._storage.tensors_only:
+                state = of_tensors(state)
+            place = self._objects.place(checkpoint_id) if self._objects else checkpoint_id
+            pending: PendingSave = save(state, place, writer, group, **given, **self._save.options)
+            if slot:
+                pending.held_back = go_on
+                pending.when_ended(reached.set)  # it can fail before
+                reached.wait()
+            pending.when_ended(used_once.pop_all().close)
         return pending
 
     def close(self) -> None:
-        for slot in self._slots.values():
-            slot.close()
-        self._storage.close()
-        forget_kept_by_dcp()
+        with ExitStack() as closed:  # each, whether or not another one raises
+            closed.callback(forget_kept_by_dcp)
+            closed.callback(self._storage.close)
+            for slot in self._slots.values():
+                closed.callback(slot.close)
 
     def load(self, state: dict[str, Any], checkpoint_id: str) -> None:
         self._read(self._storage.reader, checkpoint_id, state)
@@ -165,12 +168,12 @@ class _Slot:
     def given(self) -> dict[str, Any]:
         """Return the other arguments of the next save, by DCP's names."""
         given: dict[str, Any] = {}
-        if stager := self._config.stager:
-            make = partial(DefaultStager, StagingOptions(**_options(stager)))
-            given["async_stager"] = self._one_of("stager", stager.instance, make)
         if planner := self._config.planner:
             make_planner = partial(DefaultSavePlanner, **_options(planner))
             given["planner"] = self._one_of("planner", planner.instance, make_planner)
+        if stager := self._config.stager:  # last: it has to be closed
+            make = partial(DefaultStager, StagingOptions(**_options(stager)))
+            given["async_stager"] = self._one_of("stager", stager.instance, make)
         if self._config.uploader is Uploader.process:
             given["async_checkpointer_type"] = AsyncCheckpointerType.PROCESS
         return given

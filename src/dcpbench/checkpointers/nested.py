@@ -18,19 +18,26 @@ def state_dicts(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_fits(stored: Mapping[str, Any], nested: Any) -> None:
-    """Check that a checkpoint, given by its flattened keys, can fill these state dicts. The messages are
-    DCP's.
+    """Check that a checkpoint, given by its flattened keys, can fill these state dicts. Messages about keys
+    and shapes are DCP's, which converts to another dtype.
 
     Raises:
         RuntimeError: a key is missing in the checkpoint.
-        ValueError: a tensor has a different shape.
+        ValueError: a tensor has a different shape or dtype, or the checkpoint has no tensor.
     """
     for container, name, key in slots(nested):
         if key not in stored:
             raise RuntimeError(f"Missing key in checkpoint state_dict: {key}.")
-        if isinstance(value := container[name], torch.Tensor) and value.shape != stored[key].shape:
-            sizes = f"saved {stored[key].shape} and current: {value.shape}"
+        value, saved = container[name], stored[key]
+        if not isinstance(value, torch.Tensor):
+            continue
+        if not isinstance(saved, torch.Tensor):
+            raise ValueError(f"Type mismatch between saved {type(saved).__name__} and a tensor for {key}")
+        if value.shape != saved.shape:
+            sizes = f"saved {saved.shape} and current: {value.shape}"
             raise ValueError(f"Size mismatch between {sizes} for {key}")
+        if value.dtype != saved.dtype:
+            raise ValueError(f"Dtype mismatch between saved {saved.dtype} and {value.dtype} for {key}")
 
 
 def of_tensors(state: dict[str, Any], stored: Mapping[str, Entry] | None = None) -> dict[str, Any]:

@@ -52,12 +52,16 @@ class TorchSaveCheckpointer(Checkpointer):
         changed = [folder, *(path.parent for path in (folder, *folder.parents) if not path.exists())]
         folder.mkdir(parents=True, exist_ok=True)
         unfinished = folder / f"{self.file}.unfinished"
-        with unfinished.open("wb") as file:
-            self._write(nested, file)
-            if self._sync_files:
-                file.flush()
-                os.fsync(file.fileno())
-        unfinished.replace(folder / self.file)
+        try:
+            with unfinished.open("wb") as file:
+                self._write(nested, file)
+                if self._sync_files:
+                    file.flush()
+                    os.fsync(file.fileno())
+            unfinished.replace(folder / self.file)
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
         if self._sync_files:
             for path in changed:
                 _sync(path)
@@ -80,7 +84,7 @@ class TorchSaveCheckpointer(Checkpointer):
 
         Raises:
             RuntimeError: a key is missing in the checkpoint.
-            ValueError: a tensor has a different shape.
+            ValueError: a tensor has a different shape or dtype.
         """
         stored = self._leaves(checkpoint_id)
         templates = state_dicts(state)

@@ -19,20 +19,21 @@ class Explanation:
         failed: the check that failed; others can have failed with it.
         passed: checks of which none failed, and at least one passed; null ones did not apply.
         raised: for an `error`: a name of PyTorch's in the exception's message, which no field of a row has.
-        unless: for an `error`: the parallelism whose cells need another explanation.
+        instead: for an `error`: the override that helps, which the cell does not have yet.
     """
 
     sentence: str
     failed: str = ""
     passed: tuple[str, ...] = ()
     raised: str = ""
-    unless: str = ""
+    instead: str = ""
 
     def fits(self, row: Mapping[str, Any]) -> bool:
         """Return whether a row, given by columns, has this pattern."""
         if self.raised:
+            axis, _, value = self.instead.partition("=")
             says = row.get("status") == "error" and self.raised in str(row.get("reason"))
-            return says and row.get("parallel") != self.unless
+            return says and row.get(axis) != value
         passed = [row.get(check) for check in self.passed]
         return (
             row.get("status") == "fail"
@@ -42,6 +43,7 @@ class Explanation:
 
 
 _RESTORED = ("model_equal", "optim_equal", "extra_equal")
+_SEARCHES = "parallel=ddp_unused"
 _WRONG_CHECKPOINT = (
     "The checkpoint itself is wrong, so look at the save and the storage: no load can restore the state "
     "from it"
@@ -50,9 +52,9 @@ _WRONG_CHECKPOINT = (
 EXPLANATIONS = (
     Explanation(
         "A parameter got no gradient, which DistributedDataParallel allows only if it searches for such "
-        "parameters: use parallel=ddp_unused",
+        f"parameters: use {_SEARCHES}",
         raised="find_unused_parameters",
-        unless="ddp_unused",
+        instead=_SEARCHES,
     ),
     Explanation(
         "Copies of the same values have drifted apart in training, and a checkpoint contains one of them: "

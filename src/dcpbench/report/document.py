@@ -9,6 +9,7 @@ from typing import Any, TextIO
 
 import pandas as pd
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -111,7 +112,9 @@ def rendered(content: Content, file: TextIO) -> str:
         reason = clipped(item["reason"])
         failure = text_of(f"{item['status']} ", style_of(item["status"]))
         line(failure.append(visible(f"{item['cell']}{_counted(item)}: {reason}"), style="default"))
-        if item["cause"]:
+        if item["cause"] and width:
+            console.print(Padding(text_of(item["cause"]), (0, 0, 0, 4)), width=width)
+        elif item["cause"]:
             line(text_of(f"    {item['cause']}"))
         if item["again"]:  # one line, to be copied as it is
             line(text_of(f"    again: {item['again']}", "dim"), None)

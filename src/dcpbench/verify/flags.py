@@ -16,6 +16,9 @@ _OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _OF_PARALLELISMS = ("torch.distributed.", "torch._")
 """Modules whose hooks depend on the layout and on whether a step was taken."""
 
+HOOKS = "hooks.model"
+"""The name of the hooks on modules and parameters."""
+
 
 def snapshot_flags(
     model: nn.Module,
@@ -42,7 +45,7 @@ def snapshot_flags(
         hooks += _hooks(fqn, module)
     several = getattr(optimizer, "optimizers", None) or [optimizer]
     of_optimizers = [hook for one in several for hook in _hooks("", one)]
-    flags |= {"hooks.model": "; ".join(hooks), "hooks.optimizer": "; ".join(of_optimizers)}
+    flags |= {HOOKS: "; ".join(hooks), "hooks.optimizer": "; ".join(of_optimizers)}
     for number, one in enumerate(several):
         # `Optimizer.__setstate__` adds it on a load, even to an optimizer without this option.
         defaults = {"differentiable": False, **one.defaults}

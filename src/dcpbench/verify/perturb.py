@@ -225,8 +225,8 @@ def made_different(leaf: Any, name: Any = None) -> Any:
 
 
 def _another(value: Any, name: Any) -> Any:
-    """Another value, also of a list in which nothing can be: of the parameters of a group that has none, of
-    functions."""
+    """Return a different value. A value that `perturbed` cannot change becomes a list with it: the empty list
+    of a group without parameters, or a list of None."""
     changed = perturbed(value, name)
     return [value] if same_value(changed, value) else changed
 

@@ -40,7 +40,8 @@ class Component:
         """Build nothing."""
 
     def prepare(self, model: nn.Module, step: int) -> None:
-        """Prepare the model for this step, before it is taken or a checkpoint saved after it is loaded."""
+        """Prepare the model for a step. Called before the step is taken, and before a load of a checkpoint
+        that was saved after it."""
 
     def number_of_batch(self, step: int) -> int:
         """Return the number of the batch for a step; both are counted from 1."""

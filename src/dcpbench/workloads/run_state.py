@@ -8,7 +8,7 @@ import torch
 
 from dcpbench.verify import snapshot
 from dcpbench.verify.audit import Entry
-from dcpbench.verify.flags import snapshot_flags, snapshot_gradients
+from dcpbench.verify.flags import HOOKS, snapshot_flags, snapshot_gradients
 from dcpbench.verify.snapshot import (
     DigestedLeaf,
     Leaf,
@@ -69,6 +69,12 @@ def live_state(run: TrainingRun) -> State:
 def retained_state(run: TrainingRun) -> State:
     """Return a copy of the state of this rank; large tensors become digests."""
     return {check: retained(leaves) for check, leaves in live_state(run).items()}
+
+
+def before_a_step(state: State) -> State:
+    """Return a state without the hooks of the model, which can install them in its first step."""
+    flags = state.get(FLAGS, {})
+    return {**state, FLAGS: {name: leaf for name, leaf in flags.items() if name != HOOKS}} if flags else state
 
 
 def as_saved(run: TrainingRun, saved: State) -> State:

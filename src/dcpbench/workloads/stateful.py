@@ -127,8 +127,9 @@ class PlainOptimizerState(OptimizerState):
 
 
 class SchedulerMadeByLoad:
-    """A scheduler that its load creates, after the optimizer's load. The state dict to load into comes from
-    one for a copy of the optimizer's groups."""
+    """A scheduler that its load creates, after the optimizer's load. Its state dict, which a load fills, is
+    that of another scheduler, made for a copy of the optimizer's groups: making one changes learning rates.
+    """
 
     def __init__(self, make: Callable[[Optimizer], LRScheduler], optimizer: Optimizer) -> None:
         self._make, self._optimizer = make, optimizer

@@ -365,8 +365,7 @@ class TrainingRun:
         return {name: str(number) for number, value in enumerate(parameters) for name in parts[id(value)]}
 
     def is_at(self, step: int) -> None:
-        """Note that a load has restored the state after this step; a run of dcpbench has loaded the
-        number."""
+        """Note the step after which the loaded checkpoint was saved, if the load has not restored it."""
 
     def set_again(self) -> None:
         """Load its own state dicts."""

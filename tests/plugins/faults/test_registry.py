@@ -89,10 +89,8 @@ def test_loading_faults_does_not_import_torch() -> None:
 @pytest.mark.slow
 def test_glob_selects_faults(tmp_path: Path) -> None:
     ended = dcpbench("plan", "fault=glob(weight_on_rank_*)", "parallel=ddp", folder=tmp_path / "sweep")
-    assert [line.split(",")[0] for line in ended.out.splitlines() if line.startswith("fault=")] == [
-        "fault=weight_on_rank_0",
-        "fault=weight_on_rank_3",
-    ]
+    cells = [line.split()[0] for line in ended.out.splitlines() if line.startswith("weight")]
+    assert cells == ["weight_on_rank_0", "weight_on_rank_3"]
 
 
 @pytest.mark.slow

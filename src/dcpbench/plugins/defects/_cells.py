@@ -12,7 +12,7 @@ _FSDP1 = "dcpbench.workloads.parallelisms.fsdp"
 
 
 def fsdp1_sizes(config: Config) -> dict[str, int]:
-    """Return the mesh under FSDP1; None under another parallelism, or for a user's trainer."""
+    """Return the sizes of the mesh under FSDP1; empty under another parallelism, or for a user's trainer."""
     subject = config.parallel.target == _FSDP1 and not config.own_trainer
     return config.parallel.mesh_sizes(int(config.world_size)) if subject else {}
 

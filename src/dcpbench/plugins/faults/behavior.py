@@ -107,6 +107,14 @@ def hook_lost(target: "Target") -> None:
     hooks.clear()
 
 
+@on_one_rank(Expect("flags_equal", r"hooks\.model", -2, "value"))
+def model_hook_added(target: "Target") -> None:
+    """Add a hook to the model."""
+    model = target.state["model"].model
+    if "model_hook" not in target.kept:  # a later load finds it added
+        target.kept["model_hook"] = model.register_forward_pre_hook(lambda *_: None)
+
+
 @fault(Expect("side_effect_free", r"generator\.cpu", 0), at=Place.live)
 def save_draws_default(target: "Target") -> None:
     """Draw from the default random generator in a save."""
