@@ -7,12 +7,14 @@ the configuration of the parallelism, and returns the module to train.
 import fnmatch
 import pkgutil
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed._functional_collectives import (
     all_gather_tensor_autograd,
@@ -109,6 +111,14 @@ def tensor_parallel(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) 
     """Tensor parallelism alone: parameters that the plan does not name are replicas on every rank."""
     _tensor_parallel(model, mesh, config)
     return model
+
+
+@contextmanager
+def buckets_kept() -> Iterator[None]:
+    """Context manager: DDP does not rearrange its gradient buckets, which it does before the second step. It
+    would sum in another order from then on, and a resumed run would differ by that alone."""
+    with mock.patch.object(dist.Reducer, "_rebuild_buckets", return_value=False):
+        yield
 
 
 def lay_out_buckets(model: nn.Module) -> None:
