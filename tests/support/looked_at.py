@@ -11,6 +11,7 @@ from dcpbench.verify.flags import HOOKS
 from dcpbench.verify.perturb import controllable
 from dcpbench.verify.process_state import snapshot_process
 from dcpbench.workloads.build_run import build
+from dcpbench.workloads.generators import states_of_generators
 from dcpbench.workloads.run_state import FLAGS, live_state
 from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.workload import batches_of
@@ -27,7 +28,7 @@ FILES = {*STORED, "a file that went", "a file that came"}
 EVERY_GENERATOR = {f"random.rank0.{name}" for name in ("cpu", "python", "numpy")}
 ONE = Manifest({"key": Entry((2,), "float32", (Chunk((0,), (2,), "file"),))}, {"file": 1}, {"file": 1})
 DAMAGES = {*controls(ONE, {}), "bytes of two entries", "files that were not synced"}
-PROCESS = set(snapshot_process(world().device))
+PROCESS = set(snapshot_process(states_of_generators(world().device), world().device))
 
 
 def trained(given: Config) -> TrainingRun:

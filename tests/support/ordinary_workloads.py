@@ -1,5 +1,6 @@
 """Workloads as people write them: batches, losses and models of every kind."""
 
+import random
 from collections import UserDict, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -311,3 +312,50 @@ class Captures(nn.Module):
 
 def hook_of_the_first_forward(in_first_forward: bool = True) -> Workload:
     return Workload(Captures(in_first_forward), inputs, reversed_loss)
+
+
+class Drawing(nn.Module):
+    """Draws from Python's and NumPy's generators, when it is built and in each forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(3)])
+        self.scale = nn.Parameter(torch.tensor([random.random(), np.random.rand()], dtype=torch.float32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + F.gelu(layer(x)) * (random.random() > 0.3) * np.random.normal(1, 0.1)
+        return x * self.scale.sum()
+
+
+def python_random() -> Workload:
+    return Workload(Drawing(), inputs, reversed_loss)
+
+
+class OtherOrder(nn.Module):
+    """Calls its layers in another order than they are declared, and counts the gradients that it gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(64, 64) for _ in range(6)])
+        self.gradients = 0
+        for layer in self.layers:
+            layer.weight.register_hook(self._count)
+
+    def _count(self, _: torch.Tensor) -> None:
+        self.gradients += 1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number in (3, 0, 5, 1, 4, 2):
+            x = x + F.gelu(self.layers[number](x))
+        return x
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"gradients": self.gradients}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.gradients = state["gradients"]
+
+
+def other_order() -> Workload:
+    return Workload(OtherOrder(), lambda g: torch.rand(24, 64, generator=g), reversed_loss)

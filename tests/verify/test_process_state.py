@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -21,11 +22,13 @@ from dcpbench.verify import process_state
 from dcpbench.verify.compare import compare
 from dcpbench.verify.process_state import left_open, snapshot_open, snapshot_process
 from dcpbench.verify.snapshot import Leaves
+from dcpbench.workloads.generators import states_of_generators
 
 CPU = torch.device("cpu")
 CHANGES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
     "generator.cpu": (lambda: torch.rand(1), lambda: None),
     "generator.python": (random.random, lambda: None),
+    "generator.numpy": (lambda: np.random.randint(2), lambda: None),
     "process.cudnn_benchmark": (
         lambda: setattr(torch.backends.cudnn, "benchmark", True),
         lambda: setattr(torch.backends.cudnn, "benchmark", False),
@@ -46,31 +49,35 @@ CHANGES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
 }
 
 
+def observed(device: torch.device) -> Leaves:
+    return snapshot_process(states_of_generators(device), device)
+
+
 @pytest.mark.parametrize("name", CHANGES)
 def test_change_is_reported_by_name(name: str) -> None:
     change, undo = CHANGES[name]
-    before = snapshot_process(CPU)
-    assert compare(before, snapshot_process(CPU)) == []
+    before = observed(CPU)
+    assert compare(before, observed(CPU)) == []
     try:
         change()
-        assert [finding.name for finding in compare(before, snapshot_process(CPU))] == [name]
+        assert [finding.name for finding in compare(before, observed(CPU))] == [name]
     finally:
         undo()
 
 
 def test_precision_of_one_kind_is_reported() -> None:
     """With the setting that torch 2.9 recommends, after which the older functions raise."""
-    before = snapshot_process(CPU)
+    before = observed(CPU)
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     try:
         with pytest.raises(RuntimeError, match="mix of the legacy and new APIs"):
             torch.get_float32_matmul_precision()
-        (finding,) = compare(before, snapshot_process(CPU))
+        (finding,) = compare(before, observed(CPU))
         assert finding.name == "process.float32_precision"
         assert "cuda.matmul tf32, " in finding.facts["actual"]
     finally:
         torch.backends.cuda.matmul.fp32_precision = "none"
-    assert compare(before, snapshot_process(CPU)) == []
+    assert compare(before, observed(CPU)) == []
 
 
 def connected() -> Iterator[Any]:
@@ -103,10 +110,10 @@ def test_connections_of_others_are_not_counted(tmp_path: Path, mesh: DeviceMesh)
 def test_each_device_has_a_generator(monkeypatch: pytest.MonkeyPatch) -> None:
     state = torch.arange(3, dtype=torch.uint8)
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: state)
-    assert "generator.cuda" not in snapshot_process(CPU)
-    before = snapshot_process(torch.device("cuda"))
+    assert "generator.cuda" not in observed(CPU)
+    before = observed(torch.device("cuda"))
     state[0] += 1
-    found = compare(before, snapshot_process(torch.device("cuda")))
+    found = compare(before, observed(torch.device("cuda")))
     assert [finding.name for finding in found] == ["generator.cuda"]
 
 

@@ -11,8 +11,10 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import WorkloadConfig
 from dcpbench.sweep import validity
 from dcpbench.verdict.verdict import Verdict
-from dcpbench.workloads import lockstep, own_trainer
+from dcpbench.workloads import lockstep
+from dcpbench.workloads.generators import ALL
 from dcpbench.workloads.own_trainer import TrainerRun
+from dcpbench.workloads.stateful import RandomState
 from support import own_trainer as trainers
 from support.alone import config, run_alone, world
 
@@ -148,7 +150,7 @@ def test_wrong_trainer_is_refused() -> None:
 
 
 def test_each_trainer_has_its_own_generators() -> None:
-    generators = own_trainer.Generators(1, 0, torch.device("cpu"))
+    generators = RandomState(1, 0, torch.device("cpu"), ALL)
     before = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())
 
     def drawn() -> tuple[float, float, float]:

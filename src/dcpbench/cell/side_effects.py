@@ -8,6 +8,7 @@ from dcpbench.core.mismatch import Sides
 from dcpbench.verify.perturb import compare_controlled
 from dcpbench.verify.process_state import OpenFiles, snapshot_process
 from dcpbench.verify.snapshot import Leaves
+from dcpbench.workloads.generators import states_of_generators
 from dcpbench.workloads.run_state import (
     State,
     live_gradients,
@@ -62,4 +63,5 @@ def open_before(cell: Cell, again: bool) -> OpenFiles:
 
 def _observed(cell: Cell, state: State) -> Leaves:
     leaves = {name: leaf for part in state.values() for name, leaf in part.items()}
-    return leaves | snapshot_process(cell.world.device)
+    device = cell.world.device
+    return leaves | snapshot_process(states_of_generators(device), device)

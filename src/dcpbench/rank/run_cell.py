@@ -3,7 +3,6 @@
 import ctypes
 import gc
 import pkgutil
-import random
 import re
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -25,6 +24,7 @@ from dcpbench.core.rank_report import RankReport, Skip
 from dcpbench.rank import compilation
 from dcpbench.rank.messages import CellSpec
 from dcpbench.verify.files import recorded_syncs, synced_in
+from dcpbench.workloads.generators import seed_generators
 from dcpbench.workloads.world import World
 
 
@@ -83,8 +83,7 @@ def run_cell(
 
 def _reset(world: World, seed: int) -> None:
     """Make the cell independent of earlier cells."""
-    torch.manual_seed(seed)
-    random.seed(seed)
+    seed_generators(seed, world.device)
     free_memory(world.device)
     if world.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(world.device)

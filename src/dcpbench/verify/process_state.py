@@ -3,7 +3,6 @@ change."""
 
 import gc
 import os
-import random
 import socket
 import threading
 import time
@@ -27,11 +26,8 @@ _SETTLE_S = 2.0
 """Time for threads that have finished to exit and close their files."""
 
 
-def snapshot_process(device: torch.device) -> Leaves:
-    """Return the default random generators, determinism, gradient mode, default dtype and device."""
-    generators = {"cpu": torch.get_rng_state(), "python": f"{hash(random.getstate()):x}"}
-    if device.type == "cuda":
-        generators["cuda"] = torch.cuda.get_rng_state(device)
+def snapshot_process(generators: Mapping[str, torch.Tensor], device: torch.device) -> Leaves:
+    """Return these states of random generators, determinism, gradient mode, default dtype and device."""
     return retained(snapshot_nested({"generator": generators, "process": process_flags(device)}))
 
 

@@ -28,10 +28,11 @@ from dcpbench.verify.snapshot import (
 from dcpbench.verify.whole_tensors import Exchange, assembled
 from dcpbench.workloads import parallelisms
 from dcpbench.workloads.components import Component, ComponentContext, Ema
+from dcpbench.workloads.generators import ALL, OF_TORCH, seed_generators
 from dcpbench.workloads.optimizers import InBackward, load_as_saved
 from dcpbench.workloads.own_trainer import TrainerRun
 from dcpbench.workloads.pipeline import Pipeline
-from dcpbench.workloads.stateful import Noise, seed_generators
+from dcpbench.workloads.stateful import Noise
 from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.workload import Workload, workload_of
 from dcpbench.workloads.world import World
@@ -50,11 +51,10 @@ def build(config: Config, world: World, seed: int, scheduler: bool = True) -> Tr
     workload = _workload(config, world.device, seed)
     parallelisms.wrap_layers(workload.model, config.activation_checkpointing, config.compiles_layers)
     model = parallelisms.wrap_model(config, world, workload.model)
-    parallelisms.lay_out_buckets(model)
     if config.compile and not config.compiles_layers:
         model = torch.compile(model, dynamic=False)
     component = _component(config, world, seed, partial(parallelisms.wrap_model, config, world))
-    run = TrainingRun(workload, world, sizes, model, seed, scheduler, component)
+    run = TrainingRun(workload, world, sizes, model, seed, scheduler, component, _generators(config))
     if "pp" in sizes:
         stages = world.submesh(sizes, "pp")
         run.pipeline = Pipeline(model, stages, config.parallel, workload.loss)
@@ -74,7 +74,9 @@ def build_plain(config: Config, world: World, seed: int) -> TrainingRun:
     """Build an unwrapped, uncompiled run that trains on full batches."""
     workload = _workload(config, world.device, seed)
     alone, component = World(0, 1, world.device, None, None), _component(config, world, seed)
-    return TrainingRun(workload, alone, {}, workload.model, seed, component=component)
+    return TrainingRun(
+        workload, alone, {}, workload.model, seed, component=component, generators=_generators(config)
+    )
 
 
 def build_plain_copy(config: Config, world: World, run: TrainingRun) -> TrainingRun:
@@ -90,7 +92,9 @@ def build_twin(config: Config, world: World, seed: int) -> TrainingRun:
     sizes = config.parallel.mesh_sizes(world.size)
     workload = _workload(config, world.device, seed)
     component = _component(config, world, seed)
-    run = TrainingRun(workload, world, sizes, workload.model, seed, component=component)
+    run = TrainingRun(
+        workload, world, sizes, workload.model, seed, component=component, generators=_generators(config)
+    )
     run.called = parallelisms.cast_as_fsdp(workload.model, config.parallel)
     if isinstance(run.optimizer, InBackward):
         run.optimizer.in_backward = False
@@ -131,6 +135,11 @@ def _component(
     )
     component: Component = pkgutil.resolve_name(config.component.target)(context, **config.component.options)
     return component
+
+
+def _generators(config: Config) -> tuple[str, ...]:
+    """Return the default generators whose state is saved: a user's model may draw from any."""
+    return ALL if config.workload.target else OF_TORCH
 
 
 def _workload(config: Config, device: torch.device, seed: int) -> Workload:

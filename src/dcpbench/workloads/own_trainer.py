@@ -17,6 +17,7 @@ from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
 from dcpbench.verify.compare import same_value
 from dcpbench.verify.snapshot import persistent_tensors
+from dcpbench.workloads import generators
 from dcpbench.workloads.components import Component
 from dcpbench.workloads.optimizers import Optimizers
 from dcpbench.workloads.parallelisms import lay_out_buckets, wrap_model
@@ -129,7 +130,7 @@ class TrainerRun(TrainingRun):
     def _start_over(self, seed: int) -> None:
         config, world, sizes = self.config, self.world, self.sizes
         self.train_state, self.alive = TrainState(), []
-        self.random = Generators(seed, world.rank, world.device)
+        self.random = RandomState(seed, world.rank, world.device, generators.ALL)
         setup = Setup(
             config.parallel.name,
             world.device,
@@ -214,34 +215,6 @@ class TrainerRun(TrainingRun):
         held = super().random_state()[self.random.key]
         kept = held if self.keeps_random is True else self.keeps_random or ()
         return {self.random.key: {name: each for name, each in held.items() if name in kept}}
-
-
-class Generators(RandomState):
-    """The default generators of torch, Python and NumPy: a trainer may draw from any."""
-
-    def seed(self, seed: int) -> None:
-        with self._swapped():
-            torch.manual_seed(seed)
-            random.seed(seed)
-            np.random.seed(seed % 2**32)
-            self.states = self._current()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the states for comparison; long ones that are not tensors as digests."""
-        held = {
-            name: each if torch.is_tensor(each) else f"{hash(each):x}" for name, each in self.states.items()
-        }
-        return {self.key: held}
-
-    def _current(self) -> dict[str, Any]:
-        name, keys, *rest = np.random.get_state(legacy=True)
-        numpy = (name, tuple(map(int, keys)), *rest)
-        return {**super()._current(), "python": random.getstate(), "numpy": numpy}
-
-    def _set(self, states: dict[str, Any]) -> None:
-        super()._set(states)
-        random.setstate(states["python"])
-        np.random.set_state(states["numpy"])
 
 
 def attributes_of(trainer: Trainer) -> tuple[dict[str, Any], dict[str, str]]:

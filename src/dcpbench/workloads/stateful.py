@@ -24,6 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from dcpbench.core.rank_report import Skip
 from dcpbench.verify.compare import bits
+from dcpbench.workloads import generators
 from dcpbench.workloads.batch import Batch, mapped
 from dcpbench.workloads.optimizers import each_of
 
@@ -224,33 +225,31 @@ class Noise:
         self.generator.set_state(state_dict["generator"])
 
 
-def seed_generators(seed: int, device: torch.device) -> None:
-    """Seed the default generators of the CPU and the device. `torch.manual_seed` seeds those of all devices,
-    and formats a stack for each that is not in use."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
-
-
 class RandomState:
-    """The default generators of the CPU and the device, from which a model draws, as for dropout. Each run in
-    a process has its own state of them."""
+    """The default generators from which a model draws, as for dropout. Each run in a process has a separate
+    state of them.
 
-    def __init__(self, seed: int, rank: int, device: torch.device) -> None:
-        self.key, self._device = f"rank{rank}", device
+    Args:
+        names: of the generators.
+    """
+
+    def __init__(
+        self, seed: int, rank: int, device: torch.device, names: tuple[str, ...] = generators.OF_TORCH
+    ) -> None:
+        self.key, self._device, self._names = f"rank{rank}", device, names
         self.seed(seed)
 
     def seed(self, seed: int) -> None:
         """Seed the generators of this run."""
         with self._swapped():
-            seed_generators(seed, self._device)
+            generators.seed_generators(seed, self._device)
             self.states = self._current()
 
     @contextmanager
     def drawn_from(self) -> Iterator[None]:
         """Context manager: set the default generators to those of this run."""
         with self._swapped():
-            self._set(self.states)
+            generators.set_generators(self.states, self._device)
             try:
                 yield
             finally:
@@ -264,22 +263,14 @@ class RandomState:
 
     @contextmanager
     def _swapped(self) -> Iterator[None]:
-        before = self._current()
+        before = generators.states_of_generators(self._device)
         try:
             yield
         finally:
-            self._set(before)
+            generators.set_generators(before, self._device)
 
-    def _current(self) -> dict[str, torch.Tensor]:
-        states = {"cpu": torch.get_rng_state()}
-        if self._device.type == "cuda":
-            states["cuda"] = torch.cuda.get_rng_state(self._device)
-        return states
-
-    def _set(self, states: dict[str, torch.Tensor]) -> None:
-        torch.set_rng_state(states["cpu"])
-        if self._device.type == "cuda":
-            torch.cuda.set_rng_state(states["cuda"], self._device)
+    def _current(self) -> generators.States:
+        return generators.states_of_generators(self._device, self._names)
 
 
 @dataclass

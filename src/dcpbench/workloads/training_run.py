@@ -27,7 +27,9 @@ from dcpbench.verify.snapshot import (
 from dcpbench.verify.whole_tensors import Exchange, Parts, real_elements, summed_numbers
 from dcpbench.workloads.batch import Batch, part_of, samples_of, share_of
 from dcpbench.workloads.components import Component
+from dcpbench.workloads.generators import OF_TORCH
 from dcpbench.workloads.optimizers import Optimizers, each_of
+from dcpbench.workloads.parallelisms import buckets_kept
 from dcpbench.workloads.pipeline import Pipeline
 from dcpbench.workloads.stateful import (
     ModelState,
@@ -98,6 +100,7 @@ class TrainingRun:
         seed: int,
         scheduler: bool = True,
         component: Component | None = None,
+        generators: tuple[str, ...] = OF_TORCH,
     ) -> None:
         self.model, self.world, self.sizes = model, world, sizes
         self.called = model
@@ -108,7 +111,7 @@ class TrainingRun:
         self.optimizer = Optimizers(made) if isinstance(made, list) else made
         self._scheduled_later = not scheduler
         self._scheduler = workload.scheduler(self.optimizer) if scheduler and workload.scheduler else None
-        self.keeps_random, self.draws = True, False
+        self.keeps_random, self.draws, self._generators = True, False, generators
         self._start_over(seed)
 
     def _start_over(self, seed: int) -> None:
@@ -117,7 +120,7 @@ class TrainingRun:
         self.train_state = TrainState()
         # As in any trainer, only ranks with the same data draw the same.
         own = seed + _DP_STRIDE * self.world.dp_rank(self.sizes)
-        self.random = RandomState(own, self.world.rank, self.world.device)
+        self.random = RandomState(own, self.world.rank, self.world.device, self._generators)
         self.alive: list[bool] = []
 
     @property
@@ -174,7 +177,7 @@ class TrainingRun:
         samples: list[int] = []
         while self.train_state.step < until:
             drawn = self.random.states
-            with self._noting(each_of(self.optimizer)):
+            with buckets_kept(), self._noting(each_of(self.optimizer)):
                 loss = self.backward(self.next_batch(batches))
                 self.step()
             self.draws |= any(not torch.equal(drawn[name], now) for name, now in self.random.states.items())
@@ -349,7 +352,8 @@ class TrainingRun:
 
     def leave_gradients(self, batches: Batches) -> None:
         """Compute the gradients of the next step without taking it."""
-        self.backward(self._batch_of_step(batches))
+        with buckets_kept():
+            self.backward(self._batch_of_step(batches))
 
     def fill_optimizer(self) -> None:
         """Give an empty optimizer the state that DCP gives it."""

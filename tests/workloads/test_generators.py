@@ -1,0 +1,55 @@
+"""Every default generator is saved as a tensor, restored exactly, and seeded for each build."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from dcpbench.config.groups import WorkloadConfig
+from dcpbench.workloads.build_run import build_plain, build_twin
+from dcpbench.workloads.generators import seed_generators, set_generators, states_of_generators
+from support.alone import config, world
+
+CPU = torch.device("cpu")
+
+
+def drawn() -> tuple[float, ...]:
+    # A normally distributed number leaves another one in reserve.
+    return (
+        float(torch.rand(())),
+        random.gauss(0, 1),
+        random.random(),
+        float(np.random.normal()),
+        np.random.rand(),
+    )
+
+
+@pytest.mark.parametrize("before", range(3))
+def test_restored_states_give_the_same_numbers(before: int) -> None:
+    seed_generators(7, CPU)
+    for _ in range(before):
+        drawn()
+    states = states_of_generators(CPU)
+    assert states.keys() == {"cpu", "python", "numpy"}
+    assert all(isinstance(state, torch.Tensor) for state in states.values())
+    expected = drawn(), drawn()
+    seed_generators(8, CPU)
+    assert drawn() != expected[0]
+    set_generators(states, CPU)
+    assert (drawn(), drawn()) == expected
+
+
+def test_every_build_is_seeded_in_all_generators() -> None:
+    given = config(workload=WorkloadConfig("support.ordinary_workloads.python_random"))
+    weights = []
+    for build in (build_plain, build_twin):
+        drawn()
+        weights.append(build(given, world(), 3).model.state_dict()["scale"])
+    assert torch.equal(*weights)
+
+
+def test_own_models_keep_their_keys() -> None:
+    target = WorkloadConfig("support.ordinary_workloads.python_random")
+    assert build_plain(config(workload=target), world(), 3).random.states.keys() == {"cpu", "python", "numpy"}
+    assert build_plain(config(model="short"), world(), 3).random.states.keys() == {"cpu"}
