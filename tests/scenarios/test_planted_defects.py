@@ -11,7 +11,7 @@ SEEN = {
     "twice": (
         "fail",
         "state_resume_equal",
-        "net1.weight (param) after the checkpoint of step 2: index [0, 0]: uninterrupted ",
+        "net1.weight (param) after the checkpoint of step 2: index [0, 0]: ",
     ),
     "pretrained": ("fail", "model_equal", "net1.weight (param) before the fine-tuning"),
     "tuned": ("fail", "model_equal", "layer2.bias (param) in the checkpoint of step"),

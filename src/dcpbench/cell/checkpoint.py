@@ -1,6 +1,5 @@
 """A checkpoint together with the state that a load has to restore."""
 
-import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -15,8 +14,8 @@ from dcpbench.core.rank_report import Compared
 from dcpbench.verify.compare_layouts import compare_state
 from dcpbench.verify.perturb import compared_names, unlike
 from dcpbench.verify.process_state import OpenFiles
-from dcpbench.verify.snapshot import DigestedLeaf, Leaves, TensorLeaf
-from dcpbench.workloads.run_state import FLAGS, Keys, State, as_saved, key_of, live_state, saved_and_live
+from dcpbench.verify.snapshot import Leaves
+from dcpbench.workloads.run_state import Keys, State, as_saved, key_of, live_state, one_tensor, saved_and_live
 from dcpbench.workloads.training_run import TrainingRun
 
 Recall = Callable[[str], torch.Tensor | None]
@@ -78,17 +77,9 @@ class Checkpoint:
         return saved_and_live(self.state.get(check, {}), live_state(run)[check], self.recall_of(check))
 
     def one_tensor(self) -> dict[str, Any]:
-        """Return a state for a load of a single tensor: a small one, of an object if there is any."""
+        """Return a state for a load of a single tensor."""
         state = as_saved(self.source, self.state) if self.source else self.state
-        *_, key, leaf = min(
-            (check != "extra_equal", key.count("."), math.prod(leaf.extent.shape), key, leaf)
-            for check in state.keys() - {FLAGS}
-            for name, leaf in state[check].items()
-            for key in [key_of(check, name, self.numbers)]
-            if isinstance(leaf, TensorLeaf | DigestedLeaf) and leaf.extent.numel
-        )
-        part, _, rest = key.partition(".")
-        return {part: {rest: torch.empty(leaf.extent.shape, dtype=leaf.dtype)}}
+        return one_tensor(state, self.numbers)
 
     def recall(self, prefix: str) -> Recall:
         """Return a function that reads a tensor by its key below `prefix`; each rank may call it alone."""

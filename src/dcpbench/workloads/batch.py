@@ -104,7 +104,7 @@ def share_of(batch: Batch, number: int, of: int) -> Batch:
     """Return one of several parts of the samples; the first ones have one more if they do not divide.
 
     Samples are along the first dimension of each tensor and array, or the items of a list of texts, numbers,
-    or tensors of other sizes. What has no dimension, or one of size 1 beside others, is for all parts.
+    or tensors of other sizes. What has no dimension, or a first one of 1 where others have more, is for all.
 
     Raises:
         ValueError: there are fewer samples than parts; or tensors have different numbers of samples, and one
@@ -160,6 +160,6 @@ def _is_array_or_inner_list(batch: Batch, node: Any) -> bool:
 
 
 def _sizes(nodes: Iterable[Any]) -> set[int]:
-    """Return the numbers of samples that tensors and arrays have; 1 beside others does not count."""
+    """Return the numbers of samples that tensors and arrays have; 1 does not count if others have more."""
     sizes = {len(node) for node in nodes if isinstance(node, _ARRAYS) and node.ndim}
     return sizes - {1} or sizes

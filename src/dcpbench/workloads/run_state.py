@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -121,6 +122,20 @@ def saved_and_live(
             if part is not None:
                 before[name], now[name] = part, leaf.local
     return before, now
+
+
+def one_tensor(state: State, numbers: Mapping[str, str]) -> dict[str, Any]:
+    """Return a state for a load of a single saved tensor: a small one, of an object if there is one.
+    `numbers` are as in `key_of`."""
+    *_, key, leaf = min(
+        (check != "extra_equal", key.count("."), math.prod(leaf.extent.shape), key, leaf)
+        for check in state.keys() - {FLAGS}
+        for name, leaf in state[check].items()
+        for key in [key_of(check, name, numbers)]
+        if isinstance(leaf, TensorLeaf | DigestedLeaf) and leaf.extent.numel
+    )
+    part, _, rest = key.partition(".")
+    return {part: {rest: torch.empty(leaf.extent.shape, dtype=leaf.dtype)}}
 
 
 def _part_like(
