@@ -17,7 +17,7 @@ from dcpbench.cell.checkpoint import SavedCheckpoint
 from dcpbench.config.groups import Verify
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.scenarios import fresh_process
-from dcpbench.verify import plain_read
+from dcpbench.verify import compare_layouts, plain_read
 from dcpbench.verify.snapshot import snapshot_nested
 from dcpbench.workloads.run_state import FLAGS
 from dcpbench.workloads.training_run import TrainingRun
@@ -72,13 +72,13 @@ def test_fresh_process_gets_the_checkpoint_contents(missing: str, tmp_path: Path
 def test_fresh_process_gets_only_agreed_values(
     differing: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = handover.digests
+    honest = compare_layouts.digests
 
     def digests(leaves: Any, group: Any) -> Any:
         whole, _ = honest(leaves, group)
         return whole, [Mismatch(name, Problem.ranks_disagree) for name in leaves if name in differing]
 
-    monkeypatch.setattr(handover, "digests", digests)
+    monkeypatch.setattr(compare_layouts, "digests", digests)
     cell, _ = newest(tmp_path, *ALL)
     handover.leave_newest(cell)
     agreed = {

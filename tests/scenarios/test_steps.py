@@ -247,7 +247,7 @@ def test_control_of_disagreeing_ranks_is_run(
         given.append(state)
         return state, [wrong] if seen or len(given) == 1 else []
 
-    monkeypatch.setattr(handover, "digests", digests)
+    monkeypatch.setattr(compare_layouts, "digests", digests)
     cell = bare_cell(tmp_path)
     saved = Checkpoint(1, str(tmp_path / "step-1"), mock.Mock(), {"optim_equal": {"lr": 0.1, "eps": 1e-8}})
     handover.hand_over(cell, [saved], steps.RunRecord())

@@ -14,9 +14,7 @@ from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint
 from dcpbench.cell.steps import RunRecord
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.config.groups import Verify
-from dcpbench.core.rank_report import Compared
-from dcpbench.verify.compare_layouts import digests
-from dcpbench.verify.perturb import all_different
+from dcpbench.verify.compare_layouts import compare_ranks
 from dcpbench.verify.snapshot import PLAIN
 from dcpbench.workloads.run_state import RANDOM, State, as_saved, key_of
 from dcpbench.workloads.training_run import TrainingRun
@@ -76,18 +74,15 @@ def take(cell: Cell, name: str, any_values: bool = False) -> Handover:
 
 def hand_over(cell: Cell, checkpoints: Sequence[Checkpoint], record: RunRecord) -> None:
     """Leave checkpoints and the record of the reference run to the next stage; collective. Tensors become
-    digests of full tensors, which any layout can compare with. Ranks that disagree on a value are reported;
-    the control is another value on the last rank."""
+    digests of full tensors, which any layout can compare with. Ranks that disagree on a value are
+    reported."""
 
     def full(state: State, where: str | None = None) -> State:
         added: State = {}
         for check, leaves in state.items():
-            added[check], wrong = digests(leaves, cell.world.group)
-            if wrong and where:  # on all ranks, or on none
-                wrong_here = {one.name: leaves[one.name] for one in wrong if one.name in leaves}
-                is_last = cell.world.rank == cell.world.size - 1
-                _, control = digests(all_different(wrong_here) if is_last else wrong_here, cell.world.group)
-                cell.record(check, Compared.of(wrong, control, [one.name for one in wrong]), where)
+            added[check], compared = compare_ranks(leaves, cell.world.group)
+            if compared.found and where:
+                cell.record(check, compared, where)
         return added
 
     with cell.phase("verify", "handover"):
@@ -134,8 +129,8 @@ def stored(cell: Cell, saved: SavedCheckpoint) -> LeftCheckpoint:
     with cell.phase("verify", "left"):
         for check, leaves in as_saved(saved.source, saved.state).items():
             names = (name for name in leaves if key_of(check, name, saved.numbers) in saved.keys)
-            full, wrong = digests({name: leaves[name] for name in names}, cell.world.group)
-            differing = {finding.name for finding in wrong}
+            full, compared = compare_ranks({name: leaves[name] for name in names}, cell.world.group)
+            differing = {finding.name for finding in compared.found}
             if agreed := {name: leaf for name, leaf in full.items() if name not in differing}:
                 state[check] = agreed
     return LeftCheckpoint.of(cell, saved, state)

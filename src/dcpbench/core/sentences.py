@@ -79,6 +79,9 @@ _TEMPLATES: dict[Problem, tuple[str, ...]] = {
 """Templates by problem. The first one is used for which the mismatch has all facts. `both` is the expected
 and the actual value, each with its side."""
 
+_AFTER = "after step {step}, "
+"""Begins the sentence of a mismatch with a step, unless its template has the step elsewhere."""
+
 _EARLIER = (("saved", "restored"), ("uninterrupted", "resumed"), ("twin", "here"), ("expected", "stored"))
 """The facts `expected` and `actual` in rows of earlier versions. Their names say what was compared."""
 
@@ -109,13 +112,14 @@ def _filled(mismatch: Mismatch) -> str:
         values = [f"{facts[name]}{exactly}" for name, exactly in zip(names, bits, strict=True)]
         both = zip(sides, values, strict=True)
         facts["both"] = ", ".join(side.replace("{}", value) for side, value in both)
-    template = next(
-        template
-        for template in _TEMPLATES[mismatch.problem]
-        if all(name in facts for _, name, _, _ in Formatter().parse(template) if name)
-    )
-    after = f"after step {facts['step']}, " if "step" in facts and "{step}" not in template else ""
-    return f"{after}{template.format(**facts)}"
+    template = next(one for one in _TEMPLATES[mismatch.problem] if _names(one) <= facts.keys())
+    if _names(_AFTER) <= facts.keys() and not _names(_AFTER) <= _names(template):
+        template = _AFTER + template
+    return template.format(**facts)
+
+
+def _names(template: str) -> set[str]:
+    return {name for _, name, _, _ in Formatter().parse(template) if name}
 
 
 def mismatch_sentence(mismatch: Mismatch) -> str:

@@ -87,6 +87,17 @@ def digests(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, li
     return together, wrong
 
 
+def compare_ranks(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, Compared]:
+    """Return the `digests`, and what is wrong with their parts. The control is another value on the last
+    rank, of each name that is wrong; collective over `group`."""
+    together, wrong = digests(leaves, group)
+    broken = {one.name: leaves[one.name] for one in wrong if one.name in leaves}
+    if group is None or dist.get_rank(group) == dist.get_world_size(group) - 1:
+        broken = all_different(broken)
+    control = digests(broken, group)[1] if wrong else []  # wrong on all ranks, or on none
+    return together, Compared.of(wrong, control, [one.name for one in wrong])
+
+
 @dataclass(frozen=True)
 class _Copy:
     """A rank's part of a tensor that other ranks have too: the kind of state, and its content; on the last of
