@@ -359,3 +359,62 @@ class OtherOrder(nn.Module):
 
 def other_order() -> Workload:
     return Workload(OtherOrder(), lambda g: torch.rand(24, 64, generator=g), reversed_loss)
+
+
+def batch_norm() -> Workload:
+    """Running statistics of each rank's samples."""
+    normed = nn.Sequential(nn.Linear(WIDTH, 16), nn.BatchNorm1d(16), nn.GELU(), nn.Linear(16, WIDTH))
+    return Workload(normed, inputs, reversed_loss)
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(WIDTH, 16), nn.BatchNorm1d(16), nn.Linear(16, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)
+
+
+def wrong_buffer_in_load() -> Workload:
+    """A load that changes an element of a buffer on the last rank."""
+
+    def wrong(module: nn.Module, *_: Any) -> None:
+        if dist.get_rank() == dist.get_world_size() - 1:
+            module.net[1].running_var[3] += 1
+
+    model = Normed()
+    model.register_load_state_dict_post_hook(wrong)
+    return Workload(model, inputs, reversed_loss)
+
+
+def hidden_counter() -> Workload:
+    """Batch normalisation, and a counter that no checkpoint contains."""
+
+    class Counting(Normed):
+        passes = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.passes += self.training
+            return super().forward(x) * (1 + 0.01 * self.passes)
+
+    return Workload(Counting(), inputs, reversed_loss)
+
+
+def running_center() -> Workload:
+    """Training depends on two buffers that differ by rank, as in self-distillation."""
+
+    class Centered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+            self.register_buffer("center", torch.zeros(WIDTH))
+            self.register_buffer("spread", torch.zeros(WIDTH))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = self.net(x) - self.center + self.spread
+            self.center = self.center.lerp(x.mean(0), 0.1)
+            self.spread = self.spread.lerp(x.std(0), 0.1)
+            return out
+
+    return Workload(Centered(), inputs, reversed_loss)

@@ -1,4 +1,7 @@
-"""Workloads as people write them: each passes, or is refused in one line that says what to do."""
+"""Workloads as people write them: each passes, is refused in one line that says what to do,
+or meets a known failure of torch."""
+
+from typing import Any
 
 import pytest
 
@@ -22,7 +25,19 @@ NOT_RESTORED = {
 BLOCKS = (
     *("batches", "uneven", "losses", "share_only", "names", "hooks"),
     *("extra_state", "optimizer_dtypes", "generators", "buckets"),
+    *("buffers", "buffers_and_more"),
 )
+KEPT = BLOCKS
+
+BUFFERS = "known failure buffers-of-some-rank: unsharded tensors are saved by one rank"
+TORCHS: dict[str, dict[str, tuple[str, str]]] = {
+    "batch_norm": {"parallel=ddp,save=sync_dedup_lowest,": ("pass", ""), "": ("xfail", BUFFERS)},
+    "running_center": {"": ("xfail", BUFFERS)},
+    "wrong_buffer_in_load": {"": ("fail", "net.1.running_var (buffer) in the checkpoint")},
+    "hidden_counter": {"": ("fail", "in addition to known failure buffers-of-some-rank: loss_resume_equal")},
+}
+"""By workload, the status and a part of the reason of cells whose words contain a text, the first that fits.
+A known failure hides no other."""
 
 
 @pytest.fixture(scope="module")
@@ -31,15 +46,23 @@ def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return run(tmp_path_factory.mktemp("ordinary") / "sweep", *words)
 
 
-@pytest.mark.parametrize("block", tiered(BLOCKS, *BLOCKS))
-def test_ordinary_workloads_pass_or_are_refused(sweep: Finished, block: str) -> None:
+def expected(row: dict[str, Any]) -> tuple[str, str]:
+    """Return the status of a row and a part of its reason."""
+    name = row["model"].rpartition(".")[2]
+    if name in REFUSED:
+        return "error", REFUSED[name]
+    if name in NOT_RESTORED:
+        return "fail", NOT_RESTORED[name]
+    ends = TORCHS.get(name, {"": ("pass", "")}).items()
+    return next(end for words, end in ends if words in row["cell"])
+
+
+@pytest.mark.parametrize("block", tiered(BLOCKS, *KEPT))
+def test_ordinary_workloads_end_as_expected(sweep: Finished, block: str) -> None:
     assert sweep.rows, sweep.err
     wrong = {}
     for row in sweep.rows:
-        name = row["model"].rpartition(".")[2]
-        status = "error" if name in REFUSED else "fail" if name in NOT_RESTORED else "pass"
-        reason = (REFUSED | NOT_RESTORED).get(name, "")
-        as_expected = row["status"] == status and reason in str(row["reason"])
-        if not as_expected or row["training"] is False:
+        status, reason = expected(row)
+        if row["status"] != status or reason not in str(row["reason"]) or row["training"] is False:
             wrong[row["cell"]] = row["status"], row["training"], row["reason"]
     assert wrong == {}

@@ -11,7 +11,14 @@ import torch.distributed as dist
 from dcpbench.cell import contract, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.explained import Restored, Resumed, defects_at, explained
+from dcpbench.cell.explained import (
+    Restored,
+    Resumed,
+    defects_at,
+    explained,
+    needs_copy,
+    without_overwritten,
+)
 from dcpbench.cell.steps import ReferenceRun, RunRecord, other_seed
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import RESUMED, TWIN, Sides
@@ -128,7 +135,7 @@ def make_different(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, numb
     it is detected, and run the controls. `number` varies the new values."""
     with cell.phase("build"):
         target.make_different(other_seed(cell, number), checkpoint.state.get("optim_equal"))
-        state = retained_state(target) if defects_at(cell, "restored") else {}
+        state = retained_state(target) if needs_copy(cell, "restored") else {}
         if cell.config.load_into.gradients:
             target.leave_gradients(cell.batches)
     return replace(run_controls(cell, target, checkpoint), state=state)
@@ -189,7 +196,8 @@ def verify_restored(
         def equal(check: str, state: State) -> set[str]:
             return same_leaves(state.get(check, {}), actual[check])
 
-        for check, one in explained(cell, "restored", compared, about, equal).items():
+        kept = without_overwritten(cell, target, compared, checkpoint.state, equal)
+        for check, one in explained(cell, "restored", kept, about, equal).items():
             cell.record(check, one, where or str(checkpoint))
         for spec in CHECKS.values():
             if spec.probe and view is live_state:
@@ -271,7 +279,7 @@ def resume(
     taken = range(checkpoint.step + 1, last + 1)
     where = f"after the checkpoint of step {checkpoint.step}{checkpoint.how}"
     restored = None
-    if defects_at(cell, "resumed"):
+    if needs_copy(cell, "resumed"):
         with cell.phase("verify", "known_defects"):
             restored = build_run.build_plain_copy(cell.config, cell.world, target)
     before = [*target.train_state.losses]
@@ -301,9 +309,8 @@ def resume(
                 return rule.same_losses(resumed, state)
             return rule.same_state(part, [*before, *resumed], live_state(target), state)
 
-        if restored:
-            about = partial(Resumed, restored, cell.batches, last)
-            compared = explained(cell, "resumed", compared, about, equal)
+        about = partial(Resumed, restored, cell.batches, last, checkpoint, record.states.get(last, {}))
+        compared = explained(cell, "resumed", compared, about, equal)
         for part, one in compared.items():
             check = part if part in (rule.check, FLAGS) else "state_resume_equal"
             cell.record(check, one, f"{where}, resumed" if part == FLAGS else where, RESUMED)

@@ -12,15 +12,16 @@ from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.plugins import plugins
 from dcpbench.core.rank_report import Compared
-from dcpbench.workloads.run_state import State
+from dcpbench.workloads.parallelisms import broadcasts_buffers
+from dcpbench.workloads.run_state import State, buffers_of
 from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.workload import Batches
 
 
 @dataclass(frozen=True)
 class Restored:
-    """The reference after a load: the checkpoint, the live state of the target, its state before the load,
-    and the names of this rank's mismatches by check."""
+    """The reference after a load: the checkpoint, the live state of the target, its state before the load (if
+    a defect needs that), and the names of this rank's mismatches by check."""
 
     checkpoint: Checkpoint
     actual: State
@@ -40,12 +41,14 @@ class StoredFiles:
 
 @dataclass(frozen=True)
 class Resumed:
-    """The reference of a resumed run: an unwrapped run in the restored state, which may be trained on `data`
-    until step `until`."""
+    """The reference of a resumed run: an unwrapped run in the restored state (if a defect needs that), which
+    may be trained on `data` until step `until`; the loaded checkpoint, and the expected state at the end."""
 
-    restored: TrainingRun
+    restored: TrainingRun | None
     data: Batches
     until: int
+    checkpoint: Checkpoint
+    expected: State
 
 
 @cache
@@ -57,6 +60,38 @@ def _defects() -> dict[str, Defect]:
 def defects_at(cell: Cell, moment: Moment) -> dict[str, Defect]:
     """Return the defects that can affect a cell at a moment; the same ones on every rank."""
     return {by: one for by, one in _defects().items() if moment in one.moments and one.applies(cell.config)}
+
+
+def needs_copy(cell: Cell, moment: Moment) -> bool:
+    """Return whether a defect at a moment needs a copy of the run from before it."""
+    return any(one.from_before for one in defects_at(cell, moment).values())
+
+
+def without_overwritten(
+    cell: Cell,
+    run: TrainingRun,
+    compared: Mapping[str, Compared],
+    saved: State,
+    equal: Callable[[str, Any], Iterable[str]],
+) -> Mapping[str, Compared]:
+    """Leave out mismatches of buffers that have the first rank's saved values: DDP overwrites the buffers of
+    the other ranks by these before each forward pass. Collective if the run broadcasts buffers.
+
+    Args:
+        compared, equal: as in `explained`.
+        saved: what was saved on this rank, by check.
+    """
+    wrong = any(one.found for one in compared.values())
+    if not broadcasts_buffers(run.model) or not any(cell.world.gathered(wrong)):
+        return compared
+    mine = {check: buffers_of(saved.get(check, {})) for check in compared}
+    first = cell.world.gathered(mine if cell.world.rank == 0 else None)[0]
+    done = dict(compared)
+    for check, one in compared.items():
+        if first[check] and cell.world.rank:
+            names = {*equal(check, first)}
+            done[check] = replace(one, found=[each for each in one.found if each.name not in names])
+    return done
 
 
 def explained(

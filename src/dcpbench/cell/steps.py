@@ -15,7 +15,7 @@ import torch
 from dcpbench.cell import contract, side_effects
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint
-from dcpbench.cell.explained import StoredFiles, explained
+from dcpbench.cell.explained import StoredFiles, explained, without_overwritten
 from dcpbench.cell.shared_folder import wait_until_seen
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.core.plugins import all_of
@@ -328,7 +328,9 @@ def _compare_files(cell: Cell, checkpoint: SavedCheckpoint) -> None:
         return again.names.keys() - {one.name for one in again.found}
 
     about = partial(StoredFiles, checkpoint, stored, names)
-    compared = explained(cell, "stored", {"files_equal": seen}, about, equal)
+    by_key = {"files_equal": {key: leaf for leaves in checkpoint.by_key for key, leaf in leaves.items()}}
+    kept = without_overwritten(cell, checkpoint.source, {"files_equal": seen}, by_key, equal)
+    compared = explained(cell, "stored", kept, about, equal)
     cell.record("files_equal", compared["files_equal"], str(checkpoint), ("saved {}", "{} in the files"))
 
 

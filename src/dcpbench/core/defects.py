@@ -24,8 +24,11 @@ class Defect:
             reference failed on any rank. Returns the states that the defect can produce, by check and then
             by name; none if it changes nothing. `dcpbench.cell.explained` has a class of references for each
             moment.
+        from_before: False if it needs no copy of the run from before the load or before training on, which
+            costs time in every cell.
     """
 
     moments: tuple[Moment, ...]
     applies: Callable[[Any], bool]
     expected: Callable[[Any, Moment, Any], Iterable[Mapping[Any, Any]]]
+    from_before: bool = True

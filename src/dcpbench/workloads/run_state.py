@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -147,6 +148,14 @@ def _part_like(
     if full is not None and tuple(full.shape) == live.extent.shape:
         full = live.extent.take(full).reshape(live.local.shape)
     return None if full is None else full.to(live.local.device)
+
+
+def buffers_of(leaves: Leaves) -> Leaves:
+    """Return the buffers of a snapshot, on the CPU, to send them to other ranks."""
+    return {
+        name: replace(leaf, local=leaf.local.cpu()) if isinstance(leaf, TensorLeaf) else leaf
+        for name, leaf in snapshot.of_kind("buffer", leaves).items()
+    }
 
 
 def live_gradients(run: TrainingRun) -> Leaves:

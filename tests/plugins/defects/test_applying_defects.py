@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 
 from dcpbench.cell import explained
 from dcpbench.cell.cell import Cell
+from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import Resumed, defects_at
 from dcpbench.config.schema import conf_folder
 from dcpbench.core.defects import Defect
@@ -33,6 +34,11 @@ from dcpbench.workloads.workload import batches_of
 from support.alone import bare_cell, config, world
 
 SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
+ALWAYS = {
+    "restored": {"buffers_of_some_rank"},
+    "stored": {"buffers_of_some_rank"},
+    "resumed": {"buffers_of_some_rank"},
+}
 APPLY: dict[tuple[str, int], dict[str, set[str]]] = {
     ("none", 2): {},
     ("fsdp", 2): {},
@@ -48,7 +54,8 @@ APPLY: dict[tuple[str, int], dict[str, set[str]]] = {
     ("fsdp_tp", 4): {"restored": {"sliced_by_shard"}, "resumed": {"as_restored"}, "twin": {"unfrozen"}},
     ("fsdp2_tp", 4): {},
 }
-"""The defects that apply to each step of a cell, by parallelism and number of ranks."""
+"""The defects that apply to each step of a cell, by parallelism and number of ranks, in addition to those
+that every model can have."""
 
 
 def on(parallel: str, size: int, folder: Path) -> Cell:
@@ -66,14 +73,14 @@ def test_every_known_failure_is_recomputed(capsys: pytest.CaptureFixture[str]) -
 def test_defects_of_a_layout_apply_to_its_cells(parallel: str, size: int, tmp_path: Path) -> None:
     cell = on(parallel, size, tmp_path)
     for moment in ("twin", "restored", "resumed", "stored"):
-        expected = APPLY[parallel, size].get(moment, set())
+        expected = APPLY[parallel, size].get(moment, set()) | ALWAYS.get(moment, set())
         assert defects_at(cell, moment).keys() == expected, moment  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("chosen", "restored", "resumed"),
     [
-        ({"model": "batch_norm"}, {"one_replica"}, set()),
+        ({"model": "batch_norm"}, set(), set()),
         ({"model": "local_experts"}, {"one_replica"}, {"as_restored"}),
         ({"model": "bf16"}, set(), {"as_restored"}),
         ({"optimizer": "adamw_empty_group"}, set(), set()),
@@ -93,8 +100,8 @@ def test_defects_of_options_apply_to_their_cells(
     chosen: dict[str, str], restored: set[str], resumed: set[str], tmp_path: Path
 ) -> None:
     cell = bare_cell(tmp_path, config(**{**SMALL, **chosen}))
-    assert defects_at(cell, "restored").keys() == restored
-    assert defects_at(cell, "resumed").keys() == resumed
+    assert defects_at(cell, "restored").keys() == restored | ALWAYS["restored"]
+    assert defects_at(cell, "resumed").keys() == resumed | ALWAYS["resumed"]
 
 
 def with_tp(cell: Cell, plan: dict[str, str]) -> Cell:
@@ -216,7 +223,13 @@ def going_on(cell: Cell, target: TrainingRun, until: int) -> Callable[[], Any]:
     """Copy a target. Return a function that trains the copy like a run with a known defect, and returns its
     state."""
     data = batches_of(cell.config, cell.world.device)
-    about = Resumed(build_plain_copy(cell.config, cell.world, target), data, until)
+    about = Resumed(
+        build_plain_copy(cell.config, cell.world, target),
+        data,
+        until,
+        Checkpoint(0, "", cast(Any, None), {}),
+        {},
+    )
     return lambda: next(iter(as_restored.defect.expected(cell, "resumed", about)))
 
 

@@ -112,11 +112,12 @@ def test_plain_run_leaves_the_restored_run_unchanged(tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(**SMALL, save="async_shared_stager"))
     runs = [build(cell.config, cell.world, 0) for _ in range(2)]
     data = batches_of(cell.config, cell.world.device)
-    about = Resumed(build_plain_copy(cell.config, cell.world, runs[0]), data, 1)
+    plain = build_plain_copy(cell.config, cell.world, runs[0])
+    about = Resumed(plain, data, 1, Checkpoint(0, "", cast(Any, None), {}), {})
     (state,) = as_restored.defect.expected(cell, "resumed", about)
-    assert state["extra_equal"]["train_state.losses"] == about.restored.train_state.losses
+    assert state["extra_equal"]["train_state.losses"] == plain.train_state.losses
     for run in runs:
         run.train(data, 1)
-    for run in (*runs, about.restored):
+    for run in (*runs, plain):
         assert torch.equal(run.tensor_object.data, runs[1].tensor_object.data)
         assert run.train_state.losses == runs[1].train_state.losses

@@ -63,11 +63,13 @@ def _applies(config: Config) -> bool:
 
 
 def _expected(cell: Cell, moment: Moment, reference: Resumed) -> Iterator[State]:
-    config, run = cell.config, reference.restored
+    config, restored = cell.config, reference.restored
+    assert restored
+    run = restored
     if never_averages(config) or has_local_experts(config):
         make = build_run.build_replica if never_averages(config) else build_run.build
         run = make(config, cell.world, config.seed)
-        copy_state(reference.restored, run)
+        copy_state(restored, run)
     unfreeze(run.model, config.parallel.tp_plan)
     run.train(reference.data, reference.until)
     yield live_state(run)

@@ -1,7 +1,7 @@
 """Ranks have different values under one name, and a checkpoint contains those of one of them.
 
-Replicas never average their gradients (docs/findings/hsdp-one-shard.md), each rank has weights for itself
-(docs/findings/local-experts.md), or buffers differ (docs/findings/buffers-of-some-rank.md)."""
+Replicas never average their gradients (docs/findings/hsdp-one-shard.md), or each rank has weights for itself
+(docs/findings/local-experts.md)."""
 
 from collections.abc import Iterator
 
@@ -11,16 +11,12 @@ from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import has_local_experts, never_averages
 from dcpbench.verify.compare_layouts import gathered
-from dcpbench.verify.snapshot import DigestedLeaf, Leaves, digested, of_kind
+from dcpbench.verify.snapshot import DigestedLeaf, Leaves, digested
 from dcpbench.workloads.run_state import State
 
 
-def _has_buffers(config: Config) -> bool:
-    return bool(config.model.name == "batch_norm")
-
-
 def _applies(config: Config) -> bool:
-    return never_averages(config) or has_local_experts(config) or _has_buffers(config)
+    return never_averages(config) or has_local_experts(config)
 
 
 def _expected(cell: Cell, moment: Moment, reference: Restored | StoredFiles) -> Iterator[State]:
@@ -32,8 +28,6 @@ def _restored(cell: Cell, reference: Restored) -> Iterator[State]:
     for check, leaves in reference.checkpoint.state.items():
         if has_local_experts(config) or (never_averages(config) and check in ("model_equal", "optim_equal")):
             mine[check] = leaves
-        elif check == "model_equal":
-            mine[check] = of_kind("buffer", leaves)
     names = gathered(dict(reference.names), cell.world.group)
     for check, leaves in mine.items():
         wrong = {name for theirs in names for name in theirs.get(check, ())}
@@ -44,8 +38,6 @@ def _restored(cell: Cell, reference: Restored) -> Iterator[State]:
 
 def _stored(cell: Cell, reference: StoredFiles) -> Iterator[State]:
     config, world = cell.config, cell.world
-    if not (never_averages(config) or has_local_experts(config)):
-        return
     wrong = {name for theirs in gathered(reference.names, world.group) for name in theirs}
     if not never_averages(config):
         wrong = {name for name in wrong if ".experts." in name}
