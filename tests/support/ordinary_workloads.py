@@ -418,3 +418,32 @@ def running_center() -> Workload:
             return out
 
     return Workload(Centered(), inputs, reversed_loss)
+
+
+class RaisesOnceLoaded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.is_loaded = net(), False
+
+    def get_extra_state(self) -> torch.Tensor:
+        return torch.zeros(1)
+
+    def set_extra_state(self, _: torch.Tensor) -> None:
+        self.is_loaded = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.is_loaded:
+            raise ValueError("it was loaded")
+        return self.net(x)
+
+
+def raises_once_loaded() -> Workload:
+    return Workload(RaisesOnceLoaded(), inputs, reversed_loss)
+
+
+def lazy_module() -> Workload:
+    return Workload(nn.Sequential(nn.LazyLinear(WIDTH)), inputs, reversed_loss)
+
+
+def raises_when_built() -> Workload:
+    raise FileNotFoundError("data.bin")

@@ -14,6 +14,9 @@ REFUSED = {
     "too_small_batch": "1 sample for 2 shares: each needs one",
     "unknown_container": f"batch(generator) contains a Unknown, {UNKNOWN}",
     "loss_of_each_sample": "loss returned with 'mse' a Tensor of shape (4,); return a scalar tensor, or a",
+    "raises_once_loaded": " in train after the load of step 2: ValueError: it was loaded (support/ordinary_",
+    "raises_when_built": "raises_when_built: FileNotFoundError: data.bin (support/ordinary_workloads.py:",
+    "lazy_module": "model: 0.weight has no shape before the first forward pass (a lazy module); call the",
     "packed_sequence": f"batch(generator) contains a PackedSequence, {UNKNOWN}",
 }
 """Parts of the reasons of workloads that are an error."""
@@ -23,7 +26,7 @@ NOT_RESTORED = {
 }
 """The first failed check of workloads whose training is right and whose checkpoint is not."""
 BLOCKS = (
-    *("batches", "uneven", "losses", "share_only", "names", "hooks"),
+    *("batches", "uneven", "losses", "share_only", "names", "hooks", "errors"),
     *("extra_state", "optimizer_dtypes", "generators", "buckets"),
     *("buffers", "buffers_and_more"),
 )

@@ -66,7 +66,7 @@ def verify_training(
     cell.report.losses["continued"] = trained.train_state.losses
     with cell.phase("build"):
         unsaved = steps.parallel_run(cell, cell.config.seed)
-        unsaved.keeps_random = trained.keeps_random
+        unsaved.keeps_random, unsaved.comes_after = trained.keeps_random, "without a save"
         if prepare:
             prepare(unsaved)
     if trained.why_no_twin:
@@ -102,7 +102,7 @@ def _train_with_twin(
         explains = explain if defects_at(cell, "twin") else None
         compared_steps = Lockstep(cell.config, cell.world, run, twin, explains)
     while run.train_state.step < until:
-        with cell.phase("train"), run.recording() as gradients:
+        with cell.training(run), run.recording() as gradients:
             run.train(cell.batches, run.train_state.step + 1)
         if compared_steps.follows:
             with cell.phase("verify", "training"):

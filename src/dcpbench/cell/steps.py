@@ -110,7 +110,7 @@ def open_checkpointer(cell: Cell) -> Checkpointer:
 
 def train(cell: Cell, run: TrainingRun, until: int) -> list[float]:
     """Train up to and including step `until`; return the losses of the steps taken."""
-    with cell.phase("train"):
+    with cell.training(run):
         return run.train(cell.batches, until)
 
 
@@ -230,6 +230,7 @@ def save(
             cell.uploads.follow(pending)
         with cell.phase("verify", "files"):
             files = pending.then(partial(_digested_files, cell, checkpointer, checkpoint_id))
+    run.comes_after = f"after the save of step {step}"
     cell.measure("save_stall_s", pending.released - pending.started, number, "save")
     if parts is not None:
         saved = {check: saved[check] for check in parts}
@@ -379,6 +380,7 @@ def load(
         if install:
             install()
         target.is_at(checkpoint.step)
+        target.comes_after = where
         cell.world.synchronize()
         took_s = time.perf_counter() - began
     cell.measure("load_s", took_s, cell.measured("load_s"), "load")

@@ -140,6 +140,8 @@ class RaisedError:
         origin: the rank that raised the original exception, if it was wrapped.
         note: a sentence about the circumstances (a full disk).
         not_injected: True if the cell's fault cannot be injected (`NothingToInjectError`).
+        line: file and line of the user's code that it comes from, if there is any.
+        when: in training, whether that was before or after a save or a load.
     """
 
     rank: int
@@ -150,6 +152,8 @@ class RaisedError:
     origin: int | None = None
     note: str | None = None
     not_injected: bool = False
+    line: str | None = None
+    when: str | None = None
 
 
 @dataclass(frozen=True)

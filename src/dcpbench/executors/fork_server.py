@@ -8,6 +8,7 @@ import resource
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import Any
 
 import dcpbench
 from dcpbench.config.errors import ConfigError
+from dcpbench.config.schema import Config
 from dcpbench.core.plugins import plugins
 
 _PRELOADED = (
@@ -42,8 +44,17 @@ def _no_other_interpreter(python: str) -> None:
     raise ConfigError(f"load_python={python}: needs executor=local; other executors have one interpreter")
 
 
-Calls = Sequence[tuple[dict[str, Any], bool]]
-"""How a sweep calls a `workload.target`: its options, and whether it builds a trainer."""
+@dataclass(frozen=True)
+class TargetErrors:
+    """Why ranks cannot use a `workload.target`.
+
+    Args:
+        unusable: why no cell can: it cannot be imported, or called with these arguments.
+        of_cells: for each configuration, why its cell cannot; None if only ranks can find out.
+    """
+
+    unusable: str | None
+    of_cells: Sequence[str | None] = ()
 
 
 @dataclass
@@ -54,7 +65,7 @@ class Machine:
         description: goes into `environment.json`.
         hosts: returns how many hosts run a number of ranks on a type of device.
         versions_of: returns the versions of another interpreter, or raises `ConfigError`.
-        workload_error: returns why ranks cannot use a `workload.target`, see `workload_error`.
+        target_errors: returns why ranks cannot use a `workload.target`, see `target_errors`.
     """
 
     gpus: int
@@ -62,7 +73,7 @@ class Machine:
     _more: Connection | None = None
     hosts: Callable[[int, str], int] = lambda ranks, device: 1
     versions_of: Callable[[str], Any] = _no_other_interpreter
-    workload_error: Callable[[str, Calls], str | None] = lambda target, calls: None
+    target_errors: Callable[[Sequence[Config]], TargetErrors] = lambda configs: TargetErrors(None)
 
     @property
     def nccl(self) -> str | None:
@@ -193,30 +204,32 @@ def probe(context: ForkServerContext, also: Callable[[], dict[str, Any]] = dict)
     return Machine(description["gpu_count"], description, here)
 
 
-def workload_error(context: ForkServerContext, target: str, calls: Calls) -> str | None:
-    """Import a `workload.target` in a process like a rank's. Return why it cannot be used, or None if it can.
-
-    Args:
-        calls: its options and whether it builds a trainer, for each way in which the sweep calls it.
+def target_errors(context: ForkServerContext, configs: Sequence[Config]) -> TargetErrors:
+    """Import the `workload.target` that these configurations have in a process like a rank's, build it and
+    draw a batch. Return why cells cannot use it. What takes too long, or ends the process, is left to ranks.
     """
     here, there = context.Pipe(duplex=False)
-    start(context.Process(target=_check_workload, args=(there, target, calls), daemon=True))
+    process = context.Process(target=_check_target, args=(there, configs), daemon=True)
+    start(process)
     there.close()
+    answers: list[str | None] = []
+    until = time.monotonic() + _ANSWER_LIMIT_S
     try:
-        error: str | None = here.recv() if here.poll(_ANSWER_LIMIT_S) else None
+        while len(answers) <= len(configs) and here.poll(max(0.0, until - time.monotonic())):
+            answers.append(here.recv())
     except EOFError:
-        error = "cannot be imported: the process that imports it ends"
-    return error
+        if not answers:
+            answers = ["cannot be imported: the process that imports it ends"]
+    finally:
+        process.kill()
+    unusable, *errors = answers or [None]
+    return TargetErrors(unusable, [*errors, *[None] * (len(configs) - len(errors))])
 
 
-def _check_workload(connection: Connection, target: str, calls: Calls) -> None:
-    from dcpbench.rank.workload_check import why_unusable
-    from dcpbench.records.installation import import_from_current_folder
+def _check_target(connection: Connection, configs: Sequence[Config]) -> None:
+    from dcpbench.rank.workload_check import main
 
-    for stream in (1, 2):  # user code can print
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-    import_from_current_folder()
-    connection.send(next(filter(None, (why_unusable(target, *call) for call in calls)), None))
+    main(connection, configs)
 
 
 def _probe(connection: Connection, also: Callable[[], dict[str, Any]]) -> None:

@@ -47,8 +47,8 @@ class LocalEngine(Engine):
         return None if has_gpus and not on_cpu else Machine(0, {"torch": "0"})
 
     def probe(self) -> Machine:
-        checking = partial(fork_server.workload_error, self._context)
-        return replace(fork_server.probe(self._context), versions_of=versions_of, workload_error=checking)
+        checking = partial(fork_server.target_errors, self._context)
+        return replace(fork_server.probe(self._context), versions_of=versions_of, target_errors=checking)
 
     def executor(self, gpus: tuple[int, ...]) -> "LocalExecutor":
         cleanup.adopt_orphans()

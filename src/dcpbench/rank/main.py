@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
@@ -45,6 +46,7 @@ from dcpbench.rank.messages import (
     semaphores_of,
 )
 from dcpbench.rank.run_cell import free_memory, run_cell
+from dcpbench.rank.user_errors import message_of, user_line
 from dcpbench.records.installation import import_from_current_folder
 from dcpbench.records.plain_values import plain_report
 from dcpbench.workloads.world import COLLECTIVE_TIMEOUT, World, new_group
@@ -221,12 +223,13 @@ def _log_to(path: Path, spec: RankSpec) -> None:
 
 def _failed(error: BaseException, rank: _Rank) -> Failed:
     cause: BaseException = error
+    frames: Iterable[traceback.FrameSummary] = ()
     wrapped, origin, of_a_peer = None, None, False
     if isinstance(error, CheckpointException) and error.failures:
         # DCP raises every rank's failure on every rank: the cause is the exception inside.
-        origin, (cause, _) = min(error.failures.items())
+        origin, (cause, frames) = min(error.failures.items())
         wrapped, of_a_peer = type(error).__name__, rank.number not in error.failures
-    message, unprintable = _message(cause)
+    message, unprintable = message_of(cause)
     raised = RaisedError(
         rank.number,
         rank.phase,
@@ -236,17 +239,11 @@ def _failed(error: BaseException, rank: _Rank) -> Failed:
         origin,
         unprintable or _full(rank.cell.checkpoints if rank.cell else None),
         isinstance(cause, NothingToInjectError),
+        user_line(cause, frames),
+        rank.report.trains if rank.report and rank.phase == "train" else None,
     )
     secondary = of_a_peer or any(echo in message for echo in _ECHOES)
     return Failed(time.monotonic(), raised, secondary, rank.report)
-
-
-def _message(error: BaseException) -> tuple[str, str | None]:
-    """Return an exception's text on one line, or why there is none: a custom `__str__` can raise."""
-    try:
-        return " ".join(str(error).split()), None
-    except Exception as broken:  # noqa: BLE001
-        return "", f"its __str__ raised {type(broken).__name__}"
 
 
 def _full(checkpoints: str | None) -> str | None:

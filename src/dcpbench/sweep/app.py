@@ -7,10 +7,11 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.errors import HydraException
@@ -19,7 +20,8 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.groups import Device, ExecutorConfig
+from dcpbench.config.groups import Device, ExecutorConfig, StageWorld
+from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import MATRIX, PART, REPEATS, Config, is_about_the_sweep
 from dcpbench.config.text import counted
 from dcpbench.core.metrics import METRICS
@@ -118,7 +120,7 @@ class SweepRun:
                 self._print(sentence)
             for sentence in shared_gpu_sentences(mine, machine):
                 self._print(sentence)
-            _refuse_unusable_workloads(mine, machine)
+            mine = _with_errors(mine, machine)
             self._folder.begin(mine, jobs, found)
             self._driver = self._begun_driver(mine, machine, engine, found)
             left = [one for one in mine if not found or one.cell.name not in found.done]
@@ -220,20 +222,30 @@ class SweepRun:
         self._console.print(text_of(sentence), soft_wrap=True)
 
 
-def _refuse_unusable_workloads(jobs: Sequence[job.Job], machine: Machine) -> None:
-    """Import each workload in a process like a rank, before the first cell runs.
+def _with_errors(jobs: Sequence[job.Job], machine: Machine) -> list[job.Job]:
+    """Import and build each workload in a process like a rank, before the first cell runs, and return the
+    jobs, with the errors of their workloads.
 
     Raises:
         ConfigError: ranks cannot import or call one.
     """
-    calls: defaultdict[str, list[tuple[dict[str, Any], bool]]] = defaultdict(list)
-    for config in (one.cell.config for one in jobs if not one.skip and one.cell.config.workload.target):
-        call = config.workload.options, config.own_trainer
-        if call not in calls[str(config.workload.target)]:
-            calls[str(config.workload.target)].append(call)
-    for target, of_target in calls.items():
-        if why := machine.workload_error(target, of_target):
-            raise ConfigError(f"workload.target={target}: {why}")
+    configs: defaultdict[str, dict[str, Config]] = defaultdict(dict)
+    for config in (one.config for one in jobs if not one.skip and one.config.workload.target):
+        configs[str(config.workload.target)].setdefault(_use_of_target(config), config)
+    errors: dict[str, str | None] = {}
+    for target, of_target in configs.items():
+        found = machine.target_errors([*of_target.values()])
+        if found.unusable:
+            raise ConfigError(f"workload.target={target}: {found.unusable}")
+        errors |= zip(of_target, found.of_cells, strict=False)
+    return [one if one.skip else replace(one, error=errors.get(_use_of_target(one.config))) for one in jobs]
+
+
+def _use_of_target(config: Config) -> str:
+    """Return what the errors of a workload depend on: its options, and the worlds that share its batches."""
+    worlds = [config.world_of(world) for world in (StageWorld.save, StageWorld.load)]
+    degrees = [(size, dp_degree(parallel.mesh_sizes(size))) for parallel, size in worlds]
+    return f"{config.workload} {config.own_trainer} {config.device} {degrees}"
 
 
 def objective_of(base: DictConfig) -> Callable[[Row | None], float | None]:

@@ -34,7 +34,7 @@ class Job:
     """A cell with its device and world size decided, the reason to `skip` it, if any, and its known failures.
     `columns` are those of its row that are known before it runs. Its ranks use up to `gpus`, and share them
     if there are fewer; `backend` carries collectives on GPUs. `code` is the source of each package that its
-    ranks run."""
+    ranks run. `error` is why its workload cannot be used, if that was found."""
 
     cell: SweepCell
     config: Config
@@ -45,6 +45,7 @@ class Job:
     gpus: int = 0
     backend: Backend = Backend.nccl
     code: Mapping[str, Source] = field(default_factory=dict)
+    error: str | None = None
 
     @property
     def run(self) -> Run:

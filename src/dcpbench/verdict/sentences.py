@@ -76,6 +76,9 @@ def cause_sentence(cause: Cause, before: Iterable[str] = (), place: str | None =
 
     >>> cause_sentence(RaisedError(2, "load", "KeyError", "'net1.weight'"))
     "rank 2 in load: KeyError: 'net1.weight'"
+    >>> lost = RaisedError(0, "train", "ValueError", "no", line="mine.py:31", when="after the load of step 6")
+    >>> cause_sentence(lost)
+    'rank 0 in train after the load of step 6: ValueError: no (mine.py:31)'
 
     Args:
         before: sentences of the checks that had failed before.
@@ -116,8 +119,8 @@ def _raised(error: RaisedError, before: Iterable[str]) -> str:
         text = f"{error.wrapped}: on rank {error.origin}: {text}"
     if found := "; ".join(before):
         text = f"{text} (before that {found})"
-    note = f" ({error.note})" if error.note else ""
-    return f"{error.phase}: {text}{note}"
+    notes = "".join(f" ({one})" for one in (error.line, error.note) if one)
+    return f"{' '.join(filter(None, (error.phase, error.when)))}: {text}{notes}"
 
 
 def _late(limit: LimitReached) -> str:

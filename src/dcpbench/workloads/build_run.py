@@ -27,6 +27,7 @@ from dcpbench.verify.snapshot import (
 )
 from dcpbench.verify.whole_tensors import Exchange, assembled
 from dcpbench.workloads import parallelisms
+from dcpbench.workloads.batch import Batch
 from dcpbench.workloads.components import Component, ComponentContext, Ema
 from dcpbench.workloads.generators import ALL, OF_TORCH, seed_generators
 from dcpbench.workloads.optimizers import InBackward, load_as_saved
@@ -34,7 +35,7 @@ from dcpbench.workloads.own_trainer import TrainerRun
 from dcpbench.workloads.pipeline import Pipeline
 from dcpbench.workloads.stateful import Noise
 from dcpbench.workloads.training_run import TrainingRun
-from dcpbench.workloads.workload import Workload, workload_of
+from dcpbench.workloads.workload import Workload, first_batch, workload_of
 from dcpbench.workloads.world import World
 
 _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -147,6 +148,17 @@ def _workload(config: Config, device: torch.device, seed: int) -> Workload:
     with device:
         workload = workload_of(config)
     return replace(workload, model=workload.model.to(device))
+
+
+def workload_and_batch(config: Config, device: torch.device) -> tuple[Workload, Batch]:
+    """Build a user's workload as a rank does, and draw its first batch.
+
+    Raises:
+        TypeError, ValueError: the workload or the batch cannot be used.
+        Exception: any exception of the user's code.
+    """
+    workload = _workload(config, device, config.seed)
+    return workload, first_batch(config, workload, device)
 
 
 def exchange_of(run: TrainingRun) -> Exchange:

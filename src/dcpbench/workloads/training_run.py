@@ -72,6 +72,7 @@ class TrainingRun:
         grad_norm: the norm that the gradients of the last step had before they were clipped.
         samples: the number of this rank's samples in the last step; 1 if it is unknown.
         options: of torch's state-dict functions for model and optimizer.
+        comes_after: the last save or load of it, for people.
     """
 
     keeps_random: bool | frozenset[str]
@@ -88,6 +89,7 @@ class TrainingRun:
     grad_norm: float | None = None
     samples: int = 1
     options = StateDictOptions()
+    comes_after = "before the first save"
     _recorded: dict[str, torch.Tensor] | None = None
     _parts: Parts | None = None
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
+from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from dcpbench.config.schema import SEED_STRIDE, Config
@@ -96,6 +97,12 @@ def workload_of(config: Config) -> Workload:
             raise TypeError(f"{where}: {name} is a {type(value).__name__}; pass a function (see Workload)")
     if not isinstance(made.accumulate, int) or made.accumulate < 1:
         raise ValueError(f"{where}: accumulate={made.accumulate!r}; pass a whole number, at least 1")
+    if not isinstance(made.model, nn.Module):
+        raise TypeError(f"{where}: model is a {type(made.model).__name__}; pass a torch.nn.Module")
+    for name, value in made.model.named_parameters():
+        if is_lazy(value):
+            wrong = f"{name} has no shape before the first forward pass (a lazy module)"
+            raise ValueError(f"{where}: model: {wrong}; call the model once in the function that builds it")
     norm = made.clip_grad_norm
     if norm is not None and not (isinstance(norm, int | float) and norm > 0):
         raise ValueError(f"{where}: clip_grad_norm={norm!r}; pass a number above 0, or None")
@@ -210,12 +217,19 @@ def batches_of(config: Config, device: torch.device) -> Batches:
         workload = workload_of(config)
         batches = Batches(config.seed, workload.batch, device)
     if config.workload.target:
-        _check_batches(batches, workload.share, f"workload.target={config.workload.target}: batch(generator)")
+        first_batch(config, workload, device)
     return batches
 
 
-def _check_batches(batches: Batches, share: Share, where: str) -> None:
-    """Draw a batch twice: one that comes from an iterator is another one, or not a batch at all."""
+def first_batch(config: Config, workload: Workload, device: torch.device) -> Batch:
+    """Return the first batch of a user's workload. It is drawn twice: one that comes from an iterator is
+    another one, or not a batch at all.
+
+    Raises:
+        TypeError, ValueError: `batch` does not return the same batch for the same generator.
+    """
+    batches = Batches(config.seed, workload.batch, device)
+    where = f"workload.target={config.workload.target}: batch(generator)"
     drawn: list[Batch] = []
     for _ in range(2):
         with torch.random.fork_rng(devices=()):
@@ -226,13 +240,30 @@ def _check_batches(batches: Batches, share: Share, where: str) -> None:
                 raise ValueError(f"{where} has no more data: {_DRAW}") from error
         if isinstance(drawn[-1], Iterator):
             raise TypeError(f"{where} returned a {type(drawn[-1]).__name__}; return one batch")
-    if not same_value(*map(leaves, drawn)):
-        raise ValueError(f"{where} returned two different batches for the same generator: {_DRAW}")
-    if share is share_of:
+    if workload.share is share_of:
         try:
             share_of(drawn[0], 0, 1)
         except TypeError as error:
             raise TypeError(f"{where} {error}") from None
+    if not same_value(*map(leaves, drawn)):
+        raise ValueError(f"{where} returned two different batches for the same generator: {_DRAW}")
+    return drawn[0]
+
+
+def check_shares(config: Config, workload: Workload, batch: Batch, of: int) -> None:
+    """Divide a batch as ranks do.
+
+    Raises:
+        ValueError: it has too few samples, or tensors that cannot be divided evenly.
+        Exception: any exception of a user's `share`.
+    """
+    for number in range(of) if of > 1 else ():
+        try:
+            workload.share(batch, number, of)
+        except ValueError as error:
+            if workload.share is not share_of:
+                raise
+            raise ValueError(f"workload.target={config.workload.target}: batch(generator): {error}") from None
 
 
 _DRAW = "draw each batch with the generator alone, not from an iterator"

@@ -68,10 +68,9 @@ def test_agents_run_a_stage_unless_it_is_concluded(agents: list[HostAgent], tmp_
     assert all(agent.state(KEY, [str(tmp_path)]).usable for agent in agents)
     described = agents[1].describe()
     assert {name: described[name] for name in ("dcpbench", "plugins")} == installation()
-    assert agents[1].workload_error("math.sqrt", [({"x": 1}, False)]) is not None, "it takes no keywords"
-    assert agents[1].workload_error("math.tau", [({}, False)]) == "is of type float; name a function"
     missing = "cannot be imported: ModuleNotFoundError: No module named 'nowhere'"
-    assert agents[1].workload_error("nowhere.build", [({}, False)]) == missing
+    for target, why in (("math.tau", "is of type float; name a function"), ("nowhere.build", missing)):
+        assert agents[1].target_errors([config(workload={"target": target})]).unusable == why
 
     agents[1].conclude(2, dumps=False)
     again = _spec(tmp_path / "again", spec.config)

@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from dcpbench.config.schema import TimeoutsConfig
+from dcpbench.config.schema import Config, TimeoutsConfig
 from dcpbench.core.stage_end import StageEnd
 from dcpbench.executors import cleanup, fork_server
 from dcpbench.executors.local import devices_of
@@ -123,9 +123,9 @@ class HostAgent:
         copies = " and ".join(sorted({machine.description["dcpbench"], installation()["dcpbench"]}))
         return {"host": self._name, "address": self._address, **machine.description, "dcpbench": copies}
 
-    def workload_error(self, target: str, calls: fork_server.Calls) -> str | None:
-        """Return why ranks of this host cannot use a `workload.target`, or None if they can."""
-        return fork_server.workload_error(self._context, target, calls)
+    def target_errors(self, configs: Sequence[Config]) -> fork_server.TargetErrors:
+        """Return why ranks of this host cannot use a `workload.target`."""
+        return fork_server.target_errors(self._context, configs)
 
     def state(self, key: Key, folders: Sequence[str]) -> State:
         """Return the clocks, and the state of a group and of folders, which a file system can show late."""

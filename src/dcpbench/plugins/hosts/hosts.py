@@ -10,8 +10,9 @@ from typing import Any
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
+from dcpbench.config.schema import Config
 from dcpbench.executors.base import Engine
-from dcpbench.executors.fork_server import Calls, Machine
+from dcpbench.executors.fork_server import Machine, TargetErrors
 from dcpbench.executors.shared_gpus import ranks_per_gpu
 from dcpbench.plugins.hosts.placement import spread
 from dcpbench.records.installation import installation
@@ -162,14 +163,17 @@ class HostsEngine(Engine):
         own = ("host", "address", "dcpbench", "plugins")
         of_first = {name: value for name, value in described[0].items() if name not in own}
         description = {**of_first, "gpu_count": gpus, "hosts": described}
-        return Machine(gpus, description, hosts=self._hosts_of, workload_error=self._workload_error)
+        return Machine(gpus, description, hosts=self._hosts_of, target_errors=self._target_errors)
 
-    def _workload_error(self, target: str, calls: Calls) -> str | None:
-        """Return why a host cannot use a `workload.target`; None if all can, or if they are lost."""
+    def _target_errors(self, configs: Sequence[Config]) -> TargetErrors:
+        """Return why a host cannot use a `workload.target`, and why cells on the first host cannot."""
         here = [agent for agent in self.agents if not agent.lost]
-        asked = [(agent, agent.call("workload_error", target, calls)) for agent in here]
-        answers = [(agent, agent.answer(call, IMPORT_S)) for agent, call in asked]
-        return next((f"{why} (host {agent.name})" for agent, why in answers if why), None)
+        asked = [(agent, agent.call("target_errors", configs)) for agent in here]
+        answers = [(agent, found) for agent, call in asked if (found := agent.answer(call, IMPORT_S))]
+        for agent, found in answers:
+            if found.unusable:
+                return TargetErrors(f"{found.unusable} (host {agent.name})")
+        return answers[0][1] if answers else TargetErrors(None)
 
     def _hosts_of(self, ranks: int, device: str) -> int:
         gpus = range(sum(len(agent.gpus) for agent in self.agents))

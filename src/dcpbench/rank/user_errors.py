@@ -1,0 +1,76 @@
+"""Read exceptions of a user's code: their message, and the line that they come from."""
+
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from traceback import FrameSummary
+
+import torch
+
+import dcpbench
+
+_INSTALLED = {"site-packages", "dist-packages"}
+_STANDARD_LIBRARY = ("stdlib", "platstdlib")
+
+
+def _below(*folders: str) -> tuple[str, ...]:
+    return tuple(f"{os.path.realpath(folder)}{os.sep}" for folder in folders)
+
+
+_OWN = _below(*dcpbench.__path__)
+_OF_DISTRIBUTED = _below(*torch.distributed.__path__)
+_NOT_THE_USERS = (*_OWN, *_below(*torch.__path__, *map(sysconfig.get_path, _STANDARD_LIBRARY)))
+
+
+def user_line(error: BaseException, frames: Iterable[FrameSummary] = ()) -> str | None:
+    """Return the innermost line of an exception that is not of dcpbench, torch, an installed package or
+    Python's library, as `my_model.py:31`; None if there is none.
+
+    Args:
+        frames: of an exception of another process, which has no traceback here.
+    """
+    for frame in reversed([*(traceback.extract_tb(error.__traceback__) or frames)]):
+        if is_users(frame.filename):
+            return f"{_short(frame.filename)}:{frame.lineno}"
+    return user_line(error.__cause__) if error.__cause__ else None
+
+
+def message_of(error: BaseException) -> tuple[str, str | None]:
+    """Return an exception's text on one line, or why there is none: a custom `__str__` can raise."""
+    try:
+        return " ".join(str(error).split()), None
+    except Exception as broken:  # noqa: BLE001
+        return "", f"its __str__ raised {type(broken).__name__}"
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Return whether dcpbench has refused a value, in a message that names it."""
+    return isinstance(error, TypeError | ValueError) and _files(error)[-1].startswith(_OWN)
+
+
+def is_of_ranks(error: BaseException) -> bool:
+    """Return whether an exception comes from torch.distributed."""
+    return any(file.startswith(_OF_DISTRIBUTED) for file in _files(error))
+
+
+def _files(error: BaseException) -> list[str]:
+    """Return the files of the frames that an exception passed, the innermost last."""
+    return [os.path.realpath(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
+
+
+def is_users(file: str) -> bool:
+    """Return whether a file is a user's; code that the compiler has generated is not."""
+    if file.startswith("<") or "torchinductor_" in file:
+        return False
+    installed = not _INSTALLED.isdisjoint(Path(file).parts)
+    return not installed and not os.path.realpath(file).startswith(_NOT_THE_USERS)
+
+
+def _short(file: str) -> str:
+    """Return a path below the folder that its module was imported from."""
+    folders = (folder for folder in map(Path, sys.path) if folder.is_absolute())
+    below = [Path(file).relative_to(folder) for folder in folders if Path(file).is_relative_to(folder)]
+    return str(min(below, key=lambda path: len(path.parts), default=Path(file)))
