@@ -4,7 +4,7 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -82,6 +82,16 @@ class ParameterPart:
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the part of a tensor with the layout of `parameter`: itself, its gradient, a moment."""
         return tensor if self.place is None else tensor[self.place]
+
+
+def called_modules(model: nn.Module) -> list[nn.Module]:
+    """Return the modules that are called: the model, or each entry of a dictionary of them."""
+    return [*model.values()] if is_dictionary(model) else [model]
+
+
+def is_dictionary(model: nn.Module) -> TypeGuard[nn.ModuleDict]:
+    """Return whether a model is a dictionary of modules, which cannot be called."""
+    return isinstance(model, nn.ModuleDict) and type(model).forward is nn.Module.forward
 
 
 ParameterParts = dict[str, ParameterPart]

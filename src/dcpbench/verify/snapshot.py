@@ -16,6 +16,7 @@ import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dcpbench.verify.audit import Entry
 from dcpbench.verify.digest import Digest, add, digest, fetch
-from dcpbench.verify.layout import Extent, ParameterParts, extent_of, parameter_parts
+from dcpbench.verify.layout import Extent, ParameterParts, called_modules, extent_of, parameter_parts
 from dcpbench.verify.nested import slots
 
 LARGE_BYTES = 4 * 2**20
@@ -253,26 +254,33 @@ def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def plain_fqn(model: nn.Module, name: str) -> str:
     """Return the name of a parameter in the unwrapped model."""
-    name = ".".join(part for part in name.split(".") if part not in _WRAPPERS)
-    inner = getattr(model, "_orig_mod", model)
-    return name.removeprefix("module.") if isinstance(inner, DistributedDataParallel) else name
+    module: Any = model
+    parts = []
+    for part in name.split("."):
+        if part not in _WRAPPERS and not (part == "module" and isinstance(module, DistributedDataParallel)):
+            parts.append(part)
+        module = getattr(module, "_modules", {}).get(part)
+    return ".".join(parts)
 
 
 @contextmanager
 def named_as_saved(model: nn.Module) -> Iterator[None]:
-    """Context manager: `model.named_parameters()` has the names of the unwrapped model. So groups made by
-    name, and the names that an optimizer keeps, do not depend on the layout."""
-
-    def named_parameters(*args: Any, **options: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        for name, parameter in type(model).named_parameters(model, *args, **options):
-            yield plain_fqn(model, name), parameter
-
+    """Context manager: `named_parameters()` of the modules that are called has the names of the unwrapped
+    ones. So groups made by name, and the names that an optimizer keeps, do not depend on the layout."""
+    named = {id(one): one for one in (model, *called_modules(model))}.values()
     # Not by `setattr`, which a compiled model passes on to the one that it wraps.
-    vars(model)["named_parameters"] = named_parameters
+    for one in named:
+        vars(one)["named_parameters"] = partial(_named_as_saved, one)  # a copy names its own parameters
     try:
         yield
     finally:
-        del vars(model)["named_parameters"]
+        for one in named:
+            del vars(one)["named_parameters"]
+
+
+def _named_as_saved(module: nn.Module, *args: Any, **options: Any) -> Iterator[tuple[str, nn.Parameter]]:
+    for name, parameter in type(module).named_parameters(module, *args, **options):
+        yield plain_fqn(module, name), parameter
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:

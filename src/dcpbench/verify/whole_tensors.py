@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Replicate
 
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.layout import Extent
-from dcpbench.verify.snapshot import Leaves, TensorLeaf
+from dcpbench.verify.snapshot import Leaves, TensorLeaf, local_part
 
 _CHUNK = 2**22
 """Number of elements in one all-reduce."""
@@ -194,3 +195,16 @@ def real_elements(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     return tensor.reshape(-1).double()
+
+
+def local_gradient(gradient: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a gradient, dense and reduced."""
+    if isinstance(gradient, DTensor) and any(one.is_partial() for one in gradient.placements):
+        full = [Replicate() if one.is_partial() else one for one in gradient.placements]
+        gradient = gradient.redistribute(placements=full)
+    return local_part(dense(gradient))
+
+
+def dense(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient that is not sparse."""
+    return gradient.to_dense() if gradient.is_sparse else gradient

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
+from dcpbench.core.rank_report import Skip
 from dcpbench.verify.nested import mapped
 from dcpbench.verify.snapshot import (
     Leaves,
@@ -50,14 +51,16 @@ def build(config: Config, world: World, seed: int, scheduler: bool = True) -> Tr
         return TrainerRun(config, world, seed)
     sizes = config.parallel.mesh_sizes(world.size)
     workload = _workload(config, world.device, seed)
+    _check_step(workload, config)
     parallelisms.wrap_layers(workload.model, config.activation_checkpointing, config.compiles_layers)
     model = parallelisms.wrap_model(config, world, workload.model)
     if config.compile and not config.compiles_layers:
-        model = torch.compile(model, dynamic=False)
+        model = parallelisms.compiled(model)
     component = _component(config, world, seed, partial(parallelisms.wrap_model, config, world))
     run = TrainingRun(workload, world, sizes, model, seed, scheduler, component, _generators(config))
     if "pp" in sizes:
         stages = world.submesh(sizes, "pp")
+        assert workload.loss is not None, "not divided"
         run.pipeline = Pipeline(model, stages, config.parallel, workload.loss)
     run.computes_in = parallelisms.computes_in(config.parallel)
     if dp_degree(sizes) > 1 and any(isinstance(one, _BATCH_NORM) for one in model.modules()):
@@ -159,6 +162,24 @@ def workload_and_batch(config: Config, device: torch.device) -> tuple[Workload, 
     """
     workload = _workload(config, device, config.seed)
     return workload, first_batch(config, workload, device)
+
+
+def _check_step(workload: Workload, config: Config) -> None:
+    """Check what a workload with `step` is combined with.
+
+    Raises:
+        Skip: something else in the cell computes gradients or steps.
+    """
+    if not workload.step:
+        return
+    component = pkgutil.resolve_name(config.component.target)
+    methods = ("backward", "unscale", "step")
+    scales = any(getattr(component, name) is not getattr(Component, name) for name in methods)
+    where = f"workload.target={config.workload.target}: step"
+    if "pp" in config.parallel.mesh:
+        raise Skip(f"{where}: parallel={config.parallel.name} computes the gradients itself; use loss")
+    if scales:
+        raise Skip(f"{where}: component={config.component.name} changes the backward pass; do that in step")
 
 
 def exchange_of(run: TrainingRun) -> Exchange:

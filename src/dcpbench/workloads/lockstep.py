@@ -27,11 +27,13 @@ from dcpbench.verify.training import (
     loss_share,
     step_tolerances,
 )
-from dcpbench.verify.whole_tensors import Exchange, Parts, any_rank, summed, summed_numbers
+from dcpbench.verify.whole_tensors import Exchange, Parts, any_rank, local_gradient, summed, summed_numbers
 from dcpbench.workloads.build_run import exchange_of
 from dcpbench.workloads.parallelisms import broadcasts_buffers, reduced_in, runs_other_kernels
-from dcpbench.workloads.training_run import TrainingRun, local_gradient
+from dcpbench.workloads.step_twin import StepTwin, UsedGradients
+from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.twin import Pass, Twin, inexact_steps, state_of
+from dcpbench.workloads.user_step import names_of_uses
 from dcpbench.workloads.workload import Batches
 from dcpbench.workloads.world import Sums, World
 
@@ -45,6 +47,8 @@ _NOT_A_MEAN = (
     "the loss of a batch is not the mean of its shares' losses, as with random numbers, batch statistics or "
     "weights: the mean is compared"
 )
+_OF_SHARES = "the workload's step takes a rank's share: the mean of the shares' losses is compared"
+_OTHER_USES = "ranks and twin take different optimizer steps, or clip gradients differently often"
 _IN_BACKWARD = "the optimizer steps in the backward pass, and the twin cannot step on other gradients"
 
 
@@ -103,7 +107,9 @@ class Lockstep:
     def __init__(
         self, config: Config, world: World, run: TrainingRun, twin: TrainingRun, explain: Explain | None
     ) -> None:
-        self._world, self._run, self._twin, self._explain = world, run, Twin(twin, run.dtypes), explain
+        self._world, self._run = world, run
+        self._explain = None if run.user_step else explain
+        self._twin = (StepTwin if run.user_step else Twin)(twin, run.dtypes)
         self._results = {check: _Result() for check in (GRADIENT, STEP)}
         self.not_applied: dict[str, str] = {}
         self._losses: dict[int, _Losses] = {}
@@ -142,6 +148,9 @@ class Lockstep:
         run, twin, step = self._run, self._twin, self._run.train_state.step
         group = self._world.group if broadcasts_buffers(run.model) else None
         twin.begin(twin.run.next_batch(batches), group)
+        if isinstance(twin, StepTwin):
+            self._follow_user_step(twin, step)
+            return
         own = twin.passed()
         everywhere = any_rank(twin.loss_is_collective, Exchange(self._world.group))
         whole_loss = self._loss_of_whole() if everywhere or self._world.rank == 0 else 0.0
@@ -149,9 +158,7 @@ class Lockstep:
         if self._note_losses(step, whole_loss, own.loss):
             self.not_applied |= dict.fromkeys((GRADIENT, STEP, LOSS), _IN_BACKWARD)
             return
-        if self._noise and run.draws:
-            why = "the model draws random numbers in training, and the twin draws others"
-            self.not_applied |= dict.fromkeys((GRADIENT, LOSS), why)
+        self._note_draws()
         others = twin.jittered() if self._noise and not run.draws else []
         here = {name: local_gradient(value) for name, value in gradients.items()}
         full = self._parts.gather(here)
@@ -161,6 +168,45 @@ class Lockstep:
         tolerances = step_tolerances(own.buffers, [other.buffers for other in others])
         tolerances |= twin.step(gradients, full, self._inexact, run.grad_norm)
         self._compare_norm(step)
+        self._finish(step, tolerances)
+
+    def _follow_user_step(self, twin: StepTwin, step: int) -> None:
+        """Compare a step that the workload's `step` has taken: at each use of gradients these, and the state
+        at the end."""
+        run, uses = self._run, self._run.uses
+        self.not_applied[_OF_WHOLE] = _OF_SHARES
+        order = [one.by for one in uses]
+        alike = all(one == order for one in gathered(order, self._world.group))
+        here = [
+            {name: local_gradient(value) for name, value in one.gradients.items()}
+            for one in (uses if alike else ())
+        ]
+        used = [UsedGradients(use, self._parts.gather(mine)) for use, mine in zip(uses, here, strict=alike)]
+        self._note_draws()
+        others = twin.jittered_steps(used) if self._noise and not run.draws else []
+        states = twin.inexact_states(used, self._inexact)
+        own = twin.taken(used)
+        if any_rank(not (alike and own.alike), Exchange(self._world.group)):
+            self.not_applied |= dict.fromkeys((GRADIENT, STEP, LOSS), _OTHER_USES)
+            return
+        self._note_losses(step, math.nan, own.loss)
+        noisy = [other.passes for other in others if other.alike]
+        for number, name in enumerate(names_of_uses(uses)):
+            full, passes = used[number].full, [other[number] for other in noisy]
+            self._alive |= any(bool(value.any()) for value in full.values())
+            if GRADIENT not in self.not_applied:
+                self._compare_gradients(step, here[number], full, own.passes[number], passes, name)
+        tolerances = step_tolerances(own.buffers, [other.buffers for other in others])
+        self._finish(step, tolerances | twin.tolerances(self._inexact, states, len(uses)))
+
+    def _note_draws(self) -> None:
+        if self._noise and self._run.draws:
+            why = "the model draws random numbers in training, and the twin draws others"
+            self.not_applied |= dict.fromkeys((GRADIENT, LOSS), why)
+
+    def _finish(self, step: int, tolerances: Mapping[str, torch.Tensor]) -> None:
+        """Finish the twin's step, and compare the state after it within these tolerances; collective."""
+        run, twin = self._run, self._twin
         twin.run.finish_step(run.train_state.losses[-1])
         wrong = self._compare_state(step, tolerances)
         if any_rank(wrong or bool(tolerances), Exchange(self._world.group)):
@@ -181,13 +227,14 @@ class Lockstep:
         full: Mapping[str, torch.Tensor],
         own: Pass,
         others: list[Pass],
+        use: str = "",
     ) -> None:
         result, leaves = self._results[GRADIENT], self._leaves
         found, kept = list[Mismatch](), dict[str, TwinGradient]()
         parts: dict[str, GradientPart] = {}
-        for name, twin in self._twin_gradients(own, others):
-            bound = self._bound(leaves[name].dtype)
-            part = parts[name] = GradientPart(leaves[name], here.get(name), full.get(name))
+        for fqn, twin in self._twin_gradients(own, others):
+            name, bound = fqn + use, self._bound(leaves[fqn].dtype)
+            part = parts[name] = GradientPart(leaves[fqn], here.get(fqn), full.get(fqn))
             finding, used = compare_gradient(name, step, part, twin)
             self.bound_used = max(self.bound_used, used)
             found += [finding] if finding else []
@@ -196,7 +243,7 @@ class Lockstep:
                 continue
             if self._explain:
                 kept[name] = twin
-            had = leaves[name].extent.numel > 0
+            had = leaves[fqn].extent.numel > 0
             result.compared[name] = result.compared.get(name, False) or had
             if had and not result.fired.get(name):
                 control = compare_gradient(name, step, part, twin.made_different(bound.control))
@@ -307,7 +354,9 @@ class Lockstep:
         found, fired = list[Mismatch](), dict[str, bool]()
         others = self.twin_losses
         if len(others) == 1:
-            others = [*others, self._loss_of_whole(at_beginning=False)]
+            twin = self._twin
+            again = twin.loss_again() if isinstance(twin, StepTwin) else self._loss_of_whole(False)
+            others = [*others, again]
         for (step, one), lives in zip(self._losses.items(), alive, strict=True):
             found += self._far(step, one.twin)
             usable = math.isfinite(one.ranks) and one.ranks != 0.0 and lives

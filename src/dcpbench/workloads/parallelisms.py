@@ -40,6 +40,7 @@ from dcpbench.config.groups import ActivationCheckpointing, ParallelConfig
 from dcpbench.config.mesh import SHARE_DATA
 from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import Skip
+from dcpbench.verify.layout import is_dictionary
 from dcpbench.verify.snapshot import plain_fqn
 from dcpbench.workloads.pipeline import keep_stage
 from dcpbench.workloads.world import World, with_timeout
@@ -56,9 +57,20 @@ _STYLES: dict[str, Callable[[], tp.ParallelStyle]] = {
 
 
 def wrap_model(config: Config, world: World, model: nn.Module) -> Any:
-    """Put a plain model on its device under the parallelism of the cell."""
+    """Put a plain model on its device under the parallelism of the cell, of a dictionary each module.
+
+    Raises:
+        Skip: it is a dictionary, and the parallelism divides a single module.
+    """
     wrap = pkgutil.resolve_name(config.parallel.target)
-    return wrap(model, world.mesh(config.parallel.mesh_sizes(world.size)), config.parallel)
+    mesh = world.mesh(config.parallel.mesh_sizes(world.size))
+    if not is_dictionary(model):
+        return wrap(model, mesh, config.parallel)
+    if divided := {"pp", "ep", "tp"}.intersection(config.parallel.mesh):
+        one = f"workload.target={config.workload.target}: model is an nn.ModuleDict"
+        raise Skip(f"{one}, of which {', '.join(sorted(divided))} cannot divide one module; use ddp or fsdp2")
+    model.update({name: wrap(one, mesh, config.parallel) for name, one in model.items()})
+    return model
 
 
 def none(model: nn.Module, mesh: DeviceMesh | None, config: ParallelConfig) -> nn.Module:
@@ -285,6 +297,8 @@ def _cast(values: Any, dtype: torch.dtype) -> Any:
 def cast_as_fsdp(model: nn.Module, config: ParallelConfig) -> nn.Module:
     """Return a plain model that computes in the dtypes of a parallelism."""
     policy = _fully_shard_options(config).get("mp_policy")
+    if policy and is_dictionary(model):
+        return nn.ModuleDict({name: _CastAsFsdp(one, policy) for name, one in model.items()})
     return _CastAsFsdp(model, policy) if policy else model
 
 
@@ -299,6 +313,14 @@ def wrap_layers(model: nn.Module, checkpointing: ActivationCheckpointing | None,
         if checkpointing is ActivationCheckpointing.compiled_layer:
             wrapped = checkpoint_wrapper(wrapped)
         holder.register_module(name, wrapped)
+
+
+def compiled(model: nn.Module) -> Any:
+    """Compile a model, of a dictionary each module."""
+    if is_dictionary(model):
+        model.update({name: compiled(one) for name, one in model.items()})
+        return model
+    return torch.compile(model, dynamic=False)
 
 
 def _fully_shard_options(config: ParallelConfig) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A model with its optimizer and everything else that a checkpoint contains, and the training loop."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
 from typing import Any
@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions
-from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.utils import clip_grads_with_norm_
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -24,7 +23,14 @@ from dcpbench.verify.snapshot import (
     parts_of_each,
     snapshot_model,
 )
-from dcpbench.verify.whole_tensors import Exchange, Parts, real_elements, summed_numbers
+from dcpbench.verify.whole_tensors import (
+    Exchange,
+    Parts,
+    dense,
+    local_gradient,
+    real_elements,
+    summed_numbers,
+)
 from dcpbench.workloads.batch import Batch, part_of, samples_of, share_of
 from dcpbench.workloads.components import Component
 from dcpbench.workloads.generators import OF_TORCH
@@ -41,7 +47,8 @@ from dcpbench.workloads.stateful import (
     SchedulerMadeByLoad,
     TrainState,
 )
-from dcpbench.workloads.workload import Batches, Workload, next_step
+from dcpbench.workloads.user_step import Note, Use, each_use
+from dcpbench.workloads.workload import Batches, UserStep, Workload, next_step
 from dcpbench.workloads.world import World
 
 _DP_STRIDE = 7919
@@ -71,6 +78,8 @@ class TrainingRun:
         accumulate, clip_grad_norm: of the workload.
         grad_norm: the norm that the gradients of the last step had before they were clipped.
         samples: the number of this rank's samples in the last step; 1 if it is unknown.
+        user_step: the `step` of the workload, if it has one.
+        uses: the uses of gradients in the last step that was recorded, if the workload has `step`.
         options: of torch's state-dict functions for model and optimizer.
         comes_after: the last save or load of it, for people.
     """
@@ -88,6 +97,8 @@ class TrainingRun:
     clip_grad_norm: float | None = None
     grad_norm: float | None = None
     samples: int = 1
+    user_step: UserStep | None = None
+    uses: Sequence[Use] = ()
     options = StateDictOptions()
     comes_after = "before the first save"
     _recorded: dict[str, torch.Tensor] | None = None
@@ -108,6 +119,7 @@ class TrainingRun:
         self.called = model
         self.component = component or Component()
         self._loss_of, self._make_scheduler, self._share = workload.loss, workload.scheduler, workload.share
+        self.user_step = workload.step
         self.accumulate, self.clip_grad_norm = workload.accumulate, workload.clip_grad_norm
         made = workload.optimizer(model)
         self.optimizer = Optimizers(made) if isinstance(made, list) else made
@@ -180,8 +192,10 @@ class TrainingRun:
         while self.train_state.step < until:
             drawn = self.random.states
             with buckets_kept(), self._noting(each_of(self.optimizer)):
-                loss = self.backward(self.next_batch(batches))
-                self.step()
+                batch = self.next_batch(batches)
+                loss = self.take_user_step(batch) if self.user_step else self.backward(batch)
+                if not self.user_step:
+                    self.step()
             self.draws |= any(not torch.equal(drawn[name], now) for name, now in self.random.states.items())
             losses.append(loss)
             samples.append(self.samples)
@@ -222,6 +236,28 @@ class TrainingRun:
         self._record()
         return loss
 
+    def take_user_step(self, batch: Batch, note: Note | None = None) -> torch.Tensor:
+        """Take the step of a workload with `step` on this rank's share of a global batch; return its loss, a
+        scalar. Each use of gradients is noted, by default in `uses` while the run is recorded."""
+        assert self.user_step is not None
+        uses: list[Use] = []
+
+        def copy(by: str, parameters: list[nn.Parameter]) -> None:
+            of = self._gradients(parameters).items()
+            uses.append(Use(by, {name: gradient.detach().clone() for name, gradient in of}))
+
+        if note is None and self._recorded is not None:
+            note, self.uses = copy, uses
+        optimizers = each_of(self.optimizer)
+        with self.random.drawn_from(), ExitStack() as noting:
+            share = self.share_of(batch)
+            self.samples = self._samples_in(batch, share)
+            if note:
+                noting.enter_context(each_use(optimizers, [*self.model.parameters()], note))
+            loss: torch.Tensor = self.user_step(self.called, optimizers, share)
+        self.component.follow(self.model)
+        return loss.detach()
+
     def share_of(self, batch: Batch) -> Batch:
         """Return the samples of a global batch that this rank trains on.
 
@@ -242,6 +278,7 @@ class TrainingRun:
 
     def loss_of(self, samples: Batch) -> torch.Tensor:
         """Return the loss of these samples, a scalar."""
+        assert self._loss_of is not None
         loss: torch.Tensor = self._loss_of(self.called, samples)
         return loss
 
@@ -272,7 +309,7 @@ class TrainingRun:
         if self._parts is None:
             self._parts = Parts.of(of_kind("param", snapshot_model(self.model)), exchange)
         sent, squares = self._parts.sent, 0.0
-        for name, gradient in self._gradients().items():
+        for name, gradient in self._gradients(self._trained).items():
             if name in sent:
                 squares += float(real_elements(local_gradient(gradient)).square().sum())
         return math.sqrt(summed_numbers([squares], exchange)[0])
@@ -296,9 +333,9 @@ class TrainingRun:
             self._recorded = None
 
     def _record(self) -> None:
-        if self._recorded is None:
+        if self._recorded is None or self.user_step:
             return
-        for name, gradient in self._gradients().items():
+        for name, gradient in self._gradients(self._trained).items():
             if name not in self._recorded:
                 self._recorded[name] = gradient.detach().clone()
 
@@ -307,14 +344,14 @@ class TrainingRun:
         """The parameters of the optimizer."""
         return [value for group in self.optimizer.param_groups for value in group["params"]]
 
-    def _gradients(self) -> dict[str, torch.Tensor]:
-        """Return this rank's gradients of trained parameters, by FQN."""
-        trained = {id(value) for value in self._trained}
+    def _gradients(self, parameters: Iterable[nn.Parameter]) -> dict[str, torch.Tensor]:
+        """Return this rank's gradients of these parameters, by FQN."""
+        wanted = {id(value) for value in parameters}
         return {
             name: part.of(part.parameter.grad)
             for parts in parts_of_each(named_parts(self.model)).values()
             for name, part in parts.items()
-            if part.parameter.grad is not None and id(part.parameter) in trained
+            if part.parameter.grad is not None and id(part.parameter) in wanted
         }
 
     @contextmanager
@@ -353,7 +390,11 @@ class TrainingRun:
         perturb_optimizer(self.optimizer, seed, optimizer)
 
     def leave_gradients(self, batches: Batches) -> None:
-        """Compute the gradients of the next step without taking it."""
+        """Compute the gradients of the next step without taking it; ones if only a user's `step` can."""
+        if self.user_step:
+            for one in self._trained:
+                one.grad = torch.ones_like(one)
+            return
         with buckets_kept():
             self.backward(self._batch_of_step(batches))
 
@@ -397,16 +438,3 @@ class TrainingRun:
     def random_state(self) -> dict[str, Any]:
         """Return the state of the default generators that a load has to restore, for comparison."""
         return self.random.state_dict()
-
-
-def local_gradient(gradient: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a gradient, dense and reduced."""
-    if isinstance(gradient, DTensor) and any(one.is_partial() for one in gradient.placements):
-        full = [Replicate() if one.is_partial() else one for one in gradient.placements]
-        gradient = gradient.redistribute(placements=full)
-    return local_part(dense(gradient))
-
-
-def dense(gradient: torch.Tensor) -> torch.Tensor:
-    """Return a gradient that is not sparse."""
-    return gradient.to_dense() if gradient.is_sparse else gradient

@@ -3,7 +3,7 @@ the noise of its kernels, and its optimizer steps with the ranks' gradients."""
 
 import copy
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -27,10 +27,10 @@ from dcpbench.verify.snapshot import (
     snapshot_optimizer,
 )
 from dcpbench.verify.training import step_tolerances
-from dcpbench.verify.whole_tensors import Exchange, assembled, real_elements
+from dcpbench.verify.whole_tensors import Exchange, assembled, dense, real_elements
 from dcpbench.workloads.batch import Batch, mapped
 from dcpbench.workloads.optimizers import each_of, kept, repeats_on_parts
-from dcpbench.workloads.training_run import TrainingRun, dense
+from dcpbench.workloads.training_run import TrainingRun
 
 _JITTERED = 2
 """The number of passes or steps with slightly different values that measure noise."""
@@ -79,10 +79,8 @@ class Twin:
         """Begin a step with this batch, and with the buffers of the first rank of `group`, if there is one;
         collective over it."""
         self._batch = batch
-        for buffer in self.model.buffers() if group else ():
-            received = buffer.to(torch.device("cpu"))
-            dist.broadcast(received, 0, group=group)
-            buffer.copy_(received)
+        if group:
+            receive_buffers(self.model, group)
         self._begin_again = self._kept()
 
     def loss_of_whole(self, at_beginning: bool = True) -> float:
@@ -128,8 +126,11 @@ class Twin:
 
     def jittered(self) -> list[Pass]:
         """Make passes with parameters and inputs that differ by a rounding, and undo their effects."""
+        return [self._passed(batch) for batch in self._jittered()]
+
+    def _jittered(self) -> Iterator[Batch]:
+        """Yield the batch, while parameters and inputs differ by a rounding."""
         share = max((_unit(one) for one in self.computes_in), default=0.0)
-        passes = []
 
         def jittered(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
@@ -142,8 +143,7 @@ class Twin:
             with self._undone():
                 self._begin_again()
                 jitter(self.model.parameters(), share, seed=number)
-                passes.append(self._passed(other))
-        return passes
+                yield other
 
     def step(
         self,
@@ -164,7 +164,7 @@ class Twin:
             the tolerance of each element of these parameters and of their optimizer state.
         """
         others = list[Leaves]()
-        for number in range(_JITTERED if inexact.measured else 0):
+        for number in range(inexact.repeats):
             with ExitStack() as undone:
                 undone.callback(kept(self.run.optimizer, self.model))
                 undone.enter_context(self._undone())
@@ -172,12 +172,16 @@ class Twin:
                 if grad_norm is not None:
                     self.run.clip(grad_norm)
                 mine = [one.grad for one in self.model.parameters() if one.grad is not None]
-                share = max([_STEP_SHARE, *(_unit(one.dtype) for one in mine)])  # less would round away
-                jitter(mine, share, seed=number)
+                jitter_gradients(mine, number)
                 self.run.optimizer.step()
                 others.append(retained(state_of(self.run)))
         self._set_gradients(gradients, full)
         self.run.step(grad_norm)
+        return self.tolerances(inexact, others)
+
+    def tolerances(self, inexact: "Inexact", others: list[Leaves], steps: int = 1) -> dict[str, torch.Tensor]:
+        """Return the tolerance of each element of the present state that is not exact after this number of
+        steps, by name; `others` are states after steps with slightly different gradients."""
         if not (inexact.measured or inexact.rounded):
             return {}
         state = state_of(self.run)
@@ -186,9 +190,11 @@ class Twin:
             if isinstance(leaf, TensorLeaf) and _is_of(name, inexact.rounded) and leaf.extent.numel:
                 size = leaf.local.double().abs()
                 if inexact.other_kernels and leaf.dtype.is_floating_point:
-                    rounded[name] = torch.full_like(size, torch.finfo(leaf.dtype).eps * float(size.max()))
+                    rounded[name] = torch.full_like(
+                        size, torch.finfo(leaf.dtype).eps * float(size.max()) * steps
+                    )
                 elif _is_narrow(leaf.local):
-                    rounded[name] = torch.finfo(leaf.dtype).eps * size
+                    rounded[name] = torch.finfo(leaf.dtype).eps * size * steps
         measured = step_tolerances(state, others).items()
         return rounded | {name: one for name, one in measured if _is_of(name, inexact.measured)}
 
@@ -282,9 +288,20 @@ class Inexact:
     other_kernels: bool = False
 
     @property
+    def repeats(self) -> int:
+        """The number of steps with slightly different gradients that measure the difference."""
+        return _JITTERED if self.measured else 0
+
+    @property
     def bound(self) -> str:
         """The name of the bound of steps, a column of the row."""
         return "measured" if self.measured else "rounding" if self.rounded else "bits"
+
+
+def jitter_gradients(gradients: Sequence[torch.Tensor], number: int) -> None:
+    """Change gradients slightly, in place, differently for each number."""
+    share = max([_STEP_SHARE, *(_unit(one.dtype) for one in gradients)])  # less would round away
+    jitter(gradients, share, seed=number)
 
 
 def inexact_steps(run: TrainingRun, twin: TrainingRun, split: bool) -> Inexact:
@@ -305,6 +322,14 @@ def inexact_steps(run: TrainingRun, twin: TrainingRun, split: bool) -> Inexact:
     fused = any(group.get("fused") for group in twin.optimizer.param_groups)
     rounded = frozenset(name for name, value in names.items() if fused or _is_narrow(value))
     return Inexact(measured, rounded - measured, other_kernels=fused)
+
+
+def receive_buffers(module: nn.Module, group: dist.ProcessGroup) -> None:
+    """Replace buffers by those of the first rank, as DDP does before a forward pass; collective."""
+    for buffer in module.buffers():
+        received = buffer.to(torch.device("cpu"))
+        dist.broadcast(received, 0, group=group)
+        buffer.data.copy_(received)  # a backward pass may still need it, as with DDP
 
 
 def _collectives() -> list[int]:

@@ -24,6 +24,8 @@ from dcpbench.workloads.optimizers import each_of
 
 Loss = Callable[[nn.Module, Batch], Any]
 """Returns a scalar or, in a user's workload, a dictionary of scalars."""
+UserStep = Callable[[nn.Module, list[torch.optim.Optimizer], Batch], Any]
+"""Takes a step and returns its loss, as `Loss` does."""
 
 
 def adam(model: nn.Module) -> torch.optim.Optimizer:
@@ -44,7 +46,8 @@ class Workload:
     """A model and how it is trained. It must be the same on every rank.
 
     Args:
-        model: the plain model; dcpbench puts it under the parallelism of the cell.
+        model: the plain model; dcpbench puts it under the parallelism of the cell. Of an `nn.ModuleDict`,
+            which cannot be called, it does so with each entry.
         batch: `batch(generator)` draws the global batch of a step with a `torch.Generator` on the CPU: a
             tensor or array, or dictionaries, lists, tuples or dataclasses of them, of texts and of numbers.
         loss: `loss(model, share)` of the wrapped model and a rank's share of a batch: the mean over its
@@ -60,16 +63,21 @@ class Workload:
         share: `share(batch, number, of)` returns the part of a global batch for one of several data-parallel
             ranks, numbered from 0. By default samples are along the first dimension of tensors and arrays, or
             the items of lists (see `share_of`); graphs, packed sequences and the like need a function.
+        step: `step(model, optimizers, share)` in place of `loss`, for more than one backward pass before one
+            step: it computes gradients, steps and returns the loss. `optimizers` is a list, also of one.
+            Gradients are cleared after it. Until an optimizer steps, or torch clips them, gradients must be
+            sums over samples.
     """
 
     model: nn.Module
     batch: Callable[[torch.Generator], Batch]
-    loss: Loss
+    loss: Loss | None = None
     optimizer: Callable[[nn.Module], torch.optim.Optimizer | list[torch.optim.Optimizer]] = adam
     scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None = None
     clip_grad_norm: float | None = None
     accumulate: int = 1
     share: Share = share_of
+    step: UserStep | None = None
 
 
 def is_trainer(value: object) -> bool:
@@ -92,8 +100,10 @@ def workload_of(config: Config) -> Workload:
         trainer = "; if it is a trainer, add checkpointer=trainer" if is_trainer(made) else ""
         wrong = f"returned a {type(made).__name__}; must return a dcpbench.api.Workload{trainer}"
         raise TypeError(f"{where}: {wrong}")
-    for name in ("batch", "loss", "optimizer", "scheduler", "share"):
-        if not (callable(value := getattr(made, name)) or (name == "scheduler" and value is None)):
+    if (made.loss is None) == (made.step is None):
+        raise TypeError(f"{where}: loss, step: pass one of the two")
+    for name in ("batch", "loss", "optimizer", "scheduler", "share", "step"):
+        if not (callable(value := getattr(made, name)) or (name in _OPTIONAL and value is None)):
             raise TypeError(f"{where}: {name} is a {type(value).__name__}; pass a function (see Workload)")
     if not isinstance(made.accumulate, int) or made.accumulate < 1:
         raise ValueError(f"{where}: accumulate={made.accumulate!r}; pass a whole number, at least 1")
@@ -106,26 +116,33 @@ def workload_of(config: Config) -> Workload:
     norm = made.clip_grad_norm
     if norm is not None and not (isinstance(norm, int | float) and norm > 0):
         raise ValueError(f"{where}: clip_grad_norm={norm!r}; pass a number above 0, or None")
-    loss, optimizer = partial(_total, made.loss, where), partial(_without_closure, made.optimizer)
-    return replace(made, loss=loss, optimizer=optimizer)
+    made = replace(made, optimizer=partial(_without_closure, made.optimizer))
+    if made.loss:
+        return replace(made, loss=partial(_total, made.loss, f"{where}: loss"))
+    assert made.step is not None
+    for name, value in ("accumulate", made.accumulate > 1), ("clip_grad_norm", norm is not None):
+        if value:
+            raise ValueError(f"{where}: step: {name} does not apply; do it in step")
+    return replace(made, step=partial(_total, made.step, f"{where}: step"))
 
 
-def _total(
-    loss: Callable[[nn.Module, Batch], Any], where: str, model: nn.Module, share: Batch
-) -> torch.Tensor:
+_OPTIONAL = ("loss", "scheduler", "step")
+
+
+def _total(function: Callable[..., Any], where: str, *args: Any) -> torch.Tensor:
     """Return the loss of a user's workload, the sum if it is a dictionary.
 
     Raises:
         TypeError: it is, or contains, anything but scalars.
     """
-    value = loss(model, share)
+    value = function(*args)
     parts = value if isinstance(value, Mapping) else {"": value}
     for name, part in parts.items():
         if not isinstance(part, torch.Tensor) or part.numel() != 1:
             shape = f" of shape {tuple(part.shape)}" if isinstance(part, torch.Tensor) else ""
             named = f" with {name!r}" if name else ""
             raise TypeError(
-                f"{where}: loss returned{named} a {type(part).__name__}{shape}; return a scalar tensor, or a "
+                f"{where} returned{named} a {type(part).__name__}{shape}; return a scalar tensor, or a "
                 "dictionary of them"
             )
     total: torch.Tensor = functools.reduce(torch.add, parts.values())

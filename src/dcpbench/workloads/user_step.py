@@ -1,0 +1,76 @@
+"""The `step` function of a workload, and the moments in which it uses gradients."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad
+
+from dcpbench.verify.snapshot import local_part
+
+
+@dataclass(frozen=True)
+class Use:
+    """A use of gradients in a step.
+
+    Args:
+        by: the optimizer that steps on them, or that a function of torch clips them.
+        gradients: this rank's parts, by FQN.
+    """
+
+    by: str
+    gradients: dict[str, torch.Tensor]
+
+
+Note = Callable[[str, list[nn.Parameter]], None]
+"""Is called before each use of gradients, with `Use.by` and the parameters."""
+
+
+@contextmanager
+def each_use(
+    optimizers: Sequence[torch.optim.Optimizer], parameters: Sequence[nn.Parameter], note: Note
+) -> Iterator[None]:
+    """Context manager: call `note` before an optimizer steps, and before torch clips gradients."""
+    grouped = clip_grad._group_tensors_by_device_and_dtype
+
+    def clipping(tensors: Any, *args: Any, **options: Any) -> Any:
+        clipped = {_place(one) for several in tensors for one in several}
+        note("clipping", [one for one in parameters if one.grad is not None and _place(one.grad) in clipped])
+        return grouped(tensors, *args, **options)
+
+    def stepping(number: int, optimizer: torch.optim.Optimizer, args: Any, options: Any) -> None:
+        if any(one is not None for one in (*args[1:], options.get("closure"))):
+            raise ValueError(
+                "step: an optimizer's step has a closure; call backward() before it, and step() without one"
+            )
+        several = [one for group in optimizer.param_groups for one in group["params"]]
+        note(f"optimizer {number}" if len(optimizers) > 1 else "the optimizer", several)
+
+    with ExitStack() as hooks:
+        # All functions that clip call this one, however a module has imported them.
+        hooks.enter_context(mock.patch.object(clip_grad, "_group_tensors_by_device_and_dtype", clipping))
+        for number, one in enumerate(optimizers):
+            hooks.callback(one.register_step_pre_hook(partial(stepping, number)).remove)
+        yield
+
+
+def _place(gradient: torch.Tensor) -> int:
+    """Return a number that a gradient has in common with views of it, such as the local part of a DTensor."""
+    return id(gradient) if gradient.is_sparse else local_part(gradient).data_ptr()
+
+
+def names_of_uses(uses: Sequence[Use]) -> list[str]:
+    """Return the words that follow the name of a gradient in each use; none in an only one."""
+    if len(uses) == 1:
+        return [""]
+    all_by = [one.by for one in uses]
+    names = []
+    for number, by in enumerate(all_by):
+        several = all_by.count(by) > 1
+        names.append(f" before {by}" + (f", use {1 + all_by[:number].count(by)}" if several else ""))
+    return names
