@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
+from torch.optim.swa_utils import AveragedModel
 
 from dcpbench.workloads.workload import Workload
 from support.ordinary_workloads import SAMPLES, WIDTH, inputs, net, reversed_loss
@@ -167,6 +168,19 @@ def modules_in_a_loss() -> Workload:
         return distance + F.mse_loss(model["generator"](noise), real)
 
     return Workload(pair(), real_and_noise, loss, two_adams)
+
+
+def averaged_model() -> Workload:
+    """Keeps an average by a hook of the optimizer."""
+
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        made = torch.optim.Adam(model.parameters(), 0.01)
+        average = AveragedModel(model)
+        assert {id(one) for one in average.parameters()}.isdisjoint(id(one) for one in model.parameters())
+        made.register_step_post_hook(lambda *_: average.update_parameters(model))
+        return made
+
+    return Workload(net(), inputs, reversed_loss, optimizer)
 
 
 def wrong_field(**fields: Any) -> Workload:

@@ -35,7 +35,7 @@ BLOCKS = (
     *("batches", "uneven", "losses", "share_only", "names", "hooks", "errors"),
     *("extra_state", "optimizer_dtypes", "generators", "buckets"),
     *("buffers", "buffers_and_more"),
-    *("steps", "modules", "wrong_steps", "wrong_steps_on_parts"),
+    *("steps", "modules", "averaged", "wrong_steps", "wrong_steps_on_parts"),
 )
 KEPT = BLOCKS
 

@@ -1,5 +1,6 @@
 """The `step` of a workload: its fields, the uses of gradients in it, and models that are called in parts."""
 
+import copy
 import re
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from dcpbench.config.groups import WorkloadConfig
 from dcpbench.verify.snapshot import named_as_saved, snapshot_model
@@ -113,3 +115,22 @@ def test_modules_in_a_dictionary_keep_plain_names() -> None:
             inside = [name for one in model.values() for name, _ in one.named_parameters()]
         assert here == names
         assert inside == [name.partition(".")[2] for name in names]
+
+
+def test_ddp_in_any_group_is_copied_with_parameters_of_its_own() -> None:
+    with group_of_one():
+        model = _wrapped(net())
+        with named_as_saved(model):
+            average = AveragedModel(model)
+        copied = average.module
+        assert isinstance(copied, type(model))
+        assert copied.process_group is model.process_group
+        assert {*copied.parameters()}.isdisjoint(model.parameters())
+        assert {*dict(copied.named_parameters()).values()} == {*copied.parameters()}
+        with torch.no_grad():
+            next(model.parameters()).add_(1.0)
+        average.update_parameters(model)
+        copied(torch.ones(2, 8)).sum().backward()
+        assert all(one.grad is not None for one in copied.parameters())
+        assert torch.equal(next(copied.parameters()), next(model.parameters()))
+        assert copy.deepcopy(copied).process_group is model.process_group

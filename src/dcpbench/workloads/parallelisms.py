@@ -4,6 +4,7 @@ It takes the plain model on its device, the device mesh of the cell (None if the
 the configuration of the parallelism, and returns the module to train.
 """
 
+import copy
 import fnmatch
 import pkgutil
 from collections import Counter
@@ -33,7 +34,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor import parallel as tp
 from torch.nn import functional as F  # noqa: N812
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel, distributed
 from torch.utils._pytree import tree_map_only
 
 from dcpbench.config.groups import ActivationCheckpointing, ParallelConfig
@@ -80,7 +81,19 @@ def none(model: nn.Module, mesh: DeviceMesh | None, config: ParallelConfig) -> n
 
 def ddp(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:
     """DistributedDataParallel over the whole mesh."""
-    return DistributedDataParallel(model, process_group=mesh.get_group(), **config.options)
+    return _CopiedDDP(model, process_group=mesh.get_group(), **config.options)
+
+
+class _CopiedDDP(DistributedDataParallel):
+    """DDP that can be copied, as by `AveragedModel`, although its process group is not the default one, which
+    is all that torch copies."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_CopiedDDP":
+        made = memo[id(self)] = type(self).__new__(type(self))
+        with mock.patch.object(distributed, "_get_default_group", return_value=self.process_group):
+            state = self.__getstate__()  # type: ignore[no-untyped-call]
+            made.__setstate__(copy.deepcopy(state, memo))  # type: ignore[no-untyped-call]
+        return made
 
 
 def fsdp(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:
