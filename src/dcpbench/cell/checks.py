@@ -149,7 +149,7 @@ def run_controls(
     controls: dict[str, Compared] = {}
     checkpoint = replace(checkpoint, state=before_a_step(checkpoint.state))
     with cell.phase("verify", "power"):
-        unrestored = view(target)
+        unrestored = before_a_step(view(target))
         for check, leaves in checkpoint.state.items():
             constants: Iterable[str] | None = ()
             if check == FLAGS or changed:

@@ -1,6 +1,7 @@
 """Load into existing state dicts: DCP fills their dictionaries and tensors and replaces none."""
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from dcpbench.cell import checks, contract, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
-from dcpbench.verify.nested import is_gone_into, items
+from dcpbench.verify.nested import items
 from dcpbench.verify.snapshot import local_part
 
 
@@ -42,11 +43,12 @@ def in_place(cell: Cell) -> None:
 Places = dict[str, tuple[object, int]]
 
 
-def _places(nested: Any, path: str = "state") -> Places:
-    """Return every container and tensor by its path, with the address of a tensor's elements."""
+def _places(nested: Mapping[Any, Any], path: str = "state") -> Places:
+    """Return every dictionary and tensor by its path, with the address of a tensor's elements. DCP replaces
+    lists, so they are left out with what is in them."""
     places: Places = {path: (nested, 0)}
     for _, value, below in items(nested, f"{path}."):
-        if is_gone_into(value):
+        if isinstance(value, Mapping):
             places.update(_places(value, below))
         elif isinstance(value, torch.Tensor):
             places[below] = (value, local_part(value).data_ptr())
