@@ -447,3 +447,46 @@ def lazy_module() -> Workload:
 
 def raises_when_built() -> Workload:
     raise FileNotFoundError("data.bin")
+
+
+class WithScalar(nn.Module):
+    """Scaled by a parameter without dimensions, or of one element."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.net, self.scale = net(), nn.Parameter(torch.zeros(shape))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x) * self.scale.exp()
+
+
+def scalar_parameter() -> Workload:
+    return Workload(WithScalar(()), inputs, reversed_loss)
+
+
+def wrong_scalar_in_load() -> Workload:
+    """A load that changes a parameter without dimensions."""
+    model = WithScalar(())
+
+    def wrong(module: nn.Module, *_: Any) -> None:
+        module.scale.data += 1
+
+    model.register_load_state_dict_post_hook(wrong)
+    return Workload(model, inputs, reversed_loss)
+
+
+def one_element() -> Workload:
+    return Workload(WithScalar((1,)), inputs, reversed_loss)
+
+
+def channels_last() -> Workload:
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(model(x), x.flip(1))
+
+    model = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.GELU(), nn.Conv2d(8, 4, 3, padding=1))
+    model = model.to(memory_format=torch.channels_last)
+    return Workload(model, lambda g: torch.rand(SAMPLES, 4, 5, 5, generator=g), loss)
+
+
+def adafactor() -> Workload:
+    return Workload(net(), inputs, reversed_loss, lambda m: torch.optim.Adafactor(m.parameters(), lr=0.01))

@@ -35,15 +35,30 @@ BLOCKS = (
     *("batches", "uneven", "losses", "share_only", "names", "hooks", "errors"),
     *("extra_state", "optimizer_dtypes", "generators", "buckets"),
     *("buffers", "buffers_and_more"),
+    *("refused_by_torch", "refused_by_fsdp1", "beside_refused", "one_element"),
     *("steps", "modules", "averaged", "wrong_steps", "wrong_steps_on_parts"),
 )
-KEPT = BLOCKS
+KEPT = tuple(block for block in BLOCKS if block not in ("refused_by_fsdp1", "one_element"))
 
 BUFFERS = "known failure buffers-of-some-rank: unsharded tensors are saved by one rank"
 TORCHS: dict[str, dict[str, tuple[str, str]]] = {
     "batch_norm": {"parallel=ddp,save=sync_dedup_lowest,": ("pass", ""), "": ("xfail", BUFFERS)},
     "running_center": {"": ("xfail", BUFFERS)},
     "wrong_buffer_in_load": {"": ("fail", "net.1.running_var (buffer) in the checkpoint")},
+    "scalar_parameter": {
+        "parallel=ddp,": ("pass", ""),
+        "": ("skip", "t support scalar parameters. Change sc"),
+    },
+    "channels_last": {
+        "parallel=ddp,": ("pass", ""),
+        "": ("skip", "does not support non-contiguous parameters"),
+    },
+    "adafactor": {
+        "parallel=ddp,": ("pass", ""),
+        "parallel=fsdp,": ("skip", "Adafactor needs full matrices, which FSDP1 flattens"),
+        "": ("skip", "torch refuses a step of Adafactor: aten.pow_.Scalar: in-place operations that require"),
+    },
+    "wrong_scalar_in_load": {"": ("fail", "model_equal: rank 0: scale (param)")},
     "hidden_counter": {"": ("fail", "in addition to known failure buffers-of-some-rank: loss_resume_equal")},
 }
 """By workload, the status and a part of the reason of cells whose words contain a text, the first that fits.

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
@@ -31,7 +32,7 @@ from dcpbench.workloads import parallelisms
 from dcpbench.workloads.batch import Batch
 from dcpbench.workloads.components import Component, ComponentContext, Ema
 from dcpbench.workloads.generators import ALL, OF_TORCH, seed_generators
-from dcpbench.workloads.optimizers import InBackward, load_as_saved
+from dcpbench.workloads.optimizers import InBackward, load_as_saved, skip_what_is_not_stepped
 from dcpbench.workloads.own_trainer import TrainerRun
 from dcpbench.workloads.pipeline import Pipeline
 from dcpbench.workloads.stateful import Noise
@@ -58,6 +59,8 @@ def build(config: Config, world: World, seed: int, scheduler: bool = True) -> Tr
         model = parallelisms.compiled(model)
     component = _component(config, world, seed, partial(parallelisms.wrap_model, config, world))
     run = TrainingRun(workload, world, sizes, model, seed, scheduler, component, _generators(config))
+    is_flat = any(isinstance(one, FullyShardedDataParallel) for one in model.modules())
+    skip_what_is_not_stepped(run.optimizer, is_flat, world)
     if "pp" in sizes:
         stages = world.submesh(sizes, "pp")
         assert workload.loss is not None, "not divided"

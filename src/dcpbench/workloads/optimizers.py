@@ -7,8 +7,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
+from dcpbench.core.rank_report import Skip
 from dcpbench.verify.nested import slots
+from dcpbench.workloads.world import World
 
 
 class Optimizers(torch.optim.Optimizer):
@@ -118,6 +121,38 @@ def repeats_on_parts(optimizer: torch.optim.Optimizer) -> bool:
     torch reduce over a tensor, and others may."""
     of_torch = type(optimizer).__module__.startswith("torch.optim")
     return of_torch and not isinstance(optimizer, torch.optim.Muon | torch.optim.Adafactor)
+
+
+def skip_what_is_not_stepped(optimizer: torch.optim.Optimizer, is_flat: bool, world: World) -> None:
+    """Check that Adafactor, torch's or another, can step parts of parameters; collective where there is one.
+
+    Args:
+        is_flat: whether matrices are flattened (FSDP1).
+
+    Raises:
+        Skip: it cannot; with torch's sentence.
+    """
+    why = None
+    factored = [one for one in each_of(optimizer) if type(one).__name__ == "Adafactor"]
+    for one in factored:
+        sharded = {
+            parameter.ndim: (parameter, group)
+            for group in one.param_groups
+            for parameter in group["params"]
+            if isinstance(parameter, DTensor) and parameter.requires_grad
+        }
+        for parameter, group in sharded.values():
+            tried = nn.Parameter(parameter.detach().clone())
+            tried.grad = torch.ones_like(tried)
+            try:
+                made: Any = type(one)
+                made([{**group, "params": [tried]}]).step()
+            except Exception as error:  # noqa: BLE001 - of any class
+                why = f"torch refuses a step of {type(one).__name__}: {str(error).splitlines()[0]}"
+    if factored and is_flat:
+        why = "Adafactor needs full matrices, which FSDP1 flattens"
+    if factored and (reasons := [one for one in world.gathered(why) if one]):
+        raise Skip(reasons[0])
 
 
 def adam_tensor_lr(groups: Iterable[dict[str, Any]], lr: float, **options: Any) -> torch.optim.Adam:

@@ -66,12 +66,27 @@ def wrap_model(config: Config, world: World, model: nn.Module) -> Any:
     wrap = pkgutil.resolve_name(config.parallel.target)
     mesh = world.mesh(config.parallel.mesh_sizes(world.size))
     if not is_dictionary(model):
-        return wrap(model, mesh, config.parallel)
+        with _refusals_of(model):
+            return wrap(model, mesh, config.parallel)
     if divided := {"pp", "ep", "tp"}.intersection(config.parallel.mesh):
         one = f"workload.target={config.workload.target}: model is an nn.ModuleDict"
         raise Skip(f"{one}, of which {', '.join(sorted(divided))} cannot divide one module; use ddp or fsdp2")
-    model.update({name: wrap(one, mesh, config.parallel) for name, one in model.items()})
+    with _refusals_of(model):
+        model.update({name: wrap(one, mesh, config.parallel) for name, one in model.items()})
     return model
+
+
+@contextmanager
+def _refusals_of(model: nn.Module) -> Iterator[None]:
+    """Context manager: skip the cell, with torch's sentence, if torch refuses a model that has parameters
+    without dimensions or in another memory format."""
+    parameters = [*model.parameters()]
+    refusals: list[type[Exception]] = [ValueError] * any(not one.ndim for one in parameters)
+    refusals += [NotImplementedError] * any(not one.is_contiguous() for one in parameters)
+    try:
+        yield
+    except tuple(refusals) as error:
+        raise Skip(f"torch refuses the model: {' '.join(str(error).split())}") from error
 
 
 def none(model: nn.Module, mesh: DeviceMesh | None, config: ParallelConfig) -> nn.Module:
