@@ -224,12 +224,14 @@ def test_workload_refuses_keys_of_its_own_parts(asked: str) -> None:
 
 
 def test_workload_ignores_the_plan_of_a_model() -> None:
+    """It can have a plan, which only ranks find out."""
     plan = {"net1": "colwise"}
-    tp = ParallelConfig("tp", "x", mesh=["tp"], tp=4, tp_plan=plan)
+    tp = ParallelConfig("tp", "x", mesh=["tp"], tp=4)
     asked = replace(OWN, model=replace(OWN.model, tp_plan=plan), parallel=tp)
-    assert "model=mine.build has no tp_plan" in (why_skip(asked, resolve(asked, NO_GPU), NO_GPU) or "")
+    assert resolve(asked, NO_GPU).parallel.tp_plan == {}
+    assert why_skip(asked, resolve(asked, NO_GPU), NO_GPU) is None
     own = replace(asked, parallel=replace(tp, tp_plan={"layer": "colwise"}))
-    assert why_skip(own, resolve(own, NO_GPU), NO_GPU) is None
+    assert resolve(own, NO_GPU).parallel.tp_plan == {"layer": "colwise"}
 
 
 @pytest.mark.parametrize(

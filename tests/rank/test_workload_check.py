@@ -111,7 +111,7 @@ def build(model=None, batch=batch, **fields):
 
 def raises(): raise KeyError("data.bin")
 def exits(): raise SystemExit(3)
-def forgets(): return Workload(nn.Linear(4, 4), batch)
+def forgets(): return Workload(nn.Linear(4, 4))
 def returns_none(): return None
 def no_module(): return build(model=loss)
 def lazy(): return build(nn.Sequential(nn.LazyLinear(4)))
@@ -154,7 +154,7 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         ("needs_ranks", None),
         ("raises", "built.raises: KeyError: 'data.bin' (built.py:19)"),
         ("exits", "built.exits: SystemExit: 3 (built.py:20)"),
-        ("forgets", r"built.forgets: TypeError: Workload.__init__() missing .*'loss' (built.py:21)"),
+        ("forgets", r"built.forgets: TypeError: Workload.__init__() missing .*'batch' (built.py:21)"),
         ("returns_none", "built.returns_none: returned a NoneType; must return a dcpbench.api.Workload"),
         ("no_module", "built.no_module: model is a function; pass a torch.nn.Module"),
         ("lazy", "built.lazy: model: 0.weight has no shape before the first forward pass .*"),

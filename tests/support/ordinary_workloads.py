@@ -490,3 +490,34 @@ def channels_last() -> Workload:
 
 def adafactor() -> Workload:
     return Workload(net(), inputs, reversed_loss, lambda m: torch.optim.Adafactor(m.parameters(), lr=0.01))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 16), nn.Linear(16, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(F.gelu(self.up(x)))
+
+
+class Blocks(nn.Module):
+    """Has its blocks where transformers have them, two levels below the root."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Module()
+        self.model.embed = nn.Linear(WIDTH, WIDTH)
+        self.model.layers = nn.ModuleList([Block(), Block()])
+        self.head = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.model.embed(x)
+        for layer in self.model.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def blocks(layers: tuple[str, ...] = ("model.layers.*",)) -> Workload:
+    plan = {"model.layers.*.up": "colwise", "model.layers.*.down": "rowwise"}
+    return Workload(Blocks(), inputs, reversed_loss, layers=layers, tp_plan=plan)

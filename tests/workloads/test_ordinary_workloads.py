@@ -32,7 +32,7 @@ WRONG = {
 }
 """The check that reports a wrong training."""
 BLOCKS = (
-    *("batches", "uneven", "losses", "share_only", "names", "hooks", "errors"),
+    *("batches", "uneven", "losses", "share_only", "names", "hooks", "errors", "blocks"),
     *("extra_state", "optimizer_dtypes", "generators", "buckets"),
     *("buffers", "buffers_and_more"),
     *("refused_by_torch", "refused_by_fsdp1", "beside_refused", "one_element"),

@@ -59,10 +59,13 @@ def resolve(config: Config, machine: Machine) -> Config:
         if not config.scenario.process_group:
             world_size = 1
 
+    own = config.workload.target
+    model = ModelConfig(own, own) if own else config.model
+
     def on_hosts(parallel: ParallelConfig, ranks: int) -> ParallelConfig:
         hosts = machine.hosts(ranks, device.value)
         replicated = parallel.replicated_on(hosts if hosts < ranks else 1)  # else nothing is sharded
-        return replicated.planned_by(config.model)
+        return replicated.planned_by(model)
 
     asked_hosts = min(config.executor.hosts or 1, max(int(world_size), config.load_world_size or 1))
     decided = replace(
@@ -74,9 +77,9 @@ def resolve(config: Config, machine: Machine) -> Config:
         and on_hosts(config.load_parallel, config.load_world_size or int(world_size)),
         executor=replace(config.executor, hosts=asked_hosts if asked_hosts > 1 else None),
     )
-    if not (own := config.workload.target):
+    if own is None:
         return decided
-    return replace(decided, model=ModelConfig(own, own), optimizer=OptimizerConfig(own, own, lr=None))
+    return replace(decided, model=model, optimizer=OptimizerConfig(own, own, lr=None))
 
 
 def cpp_compiler() -> str:
@@ -291,6 +294,6 @@ def _limits_of_ranks(asked: Config, config: Config, world: StageWorld) -> Iterat
         yield Limit(f"{both} cannot be cut into stages (model.sequential)")
     if "ep" in parallel.mesh and not parallel.ep_plan:
         yield Limit(f"{both} has no experts (parallel.ep_plan)")
-    of_another = config.workload.target and parallel.tp_plan == asked.model.tp_plan
-    if "tp" in parallel.mesh and (not parallel.tp_plan or of_another):
+    # Whether a user's workload has a plan, only ranks find out.
+    if "tp" in parallel.mesh and not (parallel.tp_plan or config.workload.target):
         yield Limit(f"{both} has no tp_plan to shard it by, as +parallel.tp_plan={{my_layer:colwise}}")

@@ -53,7 +53,11 @@ def build(config: Config, world: World, seed: int, scheduler: bool = True) -> Tr
     sizes = config.parallel.mesh_sizes(world.size)
     workload = _workload(config, world.device, seed)
     _check_step(workload, config)
-    parallelisms.wrap_layers(workload.model, config.activation_checkpointing, config.compiles_layers)
+    parallelisms.wrap_layers(
+        workload.model, config.activation_checkpointing, config.compiles_layers, workload.layers
+    )
+    plan = parallelisms.planned(config.parallel, workload.layers, workload.tp_plan)
+    config = replace(config, parallel=plan)
     model = parallelisms.wrap_model(config, world, workload.model)
     if config.compile and not config.compiles_layers:
         model = parallelisms.compiled(model)

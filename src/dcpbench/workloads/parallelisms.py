@@ -8,8 +8,9 @@ import copy
 import fnmatch
 import pkgutil
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -43,10 +44,10 @@ from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import Skip
 from dcpbench.verify.layout import is_dictionary
 from dcpbench.verify.snapshot import plain_fqn
+from dcpbench.workloads.layers import layers
 from dcpbench.workloads.pipeline import keep_stage
 from dcpbench.workloads.world import World, with_timeout
 
-_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _STYLES: dict[str, Callable[[], tp.ParallelStyle]] = {
     "colwise": tp.ColwiseParallel,
     "rowwise": tp.RowwiseParallel,
@@ -55,6 +56,19 @@ _STYLES: dict[str, Callable[[], tp.ParallelStyle]] = {
     "sequence": lambda: tp.SequenceParallel(sequence_dim=0),
     "colwise_from_sequence": lambda: tp.ColwiseParallel(input_layouts=Shard(0)),
 }
+
+
+@dataclass
+class PlannedParallel(ParallelConfig):
+    """The configuration of a parallelism, with the layers that a user's workload names."""
+
+    layers: list[str] = field(default_factory=list)
+
+
+def planned(parallel: ParallelConfig, layers: Sequence[str], tp_plan: Mapping[str, str]) -> PlannedParallel:
+    """Return a configuration with the layers of a workload, and with its TP plan if it has none."""
+    values = {one.name: getattr(parallel, one.name) for one in fields(ParallelConfig)}
+    return PlannedParallel(**{**values, "tp_plan": parallel.tp_plan or dict(tp_plan)}, layers=[*layers])
 
 
 def wrap_model(config: Config, world: World, model: nn.Module) -> Any:
@@ -138,7 +152,8 @@ def fsdp2_per_layer(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) 
     among them those that layers share. TP inside if the mesh has it."""
     _skip_what_is_not_sharded(model, together=False)
     dp_mesh, options = _tensor_parallel(model, mesh, config), _fully_shard_options(config)
-    own = {layer: list(layer.parameters()) for _, _, layer in layers(model)}
+    named = config.layers if isinstance(config, PlannedParallel) else ()
+    own = {layer: list(layer.parameters()) for _, _, layer in layers(model, named)}
     held = Counter(id(value) for values in own.values() for value in values)
     for layer, values in own.items():
         if values and all(held[id(value)] == 1 for value in values):
@@ -207,13 +222,18 @@ def _sum(parameters: Iterable[torch.Tensor], sparse: Container[int]) -> Any:
     return sum(map(real_sum, parameters))
 
 
-def layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
-    """Return the layers of a model, which are its children, or theirs if they are containers: each with the
-    module that has it and its name there."""
-    found: list[tuple[nn.Module, str, nn.Module]] = []
-    for name, child in model.named_children():
-        found += layers(child) if isinstance(child, _CONTAINERS) else [(model, name, child)]
-    return found
+def check_plan(model: nn.Module, plan: Mapping[str, str]) -> None:
+    """Check the TP plan of a workload.
+
+    Raises:
+        ValueError: it names a module that the model lacks, or an unknown style.
+    """
+    names = [name for name, _ in model.named_modules()]
+    for pattern, style in plan.items():
+        if not fnmatch.filter(names, pattern):
+            raise ValueError(f"tp_plan: the model has no module {pattern}")
+        if style not in _STYLES:
+            raise ValueError(f"tp_plan: {pattern}={style}: unknown style; choose one of {', '.join(_STYLES)}")
 
 
 def pipeline(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:
@@ -330,9 +350,15 @@ def cast_as_fsdp(model: nn.Module, config: ParallelConfig) -> nn.Module:
     return _CastAsFsdp(model, policy) if policy else model
 
 
-def wrap_layers(model: nn.Module, checkpointing: ActivationCheckpointing | None, compiled: bool) -> None:
-    """Wrap each layer of a plain model in activation checkpointing, compile it separately, or both."""
-    for holder, name, layer in layers(model):
+def wrap_layers(
+    model: nn.Module,
+    checkpointing: ActivationCheckpointing | None,
+    compiled: bool,
+    patterns: Sequence[str] = (),
+) -> None:
+    """Wrap each layer of a plain model in activation checkpointing, compile it separately, or both. The names
+    of layers match `patterns`."""
+    for holder, name, layer in layers(model, patterns):
         wrapped: Any = layer
         if checkpointing is ActivationCheckpointing.layer:
             wrapped = checkpoint_wrapper(wrapped)
@@ -375,6 +401,9 @@ def _tensor_parallel(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig)
     rest = tuple(name for name in config.mesh if name not in SHARE_DATA)
     if "tp" not in config.mesh:
         return mesh[rest] if "pp" in config.mesh else mesh
+    if not config.tp_plan:
+        fix = "set tp_plan of the Workload, or +parallel.tp_plan={my_layer:colwise}"
+        raise Skip(f"parallel={config.name}: the workload has no tp_plan to shard it by; {fix}")
     # The innermost of a layer's wrappers, which come before what they wrap.
     names = {plain_fqn(model, f"{name}.").rstrip("."): name for name, _ in model.named_modules()}
     plan: dict[str, tp.ParallelStyle] = {}

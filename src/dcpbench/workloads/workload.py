@@ -4,8 +4,8 @@
 import functools
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,10 @@ from dcpbench.config.schema import SEED_STRIDE, Config
 from dcpbench.core.rank_report import Skip
 from dcpbench.verify.compare import same_value
 from dcpbench.verify.snapshot import named_as_saved
-from dcpbench.workloads.batch import Batch, Share, leaves, share_of, to_device
+from dcpbench.workloads import parallelisms
+from dcpbench.workloads.batch import Batch, Share, share_of, to_device
+from dcpbench.workloads.batch import leaves as leaves_of
+from dcpbench.workloads.layers import layers
 from dcpbench.workloads.optimizers import each_of
 
 Loss = Callable[[nn.Module, Batch], Any]
@@ -67,6 +70,11 @@ class Workload:
             step: it computes gradients, steps and returns the loss. `optimizers` is a list, also of one.
             Gradients are cleared after it. Until an optimizer steps, or torch clips them, gradients must be
             sums over samples.
+        layers: names of the layers that are sharded, recomputed or compiled separately, such as
+            `("model.layers.*",)`. By default they are the children of the model, or theirs if they are
+            containers.
+        tp_plan: for tensor parallelism, `colwise` or another style by the names of modules; one on the
+            command line replaces it (`parallel.tp_plan`).
     """
 
     model: nn.Module
@@ -78,6 +86,8 @@ class Workload:
     accumulate: int = 1
     share: Share = share_of
     step: UserStep | None = None
+    layers: Sequence[str] = ()
+    tp_plan: Mapping[str, str] = field(default_factory=dict)
 
 
 def is_trainer(value: object) -> bool:
@@ -116,6 +126,15 @@ def workload_of(config: Config) -> Workload:
     norm = made.clip_grad_norm
     if norm is not None and not (isinstance(norm, int | float) and norm > 0):
         raise ValueError(f"{where}: clip_grad_norm={norm!r}; pass a number above 0, or None")
+    if isinstance(made.layers, str):
+        raise TypeError(f"{where}: layers={made.layers!r}; pass a list of names")
+    if not isinstance(made.tp_plan, Mapping):
+        raise TypeError(f"{where}: tp_plan is a {type(made.tp_plan).__name__}; pass a dictionary")
+    try:
+        layers(made.model, made.layers)
+        parallelisms.check_plan(made.model, made.tp_plan)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
     made = replace(made, optimizer=partial(_without_closure, made.optimizer))
     if made.loss:
         return replace(made, loss=partial(_total, made.loss, f"{where}: loss"))
@@ -262,7 +281,7 @@ def first_batch(config: Config, workload: Workload, device: torch.device) -> Bat
             share_of(drawn[0], 0, 1)
         except TypeError as error:
             raise TypeError(f"{where} {error}") from None
-    if not same_value(*map(leaves, drawn)):
+    if not same_value(*map(leaves_of, drawn)):
         raise ValueError(f"{where} returned two different batches for the same generator: {_DRAW}")
     return drawn[0]
 

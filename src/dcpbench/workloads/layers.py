@@ -1,0 +1,62 @@
+"""The layers of a model, which parallelisms shard, recompute or compile separately."""
+
+import fnmatch
+from collections.abc import Sequence
+
+from torch import nn
+
+from dcpbench.verify.snapshot import plain_fqn
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict)
+
+Layer = tuple[nn.Module, str, nn.Module]
+"""The module that has a layer, its name there, and the layer."""
+
+
+def layers(model: nn.Module, patterns: Sequence[str] = ()) -> list[Layer]:
+    """Return the layers of a model, wrappers included.
+
+    Args:
+        patterns: of their names in the plain model, in which `*` stands for one part: `model.layers.*`. By
+            default layers are the children of the model, or theirs if they are containers.
+
+    Raises:
+        ValueError: a pattern matches nothing or a list of modules, or a layer is inside another.
+    """
+    if patterns:
+        return [_held(model, name) for name in _named(model, patterns)]
+    found: list[Layer] = []
+    for name, child in model.named_children():
+        found += layers(child) if isinstance(child, _CONTAINERS) else [(model, name, child)]
+    return found
+
+
+def _held(model: nn.Module, name: str) -> Layer:
+    above, _, last = name.rpartition(".")
+    return model.get_submodule(above), last, model.get_submodule(name)
+
+
+def _named(model: nn.Module, patterns: Sequence[str]) -> list[str]:
+    names: dict[str, str] = {}
+    for name, _ in model.named_modules():
+        # The outermost of a layer's wrappers comes first.
+        names.setdefault(plain_fqn(model, f"{name}.").rstrip("."), name)
+    found: list[str] = []
+    for pattern in patterns:
+        matching = [name for name in names if name and _matches(name, pattern)]
+        if not matching:
+            raise ValueError(f"layers: the model has no module {pattern}")
+        found += (name for name in matching if name not in found)
+    for name in found:
+        module = model.get_submodule(names[name])
+        if isinstance(module, _WITHOUT_FORWARD):
+            raise ValueError(f"layers: {name} is a {type(module).__name__}; pass {name}.*")
+        if outer := next((one for one in found if name.startswith(f"{one}.")), None):
+            raise ValueError(f"layers: {name} is inside {outer}; pass only one of them")
+    return [names[name] for name in found]
+
+
+def _matches(name: str, pattern: str) -> bool:
+    parts, patterns = name.split("."), pattern.split(".")
+    return len(parts) == len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
