@@ -521,3 +521,114 @@ class Blocks(nn.Module):
 def blocks(layers: tuple[str, ...] = ("model.layers.*",)) -> Workload:
     plan = {"model.layers.*.up": "colwise", "model.layers.*.down": "rowwise"}
     return Workload(Blocks(), inputs, reversed_loss, layers=layers, tp_plan=plan)
+
+
+class Average(nn.Module):
+    """An exponential moving average of the parameters of a model, under its layout."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = [model]
+        for name, value in model.named_parameters():
+            self.register_buffer(name.replace(".", "_"), value.detach().clone())
+
+    @torch.no_grad()
+    def update(self) -> None:
+        for mine, value in zip(self.buffers(), self.model[0].parameters(), strict=True):
+            mine.lerp_(value, 0.1)
+
+
+class Sampler:
+    """Walks through an order of numbers, and draws another one at each end."""
+
+    def __init__(self) -> None:
+        self.order, self.position = np.random.permutation(4), 0
+
+    def next(self) -> float:
+        if self.position == len(self.order):
+            self.order, self.position = np.random.permutation(4), 0
+        self.position += 1
+        return float(self.order[self.position - 1])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"order": self.order, "position": self.position}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.order, self.position = state_dict["order"], int(state_dict["position"])
+
+
+def saves_average_and_sampler(not_saved: tuple[str, ...] = ()) -> Workload:
+    sampler, made = Sampler(), dict[str, Average]()
+
+    def state(model: nn.Module) -> dict[str, Any]:
+        made["average"] = Average(model)
+        return {"average": made["average"], "sampler": sampler}
+
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        adam = torch.optim.Adam(model.parameters())
+        adam.register_step_post_hook(lambda *_: made["average"].update())
+        return adam
+
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return reversed_loss(model, x) * (1 + sampler.next())
+
+    return Workload(net(), inputs, loss, optimizer, state=state, not_saved=not_saved)
+
+
+def forgets_the_sampler() -> Workload:
+    return saves_average_and_sampler(not_saved=("sampler",))
+
+
+def forgets_python_random() -> Workload:
+    return Workload(Drawing(), inputs, reversed_loss, not_saved=("random.python",))
+
+
+class HasGenerator(nn.Module):
+    """Draws from a separate generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.generator = net(), np.random.default_rng(0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.net(x)
+        return out * float(self.generator.normal(1, 0.1))
+
+
+class SavesGenerator(HasGenerator):
+    def get_extra_state(self) -> Any:
+        return self.generator.bit_generator.state
+
+    def set_extra_state(self, state: Any) -> None:
+        self.generator.bit_generator.state = state  # which refuses other texts
+
+
+def forgets_its_generator() -> Workload:
+    return Workload(HasGenerator(), inputs, reversed_loss)
+
+
+def saves_its_generator() -> Workload:
+    return Workload(SavesGenerator(), inputs, reversed_loss)
+
+
+class OnBase(nn.Module):
+    """Trains layers on a base that is the same in each build."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.net = nn.Linear(WIDTH, WIDTH), net()
+        nn.init.eye_(self.base.weight)
+        nn.init.zeros_(self.base.bias)
+        self.base.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.net(self.base(x))
+        return out
+
+
+def base_not_saved() -> Workload:
+    return Workload(OnBase(), inputs, reversed_loss, not_saved=["base.*"])
+
+
+def wrong_state() -> Workload:
+    return Workload(net(), inputs, reversed_loss, state={"sampler": object()})

@@ -11,6 +11,7 @@ pytestmark = pytest.mark.slow
 
 UNKNOWN = "in which dcpbench finds no tensors: use dictionaries, lists, tuples or dataclasses of tensors"
 REFUSED = {
+    "wrong_state": "state: 'sampler' is a object without state_dict; add it",
     "too_small_batch": "1 sample for 2 shares: each needs one",
     "unknown_container": f"batch(generator) contains a Unknown, {UNKNOWN}",
     "loss_of_each_sample": "loss returned with 'mse' a Tensor of shape (4,); return a scalar tensor, or a",
@@ -23,8 +24,11 @@ REFUSED = {
 NOT_RESTORED = {
     "low_state": "optim_equal",  # torch loads moments as float32
     "masters": "model_equal",
+    "forgets_the_sampler": "loss_resume_equal",
+    "forgets_python_random": "random_equal",
+    "forgets_its_generator": "random_equal",
 }
-"""The first failed check of workloads whose training is right and whose checkpoint is not."""
+"""A failed check of workloads whose training is right and whose checkpoint is not."""
 WRONG = {
     "unaveraged_gan": "gradient_close",
     "weights_clipped_on_ranks_alone": "step_equal",
@@ -33,7 +37,7 @@ WRONG = {
 """The check that reports a wrong training."""
 BLOCKS = (
     *("batches", "uneven", "losses", "share_only", "names", "hooks", "errors", "blocks"),
-    *("extra_state", "optimizer_dtypes", "generators", "buckets"),
+    *("extra_state", "optimizer_dtypes", "generators", "buckets", "state", "not_saved"),
     *("buffers", "buffers_and_more"),
     *("refused_by_torch", "refused_by_fsdp1", "beside_refused", "one_element"),
     *("steps", "modules", "averaged", "wrong_steps", "wrong_steps_on_parts"),

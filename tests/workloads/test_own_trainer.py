@@ -12,9 +12,8 @@ from dcpbench.config.groups import WorkloadConfig
 from dcpbench.sweep import validity
 from dcpbench.verdict.verdict import Verdict
 from dcpbench.workloads import lockstep
-from dcpbench.workloads.generators import ALL
+from dcpbench.workloads.generators import ALL, RandomState
 from dcpbench.workloads.own_trainer import TrainerRun
-from dcpbench.workloads.stateful import RandomState
 from support import own_trainer as trainers
 from support.alone import config, run_alone, world
 

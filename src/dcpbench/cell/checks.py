@@ -157,7 +157,7 @@ def run_controls(
             elif check == "extra_equal":
                 constants = filter(target.may_be_constant, unrestored[check])
             elif check == "model_equal":
-                constants = filter(target.is_left_out, unrestored[check])
+                constants = filter(target.may_be_constant_in_model, unrestored[check])
             other = unlike(leaves, unrestored[check], constants)
             controls[check] = checkpoint.control(check, other, cell.world.group)
     return Unrestored(controls, {})

@@ -189,7 +189,7 @@ def _keep_random(
         cell.report.not_applied[RANDOM] = "no step of the trainer draws random numbers that must be restored"
     states = [*reference.record.states.values(), *(one.state for one in checkpoints)]
     for state in {id(one): one for one in states}.values():  # a state may be in both
-        if kept := {name: leaf for name, leaf in state[RANDOM].items() if name.split(".")[-1] in needed}:
+        if kept := {name: leaf for name, leaf in state[RANDOM].items() if name.split(".", 2)[-1] in needed}:
             state[RANDOM] = kept
         else:
             del state[RANDOM]

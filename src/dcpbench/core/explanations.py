@@ -89,8 +89,8 @@ EXPLANATIONS = (
         failed="optim_equal",
     ),
     Explanation(
-        "The default random generators were not restored, and PyTorch never saves them: save and load "
-        "torch.get_rng_state() of every rank, and that of its device",
+        "Random generators were not restored, and PyTorch never saves them: save and load on every rank the "
+        "states of torch's, the device's, Python's and NumPy's, and of those of the model",
         failed="random_equal",
     ),
     Explanation(

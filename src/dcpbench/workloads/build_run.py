@@ -31,13 +31,20 @@ from dcpbench.verify.whole_tensors import Exchange, assembled
 from dcpbench.workloads import parallelisms
 from dcpbench.workloads.batch import Batch
 from dcpbench.workloads.components import Component, ComponentContext, Ema
-from dcpbench.workloads.generators import ALL, OF_TORCH, seed_generators
+from dcpbench.workloads.generators import (
+    ALL,
+    OF_TORCH,
+    generators_of,
+    seed_generators,
+    set_generator,
+    state_of_generator,
+)
 from dcpbench.workloads.optimizers import InBackward, load_as_saved, skip_what_is_not_stepped
 from dcpbench.workloads.own_trainer import TrainerRun
 from dcpbench.workloads.pipeline import Pipeline
 from dcpbench.workloads.stateful import Noise
 from dcpbench.workloads.training_run import TrainingRun
-from dcpbench.workloads.workload import Workload, first_batch, workload_of
+from dcpbench.workloads.workload import Workload, first_batch, is_not_saved, workload_of
 from dcpbench.workloads.world import World
 
 _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -78,6 +85,9 @@ def build(config: Config, world: World, seed: int, scheduler: bool = True) -> Tr
     if config.workload.target and run.options.ignore_frozen_params:
         parameters = named_parameters(model).items()
         run.left_out = [name for name, value in parameters if not value.requires_grad]
+    if workload.not_saved:
+        names = snapshot_model(model)
+        run.left_out = [*run.left_out, *(name for name in names if is_not_saved(workload, name))]
     return run
 
 
@@ -216,6 +226,14 @@ def copy_state(run: TrainingRun, other: TrainingRun) -> None:
             one.load_state_dict(copy.deepcopy(state[name].state_dict()))
     other.train_state = replace(run.train_state, losses=[*run.train_state.losses])
     other.random.states = dict(run.random.states)
+    for name, module in other.saved.modules.items():
+        _set_model(module, assembled(snapshot_model(run.saved.modules[name]), exchange))
+    for name, one in other.saved.others.items():
+        one.load_state_dict(copy.deepcopy(run.saved.others[name].state_dict()))
+    theirs = generators_of(run.model)
+    for name, generator in generators_of(other.model).items():
+        if name in theirs:
+            set_generator(generator, state_of_generator(theirs[name]))
 
 
 @torch.no_grad()

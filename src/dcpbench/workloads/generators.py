@@ -1,13 +1,17 @@
-"""The default random generators that training may draw from: those of torch on the CPU and on the device, and
-those of Python and NumPy. Each state is a tensor, as a checkpoint has it."""
+"""The random generators that training may draw from: the default ones of torch on the CPU and on the device,
+of Python and of NumPy, whose states are tensors, as a checkpoint has them; and those that a model has."""
 
 import random
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
+
+from dcpbench.verify.snapshot import plain_fqn
 
 OF_TORCH = ("cpu", "cuda")
 ALL = (*OF_TORCH, "python", "numpy")
@@ -66,3 +70,100 @@ def _as_tensor(words: tuple[int, ...], normal: float | None) -> torch.Tensor:
 def _from_tensor(state: torch.Tensor) -> tuple[list[int], float | None]:
     *words, has_normal, bits = state.tolist()
     return words, struct.unpack("d", struct.pack("q", bits))[0] if has_normal else None
+
+
+class RandomState:
+    """The default generators from which a model draws, as for dropout. Each run in a process has a separate
+    state of them.
+
+    Args:
+        names: of the generators.
+        not_saved: those of them that no checkpoint has.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        rank: int,
+        device: torch.device,
+        names: tuple[str, ...] = OF_TORCH,
+        not_saved: frozenset[str] = frozenset(),
+    ) -> None:
+        self.key, self.not_saved = f"rank{rank}", not_saved
+        self._device, self._names = device, names
+        self.seed(seed)
+
+    def seed(self, seed: int) -> None:
+        """Seed the generators of this run."""
+        with self._swapped():
+            seed_generators(seed, self._device)
+            self.states = self._current()
+
+    @contextmanager
+    def drawn_from(self) -> Iterator[None]:
+        """Context manager: set the default generators to those of this run."""
+        with self._swapped():
+            set_generators(self.states, self._device)
+            try:
+                yield
+            finally:
+                self.states = self._current()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {self.key: {name: one for name, one in self.states.items() if name not in self.not_saved}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.states = {**self.states, **state_dict[self.key]}
+
+    @contextmanager
+    def _swapped(self) -> Iterator[None]:
+        before = states_of_generators(self._device)
+        try:
+            yield
+        finally:
+            set_generators(before, self._device)
+
+    def _current(self) -> States:
+        return states_of_generators(self._device, self._names)
+
+
+def generators_of(model: nn.Module) -> dict[str, Any]:
+    """Return the generators that are attributes of modules, by FQN and attribute."""
+    return {
+        f"{plain_fqn(model, prefix)}.{name}".lstrip("."): value
+        for prefix, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, torch.Generator | random.Random | np.random.Generator | np.random.RandomState)
+    }
+
+
+def state_of_generator(generator: Any) -> tuple[Any, ...]:
+    """Return the state of a generator, one value for comparison."""
+    if isinstance(generator, torch.Generator):
+        return (generator.get_state(),)
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, np.random.Generator):
+        return (generator.bit_generator.state,)
+    return (generator.get_state(legacy=False),)
+
+
+def reseed(generator: Any, seed: int) -> None:
+    """Seed a generator."""
+    if isinstance(generator, torch.Generator):
+        generator.manual_seed(seed)
+    elif isinstance(generator, np.random.Generator):
+        bits: Any = type(generator.bit_generator)
+        generator.bit_generator.state = bits(seed).state
+    else:
+        generator.seed(seed)
+
+
+def set_generator(generator: Any, state: tuple[Any, ...]) -> None:
+    """Set a generator to a state from `state_of_generator`."""
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state[0]
+    else:
+        generator.set_state(state[0])

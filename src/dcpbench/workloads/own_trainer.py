@@ -17,11 +17,12 @@ from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
 from dcpbench.verify.compare import same_value
 from dcpbench.verify.snapshot import persistent_tensors
-from dcpbench.workloads import generators
 from dcpbench.workloads.components import Component
+from dcpbench.workloads.generators import ALL, RandomState
 from dcpbench.workloads.optimizers import Optimizers
 from dcpbench.workloads.parallelisms import lay_out_buckets, wrap_model
-from dcpbench.workloads.stateful import RandomState, TrainState
+from dcpbench.workloads.saved_objects import SavedObjects
+from dcpbench.workloads.stateful import TrainState
 from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.workload import Batches, Workload
 from dcpbench.workloads.world import World
@@ -124,13 +125,14 @@ class TrainerRun(TrainingRun):
     def __init__(self, config: Config, world: World, seed: int) -> None:
         self.config, self.world, self.sizes = config, world, config.parallel.mesh_sizes(world.size)
         self.keeps_random, self.draws, self.component = True, False, Component()
+        self.saved = SavedObjects({})
         self._drawn: set[str] = set()
         self._start_over(seed)
 
     def _start_over(self, seed: int) -> None:
         config, world, sizes = self.config, self.world, self.sizes
         self.train_state, self.alive = TrainState(), []
-        self.random = RandomState(seed, world.rank, world.device, generators.ALL)
+        self.random = RandomState(seed, world.rank, world.device, ALL)
         setup = Setup(
             config.parallel.name,
             world.device,
@@ -210,11 +212,6 @@ class TrainerRun(TrainingRun):
     @property
     def needs_random(self) -> frozenset[str]:
         return frozenset(() if "random" in getattr(self.trainer, "not_saved", ()) else self._drawn)
-
-    def random_state(self) -> dict[str, Any]:
-        held = super().random_state()[self.random.key]
-        kept = held if self.keeps_random is True else self.keeps_random or ()
-        return {self.random.key: {name: each for name, each in held.items() if name in kept}}
 
 
 def attributes_of(trainer: Trainer) -> tuple[dict[str, Any], dict[str, str]]:

@@ -60,7 +60,7 @@ def live_state(run: TrainingRun) -> State:
     state = {
         "model_equal": snapshot_model(run.model, parts),
         "optim_equal": snapshot_optimizer(run.model, run.optimizer, parts),
-        "extra_equal": snapshot_nested(run.objects()) | run.component.leaves(),
+        "extra_equal": snapshot_nested(run.objects()) | run.component.leaves() | run.saved.leaves(),
     }
     if run.keeps_random:
         state[RANDOM] = snapshot_nested({"random": run.random_state()})
@@ -88,6 +88,13 @@ def as_saved(run: TrainingRun, saved: State) -> State:
         state["model_equal"] = {
             name: leaf for name, leaf in saved["model_equal"].items() if name not in frozen
         }
+    if run.left_out:
+        state["model_equal"] = {
+            name: leaf for name, leaf in state["model_equal"].items() if not run.is_left_out(name)
+        }
+    if RANDOM in state:
+        saved_random = snapshot_nested({"random": run.random.state_dict()})
+        state[RANDOM] = {name: leaf for name, leaf in state[RANDOM].items() if name in saved_random}
     if run.options.flatten_optimizer_state_dict:
         state["optim_equal"] = by_parameter(saved["optim_equal"])
     if numbers := run.numbers:

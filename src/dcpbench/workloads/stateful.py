@@ -4,8 +4,7 @@ state of their own. `dcp.save` calls `state_dict`; `dcp.load` fills a state dict
 
 import copy
 import io
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -24,21 +23,33 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from dcpbench.core.rank_report import Skip
 from dcpbench.verify.compare import bits
-from dcpbench.workloads import generators
 from dcpbench.workloads.batch import Batch, mapped
 from dcpbench.workloads.optimizers import each_of
 
 
 class ModelState:
     """A model under any parallelism, saved under its plain FQNs. If frozen parameters are left out, a load
-    does not change them."""
+    does not change them.
 
-    def __init__(self, model: nn.Module, options: StateDictOptions) -> None:
-        self.model = model
-        self.options = replace(options, strict=options.strict and not options.ignore_frozen_params)
+    Args:
+        is_left_out: whether an FQN is left out.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        options: StateDictOptions,
+        is_left_out: Callable[[str], bool] | None = None,
+    ) -> None:
+        self.model, self._is_left_out = model, is_left_out
+        strict = options.strict and not options.ignore_frozen_params and is_left_out is None
+        self.options = replace(options, strict=strict)
 
     def state_dict(self) -> dict[str, Any]:
-        return get_model_state_dict(self.model, options=self.options)
+        state = get_model_state_dict(self.model, options=self.options)
+        if self._is_left_out is None:
+            return state
+        return {name: value for name, value in state.items() if not self._is_left_out(name)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         set_model_state_dict(self.model, state_dict, options=self.options)
@@ -223,54 +234,6 @@ class Noise:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.generator.set_state(state_dict["generator"])
-
-
-class RandomState:
-    """The default generators from which a model draws, as for dropout. Each run in a process has a separate
-    state of them.
-
-    Args:
-        names: of the generators.
-    """
-
-    def __init__(
-        self, seed: int, rank: int, device: torch.device, names: tuple[str, ...] = generators.OF_TORCH
-    ) -> None:
-        self.key, self._device, self._names = f"rank{rank}", device, names
-        self.seed(seed)
-
-    def seed(self, seed: int) -> None:
-        """Seed the generators of this run."""
-        with self._swapped():
-            generators.seed_generators(seed, self._device)
-            self.states = self._current()
-
-    @contextmanager
-    def drawn_from(self) -> Iterator[None]:
-        """Context manager: set the default generators to those of this run."""
-        with self._swapped():
-            generators.set_generators(self.states, self._device)
-            try:
-                yield
-            finally:
-                self.states = self._current()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {self.key: dict(self.states)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.states = dict(state_dict[self.key])
-
-    @contextmanager
-    def _swapped(self) -> Iterator[None]:
-        before = generators.states_of_generators(self._device)
-        try:
-            yield
-        finally:
-            generators.set_generators(before, self._device)
-
-    def _current(self) -> generators.States:
-        return generators.states_of_generators(self._device, self._names)
 
 
 @dataclass

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from dcpbench.config.groups import OptimizerStateAs
 from dcpbench.config.mesh import dp_degree
+from dcpbench.verify.compare import same_value
 from dcpbench.verify.perturb import FUNCTION_IF_NONE, perturb_model, perturb_optimizer, perturbed
 from dcpbench.verify.snapshot import (
     Leaves,
@@ -33,22 +35,22 @@ from dcpbench.verify.whole_tensors import (
 )
 from dcpbench.workloads.batch import Batch, part_of, samples_of, share_of
 from dcpbench.workloads.components import Component
-from dcpbench.workloads.generators import OF_TORCH
+from dcpbench.workloads.generators import OF_TORCH, RandomState, generators_of, reseed, state_of_generator
 from dcpbench.workloads.optimizers import Optimizers, each_of
 from dcpbench.workloads.parallelisms import buckets_kept
 from dcpbench.workloads.pipeline import Pipeline
+from dcpbench.workloads.saved_objects import SavedObjects
 from dcpbench.workloads.stateful import (
     ModelState,
     MovingObject,
     Noise,
     OptimizerState,
     PlainOptimizerState,
-    RandomState,
     SchedulerMadeByLoad,
     TrainState,
 )
 from dcpbench.workloads.user_step import Note, Use, each_use
-from dcpbench.workloads.workload import Batches, UserStep, Workload, next_step
+from dcpbench.workloads.workload import Batches, UserStep, Workload, is_not_saved, next_step, objects_of
 from dcpbench.workloads.world import World
 
 _DP_STRIDE = 7919
@@ -90,6 +92,7 @@ class TrainingRun:
     optimizer_state: OptimizerStateAs | None = None
     unreadable: Mapping[str, str] = MappingProxyType({})
     left_out: Collection[str] = ()
+    _unchanged: Collection[str] = ()
     pipeline: Pipeline | None = None
     computes_in: frozenset[torch.dtype] = frozenset()
     why_layout_bound: str | None = None
@@ -121,11 +124,14 @@ class TrainingRun:
         self._loss_of, self._make_scheduler, self._share = workload.loss, workload.scheduler, workload.share
         self.user_step = workload.step
         self.accumulate, self.clip_grad_norm = workload.accumulate, workload.clip_grad_norm
+        self.saved = SavedObjects(objects_of(workload, model), partial(is_not_saved, workload))
         made = workload.optimizer(model)
         self.optimizer = Optimizers(made) if isinstance(made, list) else made
         self._scheduled_later = not scheduler
         self._scheduler = workload.scheduler(self.optimizer) if scheduler and workload.scheduler else None
-        self.keeps_random, self.draws, self._generators = True, False, generators
+        self.keeps_random, self.draws, self._drawn = True, False, set[str]()
+        unsaved = frozenset(name for name in generators if is_not_saved(workload, f"random.{name}"))
+        self._generators = generators, unsaved
         self._start_over(seed)
 
     def _start_over(self, seed: int) -> None:
@@ -134,7 +140,7 @@ class TrainingRun:
         self.train_state = TrainState()
         # As in any trainer, only ranks with the same data draw the same.
         own = seed + _DP_STRIDE * self.world.dp_rank(self.sizes)
-        self.random = RandomState(own, self.world.rank, self.world.device, self._generators)
+        self.random = RandomState(own, self.world.rank, self.world.device, *self._generators)
         self.alive: list[bool] = []
 
     @property
@@ -165,7 +171,7 @@ class TrainingRun:
         optimizer = PlainOptimizerState if self.optimizer_state else OptimizerState
         made_later = SchedulerMadeByLoad(self._make_later, self.optimizer)
         return {
-            "model": ModelState(self.model, self.options),
+            "model": ModelState(self.model, self.options, self.is_left_out if self.left_out else None),
             "optimizer": optimizer(self.model, self.optimizer, self.options),
             **({"scheduler": self._scheduler or made_later} if self.has_scheduler else {}),
             "noise": self.noise,
@@ -173,6 +179,7 @@ class TrainingRun:
             "train_state": self.train_state,
             **({"random": self.random} if self.keeps_random else {}),
             **self.component.state(self.options),
+            **self.saved.state(self.options),
         }
 
     def objects(self) -> dict[str, dict[str, Any]]:
@@ -190,13 +197,15 @@ class TrainingRun:
         losses: list[torch.Tensor] = []
         samples: list[int] = []
         while self.train_state.step < until:
-            drawn = self.random.states
+            before = self._random_states()
             with buckets_kept(), self._noting(each_of(self.optimizer)):
                 batch = self.next_batch(batches)
                 loss = self.take_user_step(batch) if self.user_step else self.backward(batch)
                 if not self.user_step:
                     self.step()
-            self.draws |= any(not torch.equal(drawn[name], now) for name, now in self.random.states.items())
+            after = self._random_states()
+            self._drawn |= {name for name in before if not same_value(before[name], after.get(name))}
+            self.draws |= bool(self._drawn)
             losses.append(loss)
             samples.append(self.samples)
             needs_mean = isinstance(self._scheduler, ReduceLROnPlateau)
@@ -378,6 +387,9 @@ class TrainingRun:
         self._start_over(seed)
         self.train_state = TrainState(-1, float(seed), [float(seed)])
         self.component.forget(seed)
+        self.saved.forget(seed)
+        for generator in generators_of(self.model).values():
+            reseed(generator, seed)
         if self._scheduled_later:
             self._scheduler = None
         elif self.has_scheduler:
@@ -386,7 +398,7 @@ class TrainingRun:
     def make_different(self, seed: int, optimizer: Leaves | None) -> None:
         """Change everything that a load restores; `optimizer` is the saved optimizer state."""
         self.forget(seed)
-        perturb_model(self.model, seed, self.is_left_out)
+        self._unchanged = perturb_model(self.model, seed, self.is_left_out)
         perturb_optimizer(self.optimizer, seed, optimizer)
 
     def leave_gradients(self, batches: Batches) -> None:
@@ -424,17 +436,39 @@ class TrainingRun:
         compare as equal, and the layout of a data loader."""
         first, *rest = name.split(".")
         functions = first == "scheduler" and not {"lr_lambdas", FUNCTION_IF_NONE}.isdisjoint(rest)
-        return first == "data_loader" or functions
+        return first == "data_loader" or first in self.saved.others or functions
 
     def is_left_out(self, name: str) -> bool:
         """Return whether no checkpoint has this part of the model, so that each new run must have it."""
-        return any(name == one or name.startswith(f"{one}.") for one in self.left_out)
+        return _is_within(name, self.left_out)
+
+    def may_be_constant_in_model(self, name: str) -> bool:
+        """Return whether a part of the model may be the same in a new run: it is left out, or is extra state
+        that refuses other values."""
+        return _is_within(name, (*self.left_out, *self._unchanged))
 
     @property
     def needs_random(self) -> frozenset[str] | None:
-        """The default generators that a load has to restore; None means all."""
-        return None
+        """The generators that a load has to restore; None means the default ones. A step that draws from
+        another one, or from one that is not saved, needs that."""
+        every = self._random_states().keys()
+        if not self.random.not_saved and every == self.random.states.keys():
+            return None
+        return frozenset(self._drawn | (self.random.states.keys() - self.random.not_saved))
 
     def random_state(self) -> dict[str, Any]:
-        """Return the state of the default generators that a load has to restore, for comparison."""
-        return self.random.state_dict()
+        """Return the state of the generators that a load has to restore, for comparison."""
+        states = self._random_states()
+        needed = states if self.keeps_random is True else self.keeps_random or ()
+        return {self.random.key: {name: state for name, state in states.items() if name in needed}}
+
+    def _random_states(self) -> dict[str, Any]:
+        """Return the states of the default generators, and of those that the model has."""
+        of_model = {
+            f"model.{name}": state_of_generator(one) for name, one in generators_of(self.model).items()
+        }
+        return {**of_model, **self.random.states}
+
+
+def _is_within(name: str, parts: Iterable[str]) -> bool:
+    return any(name == one or name.startswith(f"{one}.") for one in parts)

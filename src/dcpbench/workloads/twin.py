@@ -29,6 +29,7 @@ from dcpbench.verify.snapshot import (
 from dcpbench.verify.training import step_tolerances
 from dcpbench.verify.whole_tensors import Exchange, assembled, dense, real_elements
 from dcpbench.workloads.batch import Batch, mapped
+from dcpbench.workloads.generators import generators_of, set_generator, state_of_generator
 from dcpbench.workloads.optimizers import each_of, kept, repeats_on_parts
 from dcpbench.workloads.training_run import TrainingRun
 
@@ -228,9 +229,11 @@ class Twin:
             self.computes_in.add(output.dtype)
 
     def _kept(self) -> Callable[[], None]:
-        """Return a function that restores parameters, buffers, generators and the attributes of modules, such
-        as a counter of steps, to what they are now."""
+        """Return a function that restores parameters, buffers, generators, objects that are saved in addition
+        and the attributes of modules, such as a counter of steps, to what they are now."""
         model, states = self.model, dict(self.run.random.states)
+        restore_objects = self.run.saved.kept()
+        drawn = [(one, state_of_generator(one)) for one in generators_of(model).values()]
         held = [one.detach().clone() for one in (*model.parameters(), *model.buffers())]
         attributes = [(module, dict(vars(module))) for module in model.modules()]
         # Hooks, buffers and a user's own lists are in containers that a pass changes in place.
@@ -244,6 +247,9 @@ class Twin:
         @torch.no_grad()
         def restore() -> None:
             self.run.random.states = dict(states)
+            restore_objects()
+            for generator, state in drawn:
+                set_generator(generator, state)
             for module, before in attributes:
                 vars(module).clear()
                 vars(module).update(before)
@@ -353,6 +359,7 @@ def state_of(run: TrainingRun, parts: ParameterParts | None = None) -> Leaves:
     parts = parts or named_parts(run.model)
     model = snapshot_model(run.model, parts)
     held = {**of_kind("param", model), **of_kind("buffer", model), **run.component.leaves()}
+    held |= run.saved.module_leaves()
     tensors = {name: leaf for name, leaf in held.items() if isinstance(leaf, TensorLeaf)}
     optimizer = snapshot_optimizer(run.model, run.optimizer, parts)
     return {**tensors, **{name: leaf for name, leaf in optimizer.items() if not name.endswith(".params")}}

@@ -1,6 +1,7 @@
 """The workload of a cell: the model, its batches, and how it is trained. It is built from the config groups
 `model`, `optimizer` and `scheduler`, or by a user's function."""
 
+import fnmatch
 import functools
 import inspect
 import pkgutil
@@ -24,6 +25,7 @@ from dcpbench.workloads.batch import Batch, Share, share_of, to_device
 from dcpbench.workloads.batch import leaves as leaves_of
 from dcpbench.workloads.layers import layers
 from dcpbench.workloads.optimizers import each_of
+from dcpbench.workloads.saved_objects import TAKEN, State
 
 Loss = Callable[[nn.Module, Batch], Any]
 """Returns a scalar or, in a user's workload, a dictionary of scalars."""
@@ -75,6 +77,12 @@ class Workload:
             containers.
         tp_plan: for tensor parallelism, `colwise` or another style by the names of modules; one on the
             command line replaces it (`parallel.tp_plan`).
+        state: objects that are saved in addition, by name, or `state(model)` of the wrapped model, called
+            before `optimizer`, that returns them: modules, which are saved under their FQNs, such as averages
+            of weights, and others with `state_dict` and `load_state_dict`.
+        not_saved: patterns such as `base.*` for the names of everything that no checkpoint has: FQNs of the
+            model, which must then be the same in each build; names of `state`; and the default generators
+            `random.cpu`, `random.cuda`, `random.python` and `random.numpy`.
     """
 
     model: nn.Module
@@ -88,6 +96,8 @@ class Workload:
     step: UserStep | None = None
     layers: Sequence[str] = ()
     tp_plan: Mapping[str, str] = field(default_factory=dict)
+    state: State | None = None
+    not_saved: Sequence[str] = ()
 
 
 def is_trainer(value: object) -> bool:
@@ -135,7 +145,16 @@ def workload_of(config: Config) -> Workload:
         parallelisms.check_plan(made.model, made.tp_plan)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
-    made = replace(made, optimizer=partial(_without_closure, made.optimizer))
+    if isinstance(made.not_saved, str) or not all(isinstance(one, str) for one in made.not_saved):
+        raise TypeError(f"{where}: not_saved={made.not_saved!r}; pass a list of names or patterns")
+    if not (made.state is None or isinstance(made.state, Mapping) or callable(made.state)):
+        kind = type(made.state).__name__
+        raise TypeError(f"{where}: state is a {kind}; pass a dictionary, or a function (see Workload)")
+    made = replace(
+        made,
+        optimizer=partial(_without_closure, made.optimizer),
+        state=partial(_objects, made.state, where),
+    )
     if made.loss:
         return replace(made, loss=partial(_total, made.loss, f"{where}: loss"))
     assert made.step is not None
@@ -143,6 +162,41 @@ def workload_of(config: Config) -> Workload:
         if value:
             raise ValueError(f"{where}: step: {name} does not apply; do it in step")
     return replace(made, step=partial(_total, made.step, f"{where}: step"))
+
+
+def objects_of(workload: Workload, model: nn.Module) -> Mapping[str, Any]:
+    """Return the objects that are saved in addition to a wrapped model, by name."""
+    state = workload.state or {}
+    return state(model) if callable(state) else state
+
+
+def is_not_saved(workload: Workload, name: str) -> bool:
+    """Return whether a workload leaves this name out of checkpoints."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in workload.not_saved)
+
+
+def _objects(state: State | None, where: str, model: nn.Module) -> Mapping[str, Any]:
+    """Return the objects of a user's workload.
+
+    Raises:
+        TypeError, ValueError: one cannot be saved, or its name is taken.
+    """
+    with named_as_saved(model):
+        objects = state(model) if callable(state) else state or {}
+    if not isinstance(objects, Mapping):
+        raise TypeError(f"{where}: state returned a {type(objects).__name__}; return a dictionary")
+    for name, one in objects.items():
+        if not isinstance(name, str) or not name or "." in name or name in TAKEN:
+            taken = ", ".join(TAKEN)
+            raise ValueError(
+                f"{where}: state: {name!r} is no free name; pass a text without dots, not {taken}"
+            )
+        for method in ("state_dict", "load_state_dict"):
+            if not callable(getattr(one, method, None)):
+                raise TypeError(
+                    f"{where}: state: {name!r} is a {type(one).__name__} without {method}; add it"
+                )
+    return objects
 
 
 _OPTIONAL = ("loss", "scheduler", "step")
