@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -120,7 +120,8 @@ class SweepRun:
                 self._print(sentence)
             for sentence in shared_gpu_sentences(mine, machine):
                 self._print(sentence)
-            mine = _with_errors(mine, machine)
+            with self._console.status("building the workloads once"):  # on a terminal
+                mine = _with_errors(mine, machine, found.done if found else ())
             self._folder.begin(mine, jobs, found)
             self._driver = self._begun_driver(mine, machine, engine, found)
             left = [one for one in mine if not found or one.cell.name not in found.done]
@@ -222,15 +223,21 @@ class SweepRun:
         self._console.print(text_of(sentence), soft_wrap=True)
 
 
-def _with_errors(jobs: Sequence[job.Job], machine: Machine) -> list[job.Job]:
+def _with_errors(jobs: Sequence[job.Job], machine: Machine, done: Container[str]) -> list[job.Job]:
     """Import and build each workload in a process like a rank, before the first cell runs, and return the
     jobs, with the errors of their workloads.
+
+    Args:
+        done: names of cells that do not run again.
 
     Raises:
         ConfigError: ranks cannot import or call one.
     """
     configs: defaultdict[str, dict[str, Config]] = defaultdict(dict)
-    for config in (one.config for one in jobs if not one.skip and one.config.workload.target):
+    for one in jobs:
+        config = one.config
+        if one.skip or one.cell.name in done or not config.workload.target:
+            continue
         configs[str(config.workload.target)].setdefault(_use_of_target(config), config)
     errors: dict[str, str | None] = {}
     for target, of_target in configs.items():
