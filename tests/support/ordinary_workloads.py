@@ -632,3 +632,19 @@ def base_not_saved() -> Workload:
 
 def wrong_state() -> Workload:
     return Workload(net(), inputs, reversed_loss, state={"sampler": object()})
+
+
+def unused_parameters() -> Workload:
+    """A layer that no step uses: DDP refuses it unless it searches for such parameters."""
+    model = nn.ModuleDict({"used": net(), "unused": net()})
+
+    class OneOfTwo(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = model
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.parts["used"](x)
+            return out
+
+    return Workload(OneOfTwo(), inputs, reversed_loss)

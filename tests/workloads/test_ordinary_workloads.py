@@ -18,6 +18,7 @@ REFUSED = {
     "raises_once_loaded": " in train after the load of step 2: ValueError: it was loaded (support/ordinary_",
     "raises_when_built": "raises_when_built: FileNotFoundError: data.bin (support/ordinary_workloads.py:",
     "lazy_module": "model: 0.weight has no shape before the first forward pass (a lazy module); call the",
+    "unused_parameters": "find_unused_parameters",
     "packed_sequence": f"batch(generator) contains a PackedSequence, {UNKNOWN}",
 }
 """Parts of the reasons of workloads that are an error."""
@@ -36,7 +37,7 @@ WRONG = {
 }
 """The check that reports a wrong training."""
 BLOCKS = (
-    *("batches", "uneven", "losses", "share_only", "names", "hooks", "errors", "blocks"),
+    *("batches", "uneven", "losses", "share_only", "names", "hooks", "errors", "blocks", "unused"),
     *("extra_state", "optimizer_dtypes", "generators", "buckets", "state", "not_saved"),
     *("buffers", "buffers_and_more"),
     *("refused_by_torch", "refused_by_fsdp1", "beside_refused", "one_element"),
