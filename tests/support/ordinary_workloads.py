@@ -648,3 +648,24 @@ def unused_parameters() -> Workload:
             return out
 
     return Workload(OneOfTwo(), inputs, reversed_loss)
+
+
+def score_before_penalty() -> Workload:
+    """A second derivative after another forward pass, whose parameters `fully_shard` frees."""
+
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        score = model(x).mean()
+        x = x.clone().requires_grad_()
+        slope = torch.autograd.grad(model(x).sum(), x, create_graph=True)[0]
+        return score + (slope.norm(dim=1) - 1).square().mean()
+
+    return Workload(net(), inputs, loss)
+
+
+def raises_in_the_loss() -> Workload:
+    """An error of another cause beside it."""
+
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError(f"setStorage: {float(model(x).sum())}")
+
+    return Workload(net(), inputs, loss)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import nn
+from torch._functorch import config as functorch_config
 
 from dcpbench.config.mesh import dp_degree, dp_rank
 from dcpbench.config.schema import Config
@@ -117,7 +118,7 @@ class Lockstep:
         self._own_parts, self._twin_parts = named_parts(run.model), named_parts(twin.model)
         self._leaves = of_kind("param", snapshot_model(run.model, self._own_parts))
         self._parts = Parts.of(self._leaves, self._exchange)
-        self._noise = runs_other_kernels(config, run.sizes)
+        self._noise, self._compiled = runs_other_kernels(config, run.sizes), config.compile
         self._reduced_in, why_no_gradient = reduced_in(run.model, config.parallel)
         if why_no_gradient:
             self.not_applied[GRADIENT] = why_no_gradient
@@ -201,8 +202,7 @@ class Lockstep:
 
     def _note_draws(self) -> None:
         if self._noise and self._run.draws:
-            why = "the model draws random numbers in training, and the twin draws others"
-            self.not_applied |= dict.fromkeys((GRADIENT, LOSS), why)
+            self.not_applied |= dict.fromkeys((GRADIENT, LOSS), why_drawn(self._compiled))
 
     def _finish(self, step: int, tolerances: Mapping[str, torch.Tensor]) -> None:
         """Finish the twin's step, and compare the state after it within these tolerances; collective."""
@@ -376,6 +376,19 @@ class Lockstep:
             if isinstance(leaf, TensorLeaf) and leaf.kind != "buffer"
         }
         return compare_replicas(leaves, self._world.group)
+
+
+def why_drawn(compiled: bool) -> str:
+    """Return why the gradients of a model that draws random numbers are not compared with the twin's."""
+    why, budget = (
+        "the model draws random numbers in training, and the twin draws others",
+        "activation_memory_budget",
+    )
+    if compiled and (value := getattr(functorch_config, budget)) < 1:
+        why += (
+            f"; with {budget}={value} the backward pass can draw others as well (pytorch#190758), unnoticed"
+        )
+    return why
 
 
 def _same_norm(expected: float, actual: float) -> bool:
