@@ -2,6 +2,7 @@
 
 import copy
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
+import support.transformers
 from dcpbench.config.groups import WorkloadConfig
 from dcpbench.verify.snapshot import named_as_saved, snapshot_model
 from dcpbench.workloads.parallelisms import ddp
@@ -61,12 +63,16 @@ def test_closures_are_refused() -> None:
         optimizer.step(lambda: 0.0)
 
 
-def test_gan_of_the_documentation_trains_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["my_gan", "my_gpt"])
+def test_workloads_of_the_documentation_train_and_resume(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
-    (code,) = re.findall(r"<!-- file: my_gan.py -->\n```python\n(.*?)```", page, re.DOTALL)
-    (tmp_path / "my_gan.py").write_text(code)
+    (code,) = re.findall(rf"<!-- file: {name}.py -->\n```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / f"{name}.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
-    verdict = run_alone(workload={"target": "my_gan.build"}).verdict
+    monkeypatch.setitem(sys.modules, "transformers", support.transformers)
+    verdict = run_alone(workload={"target": f"{name}.build"}).verdict
     assert (verdict.status, verdict.training) == ("pass", True), verdict.reason
 
 
