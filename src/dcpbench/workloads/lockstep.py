@@ -3,7 +3,7 @@ its own gradients of the same batch, and then steps with the ranks' gradients.""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -108,8 +108,7 @@ class Lockstep:
     def __init__(
         self, config: Config, world: World, run: TrainingRun, twin: TrainingRun, explain: Explain | None
     ) -> None:
-        self._world, self._run = world, run
-        self._explain = None if run.user_step else explain
+        self._world, self._run, self._explain = world, run, explain
         self._twin = (StepTwin if run.user_step else Twin)(twin, run.dtypes)
         self._results = {check: _Result() for check in (GRADIENT, STEP)}
         self.not_applied: dict[str, str] = {}
@@ -232,22 +231,22 @@ class Lockstep:
         result, leaves = self._results[GRADIENT], self._leaves
         found, kept = list[Mismatch](), dict[str, TwinGradient]()
         parts: dict[str, GradientPart] = {}
-        for fqn, twin in self._twin_gradients(own, others):
-            name, bound = fqn + use, self._bound(leaves[fqn].dtype)
-            part = parts[name] = GradientPart(leaves[fqn], here.get(fqn), full.get(fqn))
+        for name, twin in self._twin_gradients(own, others):
+            bound, of_use = self._bound(leaves[name].dtype), name + use
+            part = parts[name] = GradientPart(leaves[name], here.get(name), full.get(name))
             finding, used = compare_gradient(name, step, part, twin)
             self.bound_used = max(self.bound_used, used)
             found += [finding] if finding else []
-            proven = result.fired.get(name, False) and not self._explain
+            proven = result.fired.get(of_use, False) and not self._explain
             if twin is None or proven or not twin.can_tell(bound.control):
                 continue
             if self._explain:
                 kept[name] = twin
-            had = leaves[fqn].extent.numel > 0
-            result.compared[name] = result.compared.get(name, False) or had
-            if had and not result.fired.get(name):
+            had = leaves[name].extent.numel > 0
+            result.compared[of_use] = result.compared.get(of_use, False) or had
+            if had and not result.fired.get(of_use):
                 control = compare_gradient(name, step, part, twin.made_different(bound.control))
-                result.fired[name] = control[0] is not None
+                result.fired[of_use] = control[0] is not None
 
         def equal(state: Mapping[str, TwinGradient]) -> set[str]:
             both = {name: twin for name, twin in state.items() if name in parts}
@@ -257,7 +256,7 @@ class Lockstep:
         if self._explain:
             about = TwinGradients(kept, own.gradients, self._gradients_after)
             found = [*self._explain(Compared(found, {}, {}), about, equal).found]
-        result.found += found
+        result.found += [replace(one, name=one.name + use) for one in found]
 
     def _twin_gradients(self, own: Pass, others: list[Pass]) -> Iterator[tuple[str, TwinGradient | None]]:
         """Sum the twins' gradients of all shares of a batch; collective. A parameter of another stage of a
@@ -275,6 +274,8 @@ class Lockstep:
                 yield name, TwinGradient.of(self._bound(leaves[name].dtype), *sums) if present else None
 
     def _gradients_after(self, change: Callable[[nn.Module], None]) -> dict[str, TwinGradient]:
+        if isinstance(self._twin, StepTwin):  # it has no single pass to repeat
+            return {}
         with self._twin.changed(change):
             others = self._twin.jittered() if self._noise and not self._run.draws else []
             gradients = self._twin_gradients(self._twin.passed_again(), others)

@@ -330,16 +330,25 @@ class _CastAsFsdp(nn.Module):
     def __init__(self, model: nn.Module, policy: MixedPrecisionPolicy) -> None:
         super().__init__()
         self._model, self._policy = model, policy
+        self._casts: dict[str, tuple[Any, torch.Tensor]] = {}
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         policy = self._policy
         parameters: dict[str, torch.Tensor] = dict(self._model.named_parameters())
         if dtype := policy.param_dtype:
-            parameters = {name: one.to(dtype) for name, one in parameters.items()}
+            parameters = {name: self._parameter_in(dtype, name, one) for name, one in parameters.items()}
             if policy.cast_forward_inputs:
                 inputs, options = _cast((inputs, options), dtype)
         output = torch.func.functional_call(self._model, parameters, inputs, options)
         return _cast(output, policy.output_dtype) if policy.output_dtype else output
+
+    def _parameter_in(self, dtype: torch.dtype, name: str, parameter: torch.Tensor) -> torch.Tensor:
+        """Cast a parameter once for all forward passes before it changes: so the gradients of several passes
+        are summed in this dtype, as by FSDP."""
+        state = parameter._version, parameter.requires_grad and torch.is_grad_enabled()
+        if name not in self._casts or self._casts[name][0] != state:
+            self._casts[name] = state, parameter.to(dtype)
+        return self._casts[name][1]
 
 
 def _cast(values: Any, dtype: torch.dtype) -> Any:
