@@ -173,7 +173,7 @@ class SweepRun:
             return status or self._planned
         finally:
             self._folder.release(self.begun)
-            if not self.begun:  # it would go on importing torch
+            if not self.begun:  # it would still import torch
                 fork_server.end_server()
 
     def _begun_engine(self, batch: Sequence[Sequence[str]]) -> Engine:
