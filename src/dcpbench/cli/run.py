@@ -181,7 +181,7 @@ def unmasked_interrupts() -> Iterator[None]:
 
 def _start(by_hydra: Callable[[], None], task: SweepTask) -> None:
     """Let Hydra start the sweep. If it cannot compose one, it tries a single job, and complains about the
-    lists instead; then it is told that this is a sweep."""
+    lists instead; then it is run as a sweep."""
     try:
         by_hydra()
     except HydraException:

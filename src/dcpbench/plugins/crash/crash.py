@@ -174,7 +174,7 @@ def _load_newest(cell: Cell, target: TrainingRun, candidates: list[Checkpoint]) 
             return (Loaded.mixture if found is None else Loaded.new), found
         return Loaded.refused, None
 
-    # The controls: no checkpoint is there, and what is there before the load is none of the candidates.
+    # The controls: no checkpoint is there, and the state before the load is none of the candidates.
     controls = {Loaded.refused: load_first([])[0] is Loaded.refused}
     controls[Loaded.mixture] = not any(map(is_now, candidates))
     loaded, found = load_first(gathered(complete, cell.world.group)[0])
