@@ -35,7 +35,8 @@ def newest(tmp_path: Path, *keys: str) -> tuple[Cell, SavedCheckpoint]:
     state = {"model_equal": leaves, "extra_equal": {"number": 3, "other": 4}, FLAGS: {"number": True}}
     saved: Any = mock.Mock(SavedCheckpoint, step=7, state=state, checkpoint_id=str(tmp_path), numbers={})
     saved.checkpointer = mock.Mock()
-    saved.keys, saved.source = dict.fromkeys(keys), mock.Mock(options=StateDictOptions(), numbers={})
+    saved.keys = dict.fromkeys(keys)
+    saved.source = mock.Mock(options=StateDictOptions(), numbers={}, left_out=())
     cell.complete.append(saved)
     return cell, saved
 

@@ -105,7 +105,7 @@ def take_over(
             cell.files[checkpoint.checkpoint_id] = *left.files, now
     states = [*handover.record.states.values(), *(one.state for one in checkpoints)]
     for state in () if same_layout else states:
-        del state[RANDOM]
+        state.pop(RANDOM, None)
     return checkpoints, handover.record
 
 
