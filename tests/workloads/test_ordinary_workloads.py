@@ -38,7 +38,7 @@ WRONG = {
 """The check that reports a wrong training."""
 BLOCKS = (
     *("batches", "uneven", "losses", "share_only", "names", "hooks", "errors", "blocks", "unused"),
-    *("extra_state", "optimizer_dtypes", "generators", "buckets", "state", "not_saved"),
+    *("extra_state", "optimizer_dtypes", "generators", "buckets", "state", "not_saved", "arrays_converted"),
     *("buffers", "buffers_and_more"),
     *("refused_by_torch", "refused_by_fsdp1", "beside_refused", "one_element", "second_derivatives"),
     *("steps", "modules", "averaged", "wrong_steps", "wrong_steps_on_parts"),

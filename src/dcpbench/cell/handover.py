@@ -63,12 +63,12 @@ def leave(cell: Cell, handover: Handover, name: str) -> None:
     torch.save(handover, cell.folder / name)
 
 
-def take(cell: Cell, name: str, any_values: bool = False) -> Handover:
-    """Read the file of this name, which this cell wrote. With `any_values` it may contain any class, for the
-    state of a user's trainer."""
+def take(cell: Cell, name: str) -> Handover:
+    """Read the file of this name, which this cell wrote. It may contain any class if the workload is a
+    user's, such as arrays."""
     safe: list[Any] = [Handover, LeftCheckpoint, RunRecord, *PLAIN]
     with torch.serialization.safe_globals(safe):
-        handover: Handover = torch.load(cell.folder / name, weights_only=not any_values)
+        handover: Handover = torch.load(cell.folder / name, weights_only=cell.config.workload.target is None)
     return handover
 
 

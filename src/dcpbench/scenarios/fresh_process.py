@@ -17,7 +17,7 @@ _HOW = ", loaded by a fresh process"
 def load_by_trainer(cell: Cell) -> None:
     """Build a user's trainer, load the newest checkpoint, and train on. Costs are not measured here."""
     before = len(cell.report.measurements)
-    left = take(cell, NEWEST_OF_RANK.format(cell.world.rank), any_values=True)
+    left = take(cell, NEWEST_OF_RANK.format(cell.world.rank))
     saved = left.checkpoints[0].checkpoint(cell, steps.open_checkpointer(cell), how=_HOW)
     target = steps.build_target(cell)
     target.keeps_random = left.keeps_random
