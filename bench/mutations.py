@@ -72,13 +72,13 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     ),
     "rank 0 skipped": (
         _CHECKS,
-        "view(target), cell.world.group\n",
-        "view(target), cell.world.group\n        if cell.world.rank == 0:\n            return\n",
+        "(view(target)), cell.world.group\n",
+        "(view(target)), cell.world.group\n        if cell.world.rank == 0:\n            return\n",
     ),
     "last rank skipped": (
         _CHECKS,
-        "view(target), cell.world.group\n",
-        "view(target), cell.world.group\n        if cell.world.size == cell.world.rank + 1: return\n",
+        "(view(target)), cell.world.group\n",
+        "(view(target)), cell.world.group\n        if cell.world.size == cell.world.rank + 1: return\n",
     ),
     "oldest checkpoint skipped": (
         "scenarios/save_load.py",
@@ -87,8 +87,8 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     ),
     "all hyperparameters but lr skipped": (
         "verify/snapshot.py",
-        '            if key == "params":',
-        '            if key not in ("params", "lr"): continue\n            if key == "params":',
+        '{**group, "params": names}',
+        '{"lr": group["lr"], "params": names}',
     ),
     "snapshot after the save": (
         _STEPS,

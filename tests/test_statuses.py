@@ -24,7 +24,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 def test_exception_is_an_error_of_the_first_rank(broken: Finished) -> None:
     row = broken.row(scenario="raises")
     assert row["status"] == "error"
-    assert row["reason"] == "rank 2 in train: ValueError: planted <b>error</b>"
+    assert row["reason"] == "rank 2 in train: ValueError: planted <b>error</b> (support/scenarios.py:28)"
     log = (broken.folder / row["cell"] / "rank2.log").read_text()
     assert "Traceback" in log
 

@@ -136,8 +136,9 @@ def _cell_plan(job: Job, block: str, done: Row | None, folder: Path, space: Cost
     skip = job.skip or space.why_skip(job.key, job.config.storage, job.checkpoints(folder)[0])
     if skip:
         return CellPlan(name, block, "skip", None, skip)
-    known = tuple(f"{failure.id}: {failure.reason}" for failure in job.known_failures)
-    because = "; ".join(f"known failure {failure.id}" for failure in job.known_failures)
+    failures = [failure for failure in job.known_failures if failure.always]
+    known = tuple(f"{failure.id}: {failure.reason}" for failure in failures)
+    because = "; ".join(f"known failure {failure.id}" for failure in failures)
     return CellPlan(name, block, "run", costs.seconds(resources.keys(job.key)), because, known)
 
 

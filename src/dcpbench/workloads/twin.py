@@ -4,7 +4,7 @@ the noise of its kernels, and its optimizer steps with the ranks' gradients."""
 import copy
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -339,9 +339,14 @@ def receive_buffers(module: nn.Module, group: dist.ProcessGroup) -> None:
 
 
 def _collectives() -> list[int]:
-    """Return how many collectives each process group of this process has begun."""
+    """Return how many collectives the backends of each process group of this process have begun."""
+    counts = list[int]()
     groups: Any = dist.distributed_c10d._world.pg_names
-    return [group._get_sequence_number_for_group() for group in groups]
+    for group in groups:
+        for device in group._device_types:
+            with suppress(RuntimeError):  # a backend that does not count
+                counts.append(group._get_backend(device)._get_sequence_number_for_group())
+    return counts
 
 
 def _is_narrow(tensor: torch.Tensor) -> bool:

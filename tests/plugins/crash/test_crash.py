@@ -43,7 +43,7 @@ def test_hung_rank_is_counted_and_killed(killed: Finished) -> None:
 def test_failure_before_the_kill_is_an_error(killed: Finished) -> None:
     row = row_of(killed, "refused")
     assert row["status"] == "error"
-    assert row["reason"].endswith("in save: RuntimeError: one save only")
+    assert row["reason"].endswith("in save: RuntimeError: one save only (support/storage.py:45)")
 
 
 @pytest.mark.slow
