@@ -88,9 +88,7 @@ class RowLog:
 
     def append(self, row: Row) -> None:
         """Write a row; raise a ResultsError if that fails, and leave no part of it."""
-        line = append_row(self._folder, row)
-        if line.row:
-            self.rows[line.row.cell], self._lines[line.row.cell] = line.row, line
+        self._remember(append_row(self._folder, row))
 
     def settle(self, cells: Sequence[str]) -> str | None:
         """Make `results.jsonl` the rows of these cells in this order; lines of other processes go to
@@ -108,6 +106,10 @@ class RowLog:
             return None
         were = "was" if lost == 1 else "were"
         return f"{counted(lost, 'row')} of {RESULTS_JSONL} {were} missing or changed; rewritten from memory"
+
+    def _remember(self, line: Line) -> None:
+        if line.row:
+            self.rows[line.row.cell], self._lines[line.row.cell] = line.row, line
 
 
 def append_row(folder: Path, row: Row) -> Line:
