@@ -154,7 +154,6 @@ class Lockstep:
         own = twin.passed()
         everywhere = any_rank(twin.loss_is_collective, Exchange(self._world.group))
         whole_loss = self._loss_of_whole() if everywhere or self._world.rank == 0 else 0.0
-        whole_loss = whole_loss if self._world.rank == 0 else 0.0
         if self._note_losses(step, whole_loss, own.loss):
             self.not_applied |= dict.fromkeys((GRADIENT, STEP, LOSS), _IN_BACKWARD)
             return
@@ -296,7 +295,8 @@ class Lockstep:
         two differ. Return whether the twin of any rank has stepped."""
         samples, share = (self._twin.run.samples, own) if self._counts else (0, 0.0)
         losses = (share, samples * share, abs(share), samples * abs(share))
-        others = (samples, samples**2, full, float(self._twin.steps_in_backward))
+        of_first = full if self._world.rank == 0 else 0.0
+        others = (samples, samples**2, of_first, float(self._twin.steps_in_backward))
         totals = summed_numbers((*losses, *others), Exchange(self._world.group))
         loss, weighted, magnitude, weighted_magnitude, *counts, twin, stepped = totals
         mean = Sums(loss, weighted, *counts).mean(dp_degree(self._run.sizes))
@@ -381,15 +381,12 @@ class Lockstep:
 
 def why_drawn(compiled: bool) -> str:
     """Return why the gradients of a model that draws random numbers are not compared with the twin's."""
-    why, budget = (
-        "the model draws random numbers in training, and the twin draws others",
-        "activation_memory_budget",
-    )
-    if compiled and (value := getattr(functorch_config, budget)) < 1:
-        why += (
-            f"; with {budget}={value} the backward pass can draw others as well (pytorch#190758), unnoticed"
-        )
-    return why
+    why = "the model draws random numbers in training, and the twin draws others"
+    budget = functorch_config.activation_memory_budget
+    if not compiled or budget >= 1:
+        return why
+    again = f"with activation_memory_budget={budget} the backward pass can draw others as well"
+    return f"{why}; {again} (pytorch#190758), unnoticed"
 
 
 def _same_norm(expected: float, actual: float) -> bool:

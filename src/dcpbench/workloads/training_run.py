@@ -200,8 +200,10 @@ class TrainingRun:
             before = self._random_states()
             with buckets_kept(), self._noting(each_of(self.optimizer)):
                 batch = self.next_batch(batches)
-                loss = self.take_user_step(batch) if self.user_step else self.backward(batch)
-                if not self.user_step:
+                if self.user_step:
+                    loss = self.take_user_step(batch)
+                else:
+                    loss = self.backward(batch)
                     self.step()
             after = self._random_states()
             self._drawn |= {name for name in before if not same_value(before[name], after.get(name))}
@@ -227,8 +229,7 @@ class TrainingRun:
     def backward(self, batch: Batch) -> torch.Tensor:
         """Compute the gradients of this rank's share of a global batch; return its loss, a scalar."""
         with self.random.drawn_from():
-            share = self.share_of(batch)
-            self.samples = self._samples_in(batch, share)
+            share = self._begun_share(batch)
             if self.pipeline:
                 loss = self.pipeline.forward_backward(share)
             else:
@@ -259,8 +260,7 @@ class TrainingRun:
             note, self.uses = copy, uses
         optimizers = each_of(self.optimizer)
         with self.random.drawn_from(), ExitStack() as noting:
-            share = self.share_of(batch)
-            self.samples = self._samples_in(batch, share)
+            share = self._begun_share(batch)
             if note:
                 noting.enter_context(each_use(optimizers, [*self.model.parameters()], note))
             loss: torch.Tensor = self.user_step(self.called, optimizers, share)
@@ -273,17 +273,20 @@ class TrainingRun:
         Raises:
             ValueError, TypeError: the ranks cannot share it.
         """
-        of, samples = dp_degree(self.sizes), samples_of(batch)
-        if samples and samples % of and not {"pp", "ep"}.isdisjoint(self.sizes):
+        of = dp_degree(self.sizes)
+        if not {"pp", "ep"}.isdisjoint(self.sizes) and (samples := samples_of(batch)) and samples % of:
             raise ValueError(f"{samples} samples for {of} ranks: pipelines and experts need equal shares")
         return self._share(batch, self.world.dp_rank(self.sizes), of) if of > 1 else batch
 
-    def _samples_in(self, batch: Batch, share: Batch) -> int:
-        """Return the number of samples in this rank's share of a batch; 1 if it is unknown."""
-        of, samples = dp_degree(self.sizes), samples_of(batch)
-        if samples and (of == 1 or self._share is share_of):
-            return len(part_of(samples, self.world.dp_rank(self.sizes), of))
-        return samples_of(share) or 1
+    def _begun_share(self, batch: Batch) -> Batch:
+        """Return the share of a step that begins, and note how many samples it has."""
+        share, of = self.share_of(batch), dp_degree(self.sizes)
+        samples = samples_of(batch) if of == 1 or self._share is share_of else None
+        if samples:
+            self.samples = len(part_of(samples, self.world.dp_rank(self.sizes), of))
+        else:
+            self.samples = samples_of(share) or 1
+        return share
 
     def loss_of(self, samples: Batch) -> torch.Tensor:
         """Return the loss of these samples, a scalar."""
