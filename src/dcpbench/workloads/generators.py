@@ -95,14 +95,14 @@ class RandomState:
 
     def seed(self, seed: int) -> None:
         """Seed the generators of this run."""
-        with self._swapped():
+        with self._swapped(ALL):
             seed_generators(seed, self._device)
             self.states = self._current()
 
     @contextmanager
     def drawn_from(self) -> Iterator[None]:
         """Context manager: set the default generators to those of this run."""
-        with self._swapped():
+        with self._swapped(self._names):
             set_generators(self.states, self._device)
             try:
                 yield
@@ -116,8 +116,8 @@ class RandomState:
         self.states = {**self.states, **state_dict[self.key]}
 
     @contextmanager
-    def _swapped(self) -> Iterator[None]:
-        before = states_of_generators(self._device)
+    def _swapped(self, names: tuple[str, ...]) -> Iterator[None]:
+        before = states_of_generators(self._device, names)
         try:
             yield
         finally:
