@@ -16,18 +16,22 @@ from dcpbench.verify.snapshot import plain_fqn
 OF_TORCH = ("cpu", "cuda")
 ALL = (*OF_TORCH, "python", "numpy")
 
+_KINDS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+
 States = dict[str, torch.Tensor]
 """The state of each generator by its name."""
 
 
-def seed_generators(seed: int, device: torch.device) -> None:
-    """Seed all of them. `torch.manual_seed` seeds those of all devices, and formats a stack for each that is
-    not in use."""
+def seed_generators(seed: int, device: torch.device, names: tuple[str, ...] = ALL) -> None:
+    """Seed the default generators with these names. `torch.manual_seed` would seed those of all devices, and
+    format a stack for each that is not in use."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
+    if "python" in names:
+        random.seed(seed)
+    if "numpy" in names:
+        np.random.seed(seed % 2**32)
 
 
 def states_of_generators(device: torch.device, names: tuple[str, ...] = ALL) -> States:
@@ -95,14 +99,14 @@ class RandomState:
 
     def seed(self, seed: int) -> None:
         """Seed the generators of this run."""
-        with self._swapped(ALL):
-            seed_generators(seed, self._device)
+        with self._swapped():
+            seed_generators(seed, self._device, self._names)
             self.states = self._current()
 
     @contextmanager
     def drawn_from(self) -> Iterator[None]:
         """Context manager: set the default generators to those of this run."""
-        with self._swapped(self._names):
+        with self._swapped():
             set_generators(self.states, self._device)
             try:
                 yield
@@ -116,8 +120,8 @@ class RandomState:
         self.states = {**self.states, **state_dict[self.key]}
 
     @contextmanager
-    def _swapped(self, names: tuple[str, ...]) -> Iterator[None]:
-        before = states_of_generators(self._device, names)
+    def _swapped(self) -> Iterator[None]:
+        before = self._current()
         try:
             yield
         finally:
@@ -133,7 +137,7 @@ def generators_of(model: nn.Module) -> dict[str, Any]:
         f"{plain_fqn(model, prefix)}.{name}".lstrip("."): value
         for prefix, module in model.named_modules()
         for name, value in vars(module).items()
-        if isinstance(value, torch.Generator | random.Random | np.random.Generator | np.random.RandomState)
+        if isinstance(value, _KINDS)
     }
 
 

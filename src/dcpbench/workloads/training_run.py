@@ -35,7 +35,14 @@ from dcpbench.verify.whole_tensors import (
 )
 from dcpbench.workloads.batch import Batch, part_of, samples_of, share_of
 from dcpbench.workloads.components import Component
-from dcpbench.workloads.generators import OF_TORCH, RandomState, generators_of, reseed, state_of_generator
+from dcpbench.workloads.generators import (
+    ALL,
+    OF_TORCH,
+    RandomState,
+    generators_of,
+    reseed,
+    state_of_generator,
+)
 from dcpbench.workloads.optimizers import Optimizers, each_of
 from dcpbench.workloads.parallelisms import buckets_kept
 from dcpbench.workloads.pipeline import Pipeline
@@ -106,6 +113,7 @@ class TrainingRun:
     comes_after = "before the first save"
     _recorded: dict[str, torch.Tensor] | None = None
     _parts: Parts | None = None
+    _generators: tuple[tuple[str, ...], frozenset[str]] = ALL, frozenset()
 
     def __init__(
         self,
@@ -467,10 +475,13 @@ class TrainingRun:
 
     def _random_states(self) -> dict[str, Any]:
         """Return the states of the default generators, and of those that the model has."""
-        of_model = {
-            f"model.{name}": state_of_generator(one) for name, one in generators_of(self.model).items()
-        }
+        of_model = {f"model.{name}": state_of_generator(one) for name, one in self.model_generators.items()}
         return {**of_model, **self.random.states}
+
+    @property
+    def model_generators(self) -> dict[str, Any]:
+        """The generators that a user's model has, by name; dcpbench's own models have none."""
+        return generators_of(self.model) if "python" in self._generators[0] else {}
 
 
 def _is_within(name: str, parts: Iterable[str]) -> bool:

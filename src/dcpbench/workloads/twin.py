@@ -1,7 +1,6 @@
 """The unwrapped twin of a parallel run: its forward and backward passes over this rank's share of a batch,
 the noise of its kernels, and its optimizer steps with the ranks' gradients."""
 
-import copy
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -29,7 +28,7 @@ from dcpbench.verify.snapshot import (
 from dcpbench.verify.training import step_tolerances
 from dcpbench.verify.whole_tensors import Exchange, assembled, dense, real_elements
 from dcpbench.workloads.batch import Batch, mapped
-from dcpbench.workloads.generators import generators_of, set_generator, state_of_generator
+from dcpbench.workloads.generators import set_generator, state_of_generator
 from dcpbench.workloads.optimizers import each_of, kept, repeats_on_parts
 from dcpbench.workloads.training_run import TrainingRun
 
@@ -233,12 +232,12 @@ class Twin:
         and the attributes of modules, such as a counter of steps, to what they are now."""
         model, states = self.model, dict(self.run.random.states)
         restore_objects = self.run.saved.kept()
-        drawn = [(one, state_of_generator(one)) for one in generators_of(model).values()]
+        drawn = [(one, state_of_generator(one)) for one in self.run.model_generators.values()]
         held = [one.detach().clone() for one in (*model.parameters(), *model.buffers())]
         attributes = [(module, dict(vars(module))) for module in model.modules()]
         # Hooks, buffers and a user's own lists are in containers that a pass changes in place.
         contents = [
-            (value, copy.copy(value))
+            (value, value.copy())
             for _, before in attributes
             for value in before.values()
             if type(value) in _CONTAINERS
