@@ -23,6 +23,7 @@ from dcpbench.core.defects import Defect
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.plugins import plugins
 from dcpbench.verify import compare_layouts, perturb, resumed, training
+from dcpbench.verify.compare import ABSENT
 from dcpbench.verify.files import digest_files
 from dcpbench.verify.resumed import ResumedRule
 from dcpbench.verify.snapshot import Leaves
@@ -416,6 +417,9 @@ def test_equal_states_are_equal_in_every_name(component: str) -> None:
     state = live_state(run)
     names = rule([1.0]).same_state("extra_equal", run.train_state.losses, state, state)
     assert names >= {name for part in ("model_equal", "extra_equal") for name in state[part]}
+    gone = {**state, "optim_equal": dict.fromkeys(("state.net1.weight.step", "state.gone.step"), ABSENT)}
+    names = rule([1.0]).same_state("optim_equal", run.train_state.losses, state, gone)
+    assert {name for name in names if name.startswith("state.")} == {"state.gone.step"}
 
 
 def test_defects_of_every_plugin_are_found() -> None:

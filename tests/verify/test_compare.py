@@ -1,8 +1,10 @@
 """The comparison against brute force: exactly the flipped bits are reported."""
 
 import math
+import pickle
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.sentences import describe
-from dcpbench.verify.compare import AS_STORED, bits, compare, same_leaves, same_value, with_place
+from dcpbench.verify.compare import ABSENT, AS_STORED, bits, compare, same_leaves, same_value, with_place
 from dcpbench.verify.layout import whole
 from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaves, TensorLeaf, digested
 
@@ -222,3 +224,9 @@ def test_same_leaves_compares_digests_by_content() -> None:
     assert same_leaves(expected, {"w": leaf(here + 1)}) == set()
     assert same_leaves(expected, {"w": leaf(here.double())}) == set()
     assert same_leaves(expected, {}) == set()
+
+
+def test_same_leaves_compares_absence() -> None:
+    """In another process, too."""
+    expected = {"gone": pickle.loads(pickle.dumps(ABSENT)), "kept": ABSENT, "array": np.zeros(2)}
+    assert same_leaves(expected, {"kept": 1.0, "array": np.zeros(2)}) == {"gone", "array"}

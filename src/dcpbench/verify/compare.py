@@ -6,6 +6,7 @@ import math
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -32,6 +33,15 @@ Recall = Callable[[str], torch.Tensor | None]
 """Reads a full tensor from a checkpoint by the name of a leaf, to the CPU; None if there is none."""
 
 
+class Absence(Enum):
+    """The leaf of a name that must be absent; a copy of it in another process is the same object."""
+
+    ABSENT = "absent"
+
+
+ABSENT = Absence.ABSENT
+
+
 def compare(
     saved: Leaves, restored: Leaves, recall: Recall | None = None, closely: bool = True
 ) -> list[Mismatch]:
@@ -56,11 +66,14 @@ def compare(
 
 
 def same_leaves(expected: Leaves, actual: Leaves) -> set[str]:
-    """Return the names of the leaves that equal the expected ones; if a digest is expected, by content."""
-    return {name for name, leaf in expected.items() if name in actual and _same(name, leaf, actual[name])}
+    """Return the names of the leaves that equal the expected ones; if a digest is expected, by content.
+    A name whose leaf is expected to be `ABSENT` must be missing."""
+    return {name for name, leaf in expected.items() if _same(name, leaf, actual.get(name, ABSENT))}
 
 
 def _same(name: str, expected: Leaf, actual: Leaf) -> bool:
+    if expected is ABSENT or actual is ABSENT:
+        return expected is actual
     if isinstance(expected, DigestedLeaf):
         same_dtype = expected.dtype == getattr(actual, "dtype", None)
         return same_dtype and digest_of(expected) == digest_of(actual)

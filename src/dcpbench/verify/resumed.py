@@ -9,7 +9,7 @@ import torch
 
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
-from dcpbench.verify.compare import same_leaves, same_value
+from dcpbench.verify.compare import ABSENT, same_leaves, same_value
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf, of_kind
 from dcpbench.verify.tolerances import (
     TOLERANCES,
@@ -105,11 +105,16 @@ class ResumedRule:
         self, part: str, recorded: list[float], own: Mapping[str, Leaves], state: Mapping[str, Leaves]
     ) -> set[str]:
         """Return the names in a resumed run's `own` state that equal another run's: tensors of model and
-        optimizer closely, the rest bit for bit, and the losses if they are the recorded ones."""
+        optimizer closely, the rest bit for bit, and the losses if they are the recorded ones. Names that
+        must be `ABSENT` equal if they are."""
         (tensors, objects), (own_tensors, own_objects) = map(_tensors_and_objects, (state, own))
         tolerance = _DRAWN.get(part, self.tolerance) if self.drawn else self.tolerance
         far = far_tensors(tensors, own_tensors, tolerance)
         names = tensors.keys() - far | same_leaves(objects, own_objects)
+        for check, leaves in state.items():
+            names |= same_leaves(
+                {name: leaf for name, leaf in leaves.items() if leaf is ABSENT}, own.get(check, {})
+            )
         losses, last = (own["extra_equal"][f"train_state.{name}"] for name in ("losses", "current_loss"))
         return (
             names | _RECORDED if same_value([losses, last], [recorded, recorded[-1]]) else names - _RECORDED
