@@ -669,3 +669,21 @@ def raises_in_the_loss() -> Workload:
         raise RuntimeError(f"setStorage: {float(model(x).sum())}")
 
     return Workload(net(), inputs, loss)
+
+
+def frozen_layer() -> Workload:
+    """An optimizer that has state of frozen parameters from the start."""
+    model = net()
+    model[0].requires_grad_(False)
+    return Workload(model, inputs, reversed_loss, lambda model: torch.optim.Adagrad(model.parameters(), 0.01))
+
+
+def drops_trained_state() -> Workload:
+    """A load that drops the moments of a parameter that is trained."""
+
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        made = torch.optim.Adam(model.parameters(), 0.01)
+        made.register_load_state_dict_post_hook(lambda one: one.state.pop(one.param_groups[0]["params"][-1]))
+        return made
+
+    return Workload(net(), inputs, reversed_loss, optimizer)

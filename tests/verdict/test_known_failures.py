@@ -221,6 +221,23 @@ def test_only_the_listed_error_is_expected() -> None:
     assert after(failing({"model_equal": ["w"]}), listed) == "fail", "the error is what is known"
 
 
+def test_error_can_require_a_listed_name() -> None:
+    """A key is missing because an earlier mismatch, which is listed too, left it out."""
+    listed = KnownFailure(
+        id="names",
+        torch=">=2",
+        error=KnownError("KeyError", ["load"], r"key (?P<name>\w+)\."),
+        checks={"model_equal": [KnownMismatch("w.*", ["missing"])]},
+        reason="x",
+    )
+    seen = RankReport(3, {"model_equal": CheckReport()})
+    seen.checks["model_equal"].add([Mismatch("w1", Problem.missing)])
+    for name, expected in (("w1", "xfail"), ("w2", "error")):
+        error = RaisedError(3, "load", "KeyError", f"key {name}.")
+        assert after(raised(error, before=[seen]), listed) == expected
+        assert after(raised(error), listed) == "error", "nothing is missing"
+
+
 @pytest.mark.parametrize(
     ("end", "expected"),
     [

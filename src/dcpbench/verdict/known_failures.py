@@ -1,7 +1,7 @@
 """Matches the failures of a cell with the failures that are known for it."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from dcpbench.verdict.verdict import Verdict
 @dataclass
 class KnownError:
     """An exception that a rank raises: its class, its phases, and a regular expression for its full text,
-    which is torch's.
+    which is torch's. A group `name` in it must be the name of a mismatch that the entry lists.
 
     >>> KnownError("KeyError", ["load"], "'net.*'").matches(RaisedError(0, "load", "KeyError", "'net1'"))
     True
@@ -27,10 +27,11 @@ class KnownError:
     phases: list[str] = MISSING
     message: str = ".*"
 
-    def matches(self, error: RaisedError) -> bool:
-        """Return whether a rank's exception is this one."""
+    def matches(self, error: RaisedError, listed: Collection[str] = ()) -> bool:
+        """Return whether a rank's exception is this one; `listed` are the names of listed mismatches."""
         same = error.type == self.type and error.phase in self.phases
-        return same and re.fullmatch(self.message, error.message) is not None
+        found = re.fullmatch(self.message, error.message) if same else None
+        return found is not None and found.groupdict().get("name") in (None, *listed)
 
 
 @dataclass
@@ -142,11 +143,14 @@ def explaining(
         failed: the mismatches of all ranks, by check.
         raised: the errors of all ranks, each of which must be listed.
     """
-    by_error = [
-        next((one for one in known if one.error and one.error.matches(error)), None) for error in raised
-    ]
-    candidates = [one for one in known if not one.error or any(one.error.matches(error) for error in raised)]
     mismatches = [(check, mismatch) for check, found in failed.items() for mismatch in found]
+
+    def raises(one: KnownFailure, error: RaisedError) -> bool:
+        names = {each.name for check, each in mismatches if one.explains(check, each)}
+        return one.error is not None and one.error.matches(error, names)
+
+    by_error = [next((one for one in known if raises(one, error)), None) for error in raised]
+    candidates = [one for one in known if not one.error or any(raises(one, error) for error in raised)]
     by_mismatch = [next((one for one in candidates if one.explains(*each)), None) for each in mismatches]
     return Explanation(
         [one for one in known if any(one is used for used in (*by_mismatch, *by_error))],

@@ -35,9 +35,9 @@ from support.alone import bare_cell, config, world
 
 SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
 ALWAYS = {
-    "restored": {"buffers_of_some_rank"},
+    "restored": {"buffers_of_some_rank", "state_of_frozen"},
     "stored": {"buffers_of_some_rank"},
-    "resumed": {"buffers_of_some_rank"},
+    "resumed": {"buffers_of_some_rank", "state_of_frozen"},
 }
 APPLY: dict[tuple[str, int], dict[str, set[str]]] = {
     ("none", 2): {},

@@ -15,6 +15,7 @@ from dcpbench.plugins.defects import as_list, one_replica
 from dcpbench.plugins.defects.never_stepped import never_stepped
 from dcpbench.plugins.defects.own_chunks import loaded_alone
 from dcpbench.plugins.defects.sliced_by_shard import sliced
+from dcpbench.plugins.defects.state_of_frozen import without_frozen
 from dcpbench.verify.compare import same_leaves
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.plain_read import StoredChunk
@@ -171,3 +172,18 @@ def test_moments_without_a_step_are_zeros() -> None:
         "param_groups.0.lr": 0.0,
     }
     assert same_leaves(never_stepped(actual), actual) == {"state.w.exp_avg", "state.w.step"}
+
+
+@pytest.mark.parametrize(
+    ("present", "absent"),
+    [
+        ({}, {"state.w.step", "state.w.sum"}),
+        ({"state.w.step": 1.0}, set()),  # restored in part
+        ({"state.w.step": Idle(1.0)}, {"state.w.step", "state.w.sum"}),
+        ({"state.ww.step": 1.0}, {"state.w.step", "state.w.sum"}),
+    ],
+)
+def test_all_state_of_a_frozen_parameter_is_dropped(present: Leaves, absent: set[str]) -> None:
+    saved = dict.fromkeys(("state.w.step", "state.w.sum", "state.ww.step", "param_groups.0.lr"), 1.0)
+    flags = {"requires_grad.w": False, "requires_grad.ww": True, "training.model.w": False}
+    assert without_frozen(saved, {"flags_equal": flags, "optim_equal": present}).keys() == absent
