@@ -687,3 +687,108 @@ def drops_trained_state() -> Workload:
         return made
 
     return Workload(net(), inputs, reversed_loss, optimizer)
+
+
+class ScheduleFree(torch.optim.Optimizer):
+    """Averages its iterates. As in the package of this name, `train` looks up state, which adds empty
+    entries."""
+
+    def __init__(self, params: Any, lr: float = 0.05) -> None:
+        super().__init__(params, {"lr": lr, "k": 0, "weight_sum": 0.0})
+
+    @torch.no_grad()
+    def train(self) -> "ScheduleFree":
+        for group in self.param_groups:
+            for value in group["params"]:
+                if "z" in self.state[value]:
+                    value.lerp_(self.state[value]["z"], 0.1)
+        return self
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["k"] += 1
+            group["weight_sum"] += group["lr"] ** 2 * group["k"]
+            weight = group["lr"] ** 2 * group["k"] / (group["weight_sum"] or 1.0)
+            for value in group["params"]:
+                if value.grad is None:
+                    continue
+                state = self.state[value]
+                if "z" not in state:
+                    state["z"] = value.clone()
+                    state["exp_avg_sq"] = torch.zeros_like(value)
+                state["exp_avg_sq"].lerp_(value.grad.square(), 0.05)
+                change = value.grad / (state["exp_avg_sq"].sqrt() + 1e-8)
+                value.lerp_(state["z"], weight).sub_(change, alpha=group["lr"] * 0.1)
+                state["z"].sub_(change, alpha=group["lr"])
+
+
+class Prodigy(torch.optim.Optimizer):
+    """Keeps the weights with which it began, and estimates its step size `d` while it steps."""
+
+    def __init__(self, params: Any, lr: float = 1.0) -> None:
+        super().__init__(params, {"lr": lr, "d": 0.001})
+        for value in (value for group in self.param_groups for value in group["params"]):
+            self.state[value]["p0"] = value.detach().clone()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for value in group["params"]:
+                if value.grad is None:
+                    continue
+                state = self.state[value]
+                if "s" not in state:
+                    state["s"], state["d"] = torch.zeros_like(value), 0.001
+                start = state.setdefault("p0", value.clone())
+                state["s"].mul_(0.9).add_(value.grad, alpha=state["d"])
+                value.sub_(state["s"] + 0.01 * (value - start), alpha=group["lr"])
+                state["d"] *= 1.5 if group["lr"] else 1.0
+            group["d"] = state["d"]
+
+
+def schedule_free(model: nn.Module | None = None) -> Workload:
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        return ScheduleFree(model.parameters()).train()
+
+    return Workload(model or net(), inputs, reversed_loss, optimizer)
+
+
+def schedule_free_and_nudged_weight() -> Workload:
+    """A load that changes a weight."""
+    model = net()
+
+    def nudge(module: nn.Module, *_: Any) -> None:
+        module[2].bias.data += 0.01
+
+    model.register_load_state_dict_post_hook(nudge)
+    return schedule_free(model)
+
+
+def schedule_free_and_counter() -> Workload:
+    """Training depends on a counter that no checkpoint contains."""
+
+    class Counting(nn.Sequential):
+        passes = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.passes += self.training
+            return super().forward(x) * (1 + 0.01 * self.passes)
+
+    return schedule_free(Counting(*net()))
+
+
+class ForgetsStart(Prodigy):
+    """Its load also drops an entry that a new optimizer has."""
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        super().load_state_dict(state_dict)
+        self.state[self.param_groups[0]["params"][1]].pop("p0", None)
+
+
+def prodigy(make: type[Prodigy] = Prodigy) -> Workload:
+    return Workload(net(), inputs, reversed_loss, lambda model: make(model.parameters()))
+
+
+def prodigy_and_lost_start() -> Workload:
+    return prodigy(ForgetsStart)

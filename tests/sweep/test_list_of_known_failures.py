@@ -39,6 +39,7 @@ def test_own_list_is_valid() -> None:
         "empty-param-group",
         "state-of-no-gradient",
         "buffers-of-some-rank",
+        "touched-optimizer-state",
         "second-derivatives-fsdp2",
         "integer-keys",
         "grown-object",

@@ -39,7 +39,7 @@ WRONG = {
 BLOCKS = (
     *("batches", "uneven", "losses", "share_only", "names", "hooks", "errors", "blocks", "unused"),
     *("extra_state", "optimizer_dtypes", "generators", "buckets", "state", "not_saved", "arrays_converted"),
-    *("buffers", "buffers_and_more"),
+    *("buffers", "buffers_and_more", "touched", "touched_and_more"),
     *("refused_by_torch", "refused_by_fsdp1", "beside_refused", "one_element", "second_derivatives"),
     *("steps", "modules", "averaged", "wrong_steps", "wrong_steps_on_parts"),
     "steps_by_parallelism",
@@ -49,12 +49,18 @@ KEPT = tuple(block for block in BLOCKS if block not in ("refused_by_fsdp1", "one
 
 BUFFERS = "known failure buffers-of-some-rank: unsharded tensors are saved by one rank"
 FROZEN = "known failure state-of-frozen: set_optimizer_state_dict drops the state of frozen parameters"
+TOUCHED = "known failure touched-optimizer-state"
 ONE_SHARD = "known failure fsdp1-one-shard"
 TORCHS: dict[str, dict[str, tuple[str, str]]] = {
     "batch_norm": {"parallel=ddp,save=sync_dedup_lowest,": ("pass", ""), "": ("xfail", BUFFERS)},
     "gan": {"parallel=hsdp,": ("xfail", ONE_SHARD), "": ("pass", "")},
     "running_center": {"": ("xfail", BUFFERS)},
     "wrong_buffer_in_load": {"": ("fail", "net.1.running_var (buffer) in the checkpoint")},
+    "schedule_free": {"": ("xfail", TOUCHED)},
+    "prodigy": {"": ("xfail", TOUCHED)},
+    "schedule_free_and_nudged_weight": {"": ("fail", f"in addition to {TOUCHED}: model_equal: 2.bias")},
+    "schedule_free_and_counter": {"": ("fail", f"in addition to {TOUCHED}: loss_resume_equal")},
+    "prodigy_and_lost_start": {"": ("fail", f"in addition to {TOUCHED}: optim_equal: state.0.bias.p0")},
     "scalar_parameter": {
         "parallel=ddp,": ("pass", ""),
         "": ("skip", "t support scalar parameters. Change sc"),

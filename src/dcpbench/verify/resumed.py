@@ -110,7 +110,7 @@ class ResumedRule:
         (tensors, objects), (own_tensors, own_objects) = map(_tensors_and_objects, (state, own))
         tolerance = _DRAWN.get(part, self.tolerance) if self.drawn else self.tolerance
         far = far_tensors(tensors, own_tensors, tolerance)
-        names = tensors.keys() - far | same_leaves(objects, own_objects)
+        names = tensors.keys() - far | same_leaves(objects, {**own_tensors, **own_objects})
         for check, leaves in state.items():
             names |= same_leaves(
                 {name: leaf for name, leaf in leaves.items() if leaf is ABSENT}, own.get(check, {})
@@ -125,9 +125,8 @@ class ResumedRule:
 
 
 def _tensors_and_objects(state: Mapping[str, Leaves]) -> tuple[Leaves, Leaves]:
-    """Return the tensors of model, optimizer and component, and the other leaves of a run's objects."""
-    extra = state["extra_equal"]
-    trained = {**state["model_equal"], **state["optim_equal"], **of_kind("param", extra)}
-    tensors = {**trained, **of_kind("buffer", extra)}
+    """Return the tensors of model, optimizer and component, and the other leaves of optimizer and objects."""
+    model, optimizer, extra = (state[check] for check in ("model_equal", "optim_equal", "extra_equal"))
+    tensors = {**model, **optimizer, **of_kind("param", extra), **of_kind("buffer", extra)}
     tensors = {name: leaf for name, leaf in tensors.items() if isinstance(leaf, TensorLeaf | Idle)}
-    return tensors, {name: leaf for name, leaf in extra.items() if name not in tensors}
+    return tensors, {name: leaf for name, leaf in {**optimizer, **extra}.items() if name not in tensors}

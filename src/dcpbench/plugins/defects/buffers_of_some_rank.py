@@ -10,12 +10,10 @@ from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Restored, Resumed, StoredFiles
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
-from dcpbench.verify.compare import compare
+from dcpbench.plugins.defects._loads import load_again, resumes_exactly
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.snapshot import Leaves, TensorLeaf, digested, persistent_buffers
-from dcpbench.workloads import build_run
-from dcpbench.workloads.run_state import FLAGS, State, buffers_of, live_state
-from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.run_state import State, buffers_of, live_state
 
 _BY, _CHECK = "buffers_of_some_rank", "model_equal"
 
@@ -52,29 +50,15 @@ def _resumed(cell: Cell, reference: Resumed) -> Iterator[State]:
     everywhere = cell.world.gathered((bool(wrong), copied))
     if not any(some for some, _ in everywhere) or not all(copied for _, copied in everywhere):
         return
-    exact = _loaded(cell, reference)
+    exact = load_again(cell, reference)
     for name, buffer in persistent_buffers(exact.model).items():
         if name in wrong:
             with torch.no_grad():
                 buffer.copy_(saved[name].local)
-    exact.train(reference.data, reference.until)
-    live = live_state(exact)
-    differs = any(compare(reference.expected[check], live[check]) for check in live if check != FLAGS)
-    if not any(cell.world.gathered(differs)):
-        as_loaded = _loaded(cell, reference)
+    if resumes_exactly(cell, exact, reference):
+        as_loaded = load_again(cell, reference)
         as_loaded.train(reference.data, reference.until)
         yield live_state(as_loaded)
-
-
-def _loaded(cell: Cell, reference: Resumed) -> TrainingRun:
-    checkpoint, into = reference.checkpoint, cell.config.load_into
-    run = build_run.build(cell.config, cell.world, cell.config.seed + 1, into.scheduler)
-    run.component.prepare(run.model, checkpoint.step)
-    if into.filled:
-        run.fill_optimizer()
-    checkpoint.checkpointer.load(run.state(), checkpoint.checkpoint_id)
-    run.is_at(checkpoint.step)
-    return run
 
 
 defect = Defect(("restored", "stored", "resumed"), _applies, _expected, from_before=False)
