@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils.rnn import pack_sequence
 
-from dcpbench.workloads.workload import Workload
+from dcpbench.workloads.workload import Workload, adam
 
 WIDTH, SAMPLES = 8, 8
 
@@ -634,7 +634,7 @@ def wrong_state() -> Workload:
     return Workload(net(), inputs, reversed_loss, state={"sampler": object()})
 
 
-def unused_parameters() -> Workload:
+def unused_parameters(optimizer: Callable[[nn.Module], Any] = adam) -> Workload:
     """A layer that no step uses: DDP refuses it unless it searches for such parameters."""
     model = nn.ModuleDict({"used": net(), "unused": net()})
 
@@ -647,7 +647,35 @@ def unused_parameters() -> Workload:
             out: torch.Tensor = self.parts["used"](x)
             return out
 
-    return Workload(OneOfTwo(), inputs, reversed_loss)
+    return Workload(OneOfTwo(), inputs, reversed_loss, optimizer)
+
+
+def unused_and_unsaved_state() -> Workload:
+    """A trained optimizer that does not save the state of a parameter which has some."""
+
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        made = adam(model)
+
+        def drop(_: Any, state_dict: dict[str, Any]) -> None:
+            if state_dict["state"][0]["step"] > 1:
+                del state_dict["state"][0]
+
+        made.register_state_dict_post_hook(drop)
+        return made
+
+    return unused_parameters(optimizer)
+
+
+def forgets_state_of_used() -> Workload:
+    """An optimizer that has no state of a parameter which has gradients."""
+
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        made = adam(model)
+        parameter = made.param_groups[0]["params"][0]
+        made.register_step_post_hook(lambda one, *_: parameter.grad.any() and one.state.pop(parameter))
+        return made
+
+    return Workload(net(), inputs, reversed_loss, optimizer)
 
 
 def score_before_penalty() -> Workload:

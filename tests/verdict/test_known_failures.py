@@ -221,6 +221,13 @@ def test_only_the_listed_error_is_expected() -> None:
     assert after(failing({"model_equal": ["w"]}), listed) == "fail", "the error is what is known"
 
 
+def test_error_can_require_a_recomputed_defect() -> None:
+    listed = KnownFailure(id="e", torch=">=2", error=KnownError("KeyError", ["load"], by="mine"), reason="x")
+    assert listed.recomputations == {"mine"}
+    for by, expected in (("mine", "xfail"), ("other", "error"), (None, "error")):
+        assert after(raised(RaisedError(0, "load", "KeyError", "'a'", by=by)), listed) == expected
+
+
 def test_error_can_require_a_listed_name() -> None:
     """A key is missing because an earlier mismatch, which is listed too, left it out."""
     listed = KnownFailure(

@@ -18,7 +18,6 @@ REFUSED = {
     "raises_once_loaded": " in train after the load of step 2: ValueError: it was loaded (support/ordinary_",
     "raises_when_built": "raises_when_built: FileNotFoundError: data.bin (support/ordinary_workloads.py:",
     "lazy_module": "model: 0.weight has no shape before the first forward pass (a lazy module); call the",
-    "unused_parameters": "find_unused_parameters",
     "packed_sequence": f"batch(generator) contains a PackedSequence, {UNKNOWN}",
 }
 """Parts of the reasons of workloads that are an error."""
@@ -39,7 +38,7 @@ WRONG = {
 BLOCKS = (
     *("batches", "uneven", "losses", "share_only", "names", "hooks", "errors", "blocks", "unused"),
     *("extra_state", "optimizer_dtypes", "generators", "buckets", "state", "not_saved", "arrays_converted"),
-    *("buffers", "buffers_and_more", "touched", "touched_and_more"),
+    *("buffers", "buffers_and_more", "touched", "touched_and_more", "without_gradient"),
     *("refused_by_torch", "refused_by_fsdp1", "beside_refused", "one_element", "second_derivatives"),
     *("steps", "modules", "averaged", "wrong_steps", "wrong_steps_on_parts"),
     "steps_by_parallelism",
@@ -50,12 +49,21 @@ KEPT = tuple(block for block in BLOCKS if block not in ("refused_by_fsdp1", "one
 BUFFERS = "known failure buffers-of-some-rank: unsharded tensors are saved by one rank"
 FROZEN = "known failure state-of-frozen: set_optimizer_state_dict drops the state of frozen parameters"
 TOUCHED = "known failure touched-optimizer-state"
+NO_GRADIENT = "known failure state-of-no-gradient"
 ONE_SHARD = "known failure fsdp1-one-shard"
 TORCHS: dict[str, dict[str, tuple[str, str]]] = {
     "batch_norm": {"parallel=ddp,save=sync_dedup_lowest,": ("pass", ""), "": ("xfail", BUFFERS)},
     "gan": {"parallel=hsdp,": ("xfail", ONE_SHARD), "": ("pass", "")},
     "running_center": {"": ("xfail", BUFFERS)},
     "wrong_buffer_in_load": {"": ("fail", "net.1.running_var (buffer) in the checkpoint")},
+    "unused_parameters": {
+        "parallel=ddp,": ("error", "find_unused_parameters"),
+        "": ("xfail", NO_GRADIENT),
+    },
+    "unused_and_unsaved_state": {"": ("error", f"in addition to {NO_GRADIENT}: checkpoint_whole: ")},
+    "forgets_state_of_used": {
+        "": ("error", "RuntimeError: Missing key in checkpoint state_dict: optimizer.state.0.weight.")
+    },
     "schedule_free": {"": ("xfail", TOUCHED)},
     "prodigy": {"": ("xfail", TOUCHED)},
     "schedule_free_and_nudged_weight": {"": ("fail", f"in addition to {TOUCHED}: model_equal: 2.bias")},

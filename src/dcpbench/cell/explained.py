@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from torch.distributed.checkpoint.api import CheckpointException
+
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.core.defects import Defect, Moment
@@ -49,6 +51,14 @@ class Resumed:
     until: int
     checkpoint: Checkpoint
     expected: State
+
+
+@dataclass(frozen=True)
+class RaisedInLoad:
+    """The reference of a load that raised on every rank: the checkpoint, and the texts of the exceptions."""
+
+    checkpoint: Checkpoint
+    texts: frozenset[str]
 
 
 @cache
@@ -119,3 +129,14 @@ def explained(
                     names = {*equal(check, state)}
                     found[check] = [replace(one, by=by) if one.name in names else one for one in wrong]
     return {check: replace(one, found=found[check]) for check, one in compared.items()}
+
+
+def explain_raised(cell: Cell, checkpoint: Checkpoint, error: CheckpointException) -> None:
+    """Report the defect that makes a load raise, if there is one. DCP raises the exceptions of all ranks on
+    every rank, so this can be collective."""
+    about = RaisedInLoad(checkpoint, frozenset(str(cause) for cause, _ in error.failures.values()))
+    with cell.phase("verify", "known_defects"):
+        defects = defects_at(cell, "raised").items()
+        causes = (by for by, one in defects if about.texts <= {*one.expected(cell, "raised", about)})
+        cell.report.raised_by = next(causes, None)
+    cell.announce("load")

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.cell import contract, side_effects
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint
-from dcpbench.cell.explained import StoredFiles, explained, without_overwritten
+from dcpbench.cell.explained import StoredFiles, explain_raised, explained, without_overwritten
 from dcpbench.cell.shared_folder import wait_until_seen
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.core.plugins import all_of
@@ -376,7 +377,11 @@ def load(
         cell.phase("load"),
     ):
         began = time.perf_counter()
-        checkpoint.checkpointer.load(target.state() if state is None else state, checkpoint.checkpoint_id)
+        try:
+            checkpoint.checkpointer.load(target.state() if state is None else state, checkpoint.checkpoint_id)
+        except CheckpointException as error:
+            explain_raised(cell, checkpoint, error)
+            raise
         if install:
             install()
         target.is_at(checkpoint.step)

@@ -1,12 +1,12 @@
 """The contract for a known defect of torch whose effect can be recomputed."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Moment = Literal["twin", "restored", "resumed", "stored"]
+Moment = Literal["twin", "restored", "resumed", "stored", "raised"]
 """The comparison that fails: with the twin after a training step, after a load, after training on from a
-load, or of a checkpoint's files."""
+load, or of a checkpoint's files; or a load that raises."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,12 @@ class Defect:
         expected: called as `expected(cell, moment, reference)` on every rank, after the comparison with the
             reference failed on any rank. Returns the states that the defect can produce, by check and then
             by name; none if it changes nothing. `dcpbench.cell.explained` has a class of references for each
-            moment.
+            moment. At `raised` it returns texts of exceptions instead of states.
         from_before: False if it needs no copy of the run from before the load or before training on, which
             costs time in every cell.
     """
 
     moments: tuple[Moment, ...]
     applies: Callable[[Any], bool]
-    expected: Callable[[Any, Moment, Any], Iterable[Mapping[Any, Any]]]
+    expected: Callable[[Any, Moment, Any], Iterable[Any]]
     from_before: bool = True

@@ -142,6 +142,7 @@ class RaisedError:
         not_injected: True if the cell's fault cannot be injected (`NothingToInjectError`).
         line: file and line of the user's code that it comes from, if there is any.
         when: in training, whether that was before or after a save or a load.
+        by: the known defect of torch that raises exactly this, if one does.
     """
 
     rank: int
@@ -154,6 +155,7 @@ class RaisedError:
     not_injected: bool = False
     line: str | None = None
     when: str | None = None
+    by: str | None = None
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,7 @@ class RankReport:
         left_behind: changes of the process that the cell leaked.
         late_files: files that its host saw later than another host.
         trains: which save or load the run that trains comes after.
+        raised_by: the known defect of torch that made a load raise, if one did.
         interpreter: the Python that it ran under, if it is not the driver's.
         replaced: names of values that JSON cannot contain and that were replaced by text or null.
     """
@@ -152,6 +153,7 @@ class RankReport:
     left_behind: list[str] = field(default_factory=list)
     late_files: list[str] = field(default_factory=list)
     trains: str | None = None
+    raised_by: str | None = None
     host: str | None = None
     local_rank: int | None = None
     interpreter: str | None = None
@@ -159,5 +161,5 @@ class RankReport:
 
     def plain(self) -> dict[str, Any]:
         """Return it as a dict for the row's details, without the fields that are stored elsewhere."""
-        elsewhere = ("checks", "measurements", "skip", "replaced", "trains")
+        elsewhere = ("checks", "measurements", "skip", "replaced", "trains", "raised_by")
         return {name: value for name, value in vars(self).items() if name not in elsewhere}

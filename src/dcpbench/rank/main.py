@@ -241,6 +241,7 @@ def _failed(error: BaseException, rank: _Rank) -> Failed:
         isinstance(cause, NothingToInjectError),
         user_line(cause, frames),
         rank.report.trains if rank.report and rank.phase == "train" else None,
+        rank.report.raised_by if rank.report else None,
     )
     secondary = of_a_peer or any(echo in message for echo in _ECHOES)
     return Failed(time.monotonic(), raised, secondary, rank.report)

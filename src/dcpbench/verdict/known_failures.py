@@ -17,7 +17,8 @@ from dcpbench.verdict.verdict import Verdict
 @dataclass
 class KnownError:
     """An exception that a rank raises: its class, its phases, and a regular expression for its full text,
-    which is torch's. A group `name` in it must be the name of a mismatch that the entry lists.
+    which is torch's. A group `name` in it must be the name of a mismatch that the entry lists. With `by`, a
+    defect that a plug-in recomputes must raise exactly this.
 
     >>> KnownError("KeyError", ["load"], "'net.*'").matches(RaisedError(0, "load", "KeyError", "'net1'"))
     True
@@ -26,10 +27,11 @@ class KnownError:
     type: str = MISSING
     phases: list[str] = MISSING
     message: str = ".*"
+    by: str | None = None
 
     def matches(self, error: RaisedError, listed: Collection[str] = ()) -> bool:
         """Return whether a rank's exception is this one; `listed` are the names of listed mismatches."""
-        same = error.type == self.type and error.phase in self.phases
+        same = error.type == self.type and error.phase in self.phases and self.by in (None, error.by)
         found = re.fullmatch(self.message, error.message) if same else None
         return found is not None and found.groupdict().get("name") in (None, *listed)
 
@@ -98,8 +100,9 @@ class KnownFailure:
 
     @property
     def recomputations(self) -> set[str]:
-        """Names of the defects that must produce the state that it lists."""
-        return {one.by for listed in self.checks.values() for one in listed if one.by}
+        """Names of the defects that must produce the state or raise the exception that it lists."""
+        every = [*(one for listed in self.checks.values() for one in listed), self.error]
+        return {one.by for one in every if one and one.by}
 
     def covers(self, cell: Mapping[str, Any]) -> bool:
         """Return whether this failure is known for the cell and the torch of a row with these columns."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import Resumed, defects_at
 from dcpbench.config.schema import conf_folder
-from dcpbench.core.defects import Defect
+from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
 from dcpbench.plugins.defects import _cells, as_restored, divided_twice, trained_alone, unfrozen
@@ -37,6 +37,7 @@ SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, 
 ALWAYS = {
     "restored": {"buffers_of_some_rank", "state_of_frozen", "touched_optimizer_state"},
     "stored": {"buffers_of_some_rank"},
+    "raised": {"state_of_no_gradient"},
     "resumed": {"buffers_of_some_rank", "state_of_frozen", "touched_optimizer_state"},
 }
 APPLY: dict[tuple[str, int], dict[str, set[str]]] = {
@@ -72,9 +73,9 @@ def test_every_known_failure_is_recomputed(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(("parallel", "size"), APPLY)
 def test_defects_of_a_layout_apply_to_its_cells(parallel: str, size: int, tmp_path: Path) -> None:
     cell = on(parallel, size, tmp_path)
-    for moment in ("twin", "restored", "resumed", "stored"):
+    for moment in get_args(Moment):
         expected = APPLY[parallel, size].get(moment, set()) | ALWAYS.get(moment, set())
-        assert defects_at(cell, moment).keys() == expected, moment  # type: ignore[arg-type]
+        assert defects_at(cell, moment).keys() == expected, moment
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,44 @@
+"""A load requests optimizer state of a parameter that never had a gradient, and so has none
+(docs/findings/state-of-no-gradient.md)."""
+
+from collections.abc import Iterator
+
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.explained import RaisedInLoad
+from dcpbench.config.schema import Config
+from dcpbench.core.defects import Defect, Moment
+from dcpbench.verify.snapshot import named_parameters
+from dcpbench.workloads import build_run
+from dcpbench.workloads.optimizers import each_of
+
+_MISSING = "Missing key in checkpoint state_dict: "
+
+
+def _applies(config: Config) -> bool:
+    return bool(config.checkpointer.name == "dcp" and not config.own_trainer)
+
+
+def _expected(cell: Cell, moment: Moment, reference: RaisedInLoad) -> Iterator[str]:
+    """Train up to the save once more, to see which parameters have a gradient in a step of the optimizer."""
+    checkpoint, texts = reference.checkpoint, reference.texts
+    if not all(text.startswith(f"{_MISSING}optimizer.state.") for text in texts):
+        return
+    run = build_run.build(cell.config, cell.world, cell.config.seed)
+    parameters, had = named_parameters(run.model), set[str]()
+
+    def note(*_: object) -> None:
+        had.update(name for name, value in parameters.items() if value.grad is not None)
+
+    for one in each_of(run.optimizer):
+        one.register_step_pre_hook(note)
+    run.train(cell.batches, checkpoint.step)
+    saved = {key for leaves in checkpoint.by_key for key in leaves}
+    everywhere = cell.world.gathered((had, saved))
+    had, saved = (set().union(*of_ranks) for of_ranks in zip(*everywhere, strict=True))
+    for name in parameters.keys() - had:
+        prefix = f"optimizer.state.{name}."
+        if not any(key.startswith(prefix) for key in saved):
+            yield from (text for text in texts if text.startswith(f"{_MISSING}{prefix}"))
+
+
+defect = Defect(("raised",), _applies, _expected, from_before=False)
