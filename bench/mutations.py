@@ -57,7 +57,7 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     ),
     "jittered passes begin where the twin's own ended": (
         _TWIN,
-        "self._begin_again()\n                jitter(",
+        "self._restart()\n                jitter(",
         "jitter(",
     ),
     "batch losses with themselves": (

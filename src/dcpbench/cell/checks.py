@@ -31,7 +31,7 @@ from dcpbench.verify.resumed import ResumedRule
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import build_run, lockstep
 from dcpbench.workloads.build_run import copy_state
-from dcpbench.workloads.lockstep import Lockstep, TwinGradients
+from dcpbench.workloads.lockstep import Lockstep
 from dcpbench.workloads.run_state import (
     FLAGS,
     State,
@@ -92,10 +92,9 @@ def _train_with_twin(
     """Train a run up to and including step `until`, compare each step with that of a twin in the same state,
     and return the losses of both."""
 
-    def explain(found: Compared, reference: TwinGradients, equal: Callable[[Any], set[str]]) -> Compared:
-        check = reference.check
-        done = explained(cell, "twin", {check: found}, lambda: reference, lambda _, one: equal(one[check]))
-        return done[check]
+    def explain(found: Compared, about: Callable[[], Any], equal: Callable[[Any], set[str]]) -> Compared:
+        check = lockstep.GRADIENT
+        return explained(cell, "twin", {check: found}, about, lambda _, one: equal(one[check]))[check]
 
     before = len(run.train_state.losses)
     with cell.phase("verify", "training"):

@@ -7,11 +7,12 @@ on the same gradients.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.verify.compare import compare_elements, same_value, share_of, unlike_tensors
@@ -105,6 +106,25 @@ class TwinGradient:
         zeros."""
         other = self.mean * (1 + share) if bool(self.mean.any()) else torch.ones_like(self.mean)
         return replace(self, mean=other)
+
+
+@dataclass(frozen=True)
+class TwinGradients:
+    """The reference of a step's gradients.
+
+    Args:
+        twins: the twin's gradients of the global batch, by name.
+        own: the twin's gradients of this rank's share of the batch, elements in float64.
+        after: changes the twin at the beginning of the step, and returns its new gradients; collective.
+        step: its number.
+        check: that compares them.
+    """
+
+    twins: Mapping[str, TwinGradient]
+    own: Mapping[str, torch.Tensor]
+    after: Callable[[Callable[[nn.Module], None]], Mapping[str, TwinGradient]]
+    step: int = 0
+    check: str = "gradient_close"
 
 
 def _factor(difference: torch.Tensor, reference: torch.Tensor) -> float:

@@ -91,6 +91,12 @@ def build(config: Config, world: World, seed: int, scheduler: bool = True) -> Tr
     return run
 
 
+def plan_of(config: Config, world: World) -> parallelisms.PlannedParallel:
+    """Return the configuration of the parallelism of a run, with what its workload adds; this builds that."""
+    workload = _workload(config, world.device, config.seed)
+    return parallelisms.planned(config.parallel, workload.layers, workload.tp_plan)
+
+
 def build_plain(config: Config, world: World, seed: int) -> TrainingRun:
     """Build an unwrapped, uncompiled run that trains on full batches."""
     workload = _workload(config, world.device, seed)

@@ -1,6 +1,7 @@
 """The layers of a model, which parallelisms shard, recompute or compile separately."""
 
 import fnmatch
+from collections import Counter
 from collections.abc import Sequence
 
 from torch import nn
@@ -30,6 +31,13 @@ def layers(model: nn.Module, patterns: Sequence[str] = ()) -> list[Layer]:
     for name, child in model.named_children():
         found += layers(child) if isinstance(child, _CONTAINERS) else [(model, name, child)]
     return found
+
+
+def layers_of_their_own(model: nn.Module, patterns: Sequence[str] = ()) -> list[nn.Module]:
+    """Return the layers with parameters that no other layer shares; `patterns` are those of `layers`."""
+    own = {layer: list(layer.parameters()) for _, _, layer in layers(model, patterns)}
+    held = Counter(id(value) for values in own.values() for value in values)
+    return [one for one, values in own.items() if values and all(held[id(value)] == 1 for value in values)]
 
 
 def _held(model: nn.Module, name: str) -> Layer:

@@ -4,6 +4,7 @@ its own gradients of the same batch, and then steps with the ranks' gradients.""
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -22,6 +23,7 @@ from dcpbench.verify.training import (
     GradientBound,
     GradientPart,
     TwinGradient,
+    TwinGradients,
     changed_beyond,
     compare_gradient,
     compare_step,
@@ -71,25 +73,11 @@ class _Losses:
     size: float
 
 
-@dataclass(frozen=True)
-class TwinGradients:
-    """The reference of a step's gradients.
-
-    Args:
-        twins: the twin's gradients of the global batch, by name.
-        own: the twin's gradients of this rank's share of the batch, elements in float64.
-        after: changes the twin and returns its new gradients; collective.
-        check: that compares them.
-    """
-
-    twins: Mapping[str, TwinGradient]
-    own: Mapping[str, torch.Tensor]
-    after: Callable[[Callable[[nn.Module], None]], Mapping[str, TwinGradient]]
-    check: str = GRADIENT
-
-
-Explain = Callable[[Compared, TwinGradients, Callable[[Mapping[str, TwinGradient]], set[str]]], Compared]
-"""Names the defects that cause mismatches, given the reference and a function that compares again."""
+_Equal = Callable[[Mapping[str, TwinGradient]], set[str]]
+Explain = Callable[[Compared, Callable[[], TwinGradients], _Equal], Compared]
+"""Names the defects that cause mismatches, given functions that build the reference and compare again."""
+_Passes = tuple[Pass, list[Pass]]
+"""The twin's pass, and the jittered ones."""
 
 
 class Lockstep:
@@ -158,12 +146,12 @@ class Lockstep:
             self.not_applied |= dict.fromkeys((GRADIENT, STEP, LOSS), _IN_BACKWARD)
             return
         self._note_draws()
-        others = twin.jittered() if self._noise and not run.draws else []
+        others = self._jittered(twin)
         here = {name: local_gradient(value) for name, value in gradients.items()}
         full = self._parts.gather(here)
         self._alive |= any(bool(value.any()) for value in full.values())
         if GRADIENT not in self.not_applied:
-            self._compare_gradients(step, here, full, own, others)
+            self._compare_gradients(step, here, full, (own, others), lambda: self._passed_again(twin))
         tolerances = step_tolerances(own.buffers, [other.buffers for other in others])
         tolerances |= twin.step(gradients, full, self._inexact, run.grad_norm)
         self._compare_norm(step)
@@ -194,7 +182,8 @@ class Lockstep:
             full, passes = used[number].full, [other[number] for other in noisy]
             self._alive |= any(bool(value.any()) for value in full.values())
             if GRADIENT not in self.not_applied:
-                self._compare_gradients(step, here[number], full, own.passes[number], passes, name)
+                again, made = partial(twin.passed_until, used, number), (own.passes[number], passes)
+                self._compare_gradients(step, here[number], full, made, again, name)
         tolerances = step_tolerances(own.buffers, [other.buffers for other in others])
         self._finish(step, tolerances | twin.tolerances(self._inexact, states, len(uses)))
 
@@ -223,27 +212,25 @@ class Lockstep:
         step: int,
         here: Mapping[str, torch.Tensor],
         full: Mapping[str, torch.Tensor],
-        own: Pass,
-        others: list[Pass],
+        passes: _Passes,
+        again: Callable[[], _Passes],
         use: str = "",
     ) -> None:
         result, leaves = self._results[GRADIENT], self._leaves
-        found, kept = list[Mismatch](), dict[str, TwinGradient]()
+        found = list[Mismatch]()
         parts: dict[str, GradientPart] = {}
-        for name, twin in self._twin_gradients(own, others):
+        for name, twin in self._twin_gradients(*passes):
             bound, of_use = self._bound(leaves[name].dtype), name + use
             part = parts[name] = GradientPart(leaves[name], here.get(name), full.get(name))
             finding, used = compare_gradient(name, step, part, twin)
             self.bound_used = max(self.bound_used, used)
             found += [finding] if finding else []
-            proven = result.fired.get(of_use, False) and not self._explain
+            proven = result.fired.get(of_use, False)
             if twin is None or proven or not twin.can_tell(bound.control):
                 continue
-            if self._explain:
-                kept[name] = twin
-            had = leaves[name].extent.numel > 0
-            result.compared[of_use] = result.compared.get(of_use, False) or had
-            if had and not result.fired.get(of_use):
+            result.compared.setdefault(of_use, False)
+            if leaves[name].extent.numel:
+                result.compared[of_use] = True
                 control = compare_gradient(name, step, part, twin.made_different(bound.control))
                 result.fired[of_use] = control[0] is not None
 
@@ -253,7 +240,7 @@ class Lockstep:
             return {name for name, finding in found.items() if finding is None}
 
         if self._explain:
-            about = TwinGradients(kept, own.gradients, self._gradients_after)
+            about = partial(self._reference, step, passes, again)
             found = [*self._explain(Compared(found, {}, {}), about, equal).found]
         result.found += [replace(one, name=one.name + use) for one in found]
 
@@ -272,13 +259,23 @@ class Lockstep:
             if name in leaves and leaves[name].extent.shape == tuple(twins[name].shape):
                 yield name, TwinGradient.of(self._bound(leaves[name].dtype), *sums) if present else None
 
-    def _gradients_after(self, change: Callable[[nn.Module], None]) -> dict[str, TwinGradient]:
-        if isinstance(self._twin, StepTwin):  # it has no single pass to repeat
-            return {}
-        with self._twin.changed(change):
-            others = self._twin.jittered() if self._noise and not self._run.draws else []
-            gradients = self._twin_gradients(self._twin.passed_again(), others)
-            return {name: twin for name, twin in gradients if twin}
+    def _reference(self, step: int, passes: _Passes, again: Callable[[], _Passes]) -> TwinGradients:
+        """Build the reference for known defects; collective."""
+
+        def after(change: Callable[[nn.Module], None]) -> dict[str, TwinGradient]:
+            with self._twin.changed(change):
+                return {name: twin for name, twin in self._twin_gradients(*again()) if twin}
+
+        bound = {name: self._bound(leaf.dtype) for name, leaf in self._leaves.items()}
+        made = ((name, one) for name, one in self._twin_gradients(*passes) if one)
+        twins = {name: one for name, one in made if one.can_tell(bound[name].control)}
+        return TwinGradients(twins, passes[0].gradients, after, step)
+
+    def _jittered(self, twin: Twin) -> list[Pass]:
+        return twin.jittered() if self._noise and not self._run.draws else []
+
+    def _passed_again(self, twin: Twin) -> _Passes:
+        return twin.passed_again(), self._jittered(twin)
 
     def _bound(self, dtype: torch.dtype) -> GradientBound:
         eps = rounding([dtype, self._reduced_in] if self._reduced_in else [dtype])

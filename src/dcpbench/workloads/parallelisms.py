@@ -7,7 +7,6 @@ the configuration of the parallelism, and returns the module to train.
 import copy
 import fnmatch
 import pkgutil
-from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -44,7 +43,7 @@ from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import Skip
 from dcpbench.verify.layout import is_dictionary
 from dcpbench.verify.snapshot import plain_fqn
-from dcpbench.workloads.layers import layers
+from dcpbench.workloads.layers import layers, layers_of_their_own
 from dcpbench.workloads.pipeline import keep_stage
 from dcpbench.workloads.world import World, with_timeout
 
@@ -153,11 +152,8 @@ def fsdp2_per_layer(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) 
     _skip_what_is_not_sharded(model, together=False)
     dp_mesh, options = _tensor_parallel(model, mesh, config), _fully_shard_options(config)
     named = config.layers if isinstance(config, PlannedParallel) else ()
-    own = {layer: list(layer.parameters()) for _, _, layer in layers(model, named)}
-    held = Counter(id(value) for values in own.values() for value in values)
-    for layer, values in own.items():
-        if values and all(held[id(value)] == 1 for value in values):
-            fully_shard(layer, mesh=dp_mesh, **options)
+    for layer in layers_of_their_own(model, named):
+        fully_shard(layer, mesh=dp_mesh, **options)
     fully_shard(model, mesh=dp_mesh, **options)
     return model
 

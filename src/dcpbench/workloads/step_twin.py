@@ -70,6 +70,14 @@ class StepTwin(Twin):
                 hooks.callback(module.register_forward_hook(self._note_dtype).remove)
             return self._taken(self._batch, used)
 
+    def passed_until(self, used: Sequence[UsedGradients], number: int) -> tuple[Pass, list[Pass]]:
+        """Take the step again from its beginning, and undo its effects. Return the twin's gradients at use
+        `number`, none if there is no such use, and no jittered ones."""
+        with self._undone():
+            self._restart()
+            passes = self._taken(self._batch, used).passes
+        return passes[number] if number < len(passes) else Pass(0.0, {}, {}, {}), []
+
     def jittered_steps(self, used: Sequence[UsedGradients]) -> list[UserStepTaken]:
         """Take steps with parameters and inputs that differ by a rounding, and undo their effects."""
         return [self._taken(batch, used) for batch in self._jittered()]

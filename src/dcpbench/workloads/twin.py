@@ -69,6 +69,7 @@ class Twin:
         self.computes_in = set(dtypes)
         self.steps_in_backward = self.loss_is_collective = False
         self._batch: Batch = None
+        self._change: Callable[[nn.Module], None] | None = None
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -110,17 +111,19 @@ class Twin:
     def passed_again(self) -> Pass:
         """Make the pass again from the state at the beginning of the step, and undo its effects."""
         with self._undone():
-            self._begin_again()
+            self._restart()
             return self._passed(self._batch)
 
     @contextmanager
     def changed(self, change: Callable[[nn.Module], None]) -> Iterator[None]:
-        """Context manager: change which parameters require gradients."""
+        """Context manager: passes that are made again begin with a change of the model: of which parameters
+        require gradients, or of the hooks of its modules."""
         required = {value: value.requires_grad for value in self.model.parameters()}
+        self._change = change
         try:
-            change(self.model)
             yield
         finally:
+            self._change = None
             for value, was in required.items():
                 value.requires_grad_(was)
 
@@ -141,7 +144,7 @@ class Twin:
         for number in range(_JITTERED):
             other = mapped(jittered, self._batch, unknown=lambda value: value)
             with self._undone():
-                self._begin_again()
+                self._restart()
                 jitter(self.model.parameters(), share, seed=number)
                 yield other
 
@@ -205,6 +208,12 @@ class Twin:
         for name, leaf in state_of(self.run).items():
             if name in tensors:
                 leaf.local.copy_(tensors[name])
+
+    def _restart(self) -> None:
+        """Go back to the beginning of the step, and make the change of `changed`."""
+        self._begin_again()
+        if self._change:
+            self._change(self.model)
 
     def _passed(self, batch: Batch) -> Pass:
         self.model.zero_grad()

@@ -24,10 +24,15 @@ from dcpbench.verify.compare import compare
 from dcpbench.verify.layout import whole
 from dcpbench.verify.resumed import ResumedRule
 from dcpbench.verify.snapshot import TensorLeaf, named_parameters
-from dcpbench.verify.training import GradientBound, GradientPart, TwinGradient, compare_gradient
+from dcpbench.verify.training import (
+    GradientBound,
+    GradientPart,
+    TwinGradient,
+    TwinGradients,
+    compare_gradient,
+)
 from dcpbench.verify.whole_tensors import real_elements
 from dcpbench.workloads.build_run import build_plain, build_plain_copy, build_replica, build_twin
-from dcpbench.workloads.lockstep import TwinGradients
 from dcpbench.workloads.run_state import FLAGS, live_state
 from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.workload import batches_of

@@ -9,12 +9,18 @@ from dcpbench.config.groups import Kept
 from dcpbench.config.schema import Config
 
 _FSDP1 = "dcpbench.workloads.parallelisms.fsdp"
+_FSDP2 = (f"{_FSDP1}2", f"{_FSDP1}2_per_layer")
 
 
 def fsdp1_sizes(config: Config) -> dict[str, int]:
     """Return the sizes of the mesh under FSDP1; empty under another parallelism, or for a user's trainer."""
     subject = config.parallel.target == _FSDP1 and not config.own_trainer
     return config.parallel.mesh_sizes(int(config.world_size)) if subject else {}
+
+
+def fsdp2_of_user(config: Config) -> bool:
+    """Return whether FSDP2 alone shards a user's model."""
+    return bool(config.parallel.target in _FSDP2 and config.workload.target and not config.own_trainer)
 
 
 def has_tensor_parallel_fsdp1(config: Config) -> bool:

@@ -1,11 +1,15 @@
 """Loads that are repeated, into runs that differ from a load target in one thing."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+
+import torch
 
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Resumed
+from dcpbench.plugins.defects._cells import fsdp1_sizes
 from dcpbench.workloads import build_run
-from dcpbench.workloads.run_state import FLAGS, RANDOM, live_state
+from dcpbench.workloads.run_state import FLAGS, RANDOM, State, live_state
 from dcpbench.workloads.training_run import TrainingRun
 
 
@@ -34,3 +38,23 @@ def resumes_exactly(cell: Cell, run: TrainingRun, reference: Resumed) -> bool:
     parts = [check for check in live if check != FLAGS]
     wrong = [expected.compare(check, live[check], cell.world.group, closely=False) for check in parts]
     return not any(cell.world.gathered(any(wrong)))
+
+
+def exact_with(cell: Cell, reference: Resumed, mend: Callable[[TrainingRun], None]) -> Iterator[State]:
+    """Yield the states `as_loaded` if a load that is followed by `mend` resumes exactly, so that nothing else
+    is wrong; collective."""
+    exact = load_again(cell, reference)
+    with torch.no_grad():
+        mend(exact)
+    if resumes_exactly(cell, exact, reference):
+        yield from as_loaded(cell, reference)
+
+
+def as_loaded(cell: Cell, reference: Resumed) -> Iterator[State]:
+    """Load and train on: as loaded and, under FSDP1, as set again. Yield both states."""
+    for again in (False, True) if fsdp1_sizes(cell.config) else (False,):
+        run = load_again(cell, reference)
+        if again:
+            run.set_again()
+        run.train(reference.data, reference.until)
+        yield live_state(run)

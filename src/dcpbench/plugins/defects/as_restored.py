@@ -70,7 +70,8 @@ def _expected(cell: Cell, moment: Moment, reference: Resumed) -> Iterator[State]
         make = build_run.build_replica if never_averages(config) else build_run.build
         run = make(config, cell.world, config.seed)
         copy_state(restored, run)
-    unfreeze(run.model, config.parallel.tp_plan)
+    if has_tensor_parallel_fsdp1(config):
+        unfreeze(run.model, build_run.plan_of(config, cell.world).tp_plan)
     run.train(reference.data, reference.until)
     yield live_state(run)
 

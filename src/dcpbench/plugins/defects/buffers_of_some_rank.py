@@ -4,16 +4,15 @@ A resumed run is explained only if it is exact with the saved buffers, so that n
 
 from collections.abc import Iterator
 
-import torch
-
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Restored, Resumed, StoredFiles
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
-from dcpbench.plugins.defects._loads import load_again, resumes_exactly
+from dcpbench.plugins.defects._loads import exact_with
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.snapshot import Leaves, TensorLeaf, digested, persistent_buffers
-from dcpbench.workloads.run_state import State, buffers_of, live_state
+from dcpbench.workloads.run_state import State, buffers_of
+from dcpbench.workloads.training_run import TrainingRun
 
 _BY, _CHECK = "buffers_of_some_rank", "model_equal"
 
@@ -42,7 +41,7 @@ def _of_each_rank(cell: Cell, part: str, buffers: Leaves, wrong: frozenset[str])
 
 
 def _resumed(cell: Cell, reference: Resumed) -> Iterator[State]:
-    """Load and train on twice: as loaded, and with this rank's saved buffers, which has to be exact."""
+    """Train on as loaded, if this rank's saved buffers make that exact."""
     report, saved = cell.report.checks.get(_CHECK), reference.checkpoint.state.get(_CHECK, {})
     found = report.distinct.values() if report else ()
     wrong = {one.name for one in found if one.by == _BY and one.where == str(reference.checkpoint)}
@@ -50,15 +49,13 @@ def _resumed(cell: Cell, reference: Resumed) -> Iterator[State]:
     everywhere = cell.world.gathered((bool(wrong), copied))
     if not any(some for some, _ in everywhere) or not all(copied for _, copied in everywhere):
         return
-    exact = load_again(cell, reference)
-    for name, buffer in persistent_buffers(exact.model).items():
-        if name in wrong:
-            with torch.no_grad():
+
+    def mend(run: TrainingRun) -> None:
+        for name, buffer in persistent_buffers(run.model).items():
+            if name in wrong:
                 buffer.copy_(saved[name].local)
-    if resumes_exactly(cell, exact, reference):
-        as_loaded = load_again(cell, reference)
-        as_loaded.train(reference.data, reference.until)
-        yield live_state(as_loaded)
+
+    yield from exact_with(cell, reference, mend)
 
 
 defect = Defect(("restored", "stored", "resumed"), _applies, _expected, from_before=False)

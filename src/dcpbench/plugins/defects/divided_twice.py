@@ -7,8 +7,7 @@ from dataclasses import replace
 from dcpbench.cell.cell import Cell
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
-from dcpbench.verify.training import TwinGradient
-from dcpbench.workloads.lockstep import TwinGradients
+from dcpbench.verify.training import TwinGradient, TwinGradients
 
 
 def _applies(config: Config) -> bool:

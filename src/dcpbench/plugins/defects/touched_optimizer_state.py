@@ -12,7 +12,7 @@ from dcpbench.cell.explained import Restored, Resumed
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import fsdp1_sizes
-from dcpbench.plugins.defects._loads import load_again, new_target, resumes_exactly
+from dcpbench.plugins.defects._loads import as_loaded, load_again, new_target, resumes_exactly
 from dcpbench.verify.compare import ABSENT
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads.run_state import State, live_state
@@ -70,14 +70,8 @@ def _resumed(cell: Cell, reference: Resumed) -> Iterator[State]:
     FSDP1, as set again."""
     if not cell.config.load_into.scheduler:  # no step can be taken before the load
         return
-    if not resumes_exactly(cell, load_again(cell, reference, steps=1), reference):
-        return
-    for again in (False, True) if fsdp1_sizes(cell.config) else (False,):
-        as_loaded = load_again(cell, reference)
-        if again:
-            as_loaded.set_again()
-        as_loaded.train(reference.data, reference.until)
-        yield live_state(as_loaded)
+    if resumes_exactly(cell, load_again(cell, reference, steps=1), reference):
+        yield from as_loaded(cell, reference)
 
 
 defect = Defect(("restored", "resumed"), _applies, _expected, from_before=False)

@@ -6,8 +6,8 @@ from dcpbench.cell.cell import Cell
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import fsdp1_sizes, unfreeze
-from dcpbench.verify.training import TwinGradient
-from dcpbench.workloads.lockstep import TwinGradients
+from dcpbench.verify.training import TwinGradient, TwinGradients
+from dcpbench.workloads.build_run import plan_of
 
 
 def _applies(config: Config) -> bool:
@@ -17,7 +17,7 @@ def _applies(config: Config) -> bool:
 def _expected(
     cell: Cell, moment: Moment, reference: TwinGradients
 ) -> Iterator[Mapping[str, Mapping[str, TwinGradient]]]:
-    plan = cell.config.parallel.tp_plan
+    plan = plan_of(cell.config, cell.world).tp_plan
     yield {reference.check: reference.after(lambda model: unfreeze(model, plan))}
 
 

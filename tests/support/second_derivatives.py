@@ -1,0 +1,93 @@
+"""Workloads with a gradient penalty, whose second derivatives `fully_shard` gets wrong, and other defects."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from dcpbench.workloads.workload import Workload
+from support.ordinary_workloads import WIDTH, inputs, net, reversed_loss
+
+
+def penalty(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    x = x.clone().requires_grad_()
+    slope = torch.autograd.grad(model(x).sum(), x, create_graph=True)[0]
+    return (slope.norm(dim=1) - 1).square().mean()
+
+
+def penalty_before_score(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return penalty(model, x) + reversed_loss(model, x)
+
+
+def penalized() -> Workload:
+    return Workload(net(), inputs, penalty_before_score)
+
+
+def penalized_sometimes() -> Workload:
+    """Every second step has a penalty."""
+
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return penalty_before_score(model, x) if float(x[0, 0]) > 0.5 else reversed_loss(model, x)
+
+    return Workload(net(), batch_of_parity, loss)
+
+
+def batch_of_parity(generator: torch.Generator) -> torch.Tensor:
+    x = inputs(generator)
+    x[:, 0] = generator.initial_seed() % 2
+    return x
+
+
+def penalized_and_wrong() -> Workload:
+    """Has other gradients in a wrapped model."""
+
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        right = penalty_before_score(model, x)
+        if type(model) is nn.Sequential:
+            return right
+        out = model(x).sum()
+        return right + 0.01 * (out - out.detach())
+
+    return Workload(net(), inputs, loss)
+
+
+def penalized_and_forgetful() -> Workload:
+    """Has a counter that no checkpoint contains."""
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last, self.passes = nn.Linear(WIDTH, 16), nn.Linear(16, WIDTH), 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.passes += self.training
+            out: torch.Tensor = self.last(F.gelu(self.first(x)))
+            return out * (1 + 0.01 * self.passes)
+
+    return Workload(Counting(), inputs, penalty_before_score)
+
+
+def wrong_load_before_a_penalty() -> Workload:
+    """Has a load that changes a parameter; only later steps have a penalty, after the score."""
+
+    class Loaded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.is_loaded = net(), False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.net(x)
+            return out
+
+    def wrong(module: Any, *_: Any) -> None:
+        module.is_loaded = True
+        module.net[0].bias.data += 1
+
+    def loss(model: Any, x: torch.Tensor) -> torch.Tensor:
+        score = reversed_loss(model, x)
+        return score + penalty(model, x) if model.is_loaded else score
+
+    model = Loaded()
+    model.register_load_state_dict_post_hook(wrong)
+    return Workload(model, inputs, loss)
