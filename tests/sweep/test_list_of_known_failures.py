@@ -40,6 +40,7 @@ def test_own_list_is_valid() -> None:
         "state-of-no-gradient",
         "buffers-of-some-rank",
         "touched-optimizer-state",
+        "fsdp1-memory-order",
         "second-derivatives-fsdp2",
         "integer-keys",
         "grown-object",

@@ -3,6 +3,7 @@
 import math
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise, product
 
 import pytest
@@ -109,6 +110,12 @@ def test_digests_of_parts_add_up(
     pieces = [piece for box in boxes for piece in flat(*box, cuts)]
     assert add(*fetch([digest(part, extent) for part, extent in pieces])) == expected
     turned = data.draw(st.permutations(range(len(shape))))
+    in_order = [
+        (piece, replace(extent, order=tuple(turned)))
+        for box, whole in boxes
+        for piece, extent in flat(box.permute(turned), whole, cuts)
+    ]
+    assert add(*fetch([digest(part, extent) for part, extent in in_order])) == expected
     strided = tensor.permute(turned).contiguous().permute([turned.index(one) for one in range(len(shape))])
     assert of(strided) == expected
 

@@ -69,6 +69,13 @@ def fsdp1_in_fsdp1(module: nn.Module, mesh: DeviceMesh, **options: Any) -> nn.Mo
     return fsdp1(module, mesh, **options)
 
 
+def by_columns(module: nn.Module) -> nn.Module:
+    """Put matrices into memory by columns."""
+    for parameter in module.parameters():
+        parameter.data = parameter.data.t().contiguous().t()
+    return module
+
+
 def in_wrappers(module: nn.Module) -> nn.Module:
     return nn.Sequential(*map(checkpoint_wrapper, module))
 
@@ -101,6 +108,8 @@ PARALLELISMS: dict[str, Callable[[nn.Module, Meshes], nn.Module]] = {
         module, mesh.both, use_orig_params=False, sharding_strategy=ShardingStrategy.HYBRID_SHARD
     ),
     "flat, tp": lambda module, mesh: fsdp1(tensor_parallel(module, mesh), mesh.dp, use_orig_params=False),
+    "fsdp1 by columns": lambda module, mesh: fsdp1(by_columns(module), mesh.dp),
+    "flat by columns": lambda module, mesh: fsdp1(by_columns(module), mesh.dp, use_orig_params=False),
     "tp": tensor_parallel,
     "fsdp1, tp": lambda module, mesh: fsdp1(tensor_parallel(module, mesh), mesh.dp),
     "fsdp2": lambda module, mesh: sharded(module, mesh.dp),

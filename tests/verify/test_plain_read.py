@@ -38,6 +38,8 @@ def _chunks(tensor: torch.Tensor, rows: int, read: list[int] | None = None) -> l
         Extent((6, 10), (2, 0), (2, 10), 0, 20),  # a DTensor's shard
         Extent((6, 10), (0, 5), (6, 5), 0, 30),  # of columns
         Extent((6, 10), (0, 0), (6, 10), 13, 29),  # FSDP1 cuts anywhere
+        Extent((6, 10), (0, 0), (6, 10), 13, 29, (1, 0)),  # in memory order
+        Extent((6, 10), (0, 0), (6, 10), 13, 29, (0, 1)),
     ],
 )
 def test_part_is_assembled_and_compared(extent: Extent) -> None:

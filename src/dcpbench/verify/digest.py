@@ -18,6 +18,7 @@ kernel for CUDA. The digest is not cryptographic: collisions can be constructed.
 
 import functools
 import importlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, no_type_check
@@ -85,22 +86,21 @@ class _Place:
 def _place(extent: Extent, per_element: int) -> _Place:
     """Return the position of an extent's box. Dimensions that the box covers completely are joined with the
     one before them: one level remains if only the first dimension is cut, two if another one is."""
-    base, stride = 0, per_element
-    sizes, strides, joined = [per_element], [1], True
-    for size, full, begin in zip(
-        reversed(extent.box), reversed(extent.shape), reversed(extent.offset), strict=True
-    ):
+    base, words = 0, math.prod(extent.shape) * per_element
+    sizes, strides = [per_element], [1]
+    ranges = [*zip(extent.box, extent.offset, extent.shape, strict=True)]
+    for dimension in reversed(extent.order or range(len(ranges))):
+        size, begin, _ = ranges[dimension]
+        stride = math.prod(extent.shape[dimension + 1 :]) * per_element
         base += begin * stride
-        if joined:
+        if stride == sizes[-1] * strides[-1]:
             sizes[-1] *= size
         elif sizes[-1] == 1:
             sizes[-1], strides[-1] = size, stride
         else:
             sizes.append(size)
             strides.append(stride)
-        joined = size == full
-        stride *= full
-    return _Place(base, tuple(sizes), tuple(strides), stride > 2**32)
+    return _Place(base, tuple(sizes), tuple(strides), words > 2**32)
 
 
 def _contiguous(part: torch.Tensor, begin: int = 0) -> Iterator[tuple[int, torch.Tensor]]:

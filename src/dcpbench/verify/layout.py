@@ -20,7 +20,9 @@ class Extent:
     size `box` at `offset` in the tensor of shape `shape`.
 
     A DTensor's shard is a complete box. FSDP1 cuts a flattened parameter anywhere, so that its parts begin
-    and end within a box: that of the parameter, or with tensor parallelism that of the TP shard.
+    and end within a box: that of the parameter, or with tensor parallelism that of the TP shard. It flattens
+    in memory order: `order` has the dimensions of the box from the slowest on, if they are not in row-major
+    order, as in channels_last.
     """
 
     shape: tuple[int, ...]
@@ -28,27 +30,39 @@ class Extent:
     box: tuple[int, ...]
     start: int
     numel: int
+    order: tuple[int, ...] = ()
 
     def global_index(self, local: int) -> list[int]:
         """Return the index in the full tensor of element number `local` of this part."""
-        within = torch.unravel_index(torch.tensor(self.start + local), self.box)
-        return [int(index) + begin for index, begin in zip(within, self.offset, strict=True)]
+        order = self.order or range(len(self.box))
+        sizes = [self.box[dimension] for dimension in order]
+        within = torch.unravel_index(torch.tensor(self.start + local), sizes)
+        at = dict(zip(order, within, strict=True))
+        return [int(at[number]) + begin for number, begin in zip(range(len(at)), self.offset, strict=True)]
 
     def take(self, whole: torch.Tensor) -> torch.Tensor:
         """Return this part of a full tensor, shape (numel,)."""
         for dimension, (begin, size) in enumerate(zip(self.offset, self.box, strict=True)):
             whole = whole.narrow(dimension, begin, size)
-        return whole.reshape(-1)[self.start : self.start + self.numel]
+        return self.take_of_box(whole)
+
+    def take_of_box(self, box: torch.Tensor) -> torch.Tensor:
+        """Return this part of its box, shape (numel,)."""
+        return self._in_order(box).reshape(-1)[self.start : self.start + self.numel]
+
+    def _in_order(self, box: torch.Tensor) -> torch.Tensor:
+        return box.permute(self.order) if self.order else box
 
     def put(self, whole: torch.Tensor, part: torch.Tensor) -> None:
         """Copy this part, of any shape, into a full tensor."""
         for dimension, (begin, size) in enumerate(zip(self.offset, self.box, strict=True)):
             whole = whole.narrow(dimension, begin, size)
+        whole = self._in_order(whole)
         if self.numel < math.prod(self.box):
             box = whole.reshape(-1)  # a copy, unless it is contiguous
             box[self.start : self.start + self.numel] = part.reshape(-1)
             part = box
-        whole.copy_(part.reshape(self.box))
+        whole.copy_(part.reshape(whole.shape))
 
 
 def whole(tensor: torch.Tensor) -> Extent:
@@ -127,17 +141,17 @@ def _fsdp1_parts(model: nn.Module) -> Iterator[tuple[nn.Parameter, ParameterPart
             continue
         flat: Any = handle.flat_param
         views = flat._params or [None] * flat._num_params
-        described = zip(
-            flat._fqns, views, flat._shapes, flat._shard_param_infos, flat._param_extensions, strict=True
-        )
+        as_rows, infos = zip(flat._contiguities, flat._strides, strict=True), flat._shard_param_infos
+        orders = [() if is_row_major else _order(strides) for is_row_major, strides in as_rows]
+        described = zip(flat._fqns, views, flat._shapes, infos, flat._param_extensions, orders, strict=True)
         parts: ParameterParts = {}
-        for name, view, shape, info, spec in described:
+        for name, view, shape, info, spec, order in described:
             box, offset, outer = tuple(shape), (0,) * len(shape), tuple(shape)
             if spec is not None:  # the DTensorSpec of a parameter that is also sharded by TP
                 outer = tuple(spec.shape)
                 box, offset = compute_local_shape_and_global_offset(outer, spec.mesh, spec.placements)
             numel = info.numel_in_shard or 0
-            extent = Extent(outer, tuple(offset), tuple(box), info.intra_param_start_idx or 0, numel)
+            extent = Extent(outer, tuple(offset), tuple(box), info.intra_param_start_idx or 0, numel, order)
             if view is not None:
                 yield view, {"": ParameterPart(view, extent)}
             else:
@@ -148,3 +162,8 @@ def _fsdp1_parts(model: nn.Module) -> Iterator[tuple[nn.Parameter, ParameterPart
             parts[f"{tied.module_name}.{tied.param_name}".lstrip(".")] = parts[first]
         if parts:
             yield flat, parts
+
+
+def _order(strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the dimensions from the slowest in memory on."""
+    return tuple(sorted(range(len(strides)), key=lambda dimension: -strides[dimension]))

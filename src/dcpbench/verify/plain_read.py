@@ -67,7 +67,7 @@ def _one_block(key: str, leaf: DigestedLeaf) -> DigestedLeaf:
 
 def _rows_of(extent: Extent) -> Extent:
     """Return the same part, with the smallest box of complete rows that contains it."""
-    if not extent.box:
+    if not extent.box or extent.order[:1] not in ((), (0,)):
         return extent
     row = math.prod(extent.box[1:])
     first, last = extent.start // row, -(-(extent.start + extent.numel) // row)
@@ -135,7 +135,7 @@ def part_of(extent: Extent, chunks: Iterable[StoredChunk]) -> torch.Tensor:
         box[into] = stored[out_of]
     if box is None:
         raise ValueError("no chunk has any of it")
-    return box.reshape(-1)[extent.start : extent.start + extent.numel]
+    return extent.take_of_box(box)
 
 
 class WholeValues:

@@ -3,7 +3,8 @@
 import copy
 import math
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,11 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import Skip
+from dcpbench.verify.compare import same_value
 from dcpbench.verify.nested import mapped
 from dcpbench.verify.snapshot import (
     Leaves,
@@ -39,7 +41,7 @@ from dcpbench.workloads.generators import (
     set_generator,
     state_of_generator,
 )
-from dcpbench.workloads.optimizers import InBackward, load_as_saved, skip_what_is_not_stepped
+from dcpbench.workloads.optimizers import InBackward, Optimizers, load_as_saved, skip_what_is_not_stepped
 from dcpbench.workloads.own_trainer import TrainerRun
 from dcpbench.workloads.pipeline import Pipeline
 from dcpbench.workloads.stateful import Noise
@@ -69,7 +71,8 @@ def build(config: Config, world: World, seed: int, scheduler: bool = True) -> Tr
     if config.compile and not config.compiles_layers:
         model = parallelisms.compiled(model)
     component = _component(config, world, seed, partial(parallelisms.wrap_model, config, world))
-    run = TrainingRun(workload, world, sizes, model, seed, scheduler, component, _generators(config))
+    with _refused_copies(config, world, model):
+        run = TrainingRun(workload, world, sizes, model, seed, scheduler, component, _generators(config))
     is_flat = any(isinstance(one, FullyShardedDataParallel) for one in model.modules())
     skip_what_is_not_stepped(run.optimizer, is_flat, world)
     if "pp" in sizes:
@@ -89,6 +92,66 @@ def build(config: Config, world: World, seed: int, scheduler: bool = True) -> Tr
         names = snapshot_model(model)
         run.left_out = [*run.left_out, *(name for name in names if is_not_saved(workload, name))]
     return run
+
+
+@contextmanager
+def _refused_copies(config: Config, world: World, model: nn.Module) -> Iterator[None]:
+    """Context manager: skip the cell, with torch's sentence, if a workload copies a model, which torch allows
+    only as long as no FSDP shards it."""
+    try:
+        yield
+    except Exception as error:
+        why = _sentence(error)
+        sharded = any(isinstance(one, FullyShardedDataParallel | FSDPModule) for one in model.modules())
+        if not sharded or _why_not_copied(model) != why:
+            raise
+        if _why_not_copied(_workload(config, world.device, config.seed).model):
+            raise
+        fix = "average its parameters, in Workload.state"
+        raise Skip(f"torch refuses to copy the sharded model ({fix}): {why}") from error
+
+
+def _why_not_copied(model: nn.Module) -> str | None:
+    try:
+        copy.deepcopy(model)
+    except Exception as error:  # noqa: BLE001 - of any class
+        return _sentence(error)
+    return None
+
+
+def _sentence(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def skip_groups_by_shape(config: Config, run: TrainingRun, twin: TrainingRun) -> None:
+    """Check that the parameters of a run are in the groups in which a plain model's are.
+
+    Raises:
+        Skip: a workload chooses groups by dimensions, and FSDP1 flattens parameters.
+    """
+    here, plain = (_groups(one.model, one.optimizer) for one in (run, twin))
+    other = [name for name, group in here.items() if not same_value(group, plain.get(name))]
+    flat = any(isinstance(one, FullyShardedDataParallel) for one in run.model.modules())
+    if not (flat and other and config.workload.target):
+        return
+    workload = _workload(config, twin.world.device, config.seed)
+    for parameter in workload.model.parameters():
+        parameter.data = parameter.data.reshape(-1)
+    made = workload.optimizer(workload.model)
+    if same_value(here, _groups(workload.model, Optimizers(made) if isinstance(made, list) else made)):
+        which = f"{other[0]} and {len(other) - 1} more are" if len(other) > 1 else f"{other[0]} is"
+        fix = "choose groups by name, or use fsdp2"
+        raise Skip(f"FSDP1: parameters are one-dimensional here, so that {which} in another group; {fix}")
+
+
+def _groups(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return the options of each parameter's group by FQN."""
+    options = {
+        id(value): {key: option for key, option in group.items() if not key.startswith("param")}
+        for group in optimizer.param_groups
+        for value in group["params"]
+    }
+    return {name: options.get(id(value)) for name, value in named_parameters(model).items()}
 
 
 def plan_of(config: Config, world: World) -> parallelisms.PlannedParallel:

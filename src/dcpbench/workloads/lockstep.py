@@ -31,7 +31,7 @@ from dcpbench.verify.training import (
     step_tolerances,
 )
 from dcpbench.verify.whole_tensors import Exchange, Parts, any_rank, local_gradient, summed, summed_numbers
-from dcpbench.workloads.build_run import exchange_of
+from dcpbench.workloads.build_run import exchange_of, skip_groups_by_shape
 from dcpbench.workloads.parallelisms import broadcasts_buffers, reduced_in, runs_other_kernels
 from dcpbench.workloads.step_twin import StepTwin, UsedGradients
 from dcpbench.workloads.training_run import TrainingRun
@@ -96,6 +96,7 @@ class Lockstep:
     def __init__(
         self, config: Config, world: World, run: TrainingRun, twin: TrainingRun, explain: Explain | None
     ) -> None:
+        skip_groups_by_shape(config, run, twin)
         self._world, self._run, self._explain = world, run, explain
         self._twin = (StepTwin if run.user_step else Twin)(twin, run.dtypes)
         self._results = {check: _Result() for check in (GRADIENT, STEP)}

@@ -18,6 +18,11 @@ def fsdp1_sizes(config: Config) -> dict[str, int]:
     return config.parallel.mesh_sizes(int(config.world_size)) if subject else {}
 
 
+def fsdp1_of_user(config: Config) -> bool:
+    """Return whether FSDP1 shards a user's model."""
+    return bool(fsdp1_sizes(config) and config.workload.target)
+
+
 def fsdp2_of_user(config: Config) -> bool:
     """Return whether FSDP2 alone shards a user's model."""
     return bool(config.parallel.target in _FSDP2 and config.workload.target and not config.own_trainer)

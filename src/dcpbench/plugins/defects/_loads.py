@@ -8,6 +8,7 @@ import torch
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Resumed
 from dcpbench.plugins.defects._cells import fsdp1_sizes
+from dcpbench.verify.snapshot import TensorLeaf
 from dcpbench.workloads import build_run
 from dcpbench.workloads.run_state import FLAGS, RANDOM, State, live_state
 from dcpbench.workloads.training_run import TrainingRun
@@ -58,3 +59,26 @@ def as_loaded(cell: Cell, reference: Resumed) -> Iterator[State]:
             run.set_again()
         run.train(reference.data, reference.until)
         yield live_state(run)
+
+
+def exact_with_saved(cell: Cell, reference: Resumed, check: str, by: str) -> Iterator[State]:
+    """Yield the state of a run that trains on as loaded, if the values make it exact that were saved of
+    what a defect changes in the load; collective.
+
+    Args:
+        check, by: found this defect after the load.
+    """
+    report, saved = cell.report.checks.get(check), reference.checkpoint.state.get(check, {})
+    found = report.distinct.values() if report else ()
+    wrong = {one.name for one in found if one.by == by and one.where == str(reference.checkpoint)}
+    copied = all(isinstance(saved.get(name), TensorLeaf) for name in wrong)
+    everywhere = cell.world.gathered((bool(wrong), copied))
+    if not any(some for some, _ in everywhere) or not all(copied for _, copied in everywhere):
+        return
+
+    def mend(run: TrainingRun) -> None:
+        for name, leaf in live_state(run)[check].items():
+            if name in wrong:
+                leaf.local.copy_(saved[name].local)
+
+    yield from exact_with(cell, reference, mend)

@@ -41,7 +41,7 @@ def sliced(saved: Leaves, actual: Leaves, recall: Recall, shards: int) -> tuple[
         if not isinstance(part, TensorLeaf) or part.extent.box == part.extent.shape:
             continue
         held = recall(name)
-        if held is None or not _is_what_was(saved.get(name), held):
+        if held is None or not is_what_was(saved.get(name), held):
             continue
         for leaves, whole in ((once, held), (again, _set_again(held, part.extent, shards))):
             begin = part.extent.start
@@ -50,7 +50,7 @@ def sliced(saved: Leaves, actual: Leaves, recall: Recall, shards: int) -> tuple[
     return once, again
 
 
-def _is_what_was(saved: Leaf, held: torch.Tensor) -> bool:
+def is_what_was(saved: Leaf, held: torch.Tensor) -> bool:
     """Return whether a full tensor has the saved values at the place of a saved part."""
     if saved is None or (tuple(held.shape), held.dtype) != (saved.extent.shape, saved.dtype):
         return False
