@@ -270,3 +270,26 @@ def test_torch_of_the_load_is_matched() -> None:
     check_entry(listed)
     for loads, covered in (("2.12.1", True), ("2.13.0+cpu", False), (None, False)):
         assert listed.covers({"torch_version": "2.13.0", "load_torch_version": loads}) is covered
+
+
+def test_error_can_name_the_end_of_a_listed_name() -> None:
+    listed = KnownFailure(
+        id="ends",
+        torch=">=2",
+        error=KnownError("KeyError", ["train"], r"'(?P<name>\w+)'"),
+        checks={"optim_equal": [KnownMismatch(r"param_groups\..*", ["missing"])]},
+        reason="x",
+    )
+    seen = RankReport(3, {"optim_equal": CheckReport()})
+    seen.checks["optim_equal"].add([Mismatch("param_groups.0.weight_decay", Problem.missing)])
+    for name, expected in (("weight_decay", "xfail"), ("decay", "error"), ("lr", "error")):
+        error = RaisedError(3, "train", "KeyError", f"'{name}'")
+        assert after(raised(error, before=[seen]), listed) == expected
+
+
+def test_error_in_torch_has_no_line_of_the_users() -> None:
+    known = KnownError("IndexError", ["load"], "list index out of range", in_torch=True)
+    listed = KnownFailure(id="in-torch", torch=">=2", error=known, reason="x")
+    for line, expected in ((None, "xfail"), ("mine.py:31", "error")):
+        error = RaisedError(3, "load", "IndexError", "list index out of range", line=line)
+        assert after(raised(error), listed) == expected

@@ -17,8 +17,8 @@ from dcpbench.verdict.verdict import Verdict
 @dataclass
 class KnownError:
     """An exception that a rank raises: its class, its phases, and a regular expression for its full text,
-    which is torch's. A group `name` in it must be the name of a mismatch that the entry lists. With `by`, a
-    defect that a plug-in recomputes must raise exactly this.
+    which is torch's. A group `name` in it must be the name of a mismatch that the entry lists, or its end.
+    With `by`, a defect that a plug-in recomputes must raise exactly this; with `in_torch`, no user's code.
 
     >>> KnownError("KeyError", ["load"], "'net.*'").matches(RaisedError(0, "load", "KeyError", "'net1'"))
     True
@@ -28,12 +28,15 @@ class KnownError:
     phases: list[str] = MISSING
     message: str = ".*"
     by: str | None = None
+    in_torch: bool = False
 
     def matches(self, error: RaisedError, listed: Collection[str] = ()) -> bool:
         """Return whether a rank's exception is this one; `listed` are the names of listed mismatches."""
         same = error.type == self.type and error.phase in self.phases and self.by in (None, error.by)
+        same = same and not (self.in_torch and error.line)
         found = re.fullmatch(self.message, error.message) if same else None
-        return found is not None and found.groupdict().get("name") in (None, *listed)
+        name = found.groupdict().get("name") if found else None
+        return found is not None and (name is None or any(f".{one}".endswith(f".{name}") for one in listed))
 
 
 @dataclass

@@ -125,8 +125,9 @@ class ResumedRule:
 
 
 def _tensors_and_objects(state: Mapping[str, Leaves]) -> tuple[Leaves, Leaves]:
-    """Return the tensors of model, optimizer and component, and the other leaves of optimizer and objects."""
-    model, optimizer, extra = (state[check] for check in ("model_equal", "optim_equal", "extra_equal"))
-    tensors = {**model, **optimizer, **of_kind("param", extra), **of_kind("buffer", extra)}
+    """Return the tensors of model, optimizer and component, and all other leaves of a run."""
+    extra = state["extra_equal"]
+    trained = {**state["model_equal"], **state["optim_equal"]}
+    tensors = {**trained, **of_kind("param", extra), **of_kind("buffer", extra)}
     tensors = {name: leaf for name, leaf in tensors.items() if isinstance(leaf, TensorLeaf | Idle)}
-    return tensors, {name: leaf for name, leaf in {**optimizer, **extra}.items() if name not in tensors}
+    return tensors, {name: leaf for name, leaf in {**trained, **extra}.items() if name not in tensors}

@@ -19,16 +19,6 @@ from dcpbench.workloads.build_run import copy_state
 from dcpbench.workloads.run_state import State, live_state
 
 
-def _keeps_empty_group(config: Config) -> bool:
-    """docs/findings/empty-param-group.md"""
-    return bool(config.optimizer.name == "adamw_empty_group" and config.state_dict.full_state_dict)
-
-
-def _has_integer_keys(config: Config) -> bool:
-    """docs/findings/integer-keys.md"""
-    return bool(config.scheduler.name == "multi_step")
-
-
 def _shuffles_by_one_generator(config: Config) -> bool:
     """docs/findings/data-loader-generator.md"""
     return bool(config.component.name == "data_loader_generator")
@@ -50,8 +40,6 @@ _CAUSES = (
     has_local_experts,
     shares_stager_or_writer,
     loads_alone,
-    _keeps_empty_group,
-    _has_integer_keys,
     _shuffles_by_one_generator,
     _has_state_in_low_precision,
     _loads_into_another_state,

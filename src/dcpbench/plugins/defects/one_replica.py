@@ -3,49 +3,69 @@
 Replicas never average their gradients (docs/findings/hsdp-one-shard.md), or each rank has weights for itself
 (docs/findings/local-experts.md)."""
 
+import math
 from collections.abc import Iterator
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import Restored, StoredFiles
+from dcpbench.cell.explained import Restored, Resumed, StoredFiles
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
-from dcpbench.plugins.defects._cells import has_local_experts, never_averages
+from dcpbench.plugins.defects._cells import never_averages
+from dcpbench.plugins.defects._loaded_again import loads_by_dcp, resumed
 from dcpbench.verify.compare_layouts import gathered
-from dcpbench.verify.snapshot import DigestedLeaf, Leaves, digested
+from dcpbench.verify.snapshot import DigestedLeaf, Leaf, Leaves, TensorLeaf, digested
 from dcpbench.workloads.run_state import State
+
+_CHECKS = ("model_equal", "optim_equal")
 
 
 def _applies(config: Config) -> bool:
-    return never_averages(config) or has_local_experts(config)
+    return never_averages(config) or loads_by_dcp(config)
 
 
-def _expected(cell: Cell, moment: Moment, reference: Restored | StoredFiles) -> Iterator[State]:
-    return _restored(cell, reference) if isinstance(reference, Restored) else _stored(cell, reference)
+def _expected(cell: Cell, moment: Moment, reference: Restored | StoredFiles | Resumed) -> Iterator[State]:
+    if isinstance(reference, Restored):
+        return _restored(cell, reference)
+    if isinstance(reference, StoredFiles):
+        return _stored(cell, reference)
+    return iter(()) if never_averages(cell.config) else resumed(cell, reference, "one_replica")
 
 
 def _restored(cell: Cell, reference: Restored) -> Iterator[State]:
-    config, mine = cell.config, State()
-    for check, leaves in reference.checkpoint.state.items():
-        if has_local_experts(config) or (never_averages(config) and check in ("model_equal", "optim_equal")):
-            mine[check] = leaves
-    names = gathered(dict(reference.names), cell.world.group)
-    for check, leaves in mine.items():
+    mine, names = State(), gathered(dict(reference.names), cell.world.group)
+    for check in _CHECKS:
+        leaves = reference.checkpoint.state.get(check, {})
         wrong = {name for theirs in names for name in theirs.get(check, ())}
-        some = digested({name: leaf for name, leaf in leaves.items() if name in wrong})
+        some = digested({name: leaf for name, leaf in _possible(cell, leaves).items() if name in wrong})
         mine[check] = {name: leaf for name, leaf in some.items() if isinstance(leaf, DigestedLeaf)}
     yield from gathered(mine, cell.world.group)
 
 
 def _stored(cell: Cell, reference: StoredFiles) -> Iterator[State]:
-    config, world = cell.config, cell.world
+    world = cell.world
     wrong = {name for theirs in gathered(reference.names, world.group) for name in theirs}
-    if not never_averages(config):
-        wrong = {name for name in wrong if ".experts." in name}
+    if not never_averages(cell.config):
+        wrong = {key for key in wrong if key.startswith(("model.", "optimizer."))}
     parts = enumerate(reference.checkpoint.by_key)
     mine: dict[str, Leaves] = {
-        str(part): {key: leaf for key, leaf in leaves.items() if key in wrong} for part, leaves in parts
+        str(part): {key: leaf for key, leaf in _possible(cell, leaves).items() if key in wrong}
+        for part, leaves in parts
     }
     yield from gathered(mine, world.group)
 
 
-defect = Defect(("restored", "stored"), _applies, _expected)
+def _possible(cell: Cell, leaves: Leaves) -> Leaves:
+    """Return the leaves that can differ between ranks: all of separate replicas, else tensors that every rank
+    has in full and trains."""
+    if never_averages(cell.config):
+        return leaves
+    return {name: leaf for name, leaf in leaves.items() if _is_separate(leaf)}
+
+
+def _is_separate(leaf: Leaf) -> bool:
+    if not isinstance(leaf, TensorLeaf | DigestedLeaf) or leaf.placements or leaf.kind == "buffer":
+        return False
+    return leaf.extent.numel == math.prod(leaf.extent.shape)
+
+
+defect = Defect(("restored", "stored", "resumed"), _applies, _expected, from_before=False)

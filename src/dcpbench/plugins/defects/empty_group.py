@@ -1,0 +1,30 @@
+"""A load does not give the group of an optimizer that has no parameters its saved hyperparameters: it removes
+them or, from a full state dict, leaves others (docs/findings/empty-param-group.md)."""
+
+from collections.abc import Iterator
+
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.explained import Restored, Resumed
+from dcpbench.core.defects import Defect, Moment
+from dcpbench.plugins.defects._loaded_again import loads_by_dcp, resumed
+from dcpbench.verify.compare import ABSENT
+from dcpbench.workloads.run_state import FLAGS, State
+
+_CHECK = "optim_equal"
+
+
+def _expected(cell: Cell, moment: Moment, reference: Restored | Resumed) -> Iterator[State]:
+    if isinstance(reference, Resumed):
+        yield from resumed(cell, reference, "empty_group")
+        return
+    saved, actual = reference.checkpoint.state.get(_CHECK, {}), reference.actual
+    empty = {
+        name.removesuffix("params") for name, leaf in saved.items() if name.endswith(".params") and not leaf
+    }
+    values = actual.get(_CHECK, {})
+    of_group = {name: values.get(name, ABSENT) for name in saved if name.startswith(tuple(empty))}
+    keys = {f"{group}keys": actual.get(FLAGS, {}).get(f"{group}keys", ABSENT) for group in empty}
+    yield {_CHECK: of_group, FLAGS: keys}
+
+
+defect = Defect(("restored", "resumed"), loads_by_dcp, _expected, from_before=False)

@@ -1,0 +1,33 @@
+"""DCP loads the value of a key that is no string into an additional string key
+(docs/findings/integer-keys.md)."""
+
+import re
+from collections.abc import Iterator
+
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.explained import Restored, Resumed
+from dcpbench.core.defects import Defect, Moment
+from dcpbench.plugins.defects._loaded_again import loads_by_dcp, resumed
+from dcpbench.verify.compare import same_leaves
+from dcpbench.workloads.run_state import State
+
+_QUOTED = re.compile(r"""(^|\.)(['"])(.*?)\2(?=\.|$)""")
+"""A string key in a name, which is quoted if there is another key of the same text."""
+
+
+def _expected(cell: Cell, moment: Moment, reference: Restored | Resumed) -> Iterator[State]:
+    if isinstance(reference, Resumed):
+        yield from resumed(cell, reference, "integer_keys")
+        return
+    state = State()
+    for check, names in reference.names.items():
+        saved, actual = reference.checkpoint.state.get(check, {}), reference.actual[check]
+        keys = {name: _QUOTED.sub(r"\1\3", name) for name in names if _QUOTED.search(name)}
+        loaded = {name: saved[key] for name, key in keys.items() if key in saved}
+        # The other key has any value that it had before.
+        kept = {key: actual[key] for key in map(keys.get, same_leaves(loaded, actual)) if key in actual}
+        state[check] = loaded | kept
+    yield state
+
+
+defect = Defect(("restored", "resumed"), loads_by_dcp, _expected, from_before=False)

@@ -1,0 +1,248 @@
+"""Workloads that meet a known defect of torch, and each with another fault beside it."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+from torch.optim.lr_scheduler import MultiStepLR
+
+from dcpbench.workloads.workload import Workload
+from support.ordinary_workloads import WIDTH, Normed, inputs, net, reversed_loss
+
+
+class Weights:
+    """Weights of classes by their numbers, which training changes, and the number of its calls."""
+
+    def __init__(self, wrong: bool = False) -> None:
+        self.by_class, self.calls, self.wrong = {0: {"weight": 1.0}, 7: {"weight": 2.0}}, 0, wrong
+
+    def next(self) -> float:
+        self.calls += 1
+        self.by_class[7]["weight"] += 0.5
+        return self.by_class[7]["weight"]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"by_class": self.by_class, "calls": self.calls}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.by_class, self.calls = state_dict["by_class"], state_dict["calls"] + self.wrong
+
+
+def integer_keys(wrong: bool = False) -> Workload:
+    """Keys of a saved object are integers; if `wrong`, its load changes another value."""
+    weights = Weights(wrong)
+
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return reversed_loss(model, x) * weights.next()
+
+    return Workload(net(), inputs, loss, state={"weights": weights})
+
+
+def integer_keys_and_wrong_value() -> Workload:
+    return integer_keys(wrong=True)
+
+
+class Numbered(nn.Module):
+    """Extra state with integer keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.seen = net(), {1: 0}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen[1] += self.training
+        return self.net(x) * (1 + 0.1 * self.seen[1])
+
+    def get_extra_state(self) -> Any:
+        return {"seen": self.seen}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.seen = state["seen"]
+
+
+def integer_keys_in_extra_state() -> Workload:
+    return Workload(Numbered(), inputs, reversed_loss)
+
+
+def multi_step(model: nn.Module | None = None) -> Workload:
+    def scheduler(optimizer: torch.optim.Optimizer) -> MultiStepLR:
+        return MultiStepLR(optimizer, [3, 5])
+
+    return Workload(model or net(), inputs, reversed_loss, scheduler=scheduler)
+
+
+def multi_step_and_buffers() -> Workload:
+    """Two known failures at once."""
+    return multi_step(Normed())
+
+
+class Hidden(nn.Module):
+    """Counts its passes, in no checkpoint."""
+
+    passes = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += self.training
+        return self.net(x) * (1 + 0.01 * self.passes)
+
+
+def multi_step_and_hidden_counter() -> Workload:
+    return multi_step(Hidden())
+
+
+class Experts(nn.Module):
+    """Each rank numbers its own expert 0, and DDP ignores it."""
+
+    why_no_twin = "each rank has an expert of its own"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.local = net(), nn.ModuleList([nn.Linear(WIDTH, WIDTH)])
+        self._ddp_params_and_buffers_to_ignore = [
+            f"local.{name}" for name, _ in self.local.named_parameters()
+        ]
+        generator = torch.Generator().manual_seed(torch.initial_seed() + 1 + dist.get_rank())
+        with torch.no_grad():
+            for parameter in self.local.parameters():
+                parameter.copy_(torch.rand(parameter.shape, generator=generator) - 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(F.gelu(self.local[0](x)))
+
+
+def own_experts(wrong: str = "") -> Workload:
+    """If `wrong`, a load changes an element of this parameter."""
+    model = Experts()
+
+    def change(module: nn.Module, *_: Any) -> None:
+        with torch.no_grad():
+            module.get_parameter(wrong).view(-1)[3] += 1
+
+    if wrong:
+        model.register_load_state_dict_post_hook(change)
+    return Workload(model, inputs, reversed_loss)
+
+
+def own_experts_and_wrong_expert() -> Workload:
+    return own_experts("local.0.weight")
+
+
+def own_experts_and_wrong_weight() -> Workload:
+    return own_experts("net.0.weight")
+
+
+def empty_group() -> Workload:
+    """A group for frozen parameters, of which there are none."""
+
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        groups = [{"params": [], "lr": 0.3}, {"params": [*model.parameters()]}]
+        return torch.optim.SGD(groups, lr=0.01, momentum=0.9)
+
+    return Workload(net(), inputs, reversed_loss, optimizer)
+
+
+def empty_group_and_wrong_rate() -> Workload:
+    """Its load changes the learning rate of the other group."""
+    made = empty_group()
+
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        one: Any = made.optimizer(model)
+        one.register_load_state_dict_post_hook(lambda sgd: sgd.param_groups[1].update(lr=0.02))
+        return one
+
+    return replace(made, optimizer=optimizer)
+
+
+class RaisesLikeTorch(nn.Module):
+    """Raises once it is loaded, or in the load itself, as torch does for an empty group."""
+
+    def __init__(self, in_load: bool) -> None:
+        super().__init__()
+        self.net, self.in_load, self.passes, self.is_loaded = net(), in_load, 0, False
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"passes": self.passes}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.passes, self.is_loaded = state["passes"], state["passes"] == 2
+        if self.is_loaded and self.in_load:
+            raise IndexError("list index out of range")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += self.training
+        if self.is_loaded:
+            raise KeyError("betas")
+        return self.net(x)
+
+
+def key_error_once_loaded() -> Workload:
+    return Workload(RaisesLikeTorch(in_load=False), inputs, reversed_loss)
+
+
+def index_error_in_the_load() -> Workload:
+    return Workload(RaisesLikeTorch(in_load=True), inputs, reversed_loss)
+
+
+class TwoRates(torch.optim.Optimizer):
+    """Steps by a gradient and by its mean, at rates in a tuple."""
+
+    def __init__(self, params: Iterable[Any], rates: tuple[float, float] = (0.01, 0.001)) -> None:
+        super().__init__(params, {"rates": rates, "scale": 1.0, "lr": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            by_size, by_sign = group["rates"]
+            for value in group["params"]:
+                mean = self.state[value].setdefault("mean", torch.zeros_like(value)).lerp_(value.grad, 0.1)
+                value.sub_(group["scale"] * (by_size * value.grad + by_sign * mean))
+
+
+def tuples(scale: float = 1.0) -> Workload:
+    """A load sets another hyperparameter to `scale`."""
+
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        made = TwoRates(model.parameters())
+        made.register_load_state_dict_post_hook(lambda one: one.param_groups[0].update(scale=scale))
+        return made
+
+    return Workload(net(), inputs, reversed_loss, optimizer)
+
+
+def tuples_and_wrong_scale() -> Workload:
+    return tuples(scale=2.0)
+
+
+def weights_and_biases() -> Workload:
+    """Two optimizers have parts of each layer."""
+
+    def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
+        named = dict(model.named_parameters())
+        weights = [value for name, value in named.items() if name.endswith("weight")]
+        biases = [value for name, value in named.items() if name.endswith("bias")]
+        return [torch.optim.AdamW(weights), torch.optim.SGD(biases, 0.01, momentum=0.9)]
+
+    return Workload(net(), inputs, reversed_loss, optimizers)
+
+
+def weights_and_biases_and_other_error() -> Workload:
+    """Saving one of its optimizers raises another error of the same class."""
+    made = weights_and_biases()
+
+    def refuse(_: torch.optim.Optimizer) -> None:
+        raise RuntimeError("0.bias is not in the optimizer state.")
+
+    def optimizers(model: nn.Module) -> Any:
+        several: Any = made.optimizer(model)
+        several[0].register_state_dict_pre_hook(refuse)
+        return several
+
+    return replace(made, optimizer=optimizers)
