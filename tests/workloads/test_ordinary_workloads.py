@@ -50,6 +50,7 @@ BLOCKS = (
     *("frozen", "frozen_in_chain", "frozen_later"),
     *("integer_keys", "integer_keys_and_more", "own_experts", "tuples", "several_optimizers"),
     *("empty_group", "empty_group_fsdp1", "empty_group_flattened", "errors_like_torchs"),
+    "arrays_by_torch_save",
 )
 LESS = ("refused_by_fsdp1", "one_element", "frozen_in_chain", "empty_group_fsdp1")
 KEPT = tuple(block for block in BLOCKS if block not in LESS)
