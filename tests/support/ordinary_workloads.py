@@ -678,6 +678,26 @@ def forgets_state_of_used() -> Workload:
     return Workload(net(), inputs, reversed_loss, optimizer)
 
 
+def tensor_lr(change: Callable[[torch.optim.Optimizer], Any] = lambda _: None) -> Workload:
+    """A scheduler that changes a learning rate which is a tensor, in each group and in the defaults."""
+
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        groups = [{"params": [value]} for value in model.parameters()]
+        made = torch.optim.AdamW(groups, lr=torch.tensor(0.01))
+        made.register_load_state_dict_post_hook(change)
+        return made
+
+    def scheduler(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+    return Workload(net(), inputs, reversed_loss, optimizer, scheduler)
+
+
+def tensor_lr_and_changed_default() -> Workload:
+    """A load that changes the default learning rate."""
+    return tensor_lr(lambda one: one.defaults["lr"].fill_(0.5))
+
+
 def score_before_penalty() -> Workload:
     """A second derivative after another forward pass, whose parameters `fully_shard` frees."""
 

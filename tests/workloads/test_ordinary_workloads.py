@@ -40,7 +40,7 @@ WRONG = {
 BLOCKS = (
     *("batches", "uneven", "losses", "share_only", "names", "hooks", "errors", "blocks", "unused"),
     *("extra_state", "optimizer_dtypes", "generators", "buckets", "state", "not_saved", "arrays_converted"),
-    *("buffers", "buffers_and_more", "touched", "touched_and_more", "without_gradient"),
+    *("buffers", "buffers_and_more", "touched", "touched_and_more", "without_gradient", "tensor_lr"),
     *("refused_by_torch", "refused_by_fsdp1", "beside_refused", "one_element", "second_derivatives"),
     *("groups", "beside_groups_and_averaged"),
     *("memory_order", "beside_memory_order"),
@@ -59,6 +59,7 @@ BUFFERS = "known failure buffers-of-some-rank: unsharded tensors are saved by on
 FROZEN = "known failure state-of-frozen: set_optimizer_state_dict drops the state of frozen parameters"
 TOUCHED = "known failure touched-optimizer-state"
 NO_GRADIENT = "known failure state-of-no-gradient"
+TENSOR_LR = "known failure tensor-lr-in-defaults"
 ONE_SHARD = "known failure fsdp1-one-shard"
 LATE = "known failure second-derivatives-fsdp2: fully_shard reduces some gradients"
 BESIDE_LATE = "in addition to known failure second-derivatives-fsdp2: "
@@ -75,6 +76,8 @@ TORCHS: dict[str, dict[str, tuple[str, str]]] = {
     "forgets_state_of_used": {
         "": ("error", "RuntimeError: Missing key in checkpoint state_dict: optimizer.state.0.weight.")
     },
+    "tensor_lr": {"": ("xfail", TENSOR_LR)},
+    "tensor_lr_and_changed_default": {"": ("fail", f"in addition to {TENSOR_LR}: flags_equal: defaults.lr")},
     "schedule_free": {"": ("xfail", TOUCHED)},
     "prodigy": {"": ("xfail", TOUCHED)},
     "schedule_free_and_nudged_weight": {"": ("fail", f"in addition to {TOUCHED}: model_equal: 2.bias")},

@@ -1,4 +1,4 @@
-"""Loads that are repeated, into runs that differ from a load target in one thing."""
+"""Loads that a defect has affected, and loads that are repeated."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -6,12 +6,20 @@ from dataclasses import replace
 import torch
 
 from dcpbench.cell.cell import Cell
+from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import Resumed
 from dcpbench.plugins.defects._cells import fsdp1_sizes
 from dcpbench.verify.snapshot import TensorLeaf
 from dcpbench.workloads import build_run
 from dcpbench.workloads.run_state import FLAGS, RANDOM, State, live_state
 from dcpbench.workloads.training_run import TrainingRun
+
+
+def happened(cell: Cell, check: str, by: str, checkpoint: Checkpoint) -> bool:
+    """Return whether a defect explains a mismatch of a checkpoint on any rank; collective."""
+    report = cell.report.checks.get(check)
+    found = report.distinct.values() if report else ()
+    return any(cell.world.gathered(any(one.by == by and one.where == str(checkpoint) for one in found)))
 
 
 def new_target(cell: Cell) -> TrainingRun:

@@ -12,7 +12,7 @@ from dcpbench.cell.explained import Restored, Resumed
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import fsdp1_sizes
-from dcpbench.plugins.defects._loads import as_loaded, load_again, new_target, resumes_exactly
+from dcpbench.plugins.defects._loads import as_loaded, happened, load_again, new_target, resumes_exactly
 from dcpbench.verify.compare import ABSENT
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads.run_state import State, live_state
@@ -30,12 +30,8 @@ def _expected(cell: Cell, moment: Moment, reference: Restored | Resumed) -> Iter
         wrong = reference.names.get(_CHECK, frozenset())
         if any(cell.world.gathered(any(name.startswith("state.") for name in wrong))):
             yield from _dropped(cell, reference)
-    else:
-        report = cell.report.checks.get(_CHECK)
-        found = report.distinct.values() if report else ()
-        happened = any(one.by == _BY and one.where == str(reference.checkpoint) for one in found)
-        if any(cell.world.gathered(happened)):
-            yield from _resumed(cell, reference)
+    elif happened(cell, _CHECK, _BY, reference.checkpoint):
+        yield from _resumed(cell, reference)
 
 
 def _dropped(cell: Cell, reference: Restored) -> Iterator[State]:

@@ -1,0 +1,58 @@
+"""A learning rate that is a tensor, and that a scheduler has changed in the optimizer's defaults too, has its
+initial value there after a load (docs/findings/tensor-lr-in-defaults.md)."""
+
+import re
+from collections.abc import Iterator
+
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.explained import Restored, Resumed
+from dcpbench.config.schema import Config
+from dcpbench.core.defects import Defect, Moment
+from dcpbench.plugins.defects._loads import happened, new_target
+from dcpbench.verify.compare import same_leaves
+from dcpbench.verify.snapshot import DigestedLeaf, TensorLeaf
+from dcpbench.workloads.run_state import FLAGS, State, live_state
+
+_BY = "tensor_lr_in_defaults"
+_SHARED = "shared_memory"
+_RATE = r"param_groups\.\d+\.lr"
+
+
+def _applies(config: Config) -> bool:
+    return not config.own_trainer
+
+
+def _expected(cell: Cell, moment: Moment, reference: Restored | Resumed) -> Iterator[State]:
+    if isinstance(reference, Restored):
+        saved = reference.checkpoint.state
+        concerned = any(name.startswith("defaults.") for name in reference.names.get(FLAGS, ()))
+        concerned = any(cell.world.gathered(concerned))
+    else:
+        saved, concerned = reference.expected, happened(cell, FLAGS, _BY, reference.checkpoint)
+    if not concerned:
+        return
+    initial, defaults = live_state(new_target(cell))[FLAGS], in_defaults(saved)
+    if defaults:
+        unshared = {_SHARED: without_rates(saved[FLAGS][_SHARED])}
+        yield {FLAGS: {name: leaf for name, leaf in initial.items() if name in defaults} | unshared}
+
+
+def in_defaults(saved: State) -> set[str]:
+    """Return the names of default learning rates that are tensors with the value of a group."""
+    groups = [leaf for name, leaf in saved["optim_equal"].items() if re.fullmatch(_RATE, name)]
+    rates = [leaf for leaf in groups if isinstance(leaf, TensorLeaf | DigestedLeaf)]
+    defaults = {
+        name: leaf for name, leaf in saved[FLAGS].items() if re.fullmatch(r"defaults\.(\d+\.)?lr", name)
+    }
+    return {
+        name for name, leaf in defaults.items() if any(same_leaves({"": one}, {"": leaf}) for one in rates)
+    }
+
+
+def without_rates(shared: str) -> str:
+    """Leave out learning rates of groups from a text of tensors that share memory. A load gives each group
+    a tensor of its own."""
+    return "; ".join(one for one in shared.split("; ") if not re.fullmatch(rf"{_RATE}(, {_RATE})*", one))
+
+
+defect = Defect(("restored", "resumed"), _applies, _expected, from_before=False)
