@@ -1,12 +1,13 @@
 """Workloads that FSDP refuses or changes, and others that look like them."""
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from dcpbench.workloads.workload import Workload
-from support.ordinary_workloads import inputs, net, reversed_loss
+from support.ordinary_workloads import Blocks, blocks, inputs, net, reversed_loss
 from support.user_steps import averaged_model
 
 
@@ -37,3 +38,22 @@ def average_of_a_model_without_copies() -> Workload:
     made = averaged_model()
     made.model.library = math  # type: ignore[assignment]
     return made
+
+
+def frozen_in_the_plan(counts: bool = False) -> Workload:
+    """Has a frozen block that its TP plan names; if it `counts`, also a counter that no checkpoint has."""
+
+    class Counting(Blocks):
+        passes = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.passes += self.training and counts
+            return super().forward(x) * (1 + 0.01 * self.passes)
+
+    model = Counting()
+    model.get_submodule("model.layers.0").requires_grad_(False)
+    return replace(blocks(), model=model)
+
+
+def frozen_in_the_plan_and_forgetful() -> Workload:
+    return frozen_in_the_plan(counts=True)

@@ -59,7 +59,11 @@ APPLY: dict[tuple[str, int], dict[str, set[str]]] = {
         "twin": {"trained_alone"},
     },
     ("hsdp2", 2): {},  # FSDP2 averages
-    ("fsdp_tp", 4): {"restored": {"sliced_by_shard"}, "resumed": {"as_restored"}, "twin": {"unfrozen"}},
+    ("fsdp_tp", 4): {
+        "restored": {"sliced_by_shard"},
+        "resumed": {"as_restored", "sliced_by_shard"},
+        "twin": {"unfrozen"},
+    },
     ("fsdp2_tp", 4): {},
 }
 """The defects that apply to each step of a cell, by parallelism and number of ranks, in addition to those

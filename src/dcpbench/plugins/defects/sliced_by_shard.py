@@ -7,18 +7,23 @@ from dataclasses import replace
 import torch
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import Restored
+from dcpbench.cell.explained import Restored, Resumed
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import fsdp1_sizes, has_tensor_parallel_fsdp1
+from dcpbench.plugins.defects._loads import exact_with_saved
 from dcpbench.verify.compare import Recall
 from dcpbench.verify.layout import Extent
 from dcpbench.verify.snapshot import Leaf, Leaves, TensorLeaf, digest_of
 from dcpbench.workloads.run_state import State
 
-_CHECK = "optim_equal"
+_BY, _CHECK = "sliced_by_shard", "optim_equal"
 
 
-def _expected(cell: Cell, moment: Moment, reference: Restored) -> Iterator[State]:
+def _expected(cell: Cell, moment: Moment, reference: Restored | Resumed) -> Iterator[State]:
+    if isinstance(reference, Resumed):
+        if cell.config.workload.target:
+            yield from exact_with_saved(cell, reference, _CHECK, _BY)
+        return
     checkpoint, actual = reference.checkpoint, reference.actual.get(_CHECK, {})
     wrong = {name: actual[name] for name in reference.names.get(_CHECK, ()) if name in actual}
     shards = fsdp1_sizes(cell.config)["tp"]
@@ -68,4 +73,4 @@ def _set_again(held: torch.Tensor, extent: Extent, shards: int) -> torch.Tensor:
     return again
 
 
-defect = Defect(("restored",), has_tensor_parallel_fsdp1, _expected)
+defect = Defect(("restored", "resumed"), has_tensor_parallel_fsdp1, _expected)
