@@ -376,16 +376,34 @@ class Normed(nn.Module):
         return self.net(x)
 
 
-def wrong_buffer_in_load() -> Workload:
-    """A load that changes an element of a buffer on the last rank."""
+def wrong_in_load(change: Callable[[Any], None]) -> Workload:
+    """Batch normalisation, and a load that changes the model."""
 
     def wrong(module: nn.Module, *_: Any) -> None:
-        if dist.get_rank() == dist.get_world_size() - 1:
-            module.net[1].running_var[3] += 1
+        with torch.no_grad():
+            change(module)
 
     model = Normed()
     model.register_load_state_dict_post_hook(wrong)
     return Workload(model, inputs, reversed_loss)
+
+
+def wrong_buffer_in_load() -> Workload:
+    """A load that changes an element of a buffer on the last rank."""
+
+    def change(module: Any) -> None:
+        if dist.get_rank() == dist.get_world_size() - 1:
+            module.net[1].running_var[3] += 1
+
+    return wrong_in_load(change)
+
+
+def buffer_of_no_rank() -> Workload:
+    return wrong_in_load(lambda module: module.net[1].running_var.add_(1))
+
+
+def wrong_weight_in_load() -> Workload:
+    return wrong_in_load(lambda module: module.net[2].bias.add_(0.001))
 
 
 def hidden_counter() -> Workload:
@@ -401,23 +419,28 @@ def hidden_counter() -> Workload:
     return Workload(Counting(), inputs, reversed_loss)
 
 
-def running_center() -> Workload:
+def running_center(samples: int = 1) -> Workload:
     """Training depends on two buffers that differ by rank, as in self-distillation."""
 
     class Centered(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.net = net()
-            self.register_buffer("center", torch.zeros(WIDTH))
-            self.register_buffer("spread", torch.zeros(WIDTH))
+            self.register_buffer("center", torch.zeros(samples, WIDTH))
+            self.register_buffer("spread", torch.zeros(samples, WIDTH))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            out = self.net(x) - self.center + self.spread
+            out = self.net(x) - self.center[0] + self.spread[0]
             self.center = self.center.lerp(x.mean(0), 0.1)
             self.spread = self.spread.lerp(x.std(0), 0.1)
             return out
 
     return Workload(Centered(), inputs, reversed_loss)
+
+
+def large_buffers() -> Workload:
+    """Buffers of more than 4 MiB, of which only digests are kept."""
+    return running_center(samples=2**18)
 
 
 class RaisesOnceLoaded(nn.Module):

@@ -201,6 +201,21 @@ def test_replicas_of_unsaved_names_are_compared() -> None:
     assert across({"v": leaf(ONES)}, restored, recall) == [told] * 2
 
 
+@pytest.mark.usefixtures("threads")
+def test_content_of_each_rank_is_compared() -> None:
+    """A tensor that differed by rank in an earlier stage has to differ in the same way."""
+
+    def full(rank: int) -> Leaves:
+        return digests({"w": leaf((ONES, OTHER)[rank])}, rank)[0]  # type: ignore[arg-type]
+
+    with ThreadPoolExecutor(2) as pool:
+        saved, same = pool.map(full, range(2))
+    assert saved == same
+    for restored, equal in (((ONES, OTHER), True), ((OTHER, ONES), False), ((ONES, NAN), False)):
+        found = across(saved, [{"w": leaf(each)} for each in restored], None)
+        assert (found == [[], []]) is equal, found
+
+
 def test_unlocated_mismatch_is_reported_as_is() -> None:
     """Of half a tensor that is as it was the digest differs all the same, and of a part that is not the rest
     is still not held."""

@@ -1,6 +1,6 @@
 """A checkpoint together with the state that a load has to restore."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -12,9 +12,10 @@ from dcpbench.checkpointers.base import Checkpointer, PendingSave
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
 from dcpbench.verify.compare_layouts import compare_state
+from dcpbench.verify.layout import whole
 from dcpbench.verify.perturb import compared_names, unlike
 from dcpbench.verify.process_state import OpenFiles
-from dcpbench.verify.snapshot import Leaves
+from dcpbench.verify.snapshot import Leaves, TensorLeaf
 from dcpbench.workloads.run_state import Keys, State, as_saved, key_of, live_state, one_tensor, saved_and_live
 from dcpbench.workloads.training_run import TrainingRun
 
@@ -88,6 +89,12 @@ class Checkpoint:
     def recall_of(self, check: str) -> Recall:
         """Return a function that reads a tensor by the name that a check has for it."""
         return lambda name: self.recall("")(key_of(check, name, self.numbers))
+
+    def read(self, check: str, names: Iterable[str]) -> Leaves:
+        """Read the full tensors that the checkpoint has under names of a check."""
+        recall = self.recall_of(check)
+        tensors = {name: tensor for name in names if (tensor := recall(name)) is not None}
+        return {name: TensorLeaf(tensor, whole(tensor), None) for name, tensor in tensors.items()}
 
     def compare(
         self,

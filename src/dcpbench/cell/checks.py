@@ -12,10 +12,10 @@ from dcpbench.cell import contract, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import (
-    Restored,
     Resumed,
     defects_at,
     explained,
+    explained_restored,
     needs_copy,
     without_overwritten,
 )
@@ -188,15 +188,11 @@ def verify_restored(
             found = checkpoint.compare(check, actual[check], group, checkpoint.recall_of(check))
             compared[check] = replace(before.controls[check], found=found)
 
-        def about() -> Restored:
-            names = {check: frozenset(one.name for one in wrong.found) for check, wrong in compared.items()}
-            return Restored(checkpoint, actual, before.state, names)
-
         def equal(check: str, state: State) -> set[str]:
             return same_leaves(state.get(check, {}), actual[check])
 
         kept = without_overwritten(cell, target, compared, checkpoint.state, equal)
-        for check, one in explained(cell, "restored", kept, about, equal).items():
+        for check, one in explained_restored(cell, checkpoint, kept, actual, before.state).items():
             cell.record(check, one, where or str(checkpoint))
         for spec in CHECKS.values():
             if spec.probe and view is live_state:
@@ -245,8 +241,10 @@ def verify_values(
     read = WholeValues(values)
     for check, leaves in saved.state.items():
         keys = {name: key_of(check, name, saved.numbers) for name in leaves}
-        compared = saved.compared(check, read.like(leaves, keys), group, saved.recall_of(check))
-        cell.record(check, compared, str(saved))
+        actual = read.like(leaves, keys)
+        compared = {check: saved.compared(check, actual, group, saved.recall_of(check))}
+        found = explained_restored(cell, saved, compared, {check: actual})
+        cell.record(check, found[check], str(saved))
     return read.leaves
 
 

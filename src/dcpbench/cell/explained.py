@@ -14,6 +14,7 @@ from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.plugins import plugins
 from dcpbench.core.rank_report import Compared
+from dcpbench.verify.compare import same_leaves
 from dcpbench.workloads.parallelisms import broadcasts_buffers
 from dcpbench.workloads.run_state import State, buffers_of
 from dcpbench.workloads.training_run import TrainingRun
@@ -59,6 +60,26 @@ class RaisedInLoad:
 
     checkpoint: Checkpoint
     texts: frozenset[str]
+
+
+def explained_restored(
+    cell: Cell,
+    checkpoint: Checkpoint,
+    compared: Mapping[str, Compared],
+    actual: State,
+    before: State | None = None,
+) -> dict[str, Compared]:
+    """Name the defects in mismatches between a saved state and the `actual` one, which comes from the
+    checkpoint; collective as `explained`. `before` is as in `Restored`."""
+
+    def about() -> Restored:
+        names = {check: frozenset(one.name for one in wrong.found) for check, wrong in compared.items()}
+        return Restored(checkpoint, actual, before or {}, names)
+
+    def equal(check: str, state: State) -> set[str]:
+        return same_leaves(state.get(check, {}), actual[check])
+
+    return explained(cell, "restored", compared, about, equal)
 
 
 @cache

@@ -11,6 +11,7 @@ import torch
 
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint
+from dcpbench.cell.explained import explained_restored
 from dcpbench.cell.steps import RunRecord
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.config.groups import Verify
@@ -75,18 +76,20 @@ def take(cell: Cell, name: str) -> Handover:
 def hand_over(cell: Cell, checkpoints: Sequence[Checkpoint], record: RunRecord) -> None:
     """Leave checkpoints and the record of the reference run to the next stage; collective. Tensors become
     digests of full tensors, which any layout can compare with. Ranks that disagree on a value are
-    reported."""
+    reported; a defect explains this if it explains what the checkpoint has."""
 
-    def full(state: State, where: str | None = None) -> State:
+    def full(state: State, saved: Checkpoint | None = None) -> State:
         added: State = {}
         for check, leaves in state.items():
             added[check], compared = compare_ranks(leaves, cell.world.group)
-            if compared.found and where:
-                cell.record(check, compared, where)
+            if compared.found and saved:
+                stored = saved.read(check, {one.name for one in compared.found if one.name in leaves})
+                found = explained_restored(cell, saved, {check: compared}, {check: stored})
+                cell.record(check, found[check], str(saved))
         return added
 
     with cell.phase("verify", "handover"):
-        left = [LeftCheckpoint.of(cell, one, full(one.state, str(one))) for one in checkpoints]
+        left = [LeftCheckpoint.of(cell, one, full(one.state, one)) for one in checkpoints]
         states = {step: full(state) for step, state in record.states.items()}
     if cell.world.rank == 0:
         leave(cell, Handover(left, replace(record, states=states, unrestored={})), _NEXT_STAGE)

@@ -10,6 +10,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from
 from dcpbench.cell import checks, contract, side_effects, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
+from dcpbench.cell.explained import explained_restored
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
@@ -73,7 +74,8 @@ def _verify_below(cell: Cell, key: str, check: str, expected: Leaves, saved: Che
     with cell.phase("verify", "equality"):
         found = compare_across(expected, actual, cell.world.group, saved.recall(f"{key}."))
         control = compare_across(expected, changed, cell.world.group)
-        cell.record(check, Compared.of(found, control, controllable(expected)), where)
+        compared = {check: Compared.of(found, control, controllable(expected))}
+        cell.record(check, explained_restored(cell, saved, compared, {check: actual})[check], where)
 
     def unrequested(names: Iterable[str]) -> list[Mismatch]:
         others = [name for name in names if not name.startswith(f"{key}.")]

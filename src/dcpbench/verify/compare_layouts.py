@@ -35,6 +35,7 @@ def compare_across(
         recall: reads a tensor that differs from the checkpoint, to find out where it differs.
     """
     (expected, wrong), (found, also) = digests(saved, group), digests(actual, group)
+    also = [one for one in also if not _same_on_each_rank(expected.get(one.name), found[one.name])]
     different = [*also, *compare(expected, found)]
     if not different:
         return wrong
@@ -50,6 +51,11 @@ def compare_across(
     located = {name for names in gathered([one.name for one in closer], group) for name in names}
     others = [one for one in different if one.name not in located or one.problem not in _BY_DIGEST]
     return [*wrong, *closer, *others]
+
+
+def _same_on_each_rank(expected: Leaf, found: Leaf) -> bool:
+    of_ranks = getattr(found, "of_ranks", ())
+    return bool(of_ranks) and of_ranks == getattr(expected, "of_ranks", ())
 
 
 def compare_state(
@@ -181,7 +187,9 @@ def _add_up(name: str, by_rank: Mapping[int, Any]) -> tuple[Leaf, Mismatch | Non
     extent = whole(torch.empty(first.extent.shape, device="meta"))
     together = replace(first, extent=extent, placements=None, blocks=(total,))
     if unlike:
-        return together, unlike[0]
+        is_full = all(part.extent == extent for part in by_rank.values())
+        of_ranks = tuple(part.blocks[0] for part in by_rank.values()) if is_full else ()
+        return replace(together, of_ranks=of_ranks), unlike[0]
     counts = {"held": sum(part.numel for part in distinct), "elements": extent.numel}
     if counts["held"] != counts["elements"]:
         return together, Mismatch(name, Problem.uncovered, first.kind, facts=counts)

@@ -58,13 +58,15 @@ class TensorLeaf:
 
 @dataclass(frozen=True)
 class DigestedLeaf:
-    """A `TensorLeaf` without its elements: a digest for each `BLOCK` of them, in row-major order."""
+    """A `TensorLeaf` without its elements: a digest for each `BLOCK` of them, in row-major order; of a full
+    tensor whose content differs by rank also the digest on each rank."""
 
     dtype: torch.dtype
     extent: Extent
     placements: str | None
     kind: str
     blocks: tuple[Digest, ...]
+    of_ranks: tuple[Digest, ...] = ()
 
     def block_ends(self, number: int) -> tuple[list[int], list[int]]:
         """Return the indices in the full tensor of a block's first and last element."""
