@@ -52,9 +52,9 @@ def _differing(leaves: Leaves) -> dict[str, DigestedLeaf]:
 def _of_ranks_that_saved(buffers: Leaves) -> Iterator[State]:
     """Yield the buffers of each rank of an earlier stage."""
     differing = _differing(buffers)
-    for ranks in zip(*(leaf.of_ranks for leaf in differing.values()), strict=True):
-        pairs = zip(differing.items(), ranks, strict=True)
-        yield {_CHECK: {name: replace(leaf, blocks=(digest,)) for (name, leaf), digest in pairs}}
+    for rank in range(max((len(leaf.of_ranks) for leaf in differing.values()), default=0)):
+        here = {name: leaf for name, leaf in differing.items() if rank < len(leaf.of_ranks)}
+        yield {_CHECK: {name: replace(leaf, blocks=(leaf.of_ranks[rank],)) for name, leaf in here.items()}}
 
 
 def _resumed(cell: Cell, reference: Resumed) -> Iterator[State]:
