@@ -58,9 +58,9 @@ def _of_ranks_that_saved(buffers: Leaves) -> Iterator[State]:
 
 
 def _resumed(cell: Cell, reference: Resumed) -> Iterator[State]:
-    """Load and train on again: with the saved buffers of each rank and, if these are not copied or come from a
-    run that was itself restored, with those of the uninterrupted run. Once one is exact, yield the states of
-    these runs, and of one as loaded."""
+    """Load and train on again: with the saved buffers of each rank and, if these are not copied or come from
+    a run that was itself restored, with those of the uninterrupted run. Once one is exact, yield the states
+    of these runs, and of one as loaded."""
     report, saved = cell.report.checks.get(_CHECK), reference.checkpoint.state.get(_CHECK, {})
     found = {one.name for one in report.distinct.values() if one.by == _BY} if report else set()
     names = frozenset[str]().union(*cell.world.gathered(found | _differing(saved).keys()))
