@@ -225,12 +225,14 @@ def test_ranks_write_and_read_plain_files_at_once(tmp_path: Path, monkeypatch: p
     assert sorted(done) == [1, 1, 2, 2, 4, 4, 8, 8, 16, 16]
 
 
+EMPTY = mock.Mock(read_tensor=lambda *_: None)
+"""A checkpointer whose checkpoints have no tensors."""
+
+
 def handed_over(cell: Cell) -> None:
     """Hand over three checkpoints with different states, and three states at the ends of resumes."""
     kept = [{"extra_equal": dict.fromkeys(NAMES, number), RANDOM: leaves("cpu")} for number in range(6)]
-    saved: Any = [
-        Checkpoint(step, str(cell.folder / f"step-{step}"), mock.Mock(), kept[step]) for step in range(3)
-    ]
+    saved: Any = [Checkpoint(step, str(cell.folder / f"step-{step}"), EMPTY, kept[step]) for step in range(3)]
     states = {step: kept[step] for step in range(3, 6)}
     about = {"why_layout_bound": "why", "computes_in": (torch.bfloat16,)}
     handover.hand_over(cell, saved, steps.RunRecord([1.0], states, **about))
@@ -249,7 +251,7 @@ def test_control_of_disagreeing_ranks_is_run(
 
     monkeypatch.setattr(compare_layouts, "digests", digests)
     cell = bare_cell(tmp_path)
-    saved = Checkpoint(1, str(tmp_path / "step-1"), mock.Mock(), {"optim_equal": {"lr": 0.1, "eps": 1e-8}})
+    saved = Checkpoint(1, str(tmp_path / "step-1"), EMPTY, {"optim_equal": {"lr": 0.1, "eps": 1e-8}})
     handover.hand_over(cell, [saved], steps.RunRecord())
     assert given[1].keys() == {"lr"}
     assert given[1]["lr"] != 0.1

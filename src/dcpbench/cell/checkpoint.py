@@ -12,11 +12,19 @@ from dcpbench.checkpointers.base import Checkpointer, PendingSave
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
 from dcpbench.verify.compare_layouts import compare_state
-from dcpbench.verify.layout import whole
 from dcpbench.verify.perturb import compared_names, unlike
 from dcpbench.verify.process_state import OpenFiles
-from dcpbench.verify.snapshot import Leaves, TensorLeaf
-from dcpbench.workloads.run_state import Keys, State, as_saved, key_of, live_state, one_tensor, saved_and_live
+from dcpbench.verify.snapshot import Leaves
+from dcpbench.workloads.run_state import (
+    Keys,
+    State,
+    as_saved,
+    full_tensors,
+    key_of,
+    live_state,
+    one_tensor,
+    saved_and_live,
+)
 from dcpbench.workloads.training_run import TrainingRun
 
 Recall = Callable[[str], torch.Tensor | None]
@@ -92,9 +100,7 @@ class Checkpoint:
 
     def read(self, check: str, names: Iterable[str]) -> Leaves:
         """Read the full tensors that the checkpoint has under names of a check."""
-        recall = self.recall_of(check)
-        tensors = {name: tensor for name in names if (tensor := recall(name)) is not None}
-        return {name: TensorLeaf(tensor, whole(tensor), None) for name, tensor in tensors.items()}
+        return full_tensors(names, self.recall_of(check))
 
     def compare(
         self,

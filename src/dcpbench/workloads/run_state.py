@@ -1,7 +1,7 @@
 """The state of a run, as the checks compare it and as its checkpoints have it."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 from dcpbench.verify import snapshot
 from dcpbench.verify.audit import Entry
 from dcpbench.verify.flags import HOOKS, snapshot_flags, snapshot_gradients
+from dcpbench.verify.layout import whole
 from dcpbench.verify.snapshot import (
     DigestedLeaf,
     Leaf,
@@ -130,6 +131,12 @@ def saved_and_live(
             if part is not None:
                 before[name], now[name] = part, leaf.local
     return before, now
+
+
+def full_tensors(names: Iterable[str], recall: Callable[[str], torch.Tensor | None]) -> Leaves:
+    """Return the tensors that `recall` reads by their names, without those that it does not have."""
+    tensors = {name: tensor for name in names if (tensor := recall(name)) is not None}
+    return {name: TensorLeaf(tensor, whole(tensor), None) for name, tensor in tensors.items()}
 
 
 def one_tensor(state: State, numbers: Mapping[str, str]) -> dict[str, Any]:

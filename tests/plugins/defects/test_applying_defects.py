@@ -18,6 +18,7 @@ from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
 from dcpbench.plugins.defects import _cells, as_restored, divided_twice, trained_alone, unfrozen
+from dcpbench.plugins.defects.plugin import plugin
 from dcpbench.scenarios import fine_tune
 from dcpbench.sweep import known_failures
 from dcpbench.verify.compare import compare
@@ -352,3 +353,8 @@ def test_defects_are_computed_only_after_a_mismatch(tmp_path: Path, monkeypatch:
 
     assert (compared([]), asked) == ([], [])
     assert (compared(wrong), asked) == (["mine", None], ["restored"])
+
+
+def test_every_defect_is_documented() -> None:
+    page = (Path(__file__).parents[3] / "docs/plugins/defects.md").read_text()
+    assert {name for name in plugin.defects if f"\n| `{name}` | " not in page} == set()
