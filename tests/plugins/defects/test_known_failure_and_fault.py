@@ -20,7 +20,7 @@ HIDES = {
     "scheduler": ("fail", "state_resume_equal: rank"),
     "weight": ("fail", "state_resume_equal: rank 0: net"),
     "loss": ("fail", "loss_resume_equal: rank 0: loss of step 4"),
-    "unfrozen": ("xfail", "known failure fsdp1-tp-unfreezes: FSDP1 makes every TP shard"),
+    "unfrozen": ("xfail", "fsdp1-tp-unfreezes"),
     "head": ("fail", "layer1.weight"),
     "replicas": ("xfail", "known failure fsdp1-one-shard: HYBRID_SHARD over 2 replicas x 1 shard becomes"),
     "replicas_zeroed": ("fail", "optim_equal: rank 0: state.net"),
