@@ -7,7 +7,7 @@ import pytest
 
 from conftest import Finished, experiment, run, selected, tiered
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1300)]
 
 UNKNOWN = "in which dcpbench finds no tensors: use dictionaries, lists, tuples or dataclasses of tensors"
 REFUSED = {
@@ -53,10 +53,15 @@ BLOCKS = (
     "arrays_by_torch_save",
     *("buffers_converted", "buffers_by_content", "buffers_in_chain", "large_buffers"),
 )
-LESS = (
-    *("refused_by_fsdp1", "one_element", "frozen_in_chain", "empty_group_fsdp1"),
-    *("buffers_by_content", "buffers_in_chain", "large_buffers"),
-)
+LESS = {
+    *("share_only", "names", "blocks", "unused", "arrays_converted", "arrays_by_torch_save"),
+    *("tensor_lr", "refused_by_fsdp1", "one_element", "groups", "frozen_in_plan", "memory_order"),
+    *("beside_memory_order", "beside_second_derivatives", "averaged", "wrong_steps_on_parts"),
+    *("steps_by_parallelism", "frozen_in_chain", "frozen_later", "integer_keys_and_more", "tuples"),
+    *("several_optimizers", "empty_group_fsdp1", "empty_group_flattened", "buffers_by_content"),
+    *("buffers_in_chain", "large_buffers"),
+}
+"""Blocks that only `make test-all` runs: others are of their kinds."""
 KEPT = tuple(block for block in BLOCKS if block not in LESS)
 
 BUFFERS = "known failure buffers-of-some-rank: unsharded tensors are saved by one rank"
@@ -186,7 +191,7 @@ A known failure hides no other."""
 @pytest.fixture(scope="module")
 def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     words = experiment("ordinary_workloads", selected(request, "block"))
-    return run(tmp_path_factory.mktemp("ordinary") / "sweep", *words)
+    return run(tmp_path_factory.mktemp("ordinary") / "sweep", *words, timeout_s=1200)
 
 
 def expected(row: dict[str, Any]) -> tuple[str, str]:
