@@ -100,7 +100,7 @@ def aged(template: dict[str, Any], night: int, factors: dict[str, float], failed
     costs = {name: template[name] and template[name] * factor for name, factor in factors.items()}
     end = {"status": "crash", "reason": 'rank 0 in save: killed, "signal 9"', **dict.fromkeys(COSTS)}
     of_code = {
-        "git_commit": hashlib.sha256(bytes(night // 3)).hexdigest()[:40],
+        "dcpbench_commit": hashlib.sha256(bytes(night // 3)).hexdigest()[:40],
         "torch_version": f"2.{8 + night // 200}.0+cpu",
     }
     return {**template, **costs, **(end if failed else {}), **of_code, "started_at": began.isoformat()}

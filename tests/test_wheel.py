@@ -87,7 +87,7 @@ def test_wheel_runs_elsewhere_with_custom_groups(elsewhere: Path, tmp_path: Path
     assert ended.returncode == 0, ended.stderr
     assert "1 cell: 1 pass" in ended.stdout
     (sweep,) = (tmp_path / "outputs").iterdir()
-    assert json.loads((sweep / "environment.json").read_text())["git_commit"] is None
+    assert json.loads((sweep / "environment.json").read_text())["dcpbench_commit"] is None
     where = subprocess.run(
         [elsewhere, "-c", "import dcpbench; print(dcpbench.__file__)"],
         cwd=tmp_path,

@@ -11,21 +11,6 @@ from the current folder. Ranks search that folder later (`dcpbench.records.insta
 set another value."""
 
 
-class _Moved:
-    """Find modules by names that they had before they moved, if nothing else finds them."""
-
-    @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> object:
-        if not name.startswith("dcpbench."):
-            return None
-        from dcpbench.core.moved import spec_of
-
-        return spec_of(name)
-
-
-sys.meta_path.append(_Moved)  # type: ignore[arg-type]
-
-
 def leave_out_current_folder() -> None:
     """Remove the folder that `python -m` puts first from `sys.path`, before anything else is imported."""
     import os

@@ -111,7 +111,7 @@ def outside(tmp_path: Path) -> Iterator[Path]:
 
 def hostile(sweeps: Path, name: str, plant: Callable[[Path, Path], None], outside: Path) -> Path:
     """One valid sweep, and one in which something replaces a file."""
-    record = {"arguments": [], "cwd": "/", "cells": ["a"], "storage": []}
+    record = {"arguments": [], "cwd": "/", "cells": {"a": []}, "storage": []}
     for number, each in enumerate((sweeps / "good", sweeps / "bad")):
         folder_with(each, cell(started_at=f"2026-01-0{number + 1}T00:00:00+00:00"))
         store.write_json(each / "sweep.json", record)

@@ -17,7 +17,7 @@ def night(folder: Path, number: int, *rows: Row) -> Path:
     """A sweep of that night with these rows, as the driver leaves it."""
     then = {
         "started_at": f"2026-{10 + number // 30:02}-{1 + number % 30:02}T01:00:00+00:00",
-        "git_commit": f"{0xABC0000 + number:x}".ljust(40, "0"),
+        "dcpbench_commit": f"{0xABC0000 + number:x}".ljust(40, "0"),
         "torch_version": "2.13.0" if number < NIGHTS // 2 else "2.14.0",
     }
     return folder_with(folder / f"night-{number:02}", *(replace(row, **then) for row in rows))

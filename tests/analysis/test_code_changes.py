@@ -46,7 +46,7 @@ def test_changed_files_of_the_user_are_named(tmp_path: Path, capsys: pytest.Capt
     old = sweep(tmp_path / "old", target_commit=A, code={"my_gpt": mine(A, my_gpt="1")})
     new = sweep(tmp_path / "new", target_commit=f"{A}-dirty", code={"my_gpt": mine(f"{A}-dirty", my_gpt="2")})
     other = {"my_gpt": mine(B, my_gpt="3", more="4"), "dcpbench": {"commit": B, "digest": "1"}}
-    newer = sweep(tmp_path / "newer", target_commit=B, git_commit=B, code=other)
+    newer = sweep(tmp_path / "newer", target_commit=B, dcpbench_commit=B, code=other)
     text = compared(capsys, old, new)
     assert text.startswith(f"Your code changed: my_gpt.py (commit {SHORT_A}, now with uncommitted changes).")
     assert f"target commit {SHORT_A} {SHORT_A}-dirty" in text
@@ -94,7 +94,7 @@ def test_digests_of_rows_tell_without_a_record(
 ) -> None:
     """As in sweeps of earlier versions."""
     old, new = (
-        sweep(tmp_path / name, row(config=config, code_digest=name, git_commit=commit))
+        sweep(tmp_path / name, row(config=config, code_digest=name, dcpbench_commit=commit))
         for name, commit in zip(("old", "new"), commits, strict=True)
     )
     text = compared(capsys, old, new)

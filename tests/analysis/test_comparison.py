@@ -333,44 +333,6 @@ def test_edited_configurations_are_not_compared(
     assert mixed == {"same", "other configuration"}
 
 
-def test_rows_without_a_digest_match_by_address(
-    sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked_for = "parallel=ddp '+model.options.sizes=[3, 4]' timeouts.cell_s=9"
-    old = sweep("old", row(overrides=asked_for, config_digest=None))
-    new = sweep("new", row(overrides="parallel=ddp '+model.options.sizes=[3, 4]'"))
-    other = sweep("other", row(overrides="parallel=ddp '+model.options.sizes=[3, 8]'"))
-    assert [line["verdict"] for line in statuses(capsys, old, new)] == ["same"]
-    assert [line["verdict"] for line in statuses(capsys, old, other)] == ["vanished", "new"]
-
-
-def test_checks_of_one_side_are_not_a_change(
-    sweep: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Rows of schema version 2 have other checks of training."""
-    then = {"state_twin_close": False, "loss_twin_close": True, "schema_version": 2}
-    why = "state_twin_close: rank 0: net.bias (param): differs from the twin"
-    (tmp_path / "old").mkdir()
-    for item, more in ((asked("ddp"), {}), (asked("fsdp", status="fail", reason=why), then)):
-        flat = {name: value for name, value in item.flat().items() if name not in ("training", "step_equal")}
-        with (tmp_path / "old" / "results.jsonl").open("a") as out:
-            out.write(json.dumps({**flat, "schema_version": 2, **more}) + "\n")
-    now = {"gradient_close": True, "step_equal": True, "training": True, "resume": True}
-    new = sweep("new", asked("ddp", **now), asked("fsdp", **now))
-    found = lines(capsys, tmp_path / "old", new, "--all")
-    assert [(line["parallel"], line["verdict"]) for line in found if line["metric"] == "status"] == [
-        ("fsdp", "newly passing"),
-        ("ddp", "same"),
-    ]
-    assert {line["metric"] for line in found if line["verdict"] not in ("same", "newly passing")} <= {
-        line["metric"] for line in found if line["verdict"] == "not measured"
-    }
-    back = statuses(capsys, new, tmp_path / "old")
-    assert [(line["verdict"], line["reason"]) for line in back if line["verdict"] != "same"] == [
-        ("newly failing", why)
-    ]
-
-
 def test_how_run_keys_do_not_change_the_cell(
     sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

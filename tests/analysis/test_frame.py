@@ -64,12 +64,12 @@ def test_rows_without_new_columns_are_complete(tmp_path: Path) -> None:
         (b'"a row"\n', '"a row", expected a row'),
         (b"{}\n", "no schema_version, so not a row"),
         (
-            line(schema_version=1, git_commit="abc"),
-            "schema version 1, this dcpbench reads 2 and 3; ignored; dcpbench at",
+            line(schema_version=3, dcpbench_commit="abc"),
+            "schema version 3, this dcpbench reads 4; ignored; dcpbench at commit abc reads it",
         ),
         (
-            line(schema_version=4),
-            "schema version 4, this dcpbench reads 2 and 3; ignored; a newer dcpbench reads it",
+            line(schema_version=5),
+            "schema version 5, this dcpbench reads 4; ignored; a newer dcpbench reads it",
         ),
         (line()[:-40] + b"\0" * 40 + b"\n", "NUL bytes"),
         (b"[" * 100_000 + b"\n", "nested too deeply"),

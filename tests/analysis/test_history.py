@@ -285,26 +285,3 @@ def test_new_configurations_are_new_cells(tmp_path: Path, capsys: pytest.Capture
     assert any(f"status: {named}model.options.sizes: [3, 4] → [3, 8]" in line for line in lines)
     assert any(line.startswith("1 cell with a configuration that was replaced later") for line in lines)
     assert "parallel=ddp (configuration until night-11)" in shown(capsys, tmp_path, "--all")
-
-
-def test_history_continues_without_digests(tmp_path: Path) -> None:
-    """It is their address that counts."""
-    for number in range(4):
-        old = {"config_digest": None} if number < 2 else {}
-        night(tmp_path, number, cell(overrides="parallel=ddp '+model.sizes=[3, 4]' seed=0", **old))
-    assert {name: letters(one) for name, one in by_name(tmp_path).items()} == {"parallel=ddp": "PPPP"}
-
-
-def test_history_continues_from_version_2_rows(tmp_path: Path) -> None:
-    """By their digests; their checks of training are gone, and nothing changed by that."""
-    for number in range(4):
-        old = {"schema_version": 2, "checkpointer": None} if number < 2 else {"gradient_close": True}
-        night(tmp_path, number, cell(**{"config": {"seed": 0}, "checkpointer": None, **old}))
-        if number < 2:
-            path = tmp_path / f"night-{number:02}" / RESULTS_JSONL
-            path.write_text(path.read_text().replace("gradient_close", "loss_twin_close"))
-    rows = read_history([tmp_path], METRICS)
-    assert rows.remarks == []
-    assert rows.frame["config_digest"].notna().all()
-    (made,) = history(rows, METRICS).cells
-    assert (letters(made), made.reconfigured, made.turn) == ("PPPP", None, None)

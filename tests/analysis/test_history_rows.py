@@ -1,9 +1,6 @@
 """The rows of many sweeps, as `history` reads them."""
 
-import json
 from pathlib import Path
-
-import numpy as np
 
 from analysis.nights import METRICS, night
 from dcpbench.analysis.cell_history import history, read_history
@@ -32,17 +29,3 @@ def test_damaged_sweeps_are_reported_and_skipped(tmp_path: Path) -> None:
     ]
     cells = history(rows, METRICS).cells
     assert [one.costs[0].medians.tolist() for one in cells] == [[0.25, 0.25]] * 2
-
-
-def test_rows_of_older_versions_are_shown(tmp_path: Path) -> None:
-    night(tmp_path, 1, cell(save_s=0.5, disk_bytes=7))
-    path = night(tmp_path, 0, cell(save_s=0.25, schema_version=2)) / RESULTS_JSONL
-    old = json.loads(path.read_text())
-    del old["disk_bytes"]
-    path.write_text(f"{json.dumps(old)}\n")
-    rows = read_history([tmp_path], ["save_s", "disk_bytes"])
-    assert rows.remarks == []
-    (made,) = history(rows, ["save_s", "disk_bytes"]).cells
-    save_s, disk_bytes = made.costs
-    assert save_s.medians.tolist() == [0.25, 0.5]
-    assert np.array_equal(disk_bytes.medians, [np.nan, 7], equal_nan=True)

@@ -160,7 +160,7 @@ def test_other_words_get_a_hint(
     monkeypatch.setattr(run, "main", lambda words: pytest.fail("it was run"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "night").mkdir()
-    manifest.Record([], "", [], []).write(tmp_path / "night")
+    manifest.Record([], "", {}, []).write(tmp_path / "night")
     assert main(words.split()) == 2
     said = capsys.readouterr()
     assert (said.out, said.err.count("\n")) == ("", 1)

@@ -15,13 +15,13 @@ import torch
 
 from conftest import SMALL
 from dcpbench.config.schema import Config
-from dcpbench.core.cell_key import CellKey
 from dcpbench.executors.fork_server import Machine
 from dcpbench.executors.interpreters import Versions, versions_of
 from dcpbench.executors.local import devices_of
 from dcpbench.executors.shared_gpus import environment, nccl_can_share, ranks_per_gpu
 from dcpbench.rank.messages import Backend, WorldKind
 from dcpbench.sweep.cells import SweepCell
+from dcpbench.sweep.identity import identity_of
 from dcpbench.sweep.job import Job, plan
 from dcpbench.sweep.resources import shared_gpu_sentences
 from dcpbench.sweep.validity import resolve, why_skip
@@ -179,8 +179,8 @@ def test_ranks_per_gpu_limits_how_many_share() -> None:
 def test_sharing_does_not_change_the_cell_key() -> None:
     shared, separate = planned(machine(1)), planned(machine(4))
     assert shared.key.digest == separate.key.digest
-    assert CellKey.of(given(ranks_per_gpu=1)).digest == CellKey.of(given()).digest
-    assert CellKey.of(given(nccl="/x.so")).digest == CellKey.of(given()).digest
+    assert identity_of(given(ranks_per_gpu=1)).digest == identity_of(given()).digest
+    assert identity_of(given(nccl="/x.so")).digest == identity_of(given()).digest
 
 
 def test_more_ranks_than_gpus_are_valid() -> None:

@@ -14,7 +14,6 @@ from dcpbench.records.store import (
     ResultsError,
     append_row,
     keep_beside,
-    read_lines,
     read_rows,
     write_csv,
 )
@@ -24,7 +23,7 @@ from support.rows import row
 def test_columns_keep_their_order() -> None:
     """A column is never renamed or moved: tools read these rows."""
     assert columns()[:4] == ("cell", "status", "reason", "scenario")
-    assert columns()[37:41] == ("torch_version", "git_commit", "started_at", "schema_version")
+    assert columns()[37:41] == ("torch_version", "dcpbench_commit", "started_at", "schema_version")
     assert columns()[41:57] == (
         "load_parallel",
         "loss_resume_close",
@@ -123,17 +122,6 @@ def test_details_are_read_by_attempt(tmp_path: Path) -> None:
     assert ([one.details for one in rows], damaged) == ([{}, {}], [])
 
 
-@pytest.mark.parametrize("version", [2, 3])
-def test_details_inside_older_rows_are_read(tmp_path: Path, version: int) -> None:
-    old = row(details={"of": "then"}, schema_version=version).flat()
-    (tmp_path / "results.jsonl").write_text(json.dumps(old) + "\n")
-    (only,), damaged = read_rows(tmp_path)
-    assert (only.details, damaged) == ({"of": "then"}, [])
-    (line,) = read_lines(tmp_path)
-    assert line.row is not None
-    assert line.row.details == {}, "a driver that resumes does not need them"
-
-
 def test_details_are_written_before_their_row(tmp_path: Path) -> None:
     (tmp_path / "results.jsonl").mkdir()
     with pytest.raises(ResultsError, match=r"results\.jsonl cannot be written to"):
@@ -160,25 +148,6 @@ def test_damaged_details_hide_no_row(tmp_path: Path) -> None:
     path.unlink()
     path.symlink_to(tmp_path / "results.jsonl")
     assert read_rows(tmp_path)[1] == [f"{path} cannot be read: it is a link, which is not followed"]
-
-
-def test_rows_of_version_2_are_read(tmp_path: Path) -> None:
-    """Their checks of training are none of today's, and no columns."""
-    now = row(cell="one", status="fail", reason="state_twin_close: rank 0: far", config={"seed": 0}).flat()
-    gone = {"loss_twin_close": True, "state_twin_close": False}
-    since = ("gradient_close", "step_equal", "replicas_equal", "batch_loss_close", "resume", "training")
-    old = {name: value for name, value in now.items() if name not in since} | gone | {"schema_version": 2}
-    (tmp_path / "results.jsonl").write_text(json.dumps(old) + "\n")
-    rows, left_out = read_rows(tmp_path)
-    assert left_out == []
-    told = {name: row(**old)[name] for name in (*columns(), "config")}
-    assert [{name: read[name] for name in told} for read in rows] == [told]
-    write_csv(tmp_path)
-    with (tmp_path / "results.csv").open(newline="") as read:
-        (flat,) = csv.DictReader(read)
-    assert flat.keys() == {*columns()}
-    assert {name: flat[name] for name in since} == dict.fromkeys(since, "")
-    assert (flat["schema_version"], flat["config_digest"]) == ("2", now["config_digest"])
 
 
 def test_damaged_lines_hide_no_other_row(tmp_path: Path) -> None:

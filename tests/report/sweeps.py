@@ -4,6 +4,8 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from dcpbench.core.axes import AXES
+from dcpbench.core.cell_key import digest_of
 from dcpbench.records.row import Row
 from dcpbench.records.store import RESULTS_JSONL, append_row
 from support.rows import row
@@ -24,7 +26,9 @@ def folder_of_lines(folder: Path, lines: Iterable[bytes]) -> Path:
 
 def line(**values: object) -> bytes:
     """A row's line, with values in it that no row has."""
-    return (json.dumps({**row().flat(), **values}) + "\n").encode()
+    of_cell = {name: repr(value) for name, value in values.items() if name in AXES}
+    own = {"config_digest": digest_of(of_cell)} if of_cell else {}
+    return (json.dumps({**row().flat(), **own, **values}) + "\n").encode()
 
 
 def cell(parallel: str = "ddp", save: str = "sync", repeat: int | None = None, **values: object) -> Row:

@@ -28,15 +28,15 @@ ENVIRONMENT = {
     "gpus": ["NVIDIA H200"] * 4,
     "cpu_cores": 64,
     "memory_bytes": 25276502016,
-    "git_commit": "932aa6fc",
+    "dcpbench_commit": "932aa6fc",
 }
 DAY = {
     "torch_version": "2.13.0",
-    "git_commit": "932aa6fc48021cb68b2f07b8b484c45faa766cd1-dirty",
+    "dcpbench_commit": "932aa6fc48021cb68b2f07b8b484c45faa766cd1-dirty",
     "target_commit": "5c1aa6fc48021cb68b2f07b8b484c45faa766cd1-dirty",
     "cell_s": 60.0,
 }
-FOUND = Mismatch("net1.weight", Problem.value, "param", 0.5, {"saved": 1.0, "restored": 1.5}, "in step 4")
+FOUND = Mismatch("net1.weight", Problem.value, "param", 0.5, {"expected": 1.0, "actual": 1.5}, "in step 4")
 _FITS = """
 const page = document.documentElement.scrollWidth;
 const wide = [];

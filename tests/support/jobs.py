@@ -5,8 +5,8 @@ from typing import Any
 
 from dcpbench.config.groups import Device, ScenarioConfig
 from dcpbench.config.schema import Config
-from dcpbench.core.cell_key import CellKey
 from dcpbench.sweep.cells import SweepCell
+from dcpbench.sweep.identity import identity_of
 from dcpbench.sweep.job import Job
 from dcpbench.verdict.known_failures import KnownFailure
 from support.rows import row
@@ -25,4 +25,4 @@ def job(
     names = ("cell", "scenario", "parallel", "save", "model", "optimizer", "storage", "checkpointer")
     about = {name: given[name] for name in (*names, "compile", "world_size", "device", "seed", "overrides")}
     cell = SweepCell("a", [], decided, Path("a"), None, lambda _: {})
-    return Job(cell, decided, CellKey.of(decided), skip, known, {**about, **columns})
+    return Job(cell, decided, identity_of(decided), skip, known, {**about, **columns})

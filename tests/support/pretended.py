@@ -29,7 +29,7 @@ def jobs_in(folder: Path, *names: str, **keys: object) -> list[Job]:
     config = Config(scenario=ScenarioConfig(name="a", target="x.y"), **given)  # type: ignore[arg-type]
     made = []
     for name in names:
-        one = job(config, git_commit=None, target_commit=None)
+        one = job(config, dcpbench_commit=None, target_commit=None)
         cell = replace(one.cell, name=name, folder=folder / name, composed=lambda _: {"hydra": {}})
         source = {"dcpbench": Source(None, "digest")}
         made.append(replace(one, cell=cell, columns={**one.columns, "cell": name}, code=source))

@@ -39,10 +39,10 @@ def test_edited_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str
     commit = git(tmp_path, "rev-parse", "HEAD")
     first = dcpbench(*words_of(folder, *CELLS, *ONE_STEP), folder=folder, cwd=tmp_path)
     assert [one["status"] for one in first.rows] == ["pass", "pass"], first.err
-    ours = first.rows[0]["git_commit"]
+    ours = first.rows[0]["dcpbench_commit"]
     assert [one["target_commit"] for one in first.rows] == [commit, None]
     known = json.loads((folder / "environment.json").read_text())
-    assert (known["target_commit"], known["git_commit"]) == (commit, ours)
+    assert (known["target_commit"], known["dcpbench_commit"]) == (commit, ours)
     assert [*known["code"]["my_gpt"]["files"]] == ["my_gpt.py"]
 
     shutil.copytree(folder, folder.with_name("before"))
@@ -102,7 +102,7 @@ def test_edited_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_changed_source_is_named(
     before: dict[str, Source], now: dict[str, Source], why: str, tmp_path: Path
 ) -> None:
-    append_row(tmp_path, row(code_digest="0", git_commit=A, torch_version="2.13"))
+    append_row(tmp_path, row(code_digest="0", dcpbench_commit=A, torch_version="2.13"))
     write_json(tmp_path / "environment.json", {"code": {name: vars(one) for name, one in before.items()}})
     columns = {"torch_version": "2.13", "code_digest": "1"}
     job: Any = SimpleNamespace(cell=SimpleNamespace(name="a"), run=("", 0), columns=columns, code=now)

@@ -117,19 +117,19 @@ def test_parts_are_resumed_separately(tmp_path: Path) -> None:
 
 def _made(folder: Path, cells: list[str]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    manifest.Record([], "/", cells, []).write(folder)
+    manifest.Record([], "/", {cell: [] for cell in cells}, []).write(folder)
     write_json(folder / "environment.json", {"host": folder.name})
     return folder
 
 
 def test_part_needs_the_folder_of_its_sweep(tmp_path: Path) -> None:
     whole = tmp_path / "night"
-    record = manifest.Record([], "/", ["a", "b"], [])
+    record = manifest.Record([], "/", {"a": [], "b": []}, [])
     for _ in range(2):  # the second time as if the first driver had been killed before its part began
         begin_part(_folder("1/2", whole), record)
-    assert manifest.read(whole).cells == ["a", "b"]
+    assert manifest.read(whole).cells == {"a": [], "b": []}
     with pytest.raises(ConfigError, match=r"hydra.sweep.dir=.*/night: another part began just now"):
-        begin_part(_folder("1/2", whole), replace(record, cells=["a", "b", "c"]))
+        begin_part(_folder("1/2", whole), replace(record, cells={"a": [], "b": [], "c": []}))
     _made(_folder("1/2", whole), ["a"])
     with pytest.raises(ConfigError, match=r"has 2 and 3 parts; choose one number"):
         begin_part(_folder("1/3", whole), record)

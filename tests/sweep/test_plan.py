@@ -25,6 +25,7 @@ from dcpbench.records.row import Row
 from dcpbench.records.store import Line, append_row, keep_lines, read_lines
 from dcpbench.sweep import claim
 from dcpbench.sweep.dry_run import print_plan
+from dcpbench.sweep.identity import identity_of
 from dcpbench.sweep.job import Job
 from dcpbench.sweep.progress import ProgressDisplay, start_sentence
 from dcpbench.sweep.resources import Costs, Estimated, keys
@@ -202,10 +203,10 @@ def test_too_little_disk_space_is_a_skip(tmp_path: Path, monkeypatch: pytest.Mon
 
     def why(disk: Costs, **parts: int | None) -> str | None:
         config = Config(storage=StorageConfig(**parts))  # type: ignore[arg-type]
-        return disk.why_skip(CellKey.of(config), config.storage, tmp_path / "not" / "yet")
+        return disk.why_skip(identity_of(config), config.storage, tmp_path / "not" / "yet")
 
     def wrote(config: Config, used: int | None) -> Row:
-        return row(config=dict(CellKey.of(config).values), disk_bytes=used)
+        return row(config=dict(identity_of(config).values), disk_bytes=used)
 
     learnt = Costs()
     for used in (2 * 10**9, 10**9, None):

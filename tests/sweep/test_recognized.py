@@ -54,7 +54,7 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for folder in (sweep, started):
         folder.mkdir()
     words = ["parallel=ddp,fsdp2", "timeouts.cell_s=100"]
-    manifest.Record(words, str(started), ["a"], [], {"a": ["parallel=ddp"]}).write(sweep)
+    manifest.Record(words, str(started), {"a": ["parallel=ddp"]}, []).write(sweep)
     monkeypatch.chdir(tmp_path)
     return sweep
 
@@ -143,7 +143,7 @@ def asked(name: str, words: str, **values: Any) -> Job:
 def named(jobs: Sequence[Job], before: Sequence[Job]) -> list[str]:
     """The names by which jobs are recognized as those of an earlier sweep, whose configurations are composed
     from the recorded words."""
-    record = manifest.Record([], "/", [], [], {one.cell.name: one.cell.overrides for one in before})
+    record = manifest.Record([], "/", {one.cell.name: one.cell.overrides for one in before}, [])
     composed = {tuple(one.cell.overrides): one.config for one in before if one.cell.name != "gone"}
     found = resume.recognized(jobs, record, lambda words: composed.get(tuple(words)), "resume=x")
     assert all(one.columns["cell"] == one.cell.name == one.cell.folder.name for one in found)
@@ -211,13 +211,6 @@ def test_cells_that_cannot_be_composed_are_others() -> None:
         named([DDP], [gone])
 
 
-def test_records_without_overrides_are_recognized_by_name() -> None:
-    record = manifest.Record([], "/", ["fsdp2", "ddp"], [])
-    assert resume.recognized([DDP, FSDP2], record, lambda _: None, "resume=x") == [DDP, FSDP2]
-    with pytest.raises(ConfigError, match="resume=x: is another matrix"):
-        resume.recognized([DDP], record, lambda _: None, "resume=x")
-
-
 def test_new_combination_is_told_by_what_varies() -> None:
     values = [{"parallel": parallel, "seed": seed} for parallel in ("ddp", "fsdp2") for seed in (1, 2)]
     cells = [
@@ -233,7 +226,7 @@ def row_of(one: Job, **values: Any) -> Row:
 
 
 def test_rows_are_valid_by_the_identity_of_their_cell(tmp_path: Path) -> None:
-    known = {"expected_digest": "e", "code_digest": "c", "torch_version": "t", "git_commit": None}
+    known = {"expected_digest": "e", "code_digest": "c", "torch_version": "t", "dcpbench_commit": None}
     jobs = [
         Job(
             one.cell, one.config, one.key, None, (), {**one.columns, **known, "config_digest": one.key.digest}
@@ -255,7 +248,7 @@ def test_rows_are_valid_by_the_identity_of_their_cell(tmp_path: Path) -> None:
 
 def test_record_whose_cells_are_no_folders_is_refused(tmp_path: Path) -> None:
     for name in ("../x", "..", "a/b", ""):
-        manifest.Record([], "/", ["a", name], [], {name: []}).write(tmp_path)
+        manifest.Record([], "/", {"a": [], name: []}, []).write(tmp_path)
         with pytest.raises(ConfigError, match=r"sweep\.json was not written by a sweep"):
             manifest.read(tmp_path)
 

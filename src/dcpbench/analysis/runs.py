@@ -12,7 +12,6 @@ import pandas as pd
 from dcpbench.analysis.cell_identity import cell_names, identity_keys, override_words, with_cells
 from dcpbench.analysis.frame import is_true, ok, records, severities
 from dcpbench.config.text import program
-from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.explanations import explanation_of
 from dcpbench.core.metrics import METRICS
@@ -35,11 +34,11 @@ def severity(frame: pd.DataFrame) -> "pd.Series[int]":
 
 
 def cell_numbers(frame: pd.DataFrame) -> "pd.Series[int]":
-    """Return the number of each row's cell, in the order of first runs; a damaged copy counts as a cell."""
-    names = [name for name in ("sweep", *AXES, "config_dir", "cell", "overrides") if name in frame]
-    identity = _without_repeat(frame[names])
-    identity["copy"] = identity.groupby(names, dropna=False).cumcount().where(frame["repeat"].isna(), 0)
-    return identity.groupby([*names, "copy"], dropna=False, sort=False).ngroup()
+    """Return the number of each row's cell, in the order of first runs. A row without a repeat is damaged, or
+    a copy: it counts as a cell."""
+    names = [name for name in ("sweep", "config_digest") if name in frame]
+    copy = frame.groupby(names, dropna=False).cumcount().where(frame["repeat"].isna(), 0)
+    return frame.assign(copy=copy).groupby([*names, "copy"], dropna=False, sort=False).ngroup()
 
 
 def one_per_cell(frame: pd.DataFrame) -> pd.DataFrame:

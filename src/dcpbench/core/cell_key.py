@@ -3,16 +3,18 @@
 Each field of the configuration is declared in `dcpbench.config.schema` either as part of the identity of a
 cell (it changes the measurement) or with `how_run` (retry, time-outs, where files go). Only rows of equal
 identity are compared.
+
+A value of a group is identified by its name and its settings. Paths of code that its file in `conf/` names,
+such as its `target`, are left out, so that a module can move. A path that a user typed is part of the
+identity.
 """
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import Field, dataclass, fields, is_dataclass
 from functools import cache, cached_property
 from typing import Any
-
-from dcpbench.core.moved import first_names
 
 HOW_RUN = "how_run"
 """Key in the metadata of a dataclass field that is not part of the identity."""
@@ -35,34 +37,35 @@ class CellKey:
     values: Mapping[str, Value]
 
     @classmethod
-    def of(cls, config: Any) -> "CellKey":
-        """Return the identity of a configuration, without its `how_run` fields."""
-        return cls(dict(_leaves(config)))
+    def of(cls, config: Any, code_paths: Callable[[str, str], Collection[str]]) -> "CellKey":
+        """Return the identity of a configuration, without its `how_run` fields.
+
+        Args:
+            code_paths: returns the code paths in the file of `conf/` for a key and the name of its value.
+        """
+        values: dict[str, Value] = {}
+        for item in _of_identity(config.__class__):
+            value = getattr(config, item.name)
+            name = getattr(value, "name", None) if is_dataclass(value) else None
+            paths = {*(code_paths(item.name, name) if name else ()), *_default_paths(value.__class__)}
+            values |= _leaves(item.name, _plain(value, paths))
+        return cls(values)
 
     @cached_property
     def digest(self) -> str:
         """Digest of the identity; equal exactly for equal identities."""
-        return digest_of(self._by_first_names)
-
-    @cached_property
-    def _by_first_names(self) -> dict[str, Value]:
-        """The values, with the original names of modules that have moved."""
-        return {
-            key: first_names(value) if isinstance(value, str) else value for key, value in self.values.items()
-        }
+        return digest_of(self.values)
 
     def part(self, keys: Iterable[str]) -> str:
         """Return the digest of the values at or below these keys, to find similar cells."""
         wanted = _with_dots(keys)
-        return digest_of(
-            {key: value for key, value in self._by_first_names.items() if f"{key}.".startswith(wanted)}
-        )
+        return digest_of({key: value for key, value in self.values.items() if f"{key}.".startswith(wanted)})
 
     def differences(self, other: "CellKey") -> dict[str, tuple[Value | None, Value | None]]:
         """Return the keys whose values differ, each with this value and the other one."""
-        mine, its = self._by_first_names, other._by_first_names
+        mine, its = self.values, other.values
         keys = [key for key in dict.fromkeys([*mine, *its]) if mine.get(key) != its.get(key)]
-        return {key: (self.values.get(key), other.values.get(key)) for key in keys}
+        return {key: (mine.get(key), its.get(key)) for key in keys}
 
 
 def is_below(key: str, keys: Iterable[str]) -> bool:
@@ -76,30 +79,56 @@ def _with_dots(keys: Iterable[str]) -> tuple[str, ...]:
 
 def digest_of(content: Any) -> str:
     """Return a short digest of JSON data."""
-    text = json.dumps(content, sort_keys=True, default=_plain)
+    text = json.dumps(content, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Value]]:
-    if is_dataclass(node):
-        node = {name: getattr(node, name) for name in _of_identity(node.__class__)}
-    for name, value in node.items():
-        if isinstance(value, str | int | float):
-            yield f"{prefix}{name}", value
-        elif isinstance(value, dict) or is_dataclass(value):
-            yield from _leaves(value, f"{prefix}{name}.")
-        elif isinstance(value, list | tuple):
-            if value:
-                yield f"{prefix}{name}", json.dumps(value, default=_plain)
-        elif value is not None:
-            yield f"{prefix}{name}", _plain(value)
+def is_code_path(value: object) -> bool:
+    """Return whether a value can be the dotted path of a function or class.
+
+    >>> is_code_path("torch.optim.Adam"), is_code_path("auto"), is_code_path("0.1")
+    (True, False, False)
+    """
+    return isinstance(value, str) and "." in value and all(map(str.isidentifier, value.split(".")))
+
+
+def _plain(value: Any, paths: Collection[str]) -> Any:
+    """Return a value in plain types, without nulls and these code paths: dataclasses become dicts of their
+    fields that are part of the identity."""
+    if is_dataclass(value):
+        value = {item.name: getattr(value, item.name) for item in _of_identity(value.__class__)}
+    if isinstance(value, dict):
+        inside = {name: _plain(inner, paths) for name, inner in value.items()}
+        return {
+            name: inner
+            for name, inner in inside.items()
+            if inner not in (None, {}, []) and not (is_code_path(inner) and inner in paths)
+        }
+    if isinstance(value, list | tuple):
+        return [_plain(inner, paths) for inner in value]
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
+
+
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, Value]]:
+    """Yield the values in plain types by their dotted keys."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _leaves(f"{key}.{name}", inner)
+    elif isinstance(value, list):
+        if value:
+            yield key, json.dumps(value)
+    elif value is not None:
+        yield key, value
 
 
 @cache
-def _of_identity(kind: type[Any]) -> list[str]:
+def _of_identity(kind: type[Any]) -> "list[Field[Any]]":
     """Return the fields of a dataclass that are part of the identity."""
-    return [item.name for item in fields(kind) if not item.metadata.get(HOW_RUN)]
+    return [item for item in fields(kind) if not item.metadata.get(HOW_RUN)]
 
 
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, str | int | float | bool) else str(value)
+@cache
+def _default_paths(kind: type[Any]) -> list[str]:
+    """Return the code paths that are defaults of a class."""
+    defaults = [item.default for item in fields(kind)] if is_dataclass(kind) else []
+    return [str(default) for default in defaults if is_code_path(default)]

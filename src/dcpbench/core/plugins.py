@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 from dcpbench.core.axes import AXES, AxisSpec
 from dcpbench.core.checks import CHECKS, CheckSpec
 from dcpbench.core.metrics import METRICS, MetricSpec
-from dcpbench.core.moved import MOVED
 
 _Spec = TypeVar("_Spec", AxisSpec, CheckSpec, MetricSpec)
 
@@ -79,7 +78,6 @@ class Plugin:
         checkpointers: functions `(cell, checkpointer)`, called on each rank with its checkpointer.
         preload: modules that ranks use, imported before ranks are forked.
         public: what it adds to `dcpbench.api`, by name.
-        moved: original name of each of its modules that has moved: its name today.
     """
 
     name: str
@@ -100,7 +98,6 @@ class Plugin:
     checkpointers: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()
     public: Mapping[str, str] = field(default_factory=dict)
-    moved: Mapping[str, str] = field(default_factory=dict)
 
 
 def plugin_names() -> list[str]:
@@ -129,7 +126,6 @@ def _plugin(module: str) -> Plugin:
         raise PluginError(f"plug-in {module}: its `plugin` must be a dcpbench.core.plugins.Plugin")
     if plugin.api != API:
         raise PluginError(f"plug-in {module}: it is for version {plugin.api} of the contract, not for {API}")
-    MOVED.update(plugin.moved)
     return plugin
 
 

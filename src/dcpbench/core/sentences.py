@@ -82,9 +82,6 @@ and the actual value, each with its side."""
 _AFTER = "after step {step}, "
 """Begins the sentence of a mismatch with a step, unless its template has the step elsewhere."""
 
-_EARLIER = (("saved", "restored"), ("uninterrupted", "resumed"), ("twin", "here"), ("expected", "stored"))
-"""The facts `expected` and `actual` in rows of earlier versions. Their names say what was compared."""
-
 
 def describe(mismatch: Mismatch) -> str:
     """Return how a value is wrong, without its name."""
@@ -101,11 +98,6 @@ def _filled(mismatch: Mismatch) -> str:
     """Return the first template of the mismatch's problem that it has all facts for, with these facts."""
     facts: dict[str, Any] = {**mismatch.facts, "max_abs_diff": mismatch.max_abs_diff}
     names, sides = ("expected", "actual"), mismatch.sides or SAVED
-    for earlier in _EARLIER:
-        if facts.keys() >= {*earlier}:
-            names, sides = earlier, (f"{earlier[0]} {{}}", f"{earlier[1]} {{}}")
-    if "reference" in facts:  # in rows of earlier versions
-        sides = f"{facts['reference']} {{}}", "here {}"
     facts["one_side"], facts["other_side"] = (side.replace("{}", "").strip() for side in sides)
     if facts.keys() >= {*names}:
         bits = [f" ({facts[f'{name}_bits']})" if f"{name}_bits" in facts else "" for name in names]

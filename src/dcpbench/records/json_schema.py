@@ -35,7 +35,7 @@ COLUMN_HELP = {
     "load_python_version": "of `load_python`; null without",
     "ranks_per_gpu": "the most ranks that share a GPU; null on the CPU",
     "backend": "what carries collectives on the device: `nccl` or `gloo`; null without a process group",
-    "git_commit": "the commit of dcpbench's checkout, `-dirty` if it was changed; null for a wheel",
+    "dcpbench_commit": "the commit of dcpbench's checkout, `-dirty` if it was changed; null for a wheel",
     "target_commit": "the commit of the checkout that holds the user's target, `-dirty` if it was changed; "
     "name and version of an installed one; null without a target",
     "started_at": "the start of the cell's first attempt, UTC",

@@ -11,7 +11,7 @@ from dcpbench.core.metrics import METRICS, SHARED_CELL_S
 from dcpbench.core.statuses import shown
 from dcpbench.records.plain_values import ColumnType
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 WRONG_CONFIGURATION = 2
 INTERRUPTED = 130
@@ -23,7 +23,7 @@ _ORDER = tuple(
     model_equal optim_equal extra_equal loss_resume_equal gradient_close step_equal powered
     max_abs_diff first_mismatch loss_at_save loss_resumed loss_continued loss_twin build_s train_s save_s
     save_stall_s load_s verify_s cell_s checkpoint_bytes peak_device_bytes peak_host_bytes torch_version
-    git_commit started_at schema_version load_parallel loss_resume_close contract_held checkpoint_whole
+    dcpbench_commit started_at schema_version load_parallel loss_resume_close contract_held checkpoint_whole
     save_harmless fault fault_seen flaky config_digest code_digest config_dir disk_bytes repeat raw_write_s
     raw_read_s shared_cell_s checkpointer load_world_size expected_digest state_resume_equal flags_equal
     side_effect_free files_unchanged files_equal random_equal cwd state_dict scheduler load_into
@@ -52,7 +52,7 @@ class Row:
     the second, and `details` the first. `overrides` are quoted for a shell. `config_dir` is the user's folder
     of groups; `cwd` is the folder in which the sweep was started, where its modules are found. `config` is
     the identity of the cell (`dcpbench.core.cell_key`) and `config_digest` its digest. `expected_digest` is
-    the digest of its known failures, `code_digest` that of the sources that ran. `git_commit` is the
+    the digest of its known failures, `code_digest` that of the sources that ran. `dcpbench_commit` is the
     commit of dcpbench's checkout, `target_commit` that of the user's. Rows that differ only in `repeat` are
     repeats of one cell.
     """
@@ -82,7 +82,7 @@ class Row:
     load_python_version: str | None = None
     ranks_per_gpu: int | None = None
     backend: str | None = None
-    git_commit: str | None = None
+    dcpbench_commit: str | None = None
     target_commit: str | None = None
     started_at: str | None = None
     fault_seen: bool | None = None
@@ -134,7 +134,7 @@ NESTED = ("config", "details")
 """The keys of a flat row in addition to the columns; not in `results.csv`."""
 
 REQUIRED = _ORDER[:14]
-"""The columns that rows of every version have."""
+"""The columns without which a row is damaged."""
 
 
 def _field_type(hint: Any) -> ColumnType:

@@ -1,5 +1,5 @@
-"""Read a line of `results.jsonl`, which can be damaged or of an older version: its row, and a remark for each
-repair. Nothing in it is ever evaluated."""
+"""Read a line of `results.jsonl`, which can be damaged: its row, and a remark for each repair. Nothing in it
+is ever evaluated."""
 
 import json
 from collections.abc import Mapping
@@ -9,10 +9,6 @@ from dcpbench.core.statuses import UNKNOWN
 from dcpbench.records import files
 from dcpbench.records.plain_values import ColumnType
 from dcpbench.records.row import REQUIRED, SCHEMA_VERSION
-
-READABLE = range(2, SCHEMA_VERSION + 1)
-"""The schema versions of rows that can be read. Columns that were removed since are kept and ignored: the
-checks of training of version 2 (`loss_twin_close`, `state_twin_close`) are none of today's."""
 
 _DEEPEST = 200
 """How deep values can be nested; code that walks through them has a stack of 1,000 frames."""
@@ -41,7 +37,7 @@ def read_row(
         return None, [_why_no_row(line, str(error))]
     if not isinstance(row, dict):
         return None, [f"{value_text(row)}, expected a row; ignored"]
-    if row.get("schema_version") not in READABLE:
+    if row.get("schema_version") != SCHEMA_VERSION:
         return None, [_why_not_this_version(row)]
     for name, kind in types.items():
         if (name in row or name in REQUIRED) and not kind.fits(row.get(name)):
@@ -60,14 +56,15 @@ def _why_no_row(line: bytes, error: str) -> str:
 
 
 def _why_not_this_version(row: dict[str, Any]) -> str:
-    version, commit = row.get("schema_version"), row.get("git_commit")
+    version, commit = row.get("schema_version"), row.get("dcpbench_commit")
     if version is None:
         return "no schema_version, so not a row of dcpbench; ignored"
     by = f"dcpbench at commit {commit}" if isinstance(commit, str) else "the dcpbench that wrote it"
     if isinstance(version, int) and version > SCHEMA_VERSION:
         by = "a newer dcpbench"
-    readable = f"{READABLE[0]} and {READABLE[-1]}"
-    return f"schema version {value_text(version)}, this dcpbench reads {readable}; ignored; {by} reads it"
+    return (
+        f"schema version {value_text(version)}, this dcpbench reads {SCHEMA_VERSION}; ignored; {by} reads it"
+    )
 
 
 def _repair(row: dict[str, Any], name: str, kind: ColumnType, number: int) -> str:

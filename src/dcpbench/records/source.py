@@ -8,7 +8,7 @@ from typing import Any
 from dcpbench.records.checkout import DIRTY
 
 DCPBENCH = "dcpbench"
-COMMITS = {"target_commit": "target commit", "git_commit": "dcpbench commit"}
+COMMITS = {"target_commit": "target commit", "dcpbench_commit": "dcpbench commit"}
 """The columns with commits, and how they are called where a person reads them."""
 
 _PROVIDED = ("torch", DCPBENCH, "hydra_plugins")

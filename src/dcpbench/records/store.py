@@ -228,14 +228,12 @@ def stored_rows(folder: Path, name: str = RESULTS_JSONL) -> Iterator[Row]:
 
 
 def _lines(path: Path, details: Details | None = None) -> Iterator[Line]:
-    """Yield the lines of a file of rows. A row of an earlier version has its details in its line, others have
-    them in `details`; with None they are left out."""
+    """Yield the lines of a file of rows, with their `details`; with None these are left out."""
     types = column_types()
     for number, content in enumerate(files.lines(path), start=1):
         row, remarks = read_row(content, number, types)
         if row is not None:
-            inside = row.get("details") or (details or {}).get(tuple(row.get(name) for name in _ATTEMPT))
-            row["details"] = {} if details is None else inside or {}
+            row["details"] = (details or {}).get(tuple(row.get(name) for name in _ATTEMPT), {})
         yield Line(content, None if row is None else Row.of(row), remarks)
 
 

@@ -2,8 +2,8 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from dcpbench.records.source import DCPBENCH, Source, is_own, joined, package_of
 from dcpbench.records.user_code import SweepCode
 from dcpbench.sweep import known_failures, validity
 from dcpbench.sweep.cells import SweepCell
+from dcpbench.sweep.identity import identity_of, texts_in
 from dcpbench.verdict.attempt import Expected
 from dcpbench.verdict.known_failures import KnownFailure
 
@@ -146,8 +147,8 @@ def plan(cells: Sequence[SweepCell], machine: Machine) -> list[Job]:
         except ConfigError as error:
             where = f" (in {cell.name})" if len(cells) > 1 else ""
             raise ConfigError(f"{error}{where}") from None
-        key = CellKey.of(config)
-        columns = _columns(cell, config, key) | {"git_commit": code.dcpbench.commit}
+        key = identity_of(config)
+        columns = _columns(cell, config, key) | {"dcpbench_commit": code.dcpbench.commit}
         columns["target_commit"] = code.commits(_own_targets(config))
         columns |= {"torch_version": str(here["torch"]), "python_version": here.get("python")}
         if loads:
@@ -200,7 +201,7 @@ def environment_of(machine: Machine, jobs: Sequence[Job]) -> dict[str, Any]:
     code = {package: source for job in jobs for package, source in job.code.items()}
     commits = {one for job in jobs for one in (job.columns["target_commit"] or "").split(", ")}
     return machine.description | {
-        "git_commit": code[DCPBENCH].commit,
+        "dcpbench_commit": code[DCPBENCH].commit,
         "target_commit": joined(commits),
         "code": {package: asdict(source) for package, source in sorted(code.items())},
     }
@@ -226,19 +227,7 @@ def own_packages(config: Config) -> dict[str, list[str]]:
 
 def _own_targets(config: Config) -> set[str]:
     """Return the targets of a configuration that are neither in dcpbench nor in torch."""
-    return {name for name in _targets(config) if is_own(name)}
-
-
-def _targets(node: Any) -> Iterator[str]:
-    """Yield every `target` in a configuration, at any depth."""
-    items = vars(node) if is_dataclass(node) else node
-    if isinstance(items, dict):
-        if isinstance(target := items.get("target"), str):
-            yield target
-        items = [*items.values()]
-    for item in items if isinstance(items, list) else ():
-        if not isinstance(item, str | int | float | None):
-            yield from _targets(item)
+    return {text for key, text in texts_in(config) if key == "target" and is_own(text)}
 
 
 @dataclass(frozen=True)
@@ -272,7 +261,7 @@ class Part:
         repeats of a cell are in one part: they show the noise of one machine. Every driver deals out the
         same, on any machine: a cell is known by its configuration before device and world size are decided.
         """
-        cells = [CellKey.of(job.cell.config).digest for job in jobs]
+        cells = [identity_of(job.cell.config).digest for job in jobs]
         order = {cell: (_likeness(job), cell) for cell, job in zip(cells, jobs, strict=True)}
         mine = {*sorted(order, key=order.__getitem__)[self.number - 1 :: self.count]}
         return [job for cell, job in zip(cells, jobs, strict=True) if cell in mine]

@@ -1,18 +1,15 @@
 """The words that ask for a sweep, and `sweep.json`, in which a sweep's folder keeps them.
 
-A record is signed with a key in the user's home. `resume` runs what the record names, so it refuses one that
-another user has made. A refusal is a ConfigError.
+`resume` runs what the record names, so it refuses a folder that another user owns. A refusal is a
+ConfigError.
 """
 
-import hmac
-import json
 import os
 import re
-import secrets
 import shlex
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -32,46 +29,24 @@ from dcpbench.sweep.job import Part
 
 DIR = "hydra.sweep.dir"
 _FOLDERS = r"hydra\.(sweep|run)\.dir"
-_FIELDS = ("arguments", "cwd", "cells", "storage")
 _PATHS = ("storage.root", "known_failures", "nccl")
 """Keys of paths that can be passed to a resumed sweep."""
-_KEY_BYTES = 32
 
 
 @dataclass(frozen=True)
 class Record:
     """The request for a sweep: the words of the command line about its cells, the folder in which they
-    were typed, the names of the cells, and each `storage.root` in which the sweep has a folder."""
+    were typed, the overrides of each cell by its name, and each `storage.root` in which the sweep has a
+    folder."""
 
     arguments: list[str]
     cwd: str
-    cells: list[str]
+    cells: dict[str, list[str]]
     storage: list[str]
-    overrides: dict[str, list[str]] | None = None
-    """The overrides of each cell by its name; None in records of earlier versions."""
-    signature: str | None = None
 
     def write(self, folder: Path) -> None:
-        """Write `sweep.json`, signed, atomically."""
-        write_json(folder / SWEEP_JSON, asdict(replace(self, signature=sign(self._content))))
-
-    def refuse_foreign(self, folder: Path, key: str = "resume=") -> None:
-        """Refuse to resume a sweep that another user has made, or this user with another home. `key` is the
-        configuration key that asks for it."""
-        own = sign(self._content)
-        if own is None or not hmac.compare_digest(own.encode(), str(self.signature).encode()):
-            asked = shlex.join([*program(), "run", *self.arguments])
-            raise ConfigError(
-                f"{key}{folder}: {SWEEP_JSON} is not signed with this user's key: another user may have made "
-                f"it, and resuming runs what it names: `{asked}` in {self.cwd}; if you want that, add "
-                "trust=true"
-            )
-
-    @property
-    def _content(self) -> bytes:
-        """The signed content."""
-        overrides = [] if self.overrides is None else [self.overrides]
-        return json.dumps([*(getattr(self, name) for name in _FIELDS), *overrides]).encode()
+        """Write `sweep.json` atomically."""
+        write_json(folder / SWEEP_JSON, asdict(self))
 
 
 def read(folder: Path, key: str = "resume=") -> Record:
@@ -81,21 +56,30 @@ def read(folder: Path, key: str = "resume=") -> Record:
         raise ConfigError(f"{where}: there is no such folder")
     try:
         known, _ = parse(files.read(folder / SWEEP_JSON))
-        added = {name: known.get(name) for name in ("overrides", "signature")}
-        record = Record(**{name: known[name] for name in _FIELDS}, **added)
-        by_cell = {} if record.overrides is None else record.overrides
-        lists = (record.arguments, record.cells, record.storage, *by_cell.values())
+        record = Record(**{item.name: known[item.name] for item in fields(Record)})
+        lists = (record.arguments, record.storage, *record.cells.values())
         if not all(isinstance(item, list) and all(isinstance(word, str) for word in item) for item in lists):
             raise ValueError("not lists of texts")
-        if "\0" in "".join([record.cwd, *chain(*lists)]):  # TypeError if cwd is not a text
+        if "\0" in "".join([record.cwd, *record.cells, *chain(*lists)]):  # TypeError if cwd is not a text
             raise ValueError("NUL bytes")
-        if any(name in ("", ".", "..") or Path(name).name != name for name in (*record.cells, *by_cell)):
+        if any(name in ("", ".", "..") or Path(name).name != name for name in record.cells):
             raise ValueError("names of cells that are no names of folders")
     except FileNotFoundError:
         raise ConfigError(f"{where}: contains no sweep to resume (no {SWEEP_JSON})") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{where}: {SWEEP_JSON} was not written by a sweep ({error!r})") from None
     return record
+
+
+def refuse_foreign(folder: Path, record: Record, key: str = "resume=") -> None:
+    """Refuse to resume a sweep that another user owns. `key` is the configuration key that asks for it."""
+    owners = {path.lstat().st_uid for path in (folder, folder / SWEEP_JSON)}
+    if owners != {os.geteuid()}:
+        asked = shlex.join([*program(), "run", *record.arguments])
+        raise ConfigError(
+            f"{key}{folder}: another user owns it, and resuming runs what its {SWEEP_JSON} names: `{asked}` "
+            f"in {record.cwd}; if you want that, add trust=true"
+        )
 
 
 def own_words(arguments: Sequence[str]) -> list[str]:
@@ -141,7 +125,7 @@ def command_line(arguments: Sequence[str]) -> list[str]:
     if asked is not None and not any(map(defines_cells, own_words(words))):
         record = read(folder)
         if _value_of("trust", arguments) is not True:
-            record.refuse_foreign(folder)
+            refuse_foreign(folder, record)
         words = [*record.arguments, *map(_from_here, words)]
         try:
             os.chdir(record.cwd)
@@ -189,28 +173,3 @@ def _value_of(key: str, arguments: Sequence[str]) -> Any:
     with suppress(OmegaConfBaseException):  # an interpolation that only Hydra can resolve
         value = OmegaConf.create([value])[0]
     return value or None
-
-
-def sign(content: bytes) -> str | None:
-    """Sign a record with this user's key; None if no key can be kept."""
-    key = _key()
-    return hmac.digest(key, content, "sha256").hex() if key else None
-
-
-def _key() -> bytes | None:
-    """Return this user's key, which the first call makes."""
-    try:
-        state = Path(os.environ.get("XDG_STATE_HOME", ""))
-        path = (state if state.is_absolute() else Path.home() / ".local" / "state") / "dcpbench" / "key"
-        if not path.exists():
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            temporary = path.with_name(files.temporary_name())
-            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
-                out.write(secrets.token_bytes(_KEY_BYTES))
-            with suppress(FileExistsError):  # another process was faster: one key for both
-                path.hardlink_to(temporary)
-            temporary.unlink()
-        key = files.read(path)
-    except (OSError, RuntimeError):  # RuntimeError: the user has no home
-        return None
-    return key if len(key) == _KEY_BYTES else None

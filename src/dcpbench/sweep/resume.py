@@ -17,11 +17,11 @@ from dcpbench.config.groups import Rerun
 from dcpbench.config.schema import Config
 from dcpbench.config.text import counted
 from dcpbench.core.axes import AXES
-from dcpbench.core.cell_key import CellKey
 from dcpbench.records import files, store
 from dcpbench.records.row import SCHEMA_VERSION, Row
 from dcpbench.records.row_reader import parse
 from dcpbench.records.source import DCPBENCH, Source, changed_files, commits_text, listed, recorded
+from dcpbench.sweep.identity import identity_of
 from dcpbench.sweep.job import Job, Run, attempts
 from dcpbench.sweep.manifest import Record
 
@@ -77,22 +77,18 @@ def recognized(
     Raises:
         ConfigError: the jobs are other cells than those of the record.
     """
-    if record.overrides is None:  # it is of an earlier version
-        if {job.cell.name for job in jobs} != {*record.cells}:
-            raise ConfigError(f"{asked}: is another matrix; name another folder")
-        return [*jobs]
     composed = {tuple(job.cell.overrides): job.config for job in jobs}
-    found = {name: composed.get((*words,)) or config_of(words) for name, words in record.overrides.items()}
+    found = {name: composed.get((*words,)) or config_of(words) for name, words in record.cells.items()}
     configs = {name: config for name, config in found.items() if config}
     here: defaultdict[Run, list[Job]] = defaultdict(list)
     there: defaultdict[Run, list[str]] = defaultdict(list)
     for job in jobs:
         here[job.run].append(job)
     for name, config in configs.items():
-        there[CellKey.of(config).digest, config.repeat].append(name)
+        there[identity_of(config).digest, config.repeat].append(name)
     if {run: len(equal) for run, equal in here.items()} != {run: len(names) for run, names in there.items()}:
         first = {run: (equal[0].config, equal[0].cell.overrides) for run, equal in here.items()}
-        recorded = {run: (configs[names[0]], record.overrides[names[0]]) for run, names in there.items()}
+        recorded = {run: (configs[names[0]], record.cells[names[0]]) for run, names in there.items()}
         counts = f"{counted(len(found), 'cell')} there, {len(jobs)} here"
         raise ConfigError(
             f"{asked}: is another matrix: {_difference(first, recorded)} ({counts}); pass all words about "
@@ -205,7 +201,7 @@ def _difference(here: Mapping[Run, _Asked], there: Mapping[Run, _Asked]) -> str:
 def _told_apart(cell: _Asked, others: Sequence[_Asked]) -> str:
     """Return the values of a cell that none of the others has: those of its overrides, else of its axes, else
     of other keys. If only their combination is new, return values in which cells differ."""
-    mine, *theirs = ({**CellKey.of(one).values, "repeat": one.repeat} for one, _ in (cell, *others))
+    mine, *theirs = ({**identity_of(one).values, "repeat": one.repeat} for one, _ in (cell, *others))
     axes = {spec.key: name for name, spec in AXES.items()}
     keys = dict.fromkeys([*axes, *mine, *(key for values in theirs for key in values)])
     found = {key: {values.get(key) for values in theirs} for key in keys}
@@ -254,7 +250,7 @@ def _changed_code(job: Job, row: Row, code: Mapping[str, Source]) -> str:
     if sentences:
         return ", and ".join(sentences)
     # An earlier version of dcpbench has recorded no code but its commit.
-    own, commit = sorted(job.code.keys() - {DCPBENCH}), row.git_commit
+    own, commit = sorted(job.code.keys() - {DCPBENCH}), row.dcpbench_commit
     commits = commits_text(commit, job.code[DCPBENCH].commit)
     if own and commit and not commits:
         return f"the source of {listed(own)} has changed"

@@ -40,7 +40,7 @@ class SweepFolder:
             raise ConfigError(f"part={base.part}: pass it on the command line, exactly so")
         before = _resumed(base, self.path)
         self.is_resumed = before is not None
-        self._record = before or manifest.Record(manifest.own_words(sys.argv[1:]), str(Path.cwd()), [], [])
+        self._record = before or manifest.Record(manifest.own_words(sys.argv[1:]), str(Path.cwd()), {}, [])
         self._claim = ExitStack()
         self._is_claimed = False
         if not self.is_resumed:
@@ -50,7 +50,7 @@ class SweepFolder:
     def recorded(self) -> tuple[list[str], list[list[str]]] | None:
         """The words about its cells of a resumed sweep's command, and the overrides of each cell of the
         complete sweep, as far as they are known; None if no sweep is resumed."""
-        cells = [] if self.part else [*(self._record.overrides or {}).values()]
+        cells = [] if self.part else [*self._record.cells.values()]
         return (self._record.arguments, cells) if self.is_resumed else None
 
     def claim(self) -> None:
@@ -114,7 +114,7 @@ class SweepFolder:
         if self.part:
             words = [word for word in self._record.arguments if not word.startswith(f"{PART}=")]
             cells = {one.cell.name: one.cell.overrides for one in of_all}
-            begin_part(self.path, manifest.Record(words, self._record.cwd, [*cells], [], cells))
+            begin_part(self.path, manifest.Record(words, self._record.cwd, cells, []))
         self.claim()
         self.describe(jobs, found.standing if found else ())
         if found:
@@ -129,9 +129,9 @@ class SweepFolder:
         for root in new:
             claim(root / self.path.name, "storage.root")
         cells = {one.cell.name: one.cell.overrides for one in jobs}
-        cells |= {name: words for name, words in (self._record.overrides or {}).items() if name in done}
+        cells |= {name: words for name, words in self._record.cells.items() if name in done}
         storage = sorted([*map(str, new), *self._record.storage])
-        self._record = replace(self._record, cells=[*cells], storage=storage, overrides=cells)
+        self._record = replace(self._record, cells=cells, storage=storage)
         self._record.write(self.path)
 
     def progress(self) -> str:
@@ -178,7 +178,7 @@ def _resumed(base: DictConfig, folder: Path) -> manifest.Record | None:
         raise ConfigError(f"resume={base.resume}: {manifest.DIR}={folder} is another folder")
     record = manifest.read(folder)
     if not base.trust:
-        record.refuse_foreign(folder)
+        manifest.refuse_foreign(folder, record)
     _refuse_parts(folder)
     return record
 

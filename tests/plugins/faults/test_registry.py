@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from dcpbench.core.moved import first_names
 
 from conftest import SMALL, dcpbench, run
 from dcpbench.cli import reference
 from dcpbench.config.groups import Expect, Place, rank_of
 from dcpbench.core.checks import CHECKS
-from dcpbench.core.moved import first_names
 from dcpbench.core.rank_report import NothingToInjectError
 from dcpbench.plugins.faults import registry
 from support.alone import run_alone

@@ -34,7 +34,7 @@ def sweep(tmp_path: Path) -> Path:
         folder,
         row(
             cell="one,repeat=1", repeat=1, started_at=at.format(1), torch_version="2.13.0", cell_s=2.5,
-            save_s=0.25, loss_twin=float("nan"), checkpoint_bytes=7, model_equal=True, git_commit="abc",
+            save_s=0.25, loss_twin=float("nan"), checkpoint_bytes=7, model_equal=True, dcpbench_commit="abc",
         ),
     )  # fmt: skip
     append_row(
@@ -162,7 +162,12 @@ def test_logged_values_equal_the_rows(
     told = _READ[tracker](there)
     assert set(told) == {"one,repeat=1", "two"}
     one, two = told["one,repeat=1"], told["two"]
-    assert (one["parallel"], one["repeat"], one["status"], one["git_commit"]) == ("ddp", "1", "pass", "abc")
+    assert (one["parallel"], one["repeat"], one["status"], one["dcpbench_commit"]) == (
+        "ddp",
+        "1",
+        "pass",
+        "abc",
+    )
     assert (one["save_s"], one["checkpoint_bytes"], one["model_equal"]) == (0.25, 7, 1)
     assert "loss_twin" not in one, "what is no number is left out"
     assert "save_s" not in two, "and so is what was not measured"

@@ -46,10 +46,4 @@ plugin = Plugin(
         MetricSpec("ranks_hung", "ranks that hang after a peer died in a save", **COUNTED),
     ),
     preload=tuple(f"{_HERE}.{module}" for module in ("crash", "crash_states", "storage_failure")),
-    moved={
-        "dcpbench.crash_states": _HERE,
-        "dcpbench.scenarios.crash": f"{_HERE}.crash",
-        "dcpbench.scenarios.crash_states": f"{_HERE}.crash_states",
-        "dcpbench.scenarios.storage_failure": f"{_HERE}.storage_failure",
-    },
 )

@@ -17,9 +17,4 @@ plugin = Plugin(
     checkpointers=(f"{_HERE}.inject:inject_in_saves",),
     preload=(f"{_HERE}.inject",),
     public={"fault": f"{_HERE}.registry:fault"},
-    moved={
-        "dcpbench.faults": _HERE,
-        f"{_HERE}.conduct": f"{_HERE}.behavior",
-        "dcpbench.faults.conduct": f"{_HERE}.behavior",  # last: the identity of a cell has the original name
-    },
 )

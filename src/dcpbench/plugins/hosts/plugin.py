@@ -8,5 +8,4 @@ plugin = Plugin(
     name="hosts",
     api=API,
     conf=Path(__file__).parent / "conf",
-    moved={"dcpbench.executors.ray_engine": "dcpbench.plugins.hosts.ray_engine"},
 )

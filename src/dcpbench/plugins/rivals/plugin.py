@@ -9,8 +9,4 @@ plugin = Plugin(
     api=API,
     conf=Path(__file__).parent / "conf",
     preload=("dcpbench.plugins.rivals.safetensors_file",),
-    moved={
-        f"dcpbench.checkpointers.{name}": f"dcpbench.plugins.rivals.{name}"
-        for name in ("safetensors_file", "torch_checkpointing")
-    },
 )

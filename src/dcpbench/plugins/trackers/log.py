@@ -26,7 +26,7 @@ from dcpbench.report.styles import complain
 
 _PARAMETERS = (*AXES, "repeat", "overrides")
 _OUTCOME = ("status", "reason", "first_mismatch")
-_ORIGIN = ("torch_version", "target_commit", "git_commit", "started_at", "config_digest", "code_digest")
+_ORIGIN = ("torch_version", "target_commit", "dcpbench_commit", "started_at", "config_digest", "code_digest")
 _TAGS = (*_OUTCOME, *_ORIGIN)
 _LONGEST_TAG = 500
 """Characters; every tracker accepts that many. The row has the complete text."""

@@ -7,7 +7,7 @@ const VERDICTS = [
   { name: "training", title: "Training, each step compared with an unwrapped twin", training: true },
 ];
 const ENDED_EARLY = ["crash", "timeout", "error"];
-const ORIGIN = ["torch_version", "target_commit", "git_commit", "started_at", "config_digest", "code_digest"];
+const ORIGIN = ["torch_version", "target_commit", "dcpbench_commit", "started_at", "config_digest", "code_digest"];
 
 function makeDialog(app) {
   const dialog = byId("cell");

@@ -54,7 +54,7 @@ function varying(axes) {
 
 // The name of a column, or of a value of the environment, for a reader.
 function labelOf(name) {
-  return { target_commit: "target commit", git_commit: "dcpbench commit" }[name] ?? name;
+  return { target_commit: "target commit", dcpbench_commit: "dcpbench commit" }[name] ?? name;
 }
 
 // Runs of one configuration differ only in `repeat`.

@@ -1,1 +1,0 @@
-"""Find the first torch in which a cell breaks."""
