@@ -103,7 +103,7 @@ def judge(folder: Path) -> int:
 
 
 def compared(old: Path, new: Path) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "dcpbench.report", "compare", str(old), str(new)]
+    command = [sys.executable, "-m", "dcpbench", "compare", str(old), str(new)]
     command += [
         "--ignore",
         "storage.options.share",

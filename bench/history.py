@@ -120,7 +120,7 @@ def folder_size(folder: Path) -> str:
 
 def timed(folder: Path) -> str:
     """Seconds of the whole command, by the clock and on the processors."""
-    words = [sys.executable, "-m", "dcpbench.report", "history", str(folder)]
+    words = [sys.executable, "-m", "dcpbench", "history", str(folder)]
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
     wall_s, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -74,7 +74,7 @@ def sweep_of(rows: int) -> list[str]:
 
 def report(folder: Path, options: list[str]) -> None:
     """The report as a user starts it: a process of its own."""
-    words = [sys.executable, "-m", "dcpbench.report", str(folder), *options]
+    words = [sys.executable, "-m", "dcpbench", "report", str(folder), *options]
     subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
 
 

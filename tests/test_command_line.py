@@ -39,13 +39,17 @@ WRONG = {
     "upper case": (["parallel=FSDP2"], ["parallel=FSDP2: unknown value; did you mean fsdp2?"]),
     "gpu": (["device=gpu"], ["device=gpu: invalid value; did you mean cuda? Choose one of auto, cpu, cuda"]),
     "brackets": (["save=[sync,async]"], ["save=[sync,async]: use save=sync,async"]),
-    "run folder of a sweep": (
-        ["save=sync,async", "hydra.run.dir=elsewhere"],
-        ["hydra.run.dir=elsewhere: is for one cell; for a sweep use hydra.sweep.dir"],
-    ),
-    "two folders": (
+    "removed folder key": (
         ["hydra.run.dir=elsewhere"],
-        ["hydra.run.dir=elsewhere: hydra.sweep.dir=/", "is given too; leave one of them out"],
+        ["hydra.run.dir=elsewhere: hydra.run.dir was removed; use hydra.sweep.dir, also for one cell"],
+    ),
+    "removed objective": (
+        ["objective=save_s"],
+        ["objective=save_s: objective was removed; sweep a grid, then use dcpbench report --metric"],
+    ),
+    "another sweeper": (
+        ["hydra/sweeper=basic"],
+        ["hydra/sweeper=basic: dcpbench uses its own sweeper only; pass lists of values"],
     ),
     "mistyped one of many": (["-m", "parallel=ddp,hsdp3"], ["parallel=hsdp3", "did you mean hsdp"]),
     "mistyped switch": (["verify=dep"], ["verify=dep", "did you mean deep?"]),
@@ -149,14 +153,6 @@ def test_unwritable_storage_is_refused(plan: str, tmp_path: Path, sweep: Callabl
     assert len(ended.err.strip().splitlines()) == 1
     assert "storage.root" in ended.err
     assert not ended.folder.exists()
-
-
-@pytest.mark.slow
-def test_the_run_folder_of_one_cell_is_used(tmp_path: Path) -> None:
-    (tmp_path / "results.jsonl").touch()
-    ended = dcpbench("device=cpu", "plan=true", f"hydra.run.dir={tmp_path}", folder=tmp_path)
-    assert ended.status == 2
-    assert f"{tmp_path}: contains a sweep already" in ended.err
 
 
 @pytest.mark.slow
@@ -322,7 +318,7 @@ def test_report_prints_the_same_table(tmp_path: Path, sweep: Callable[..., Finis
     ended = sweep("-m", "parallel=ddp,none", "device=cpu", "saves=1", "world_size=2", *SMALL)
     assert ended.status == 0
     again = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "dcpbench.report", str(ended.folder)],
+        [sys.executable, "-X", "importtime", "-m", "dcpbench", "report", str(ended.folder)],
         capture_output=True,
         text=True,
         check=True,
@@ -330,7 +326,7 @@ def test_report_prints_the_same_table(tmp_path: Path, sweep: Callable[..., Finis
     assert again.stdout == ended.out
     assert "| torch\n" not in again.stderr
     other = subprocess.run(
-        [sys.executable, "-m", "dcpbench.report", "compare", str(ended.folder), str(ended.folder)],
+        [sys.executable, "-m", "dcpbench", "compare", str(ended.folder), str(ended.folder)],
         capture_output=True,
         text=True,
         check=True,
@@ -340,9 +336,8 @@ def test_report_prints_the_same_table(tmp_path: Path, sweep: Callable[..., Finis
 
 @pytest.mark.slow
 def test_report_of_nothing_is_one_line(tmp_path: Path) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "dcpbench.report", str(tmp_path)], capture_output=True, text=True, check=False
-    )
+    program = [sys.executable, "-m", "dcpbench", "report", str(tmp_path)]
+    ended = subprocess.run(program, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     assert len(ended.stderr.strip().splitlines()) == 1
     assert "no sweep here" in ended.stderr

@@ -3,7 +3,7 @@
 import pytest
 
 from conftest import Finished, dcpbench
-from dcpbench.report.__main__ import main
+from support.commands import main
 
 pytestmark = pytest.mark.slow
 

@@ -99,11 +99,7 @@ def test_sweep_folder_has_all_files(matrix: Finished) -> None:
     assert tuple(flat.columns) == columns()
     assert len(flat) == len(matrix.rows) >= 2 * len(PARALLELISMS)
     cell = matrix.folder / matrix.row(parallel="ddp", save="sync")["cell"]
-    assert sorted(path.name for path in (cell / ".hydra").iterdir()) == [
-        "config.yaml",
-        "hydra.yaml",
-        "overrides.yaml",
-    ]
+    assert sorted(path.name for path in (cell / ".hydra").iterdir()) == ["config.yaml", "overrides.yaml"]
     assert sorted(path.name for path in cell.glob("rank*.log")) == [f"rank{n}.log" for n in range(4)]
     assert not list(matrix.folder.rglob("*.distcp")), "checkpoints of passed cells are removed"
 

@@ -78,8 +78,9 @@ def sweeps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Fin
 
 
 def report(place: Path, *words: str | Path) -> str:
-    """Return the output of `python -m dcpbench.report` with the plug-in."""
-    program = [sys.executable, "-m", "dcpbench.report", *map(str, words)]
+    """Return the output of a command, of `report` if none is named, with the plug-in."""
+    named = [] if words[0] in ("compare", "history") else ["report"]
+    program = [sys.executable, "-m", "dcpbench", *named, *map(str, words)]
     variables = environment(place, DCPBENCH_PLUGINS="mine_plugin")
     return subprocess.run(program, capture_output=True, text=True, check=True, env=variables).stdout
 
@@ -151,7 +152,7 @@ def test_compare_and_history_have_the_metric(sweeps: tuple[Path, Finished, Finis
 
 def test_without_the_plug_in_its_columns_hide_no_other(sweeps: tuple[Path, Finished, Finished]) -> None:
     _, _, new = sweeps
-    program = [sys.executable, "-m", "dcpbench.report", str(new.folder)]
+    program = [sys.executable, "-m", "dcpbench", "report", str(new.folder)]
     variables = environment(DCPBENCH_PLUGINS="")
     plain = subprocess.run(program, capture_output=True, text=True, check=True, env=variables).stdout
     assert "2 cells: 2 pass" in plain

@@ -15,10 +15,10 @@ import pytest
 
 from dcpbench.core.metrics import Measurement
 from dcpbench.records import files, store
-from dcpbench.report.__main__ import main
 from dcpbench.sweep import manifest, resume
 from report.sweeps import cell, folder_of_lines, folder_with, line
 from support.adversary import nest
+from support.commands import main
 from support.jobs import job
 
 pytestmark = pytest.mark.timeout(60)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from dcpbench.config.text import visible
-from dcpbench.report.__main__ import main
 from report.sweeps import cell, folder_with
 from support.adversary import ESCAPES
+from support.commands import main
 from support.rows import row
 
 FORMULAS = (

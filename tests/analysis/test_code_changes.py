@@ -9,7 +9,7 @@ from dcpbench.analysis.code_changes import code_changes
 from dcpbench.analysis.frame import read_sweeps
 from dcpbench.records.row import Row
 from dcpbench.records.store import append_row, write_json
-from dcpbench.report.__main__ import main
+from support.commands import main
 from support.rows import row
 
 A, B = "a" * 40, "b" * 40

@@ -13,7 +13,7 @@ import pytest
 
 from dcpbench.core.cell_key import digest_of
 from dcpbench.records.store import append_row, write_json
-from dcpbench.report.__main__ import main
+from support.commands import main
 from support.rows import row
 
 PARALLELISMS = ("ddp", "fsdp", "hsdp", "fsdp2")

@@ -17,13 +17,13 @@ from dcpbench.analysis.frame import dtypes, records, short_names
 from dcpbench.records.row import columns
 from dcpbench.records.store import ResultsError, read_lines, read_rows
 from dcpbench.report import read_sweeps
-from dcpbench.report.__main__ import main
 from dcpbench.report.document import first_of, markdown, rendered
 from dcpbench.report.junit import junit
 from dcpbench.report.page import page
 from dcpbench.report.show import content
 from dcpbench.report.tables import summary
 from report.sweeps import cell, folder_of_lines, folder_with, line
+from support.commands import main
 
 
 def test_frame_is_tidy_and_typed(tmp_path: Path) -> None:

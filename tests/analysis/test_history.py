@@ -12,10 +12,10 @@ from rich.text import Text
 from analysis.nights import METRICS, NIGHTS, costs, night, three_cells
 from dcpbench.analysis.cell_history import KINDS, CellHistory, History, Rows, folded, history, read_history
 from dcpbench.records.store import RESULTS_JSONL
-from dcpbench.report.__main__ import main
 from dcpbench.report.document import rendered
 from dcpbench.report.history import blocks, contents, strip_length
 from report.sweeps import cell
+from support.commands import main
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ def given(**values: Any) -> Config:
 
 
 def planned(here: Machine, **values: Any) -> Job:
-    cell = SweepCell("a", [], given(**values), Path("a"), None, lambda _: {})
+    cell = SweepCell("a", [], given(**values), Path("a"), None)
     (job,) = plan([cell], here)
     return job
 

@@ -58,9 +58,10 @@ def sweeps(tmp_path: Path) -> Path:
 
 
 def report(sweeps: Path, *arguments: str) -> str:
-    """Return the output of the command, in a separate process with the plug-in."""
+    """Return the output of a command, of `report` if none is named, in a process with the plug-in."""
+    named = [] if arguments[0] in ("compare", "history") else ["report"]
     ended = subprocess.run(
-        [sys.executable, "-m", "dcpbench.report", *arguments],
+        [sys.executable, "-m", "dcpbench", *named, *arguments],
         cwd=sweeps,
         env=environment(sweeps.parent / "site", DCPBENCH_PLUGINS="queue_plugin"),
         capture_output=True,
@@ -132,7 +133,7 @@ def test_unusable_plugins_are_reported_in_one_line(
     if text is not None:
         (tmp_path / f"{name}.py").write_text(text)
     ended = subprocess.run(
-        [sys.executable, "-m", "dcpbench.report", str(tmp_path)],
+        [sys.executable, "-m", "dcpbench", "report", str(tmp_path)],
         env=environment(tmp_path, DCPBENCH_PLUGINS=name),
         capture_output=True,
         text=True,

@@ -1,4 +1,4 @@
-"""`python -m dcpbench.report <sweep>...`: which rows it shows, how, and where."""
+"""`dcpbench report <sweep>...`: which rows it shows, how, and where."""
 
 import contextlib
 import csv
@@ -21,12 +21,12 @@ from dcpbench.analysis.query import Condition, QueryError, parse, select
 from dcpbench.analysis.runs import again, failures
 from dcpbench.records.row import Row, columns
 from dcpbench.records.store import ENVIRONMENT_JSON
-from dcpbench.report.__main__ import main
 from dcpbench.report.document import rendered
 from dcpbench.report.page import page
 from dcpbench.report.show import MOST_CELLS, View, content
 from dcpbench.report.tables import headline, pivot_axes, status_pivot, summary
 from report.sweeps import cell, folder_with
+from support.commands import main
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -448,10 +448,9 @@ def test_again_commands_are_quoted_for_a_shell() -> None:
     assert again("seed=1", None, "/my models") == "cd '/my models' && dcpbench run seed=1"
 
 
-@pytest.mark.parametrize("module", ["dcpbench/__main__.py", "dcpbench/report/__main__.py"])
-def test_again_command_begins_as_typed(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_again_command_begins_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [f"/somewhere/{module}"])
+    monkeypatch.setattr(sys, "argv", ["/somewhere/dcpbench/__main__.py"])
     monkeypatch.setattr(sys, "orig_argv", ["bin/python", "-m", "dcpbench"])
     typed = "bin/python -m dcpbench run seed=1"
     assert again("seed=1", None) == typed
@@ -462,7 +461,7 @@ def test_again_command_begins_as_typed(module: str, tmp_path: Path, monkeypatch:
 @pytest.mark.slow
 def test_ascii_output_replaces_other_characters(matrix: Path) -> None:
     shown = subprocess.run(
-        [sys.executable, "-m", "dcpbench.report", str(matrix), "--metric", "save_s", "--format", "table"],
+        [sys.executable, "-m", "dcpbench", "report", str(matrix), "--metric", "save_s", "--format", "table"],
         capture_output=True,
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
         check=True,
@@ -489,7 +488,7 @@ def test_full_disks_are_reported_in_one_line(matrix: Path) -> None:
 
 
 def run_report(folder: Path, stdout: int) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "dcpbench.report", str(folder), "--format", "table"]
+    words = [sys.executable, "-m", "dcpbench", "report", str(folder), "--format", "table"]
     return subprocess.run(words, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
 
 

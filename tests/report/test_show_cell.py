@@ -10,8 +10,8 @@ import pytest
 
 from conftest import run
 from dcpbench.core.mismatch import RESUMED, Mismatch, Problem
-from dcpbench.report.__main__ import main
 from report.sweeps import cell, folder_of_lines, folder_with, line
+from support.commands import main
 
 STEPS = [
     {

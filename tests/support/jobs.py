@@ -24,5 +24,5 @@ def job(
     given = row()
     names = ("cell", "scenario", "parallel", "save", "model", "optimizer", "storage", "checkpointer")
     about = {name: given[name] for name in (*names, "compile", "world_size", "device", "seed", "overrides")}
-    cell = SweepCell("a", [], decided, Path("a"), None, lambda _: {})
+    cell = SweepCell("a", [], decided, Path("a"), None)
     return Job(cell, decided, identity_of(decided), skip, known, {**about, **columns})

@@ -13,8 +13,8 @@ from conftest import ONE_STEP, dcpbench, words_of
 from dcpbench.config.groups import Rerun
 from dcpbench.records.source import Source
 from dcpbench.records.store import append_row, read_lines, write_json
-from dcpbench.report.__main__ import main
 from dcpbench.sweep import resume
+from support.commands import main
 from support.rows import row
 
 A, B = "a" * 40, "b" * 40

@@ -12,7 +12,7 @@ from dcpbench.cli import completion
 from dcpbench.cli.tree import PATH, PURPOSE, Run, Tree, command, flag, output, places, several
 from dcpbench.config.errors import ConfigError
 from dcpbench.core.metrics import METRICS
-from dcpbench.core.plugins import PluginError, load_plugins, plugins
+from dcpbench.core.plugins import PluginError, load_plugins
 from dcpbench.records.files import open_standard_streams
 from dcpbench.records.row import INTERRUPTED, NESTED, WRONG_CONFIGURATION, column_types
 from dcpbench.records.store import ResultsError
@@ -23,16 +23,12 @@ _SHARE = click.FloatRange(0, 1, max_open=True)
 _JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print everything as JSON.")
 
 
-def main(words: Sequence[str], of_report: bool = False) -> int:
-    """Run the command that these words name and return the exit status; `of_report` if they follow
-    `python -m dcpbench.report`."""
+def main(words: Sequence[str]) -> int:
+    """Run the command that these words name and return the exit status."""
     open_standard_streams()
     prints_only = not {"-h", "--help", "--version", "--completion"}.isdisjoint(words)
     try:
         load_plugins()
-        own = ("show", "compare", "history", *(name for plugin in plugins() for name in plugin.commands))
-        if of_report and not {*words[:1]} & {*own}:
-            words = ["report", *words]
         with standard_output() if prints_only else nullcontext():
             return int(tree.main([*words], "dcpbench", completion.VARIABLE, standalone_mode=False) or 0)
     except click.Abort:

@@ -18,7 +18,6 @@ from dcpbench.config.groups import HELP
 from dcpbench.config.schema import Config, conf_folder, config_class
 from dcpbench.config.text import NEVER_SUGGESTED, as_target, choices, near_name, visible
 from dcpbench.core.axes import AXES
-from dcpbench.core.metrics import METRICS
 from dcpbench.core.plugins import declared_values, plugins
 from dcpbench.records.installation import conf_folders
 from dcpbench.records.store import SWEEP_JSON
@@ -57,7 +56,7 @@ class Key:
     def full_help(self) -> str:
         """The help, with the values that it does not name."""
         named = self.values.keys() <= {"true", "false"} or all(value in self.help for value in self.values)
-        return self.help if named or self.name == "objective" else f"{self.help} ({', '.join(self.values)})"
+        return self.help if named else f"{self.help} ({', '.join(self.values)})"
 
 
 def commands() -> dict[str, str]:
@@ -162,7 +161,7 @@ def _keys(kind: Any, texts: Mapping[str, str], above: str = "") -> Iterator[Key]
             yield from _keys(hint, inside, f"{name}.") if all(inside.values()) else ()
         elif text := texts.get(name):
             default = item.default if item.default_factory is MISSING else item.default_factory()
-            values = METRICS if name == "objective" else _choices(hint)
+            values = _choices(hint)
             yield Key(name, text, _shown(default), dict.fromkeys(values, ""))
 
 

@@ -20,21 +20,17 @@ from typing import TYPE_CHECKING
 
 import hydra
 from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from dcpbench.cli import reference
-from dcpbench.config.errors import ConfigError, one_line, other_launcher
-from dcpbench.config.groups import Matrix
+from dcpbench.config.errors import ConfigError, one_line, other_launcher, refuse_removed
 from dcpbench.config.schema import conf_folder, config_class
-from dcpbench.config.text import counted
 from dcpbench.core.plugins import plugins
 from dcpbench.records.files import SafeStream
 from dcpbench.records.installation import conf_folders
@@ -54,7 +50,7 @@ _PRINTS = {"--cfg", "--info", "--hydra-help"}
 
 class SweepTask:
     """The task function that Hydra hands to the launcher, which stores in it the sweep that it runs; `main`
-    then ends that sweep, whichever sweeper drove it and however it ended."""
+    then ends that sweep, however it ended."""
 
     def __init__(self) -> None:
         self.sweep: SweepRun | None = None
@@ -123,28 +119,6 @@ def register_groups(arguments: Sequence[str]) -> None:
         store.store(group=group, name="plugins", node={"defaults": added}, package="_global_")
 
 
-def _report_number_of_cells(words: Sequence[str], shows: str) -> None:
-    """Report how many cells share the configuration of an experiment that `--cfg` prints."""
-    overrides = [word for word in words if not word.startswith("-")]
-    named = [word for word in overrides if word.startswith("experiment=")]
-    if not named:
-        return
-    own = reference.config_dir(words)
-    searched = [f"hydra.searchpath=[file://{own.resolve()}]"] if own else []
-    with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        config = hydra.compose("config", [*overrides, *searched], return_hydra_config=True)
-        loader = GlobalHydra.instance().config_loader()
-        sweeper = instantiate(config.hydra.sweeper)
-    if not hasattr(sweeper, "least_cells"):  # another sweeper than dcpbench's
-        return
-    number = counted(sweeper.least_cells(config, loader), "cell")
-    at_least = "at least " if Matrix.pairwise in str(config.hydra.sweeper) else ""
-    listed = f"dcpbench plan {named[0]} --all lists them"
-    sys.stderr.write(
-        f"dcpbench: {named[0]} has {at_least}{number}; {shows} prints what they share; {listed}\n"
-    )
-
-
 def main(words: Sequence[str]) -> int:
     """Run the cells that these words select, and return the exit status."""
     sys.stderr = SafeStream(sys.stderr)
@@ -205,14 +179,13 @@ def _run(task: SweepTask, words: Sequence[str]) -> int:
             Path.cwd()
         except FileNotFoundError:
             raise ConfigError("the current folder was removed; change to another one") from None
+        refuse_removed(words)
         sys.argv[1:] = command_line(words)  # which Hydra reads
         register_groups(sys.argv[1:])
         if sys.stderr.isatty() and not {word.partition("=")[0] for word in words} & _PRINTS:
             sys.stderr.write("reading the configuration ...\n")
         app = hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")
         with unmasked_interrupts():
-            if shows := [word for word in words if word.startswith("--cfg")]:
-                _report_number_of_cells(sys.argv[1:], shows[0])
             _start(app(task), task)
     except SystemExit:
         if _PRINTS.isdisjoint(word.partition("=")[0] for word in words):
@@ -221,10 +194,4 @@ def _run(task: SweepTask, words: Sequence[str]) -> int:
     except _WRONG as error:
         sys.stderr.write(f"dcpbench: {one_line(error, words)}\n")
         return WRONG_CONFIGURATION
-    except Exception as error:
-        if task.sweep is None or not task.sweep.is_left_to_sweeper:
-            raise
-        what = f"{type(error).__name__}: {one_line(error)}"
-        sys.stderr.write(f"dcpbench: hydra/sweeper={task.sweep.sweeper} failed: {what}\n")
-        return 1 if task.sweep.begun else WRONG_CONFIGURATION
     return 0

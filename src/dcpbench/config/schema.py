@@ -12,7 +12,7 @@ from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import HOW_RUN
 from dcpbench.core.plugins import load_plugins
 
-OF_THE_SWEEP = ("resume", "trust", "rerun", "plan", "plan_as", "objective", "executor", "nccl")
+OF_THE_SWEEP = ("resume", "trust", "rerun", "plan", "plan_as", "executor", "nccl")
 """Keys of a sweep, which no cell has, nor the keys below them. Each takes one value."""
 OF_ITS_CELLS = ("executor.hosts", "executor.ranks_per_host")
 """Keys below those that every cell does have; they take one value too."""
@@ -175,10 +175,6 @@ class Config:
         None,
         "2/4: run the second of four parts of the cells; another driver runs each other part with the same "
         "hydra.sweep.dir",
-    )
-    objective: str | None = how_run(
-        None,
-        "metric whose value a sweeper gets for each cell, as save_stall_s (hydra/sweeper=optuna)",
     )
 
     @property

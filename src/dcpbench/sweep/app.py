@@ -1,11 +1,10 @@
 """Run a sweep: from Hydra's overrides to its printed table. It begins, is resumed, or is only planned."""
 
-import math
 import os
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -22,14 +21,12 @@ from rich.console import Console
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Device, ExecutorConfig, StageWorld
 from dcpbench.config.mesh import dp_degree
-from dcpbench.config.schema import MATRIX, PART, REPEATS, Config, is_about_the_sweep
+from dcpbench.config.schema import Config
 from dcpbench.config.text import counted
-from dcpbench.core.metrics import METRICS
 from dcpbench.executors import fork_server
 from dcpbench.executors.base import Engine, HostsLostError, engine_of
 from dcpbench.executors.fork_server import Machine
 from dcpbench.rank.nccl import NCCL_PATH
-from dcpbench.records.row import Row
 from dcpbench.records.store import ResultsError, RowLog
 from dcpbench.report.styles import text_of
 from dcpbench.sweep import cells, driver, dry_run, job, pairwise, resume, validity
@@ -40,34 +37,22 @@ from dcpbench.sweep.sweep_folder import SweepFolder
 
 _MANY = 50
 """With more cells composing takes seconds, so progress is also written to files."""
-_MAXIMIZES = {"direction": "maximize", "optim.maximize": "true", "ax_config.experiment.minimize": "false"}
-"""How the configurations of Hydra's Optuna, Nevergrad and Ax sweepers specify that they maximize."""
 
 
 class SweepRun:
-    """One sweep in one folder: a sequence of batches of cells, whichever sweeper hands them over.
-
-    dcpbench's own sweeper hands over one batch, and the folder is claimed once all its cells are valid.
-    Other sweepers write into the folder before their first batch, so for them it is claimed at once.
+    """One sweep in one folder, which is claimed once all its cells are valid.
 
     A wrong configuration raises ConfigError, hydra.errors.HydraException or
-    omegaconf.errors.OmegaConfBaseException before a cell of the batch is started.
+    omegaconf.errors.OmegaConfBaseException before a cell is started.
     """
 
-    def __init__(self, loader: ConfigLoader, base: DictConfig, own_sweeper: bool) -> None:
-        """Decide all that can be decided before the first batch.
+    def __init__(self, loader: ConfigLoader, base: DictConfig) -> None:
+        """Decide all that can be decided before the cells are known.
 
         Args:
             base: the composition of the sweep itself; `loader` composes its cells.
-            own_sweeper: whether dcpbench's own sweeper drives the sweep.
         """
         self._base = base
-        self.sweeper = str(base.hydra.runtime.choices["hydra/sweeper"])
-        self.is_left_to_sweeper = not own_sweeper
-        """Whether another sweeper is running, before, between and after batches."""
-        self._value_of = objective_of(base)
-        if not own_sweeper:
-            _refuse_what_needs_all_cells(base, self.sweeper)
         # Not by FORCE_COLOR, which notebooks and CI set: a progress bar needs a terminal.
         self._console = Console(stderr=True, force_terminal=sys.stderr.isatty())
         self._engine: Engine | None = None
@@ -76,7 +61,7 @@ class SweepRun:
         self._planned = 0
         self._folder = SweepFolder(base)
         self._cells = cells.CellMaker(loader, base, composing(self._console))
-        if not own_sweeper or (self._folder.is_resumed and not base.plan):
+        if self._folder.is_resumed and not base.plan:
             self._folder.claim()
 
     @property
@@ -89,52 +74,41 @@ class SweepRun:
         """Whether a cell may have run."""
         return self._driver is not None
 
-    def run(self, batch: Sequence[Sequence[str]], blocks: Sequence[str] = ()) -> list[float | None]:
-        """Run the cells of a batch that have no row yet, and return the value of the objective for each. A
-        plan groups cells by these blocks, if there are any.
+    def run(self, words: Sequence[Sequence[str]], blocks: Sequence[str] = ()) -> None:
+        """Run the cells with these words that have no row yet. A plan groups cells by these blocks, if there
+        are any.
 
         Raises:
             SystemExit: a row could not be written.
         """
-        self.is_left_to_sweeper, sweepers_turn = False, self.is_left_to_sweeper
-        if not batch:
-            raise ConfigError(f"hydra/sweeper={self.sweeper}: asks for no cell")
-        words = [_of_the_cell(overrides) for overrides in batch]
         engine = self._begun_engine(words)
-        if not self.begun and len(words) > _MANY:
+        if len(words) > _MANY:
             self._print(f"{counted(len(words), 'cell')}: {'planning' if self._base.plan else 'composing'}")
         made = self._cells.cells(words)
-        is_announced = self.begun or self._announced(made, engine)
+        is_announced = self._announced(made, engine)
         machine = self._probed(engine)
         jobs = self._folder.named(job.plan(made, machine), partial(self._config_of, machine=machine))
         mine = self._folder.mine(jobs)
-        if self._driver:
-            self._driver.jobs += mine
-            self._folder.describe(self._driver.jobs)
-        else:
-            found = self._folder.found(mine)
-            if self._base.plan:
-                self._planned = self._show_plan(mine, _blocks_of(mine, jobs, blocks), machine, found)
-                return [self._value_of(None) for _ in jobs]
-            for sentence in found.sentences(len(mine)) if found else ():
-                self._print(sentence)
-            for sentence in shared_gpu_sentences(mine, machine):
-                self._print(sentence)
-            with self._console.status("building the workloads once"):  # on a terminal
-                mine = _with_errors(mine, machine, found.done if found else ())
-            self._folder.begin(mine, jobs, found)
-            self._driver = self._begun_driver(mine, machine, engine, found)
-            left = [one for one in mine if not found or one.cell.name not in found.done]
-            if left and not is_announced:
-                self._print(start_sentence(left, self._folder.path))
+        found = self._folder.found(mine)
+        if self._base.plan:
+            self._planned = self._show_plan(mine, _blocks_of(mine, jobs, blocks), machine, found)
+            return
+        for sentence in found.sentences(len(mine)) if found else ():
+            self._print(sentence)
+        for sentence in shared_gpu_sentences(mine, machine):
+            self._print(sentence)
+        with self._console.status("building the workloads once"):  # on a terminal
+            mine = _with_errors(mine, machine, found.done if found else ())
+        self._folder.begin(mine, jobs, found)
+        self._driver = self._begun_driver(mine, machine, engine, found)
+        left = [one for one in mine if not found or one.cell.name not in found.done]
+        if left and not is_announced:
+            self._print(start_sentence(left, self._folder.path))
         try:
-            self._driver.run(mine)
+            self._driver.run()
         except (ResultsError, HostsLostError) as error:
             self._driver.interrupted_by = error
             sys.exit(1)
-        self.is_left_to_sweeper = sweepers_turn
-        rows = self._driver.log.rows
-        return [self._value_of(rows.get(one.cell.name)) for one in jobs]
 
     def _announced(self, made: Sequence[cells.SweepCell], engine: Engine) -> bool:
         """Print the first line before torch is imported, and return whether that was possible: not where the
@@ -172,7 +146,7 @@ class SweepRun:
                 return close(self._driver, self._folder, status, began, self._print)
             return status or self._planned
         finally:
-            self._folder.release(self.begun)
+            self._folder.release()
             if not self.begun:  # it would still import torch
                 fork_server.end_server()
 
@@ -187,7 +161,7 @@ class SweepRun:
         return self._engine
 
     def _probed(self, engine: Engine) -> Machine:
-        """Return the machine, which is asked once, for all blocks and batches."""
+        """Return the machine, which is asked once, for all blocks."""
         if self._machine is None:
             with self._console.status("importing torch for the ranks"):  # on a terminal
                 self._machine = engine.probe()
@@ -255,50 +229,7 @@ def _use_of_target(config: Config) -> str:
     return f"{config.workload} {config.own_trainer} {config.device} {degrees}"
 
 
-def objective_of(base: DictConfig) -> Callable[[Row | None], float | None]:
-    """Return a function from a row to the value of the sweep's `objective`; its values are None without one.
-
-    The value is infinitely bad if there is no row, it is not ok, or the metric is null. The Optuna sweeper
-    would abandon a study for NaN or an exception.
-    """
-    metric = base.objective
-    if metric is not None and metric not in METRICS:
-        raise ConfigError(f"objective={metric}: unknown metric; choose one of {', '.join(METRICS)}")
-    sweeper = base.hydra.sweeper  # whose setting is an Enum, a text or a flag
-    given = ((OmegaConf.select(sweeper, key), value) for key, value in _MAXIMIZES.items())
-    maximizes = any(getattr(setting, "name", str(setting)).lower() == value for setting, value in given)
-    worst = -math.inf if maximizes else math.inf
-
-    def value_of(row: Row | None) -> float | None:
-        if metric is None:
-            return None
-        value = row.metrics.get(metric) if row is not None and row.is_ok else None
-        return worst if value is None else float(value)
-
-    return value_of
-
-
 def _blocks_of(mine: Sequence[job.Job], jobs: Sequence[job.Job], blocks: Sequence[str]) -> list[str]:
     """Return the block of each of some of all jobs, if an experiment names blocks."""
     names = {one.cell.name for one in mine}
     return [block for block, one in zip(blocks, jobs, strict=bool(blocks)) if one.cell.name in names]
-
-
-def _of_the_cell(words: Sequence[str]) -> list[str]:
-    """Return the words of a job without those about the sweep, which other sweepers pass on."""
-    return [item for item in words if not is_about_the_sweep(item.partition("=")[0])]
-
-
-def _refuse_what_needs_all_cells(base: DictConfig, sweeper: str) -> None:
-    """Refuse what only dcpbench's own sweeper can do, and another sweeper without an objective."""
-    for key, null in (("resume", None), ("plan", False), (REPEATS, 1), (MATRIX, "product"), (PART, None)):
-        if base[key] != null:
-            value = str(base[key]).lower() if key == "plan" else base[key]
-            raise ConfigError(
-                f"{key}={value}: needs all cells before the first one runs; use hydra/sweeper=dcpbench, not "
-                f"hydra/sweeper={sweeper}"
-            )
-    if base.objective is None and sweeper != "basic":
-        raise ConfigError(
-            f"objective=null: hydra/sweeper={sweeper} needs a number for each cell; name a metric"
-        )

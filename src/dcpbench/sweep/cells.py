@@ -2,10 +2,9 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,23 +26,20 @@ _SUBDIR = "${hydra.job.id}"
 @dataclass
 class SweepCell:
     """One cell: its name, its overrides, its configuration, its folder for logs and `.hydra/`, and the user's
-    `--config-dir`, if given. `composed` makes Hydra's composition for a name; it is large and never kept."""
+    `--config-dir`, if given."""
 
     name: str
     overrides: list[str]
     config: Config
     folder: Path
     config_dir: str | None
-    composed: Callable[[str], dict[str, Any]]
 
     def write_hydra_folder(self) -> None:
-        """Make the cell's folder with the files that Hydra writes for a job."""
+        """Make the cell's folder with the overrides and the configuration, where Hydra writes them."""
         output = self.folder / ".hydra"
         output.mkdir(parents=True)
-        composed = self.composed(self.name)
-        _save({"hydra": composed.pop("hydra")}, output / "hydra.yaml")
         _save(self.overrides, output / "overrides.yaml")
-        _save(composed, output / "config.yaml")
+        _save(asdict(self.config), output / "config.yaml")
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
@@ -57,7 +53,7 @@ class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[mi
         return self.represent_scalar("tag:yaml.org,2002:str", text, style)
 
 
-_Dumper.add_representer(str, _Dumper.represent_str)
+_Dumper.add_multi_representer(str, _Dumper.represent_str)
 
 
 def _save(plain: Any, path: Path) -> None:
@@ -66,7 +62,7 @@ def _save(plain: Any, path: Path) -> None:
 
 
 class CellMaker:
-    """Make the cells of a sweep, batch by batch.
+    """Make the cells of a sweep.
 
     Raises:
         ConfigError: `base` sets the folders of cells.
@@ -85,20 +81,19 @@ class CellMaker:
                 f"hydra.sweep.subdir={subdir}: leave it out; the folder of a cell has the cell's name"
             )
 
-    def cells(self, batch: Sequence[Sequence[str]]) -> list[SweepCell]:
-        """Return the cells of the next batch; the names of a sweep's cells differ. Raise as `Composer`."""
-        self.composer.prepare(batch)
-        configs = [self._config(overrides) for overrides in batch]
+    def cells(self, words: Sequence[Sequence[str]]) -> list[SweepCell]:
+        """Return the cells with these words, under names that differ; raise the errors of `Composer`."""
+        self.composer.prepare(words)
+        configs = [self._config(overrides) for overrides in words]
         named = [
             [_with_flag(item, config) for item in overrides if not item.lstrip("+~").startswith("hydra")]
-            for overrides, config in zip(batch, configs, strict=True)
+            for overrides, config in zip(words, configs, strict=True)
         ]
         common = set.intersection(*map(set, named)) if len(named) > 1 else set()
         made = []
-        for overrides, shown, config in zip(batch, named, configs, strict=True):
-            composed = partial(self._composed, overrides, self._names.total())
+        for shown, config in zip(named, configs, strict=True):
             name = self._name(shown, common)
-            made.append(SweepCell(name, shown, config, self._sweep / name, self._config_dir, composed))
+            made.append(SweepCell(name, shown, config, self._sweep / name, self._config_dir))
         return made
 
     def _config(self, overrides: Sequence[str]) -> Config:
@@ -121,18 +116,13 @@ class CellMaker:
         self._names[name] += 1
         return name if self._names[name] == 1 else f"{name}#{self._names[name]}"
 
-    def _composed(self, overrides: Sequence[str], number: int, name: str) -> dict[str, Any]:
-        composed = self.composer.composed(overrides)
-        hydra = composed["hydra"]
-        return composed | {"hydra": hydra | {"job": hydra["job"] | {"id": name, "num": number}}}
 
-
-def may_compile(base: DictConfig, batch: Sequence[Sequence[str]]) -> bool:
+def may_compile(base: DictConfig, words: Sequence[Sequence[str]]) -> bool:
     """Guess from the overrides, before they are composed, whether a cell compiles.
 
     It only decides what the fork server imports: a wrong guess costs time and nothing else.
     """
-    asked = {item.lower() for overrides in batch for item in overrides if item.startswith("compile=")}
+    asked = {item.lower() for overrides in words for item in overrides if item.startswith("compile=")}
     return bool(asked - {"compile=false"}) if asked else bool(base.compile)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, make_dataclass
 from enum import StrEnum
 from functools import cache
 from itertools import zip_longest
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -39,29 +39,27 @@ decide any key, such as an experiment; anything else."""
 
 
 class _Part(NamedTuple):
-    """One key of a configuration, and the choices that made it. `open` parts interpolate or lack a mandatory
-    value, and have no typed value."""
+    """One key of a configuration. `open` parts interpolate or lack a mandatory value, and have no typed
+    value."""
 
     composed: DictConfig
     plain: Any
     typed: Any
     open: bool
-    choices: dict[str, str | None]
 
     @classmethod
-    def of(cls, composed: DictConfig, key: str, choices: dict[str, str | None]) -> "_Part":
-        plain = _plain(composed)[key]
+    def of(cls, composed: DictConfig, key: str) -> "_Part":
+        plain = OmegaConf.to_container(composed, enum_to_str=True)[key]  # type: ignore[call-overload,index]
         is_open = "${" in str(plain) or MISSING in str(plain)
         typed = None if is_open else getattr(OmegaConf.to_object(composed), key)
-        return cls(composed, plain, typed, is_open, choices)
+        return cls(composed, plain, typed, is_open)
 
 
 @dataclass
 class _Basis:
-    """Hydra's composition of a cell's wide words: all keys, `hydra`, and the keys that other words decide."""
+    """Hydra's composition of a cell's wide words: all keys, and the keys that other words decide."""
 
     keys: dict[str, _Part]
-    hydra: dict[str, Any]
     decided: dict[Words, _Part]
 
 
@@ -105,8 +103,7 @@ class Composer:
     def config(self, words: Sequence[str]) -> Config:
         """Return the configuration of a cell. Cells share parts: do not change it."""
         with suppress(HydraException, OmegaConfBaseException):
-            if found := self._assembled(words):
-                parts = found[1]
+            if parts := self._assembled(words):
                 if not any(part.open for part in parts.values()):
                     return self._schema(**{key: part.typed for key, part in parts.items()})
                 composed = OmegaConf.structured(self._schema)
@@ -114,15 +111,6 @@ class Composer:
                 OmegaConf.copy_cache(self._base, composed)
                 return typed(composed)
         return typed(self._by_hydra(words))  # and a wrong word is reported in Hydra's words
-
-    def composed(self, words: Sequence[str]) -> dict[str, Any]:
-        """Return Hydra's composition of a cell as plain values, interpolations unresolved."""
-        with suppress(HydraException, OmegaConfBaseException):
-            if found := self._assembled(words):
-                basis, parts = found
-                plain = {key: part.plain for key, part in parts.items()}
-                return {"hydra": self._hydra(basis.hydra, parts.values(), words), **plain}
-        return _plain(self._by_hydra(words))
 
     def _by_hydra(self, words: Sequence[str]) -> DictConfig:
         for override in map(self._parse, words):
@@ -172,8 +160,8 @@ class Composer:
             by_key[_key(word)] = (*by_key.get(_key(word), ()), word)
         return tuple(by_kind[_Kind.wide]), by_key
 
-    def _assembled(self, words: Sequence[str]) -> tuple[_Basis, dict[str, _Part]] | None:
-        """Return the basis and the parts of a cell; None if Hydra has to compose it."""
+    def _assembled(self, words: Sequence[str]) -> dict[str, _Part] | None:
+        """Return the parts of a cell; None if Hydra has to compose it."""
         wide, by_key = self._split(words) or ((), None)
         basis = self._bases.get(wide)
         if by_key is None or basis is None:
@@ -188,49 +176,30 @@ class Composer:
                 composed = copy.deepcopy(start.composed)
                 for override in map(self._parse, values):
                     OmegaConf.update(composed, override.key_or_group, override.value(), merge=True)
-                basis.decided[own] = _Part.of(composed, key, start.choices)
-        return basis, basis.keys | {key: basis.decided[own] for key, own in by_key.items()}
+                basis.decided[own] = _Part.of(composed, key)
+        return basis.keys | {key: basis.decided[own] for key, own in by_key.items()}
 
     def _compose(self, wide: Words, row: Words) -> None:
         """Compose a row of choices with Hydra, each for another key; the empty row makes the basis."""
         if row and wide not in self._bases:
             return
         composed = self._by_hydra([*wide, *row])
-        choices = dict(composed.hydra.runtime.choices)
 
         def part(key: str) -> _Part:
-            own = {name: value for name, value in choices.items() if _chosen_for(name) == key}
             alone = OmegaConf.structured(_schema_of(key))
             alone.merge_with(OmegaConf.masked_copy(composed, [key]))
             OmegaConf.set_struct(alone, True)
-            return _Part.of(alone, key, own)
+            return _Part.of(alone, key)
 
         if row:
             self._bases[wide].decided |= {(word,): part(_key(word)) for word in row}
             return
-        paths = (f"{group.partition('@')[0]}/{name}" for group, name in choices.items())
+        choices = composed.hydra.runtime.choices.items()
+        paths = (f"{group.partition('@')[0]}/{name}" for group, name in choices)
         read = filter(None, map(self._read, (composed.hydra.job.config_name, *paths)))
         if not any("${" in str(_defaults(found)) for found in read):  # one choice would decide another
             keys = {str(key): part(str(key)) for key in composed if key != "hydra"}
-            self._bases[wide] = _Basis(keys, _plain(composed)["hydra"], {})
-
-    def _hydra(self, basis: dict[str, Any], parts: Iterable[_Part], words: Sequence[str]) -> dict[str, Any]:
-        """Return the key `hydra` of a cell."""
-        job, runtime = basis["job"], basis["runtime"]
-        own = {name: value for part in parts for name, value in part.choices.items()}
-        all_choices = {
-            name: own.get(name, value)
-            for name, value in runtime["choices"].items()
-            if name in own or _chosen_for(name) not in self._keys
-        }
-        how = job["config"]["override_dirname"]
-        named = sorted(one for one in words if self._parse(one).key_or_group not in how["exclude_keys"])
-        dirname = how["item_sep"].join(named).replace("=", how["kv_sep"])
-        return basis | {
-            "job": job | {"override_dirname": dirname},
-            "runtime": runtime | {"choices": all_choices | own},
-            "overrides": basis["overrides"] | {"task": list(words)},
-        }
+            self._bases[wide] = _Basis(keys, {})
 
 
 def typed(composed: DictConfig) -> Config:
@@ -254,15 +223,6 @@ def _schema_of(key: str) -> type:
 def _key(word: str) -> str:
     """Return the top-level key that a word decides."""
     return re.split(r"[.=\[]", word, maxsplit=1)[0]
-
-
-def _chosen_for(name: str) -> str:
-    """Return the key that a choice is for: `load_parallel` for `parallel@load_parallel`."""
-    return name.rpartition("@")[2]
-
-
-def _plain(composed: DictConfig) -> dict[str, Any]:
-    return cast("dict[str, Any]", OmegaConf.to_container(composed, enum_to_str=True))
 
 
 def _defaults(found: ConfigResult) -> list[Any]:

@@ -52,16 +52,16 @@ class Sweep:
     _executors: dict[tuple[int, tuple[int, ...]], Executor] = field(default_factory=dict)
     """By the number of the runner and the GPUs of its ranks."""
 
-    def run(self, batch: Sequence[Job]) -> None:
-        """Run a batch of the jobs. Rows that were written are kept, whatever is raised.
+    def run(self) -> None:
+        """Run the jobs that have no row. Rows that were written are kept, whatever is raised.
 
         Raises:
             KeyboardInterrupt: the user interrupted; as after any exception, all ranks are ended.
         """
-        for job in batch:
+        for job in self.jobs:
             if row := self.log.rows.get(job.cell.name):
                 self._costs.add(row)
-        to_run = [job for job in batch if job.cell.name not in self.log.rows]
+        to_run = [job for job in self.jobs if job.cell.name not in self.log.rows]
         left = estimates(to_run, self.machine.gpus)
         self._describe_machine()
         try:
@@ -102,7 +102,7 @@ class Sweep:
         for place in self._executors.keys() - set(numbered):
             self._executors[place].keep_only(set())
         shared = len(numbered) > 1 and together[0].config.sharing is Sharing.correctness
-        # Executors of an earlier stretch or batch keep their ranks, which can be used again.
+        # Executors of an earlier stretch keep their ranks, which can be used again.
         executors = [self._executors.setdefault(one, self.engine.executor(one[1])) for one in numbered]
         common = (self.console, display, self._costs, shared, self._repeated)
         runners = [CellRunner(self.folder, executor, *common) for executor in executors]

@@ -61,10 +61,8 @@ class SweepFolder:
             if not self.is_resumed:
                 refuse_used(self.path)  # once more, now that no other driver can write there
 
-    def release(self, begun: bool) -> None:
-        """Release the folder; if the sweep has not begun, remove it."""
-        if self._is_claimed and not (begun or self.is_resumed):  # another sweeper may have written it
-            (self.path / _MULTIRUN_YAML).unlink(missing_ok=True)
+    def release(self) -> None:
+        """Release the folder."""
         self._claim.close()
 
     def named(self, jobs: Sequence[Job], config_of: Callable[[Sequence[str]], Config | None]) -> list[Job]:

@@ -1,15 +1,13 @@
-"""The launcher, which takes all cells of a batch from Hydra at once; the sweeper; the groups of plug-ins.
+"""The launcher, which takes all cells of a sweep from Hydra at once; the sweeper; the groups of plug-ins.
 
 Hydra imports this file at every start. So the code that runs a sweep is imported when a sweep runs.
 """
 
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from typing import Any, cast
 
-from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
@@ -24,7 +22,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from dcpbench.config.errors import ConfigError, other_launcher
+from dcpbench.config.errors import ConfigError, other_launcher, other_sweeper
 from dcpbench.config.groups import Matrix
 from dcpbench.config.schema import MATRIX, REPEATS, is_about_the_sweep, is_how_run
 from dcpbench.config.text import choices
@@ -37,44 +35,40 @@ _PLUGIN = "plugin"
 
 
 class DcpbenchLauncher(Launcher):
-    """Run the cells of a sweep on reused ranks, batch by batch, for any sweeper.
-
-    `blocks` names the block of each cell, if the sweep has blocks.
-    """
+    """Run the cells of a sweep on reused ranks. `blocks` names the block of each cell, if the sweep has
+    blocks."""
 
     sweep: Any
     blocks: Sequence[str] = ()
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Begin the sweep, and store it in `task_function`, which ends it after Hydra has returned."""
+        """Begin the sweep, and store it in `task_function`, which ends it after Hydra has returned.
+
+        Raises:
+            ConfigError: the sweeper is not dcpbench's.
+        """
         from dcpbench.cli.run import SweepTask
         from dcpbench.sweep.app import SweepRun
 
         assert isinstance(task_function, SweepTask)
-        own_sweeper = config.hydra.sweeper.get("_target_") == SweeperConfig._target_
-        self.sweep = SweepRun(hydra_context.config_loader, config, own_sweeper)
+        if config.hydra.sweeper.get("_target_") != SweeperConfig._target_:
+            raise other_sweeper(f"hydra/sweeper={config.hydra.runtime.choices['hydra/sweeper']}")
+        self.sweep = SweepRun(hydra_context.config_loader, config)
         task_function.sweep = self.sweep
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run the cells of one batch. Each job is completed and returns the value of the objective: a verdict
-        is a row, never an error of Hydra."""
-        completed = []
-        values = self.sweep.run(job_overrides, self.blocks)
-        for overrides, value in zip(job_overrides, values, strict=True):
-            job = JobReturn(overrides=list(overrides), status=JobStatus.COMPLETED)
-            job.return_value = value
-            completed.append(job)
-        return completed
+        """Run the cells. Each job is completed: a verdict is a row, never an error of Hydra."""
+        self.sweep.run(job_overrides, self.blocks)
+        return [JobReturn(overrides=list(one), status=JobStatus.COMPLETED) for one in job_overrides]
 
 
 @dataclass
 class DcpbenchSweeper(Sweeper):
-    """Hand over every combination of lists, or the blocks of an experiment, as one batch.
+    """Hand over every combination of lists, or the blocks of an experiment.
 
     The launcher composes all cells and refuses a wrong one before it starts any or writes into the folder.
     """
 
-    max_batch_size: int | None
     params: dict[str, str] | None
     matrix: dict[str, dict[str, Any]]
 
@@ -86,19 +80,19 @@ class DcpbenchSweeper(Sweeper):
         """
         if config.hydra.launcher.get("_target_") != LauncherConfig._target_:
             raise other_launcher(f"hydra/launcher={config.hydra.runtime.choices['hydra/launcher']}")
-        hydra_words = config.hydra.overrides.hydra
-        self._run_dir, self._sweep_dir = (
-            next((word for word in hydra_words if word.startswith(f"hydra.{key}.dir=")), None)
-            for key in ("run", "sweep")
-        )
         self._launcher = cast(
             DcpbenchLauncher,
             Plugins.instance().instantiate_launcher(
                 hydra_context=hydra_context, task_function=task_function, config=config
             ),
         )
-        sweep = self._launcher.sweep
-        self._prepare(config, hydra_context.config_loader, sweep.covering, sweep.recorded)
+        self._parser = OverridesParser.create(config_loader=hydra_context.config_loader)
+        self._repeats, self._matrix = config.repeats, Matrix(config.matrix)
+        recorded: tuple[list[str], list[list[str]]] | None = self._launcher.sweep.recorded
+        words, self._recorded_cells = recorded or ([], [])
+        overrides = [word for word in words if "=" in word and not word.startswith("-")]
+        self._recorded = [_item(override) for override in self._parser.parse_overrides(overrides)]
+        self._is_resumed = recorded is not None
 
     def sweep(self, arguments: list[str]) -> Any:
         """Run the cells that `arguments` and `hydra.sweeper.params` select.
@@ -106,36 +100,9 @@ class DcpbenchSweeper(Sweeper):
         Raises:
             ConfigError: an argument is wrong.
         """
-        if self.max_batch_size is not None:
-            ignored = f"hydra.sweeper.max_batch_size={self.max_batch_size}"
-            sys.stderr.write(f"dcpbench: {ignored} has no effect: all cells are one batch\n")
         cells = self._jobs(arguments)
-        if self._run_dir and len(cells) > 1:
-            raise ConfigError(f"{self._run_dir}: is for one cell; for a sweep use hydra.sweep.dir")
-        if self._run_dir and self._sweep_dir:
-            raise ConfigError(f"{self._run_dir}: {self._sweep_dir} is given too; leave one of them out")
         self._launcher.blocks = [cell.block for cell in cells] if all(cell.block for cell in cells) else []
         return [self._launcher.launch([cell.overrides for cell in cells], initial_job_idx=0)]
-
-    def least_cells(self, config: DictConfig, loader: ConfigLoader) -> int:
-        """Return how many cells `config` has; a pairwise block counts as one."""
-        self._prepare(config, loader, lambda lists: [[values[0] for values in lists]])
-        return len(self._jobs(config.hydra.overrides.task))
-
-    def _prepare(
-        self,
-        config: DictConfig,
-        loader: ConfigLoader,
-        covering: Callable[[Sequence[Sequence[str]]], Iterable[Sequence[str]]],
-        recorded: tuple[Sequence[str], Iterable[Sequence[str]]] | None = None,
-    ) -> None:
-        self._parser = OverridesParser.create(config_loader=loader)
-        self._repeats, self._matrix = config.repeats, Matrix(config.matrix)
-        self._covering = covering
-        words, self._recorded_cells = recorded or ((), [])
-        overrides = [word for word in words if "=" in word and not word.startswith("-")]
-        self._recorded = [_item(override) for override in self._parser.parse_overrides(overrides)]
-        self._is_resumed = recorded is not None
 
     def _jobs(self, arguments: Sequence[str]) -> list[Job]:
         params = [f"{key}={value}" for key, value in (self.params or {}).items()]
@@ -166,7 +133,8 @@ class DcpbenchSweeper(Sweeper):
             swept = [values for values in lists if len(values) > 1]
             if how is Matrix.product or len(swept) < 2 or not all(lists):
                 return product(*lists)
-            return self._covering(lists)
+            covering: list[tuple[str, ...]] = self._launcher.sweep.covering(lists)
+            return covering
 
         cells = (
             jobs(blocks, own, combined) if blocks else [Job([*row]) for row in combined(listed(own), None)]
@@ -239,11 +207,10 @@ class LauncherConfig:
 
 @dataclass
 class SweeperConfig:
-    """The keys of Hydra's basic sweeper, and `matrix`: the blocks by name, each a mapping from keys to lists,
-    `{save: "sync,async"}`."""
+    """`params`: lists by key, as of Hydra's basic sweeper; `matrix`: the blocks by name, each a mapping from
+    keys to lists, `{save: "sync,async"}`."""
 
     _target_: str = "hydra_plugins.dcpbench_launcher.launcher.DcpbenchSweeper"
-    max_batch_size: int | None = None
     params: dict[str, str] | None = None
     matrix: dict[str, dict[str, Any]] = field(default_factory=dict)
 

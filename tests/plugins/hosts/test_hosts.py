@@ -30,8 +30,8 @@ from dcpbench.plugins.hosts.hosts_executor import HostsExecutor
 from dcpbench.rank.messages import CellSpec, RunId, WorldKind
 from dcpbench.records.installation import installation, package_digest
 from dcpbench.records.store import read_rows
-from dcpbench.report.__main__ import main as report
 from support.alone import config
+from support.commands import main as report
 from support.hosts import copy_dcpbench
 
 TWO_RANKS = WorldKind(2, "cpu", True)

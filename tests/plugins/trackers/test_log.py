@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from conftest import tiered
 from dcpbench.plugins.trackers.log import logged_sweep
 from dcpbench.records.store import append_row, keep_lines, read_lines, write_json
-from dcpbench.report.__main__ import main
+from support.commands import main
 from support.rows import row
 
 Told = dict[str, dict[str, Any]]
@@ -145,12 +144,11 @@ _READ: dict[str, Callable[[Path], Told]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.trackers
 @pytest.mark.parametrize("tracker", _TRACKERS)
 def test_logged_values_equal_the_rows(
     tracker: str, sweep: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    _needs(tracker)
     said = "a b" if tracker == "tensorboard" else "a\nb"  # a table's row is one line
     there = tmp_path / "there"
     words = ["log", str(sweep), "--to", tracker, "--dir", str(there)]
@@ -162,12 +160,8 @@ def test_logged_values_equal_the_rows(
     told = _READ[tracker](there)
     assert set(told) == {"one,repeat=1", "two"}
     one, two = told["one,repeat=1"], told["two"]
-    assert (one["parallel"], one["repeat"], one["status"], one["dcpbench_commit"]) == (
-        "ddp",
-        "1",
-        "pass",
-        "abc",
-    )
+    named = ("parallel", "repeat", "status", "dcpbench_commit")
+    assert [one[name] for name in named] == ["ddp", "1", "pass", "abc"]
     assert (one["save_s"], one["checkpoint_bytes"], one["model_equal"]) == (0.25, 7, 1)
     assert "loss_twin" not in one, "what is no number is left out"
     assert "save_s" not in two, "and so is what was not measured"
@@ -194,10 +188,9 @@ def test_logged_values_equal_the_rows(
     assert len(again) == 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("tracker", tiered(_TRACKERS, "tensorboard"))
+@pytest.mark.trackers
+@pytest.mark.parametrize("tracker", _TRACKERS)
 def test_sweeps_of_one_name_are_separate(tracker: str, sweep: Path, tmp_path: Path) -> None:
-    _needs(tracker)
     other = tmp_path / "elsewhere" / sweep.name
     other.mkdir(parents=True)
     append_row(other, row(cell="two", started_at="2026-11-19T00:00:00+00:00", save_s=9.0))
@@ -217,6 +210,7 @@ def test_sweeps_of_one_name_are_separate(tracker: str, sweep: Path, tmp_path: Pa
         assert len(client.search_runs([experiment.experiment_id])) == 2 + 3
 
 
+@pytest.mark.trackers
 def test_cell_named_like_a_path_removes_nothing(tmp_path: Path) -> None:
     """Names in rows of another user are absolute, with `..`, empty, or not valid in a file system."""
     mine = tmp_path / "mine"
@@ -243,7 +237,7 @@ def test_cell_named_like_a_path_removes_nothing(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("tracker", _TRACKERS)
 def test_missing_tracker_package_prints_one_line(tracker: str, sweep: Path, tmp_path: Path) -> None:
-    hides = f"import sys; sys.modules['{tracker}'] = None; from dcpbench.report.__main__ import main; "
+    hides = f"import sys; sys.modules['{tracker}'] = None; from dcpbench.cli.commands import main; "
     asked = ["log", str(sweep), "--to", tracker, "--dir", str(tmp_path / "there")]
     done = subprocess.run(
         [sys.executable, "-c", hides + "sys.exit(main(sys.argv[1:]))", *asked],
@@ -261,11 +255,6 @@ def test_missing_tracker_package_prints_one_line(tracker: str, sweep: Path, tmp_
 def test_folder_without_results_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["log", str(tmp_path), "--to", "tensorboard", "--dir", str(tmp_path / "there")]) == 2
     assert "no sweep here" in capsys.readouterr().err
-
-
-def _needs(tracker: str) -> None:
-    if tracker == "mlflow":
-        pytest.importorskip("sqlalchemy", reason="mlflow-skinny without sqlalchemy has no SQLite store")
 
 
 def test_unknown_tracker_prints_one_line(capsys: pytest.CaptureFixture[str]) -> None:
