@@ -97,7 +97,7 @@ READ_ONLY = {
     "{script} report {folder}": 0,
     "{script} plan parallel=none world_size=1 device=cpu model.target=planted.Model": 0,
 }
-"""Commands that only read, each with its exit status where that depends on no machine and no other package."""
+"""Commands that only read, each with its exit status where that depends on nothing else."""
 
 
 @pytest.fixture(scope="module")

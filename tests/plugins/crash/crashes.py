@@ -3,7 +3,7 @@
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.plugins.crash.disk_states import DiskState, after, disk_states
 from dcpbench.plugins.crash.loading import Judge, Loader, folder_in_memory, sentinel
 from dcpbench.plugins.crash.operations import Record, tree_of
 from dcpbench.plugins.crash.recording import read_record, recording
-from dcpbench.plugins.crash.small_saves import recorded_save
 from dcpbench.plugins.crash.survey import Survey, survey
 from support.gloo_ranks import Ask
 
@@ -48,6 +48,23 @@ def save(step: int, folder: Path, writer: Writer) -> None:
 def recorded(writer: Writer, same_folder: bool) -> Record:
     """Return the record of a save next to an old one, or over it."""
     return recorded_save(lambda step, folder: save(step, folder, writer), names(same_folder))
+
+
+def recorded_save(save: Callable[[int, Path], None], names: tuple[str, ...]) -> Record:
+    """Save step 1 in this process, then step 2 next to it or over it, and return the record of the second
+    save. If it raises, it has reported no success."""
+    with tempfile.TemporaryDirectory() as folder:
+        saved, logs, before = (Path(folder) / name for name in ("saved", "logs", "before"))
+        saved.mkdir()
+        logs.mkdir()
+        save(1, saved / names[-1])
+        shutil.copytree(saved, before)
+        with recording(saved, logs, 0) as recorder, suppress(CheckpointException):
+            save(2, saved / names[0])
+            recorder.succeeded()
+        record = read_record(before, logs, 1)
+        assert after(record) == tree_of(saved), "a change to the files was missed"
+        return record
 
 
 @contextmanager

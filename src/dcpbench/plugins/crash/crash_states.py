@@ -24,13 +24,10 @@ from dcpbench.plugins.crash.disk_states import Crash, DiskState, after, disk_sta
 from dcpbench.plugins.crash.loading import Judge, Loaded, Loader, Values, folder_in_memory, plain, sentinel
 from dcpbench.plugins.crash.operations import Kind, Record, Tree, tree_of
 from dcpbench.plugins.crash.recording import read_record, recording
-from dcpbench.plugins.crash.script import Shown, plain_script
-from dcpbench.plugins.crash.small_saves import smallest
 from dcpbench.plugins.crash.survey import BREAKS, StateKind, Survey, survey
 from dcpbench.scenarios import fresh_process
 
 _SAVED, _BEFORE, _LOGS, _LEFT = "saved", "before", "logs", "saves.pt"
-_FILE = "dcpbench.checkpointers.storage.file"
 
 
 def record_saves(cell: Cell, same_folder: bool, **_: Any) -> None:
@@ -93,7 +90,6 @@ def load_states(cell: Cell, same_folder: bool, samples: int) -> None:
     _measure(cell, found)
     succeeded = any(step.kind is Kind.success for of_rank in record.ranks for step in of_rank)
     _verify(cell, found, controls, succeeded, step)
-    _write_scripts(cell, found, record, values[-1], names)
 
 
 def _load_complete(cell: Cell, checkpointer: Checkpointer) -> tuple[int, list[Values]]:
@@ -191,19 +187,3 @@ def _measure(cell: Cell, found: Survey) -> None:
     }
     for name, value in measured.items():
         cell.measure(name, value, phase="verify")
-
-
-def _write_scripts(cell: Cell, found: Survey, record: Record, like: Values, names: tuple[str, ...]) -> None:
-    """Write a script for the simplest state of each kind that violates a check, if the writer is a plain
-    FileSystemWriter. The script makes the smallest save by one rank that leaves this kind of state, or, if
-    there is none, the recorded save."""
-    storage = cell.config.storage
-    by_dcp = cell.config.checkpointer.name == "dcp"
-    if not by_dcp or storage.target != _FILE or "serialization_format" in storage.options:
-        return
-    options = {"sync_files": storage.sync_files, "thread_count": storage.thread_count, **storage.options}
-    simplest = {kind: Shown(state, record, like) for kind, state in found.simplest.items() if kind.broken}
-    simplest |= smallest([*simplest], like, options, names)
-    for kind, shown in simplest.items():
-        name = f"{kind.crash}-{'after-success' if kind.after_success else 'while-saving'}-{kind.loaded}.py"
-        Path(cell.folder / name).write_text(plain_script(str(kind), shown, names[0], options))
