@@ -21,18 +21,6 @@ from dcpbench.executors import fork_server
 from dcpbench.executors.fork_server import Machine
 from dcpbench.sweep.validity import why_skip
 
-LINKED = """
-\t\x1b[4mGPU0\tGPU1\tGPU2\tCPU Affinity\tNUMA Affinity\x1b[0m
-GPU0\t X \tNV18\tNV18\t0-47\t0
-GPU1\tNV18\t X \t{link}\t0-47\t0
-GPU2\tNV18\t{link}\t X \t0-47\t0
-NIC0\tSYS\tSYS\tSYS\t\t
-
-Legend:
-
-  X    = Self
-"""
-
 
 class Usage(NamedTuple):
     total: int
@@ -77,69 +65,41 @@ def test_an_old_torch_is_bad() -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "link", "state", "told"),
+    ("known", "in_driver", "state", "message"),
     [
-        (of_torch(), None, "ok", "none: cells run on the CPU"),
-        (
-            of_torch(),
-            "NV18",
-            "warning",
-            "the driver knows 3, torch 2.13.0 none: install a CUDA build of torch",
-        ),
-        (of_torch(cuda="13.0"), "NV18", "warning", "check CUDA_VISIBLE_DEVICES"),
-        (
-            of_torch(gpu_count=4, gpus=["H200"] * 4, cuda="13.0", nccl="2.28"),
-            "NV18",
-            "ok",
-            "NCCL 2.28, linked by NV18",
-        ),
-        (
-            of_torch(gpu_count=4, gpus=["H200"] * 4),
-            "SYS",
-            "warning",
-            "linked by NV18, SYS: collectives are slow without NVLink",
-        ),
-        (of_torch(gpu_count=4, gpus=["H200"] * 4), None, "warning", "their links are unknown"),
-        (
-            of_torch(gpu_count=1, gpus=["H200"], nccl="2.30.7"),
-            "NV18",
-            "warning",
-            "4 ranks share 1 GPU (NCCL 2.30.7): NVLink and peer copies are not tested",
-        ),
+        (of_torch(), 0, "ok", "none: cells run on the CPU"),
+        (of_torch(), 3, "warning", "driver knows 3, torch 2.13.0 none: install a CUDA build of torch"),
+        (of_torch(cuda="13.0"), 3, "warning", "check CUDA_VISIBLE_DEVICES"),
+        (of_torch(gpu_count=4, gpus=["H200"] * 4, cuda="13.0", nccl="2.28"), 4, "ok", "NCCL 2.28"),
+        (of_torch(gpu_count=1, gpus=["H200"], nccl="2.30.7"), 1, "ok", "1 × H200"),
         (
             of_torch(gpu_count=1, gpus=["H200"], nccl="2.28.9", cuda="12.8"),
-            "NV18",
+            1,
             "warning",
-            "4 ranks share 1 GPU (gloo, because NCCL is 2.28.9): for all parallelisms, pip install --target "
-            "DIR 'nvidia-nccl-cu12>=2.30'",
+            "for all parallelisms, pip install --target DIR 'nvidia-nccl-cu12>=2.30'",
         ),
     ],
 )
-def test_gpus_and_their_links(
+def test_gpus_of_torch_and_of_the_driver(
     known: dict[str, Any],
-    link: str | None,
+    in_driver: int,
     state: str,
-    told: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By what a program named nvidia-smi prints, if there is one."""
+    """The driver's are those that a program named nvidia-smi prints, if there is one."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    if link:
+    if in_driver:
         program = tmp_path / "nvidia-smi"
-        listed = "GPU 0: H200\nGPU 1: H200\nGPU 2: H200"
-        text = LINKED.format(link=link)
-        program.write_text(f"#!/bin/sh\nif [ $1 = -L ]; then echo '{listed}'; else echo '{text}'; fi\n")
+        program.write_text("#!/bin/sh\n" + "echo GPU\n" * in_driver)
         program.chmod(0o755)
     line = doctor._gpus(known)
-    assert (line.state, told in f"{line.seen}: {line.fix}") == (state, True), line
+    assert (line.state, message in f"{line.seen}: {line.fix}") == (state, True), line
 
 
-def test_full_remote_and_memory_disks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor._disk(tmp_path).state == "ok"
-    for kind, state in (("tmpfs", "warning"), ("nfs4", "warning"), ("xfs", "ok")):
-        monkeypatch.setattr(doctor, "_file_system", lambda _, kind=kind: kind)
-        assert doctor._disk(tmp_path).state == state
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(2**40, 2**40, 2**20))
     line = doctor._disk(tmp_path / "not" / "there")
     assert line.state == "bad"
@@ -160,7 +120,7 @@ def test_scarce_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert (line.state, "--shm-size" in line.fix) == ("warning", True)
 
 
-def test_missing_and_broken_compilers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     if shutil.which("g++"):
         assert doctor._compiler().state == "ok"
@@ -174,13 +134,6 @@ def test_missing_and_broken_compilers(tmp_path: Path, monkeypatch: pytest.Monkey
         )
         monkeypatch.setenv("CXX", "another")
     monkeypatch.delenv("CXX")
-    program = tmp_path / "g++"
-    program.write_text("#!/bin/sh\necho 'fatal error: Python.h: No such file' >&2\nexit 1\n")
-    program.chmod(0o755)
-    line = doctor._compiler()
-    assert (line.state, "Python.h: No such file" in line.seen) == ("warning", True)
-    program.write_text("no program")
-    assert "does not run" in doctor._compiler().seen
 
 
 def test_missing_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,4 +168,4 @@ def test_a_hanging_nvidia_smi_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> N
         raise subprocess.TimeoutExpired("nvidia-smi", how["timeout"])
 
     monkeypatch.setattr(subprocess, "run", hangs)
-    assert doctor._nvidia_smi("-L") == []
+    assert doctor._gpus_of_the_driver() == []

@@ -1,15 +1,12 @@
 """Shell completion: commands, options, and for a run its groups, keys and their values.
 
-Bash breaks words at `=` and replaces only the part after the last break. So its script passes the whole line,
-and candidates are cut at their last break. Zsh needs neither.
+Bash breaks words at `=` and replaces only the part after the last break. So its script splits the line at
+blanks itself, and cuts candidates at their last `=`. Zsh needs neither.
 """
 
-import os
-import shlex
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import click
 from click.shell_completion import (
@@ -18,7 +15,6 @@ from click.shell_completion import (
     ZshComplete,
     add_completion_class,
     get_completion_class,
-    split_arg_string,
 )
 
 from dcpbench.cli import reference
@@ -31,7 +27,10 @@ Names = Callable[[], Sequence[str]]
 
 _BASH = """\
 %(complete_func)s() {
-    local IFS=$'\\n' kind value
+    local line="${COMP_LINE:0:COMP_POINT}" kind value
+    local -a typed=($line)
+    [[ $line == *" " ]] && typed+=("")
+    local last="${typed[-1]}"
     COMPREPLY=()
     while IFS=, read -r kind value; do
         if [[ $kind == dir ]]; then
@@ -40,9 +39,10 @@ _BASH = """\
             compopt -o default
         elif [[ $kind == plain ]]; then
             [[ $value == *[=.,/] ]] && compopt -o nospace
+            [[ $last == *=* ]] && value="${value#"${last%%"${last##*=}"}"}"
             COMPREPLY+=("$value")
         fi
-    done < <(COMP_LINE="${COMP_LINE:0:COMP_POINT}" DCPBENCH_WORDBREAKS="$COMP_WORDBREAKS" \\
+    done < <(COMP_WORDS="$line" COMP_CWORD=$((${#typed[@]}-1)) \\
         %(complete_var)s=bash_complete "$1" 2>/dev/null)
 }
 complete -o nosort -F %(complete_func)s %(prog_name)s
@@ -79,20 +79,6 @@ class _Bash(BashComplete):
     @staticmethod
     def _check_version() -> None:
         """Skip click's check: this script needs no recent bash."""
-
-    def get_completion_args(self) -> tuple[list[str], str]:
-        line = os.environ["COMP_LINE"]
-        self._is_open = True  # a quote, in which bash breaks no word
-        with suppress(ValueError):
-            self._is_open = not shlex.split(line)
-        words = split_arg_string(line)[1:]
-        self._typed = words.pop() if words and (self._is_open or not line[-1].isspace()) else ""
-        return words, self._typed
-
-    def format_completion(self, item: CompletionItem[Any]) -> str:
-        breaks = "" if self._is_open else os.environ.get("DCPBENCH_WORDBREAKS", "")
-        kept = max((self._typed.rfind(sign) for sign in breaks), default=-1) + 1
-        return f"{item.type},{str(item.value)[kept:]}"
 
 
 class _Zsh(ZshComplete):

@@ -3,13 +3,11 @@
 import json
 import os
 import platform
-import re
 import resource
 import shutil
 import socket
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -28,7 +26,7 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import StorageConfig
 from dcpbench.config.text import counted, size_text
 from dcpbench.executors import fork_server
-from dcpbench.executors.shared_gpus import how_to_get, nccl_can_share, sharing_sentence
+from dcpbench.executors.shared_gpus import how_to_get, nccl_can_share
 from dcpbench.report.styles import standard_output, style_of, text_of
 from dcpbench.sweep.validity import RANKS_BY_DEFAULT as RANKS
 from dcpbench.sweep.validity import cpp_compiler
@@ -39,9 +37,6 @@ _LEAST_SHARED_BYTES = 2**28
 _LEAST_OPEN = 1024
 """The least limit of open files, and of processes."""
 _STYLES = {"ok": "pass", "warning": "xfail", "bad": "fail"}
-_REMOTE = ("nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs")
-_HEADERS = "#include <Python.h>\n#include <omp.h>\n"
-"""Headers that code of torch.compile for the CPU includes."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +103,7 @@ def _requirements() -> list[Requirement]:
 
 
 def _gpus(description: dict[str, Any]) -> Line:
-    count, known = description["gpu_count"], _nvidia_smi("-L")
+    count, known = description["gpu_count"], _gpus_of_the_driver()
     if not count:
         if not known:
             return Line("gpus", "ok", "none: cells run on the CPU")
@@ -118,36 +113,18 @@ def _gpus(description: dict[str, Any]) -> Line:
     names = ", ".join(dict.fromkeys(description.get("gpus", ())))
     versions = f"CUDA {description['cuda']}, NCCL {description.get('nccl')}"
     seen = f"{count} × {names}, {versions}"
-    if count < RANKS:
-        nccl = description.get("nccl")
-        seen = f"{seen}; {sharing_sentence(RANKS, count, nccl)}"
-        if not nccl_can_share(nccl):
-            return Line("gpus", "warning", seen, f"for all parallelisms, {how_to_get(description['cuda'])}")
-        return Line("gpus", "warning", seen, "NVLink and peer copies are not tested")
-    links = links_of(_nvidia_smi("topo", "-m"))
-    if not links:
-        return Line("gpus", "warning", f"{seen}; their links are unknown", "nvidia-smi topo -m")
-    linked = f"{seen}, linked by {', '.join(links)}"
-    if any(not link.startswith("NV") for link in links):
-        return Line("gpus", "warning", linked, "collectives are slow without NVLink between all GPUs")
-    return Line("gpus", "ok", linked)
+    if count < RANKS and not nccl_can_share(description.get("nccl")):
+        return Line("gpus", "warning", seen, f"for all parallelisms, {how_to_get(description['cuda'])}")
+    return Line("gpus", "ok", seen)
 
 
-def _nvidia_smi(*words: str) -> list[str]:
+def _gpus_of_the_driver() -> list[str]:
+    asked = ["nvidia-smi", "-L"]
     try:
-        asked = ["nvidia-smi", *words]
         ended = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
     return ended.stdout.splitlines()
-
-
-def links_of(topology: list[str]) -> list[str]:
-    """Return the kinds of links between GPUs in the output of `nvidia-smi topo -m`: NV18, PIX, SYS, ..."""
-    rows = [re.sub(r"\x1b\[\d*m", "", line).split() for line in topology]
-    rows = [row for row in rows if row and re.fullmatch(r"GPU\d+", row[0]) and "X" in row]
-    found = (link for row in rows for link in row[1 : 1 + len(rows)] if link != "X")
-    return list(dict.fromkeys(found))
 
 
 def _processors() -> Line:
@@ -190,24 +167,11 @@ def _disk(folder: Path) -> Line:
     except OSError as error:
         return Line("disk", "bad", f"{place} cannot be written to: {error.strerror}", elsewhere)
     free, least = shutil.disk_usage(place).free, StorageConfig().keep_free_bytes
-    kind = _file_system(place)
-    seen = f"{size_text(free)} free in {place} ({kind})"
+    seen = f"{size_text(free)} free in {place}"
     if free < least:
         stays = f"{size_text(least)} have to stay free (storage.keep_free_bytes)"
         return Line("disk", "bad", f"{seen}, and {stays}", elsewhere)
-    if kind == "tmpfs":
-        return Line(
-            "disk", "warning", seen, "this is memory, which ranks need; save times are not those of a disk"
-        )
-    if kind in _REMOTE:
-        return Line("disk", "warning", seen, "this is a network file system: other users affect the times")
     return Line("disk", "ok", seen)
-
-
-def _file_system(place: Path) -> str:
-    """Return the type of a folder's file system."""
-    mounts = [part for part in psutil.disk_partitions(all=True) if place.is_relative_to(part.mountpoint)]
-    return max(mounts, key=lambda part: len(part.mountpoint)).fstype if mounts else "unknown"
 
 
 def _compiler() -> Line:
@@ -216,16 +180,7 @@ def _compiler() -> Line:
     if not shutil.which(name):
         seen = f"no {name}: cells with compile=true are skipped on the CPU"
         return Line("compiler", "warning", seen, packages)
-    words = [name, "-fsyntax-only", "-fopenmp", f"-I{sysconfig.get_path('include')}", "-x", "c++", "-"]
-    try:
-        tried = subprocess.run(words, input=_HEADERS, capture_output=True, text=True, timeout=60, check=False)
-    except (OSError, subprocess.SubprocessError) as error:
-        return Line("compiler", "warning", f"{name} does not run: {error}", packages)
-    if tried.returncode:
-        why = next((line for line in tried.stderr.splitlines() if "error" in line), "it failed")
-        seen = f"{name} cannot compile for Python, cells with compile=true end with an error: {why.strip()}"
-        return Line("compiler", "warning", seen, packages)
-    return Line("compiler", "ok", f"{shutil.which(name)}, with Python.h and OpenMP")
+    return Line("compiler", "ok", str(shutil.which(name)))
 
 
 def _loopback() -> Line:
