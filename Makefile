@@ -66,6 +66,7 @@ lint: $(VENV)/.ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/links.py
+	$(BIN)/python scripts/words.py
 
 # Build the site; a broken link is an error. The search needs http.
 docs: $(VENV)/.ready

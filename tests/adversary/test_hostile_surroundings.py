@@ -89,7 +89,6 @@ READ_ONLY = {
     "-m dcpbench log {folder} --to mlflow": None,
     "-m dcpbench log {folder} --to wandb": None,
     "-m dcpbench audit {folder}/checkpoint": 0,
-    "-m dcpbench resume {folder}": 2,
     "-m dcpbench plan parallel=none world_size=1 device=cpu model.target=planted.Model": 0,
     "-m dcpbench plan parallel=none world_size=1 device=cpu load_python={python}": 1,
     "-m dcpbench doctor": None,

@@ -8,7 +8,7 @@ from typing import Any
 
 from dcpbench.analysis.frame import read_sweeps
 from dcpbench.records.row import Row
-from dcpbench.records.store import RESULTS_JSONL
+from dcpbench.records.store import DETAILS_JSONL, RESULTS_JSONL
 from dcpbench.report.page import page
 from support.rows import row
 
@@ -84,8 +84,10 @@ def _sweep(folder: Path, rows: list[Row]) -> Path:
     folder.mkdir()
     # As `append_row` writes them, all at once.
     plain = [json.loads(json.dumps(one.flat()), parse_constant=lambda _: None) for one in rows]
-    lines = [json.dumps(one) + "\n" for one in plain]
-    (folder / RESULTS_JSONL).write_text("".join(lines))
+    attempts = [{name: one[name] for name in ("cell", "repeat", "started_at", "details")} for one in plain]
+    rows_and_details = ((RESULTS_JSONL, plain), (DETAILS_JSONL, attempts))
+    for name, contents in rows_and_details:
+        (folder / name).write_text("".join(json.dumps(one) + "\n" for one in contents))
     return folder
 
 

@@ -50,9 +50,10 @@ class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[mi
         with suppress(ValueError):
             float(text)
             style = "'"  # OmegaConf takes 1e3 for a number, and YAML 1.1 does not
-        return self.represent_scalar("tag:yaml.org,2002:str", text, style)
+        return self.represent_scalar("tag:yaml.org,2002:str", str(text), style)
 
 
+_Dumper.add_representer(str, _Dumper.represent_str)
 _Dumper.add_multi_representer(str, _Dumper.represent_str)
 
 

@@ -18,7 +18,7 @@ from dcpbench.config.schema import Config
 from dcpbench.config.text import counted
 from dcpbench.core.axes import AXES
 from dcpbench.records import files, store
-from dcpbench.records.row import SCHEMA_VERSION, Row
+from dcpbench.records.row import Row
 from dcpbench.records.row_reader import parse
 from dcpbench.records.source import DCPBENCH, Source, changed_files, commits_text, listed, recorded
 from dcpbench.sweep.identity import identity_of
@@ -223,8 +223,6 @@ def _why_again(job: Job, row: Row, rerun: Rerun, code: Mapping[str, Source]) -> 
         code: that of the sweep, as far as it is recorded.
     """
     now = job.columns
-    if row.schema_version != SCHEMA_VERSION:
-        return f"its row has schema version {row.schema_version}; the current one is {SCHEMA_VERSION}"
     for version, what in _VERSIONS.items():
         if row[version] != (is_now := now.get(version)):
             return f"{what} was {row[version]} and is {is_now}"

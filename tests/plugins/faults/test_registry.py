@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from dcpbench.core.moved import first_names
 
 from conftest import SMALL, dcpbench, run
 from dcpbench.cli import reference
@@ -62,13 +61,6 @@ def test_each_of_four_ranks_has_faults() -> None:
     assert min(ranks.count(rank) for rank in (0, 1, -2, 3)) >= 2
     assert [rank_of(rank, 4) for rank in (0, 1, -2, 3)] == [0, 1, 2, 3]
     assert [rank_of(rank, 1) for rank in (0, 1, -2, 3)] == [0, 0, 0, 0]
-
-
-def test_moved_faults_keep_their_identity() -> None:
-    for package in ("dcpbench.faults", "dcpbench.plugins.faults"):
-        before = f"{package}.conduct.hook_lost"
-        assert first_names(before) == first_names("dcpbench.plugins.faults.behavior.hook_lost")
-        assert pkgutil.resolve_name(before).__name__ == "hook_lost"
 
 
 def test_duplicate_name_raises() -> None:
