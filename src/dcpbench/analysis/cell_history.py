@@ -34,7 +34,6 @@ from dcpbench.records.store import (
     RESULTS_JSONL,
     ResultsError,
     read_rows,
-    row_folders,
     stored_rows,
 )
 
@@ -293,7 +292,7 @@ def _sweeps(rows: Rows) -> pd.DataFrame:
     folders = [rows.folders[name] for name in first.index]
     first.insert(0, "folder", list(map(str, folders)))
     # If no row has its start, the time of the file's last change is used.
-    files = [row_folders(folder)[0] / RESULTS_JSONL for folder in folders]
+    files = [folder / RESULTS_JSONL for folder in folders]
     written = [datetime.fromtimestamp(path.stat().st_mtime, UTC) for path in files]
     times = pd.Series([at.isoformat(timespec="seconds") for at in written], first.index, dtype="string")
     first = first.assign(began=first["started_at"].fillna(times)).rename_axis("name").reset_index()

@@ -15,12 +15,9 @@ from dcpbench.records.row import column_types
 from dcpbench.records.row_reader import parse
 from dcpbench.records.store import (
     ENVIRONMENT_JSON,
-    PARTS,
     RESULTS_JSONL,
-    SWEEP_JSON,
     ResultsError,
     read_rows,
-    row_folders,
 )
 
 _DTYPES = {bool: "boolean", int: "Int64", float: "float64", str: "string"}
@@ -150,33 +147,21 @@ def short_names(folders: Iterable[str]) -> dict[str, str]:
 def sweeps_in(place: Path) -> Iterator[Path]:
     """Yield the folder if it is a sweep, else the sweeps in it or its folders; ResultsError if none."""
     try:
-        itself = place.is_file() or (row_folders(place)[0] / RESULTS_JSONL).exists()
+        itself = place.is_file() or (place / RESULTS_JSONL).exists()
     except OSError as error:
         raise ResultsError(f"{place}: cannot be read: {error.strerror}") from None
     if itself:
         yield place
         return
     for below in ("*", "*/*"):
-        found = {path.parent for path in place.glob(f"{below}/{RESULTS_JSONL}")}
-        in_parts = {path.parents[1] for path in place.glob(f"{below}/{PARTS}/{RESULTS_JSONL}")}
-        if found := found | {sweep for sweep in in_parts if (sweep / SWEEP_JSON).exists()}:
+        if found := {path.parent for path in place.glob(f"{below}/{RESULTS_JSONL}")}:
             yield from sorted(found)
             return
     raise ResultsError(f"{place}: no sweep here or in the folders below it (no {RESULTS_JSONL})")
 
 
 def _environment(folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """Read `environment.json`, with remarks. A sweep in parts has that of the first part, and under `earlier`
-    the differences of the others."""
-    (known, remarks), *others = [_environment_of(place) for place in row_folders(folder)]
-    other = [{name: value for name, value in one.items() if value != known.get(name)} for one, _ in others]
-    earlier = known.get("earlier", [])
-    if any(other) and isinstance(earlier, list):
-        known = {**known, "earlier": [*earlier, *filter(None, other)]}
-    return known, [*remarks, *chain.from_iterable(more for _, more in others)]
-
-
-def _environment_of(folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """Read `environment.json`, with remarks."""
     path = folder / ENVIRONMENT_JSON
     try:
         known, remarks = parse(files.read(path))

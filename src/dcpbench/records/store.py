@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from dcpbench.config.text import counted
-from dcpbench.core.axes import AXES
 from dcpbench.core.metrics import METRICS, Measurement
 from dcpbench.core.statuses import STATUSES, UNKNOWN
 from dcpbench.records import files
@@ -36,12 +35,10 @@ MEASUREMENTS_JSONL = "measurements.jsonl"
 SUPERSEDED_JSONL = "superseded.jsonl"
 ENVIRONMENT_JSON = "environment.json"
 SWEEP_JSON = "sweep.json"
-PARTS = "*-part-*-of-*"
-"""The folders of the parts of a sweep (`part=2/4`), in the folder of the complete sweep."""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_CELL = ("cell", "overrides", "repeat")
-"""The columns, besides the axes, in which rows of one cell are equal."""
+_RUN = ("cell", "config_digest", "repeat")
+"""The columns in which only a copy of a row is equal to it."""
 _ATTEMPT = ("cell", "repeat", "started_at")
 """The columns that connect details with their row: the start distinguishes the attempts at a cell."""
 
@@ -171,38 +168,26 @@ def write_json(path: Path, content: Any) -> None:
     write_whole(path, [(json.dumps(content, indent=2) + "\n").encode()])
 
 
-def row_folders(folder: Path) -> list[Path]:
-    """Return the folders with the rows of a sweep: its own, or those of its parts if it has none."""
-    if not (folder / RESULTS_JSONL).exists() and (folder / SWEEP_JSON).exists():
-        return sorted(path.parent for path in folder.glob(f"{PARTS}/{RESULTS_JSONL}")) or [folder]
-    return [folder]
-
-
 def read_rows(folder: Path, details: bool = True) -> tuple[list[Row], list[str]]:
     """Return the rows of a sweep's folder, with their `details` or without, and a sentence for each damaged
-    line.
-
-    A column that an older row does not have has its default; other keys are left out.
-    """
+    line."""
     rows: list[Row] = []
     damaged: list[str] = []
     line_of: dict[tuple[object, ...], int] = {}
     try:
-        for place in row_folders(folder):
-            known, remarks = _read_details(place) if details else (None, [])
-            damaged += remarks
-            for number, line in enumerate(_lines(place / RESULTS_JSONL, known), start=1):
-                remarks = [*line.remarks]
-                if line.found:
-                    rows.append(line.found)
-                    if (status := line.found.status) not in (*STATUSES, UNKNOWN.name):
-                        unknown = f"status {value_text(status)} is not one of {', '.join(STATUSES)}"
-                        remarks.append(f"{unknown}; it counts as not ok")
-                    first = line_of.setdefault(tuple(line.found[name] for name in (*_CELL, *AXES)), number)
-                    if first != number:
-                        remarks.append(f"repeats the cell of line {first}; both are shown")
-                if remarks:
-                    damaged.append(f"{place / RESULTS_JSONL}:{number}: {'; '.join(remarks)}")
+        known, damaged = _read_details(folder) if details else (None, [])
+        for number, line in enumerate(_lines(folder / RESULTS_JSONL, known), start=1):
+            remarks = [*line.remarks]
+            if line.found:
+                rows.append(line.found)
+                if (status := line.found.status) not in (*STATUSES, UNKNOWN.name):
+                    unknown = f"status {value_text(status)} is not one of {', '.join(STATUSES)}"
+                    remarks.append(f"{unknown}; it counts as not ok")
+                first = line_of.setdefault(tuple(line.found[name] for name in _RUN), number)
+                if first != number:
+                    remarks.append(f"repeats the cell of line {first}; both are shown")
+            if remarks:
+                damaged.append(f"{folder / RESULTS_JSONL}:{number}: {'; '.join(remarks)}")
     except OSError as error:
         why = f"no sweep here ({RESULTS_JSONL}: {error.strerror})"
         if folder.is_file():
@@ -224,7 +209,7 @@ def read_lines(folder: Path, name: str = RESULTS_JSONL) -> Iterator[Line]:
 
 def stored_rows(folder: Path, name: str = RESULTS_JSONL) -> Iterator[Row]:
     """Yield the valid rows of a sweep without their `details`."""
-    return (line.row for place in row_folders(folder) for line in read_lines(place, name) if line.row)
+    return (line.row for line in read_lines(folder, name) if line.row)
 
 
 def _lines(path: Path, details: Details | None = None) -> Iterator[Line]:

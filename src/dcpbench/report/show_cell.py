@@ -24,7 +24,7 @@ from dcpbench.core.explanations import explanation_of
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import BAD, shown
 from dcpbench.records.source import COMMITS
-from dcpbench.records.store import ResultsError, row_folders
+from dcpbench.records.store import ResultsError
 from dcpbench.report.document import first_of, width_of
 from dcpbench.report.labels import quantity
 from dcpbench.report.output import put_out
@@ -150,10 +150,9 @@ def _end(row: dict[str, Any], runs: pd.DataFrame) -> Iterator[str]:
         listed = ", ".join(f"repeat={repeat} {status}" for repeat, status in each)
         yield f"the worst of {counted(len(runs), 'run')}: {listed}"
     rank = _mapping(row["details"]).get("rank", 0)
-    for place in row_folders(Path(row["sweep"])):
-        with suppress(OSError, ValueError):  # the name of a cell can be any text
-            if (log := place / str(row["cell"]) / f"rank{rank}.log").exists():
-                yield f"log: {log}"
+    with suppress(OSError, ValueError):  # the name of a cell can be any text
+        if (log := Path(row["sweep"]) / str(row["cell"]) / f"rank{rank}.log").exists():
+            yield f"log: {log}"
     yield f"again: {again(row['overrides'], row['config_dir'], row['cwd'])}"
 
 

@@ -87,11 +87,12 @@ class SweepRun:
         made = self._cells.cells(words)
         is_announced = self._announced(made, engine)
         machine = self._probed(engine)
-        jobs = self._folder.named(job.plan(made, machine), partial(self._config_of, machine=machine))
-        mine = self._folder.mine(jobs)
+        jobs = job.plan(made, machine)
+        of_part = self._folder.of_part(jobs)
+        mine = self._folder.named(of_part, partial(self._config_of, machine=machine))
         found = self._folder.found(mine)
         if self._base.plan:
-            self._planned = self._show_plan(mine, _blocks_of(mine, jobs, blocks), machine, found)
+            self._planned = self._show_plan(mine, _blocks_of(of_part, jobs, blocks), machine, found)
             return
         for sentence in found.sentences(len(mine)) if found else ():
             self._print(sentence)
@@ -99,7 +100,7 @@ class SweepRun:
             self._print(sentence)
         with self._console.status("building the workloads once"):  # on a terminal
             mine = _with_errors(mine, machine, found.done if found else ())
-        self._folder.begin(mine, jobs, found)
+        self._folder.begin(mine, found)
         self._driver = self._begun_driver(mine, machine, engine, found)
         left = [one for one in mine if not found or one.cell.name not in found.done]
         if left and not is_announced:
@@ -230,6 +231,6 @@ def _use_of_target(config: Config) -> str:
 
 
 def _blocks_of(mine: Sequence[job.Job], jobs: Sequence[job.Job], blocks: Sequence[str]) -> list[str]:
-    """Return the block of each of some of all jobs, if an experiment names blocks."""
+    """Return the block of each of these jobs, of all jobs, if an experiment names blocks."""
     names = {one.cell.name for one in mine}
     return [block for block, one in zip(blocks, jobs, strict=bool(blocks)) if one.cell.name in names]

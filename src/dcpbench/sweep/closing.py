@@ -44,9 +44,6 @@ def close(sweep: driver.Sweep, folder: SweepFolder, status: int, began: float, s
         say(f"{counted(sweep.written, 'cell')} in {spent_s:.1f} s, written to {folder.path}")
     for sentence in next_steps(folder.path, before, complete):
         say(sentence)
-    if rows and folder.part:
-        say(folder.progress())
-        say(f"next: {manifest.command('report', folder.path.parent)}")
     if not complete:
         say(f"{'interrupted: ' if status == INTERRUPTED else ''}{done}")
     if folder.part:  # another part can have cells that were not skipped

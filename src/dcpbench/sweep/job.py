@@ -249,11 +249,6 @@ class Part:
             raise ConfigError(f"part={text}: must be a number and a count, as 2/4")
         return cls(int(found[1]), int(found[2]))
 
-    def folder(self, whole: Path) -> Path:
-        """Return its folder below that of the complete sweep. Below a `storage.root` its name has to name the
-        sweep too."""
-        return whole / f"{whole.name}-part-{self.number}-of-{self.count}"
-
     def jobs(self, jobs: Sequence[Job]) -> list[Job]:
         """Return its jobs of a complete sweep, in their order.
 

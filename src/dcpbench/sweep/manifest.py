@@ -20,12 +20,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.overrides import quoted
-from dcpbench.config.schema import OF_ITS_CELLS, OF_THE_SWEEP, PART, is_about_the_sweep, is_how_run
+from dcpbench.config.schema import OF_ITS_CELLS, OF_THE_SWEEP, is_about_the_sweep, is_how_run
 from dcpbench.config.text import program
 from dcpbench.records import files
 from dcpbench.records.row_reader import parse
 from dcpbench.records.store import SWEEP_JSON, write_json
-from dcpbench.sweep.job import Part
 
 DIR = "hydra.sweep.dir"
 _FOLDERS = r"hydra\.(sweep|run)\.dir"
@@ -100,29 +99,18 @@ def command_line(arguments: Sequence[str]) -> list[str]:
     """Return the words that Hydra reads: the folder of a resumed sweep becomes its `hydra.sweep.dir`. If no
     word here defines cells, those of its record come first, typed in the folder where they were typed.
 
-    A part has a folder below that of the complete sweep, and begins there if it has not begun yet.
-
     Raises:
         ConfigError, hydra.errors.HydraException: `resume` names no sweep, another one than `hydra.sweep.dir`,
             or another user's without `trust=true`; the folder in which it was typed was removed.
     """
-    asked, own, part = (_value_of(key, arguments) for key in ("resume", DIR, PART))
-    if asked is None and part is None:
+    asked, own = (_value_of(key, arguments) for key in ("resume", DIR))
+    if asked is None:
         return list(arguments)
-    if asked is None and own is None:
-        raise ConfigError(
-            f"part={part}: name the folder of the complete sweep, {DIR}=outputs/<sweep>, for all parts"
-        )
-    folder = Path(str(asked or own)).resolve()
+    folder = Path(str(asked)).resolve()
     if own is not None and Path(str(own)).resolve() != folder:
         raise ConfigError(f"resume={asked}: {DIR}={own} is another folder; leave one of them out")
-    place = folder if part is None else Part.parse(str(part)).folder(folder)
-    begun = asked is not None and (part is None or (place / SWEEP_JSON).exists())
-    replaced = ["resume=", DIR]
-    if asked is not None and not begun:  # a part that has not begun has no rows to run again
-        replaced += ["rerun=", "trust="]
-    words = [word for word in arguments if not word.startswith(tuple(replaced))]
-    if asked is not None and not any(map(defines_cells, own_words(words))):
+    words = [word for word in arguments if not word.startswith(("resume=", DIR))]
+    if not any(map(defines_cells, own_words(words))):
         record = read(folder)
         if _value_of("trust", arguments) is not True:
             refuse_foreign(folder, record)
@@ -134,8 +122,8 @@ def command_line(arguments: Sequence[str]) -> list[str]:
                 f"resume={asked}: cannot enter {record.cwd}, where it was typed ({error.strerror}); add the "
                 "sweep's own overrides to resume="
             ) from None
-    absolute = quoted(str(place))  # the words may be used in another folder
-    return [*words, *([f"resume={absolute}"] if begun else []), f"{DIR}={absolute}"]
+    absolute = quoted(str(folder))  # the words may be used in another folder
+    return [*words, f"resume={absolute}", f"{DIR}={absolute}"]
 
 
 def _from_here(word: str) -> str:

