@@ -20,7 +20,6 @@ from conftest import (
     SMALL,
     Finished,
     alive_in,
-    dcpbench,
     hanging,
     run,
     start,
@@ -109,7 +108,14 @@ WRONG = {
     ),
 }
 OF_EACH_KIND = (
-    *("unknown option", "mistyped value", "brackets", "two folders", "null of a group", "mistyped group"),
+    *(
+        "unknown option",
+        "mistyped value",
+        "brackets",
+        "removed folder key",
+        "null of a group",
+        "mistyped group",
+    ),
     *("new option", "glob of nothing", "unknown option of ours", "bare word", "wrong type", "too small"),
     *("mesh too large", "no such dimension", "missing list"),
 )
@@ -159,17 +165,6 @@ def test_unwritable_storage_is_refused(plan: str, tmp_path: Path, sweep: Callabl
 def test_equal_values_of_a_list_are_one_cell(sweep: Callable[..., Finished]) -> None:
     ended = sweep("compile=False,false,true", "parallel=none,none", "device=cpu", "plan=true")
     assert "2 cells: " in ended.out, ended.err
-
-
-@pytest.mark.slow
-def test_cfg_of_an_experiment_counts_its_cells(tmp_path: Path) -> None:
-    ended = dcpbench("experiment=seeds", "save=async", "--cfg", "job", folder=tmp_path / "none")
-    number = dcpbench("plan", "experiment=seeds", "save=async", "device=cpu", folder=tmp_path / "none").out
-    assert ended.err.startswith(
-        f"dcpbench: experiment=seeds has {re.findall('^[0-9]+ cells', number, re.M)[0]}; "
-    )
-    assert "\nsharing: correctness\n" in ended.out
-    assert dcpbench("seed=1", "--cfg", "job", folder=tmp_path / "none").err == ""
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ def jobs_in(folder: Path, *names: str, **keys: object) -> list[Job]:
     made = []
     for name in names:
         one = job(config, dcpbench_commit=None, target_commit=None)
-        cell = replace(one.cell, name=name, folder=folder / name, composed=lambda _: {"hydra": {}})
+        cell = replace(one.cell, name=name, folder=folder / name)
         source = {"dcpbench": Source(None, "digest")}
         made.append(replace(one, cell=cell, columns={**one.columns, "cell": name}, code=source))
     return made

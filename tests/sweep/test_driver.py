@@ -40,7 +40,7 @@ def test_a_stale_mount_is_an_error_of_its_cell(
     storage = StorageConfig(root=str(tmp_path / "stale"))
     jobs = [*jobs_in(folder, "a"), *jobs_in(folder, "b", storage=storage), *jobs_in(folder, "c")]
     sweep, _ = sweep_of(folder, jobs)
-    sweep.run(jobs)
+    sweep.run()
     ended = {each.cell: each for each in stored_rows(folder)}
     assert [ended[name].reason for name in "ac"] == ["no check applied"] * 2
     assert ended["b"].status == "error"

@@ -62,9 +62,9 @@ def test_part_is_resumed_as_a_sweep(two: tuple[Path, list[Finished]], tmp_path: 
     own = tmp_path / "1"
     shutil.copytree(night / "1", own)
     (own / "results.jsonl").write_bytes((own / "results.jsonl").read_bytes().splitlines(keepends=True)[0])
-    for words in ((), (*ASKED, "part=1/2")):
+    for words in ((), words_of(own, *ASKED, "part=1/2")):
         planned = dcpbench(*words, f"resume={own}", "plan=true", folder=own)
-        assert "2 cells: 1 would run, 1 is done" in planned.out, planned.err
+        assert "2 cells: 1 would run, 1 are done" in planned.out, planned.err
     again = dcpbench(f"resume={own}", folder=own)
     assert again.status == 0, again.err
     assert "resume: 1 of 2 cells are done" in again.err

@@ -94,11 +94,12 @@ BLOCKS = {
 
 def sweep_of(*words: str, resumed: Sequence[str] | None = None, cells: Sequence[str] = ()) -> list[str]:
     """The cells of an experiment, or of the sweep with the words `resumed` and these cells in its record."""
-    sweeper = DcpbenchSweeper(None, None, BLOCKS)  # type: ignore[arg-type]
+    sweeper = DcpbenchSweeper(None, BLOCKS)  # type: ignore[arg-type]
     repeats = next((int(word[-1]) for word in words if word.startswith("repeats=")), 1)
     settings: Any = SimpleNamespace(repeats=repeats, matrix="product")
     recorded = None if resumed is None else (resumed, [cell.split() for cell in cells])
-    sweeper._prepare(settings, None, itertools.product, recorded)  # type: ignore[arg-type]
+    begun = SimpleNamespace(covering=itertools.product, recorded=recorded)
+    sweeper._prepare(settings, None, begun)  # type: ignore[arg-type]
     return [" ".join(cell.overrides) for cell in sweeper._jobs([*words])]
 
 

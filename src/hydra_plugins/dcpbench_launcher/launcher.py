@@ -3,11 +3,12 @@
 Hydra imports this file at every start. So the code that runs a sweep is imported when a sweep runs.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from typing import Any, cast
 
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
@@ -86,9 +87,13 @@ class DcpbenchSweeper(Sweeper):
                 hydra_context=hydra_context, task_function=task_function, config=config
             ),
         )
-        self._parser = OverridesParser.create(config_loader=hydra_context.config_loader)
+        self._prepare(config, hydra_context.config_loader, self._launcher.sweep)
+
+    def _prepare(self, config: DictConfig, loader: ConfigLoader, sweep: Any) -> None:
+        self._parser = OverridesParser.create(config_loader=loader)
         self._repeats, self._matrix = config.repeats, Matrix(config.matrix)
-        recorded: tuple[list[str], list[list[str]]] | None = self._launcher.sweep.recorded
+        self._covering: Callable[[Sequence[Sequence[str]]], Iterable[Sequence[str]]] = sweep.covering
+        recorded: tuple[list[str], list[list[str]]] | None = sweep.recorded
         words, self._recorded_cells = recorded or ([], [])
         overrides = [word for word in words if "=" in word and not word.startswith("-")]
         self._recorded = [_item(override) for override in self._parser.parse_overrides(overrides)]
@@ -133,8 +138,7 @@ class DcpbenchSweeper(Sweeper):
             swept = [values for values in lists if len(values) > 1]
             if how is Matrix.product or len(swept) < 2 or not all(lists):
                 return product(*lists)
-            covering: list[tuple[str, ...]] = self._launcher.sweep.covering(lists)
-            return covering
+            return self._covering(lists)
 
         cells = (
             jobs(blocks, own, combined) if blocks else [Job([*row]) for row in combined(listed(own), None)]
