@@ -1,7 +1,5 @@
 """What a cell does to its own process changes neither where its files go, nor what is told of it."""
 
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,21 +11,19 @@ pytestmark = pytest.mark.slow
 
 SCENARIOS = [
     *("leaves_folder", "looks_around", "speaks_for_others", "tells_escapes", "reports_odd_values"),
-    *("breaks_its_report", "nests_folders", "raises_with_odd_values", "removes_rows"),
+    *("breaks_its_report", "raises_with_odd_values"),
 ]
-"""The last cell but one raises: fresh ranks run the last one, when all earlier rows are written."""
 CONTROLS = [sign for sign in ESCAPES if not sign.isprintable()]
 
 
 @pytest.fixture(scope="module")
-def sweep(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """Into a folder that is named relative to the one that the driver is started in."""
     place = tmp_path_factory.mktemp("hostile")
     scenarios = f"scenario={','.join(SCENARIOS)}"
     few = ("parallel=ddp", "world_size=2", "device=cpu", "saves=1", "retry=0", "keep_checkpoints=all", *SMALL)
     ended = run(Path("sweep"), "-m", scenarios, "storage.root=root", *few, cwd=place)
-    yield Finished(ended.status, ended.out, ended.err, place / "sweep")
-    subprocess.run(["rm", "-rf", place / "root"], check=True)  # pytest does not come to the end of it
+    return Finished(ended.status, ended.out, ended.err, place / "sweep")
 
 
 def test_checkpoints_of_a_cell_that_changes_its_folder_are_where_they_were_asked_for(sweep: Finished) -> None:
@@ -78,13 +74,10 @@ def test_odd_values_are_text_or_null(sweep: Finished) -> None:
     assert worst["value 5"] == "{1}"
     assert worst["value 6"] == "b'\\xff'"
     assert worst["mine"].startswith("<Mine instance at")
-    assert worst["value 7"] == ["[[[[[[[...]]]]]]]"]
-    assert worst["long"].endswith("aaa… (100,000,000 characters)")
     names = row["details"]["replaced"]
     for name in (
         "value 0 (numpy.float32)",
         "value 4 (int)",
-        "value 8 (list)",
         "mine (support.adversary.Mine)",
     ):
         assert f"rank 1: contract_held: w.{name}" in names
@@ -105,16 +98,3 @@ def test_a_report_that_fits_no_row_costs_no_other(sweep: Finished) -> None:
     row = sweep.row(scenario="breaks_its_report")
     assert row["status"] == "error"
     assert row["reason"].startswith("the ranks' reports cannot be put into a row: AttributeError: ")
-
-
-def test_folders_nested_deeply_are_walked_through(sweep: Finished) -> None:
-    row = sweep.row(scenario="nests_folders")
-    assert "RecursionError" not in sweep.err
-    assert (row["status"], row["reason"]) == ("pass", None)
-
-
-def test_rows_that_a_cell_has_removed_are_written_again_and_count(sweep: Finished) -> None:
-    assert [row["scenario"] for row in sweep.rows] == SCENARIOS
-    assert sweep.rows[-1]["status"] == "pass"
-    assert "8 rows of results.jsonl were missing or changed; rewritten from memory" in sweep.err
-    assert sweep.status == 1, "one of those that had vanished is an error"

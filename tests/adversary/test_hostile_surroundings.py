@@ -157,7 +157,6 @@ def test_completion_imports_nothing_from_the_current_folder(folder_of_modules: P
 def test_a_plan_names_the_targets_that_no_file_defines(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "model.py").write_text("raise SystemExit\n")
-    os.mkfifo(tmp_path / "mine" / "pipe.py")
     for target, told, status in (
         ("mine.model.Net", f"mine.model.Net: in {tmp_path}/mine/model.py", 0),
         ("mine.modle.Net", f"mine.modle.Net: not found in {tmp_path}, nor installed", 1),

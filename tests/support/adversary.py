@@ -38,14 +38,6 @@ def looks_around(cell: Cell) -> None:
     save_load(cell)
 
 
-def removes_rows(cell: Cell) -> None:
-    """It removes the results of the cells before it; its checkpoints go to `root` next to the sweep."""
-    checkpoints = cell.folder.parent
-    if cell.world.rank == 0:
-        (checkpoints.parents[1] / checkpoints.name / "results.jsonl").unlink()
-    save_load(cell)
-
-
 def speaks_for_others(cell: Cell) -> None:
     """Rank 0 reports what another rank, and another cell, came to: what a process may do that it forked."""
     save_load(cell)
@@ -63,18 +55,10 @@ def tells_escapes(cell: Cell) -> None:
 
 
 def odd_values() -> dict[str, object]:
-    """Values that JSON cannot hold, or not this deep."""
-    cycle: list[object] = []
-    cycle.append(cycle)
-    deep: list[object] = []
-    for _ in range(5000):
-        deep = [deep]
-    values = (np.float32(0.5), torch.tensor(0.5), torch.float32, 10**400, 10**5000, {1}, b"\xff", cycle, deep)
-    return {f"value {number}": value for number, value in enumerate(values)} | {
-        "mine": Mine(),
-        "fits": (1, "a"),
-        "long": "a" * 10**8,
-    }
+    """Values that JSON cannot hold."""
+    values = (np.float32(0.5), torch.tensor(0.5), torch.float32, 10**400, 10**5000, {1}, b"\xff")
+    of_number = {f"value {number}": value for number, value in enumerate(values)}
+    return of_number | {"mine": Mine(), "fits": (1, "a")}
 
 
 class Mine:
@@ -111,27 +95,6 @@ def breaks_its_report(cell: Cell) -> None:
     """A field of its report is of another type."""
     save_load(cell)
     cell.report.losses = 5
-
-
-def nest(folder: Path, depth: int = 1500, name: str = "d") -> None:
-    """Folders in a folder, so deep that a recursive function does not reach the end; a link out of
-    them in the innermost."""
-    at = os.open(folder, os.O_PATH | os.O_DIRECTORY)
-    for _ in range(depth):
-        os.mkdir(name, dir_fd=at)
-        inner = os.open(name, os.O_PATH | os.O_DIRECTORY, dir_fd=at)
-        os.close(at)
-        at = inner
-    os.symlink("/", "link", dir_fd=at)
-    os.close(at)
-
-
-def nests_folders(cell: Cell) -> None:
-    """It leaves deeply nested folders in a checkpoint."""
-    if cell.world.rank == 0:
-        (cell.folder / "step-0002").mkdir()
-        nest(cell.folder / "step-0002")
-    save_load(cell)
 
 
 def close_descriptors() -> None:

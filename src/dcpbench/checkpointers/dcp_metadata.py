@@ -26,8 +26,6 @@ _OF_A_RANK = re.compile(r"__(\d+)\.metadata")
 _FROM_A_RANK = re.compile(r"__(\d+)(?:_\d+\.distcp|\.metadata(?:\.tmp)?)")
 """Any file of such a save, and the rank that wrote it."""
 _OF_A_THREAD = re.compile(r"__\d+_\d+\.distcp")
-MOST_BYTES = 2**30
-"""Limit of the size of metadata; that of ten thousand ranks is smaller."""
 
 _DTYPE = re.compile(r"bool|(bfloat|bits|complex|float|q?u?int)\d\w*")
 DAMAGED = (
@@ -141,11 +139,11 @@ def read_metadata(path: Path) -> Any:
     """Return the contents of a metadata file, with the same attributes as torch's class.
 
     Raises:
-        OSError: it cannot be read, is a link, not a regular file, or too large.
+        OSError: it cannot be read, is a link, or too large.
         MetadataError: it is not DCP's metadata.
     """
     try:
-        metadata = _Reader(io.BytesIO(files.read(path, MOST_BYTES))).load()
+        metadata = _Reader(io.BytesIO(files.read(path))).load()
     except DAMAGED as error:
         raise MetadataError(f"{type(error).__name__}: {error}") from None
     if not isinstance(getattr(metadata, "state_dict_metadata", None), dict):

@@ -19,7 +19,6 @@ SUFFIX = ".safetensors"
 INDEX = ".safetensors.index.json"
 """Suffix of the file that lists the file of each key."""
 
-_MOST_BYTES = 2**48
 _MOST_OF_HEADER = 100_000_000
 """Limit of readers of safetensors."""
 _LENGTH_BYTES = 8
@@ -91,7 +90,7 @@ def safetensors_manifest(folder: Path, lengths: Mapping[str, int]) -> Manifest:
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:
     """Return the header of a file, and the offset of its data."""
-    with files.open_regular(path, _MOST_BYTES) as file:
+    with files.open_to_read(path) as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         text = file.read(min(length, _MOST_OF_HEADER))
     if len(text) < length or not length:

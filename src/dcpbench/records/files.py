@@ -1,27 +1,25 @@
 """Open the files of a sweep's folder, and walk through folders and remove them. The folder can come from
 another user.
 
-No link is followed, only regular files are opened, and none that is larger than a sweep's. A file is written
-under a temporary name that cannot be guessed, where no link can have been put, and then renamed. Folders can
-be nested deeper than Python's stack, and than the longest path.
+No link is followed, and a line and a document have a largest size. A file is written under a temporary name
+that cannot be guessed, where no link can have been put, and then renamed.
 """
 
 import errno
 import os
 import re
 import secrets
-import stat
+import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-MOST_BYTES = 2**36
-"""The largest file of rows: hundreds of thousands of cells, `details` included, need less."""
 LONGEST_LINE = 2**26
-MOST_JSON_BYTES = 2**26
-"""The largest description of a sweep or of its machine."""
+"""The longest line of a file of rows."""
+MOST_BYTES = 2**30
+"""The largest document; the metadata of a checkpoint of ten thousand ranks is smaller."""
 
 _TEMPORARY = re.compile(r"\.dcpbench-[0-9a-f]{32}\.tmp")
 
@@ -58,33 +56,35 @@ class SafeStream:
         return getattr(self._stream, name)
 
 
-def open_regular(path: Path, most_bytes: int = MOST_BYTES) -> BinaryIO:
-    """Open a file to read, without blocking.
+def open_to_read(path: Path) -> BinaryIO:
+    """Open a file to read.
 
     Raises:
-        OSError: it cannot be opened, is not a regular file, or has more than `most_bytes`.
+        OSError: it cannot be opened, or is a link.
     """
-    descriptor = _regular(path, os.O_RDONLY)
-    size = os.fstat(descriptor).st_size
-    if size > most_bytes:
-        os.close(descriptor)
-        raise OSError(errno.EFBIG, f"{size:,} bytes are more than the {most_bytes:,} allowed", str(path))
-    return os.fdopen(descriptor, "rb")
+    return open(path, "rb", opener=_open)
 
 
-def read(path: Path, most_bytes: int = MOST_JSON_BYTES) -> bytes:
-    """Return the content of a file; raises what `open_regular` does."""
-    with open_regular(path, most_bytes) as file:
-        return file.read(most_bytes)
+def read(path: Path) -> bytes:
+    """Return the content of a document.
+
+    Raises:
+        OSError: as `open_to_read`, or it has more than `MOST_BYTES`.
+    """
+    with open_to_read(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MOST_BYTES:
+            raise OSError(errno.EFBIG, f"{size:,} bytes are more than the {MOST_BYTES:,} allowed", str(path))
+        return file.read()
 
 
 def lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file. One that is too long is cut at `LONGEST_LINE` bytes, and is the last.
 
     Raises:
-        OSError: as `open_regular`.
+        OSError: as `open_to_read`.
     """
-    with open_regular(path) as file:
+    with open_to_read(path) as file:
         while line := file.readline(LONGEST_LINE):
             yield line
             if len(line) == LONGEST_LINE:
@@ -95,13 +95,23 @@ def open_to_append(path: Path) -> BinaryIO:
     """Open a file, or make it, to append without a buffer.
 
     Raises:
-        OSError: it cannot be opened, is not a regular file, or has a second name.
+        OSError: it cannot be opened, is a link, or has a second name.
     """
-    descriptor = _regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
-    if os.fstat(descriptor).st_nlink != 1:
-        os.close(descriptor)
+    file = open(path, "ab", buffering=0, opener=_open)  # noqa: SIM115 - the caller closes it
+    if os.fstat(file.fileno()).st_nlink != 1:
+        file.close()
         raise OSError(errno.EMLINK, "it has a second name (hard link), which would change too", str(path))
-    return os.fdopen(descriptor, "ab", buffering=0)
+    return file
+
+
+def _open(path: str, flags: int) -> int:
+    """Open a file that is not a link, without waiting if it is a pipe; return its descriptor."""
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a link, which is not followed", str(path)) from None
+        raise
 
 
 def replace(path: Path, parts: Iterable[bytes]) -> None:
@@ -142,8 +152,8 @@ def remove_temporary(folder: Path) -> None:
 
 
 def walk(folder: Path, strict: bool = False) -> Iterator[tuple[Path, list[str], list[str]]]:
-    """Yield each folder from this one down, with the names of its subfolders and of everything else in it,
-    including links. A caller can remove subfolders from the list.
+    """Yield each folder from this one down, with the names of its subfolders and of its files, as `os.walk`.
+    Links to folders are not followed. A caller can remove subfolders from the list.
 
     Args:
         strict: raise if a folder is missing or must not be read, instead of skipping it.
@@ -151,19 +161,13 @@ def walk(folder: Path, strict: bool = False) -> Iterator[tuple[Path, list[str], 
     Raises:
         OSError: a folder cannot be read.
     """
-    inside = [folder]
-    while inside:
-        place = inside.pop()
-        try:
-            with os.scandir(place) as items:
-                found = [(item.name, item.is_dir(follow_symlinks=False)) for item in items]
-        except (FileNotFoundError, NotADirectoryError, PermissionError):
-            if strict:
-                raise
-            continue
-        folders = [name for name, is_folder in found if is_folder]
-        yield place, folders, [name for name, is_folder in found if not is_folder]
-        inside += [place / name for name in folders]
+
+    def failed(error: OSError) -> None:
+        if strict or not isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError):
+            raise error
+
+    for place, folders, names in os.walk(folder, onerror=failed):
+        yield Path(place), folders, names
 
 
 def everything_below(folder: Path, strict: bool = False) -> list[Path]:
@@ -207,78 +211,17 @@ def remove_tree(folder: Path) -> None:
     Raises:
         OSError: the first error, after everything else was removed.
     """
-    at = os.open(folder.parent, os.O_PATH | os.O_DIRECTORY)
-    left = [folder.name]
-    outside: list[tuple[str, tuple[int, int], list[str]]] = []
-    failed: list[OSError] = []
-    try:
-        while left or outside:
-            try:
-                if left:
-                    name = left.pop()
-                    inner = _unlocked(name, at)
-                    outside.append((name, _identity(at), left))
-                    os.close(at)
-                    at, left = inner, _emptied(inner, failed)
-                else:
-                    name, identity, left = outside.pop()
-                    outer = os.open("..", os.O_PATH | os.O_DIRECTORY, dir_fd=at)
-                    os.close(at)
-                    at = outer
-                    if _identity(at) != identity:
-                        raise OSError(errno.ESTALE, "moved while it was removed", str(folder))
-                    os.rmdir(name, dir_fd=at)
-            except OSError as error:
-                failed.append(error)
-                if error.errno == errno.ESTALE:
-                    break
-    finally:
-        os.close(at)
+    failed: list[BaseException] = []
+    _unlock(folder)
+    shutil.rmtree(folder, onerror=lambda _, __, raised: failed.append(raised[1]))
     if failed:
         raise failed[0]
 
 
-def _unlocked(name: str, within: int) -> int:
-    """Return the descriptor of a folder, with the permissions to empty it."""
-    folder = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=within)
-    itself = f"/proc/self/fd/{folder}"  # another folder can have its name by now
-    try:
+def _unlock(folder: Path) -> None:
+    """Make a folder and those below it writable, as far as their owner allows it."""
+    if folder.is_dir() and not folder.is_symlink():
         with suppress(OSError):
-            Path(itself).chmod(0o700)
-        return os.open(itself, os.O_RDONLY | os.O_DIRECTORY)
-    finally:
-        os.close(folder)
-
-
-def _emptied(folder: int, failed: list[OSError]) -> list[str]:
-    """Remove all but the subfolders of a folder, and return their names."""
-    with os.scandir(folder) as items:
-        found = [(item.name, item.is_dir(follow_symlinks=False)) for item in items]
-    for name, is_folder in found:
-        if not is_folder:
-            try:
-                os.unlink(name, dir_fd=folder)
-            except OSError as error:
-                failed.append(error)
-    return [name for name, is_folder in found if is_folder]
-
-
-def _identity(descriptor: int) -> tuple[int, int]:
-    found = os.fstat(descriptor)
-    return found.st_dev, found.st_ino
-
-
-def _regular(path: Path, flags: int) -> int:
-    """Open a regular file, without waiting for a writer if it is a pipe; return its descriptor."""
-    try:
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, "it is a link, which is not followed", str(path)) from None
-        raise
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(descriptor)
-        what = "Is a directory" if stat.S_ISDIR(mode) else "it is not a regular file"
-        raise OSError(errno.EINVAL, what, str(path))
-    return descriptor
+            folder.chmod(0o700)
+            for item in folder.iterdir():
+                _unlock(item)

@@ -1,5 +1,5 @@
 """Values that a row can hold. A cell runs users' code, which can report anything: an array's scalar, a
-number of 400 digits, a set, a list that contains itself. JSON has none of them, and one would cost the row.
+number of 400 digits, a set. JSON has none of them, and one would cost the row.
 
 Each is replaced by its text, or by null where a number is expected or it has no text. The row lists the
 replaced values.
@@ -15,13 +15,7 @@ from dcpbench.core.metrics import Measurement
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import CheckReport, RankReport
 
-_DEEPEST = 20
-"""Values of a report may be nested this deep; a row is a few levels deeper, and its reader stops at 200."""
 _INTEGERS = range(-(2**63), 2**64)
-_LONGEST = 2**16
-"""So many characters a text may have; a longer one is cut to half of them."""
-_NAMED = 100
-"""How many replaced values a report names."""
 _shortened = reprlib.Repr()
 _shortened.maxother = _shortened.maxstring = 200
 
@@ -50,10 +44,9 @@ _NUMBER, _FLAG = ColumnType(float), ColumnType(bool)
 class Replacing:
     """Makes values plain, and notes each that it has replaced."""
 
-    deepest: int = _DEEPEST
     replaced: dict[str, None] = field(default_factory=dict)
 
-    def value(self, value: Any, at: str, inside: tuple[int, ...] = ()) -> Any:
+    def value(self, value: Any, at: str) -> Any:
         """The value, of JSON's own types; tuples stay tuples, and NaN stays NaN."""
         if value is None or isinstance(value, bool):
             return value
@@ -63,23 +56,16 @@ class Replacing:
             return float.__float__(value)
         if isinstance(value, int) and int.__int__(value) in _INTEGERS:
             return int.__int__(value)
-        if isinstance(value, list | tuple | dict) and len(inside) < self.deepest and id(value) not in inside:
-            inside = (*inside, id(value))
-            if isinstance(value, dict):
-                return {key: self.value(one, f"{at}.{key}", inside) for key, one in self._items(value, at)}
-            items = [self.value(one, at, inside) for one in value]
+        if isinstance(value, dict):
+            return {key: self.value(one, f"{at}.{key}") for key, one in self._items(value, at)}
+        if isinstance(value, list | tuple):
+            items = [self.value(one, at) for one in value]
             return tuple(items) if isinstance(value, tuple) else items
         return self.instead(value, at)
 
     def text(self, value: Any, at: str) -> str:
-        """The value, where it has to be a text; one that would make the line of its row too long is cut."""
-        if not isinstance(value, str):
-            return str(self.instead(value, at))
-        text = str.__str__(value)
-        if len(text) <= _LONGEST:
-            return text
-        self._note(value, at)
-        return f"{text[: _LONGEST // 2]}… ({len(text):,} characters)"
+        """The value, where it has to be a text."""
+        return str.__str__(value) if isinstance(value, str) else str(self.instead(value, at))
 
     def column(self, value: Any, kind: ColumnType, at: str) -> Any:
         """The value, or None where a column of this kind cannot hold it; NaN and the infinities stay."""
@@ -101,8 +87,7 @@ class Replacing:
     def _note(self, value: Any, at: str) -> None:
         kind = type(value)
         name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
-        if len(self.replaced) < _NAMED:
-            self.replaced[f"{at} ({name})"] = None
+        self.replaced[f"{at} ({name})"] = None
 
     def _items(self, value: dict[Any, Any], at: str) -> Iterator[tuple[Any, Any]]:
         """A dict's keys and values; JSON writes keys that are whole numbers as texts."""

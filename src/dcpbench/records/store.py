@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dcpbench.config.text import counted
 from dcpbench.core.metrics import METRICS, Measurement
 from dcpbench.core.statuses import STATUSES, UNKNOWN
 from dcpbench.records import files
@@ -72,51 +71,31 @@ class Line:
 
 
 class RowLog:
-    """Write the rows of a sweep, and keep each of them and its line in memory, without `details`: `rows` by
-    the names of the cells, each of which has one folder and one row.
+    """Write the rows of a sweep, and keep each of them in memory, without `details`: `rows` by the names of
+    the cells, each of which has one folder and one row.
 
-    `valid` are the lines that a resumed sweep keeps, by the names of the cells that they were recognized as.
+    `valid` are the rows that a resumed sweep keeps, by the names of the cells that they were recognized as.
     """
 
-    def __init__(self, folder: Path, valid: Mapping[str, Line] | None = None) -> None:
+    def __init__(self, folder: Path, valid: Mapping[str, Row] | None = None) -> None:
         self._folder = folder
-        self._lines = {**(valid or {})}
-        self.rows = {name: line.row for name, line in self._lines.items() if line.row}
+        self.rows = {**(valid or {})}
 
     def append(self, row: Row) -> None:
         """Write a row; raise a ResultsError if that fails, and leave no part of it."""
         self._remember(append_row(self._folder, row))
 
-    def settle(self, cells: Sequence[str]) -> str | None:
-        """Make `results.jsonl` the rows of these cells in this order; lines of other processes go to
-        `superseded.jsonl`. Return a sentence if rows were missing or changed."""
-        known = [self._lines[cell] for cell in cells if cell in self._lines]
-        there: list[Line] = []
-        with suppress(ResultsError):  # a link, for example, which is replaced
-            there = list(read_lines(self._folder))
-        if [line.content for line in known] == [line.content for line in there]:
-            return None
-        contents, found = {line.content for line in known}, {line.content for line in there}
-        foreign = [line for line in there if line.content not in contents and not line.torn]
-        keep_lines(self._folder, known, foreign)
-        if not (lost := len(contents - found)):
-            return None
-        were = "was" if lost == 1 else "were"
-        return f"{counted(lost, 'row')} of {RESULTS_JSONL} {were} missing or changed; rewritten from memory"
-
-    def _remember(self, line: Line) -> None:
-        if line.row:
-            self.rows[line.row.cell], self._lines[line.row.cell] = line.row, line
+    def _remember(self, row: Row) -> None:
+        self.rows[row.cell] = row
 
 
-def append_row(folder: Path, row: Row) -> Line:
-    """Append a row to `results.jsonl` in a single write, after its details to `details.jsonl`; both are on
-    disk when its line is returned."""
+def append_row(folder: Path, row: Row) -> Row:
+    """Append a row to `results.jsonl` in a single write, after its details to `details.jsonl`; when it is
+    returned, without details, both are on disk."""
     flat = row.flat()
     if details := flat.pop("details"):
         _append(folder / DETAILS_JSONL, [{name: flat[name] for name in _ATTEMPT} | {"details": details}])
-    content = _append(folder / RESULTS_JSONL, [flat])
-    return Line(content, Row.of(json.loads(content)))
+    return Row.of(json.loads(_append(folder / RESULTS_JSONL, [flat])))
 
 
 def append_measurements(folder: Path, row: Row, measurements: Iterable[Measurement]) -> None:

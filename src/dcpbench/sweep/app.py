@@ -176,7 +176,7 @@ class SweepRun:
         earlier = resume.earlier_machines(folder, job.environment_of(machine, jobs))
         # pandas takes up to a second to import, which the driver has while the ranks are at work.
         threading.Thread(target=import_module, args=("dcpbench.report.show",), daemon=True).start()
-        log = RowLog(folder, found.standing if found else None)
+        log = RowLog(folder, found.done if found else None)
         return driver.Sweep(folder, jobs, machine, engine, self._console, log, earlier)
 
     def _config_of(self, words: Sequence[str], machine: Machine) -> Config | None:

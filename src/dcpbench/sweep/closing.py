@@ -1,4 +1,4 @@
-"""End a sweep: its rows in order, its reports, the next command, and the exit status."""
+"""End a sweep: its reports, the next command, and the exit status."""
 
 import time
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dcpbench.config.text import counted, done_text
 from dcpbench.records.row import INTERRUPTED, exit_status
-from dcpbench.records.store import ResultsError, write_csv
+from dcpbench.records.store import ResultsError, stored_rows, write_csv
 from dcpbench.sweep import driver, manifest
 from dcpbench.sweep.sweep_folder import SweepFolder
 
@@ -15,8 +15,8 @@ Say = Callable[[str], None]
 
 
 def close(sweep: driver.Sweep, folder: SweepFolder, status: int, began: float, say: Say) -> int:
-    """End the ranks, put the rows in order, write the reports, print the table, and return the exit status.
-    The last line says how many cells are left, if there are any.
+    """End the ranks, write the reports, print the table, and return the exit status. The last line says how
+    many cells are left, if there are any.
 
     Args:
         status: the exit status so far; 0 if only the rows decide it.
@@ -24,12 +24,10 @@ def close(sweep: driver.Sweep, folder: SweepFolder, status: int, began: float, s
     """
     try:
         sweep.end()
-        names = [job.cell.name for job in sweep.jobs]
-        if not sweep.interrupted_by and (changed := sweep.log.settle(names)):
-            say(changed)
+        rows = [*stored_rows(folder.path)]
     except ResultsError as wrong:
         sweep.interrupted_by = sweep.interrupted_by or wrong
-    rows = list(sweep.log.rows.values())
+        rows = [*sweep.log.rows.values()]
     done, complete = done_text(len(rows), len(sweep.jobs)), len(rows) == len(sweep.jobs)
     if error := sweep.interrupted_by:
         first = "free disk space, then " if isinstance(error, ResultsError) and error.no_room else ""

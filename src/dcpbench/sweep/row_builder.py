@@ -19,7 +19,6 @@ from dcpbench.verdict.verdict import Verdict
 _OF_VERDICT = {one.name for one in fields(Verdict)} & {one.name for one in fields(Row)}
 """The columns that a verdict sets."""
 _FIRST_CAUSE = ("rank", "host", "local_rank", "phase", "upload_under_way", "limit", "doing", "log_tail")
-_DEEPEST_IN_ROW = 60
 
 _OVER_SAVES: dict[str, Callable[[list[float]], float]] = {
     "median": statistics.median,
@@ -127,7 +126,7 @@ def _aggregated(measurements: Iterable[Measurement]) -> dict[str, float | int | 
 def _plain_row(row: Row, replaced: list[str]) -> Row:
     """Replace values that their columns cannot hold; reason and details name them, and those that the ranks
     replaced."""
-    replacing = Replacing(_DEEPEST_IN_ROW)
+    replacing = Replacing()
     flat = {name: replacing.column(row[name], kind, name) for name, kind in column_types().items()}
     if replaced := [*replaced, *replacing.replaced]:
         flat["reason"] = "; ".join(filter(None, (flat["reason"], replaced_sentence(replaced))))
