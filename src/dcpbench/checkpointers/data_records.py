@@ -44,7 +44,7 @@ def damaged_records(folder: Path, manifest: Manifest) -> Iterator[Mismatch]:
     for path, spans in sorted(manifest.spans.items()):
         if manifest.found.get(path) != manifest.named[path]:
             continue
-        with files.open_to_read(Path(os.path.realpath(folder / path))) as file:
+        with files.open_regular(Path(os.path.realpath(folder / path))) as file:
             for span in sorted(spans):
                 key, dtype, sizes = stored.get(span.name, (span.name, None, ()))
                 if not span.transformed and (why := _damage(file, span, dtype, sizes)):

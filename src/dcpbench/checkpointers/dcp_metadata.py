@@ -139,7 +139,7 @@ def read_metadata(path: Path) -> Any:
     """Return the contents of a metadata file, with the same attributes as torch's class.
 
     Raises:
-        OSError: it cannot be read, is a link, or too large.
+        OSError: it cannot be read, is not a regular file, or too large.
         MetadataError: it is not DCP's metadata.
     """
     try:

@@ -90,7 +90,7 @@ def safetensors_manifest(folder: Path, lengths: Mapping[str, int]) -> Manifest:
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:
     """Return the header of a file, and the offset of its data."""
-    with files.open_to_read(path) as file:
+    with files.open_regular(path) as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         text = file.read(min(length, _MOST_OF_HEADER))
     if len(text) < length or not length:

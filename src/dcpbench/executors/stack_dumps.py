@@ -87,7 +87,7 @@ def _short(frame: Sequence[str]) -> str:
 def _text(log: Path, start: int) -> str:
     """Return the text of a log from a byte; a negative one counts from the end."""
     try:
-        with files.open_to_read(log) as file:
+        with files.open_regular(log) as file:
             file.seek(start if start >= 0 else max(0, _size(log) + start))
             return file.read().decode(errors="replace")
     except OSError:

@@ -1,8 +1,8 @@
 """Open the files of a sweep's folder, and walk through folders and remove them. The folder can come from
 another user.
 
-No link is followed, and a line and a document have a largest size. A file is written under a temporary name
-that cannot be guessed, where no link can have been put, and then renamed.
+No link is followed, only regular files are opened, and a line and a document have a largest size. A file is
+written under a temporary name that cannot be guessed, where no link can have been put, and then renamed.
 """
 
 import errno
@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -56,11 +57,11 @@ class SafeStream:
         return getattr(self._stream, name)
 
 
-def open_to_read(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BinaryIO:
     """Open a file to read.
 
     Raises:
-        OSError: it cannot be opened, or is a link.
+        OSError: it cannot be opened, or is not a regular file.
     """
     return open(path, "rb", opener=_open)
 
@@ -69,9 +70,9 @@ def read(path: Path) -> bytes:
     """Return the content of a document.
 
     Raises:
-        OSError: as `open_to_read`, or it has more than `MOST_BYTES`.
+        OSError: as `open_regular`, or it has more than `MOST_BYTES`.
     """
-    with open_to_read(path) as file:
+    with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > MOST_BYTES:
             raise OSError(errno.EFBIG, f"{size:,} bytes are more than the {MOST_BYTES:,} allowed", str(path))
@@ -82,9 +83,9 @@ def lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file. One that is too long is cut at `LONGEST_LINE` bytes, and is the last.
 
     Raises:
-        OSError: as `open_to_read`.
+        OSError: as `open_regular`.
     """
-    with open_to_read(path) as file:
+    with open_regular(path) as file:
         while line := file.readline(LONGEST_LINE):
             yield line
             if len(line) == LONGEST_LINE:
@@ -95,7 +96,7 @@ def open_to_append(path: Path) -> BinaryIO:
     """Open a file, or make it, to append without a buffer.
 
     Raises:
-        OSError: it cannot be opened, is a link, or has a second name.
+        OSError: it cannot be opened, is not a regular file, or has a second name.
     """
     file = open(path, "ab", buffering=0, opener=_open)  # noqa: SIM115 - the caller closes it
     if os.fstat(file.fileno()).st_nlink != 1:
@@ -105,13 +106,19 @@ def open_to_append(path: Path) -> BinaryIO:
 
 
 def _open(path: str, flags: int) -> int:
-    """Open a file that is not a link, without waiting if it is a pipe; return its descriptor."""
+    """Open a regular file, the only kind that has a size; do not wait for the writer of a pipe."""
     try:
-        return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, "it is a link, which is not followed", str(path)) from None
         raise
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        what = "Is a directory" if stat.S_ISDIR(mode) else "it is not a regular file"
+        raise OSError(errno.EINVAL, what, str(path))
+    return descriptor
 
 
 def replace(path: Path, parts: Iterable[bytes]) -> None:
