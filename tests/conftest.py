@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,14 +37,12 @@ TESTS = Path(__file__).parent
 ONE_STEP = ("train_steps=1", "resume_steps=1")
 SMALL = ("model=short", *ONE_STEP)
 """For sweeps that need no more: what a cell costs goes with its parameters and its steps."""
-LONGEST = (
-    *("test_wheel", "test_deaths", "test_hostile_surroundings", "test_command_line", "test_layouts"),
-    *("test_ordinary_models", "test_resume", "test_statuses", "test_convert", "test_matrix", "test_composer"),
-    *("test_save_load", "test_page_answers", "test_scenarios", "test_plugin_cells", "test_leaks"),
-)
-"""Files that take fifteen seconds or more in `make test`."""
+SECONDS = "dcpbench/seconds"
+"""Where pytest's cache has how long each test took when it last ran."""
 PARALLELISMS = ("none", "ddp", "fsdp", "hsdp", "fsdp_tp", "fsdp2", "hsdp2", "fsdp2_tp")
 
+
+_seconds: defaultdict[str, float] = defaultdict(float)
 
 # Until all tests are collected; what is imported is never garbage.
 gc.disable()
@@ -64,11 +63,30 @@ signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with sweeps come first, of them the longest: where workers share the tests, what is left at the
-    end is short."""
-    long = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (item.path.stem not in LONGEST, item.path not in long))
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Files whose selected tests took longest come first: where workers share the tests, what is left at the
+    end is short. Files that have not run yet stay in the order in which they were collected."""
+    seconds, of_file = _seconds_before(config), defaultdict[Path, float](float)
+    for item in items:
+        of_file[item.path] += seconds.get(item.nodeid, 0)
+    items.sort(key=lambda item: -of_file[item.path])
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Add up how long a test takes, with its fixtures."""
+    _seconds[report.nodeid] += report.duration
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Record it, in the process to which workers report."""
+    config = session.config
+    if hasattr(config, "cache") and not hasattr(config, "workerinput"):
+        config.cache.set(SECONDS, _seconds_before(config) | _seconds)
+
+
+def _seconds_before(config: pytest.Config) -> dict[str, float]:
+    return config.cache.get(SECONDS, {}) if hasattr(config, "cache") else {}
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

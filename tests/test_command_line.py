@@ -31,6 +31,7 @@ from dcpbench import __main__
 from dcpbench.cli import commands
 from dcpbench.cli.run import unmasked_interrupts
 from support import gloo_ranks
+from support.pretended_engine import PRETENDED
 
 WRONG = {
     "unknown option": (["parallel=xyzzy"], ["xyzzy", "fsdp2"]),
@@ -125,7 +126,7 @@ OF_EACH_KIND = (
 @pytest.mark.parametrize("case", tiered(WRONG, *OF_EACH_KIND))
 def test_a_wrong_configuration_gets_one_line(case: str, sweep: Callable[..., Finished]) -> None:
     overrides, words = WRONG[case]
-    ended = sweep(*overrides)
+    ended = sweep(*overrides, PRETENDED)
     assert ended.status == 2, ended.err
     lines = ended.err.strip().splitlines()
     assert len(lines) == 1, ended.err
@@ -142,7 +143,7 @@ def test_a_wrong_configuration_gets_one_line(case: str, sweep: Callable[..., Fin
 def test_unwritable_folder_is_refused(plan: str, tmp_path: Path) -> None:
     blocked = tmp_path / "a-file"
     blocked.write_text("mine")
-    ended = run(blocked / "sweep", "parallel=ddp", plan, cwd=tmp_path)
+    ended = run(blocked / "sweep", "parallel=ddp", plan, PRETENDED, cwd=tmp_path)
     assert ended.status == 2
     assert len(ended.err.strip().splitlines()) == 1
     assert "hydra.sweep.dir" in ended.err
@@ -154,7 +155,7 @@ def test_unwritable_folder_is_refused(plan: str, tmp_path: Path) -> None:
 def test_unwritable_storage_is_refused(plan: str, tmp_path: Path, sweep: Callable[..., Finished]) -> None:
     blocked = tmp_path / "a-file"
     blocked.write_text("mine")
-    ended = sweep("parallel=ddp", "device=cpu", f"storage.root={blocked}", plan)
+    ended = sweep("parallel=ddp", "device=cpu", f"storage.root={blocked}", plan, PRETENDED)
     assert ended.status == 2
     assert len(ended.err.strip().splitlines()) == 1
     assert "storage.root" in ended.err
@@ -163,7 +164,7 @@ def test_unwritable_storage_is_refused(plan: str, tmp_path: Path, sweep: Callabl
 
 @pytest.mark.slow
 def test_equal_values_of_a_list_are_one_cell(sweep: Callable[..., Finished]) -> None:
-    ended = sweep("compile=False,false,true", "parallel=none,none", "device=cpu", "plan=true")
+    ended = sweep("compile=False,false,true", "parallel=none,none", "device=cpu", "plan=true", PRETENDED)
     assert "2 cells: " in ended.out, ended.err
 
 
@@ -216,7 +217,7 @@ def test_an_existing_sweep_is_not_overwritten(tmp_path: Path, sweep: Callable[..
     folder.mkdir()
     (folder / "results.jsonl").write_text('{"cell": "theirs"}\n')
     (folder / "multirun.yaml").write_text("theirs")
-    ended = sweep("parallel=ddp", "device=cpu")
+    ended = sweep("parallel=ddp", "device=cpu", PRETENDED)
     assert ended.status == 2
     assert "contains a sweep already" in ended.err
     assert (folder / "multirun.yaml").read_text() == "theirs"
@@ -226,7 +227,7 @@ def test_an_existing_sweep_is_not_overwritten(tmp_path: Path, sweep: Callable[..
 
 @pytest.mark.slow
 def test_config_dir_adds_groups(sweep: Callable[..., Finished]) -> None:
-    ended = sweep("model=mine", "parallel=fsdp2", "device=cpu", "world_size=2", "saves=1")
+    ended = sweep("model=mine", "parallel=fsdp2", "device=cpu", "world_size=2", PRETENDED)
     assert ended.row(model="mine")["status"] == "pass", ended.out
     assert ended.row(model="mine")["world_size"] == 2
     assert ended.status == 0
@@ -262,18 +263,11 @@ def test_help_and_configuration_need_no_torch(words: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
-    tiered(
-        [
-            "sharing=disjoint",
-            "sharing=correctness",
-            "hydra/sweeper=basic hydra.sweeper.max_batch_size=1",
-        ],
-        "sharing=disjoint",
-    ),
+    tiered(["sharing=disjoint", "sharing=correctness"], "sharing=disjoint"),
 )
 def test_ctrl_c_keeps_rows_and_ends_ranks(tmp_path: Path, how: str) -> None:
     folder = tmp_path / "sweep"
-    lists = ("scenario=save_load,hangs", *SMALL, *how.split())
+    lists = ("scenario=save_load,hangs", *SMALL, how)
     driver = start(*words_of(folder, "-m", *lists, "parallel=ddp", "device=cpu", "saves=1"), cwd=tmp_path)
     wait_for(lambda: hanging(folder))
     os.killpg(driver.pid, signal.SIGINT)
@@ -310,7 +304,7 @@ def test_ranks_raise_the_limit_of_open_files(sweep: Callable[..., Finished]) -> 
 
 @pytest.mark.slow
 def test_report_prints_the_same_table(tmp_path: Path, sweep: Callable[..., Finished]) -> None:
-    ended = sweep("-m", "parallel=ddp,none", "device=cpu", "saves=1", "world_size=2", *SMALL)
+    ended = sweep("-m", "parallel=ddp,none", "device=cpu", "world_size=2", PRETENDED)
     assert ended.status == 0
     again = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "dcpbench", "report", str(ended.folder)],

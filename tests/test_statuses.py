@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from conftest import SMALL, TESTS, Finished, alive_in, blocks, run, selected, tiered
+from support.pretended_engine import PRETENDED
 
 pytestmark = pytest.mark.slow
 
@@ -177,7 +178,7 @@ def test_unlisted_failure_and_listed_pass_are_not_ok(unexpected: Finished) -> No
 
 
 def test_sweep_of_skips_measures_nothing(tmp_path: Path) -> None:
-    ended = run(tmp_path / "sweep", "-m", "save=async_cached", "device=cpu", "parallel=ddp,fsdp")
+    ended = run(tmp_path / "sweep", "-m", "save=async_cached", "device=cpu", "parallel=ddp,fsdp", PRETENDED)
     assert [row["status"] for row in ended.rows] == ["skip", "skip"]
     assert ended.status == 1
     assert "nothing was measured" in ended.err

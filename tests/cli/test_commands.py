@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 import dcpbench
-from conftest import SMALL, TESTS
+from conftest import TESTS
 from conftest import dcpbench as run_dcpbench
 from dcpbench.cli import reference, run
 from dcpbench.cli.commands import main, tree
 from dcpbench.config.schema import Config, conf_folder
 from dcpbench.core.axes import AXES
+from support.pretended_engine import PRETENDED
 
 
 @pytest.fixture
@@ -231,15 +232,14 @@ def test_run_plan_and_resume_one_sweep(tmp_path: Path) -> None:
         "parallel=none",
         "world_size=1",
         "device=cpu",
-        "saves=1",
-        *SMALL,
+        PRETENDED,
         f"hydra.sweep.dir={folder}",
     ]
     planned = run_dcpbench("plan", *asked, folder=folder)
     assert (planned.status, "1 cell: 1 would run" in planned.out, folder.exists()) == (0, True, False)
     ended = run_dcpbench("run", *asked, folder=folder)
     assert (ended.status, len(ended.rows)) == (0, 1), ended.err
-    again = run_dcpbench("resume", str(folder), folder=folder)
+    again = run_dcpbench("resume", str(folder), PRETENDED, folder=folder)
     assert (again.status, len(again.rows)) == (0, 1), again.err
     assert "0 cells in" in again.err
     assert sys.modules["dcpbench.cli.run"] is run

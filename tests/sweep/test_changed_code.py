@@ -9,18 +9,19 @@ from typing import Any
 
 import pytest
 
-from conftest import ONE_STEP, dcpbench, words_of
+from conftest import dcpbench, words_of
 from dcpbench.config.groups import Rerun
 from dcpbench.records.source import Source
 from dcpbench.records.store import append_row, read_lines, write_json
 from dcpbench.sweep import resume
 from support.commands import main
+from support.pretended_engine import PRETENDED
 from support.rows import row
 
 A, B = "a" * 40, "b" * 40
 OURS = {commit: Source(commit, "0") for commit in (A, B, f"{A}-dirty")}
 MINE = Source(A, "1", {"my_gpt.py": "1", "layers.py": "1"})
-CELLS = ("-m", "workload.target=my_gpt.build,null", "parallel=none", "saves=1", "device=cpu", "world_size=1")
+CELLS = ("-m", "workload.target=my_gpt.build,null", "parallel=none", "device=cpu", "world_size=1", PRETENDED)
 
 
 def git(folder: Path, *words: str) -> str:
@@ -37,7 +38,7 @@ def test_edited_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str
     git(tmp_path, "add", "my_gpt.py")
     git(tmp_path, "commit", "--quiet", "--message", "model")
     commit = git(tmp_path, "rev-parse", "HEAD")
-    first = dcpbench(*words_of(folder, *CELLS, *ONE_STEP), folder=folder, cwd=tmp_path)
+    first = dcpbench(*words_of(folder, *CELLS), folder=folder, cwd=tmp_path)
     assert [one["status"] for one in first.rows] == ["pass", "pass"], first.err
     ours = first.rows[0]["dcpbench_commit"]
     assert [one["target_commit"] for one in first.rows] == [commit, None]
@@ -47,7 +48,7 @@ def test_edited_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
     shutil.copytree(folder, folder.with_name("before"))
     model.write_text("from support.own_workload import build  # edited\n")
-    again = dcpbench(f"resume={folder}", folder=folder, cwd=tmp_path)
+    again = dcpbench(f"resume={folder}", PRETENDED, folder=folder, cwd=tmp_path)
     changes = f"(commit {commit[:12]}, now with uncommitted changes)"
     assert f"resume: 1 cell again: the source of my_gpt.py has changed {changes}" in again.err.splitlines()
     assert "resume: 1 of 2 cells are done" in again.err

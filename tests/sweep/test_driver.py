@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 
+from conftest import run
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import KeepCheckpoints, StorageConfig
 from dcpbench.core.metrics import Measurement
@@ -20,6 +21,7 @@ from dcpbench.sweep.claim import refuse_unusable
 from dcpbench.sweep.closing import close
 from dcpbench.sweep.sweep_folder import SweepFolder
 from support.pretended import jobs_in, sweep_of
+from support.pretended_engine import PRETENDED
 from support.rows import row
 
 STALE = OSError(errno.ESTALE, os.strerror(errno.ESTALE))
@@ -96,3 +98,24 @@ def test_rows_that_are_no_longer_in_the_file_do_not_count(tmp_path: Path) -> Non
     results.write_bytes(results.read_bytes().splitlines(keepends=True)[0])
     assert close(sweep, folder, 0, 0.0, said.append) == 1
     assert said[-1] == "1 of 2 cells done, 1 left"
+
+
+@pytest.mark.slow
+def test_every_end_of_a_stage_is_a_row(tmp_path: Path) -> None:
+    """What does not end well is tried again, except with a fault; no rank has a log."""
+    lists = ("scenario=save_load,raises,kills_itself", "fault=none,weight_lowest_bit")
+    ended = run(tmp_path / "sweep", "-m", *lists, "parallel=ddp", "device=cpu", PRETENDED)
+    seen = {(row["scenario"], row["fault"]): (row["status"], row["flaky"]) for row in ended.rows}
+    assert seen == {
+        ("save_load", None): ("pass", None),
+        ("save_load", "weight_lowest_bit"): ("fail", None),
+        ("raises", None): ("error", False),
+        ("kills_itself", None): ("crash", False),
+        ("raises", "weight_lowest_bit"): ("fail", None),
+        ("kills_itself", "weight_lowest_bit"): ("fail", None),
+    }
+    assert ended.status == 1
+    assert {path.parent.parent.name for path in ended.folder.glob("*/checkpoints*/step-0001")} == {
+        row["cell"] for row in ended.rows if row["status"] != "pass"
+    }
+    assert list(ended.folder.rglob("rank*.log")) == []

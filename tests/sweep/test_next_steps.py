@@ -5,17 +5,17 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from conftest import ONE_STEP, run
+from conftest import run
 from dcpbench.analysis.cell_history import sweep_before
 from dcpbench.cli.commands import main
-from dcpbench.executors import fork_server
+from dcpbench.executors.fork_server import Machine
 from dcpbench.records.store import append_row, write_csv
 from dcpbench.sweep import manifest
 from dcpbench.sweep.closing import next_steps
+from support.pretended_engine import PRETENDED, PretendedEngine
 from support.rows import row
 
 
@@ -77,18 +77,18 @@ def test_command_is_printed_as_it_was_typed(tmp_path: Path, monkeypatch: pytest.
 
 def tell_probes() -> None:
     """In the process of a driver: write a line before the machine is probed, which waits for torch."""
-    real = fork_server.probe
+    real = PretendedEngine.probe
 
-    def probe(*given: Any) -> fork_server.Machine:
+    def probe(engine: PretendedEngine) -> Machine:
         sys.stderr.write("probing\n")
-        return real(*given)
+        return real(engine)
 
-    fork_server.probe = probe
+    PretendedEngine.probe = probe
 
 
 @pytest.mark.slow
 def test_second_sweep_suggests_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["scenario=no_dist", "parallel=none", "device=cpu", "saves=1", "world_size=1", *ONE_STEP]
+    asked = [PRETENDED, "parallel=none", "device=cpu", "world_size=1"]
     first = run(tmp_path / "first", *asked, prepare=tell_probes)
     assert first.status == 0, first.err
     assert first.err.splitlines()[:2] == ["1 cell, 1 rank starting; rows go to first", "probing"]

@@ -10,12 +10,13 @@ from typing import cast
 
 import pytest
 
-from conftest import SMALL, Finished, dcpbench, run, start, words_of
+from conftest import Finished, dcpbench, run, start, words_of
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import Config
 from dcpbench.sweep.job import Job, Part
+from support.pretended_engine import PRETENDED
 
-ASKED = ("-m", *SMALL, "device=cpu", "parallel=none", "world_size=1", "saves=1", "seed=1,2", "repeats=2")
+ASKED = ("-m", "device=cpu", "parallel=none", "world_size=1", "seed=1,2", "repeats=2")
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +25,9 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Finished]]
     night = tmp_path_factory.mktemp("parts") / "night"
     night.mkdir()
     folders = [night / "1", night / "2"]
-    drivers = [start(*words_of(folder, *ASKED, f"part={folder.name}/2"), cwd=night) for folder in folders]
+    drivers = [
+        start(*words_of(folder, *ASKED, PRETENDED, f"part={folder.name}/2"), cwd=night) for folder in folders
+    ]
     ended = [driver.communicate(240) for driver in drivers]
     return night, [
         Finished(int(driver.returncode or 0), out, err, folder)
@@ -62,14 +65,14 @@ def test_part_is_resumed_as_a_sweep(two: tuple[Path, list[Finished]], tmp_path: 
     own = tmp_path / "1"
     shutil.copytree(night / "1", own)
     (own / "results.jsonl").write_bytes((own / "results.jsonl").read_bytes().splitlines(keepends=True)[0])
-    for words in ((), words_of(own, *ASKED, "part=1/2")):
-        planned = dcpbench(*words, f"resume={own}", "plan=true", folder=own)
+    for words in ((), (*ASKED, "part=1/2")):
+        planned = dcpbench(*words, f"resume={own}", "plan=true", PRETENDED, folder=own)
         assert "2 cells: 1 would run, 1 are done" in planned.out, planned.err
-    again = dcpbench(f"resume={own}", folder=own)
+    again = dcpbench(f"resume={own}", PRETENDED, folder=own)
     assert again.status == 0, again.err
     assert "resume: 1 of 2 cells are done" in again.err
     assert [row["cell"] for row in again.rows] == [row["cell"] for row in first.rows]
-    other = dcpbench(f"resume={own}", "part=2/2", folder=own)
+    other = dcpbench(f"resume={own}", "part=2/2", PRETENDED, folder=own)
     assert other.status == 2
     assert "is another matrix: it has no cell with seed=" in other.err
 
@@ -79,7 +82,7 @@ def test_plan_of_a_part_writes_nothing(tmp_path: Path) -> None:
     blocks = '+hydra.sweeper.matrix={first:{seed:"1,2,3"},second:{seed:"4,5"}}'
     counts: Counter[str] = Counter()
     for part in ("1/2", "2/2"):
-        words = ("parallel=none", "world_size=1", "device=cpu", blocks, f"part={part}")
+        words = (PRETENDED, "parallel=none", "world_size=1", "device=cpu", blocks, f"part={part}")
         planned = run(tmp_path / "night", *words, "plan=true", "plan_as=json")
         assert planned.status == 0, planned.err
         told = json.loads(planned.out)
@@ -104,7 +107,7 @@ def test_part_is_a_number_and_a_count(said: str) -> None:
     ],
 )
 def test_invalid_part_is_refused(asked: str, message: str, tmp_path: Path) -> None:
-    ended = run(tmp_path / "night", *ASKED, asked)
+    ended = run(tmp_path / "night", *ASKED, PRETENDED, asked)
     assert ended.status == 2, ended.err
     assert message in ended.err.splitlines()[-1]
     assert not (tmp_path / "night").exists()

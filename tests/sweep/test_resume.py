@@ -23,6 +23,7 @@ from dcpbench.sweep.identity import identity_of
 from dcpbench.sweep.job import expected_digest
 from dcpbench.sweep.manifest import command_line
 from dcpbench.verdict.known_failures import KnownFailure
+from support.pretended_engine import PRETENDED
 from support.rows import measured, row
 
 MATRIX = (
@@ -36,9 +37,16 @@ MATRIX = (
     "device=cpu",
     *SMALL,
 )
-ONE_RANK = ("parallel=none", "world_size=1", "saves=1", "device=cpu", *SMALL)
 CELLS = 12
 """4 pass, 4 are skips, and in 4 a fault is not seen as it is expected to be."""
+
+
+@pytest.fixture(scope="module")
+def pretended(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """The same sweep without ranks."""
+    ended = run(tmp_path_factory.mktemp("pretended") / "unbroken", *MATRIX, PRETENDED)
+    assert len(ended.rows) == CELLS
+    return ended
 
 
 @pytest.fixture(scope="module")
@@ -136,10 +144,10 @@ def test_killed_and_resumed_sweep_has_the_same_rows(
 
 
 @pytest.mark.slow
-def test_changed_rows_run_again_with_reasons(unbroken: Finished) -> None:
-    folder = unbroken.folder.parent / "reworked"
-    shutil.copytree(unbroken.folder, folder)
-    rows = unbroken.rows
+def test_changed_rows_run_again_with_reasons(pretended: Finished) -> None:
+    folder = pretended.folder.parent / "reworked"
+    shutil.copytree(pretended.folder, folder)
+    rows = pretended.rows
     changed = {"torch_version": "1.0", "code_digest": "0123", "config_digest": "0123", "schema_version": 0}
     ran = [item for item in rows if item["status"] != "skip"]
     for item, (column, value) in zip(ran, changed.items(), strict=False):
@@ -152,11 +160,11 @@ def test_changed_rows_run_again_with_reasons(unbroken: Finished) -> None:
     machine["torch"] = "1.0"
     (folder / "environment.json").write_text(json.dumps(machine))
 
-    planned = resume(folder, "plan=true")
+    planned = resume(folder, PRETENDED, "plan=true")
     assert planned.status == 0, planned.err
     assert (folder / "results.jsonl").read_bytes() == before
     assert f"{CELLS} cells: 6 would run, {CELLS - 6} are done" in planned.out
-    torch = unbroken.rows[0]["torch_version"]
+    torch = pretended.rows[0]["torch_version"]
     reasons = (
         f"1 cell again: torch was 1.0 and is {torch}",
         "1 cell again: dcpbench's source has changed",
@@ -165,11 +173,11 @@ def test_changed_rows_run_again_with_reasons(unbroken: Finished) -> None:
     )
     assert all(planned.out.count(reason) == 1 for reason in reasons), planned.out
 
-    ended = resume(folder, "rerun=failed")
+    ended = resume(folder, PRETENDED, "rerun=failed")
     assert all(ended.err.count(reason) == 1 for reason in reasons), ended.err
     assert "2 cells again: its row is not ok (rerun=failed)" in ended.err
-    assert measured(ended.rows) == measured(unbroken.rows)
-    assert [item["cell"] for item in ended.rows] == [item["cell"] for item in unbroken.rows]
+    assert measured(ended.rows) == measured(pretended.rows)
+    assert [item["cell"] for item in ended.rows] == [item["cell"] for item in pretended.rows]
     old = (folder / "superseded.jsonl").read_bytes().splitlines(keepends=True)
     assert sorted(old) == sorted(json.dumps(item).encode() + b"\n" for item in ran)
     described = json.loads((folder / "environment.json").read_text())
@@ -196,14 +204,14 @@ def test_changed_rows_run_again_with_reasons(unbroken: Finished) -> None:
     ],
 )
 def test_wrong_use_is_one_line_and_changes_nothing(
-    unbroken: Finished, words: list[str], told: str, tmp_path: Path
+    pretended: Finished, words: list[str], told: str, tmp_path: Path
 ) -> None:
     def everything() -> dict[str, float]:
-        return {str(item): item.stat().st_mtime for item in unbroken.folder.rglob("*")}
+        return {str(item): item.stat().st_mtime for item in pretended.folder.rglob("*")}
 
     before = everything()
-    given = [word.format(folder=unbroken.folder, place=tmp_path) for word in words]
-    ended = dcpbench(*given, folder=unbroken.folder, cwd=tmp_path)
+    given = [word.format(folder=pretended.folder, place=tmp_path) for word in words]
+    ended = dcpbench(*given, PRETENDED, folder=pretended.folder, cwd=tmp_path)
     assert ended.status == 2, ended.err
     (line,) = ended.err.splitlines()
     assert told in line
@@ -295,20 +303,20 @@ def test_full_disk_interrupts_between_rows(tmp_path: Path) -> None:
     """A limit on the length of files stands for a full disk."""
     folder = tmp_path / "sweep"
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (110 * 1024, 110 * 1024))
-    full = run(folder, "-m", "seed=range(1,11)", *ONE_RANK, prepare=limit)
+    full = run(folder, "-m", "seed=range(1,41)", "parallel=none", "device=cpu", PRETENDED, prepare=limit)
     assert full.status == 1
     kept = (folder / "results.jsonl").read_bytes()
     done = kept.count(b"\n")
-    why = f"{folder / 'details.jsonl'} cannot be written to: File too large; free disk space, then run: "
+    why = f"{folder / 'results.jsonl'} cannot be written to: File too large; free disk space, then run: "
     last = full.err.splitlines()[-1]
-    assert last.startswith(f"interrupted: {done} of 10 cells done, {10 - done} left: {why}")
+    assert last.startswith(f"interrupted: {done} of 40 cells done, {40 - done} left: {why}")
     assert full.err.splitlines()[-1].endswith(" -m dcpbench resume sweep")
-    assert 0 < done < 10
+    assert 0 < done < 40
     assert kept.endswith(b"\n")
-    ended = resume(folder)
+    ended = resume(folder, PRETENDED)
     assert ended.status == 0, ended.err
     assert (folder / "results.jsonl").read_bytes().startswith(kept)
-    assert [item["seed"] for item in ended.rows] == list(range(1, 11))
+    assert [item["seed"] for item in ended.rows] == list(range(1, 41))
 
 
 def test_resume_reuses_the_recorded_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
