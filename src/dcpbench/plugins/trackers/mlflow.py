@@ -89,4 +89,5 @@ def _write(sweep: LoggedSweep, cell: LoggedCell, client: MlflowClient, experimen
 
 
 def _runs(experiment: str, tag: str, value: str) -> list[Run]:
-    return mlflow.search_runs([experiment], f"tags.`{tag}` = '{value}'", output_format="list")
+    found: list[Run] = mlflow.search_runs([experiment], f"tags.`{tag}` = '{value}'", output_format="list")
+    return found
