@@ -252,6 +252,7 @@ def test_missing_tracker_package_prints_one_line(tracker: str, sweep: Path, tmp_
     assert not (tmp_path / "there").exists()
 
 
+@pytest.mark.trackers
 def test_folder_without_results_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["log", str(tmp_path), "--to", "tensorboard", "--dir", str(tmp_path / "there")]) == 2
     assert "no sweep here" in capsys.readouterr().err
