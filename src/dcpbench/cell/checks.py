@@ -14,6 +14,7 @@ from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import (
     Resumed,
     defects_at,
+    equal_names,
     explained,
     explained_restored,
     needs_copy,
@@ -188,10 +189,7 @@ def verify_restored(
             found = checkpoint.compare(check, actual[check], group, checkpoint.recall_of(check))
             compared[check] = replace(before.controls[check], found=found)
 
-        def equal(check: str, state: State) -> set[str]:
-            return same_leaves(state.get(check, {}), actual[check])
-
-        kept = without_overwritten(cell, target, compared, checkpoint.state, equal)
+        kept = without_overwritten(cell, target, compared, checkpoint.state, equal_names(actual))
         for check, one in explained_restored(cell, checkpoint, kept, actual, before.state).items():
             cell.record(check, one, where or str(checkpoint))
         for spec in CHECKS.values():

@@ -76,10 +76,12 @@ def explained_restored(
         names = {check: frozenset(one.name for one in wrong.found) for check, wrong in compared.items()}
         return Restored(checkpoint, actual, before or {}, names)
 
-    def equal(check: str, state: State) -> set[str]:
-        return same_leaves(state.get(check, {}), actual[check])
+    return explained(cell, "restored", compared, about, equal_names(actual))
 
-    return explained(cell, "restored", compared, about, equal)
+
+def equal_names(actual: State) -> Callable[[str, State], set[str]]:
+    """Return a function that returns the names of a check which are equal in a state and the actual one."""
+    return lambda check, state: same_leaves(state.get(check, {}), actual[check])
 
 
 @cache

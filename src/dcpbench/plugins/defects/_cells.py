@@ -50,6 +50,11 @@ def shares_stager_or_writer(config: Config) -> bool:
     return Kept.shared in (save.writer, save.stager and save.stager.instance)
 
 
+def loads_by_dcp(config: Config) -> bool:
+    """Return whether DCP saves and loads what dcpbench gives it."""
+    return bool(config.checkpointer.name == "dcp" and not config.own_trainer)
+
+
 def loads_alone(config: Config) -> bool:
     """Return whether each rank loads with its own metadata."""
     return not config.save.uses_collectives

@@ -10,10 +10,8 @@ import torch
 
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Resumed
-from dcpbench.config.schema import Config
 from dcpbench.core.mismatch import Mismatch, Problem
-from dcpbench.core.rank_report import CheckReport
-from dcpbench.plugins.defects._loads import load_again, resumes_exactly
+from dcpbench.plugins.defects._loads import explained, load_again, resumes_exactly
 from dcpbench.verify.compare import ABSENT
 from dcpbench.verify.nested import is_gone_into, slots
 from dcpbench.verify.snapshot import Leaves, TensorLeaf, has_extra_state, plain_fqn
@@ -21,11 +19,6 @@ from dcpbench.workloads.run_state import State, live_state
 from dcpbench.workloads.training_run import TrainingRun
 
 _CHECKS = ("model_equal", "optim_equal", "extra_equal")
-
-
-def loads_by_dcp(config: Config) -> bool:
-    """Return whether DCP saves and loads what dcpbench gives it."""
-    return bool(config.checkpointer.name == "dcp" and not config.own_trainer)
 
 
 def resumed(cell: Cell, reference: Resumed, by: str) -> Iterator[State]:
@@ -53,10 +46,7 @@ def resumed(cell: Cell, reference: Resumed, by: str) -> Iterator[State]:
 
 def _wrong(cell: Cell, reference: Resumed) -> list[tuple[str, Mismatch]]:
     """Return what the load made wrong by known defects, with its checks."""
-    where = str(reference.checkpoint)
-    reports = ((check, cell.report.checks.get(check, CheckReport())) for check in _CHECKS)
-    found = ((check, one) for check, of in reports for one in of.distinct.values())
-    return [(check, one) for check, one in found if one.by and one.where == where]
+    return [(check, one) for check in _CHECKS for one in explained(cell, check, reference.checkpoint)]
 
 
 def _repair(run: TrainingRun, check: str, one: Mismatch, saved: Leaves) -> bool:

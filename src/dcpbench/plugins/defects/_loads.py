@@ -8,6 +8,8 @@ import torch
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import Resumed
+from dcpbench.core.mismatch import Mismatch
+from dcpbench.core.rank_report import CheckReport
 from dcpbench.plugins.defects._cells import fsdp1_sizes
 from dcpbench.verify.snapshot import TensorLeaf
 from dcpbench.workloads import build_run
@@ -15,11 +17,20 @@ from dcpbench.workloads.run_state import FLAGS, RANDOM, State, live_state
 from dcpbench.workloads.training_run import TrainingRun
 
 
+def explained(cell: Cell, check: str, checkpoint: Checkpoint | None = None) -> list[Mismatch]:
+    """Return the mismatches of this rank that a defect explains, after a load of a checkpoint or of any."""
+    found = cell.report.checks.get(check, CheckReport()).distinct.values()
+    return [one for one in found if one.by and (checkpoint is None or one.where == str(checkpoint))]
+
+
+def names_by(cell: Cell, check: str, by: str, checkpoint: Checkpoint | None = None) -> set[str]:
+    """Return the names of the mismatches that one defect explains, as `explained`."""
+    return {one.name for one in explained(cell, check, checkpoint) if one.by == by}
+
+
 def happened(cell: Cell, check: str, by: str, checkpoint: Checkpoint) -> bool:
     """Return whether a defect explains a mismatch of a checkpoint on any rank; collective."""
-    report = cell.report.checks.get(check)
-    found = report.distinct.values() if report else ()
-    return any(cell.world.gathered(any(one.by == by and one.where == str(checkpoint) for one in found)))
+    return any(cell.world.gathered(bool(names_by(cell, check, by, checkpoint))))
 
 
 def new_target(cell: Cell) -> TrainingRun:
@@ -76,9 +87,8 @@ def exact_with_saved(cell: Cell, reference: Resumed, check: str, by: str) -> Ite
     Args:
         check, by: found this defect after the load.
     """
-    report, saved = cell.report.checks.get(check), reference.checkpoint.state.get(check, {})
-    found = report.distinct.values() if report else ()
-    wrong = {one.name for one in found if one.by == by and one.where == str(reference.checkpoint)}
+    saved = reference.checkpoint.state.get(check, {})
+    wrong = names_by(cell, check, by, reference.checkpoint)
     copied = all(isinstance(saved.get(name), TensorLeaf) for name in wrong)
     everywhere = cell.world.gathered((bool(wrong), copied))
     if not any(some for some, _ in everywhere) or not all(copied for _, copied in everywhere):

@@ -9,19 +9,15 @@ import torch
 
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Restored, Resumed, StoredFiles
-from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
-from dcpbench.plugins.defects._loads import as_loaded, load_again, resumes_exactly
+from dcpbench.plugins.defects._cells import loads_by_dcp
+from dcpbench.plugins.defects._loads import as_loaded, load_again, names_by, resumes_exactly
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.snapshot import DigestedLeaf, Leaves, TensorLeaf, digested, persistent_buffers
 from dcpbench.workloads import build_run
 from dcpbench.workloads.run_state import State, buffers_of, live_state
 
 _BY, _CHECK = "buffers_of_some_rank", "model_equal"
-
-
-def _applies(config: Config) -> bool:
-    return bool(config.checkpointer.name == "dcp" and not config.own_trainer)
 
 
 def _expected(cell: Cell, moment: Moment, reference: Restored | StoredFiles | Resumed) -> Iterator[State]:
@@ -61,9 +57,8 @@ def _resumed(cell: Cell, reference: Resumed) -> Iterator[State]:
     """Load and train on again: with the saved buffers of each rank and, if these are not copied or come from
     a run that was itself restored, with those of the uninterrupted run. Once one is exact, yield the states
     of these runs, and of one as loaded."""
-    report, saved = cell.report.checks.get(_CHECK), reference.checkpoint.state.get(_CHECK, {})
-    found = {one.name for one in report.distinct.values() if one.by == _BY} if report else set()
-    names = frozenset[str]().union(*cell.world.gathered(found | _differing(saved).keys()))
+    found = names_by(cell, _CHECK, _BY) | _differing(reference.checkpoint.state.get(_CHECK, {})).keys()
+    names = frozenset[str]().union(*cell.world.gathered(found))
     states = []
     for buffers in _buffers(cell, reference, names) if names else ():
         run = load_again(cell, reference)
@@ -90,4 +85,4 @@ def _buffers(cell: Cell, reference: Resumed, names: frozenset[str]) -> Iterator[
     yield {name: buffer for name, buffer in persistent_buffers(run.model).items() if name in names}
 
 
-defect = Defect(("restored", "stored", "resumed"), _applies, _expected, from_before=False)
+defect = Defect(("restored", "stored", "resumed"), loads_by_dcp, _expected, from_before=False)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Restored, Resumed
 from dcpbench.core.defects import Defect, Moment
-from dcpbench.plugins.defects._loaded_again import loads_by_dcp, resumed
+from dcpbench.plugins.defects._cells import loads_by_dcp
+from dcpbench.plugins.defects._loaded_again import resumed
 from dcpbench.verify.compare import ABSENT
 from dcpbench.workloads.run_state import FLAGS, State
 

@@ -10,8 +10,8 @@ from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Restored, Resumed, StoredFiles
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
-from dcpbench.plugins.defects._cells import never_averages
-from dcpbench.plugins.defects._loaded_again import loads_by_dcp, resumed
+from dcpbench.plugins.defects._cells import loads_by_dcp, never_averages
+from dcpbench.plugins.defects._loaded_again import resumed
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.snapshot import DigestedLeaf, Leaf, Leaves, TensorLeaf, digested
 from dcpbench.workloads.run_state import State

@@ -9,6 +9,7 @@ from dcpbench.cell.explained import Restored, Resumed
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import fsdp1_sizes
+from dcpbench.plugins.defects._loads import names_by
 from dcpbench.verify.compare import ABSENT
 from dcpbench.verify.snapshot import Idle, Leaves
 from dcpbench.workloads.run_state import FLAGS, State
@@ -24,8 +25,7 @@ def _expected(cell: Cell, moment: Moment, reference: Restored | Resumed) -> Iter
     if isinstance(reference, Restored):
         yield {_CHECK: without_frozen(reference.checkpoint.state.get(_CHECK, {}), reference.actual)}
         return
-    report = cell.report.checks.get(_CHECK)
-    dropped = {one.name for one in report.distinct.values() if one.by == _BY} if report else set()
+    dropped = names_by(cell, _CHECK, _BY)
     expected = reference.expected.get(_CHECK, {})
     still = without_frozen(expected, {FLAGS: reference.expected.get(FLAGS, {})})
     absent = {name: leaf for name, leaf in still.items() if name in dropped}
@@ -33,8 +33,8 @@ def _expected(cell: Cell, moment: Moment, reference: Restored | Resumed) -> Iter
 
 
 def without_frozen(saved: Leaves, actual: Mapping[str, Leaves]) -> Leaves:
-    """Return the names of saved state of frozen parameters as absent. A parameter of which some state was
-    restored is left out.
+    """Return the names of saved state of frozen parameters as absent. A parameter with some restored
+    state is left out.
 
     Args:
         actual: by check, the state of the run that loaded, with its flags.

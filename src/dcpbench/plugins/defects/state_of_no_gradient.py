@@ -5,17 +5,13 @@ from collections.abc import Iterator
 
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import RaisedInLoad
-from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
+from dcpbench.plugins.defects._cells import loads_by_dcp
 from dcpbench.verify.snapshot import named_parameters
 from dcpbench.workloads import build_run
 from dcpbench.workloads.optimizers import each_of
 
 _MISSING = "Missing key in checkpoint state_dict: "
-
-
-def _applies(config: Config) -> bool:
-    return bool(config.checkpointer.name == "dcp" and not config.own_trainer)
 
 
 def _expected(cell: Cell, moment: Moment, reference: RaisedInLoad) -> Iterator[str]:
@@ -41,4 +37,4 @@ def _expected(cell: Cell, moment: Moment, reference: RaisedInLoad) -> Iterator[s
             yield from (text for text in texts if text.startswith(f"{_MISSING}{prefix}"))
 
 
-defect = Defect(("raised",), _applies, _expected, from_before=False)
+defect = Defect(("raised",), loads_by_dcp, _expected, from_before=False)

@@ -11,9 +11,10 @@ from dcpbench.cell.explained import Restored, Resumed
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import fsdp1_of_user
 from dcpbench.plugins.defects._loads import exact_with_saved
-from dcpbench.plugins.defects.sliced_by_shard import is_what_was
+from dcpbench.plugins.defects._slices import after_load, slices
 from dcpbench.verify.compare import Recall
-from dcpbench.verify.snapshot import Leaves, TensorLeaf
+from dcpbench.verify.layout import Extent
+from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads.run_state import State
 
 _BY, _CHECK = "taken_by_rows", "optim_equal"
@@ -22,34 +23,20 @@ _BY, _CHECK = "taken_by_rows", "optim_equal"
 def _expected(cell: Cell, moment: Moment, reference: Restored | Resumed) -> Iterator[State]:
     if isinstance(reference, Resumed):
         yield from exact_with_saved(cell, reference, _CHECK, _BY)
-        return
-    checkpoint, actual = reference.checkpoint, reference.actual.get(_CHECK, {})
-    wrong = {name: actual[name] for name in reference.names.get(_CHECK, ()) if name in actual}
-    for leaves in taken_by_rows(checkpoint.state.get(_CHECK, {}), wrong, checkpoint.recall_of(_CHECK)):
-        yield {_CHECK: leaves}
+    else:
+        yield from after_load(reference, _CHECK, taken_by_rows)
 
 
 def taken_by_rows(saved: Leaves, actual: Leaves, recall: Recall) -> tuple[Leaves, Leaves]:
-    """Return the parts of a rank as they are once they were loaded, and once these were saved and loaded.
+    """Return the `slices` of parts that are not in row-major order."""
+    return slices(saved, actual, recall, lambda extent: bool(extent.order), _saved_and_loaded)
 
-    Args:
-        saved: this rank's parts.
-        actual: this rank's live parts.
-        recall: reads the checkpoint; used if it equals the saved state.
-    """
-    once, again = Leaves(), Leaves()
-    for name, part in actual.items():
-        if not isinstance(part, TensorLeaf) or not part.extent.order:
-            continue
-        held = recall(name)
-        if held is None or not is_what_was(saved.get(name), held):
-            continue
-        loaded, begin = torch.empty_like(held), part.extent.start
-        replace(part.extent, start=0, numel=held.numel()).put(loaded, held.reshape(-1))
-        for leaves, whole in ((once, held), (again, loaded)):
-            own = whole.reshape(-1)[begin : begin + part.extent.numel]
-            leaves[name] = replace(part, local=own.reshape(part.local.shape))
-    return once, again
+
+def _saved_and_loaded(held: torch.Tensor, extent: Extent) -> torch.Tensor:
+    """Return the full tensor that is saved of parts that were taken by rows."""
+    loaded = torch.empty_like(held)
+    replace(extent, start=0, numel=held.numel()).put(loaded, held.reshape(-1))
+    return loaded
 
 
 defect = Defect(("restored", "resumed"), fsdp1_of_user, _expected, from_before=False)

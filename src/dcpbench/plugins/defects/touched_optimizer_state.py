@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import Restored, Resumed
-from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
-from dcpbench.plugins.defects._cells import fsdp1_sizes
+from dcpbench.plugins.defects._cells import fsdp1_sizes, loads_by_dcp
 from dcpbench.plugins.defects._loads import as_loaded, happened, load_again, new_target, resumes_exactly
 from dcpbench.verify.compare import ABSENT
 from dcpbench.verify.snapshot import Leaves
@@ -19,10 +18,6 @@ from dcpbench.workloads.run_state import State, live_state
 from dcpbench.workloads.training_run import TrainingRun
 
 _BY, _CHECK = "touched_optimizer_state", "optim_equal"
-
-
-def _applies(config: Config) -> bool:
-    return bool(config.checkpointer.name == "dcp" and not config.own_trainer)
 
 
 def _expected(cell: Cell, moment: Moment, reference: Restored | Resumed) -> Iterator[State]:
@@ -70,4 +65,4 @@ def _resumed(cell: Cell, reference: Resumed) -> Iterator[State]:
         yield from as_loaded(cell, reference)
 
 
-defect = Defect(("restored", "resumed"), _applies, _expected, from_before=False)
+defect = Defect(("restored", "resumed"), loads_by_dcp, _expected, from_before=False)
