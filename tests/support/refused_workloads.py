@@ -36,7 +36,7 @@ def groups_by_type() -> Workload:
 def average_of_a_model_without_copies() -> Workload:
     """Has a model that cannot be copied without FSDP either."""
     made = averaged_model()
-    made.model.library = math  # type: ignore[assignment]
+    made.model.functions = math  # type: ignore[assignment]
     return made
 
 

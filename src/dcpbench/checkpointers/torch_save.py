@@ -27,7 +27,7 @@ _ARRAYS: list[Any] = [
     *{array.__reduce__()[0] for array in (np.zeros(1), np.float32(0))},
     *(np.ndarray, np.dtype, *{type(np.dtype(code)) for code in np.typecodes["All"]}),
 ]
-"""What NumPy's arrays and numbers consist of, which is no code."""
+"""The classes and functions in pickles of NumPy's arrays and numbers; none of them runs other code."""
 
 
 class TorchSaveCheckpointer(Checkpointer):

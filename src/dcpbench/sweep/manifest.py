@@ -27,7 +27,6 @@ from dcpbench.records.row_reader import parse
 from dcpbench.records.store import SWEEP_JSON, write_json
 
 DIR = "hydra.sweep.dir"
-_FOLDERS = r"hydra\.(sweep|run)\.dir"
 _PATHS = ("storage.root", "known_failures", "nccl")
 """Keys of paths that can be passed to a resumed sweep."""
 
@@ -83,7 +82,7 @@ def refuse_foreign(folder: Path, record: Record, key: str = "resume=") -> None:
 
 def own_words(arguments: Sequence[str]) -> list[str]:
     """Return the words of a command line that define the cells."""
-    keys, cells = "|".join((*OF_THE_SWEEP, _FOLDERS)), "|".join(map(re.escape, OF_ITS_CELLS))
+    keys, cells = "|".join((*OF_THE_SWEEP, re.escape(DIR))), "|".join(map(re.escape, OF_ITS_CELLS))
     return [word for word in arguments if not re.match(rf"[+]*(?!({cells})=)({keys})(\.\w+)*=", word)]
 
 
