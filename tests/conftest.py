@@ -66,11 +66,12 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Files whose selected tests took longest come first: where workers share the tests, what is left at the
-    end is short. Files that have not run yet stay in the order in which they were collected."""
+    end is short. Of files that have not run yet, those with sweeps come first."""
     seconds, of_file = _seconds_before(config), defaultdict[Path, float](float)
     for item in items:
         of_file[item.path] += seconds.get(item.nodeid, 0)
-    items.sort(key=lambda item: -of_file[item.path])
+    sweeps = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (-of_file[item.path], item.path not in sweeps))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
