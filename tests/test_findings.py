@@ -75,7 +75,7 @@ def test_a_page_shows_its_front_matter(site: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.browser
 def test_the_index_filters_from_a_file(site: Path, browser: "Browser") -> None:
-    browser.driver.get((site / "findings/index.html").as_uri())
+    browser.open(site / "findings/index.html", drawn="table[data-findings] td a")
     choose = (
         "const select = document.querySelectorAll('.findings-filters select')[arguments[0]];"
         "select.value = arguments[1]; select.dispatchEvent(new Event('input', { bubbles: true }))"

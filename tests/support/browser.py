@@ -42,8 +42,9 @@ class Browser:
         height: int = 1000,
         dark: bool = False,
         media: str = "",
+        drawn: str = "html[data-ready=true]",
     ) -> None:
-        """Open a page at `#at` and wait until it has drawn itself."""
+        """Open a page at `#at` and wait until it has drawn itself: until something matches the selector `drawn`."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         self.emulate(dark=dark, media=media)
@@ -52,8 +53,7 @@ class Browser:
         self.driver.get_log("performance")
         self.page = page.resolve().as_uri()
         self.driver.get(f"{self.page}#{at}")
-        ready = "return document.documentElement.dataset.ready === 'true'"
-        WebDriverWait(self.driver, 20).until(lambda driver: driver.execute_script(ready), self.text("body"))
+        WebDriverWait(self.driver, 20).until(lambda _: self.all(drawn), f"nothing matches {drawn}")
 
     def emulate(self, *, dark: bool = False, media: str = "") -> None:
         """Emulate a colour scheme, and printing (`media="print"`)."""
