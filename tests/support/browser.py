@@ -44,7 +44,7 @@ class Browser:
         media: str = "",
         drawn: str = "html[data-ready=true]",
     ) -> None:
-        """Open a page at `#at` and wait until it has drawn itself: until something matches the selector `drawn`."""
+        """Open a page at `#at` and wait until it has drawn itself: something matches the selector `drawn`."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         self.emulate(dark=dark, media=media)
