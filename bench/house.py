@@ -1,22 +1,13 @@
-"""Measure the size of the code, and count the files that a value passes through.
+"""Measure the size of the code: lines, files, import cycles, imports of higher packages.
 
-    python bench/house.py            # lines, files, import cycles, imports of higher packages
-    python bench/house.py --ways     # also the files that parallel=fsdp2 and a mismatch pass through
-
-The plug-in `house_trace` in this folder traces a real cell on two CPU ranks. A file is counted if one of its
-functions is called with the value, returns it, or writes it into a message to another process. For
-parallel=fsdp2 the trace ends where the model is wrapped, and callers of such functions count too; for a
-mismatch it ends in the report. `--list` prints the names of the files.
+python bench/house.py --list     # names what is counted
 """
 
 # ruff: noqa: T201
 import argparse
 import ast
 import io
-import os
-import subprocess
 import sys
-import tempfile
 import tokenize
 import tomllib
 from collections.abc import Iterable, Iterator
@@ -29,16 +20,10 @@ SRC = ROOT / "src"
 HOUSE = SRC / "dcpbench"
 PLUGINS = HOUSE / "plugins"
 MIDDLE = ("core", "verdict", "cell")
-WAYS = {
-    "parallel=fsdp2": ["parallel=fsdp2"],
-    "a mismatch": ["parallel=ddp", "fault=weight_zeroed"],
-}
-"""By what is followed: the cell in which it is."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--ways", action="store_true", help="trace the two ways too")
     parser.add_argument("--list", action="store_true", help="name what is counted")
     arguments = parser.parse_args()
     everything = sorted(SRC.rglob("*.py"))
@@ -59,10 +44,6 @@ def main() -> int:
     for what, found in (("circles of files", circles(graph)), ("upward arrows", upward(graph, layers()))):
         print(f"{len(found):7,}  {what}")
         show(found, arguments.list)
-    for value, overrides in WAYS.items() if arguments.ways else ():
-        on_the_way = way(value, overrides)
-        print(f"{len(on_the_way):7,}  files on the way of {value}")
-        show(on_the_way, arguments.list)
     return 0
 
 
@@ -162,22 +143,6 @@ def upward(graph: dict[str, set[str]], rooms: list[list[str]]) -> list[str]:
 
     pairs = ((one, other, of(one), of(other)) for one, below in graph.items() for other in below)
     return sorted(f"{a} -> {b}" for a, b, of_a, of_b in pairs if None not in (of_a, of_b) and of_a > of_b)
-
-
-def way(value: str, overrides: list[str]) -> list[str]:
-    """The files that a value passes in a cell, traced."""
-    with tempfile.TemporaryDirectory() as folder:
-        traced = Path(folder) / "traced"
-        own = {"HOUSE_VALUE": value, "HOUSE_TRACED": str(traced), "DCPBENCH_PLUGINS": "house_trace"}
-        path = os.pathsep.join([str(SRC), str(ROOT / "bench")])
-        words = [*overrides, "device=cpu", "world_size=2", "saves=1", f"hydra.sweep.dir={folder}/sweep"]
-        command = [sys.executable, "-m", "dcpbench", "run", *words]
-        ended = subprocess.run(
-            command, cwd=folder, env={**os.environ, **own, "PYTHONPATH": path}, capture_output=True, text=True
-        )
-        if ended.returncode:
-            raise SystemExit(f"{' '.join(command)}: {ended.stderr}")
-        return sorted(set(traced.read_text().split()))
 
 
 if __name__ == "__main__":
