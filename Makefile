@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Let Python keep the bytecode of modules and of tests that pytest has rewritten: later processes start faster.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run check test test-all test-exhaustive test-multinode test-slurm test-trackers without lint docs samples bench mutants fuzz soak setup clean
+.PHONY: run check test tests-of-check tests-of-test test-all test-exhaustive test-multinode test-slurm test-trackers without lint docs samples bench mutants fuzz soak setup clean
 
 # 20 cells in 84 s: five parallelisms, compiled or not, sync and async saves.
 run: $(VENV)/.ready
@@ -19,10 +19,13 @@ PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 # parallelism, death, kind of fault and format too. `test-all`: everything, hours.
 ELSEWHERE := not multinode and not slurm and not trackers and not exhaustive
 
-check: lint
+check test: $(VENV)/.ready
+	$(MAKE) --jobs=2 lint tests-of-$@
+
+tests-of-check:
 	$(PYTEST) -n 2 -m "not slow and not cell and not browser and not extended and $(ELSEWHERE)"
 
-test: lint
+tests-of-test:
 	$(PYTEST) -m "not extended and $(ELSEWHERE)"
 
 test-all: lint

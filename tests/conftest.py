@@ -39,6 +39,9 @@ SMALL = ("model=short", *ONE_STEP)
 """For sweeps that need no more: what a cell costs goes with its parameters and its steps."""
 SECONDS = "dcpbench/seconds"
 """Where pytest's cache has how long each test took when it last ran."""
+CPU_LIMIT_S = {"check": 5.0, "test": 60.0}
+"""CPU seconds that a test of a tier may use, with the fixtures made for it and the ranks of its cells."""
+BEGAN = pytest.StashKey[float]()
 PARALLELISMS = ("none", "ddp", "fsdp", "hsdp", "fsdp_tp", "fsdp2", "hsdp2", "fsdp2_tp")
 
 
@@ -101,6 +104,27 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """`make check` starts no drivers."""
     drivers.may_start = item.get_closest_marker("slow") is not None
+    item.stash[BEGAN] = drivers.cpu_seconds()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """A test that costs more CPU seconds than its tier allows is an error."""
+    report: pytest.TestReport = yield
+    tier = _tier(item)
+    if tier and call.when == "teardown" and report.passed:
+        used = drivers.cpu_seconds() - item.stash[BEGAN]
+        if used > CPU_LIMIT_S[tier]:
+            report.outcome = "failed"
+            report.longrepr = f"{used:.1f} CPU seconds: in `make {tier}` a test may use {CPU_LIMIT_S[tier]:g}"
+    return report
+
+
+def _tier(item: pytest.Item) -> str:
+    marks = {mark.name for mark in item.iter_markers()}
+    if marks & {"extended", "exhaustive", "multinode", "slurm", "trackers"}:
+        return ""
+    return "test" if marks & {"slow", "cell", "browser"} else "check"
 
 
 @dataclass(frozen=True)
