@@ -8,7 +8,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -48,7 +47,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return SAMPLES.Samples(tmp_path_factory.mktemp("samples"))
 
 
-OF_EACH_COMMAND = ("README.md", "report.md", "audit.md")
+OF_EACH_COMMAND = ("report.md", "audit.md")
 
 
 @pytest.mark.slow
@@ -58,8 +57,10 @@ OF_EACH_COMMAND = ("README.md", "report.md", "audit.md")
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_samples_match_their_commands(page: Path, running: Any) -> None:
-    list(running.differing(PAGES[0].read_text()))  # whose sweeps others read
-    assert list(running.differing(page.read_text())) == [], "make samples"
+    text = page.read_text()
+    if "outputs/fixed" in text:  # a sweep of the first page
+        list(running.differing(PAGES[0].read_text()))
+    assert list(running.differing(text)) == [], "make samples"
 
 
 def test_console_blocks_are_samples() -> None:
@@ -200,11 +201,6 @@ def test_links_lead_somewhere_on_github(tmp_path: Path) -> None:
     ]
 
 
-def test_lint_checks_links_and_words() -> None:
-    lint = (ROOT / "Makefile").read_text().partition("\nlint:")[2].partition("\n\n")[0]
-    assert {"python scripts/links.py", "python scripts/words.py"} <= {*re.findall(r"python \S+", lint)}
-
-
 @pytest.mark.slow
 def test_broken_link_fails_the_build(tmp_path: Path) -> None:
     """Build with the options of `make docs`: with --quiet, mkdocs would count no warnings."""
@@ -222,18 +218,19 @@ def test_broken_link_fails_the_build(tmp_path: Path) -> None:
     assert "nowhere.md" in done.stderr
 
 
-def _jobs(name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the jobs and steps of a workflow that is valid, read-only, and uses only pinned actions."""
+@pytest.mark.parametrize("name", ["docs.yml", "hosts.yml", "nightly.yml", "tests.yml"])
+def test_workflows_are_valid(name: str) -> None:
+    """Each is read-only, and uses only pinned actions."""
     path = ROOT / ".github/workflows" / name
     schema = ["check_jsonschema", "--builtin-schema", "vendor.github-workflows", path]
     done = subprocess.run([sys.executable, "-m", *schema], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     written = yaml.safe_load(path.read_text())
-    jobs = [*written["jobs"].values()]
-    steps = [step for job in jobs for step in job["steps"]]
+    steps = [step for job in written["jobs"].values() for step in job["steps"]]
     used = [step["uses"] for step in steps if "uses" in step]
     assert all(re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", one) for one in used), used
     assert written["permissions"] == {"contents": "read"}
+<<<<<<< HEAD
     return jobs, steps
 
 
@@ -270,6 +267,8 @@ def test_docs_workflow_publishes_the_site() -> None:
     assert [step["run"] for step in steps if "run" in step] == ["make docs"]
     (published,) = (step["with"]["path"] for step in steps if "upload-pages" in step.get("uses", ""))
     assert f"site_dir: {published}" in (ROOT / "mkdocs.yml").read_text()
+=======
+>>>>>>> e2603bd3 (tests: hold each property once; fewer healthy cells behind deaths)
 
 
 @pytest.fixture

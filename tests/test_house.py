@@ -28,7 +28,7 @@ def test_the_middle_names_no_value_of_a_group() -> None:
     folders = [conf_folder(), *SRC.glob("plugins/*/conf")]
     found = (path.stem for folder in folders for group in GROUPS for path in folder.glob(f"{group}/*.yaml"))
     names = {*found} - ALLOWED
-    assert len(names) > 80, "there are such values"
+    assert {"fsdp2", "adam"} <= names
     files = [file for room in ROOMS for file in sorted((SRC / room).rglob("*.py"))]
     assert files
     named = {str(file.relative_to(SRC)): literals(file) & names for file in files}
@@ -56,7 +56,7 @@ def test_every_room_is_a_layer(house: ModuleType) -> None:
 
 def test_no_files_import_each_other(house: ModuleType) -> None:
     graph = house.imports(of_types=False)
-    assert len(graph) > 150
+    assert "dcpbench.cell.steps" in graph
     assert house.circles(graph) == []
     assert house.upward(graph, house.layers()) == []
 

@@ -40,21 +40,12 @@ def test_scripts_are_clean(script: Path) -> None:
     linted(tool("shellcheck"), "--shell=bash", "--enable=quote-safe-variables", script)
 
 
-def test_the_workflow_is_one(tmp_path: Path) -> None:
-    linted(tool("check-jsonschema"), "--builtin-schema", "vendor.github-workflows", WORKFLOW)
+def test_steps_of_the_workflow_are_clean(tmp_path: Path) -> None:
     (job,) = yaml.safe_load(WORKFLOW.read_text())["jobs"].values()
     for number, step in enumerate(step for step in job["steps"] if "run" in step):
         assert "${{" not in step["run"], "what somebody types is a value in the environment, never code"
         (tmp_path / f"{number}.sh").write_text("#!/usr/bin/env bash\n" + step["run"])
         linted(tool("shellcheck"), tmp_path / f"{number}.sh")
-    assert yaml.safe_load(WORKFLOW.read_text())["permissions"] == {"contents": "read"}
-
-
-def test_a_broken_workflow_would_be_seen(tmp_path: Path) -> None:
-    broken = tmp_path / "nightly.yml"
-    broken.write_text(WORKFLOW.read_text().replace("runs-on:", "run-on:"))
-    with pytest.raises(AssertionError, match="runs-on"):
-        linted(tool("check-jsonschema"), "--builtin-schema", "vendor.github-workflows", broken)
 
 
 def test_the_experiment_names_values_that_there_are() -> None:

@@ -1,5 +1,6 @@
 """Another user's package adds one of everything, by its entry point; an absent plug-in is a line."""
 
+import csv
 import json
 import os
 import re
@@ -27,8 +28,14 @@ FILES = {
     "outsider/plugin.py": """
 from pathlib import Path
 
-from dcpbench.api import CheckSpec, CommandSpec, MetricSpec, Plugin
+from dcpbench.api import AxisSpec, CheckSpec, CommandSpec, MetricSpec, Plugin
 from outsider.norms import verify_norms
+
+
+def descriptors(cell):
+    import os
+    return float(len(os.listdir("/proc/self/fd")))
+
 
 plugin = Plugin(
     name="outsider",
@@ -38,7 +45,12 @@ plugin = Plugin(
         CheckSpec("theirs_held", "what the outsider looks at holds"),
         CheckSpec("theirs_norms", "norms are those of the save", probe=verify_norms),
     ),
-    metrics=(MetricSpec("theirs_calls", "calls of the outsider's scenario", counted=True),),
+    axes=(AxisSpec("theirs_clip", "the norm that gradients are clipped to", type=int),),
+    metrics=(
+        MetricSpec("theirs_calls", "calls of the outsider's scenario", counted=True),
+        MetricSpec("theirs_open", "open descriptors", "max", phase="load", shown="always", probe=descriptors),
+    ),
+    built=("outsider.code:clip",),
     faults=("outsider.faults",),
     known_failures=Path(__file__).parent / "known.yaml",
     defects={"doubled": "outsider.defects:doubled"},
@@ -56,6 +68,10 @@ from dcpbench.workloads import parallelisms
 
 def parallel(model, mesh, config):
     return parallelisms.ddp(model, mesh, config)
+
+
+def clip(cell, run):
+    assert cell.config.theirs_clip in (None, 3)
 
 
 def doubling(cell, checkpointer):
@@ -149,7 +165,7 @@ hydra:
       cells: {scenario: theirs, model: short, parallel: theirs, scenario.options.broken: "false,true"}
       fault: {scenario: save_load, model: short, parallel: theirs, fault: theirs, plugin: faults}
       doubled: {scenario: theirs, model: short, parallel: theirs, scenario.options.times: "2,3"}
-      healthy: {scenario: save_load, model: short, parallel: fsdp2}
+      healthy: {scenario: save_load, model: short, parallel: fsdp2, theirs_clip: 3}
       other_layout: {scenario: convert, model: short, parallel: ddp, load_parallel: fsdp2}
       left_out: {scenario: save_load, parallel: ddp, plugin: nowhere}
 """,
@@ -215,6 +231,18 @@ def test_a_check_compares_saved_values(ended: Finished) -> None:
         assert all(controls.values())
 
 
+def test_axes_and_metrics_are_in_rows_and_files(ended: Finished) -> None:
+    rows = [*csv.DictReader((ended.folder / "results.csv").read_text().splitlines())]
+    assert [row["theirs_clip"] for row in rows] == ["", "", "", "", "", "3", ""]
+    measured = [json.loads(line) for line in (ended.folder / "measurements.jsonl").read_text().splitlines()]
+    opened = [one for one in measured if one["metric"] == "theirs_open"]
+    assert ({one["rank"] for one in opened}, {one["phase"] for one in opened}) == ({0, 1}, {"load"})
+    for row in rows:
+        largest = max(one["value"] for one in opened if one["cell"] == row["cell"])
+        assert float(row["theirs_open"]) == largest > 3
+    assert "theirs_open" in next(line for line in ended.out.splitlines() if " status " in line)
+
+
 def test_an_absent_plug_in_is_one_line(ended: Finished) -> None:
     (line,) = (line for line in ended.err.splitlines() if "absent" in line)
     assert line == "dcpbench: plug-in nowhere is absent: block left_out of the experiment is left out"
@@ -226,12 +254,21 @@ def test_the_page_has_the_section(ended: Finished) -> None:
     assert "<th>theirs_held</th>" in page
 
 
-def test_the_command_is_listed_and_runs(place: Path) -> None:
-    there = environment(place)
+def test_commands_and_axes_are_listed(place: Path) -> None:
+    assert "greet    say who is there" in printed("--help", place=place)
+    assert printed("greet", place=place) == "the outsider is here\n"
+    helped = printed("run", "--help", place=place)
+    assert re.search("theirs_clip=null +the norm that gradients are clipped to", helped)
 
-    def printed(*words: str) -> str:
-        program = [sys.executable, "-m", "dcpbench", *words]
-        return subprocess.run(program, capture_output=True, text=True, check=True, env=there).stdout
 
-    assert "greet    say who is there" in printed("--help")
-    assert printed("greet") == "the outsider is here\n"
+def test_sweeps_are_read_without_the_plug_in(ended: Finished) -> None:
+    told = printed("report", str(ended.folder), "--cells")
+    assert "7 cells: " in told
+    assert "theirs_open" not in told
+
+
+def printed(*words: str, place: Path = Path(__file__).parent) -> str:
+    """Return the output of a command of a process that can import what is in `place`."""
+    program = [sys.executable, "-m", "dcpbench", *words]
+    there = environment(place, DCPBENCH_PLUGINS="")
+    return subprocess.run(program, capture_output=True, text=True, check=True, env=there).stdout

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import dcpbench
-from conftest import TESTS
+from conftest import TESTS, tiered
 from conftest import dcpbench as run_dcpbench
 from dcpbench.cli import reference, run
 from dcpbench.cli.commands import main, tree
@@ -204,7 +204,7 @@ def test_version_names_torch(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", ["--help", "run --help", "--version", "--completion bash", "report -h"])
+@pytest.mark.parametrize("words", tiered(["--help", "run --help", "--version", "report -h"], "run --help"))
 def test_a_full_disk_is_one_line(words: str) -> None:
     program = [sys.executable, "-m", "dcpbench", *words.split()]
     with Path("/dev/full").open("w") as full:
@@ -227,14 +227,7 @@ def test_ctrl_c_prints_no_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_run_plan_and_resume_one_sweep(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     own = ["--config-dir", str(TESTS / "conf")]
-    asked = [
-        *own,
-        "parallel=none",
-        "world_size=1",
-        "device=cpu",
-        PRETENDED,
-        f"hydra.sweep.dir={folder}",
-    ]
+    asked = [*own, "parallel=none", "world_size=1", "device=cpu", PRETENDED, f"hydra.sweep.dir={folder}"]
     planned = run_dcpbench("plan", *asked, folder=folder)
     assert (planned.status, "1 cell: 1 would run" in planned.out, folder.exists()) == (0, True, False)
     ended = run_dcpbench("run", *asked, folder=folder)

@@ -1,6 +1,8 @@
 """Every cause of a rank's death, in every phase, is in the cell's row, and does not affect other cells."""
 
+import ctypes
 import itertools
+import os
 import re
 import subprocess
 from functools import partial
@@ -10,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from conftest import Finished, alive_in, command, environment, experiment, run, selected, tiered
+from conftest import ONE_STEP, Finished, alive_in, blocks, cells_of, run, selected, tiered
 from support import joining
 from support.deaths import LATE_S
 from support.drivers import plant
@@ -55,6 +57,7 @@ HANGS = {
     ("stops", "load"): ("cell_s", 0, "stopped by a signal"),
 }
 SOON_S = 5.0
+CLONE_NEWNS, CLONE_NEWUSER = 0x20000, 0x10000000
 AGAIN = (
     *(("raises", "build"), ("sys_exit", "save"), ("kill", "build"), ("segv", "save")),
     *(("raises_end_of_file", "load"), ("raises_unprintable", "train"), ("file_size_limit", "upload")),
@@ -67,9 +70,13 @@ AGAIN = (
 def deaths(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     chosen = {f"{how}_{phase}" for how, phase in selected(request, "how", "phase")}
     chosen |= {"kill_upload", "leaves_child_load", "leaves_shared_memory_train"}
-    names = {*chosen, *(f"after_{name}" for name in chosen)}
-    ended = run(tmp_path_factory.mktemp("deaths") / "sweep", *experiment("deaths", names), timeout_s=280)
-    assert len(ended.rows) == len(names)
+    known = cells_of("deaths")
+    healthy, dying = known.pop("healthy"), [cell for name, cell in known.items() if name in chosen]
+    cells = []
+    for number, cell in enumerate(dying, 1):
+        cells += [cell, {**healthy, "seed": number}] if number in (*range(0, 99, 3), len(dying)) else [cell]
+    ended = run(tmp_path_factory.mktemp("deaths") / "sweep", *blocks(cells), timeout_s=280)
+    assert len(ended.rows) == len(cells)
     return ended
 
 
@@ -101,7 +108,7 @@ def test_hang_ends_at_the_limit_of_its_phase(deaths: Finished, how: str, phase: 
     row = _row(deaths, how, phase)
     key, rank, doing = HANGS[how, phase]
     assert row["status"] == "timeout"
-    limit_s = 4 if key == "cell_s" else 2
+    limit_s = 8 if key == "cell_s" else 2
     assert row["reason"].startswith(f"after {limit_s} s (timeouts.{key}={limit_s}) still in {phase} (rank ")
     late = re.search(r"\(rank ([\d, ]+)\)", row["reason"])
     assert late
@@ -115,8 +122,9 @@ def test_hang_ends_at_the_limit_of_its_phase(deaths: Finished, how: str, phase: 
 
 def test_each_cell_has_one_row_and_others_pass(deaths: Finished) -> None:
     healthy = [row for row in deaths.rows if row["scenario"] == "save_load"]
+    assert len(healthy) >= len(deaths.rows) // 4
     assert {row["status"] for row in healthy} == {"pass"}, deaths.err
-    assert len({row["cell"] for row in deaths.rows}) == len(deaths.rows) == 2 * len(healthy)
+    assert len({row["cell"] for row in deaths.rows}) == len(deaths.rows)
     assert deaths.status == 1
 
 
@@ -155,7 +163,6 @@ def test_next_cell_begins_soon_after_a_death(deaths: Finished) -> None:
             ]
             late_s = LATE_S if "ends_late" in row["cell"] else 0.0
             gaps[row["cell"]] = next_at - died_at - sum(limits) - late_s
-    assert 2 * len(gaps) == len(deaths.rows)
     assert max(gaps.values()) < SOON_S, gaps
 
 
@@ -192,15 +199,6 @@ def test_second_attempt_that_fails_is_not_flaky(retried: Finished) -> None:
     assert kept == ["checkpoints.second-try"]
 
 
-def test_pass_and_injected_fault_run_once(retried: Finished) -> None:
-    assert retried.row(seed=3)["status"] == "pass"
-    undetected = retried.row(seed=4)
-    assert undetected["fault_seen"] is False
-    for row in (retried.row(seed=3), undetected):
-        assert row["flaky"] is None
-        assert "first_try" not in row["details"]
-
-
 def test_repeated_mismatch_is_not_retried(retried: Finished) -> None:
     attempts = {row["seed"]: row["details"] for row in retried.rows if row["status"] == "fail"}
     assert {seed: "first_try" in details for seed, details in attempts.items()} == {
@@ -223,40 +221,28 @@ def test_rank_that_never_joins_times_out(tmp_path: Path) -> None:
     assert alive_in(folder) == []
 
 
+def _small_disk(disk: Path) -> None:
+    """Mount a file system of 600 kB that only this process and its children see."""
+    user, group = os.geteuid(), os.getegid()
+    if ctypes.CDLL(None).unshare(CLONE_NEWUSER | CLONE_NEWNS):
+        raise OSError("no mount namespace")
+    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
+        Path("/proc/self", name).write_text(text)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", disk], check=True)
+
+
 def test_full_disk_is_reported_and_then_freed(tmp_path: Path) -> None:
     """Use a real file system of 600 kB; a checkpoint takes 165 kB. A cell has one more than its saves
     while it saves the restored state."""
     disk, folder = tmp_path / "disk", tmp_path / "sweep"
     disk.mkdir()
-    own_disk = (
-        "unshare",
-        "-rm",
-        "sh",
-        "-c",
-        'mount -t tmpfs -o size=600k tmpfs "$0" && exec "$@"',
-        str(disk),
-    )
-    if subprocess.run([*own_disk, "true"], capture_output=True, check=False).returncode:
+    if subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode:
         pytest.skip("cannot create a mount namespace")
-    overrides = (
-        "parallel=ddp",
-        "device=cpu",
-        "world_size=2",
-        "saves=6,2",
-        "retry=0",
-        "keep_checkpoints=none",
-    )
-    overrides += ("train_steps=1", "resume_steps=1")
+    cells = ("parallel=ddp", "device=cpu", "world_size=2", "saves=6,2", "retry=0", *ONE_STEP)
     space = ("storage.keep_free_bytes=0", "storage.needs_bytes=0", f"storage.root={disk}")
-    ended = subprocess.run(
-        [*own_disk, *command(folder, "-m", *overrides, *space)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=environment(),
-    )
-    full, next_one = Finished(ended.returncode, ended.stdout, ended.stderr, folder).rows
+    ended = run(folder, "-m", *cells, *space, "keep_checkpoints=none", prepare=partial(_small_disk, disk))
+    assert len(ended.rows) == 2, ended.err
+    full, next_one = ended.rows
     assert full["status"] == "error"
     reason = r"^rank \d in save: .* \(the disk of its checkpoints is full: \d+ bytes of 614400 are free\)$"
     assert re.search(reason, full["reason"]), full["reason"]

@@ -43,10 +43,7 @@ def test_squares_show_the_worst_run(show: Callable[..., Browser]) -> None:
     )
     assert browser.all("#matrix .s-fail")[0].text == "F1/2"
     assert "optim_equal: rank 0: it differs" in browser.text("#findings")
-
-
-def test_filters_select_runs_and_set_the_address(show: Callable[..., Browser]) -> None:
-    browser = show(four_cells())
+    # Filters select runs, and set the address.
     browser.one('.chip[data-status="fail"]').click()
     assert squares(browser) == ["fsdp, async: fail"]
     assert browser.text("#shown") == "1 of 8 runs"

@@ -1,11 +1,10 @@
-"""report.html as it is seen: colours, contrast, a phone, paper, names for those who hear it."""
+"""report.html as it is seen: colours, a phone, paper. axe checks contrast and names: test_page_answers.py."""
 
 import itertools
 import re
 from collections.abc import Callable
 
 import pytest
-from selenium.webdriver.common.keys import Keys
 
 from dcpbench.core.checks import CHECKS
 from support.browser import Browser
@@ -14,52 +13,18 @@ from support.pages import all_statuses, cell, four_cells
 
 pytestmark = pytest.mark.browser
 
-_CONTRAST = """
-const light = (color) => {
-  const [r, g, b] = color.match(/[\\d.]+/g).map((part) => part / 255)
-    .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
-  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-};
-const ground = (element) => {
-  const color = getComputedStyle(element).backgroundColor;
-  return color === "rgba(0, 0, 0, 0)" && element.parentElement ? ground(element.parentElement) : color;
-};
-return [...document.querySelectorAll(arguments[0])].map((element) => {
-  const [a, b] = [light(getComputedStyle(element).color), light(ground(element))];
-  return [element.className, (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)];
-});
-"""
-
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_colours_follow_the_reader_with_contrast(show: Callable[..., Browser], dark: bool) -> None:
+def test_colours_follow_the_reader_and_differ(show: Callable[..., Browser], dark: bool) -> None:
+    """Also for the colour-blind, and no status is told by its colour alone."""
     browser = show(all_statuses(), dark=dark)
     dim = browser.js("return getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
     assert dim == dark
-    on_squares = browser.js(_CONTRAST, ".square")
-    assert len({name for name, _ in on_squares}) == 12, "every status has a class of its own"
-    texts = on_squares + browser.js(
-        _CONTRAST, ".note, .constants, .reason, .link, .plain th, .plain td, .quiet, .chip, .badge"
-    )
-    assert [(name, ratio) for name, ratio in texts if ratio < 4.5] == []
-    browser.js("document.querySelector('#matrix .s-crash').click()")
-    opened = browser.js(_CONTRAST, "#cell button, #cell .came-to, #cell h3, #cell dt, #cell dd, #cell code")
-    assert [(name, ratio) for name, ratio in opened if ratio < 4.5] == []
-    browser.press(Keys.ESCAPE)
-    letters = [one.text for one in browser.all(".square")]
-    assert len(set(letters)) == 12, "no status is told by its colour alone"
-    browser.one("#theme").click()
-    assert (browser.js("return getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)") != dark
-    browser.js("localStorage.clear()")
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_colours_differ_for_the_colour_blind(show: Callable[..., Browser], dark: bool) -> None:
-    browser = show(all_statuses(), dark=dark)
     colours = {}
     for square in browser.all(".square"):
         parts = re.findall(r"\d+", square.value_of_css_property("background-color"))
         colours[square.text] = tuple(map(int, parts[:3]))
+    assert len(colours) == 12
     # A fault that was detected looks like a pass, one that was missed like a fail: letters tell them apart.
     assert (colours.pop("D"), colours.pop("M")) == (colours["P"], colours["F"])
     near = [
@@ -68,6 +33,9 @@ def test_colours_differ_for_the_colour_blind(show: Callable[..., Browser], dark:
         for one, other in itertools.combinations(colours, 2)
     ]
     assert [found for found in near if found[-1] < 10] == []
+    browser.one("#theme").click()
+    assert (browser.js("return getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)") != dark
+    browser.js("localStorage.clear()")
 
 
 def test_page_fits_a_phone(show: Callable[..., Browser]) -> None:
@@ -119,39 +87,6 @@ def test_print_counts_unlisted_cells(show: Callable[..., Browser]) -> None:
     assert browser.js(visible) == "and 8 more"
     browser.emulate(media="screen")
     assert browser.js(visible) is False, "it is folded"
-
-
-def test_controls_have_accessible_names(show: Callable[..., Browser]) -> None:
-    browser = show(all_statuses())
-    browser.driver.execute_cdp_cmd("Accessibility.enable", {})
-    used = {
-        "button",
-        "checkbox",
-        "searchbox",
-        "combobox",
-        "DisclosureTriangle",
-        "grid",
-        "dialog",
-        "region",
-        "link",
-    }
-
-    def nameless() -> tuple[set[str], list[str]]:
-        nodes = browser.driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
-        there = [
-            (node["role"]["value"], node.get("name", {}).get("value"))
-            for node in nodes
-            if not node["ignored"]
-        ]
-        return {role for role, _ in there}, [role for role, name in there if role in used and not name]
-
-    roles, without = nameless()
-    assert {"button", "searchbox", "grid", "gridcell", "main", "heading", "banner"} <= roles
-    assert without == []
-    browser.all("#matrix .square")[0].click()
-    roles, without = nameless()
-    assert "dialog" in roles
-    assert without == []
 
 
 def test_costs_have_dots_and_can_be_sorted(show: Callable[..., Browser]) -> None:

@@ -1,17 +1,18 @@
 """A metric and a check of a plug-in: shown, compared and followed as any other, from their declarations."""
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from dcpbench.cli import commands
+from dcpbench.core.checks import CHECKS
+from dcpbench.core.metrics import METRICS
 from report.sweeps import folder_of_lines, line
 from support.browser import Browser
-from support.drivers import environment
-
-pytestmark = pytest.mark.slow
+from support.commands import main
 
 PLUGIN = """
 from dcpbench.core.checks import CheckSpec
@@ -32,10 +33,15 @@ plugin = Plugin(
 
 
 @pytest.fixture
-def sweeps(tmp_path: Path) -> Path:
-    """Six equal sweeps of three cells with five runs each; the seventh waits longer and caches less."""
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "queue_plugin.py").write_text(PLUGIN)
+def report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., str]]:
+    """Return the output of a command, with the plug-in, about six equal sweeps of three cells with five runs
+    each, and a seventh that waits longer and caches less."""
+    (tmp_path / "queue_plugin.py").write_text(PLUGIN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("DCPBENCH_PLUGINS", "queue_plugin")
+    monkeypatch.chdir(tmp_path)
     for number in range(7):
         changed = number == 6
         rows = [
@@ -53,44 +59,35 @@ def sweeps(tmp_path: Path) -> Path:
             for repeat in range(5)
             for parallel in ("none", "ddp", "fsdp")
         ]
-        folder_of_lines(tmp_path / "nights" / f"{number}", rows)
-    return tmp_path / "nights"
+        folder_of_lines(tmp_path / f"nights/{number}", rows)
+
+    def run(*words: str) -> str:
+        assert main(words) == 0
+        printed = capsys.readouterr()
+        assert printed.err == ""
+        return printed.out
+
+    with mock.patch.dict(CHECKS), mock.patch.dict(METRICS):
+        yield run
 
 
-def report(sweeps: Path, *arguments: str) -> str:
-    """Return the output of a command, of `report` if none is named, in a process with the plug-in."""
-    named = [] if arguments[0] in ("compare", "history") else ["report"]
-    ended = subprocess.run(
-        [sys.executable, "-m", "dcpbench", *named, *arguments],
-        cwd=sweeps,
-        env=environment(sweeps.parent / "site", DCPBENCH_PLUGINS="queue_plugin"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (ended.returncode, ended.stderr) == (0, "")
-    return ended.stdout
-
-
-def test_plugin_columns_are_in_every_table(sweeps: Path) -> None:
-    table = [row.split() for row in report(sweeps, "6", "--format", "table").splitlines()]
-    assert table[0] == ["all", "cells:", "compile=false", "save=sync"]
+def test_plugin_columns_are_in_every_table(report: Callable[..., str]) -> None:
+    table = [row.split() for row in report("nights/6", "--format", "table").splitlines()]
     assert table[1] == ["parallel", "status", "checks", "queue_s", "hits"]
     assert table[2][1:] == ["fail", "failed:", "index_equal", "0.504", "51"]
-    csv = report(sweeps, "6", "--format", "csv").splitlines()
+    csv = report("nights/6", "--format", "csv").splitlines()
     assert {"queue_s", "hits", "index_equal"} <= set(csv[0].split(","))
-    pivot = report(
-        sweeps, "6", "--metric", "queue_s,hits", "--where", "index_equal=false", "--format", "table"
-    )
+    asked = ("--metric", "queue_s,hits", "--where", "index_equal=false", "--format", "table")
+    pivot = report("nights/6", *asked)
     assert "queue_s by parallel: median in seconds" in pivot
     assert "hits by parallel: median ±" in pivot
-    assert "| queue_s | hits |" in report(sweeps, "6", "--format", "markdown")
+    assert "| queue_s | hits |" in report("nights/6", "--format", "markdown")
 
 
 @pytest.mark.browser
-def test_plugin_columns_are_on_the_page(sweeps: Path, browser: Browser) -> None:
-    report(sweeps, "6", "-o", "page.html")
-    browser.open(sweeps / "page.html")
+def test_plugin_columns_are_on_the_page(report: Callable[..., str], tmp_path: Path, browser: Browser) -> None:
+    report("nights/6", "-o", "page.html")
+    browser.open(tmp_path / "page.html")
     assert "queue" in browser.text("#costs thead")
     assert "504 ms" in browser.text("#costs tbody")
     browser.all("#matrix .square")[0].click()
@@ -100,45 +97,51 @@ def test_plugin_columns_are_on_the_page(sweeps: Path, browser: Browser) -> None:
     assert "hits" in cell
 
 
-def test_plugin_metrics_are_compared(sweeps: Path) -> None:
-    lines = json.loads(report(sweeps, "compare", "0", "6", "--format", "json"))
+def test_plugin_metrics_are_compared(report: Callable[..., str]) -> None:
+    lines = json.loads(report("compare", "nights/0", "nights/6", "--format", "json"))
     verdicts = {line["metric"]: line["verdict"] for line in lines if line["level"] == "all"}
     assert (verdicts["queue_s"], verdicts["hits"]) == ("slower", "smaller")
-    text = report(sweeps, "compare", "0", "6", "--metric", "hits")
+    text = report("compare", "nights/0", "nights/6", "--metric", "hits")
     assert "hits" in text
     assert "queue_s" not in text
-    assert report(sweeps, "compare", "6", "0", "--metric", "hits", "--fail-on", "regressions"), (
-        "more is better"
-    )
+    more_is_better = ("--metric", "hits", "--fail-on", "regressions")
+    assert report("compare", "nights/6", "nights/0", *more_is_better)
 
 
-def test_plugin_metrics_are_in_the_history(sweeps: Path) -> None:
-    history = json.loads(report(sweeps, "history", ".", "--format", "json"))
+def test_plugin_metrics_are_in_the_history(report: Callable[..., str]) -> None:
+    history = json.loads(report("history", "nights", "--format", "json"))
     assert list(history["cells"][0]["costs"]) == ["save_s", "save_stall_s", "load_s", "queue_s"]
     assert history["cells"][0]["costs"]["queue_s"]["medians"][5:] == pytest.approx([0.252, 0.504])
-    assert " queue_s  " in report(sweeps, "history", ".")
+    assert " queue_s  " in report("history", "nights")
 
 
 @pytest.mark.parametrize(
     ("name", "text", "why"),
     [
-        ("nowhere.to_be_found", None, "plug-in nowhere.to_be_found cannot be imported"),
-        ("mine", "", "plug-in mine: its `plugin` must be a dcpbench.core.plugins.Plugin"),
-        ("mine", PLUGIN.replace("queue_s", "save_s"), "plug-in queue: save_s is declared already"),
+        ("nowhere.a", None, " nowhere.a cannot be imported: ModuleNotFoundError: No module named 'nowhere'"),
+        ("has_no_plugin", "", " has_no_plugin: its `plugin` must be a dcpbench.core.plugins.Plugin"),
+        (
+            "of_later",
+            PLUGIN.replace("api=API", "api=99"),
+            " of_later: it is for version 99 of the contract, not for 1",
+        ),
+        ("declares_again", PLUGIN.replace("queue_s", "save_s"), " queue: save_s is declared already"),
     ],
 )
 def test_unusable_plugins_are_reported_in_one_line(
-    tmp_path: Path, name: str, text: str | None, why: str
+    name: str,
+    text: str | None,
+    why: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     if text is not None:
         (tmp_path / f"{name}.py").write_text(text)
-    ended = subprocess.run(
-        [sys.executable, "-m", "dcpbench", "report", str(tmp_path)],
-        env=environment(tmp_path, DCPBENCH_PLUGINS=name),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 2
-    assert ended.stderr.startswith(f"dcpbench: {why}")
-    assert ended.stderr.count("\n") == 1
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("DCPBENCH_PLUGINS", name)
+    with mock.patch.dict(CHECKS), mock.patch.dict(METRICS):
+        assert commands.main(["report", str(tmp_path)]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith(f"dcpbench: plug-in{why}")
+    assert message.count("\n") == 1

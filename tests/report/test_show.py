@@ -478,15 +478,6 @@ def test_closed_pipes_are_not_reported(matrix: Path) -> None:
     assert (ended.stderr, ended.returncode) == ("", 0)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_full_disks_are_reported_in_one_line(matrix: Path) -> None:
-    with Path("/dev/full").open("w") as full:
-        ended = run_report(matrix, full.fileno())
-    assert ended.stderr == "dcpbench: standard output cannot be written to: No space left on device\n"
-    assert ended.returncode == 2
-
-
 def run_report(folder: Path, stdout: int) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-m", "dcpbench", "report", str(folder), "--format", "table"]
     return subprocess.run(words, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)

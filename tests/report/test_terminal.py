@@ -1,4 +1,4 @@
-"""Reports in a terminal: short lines, tables that fit, and no control sequence of a row."""
+"""Reports in a terminal: short lines, and tables that fit."""
 
 import io
 import re
@@ -79,13 +79,3 @@ def test_equal_failures_are_one_line(tmp_path: Path) -> None:
     assert told[-4].startswith("    The optimizer was restored wrongly: look for ")
     assert told[-3] == "    again: dcpbench run parallel=ddp save=sync"
     assert told[-2].startswith("in full: report.html, dcpbench show FOLDER CELL; logs: ")
-
-
-def test_terminal_escapes_control_characters(tmp_path: Path) -> None:
-    folder = folder_with(
-        tmp_path / "s", cell("d\x1b]0;p", status="fail", reason="\x1b[2Jgone [bold]x[/bold]")
-    )
-    said = rendered(content(read_sweeps([folder])), io.StringIO())
-    assert "\x1b" not in said
-    assert "\\x1b[2Jgone [bold]x[/bold]" in said
-    assert "d\\x1b]0;p" in said

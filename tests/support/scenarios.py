@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import torch
@@ -25,15 +23,7 @@ def raises(cell: Cell) -> None:
     """One rank raises; its peers wait for it in a collective."""
     with cell.phase("train"):
         if cell.world.rank == VICTIM:
-            raise ValueError("planted <b>error</b>")
-        dist.all_reduce(torch.ones(1))
-
-
-def exits(cell: Cell) -> None:
-    """One rank leaves without a word."""
-    with cell.phase("save"):
-        if cell.world.rank == VICTIM:
-            os._exit(7)
+            raise ValueError("planted")
         dist.all_reduce(torch.ones(1))
 
 
@@ -48,19 +38,9 @@ def kills_itself(cell: Cell) -> None:
 def hangs(cell: Cell) -> None:
     """One rank never enters the collective that the others wait in."""
     with cell.phase("verify"):
-        if cell.world.rank == VICTIM:
-            _wait_for_ever()
+        while cell.world.rank == VICTIM:
+            time.sleep(60)
         dist.all_reduce(torch.ones(1))
-
-
-def leaves_child(cell: Cell) -> None:
-    """A cell that starts a process in a session of its own, and hangs."""
-    with cell.phase("train"):
-        if cell.world.rank == VICTIM:
-            program = [sys.executable, "-c", "import time; time.sleep(600)"]
-            child = subprocess.Popen(program, start_new_session=True)
-            (cell.folder / "child.pid").write_text(str(child.pid))
-        _wait_for_ever()
 
 
 def layouts(cell: Cell) -> None:
@@ -74,8 +54,3 @@ def layouts(cell: Cell) -> None:
         control = compare(plain, all_different(plain))
         found = [*wrong, *compare(expected, content)]
         cell.record("model_equal", Compared.of(found, control, list(expected)), "as it was built")
-
-
-def _wait_for_ever() -> None:
-    while True:
-        time.sleep(60)
