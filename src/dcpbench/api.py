@@ -4,8 +4,7 @@
 
     api.check("model.py::build", parallel="fsdp2", world_size=2, device="cpu").raise_if_failed()
 
-Importing it imports neither torch nor pandas. The classes for workloads and plug-ins (`Workload`, `Plugin`,
-...) are imported on first use.
+Importing it imports neither torch nor pandas. Classes that need torch are imported on first use.
 """
 
 import os
@@ -27,67 +26,57 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from dcpbench.config.errors import ConfigError
+from dcpbench.config.groups import (
+    ExecutorConfig,
+    Expect,
+    FaultConfig,
+    ParallelConfig,
+    SaveConfig,
+    ScenarioConfig,
+    StageConfig,
+    StorageConfig,
+)
 from dcpbench.config.overrides import override, overrides
+from dcpbench.config.schema import Config
 from dcpbench.config.text import counted, visible
-from dcpbench.core.axes import AXES
-from dcpbench.core.plugins import load_plugins, plugins
+from dcpbench.core.axes import AXES, AxisSpec
+from dcpbench.core.checks import CheckSpec
+from dcpbench.core.defects import Defect
+from dcpbench.core.metrics import MetricSpec
+from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.plugins import CommandSpec, Plugin, load_plugins, plugins
+from dcpbench.core.rank_report import Compared, Skip
+from dcpbench.executors.base import Engine, Executor
 from dcpbench.records.row import WRONG_CONFIGURATION, exit_status
 from dcpbench.records.store import ResultsError, read_rows
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from dcpbench.cell.cell import Cell as Cell
-    from dcpbench.checkpointers.base import Checkpointer as Checkpointer
-    from dcpbench.checkpointers.base import Ranks as Ranks
-    from dcpbench.config.groups import ExecutorConfig as ExecutorConfig
-    from dcpbench.config.groups import Expect as Expect
-    from dcpbench.config.groups import FaultConfig as FaultConfig
-    from dcpbench.config.groups import ParallelConfig as ParallelConfig
-    from dcpbench.config.groups import SaveConfig as SaveConfig
-    from dcpbench.config.groups import ScenarioConfig as ScenarioConfig
-    from dcpbench.config.groups import StageConfig as StageConfig
-    from dcpbench.config.groups import StorageConfig as StorageConfig
-    from dcpbench.config.schema import Config as Config
-    from dcpbench.core.axes import AxisSpec as AxisSpec
-    from dcpbench.core.checks import CheckSpec as CheckSpec
-    from dcpbench.core.defects import Defect as Defect
-    from dcpbench.core.metrics import MetricSpec as MetricSpec
-    from dcpbench.core.mismatch import Mismatch as Mismatch
-    from dcpbench.core.mismatch import Problem as Problem
-    from dcpbench.core.plugins import CommandSpec as CommandSpec
-    from dcpbench.core.plugins import Plugin as Plugin
-    from dcpbench.core.rank_report import Compared as Compared
-    from dcpbench.core.rank_report import Skip as Skip
-    from dcpbench.executors.base import Engine as Engine
-    from dcpbench.executors.base import Executor as Executor
-    from dcpbench.workloads.components import Component as Component
-    from dcpbench.workloads.own_trainer import Trainer as Trainer
-    from dcpbench.workloads.workload import Workload as Workload
+    from dcpbench.cell.cell import Cell
+    from dcpbench.checkpointers.base import Checkpointer, Ranks
+    from dcpbench.workloads.components import Component
+    from dcpbench.workloads.own_trainer import Trainer
+    from dcpbench.workloads.workload import Workload
 
-_MODULES = {
-    "dcpbench.cell.cell": "Cell",
-    "dcpbench.checkpointers.base": "Checkpointer Ranks",
-    "dcpbench.config.groups": "ExecutorConfig Expect FaultConfig ParallelConfig SaveConfig ScenarioConfig "
-    "StageConfig StorageConfig",
-    "dcpbench.config.schema": "Config",
-    "dcpbench.core.axes": "AxisSpec",
-    "dcpbench.core.checks": "CheckSpec",
-    "dcpbench.core.defects": "Defect",
-    "dcpbench.core.metrics": "MetricSpec",
-    "dcpbench.core.mismatch": "Mismatch Problem",
-    "dcpbench.core.plugins": "CommandSpec Plugin",
-    "dcpbench.core.rank_report": "Compared Skip",
-    "dcpbench.executors.base": "Engine Executor",
-    "dcpbench.workloads.components": "Component",
-    "dcpbench.workloads.own_trainer": "Trainer",
-    "dcpbench.workloads.workload": "Workload",
+_OF_RANKS = {
+    "Cell": "dcpbench.cell.cell",
+    "Checkpointer": "dcpbench.checkpointers.base",
+    "Component": "dcpbench.workloads.components",
+    "Ranks": "dcpbench.checkpointers.base",
+    "Trainer": "dcpbench.workloads.own_trainer",
+    "Workload": "dcpbench.workloads.workload",
 }
-_CONTRACTS = {name: module for module, names in _MODULES.items() for name in names.split()}
-"""The module of each contract."""
-
-_FUNCTIONS = ["CellsFailedError", "ConfigError", "Result", "audit", "check", "read_sweep", "sweep"]
-__all__ = sorted([*_CONTRACTS, *_FUNCTIONS])
+"""The module of each class that needs torch."""
+# fmt: off
+__all__ = [
+    "AxisSpec", "Cell", "CellsFailedError", "CheckSpec", "Checkpointer", "CommandSpec", "Compared",
+    "Component", "Config", "ConfigError", "Defect", "Engine", "Executor", "ExecutorConfig", "Expect",
+    "FaultConfig", "MetricSpec", "Mismatch", "ParallelConfig", "Plugin", "Problem", "Ranks", "Result",
+    "SaveConfig", "ScenarioConfig", "Skip", "StageConfig", "StorageConfig", "Trainer", "Workload", "audit",
+    "check", "read_sweep", "sweep",
+]
+# fmt: on
 
 _MOST_CELLS = 20
 """The most cells that an exception names."""
@@ -283,9 +272,9 @@ def audit(folder: str | Path, data: bool = False) -> list[Any]:
 
 
 def __getattr__(name: str) -> Any:
-    """Return a contract, or a name that a plug-in adds."""
-    if name in _CONTRACTS:
-        return getattr(import_module(_CONTRACTS[name]), name)
+    """Return a class that needs torch, or a name that a plug-in adds."""
+    if name in _OF_RANKS:
+        return getattr(import_module(_OF_RANKS[name]), name)
     if name.startswith("_"):
         raise AttributeError(name)
     try:

@@ -14,7 +14,7 @@ from typing import Any, get_args, get_type_hints
 
 import yaml
 
-from dcpbench.config.groups import HELP
+from dcpbench.config.keys import HELP
 from dcpbench.config.schema import Config, conf_folder, config_class
 from dcpbench.config.text import NEVER_SUGGESTED, as_target, choices, near_name, visible
 from dcpbench.core.axes import AXES

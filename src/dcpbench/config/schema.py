@@ -7,7 +7,8 @@ from typing import Any, get_args, get_type_hints
 
 from dcpbench.config import groups
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.groups import SaveConfig, StateDictConfig, how_run, key
+from dcpbench.config.groups import SaveConfig, StateDictConfig
+from dcpbench.config.keys import how_run, key
 from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import HOW_RUN
 from dcpbench.core.plugins import load_plugins

@@ -7,12 +7,13 @@ replaced values.
 
 import reprlib
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from dataclasses import dataclass, field, is_dataclass, replace
+from functools import cache
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from dcpbench.core.metrics import Measurement
-from dcpbench.core.mismatch import Mismatch
+from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import CheckReport, RankReport
 
 _INTEGERS = range(-(2**63), 2**64)
@@ -27,6 +28,13 @@ class ColumnType:
     python: type
     optional: bool = True
 
+    @classmethod
+    def of(cls, hint: Any) -> "ColumnType | None":
+        """Return the type that a type hint names: bool, int, float or str, or one of them or None; else
+        None."""
+        python, *none = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        return cls(python, optional=bool(none)) if python in (bool, int, float, str) else None
+
     def fits(self, value: Any) -> bool:
         """Return whether a column of this type can store a value."""
         if value is None:
@@ -37,7 +45,7 @@ class ColumnType:
         return kind is self.python and (self.python is not int or -(2**63) <= value < 2**63)
 
 
-_NUMBER, _FLAG = ColumnType(float), ColumnType(bool)
+_NUMBER = ColumnType(float, optional=False)
 
 
 @dataclass
@@ -46,35 +54,44 @@ class Replacing:
 
     replaced: dict[str, None] = field(default_factory=dict)
 
-    def value(self, value: Any, at: str) -> Any:
-        """The value, of JSON's own types; tuples stay tuples, and NaN stays NaN."""
-        if value is None or isinstance(value, bool):
+    def value(self, value: Any, at: str, hint: Any = None) -> Any:
+        """The value, of JSON's own types, and a number, flag or text where its type hint says so. Tuples stay
+        tuples, dataclasses that the hint names stay dataclasses, and NaN stays NaN."""
+        kind = ColumnType.of(hint)
+        if kind and kind.python is not str:
+            return self.column(value, kind, at)
+        if kind and not isinstance(value, str | None):
+            return str(self.instead(value, at))
+        if value is None or isinstance(value, bool | Problem):
             return value
         if isinstance(value, str):
-            return self.text(value, at)
+            return str.__str__(value)
         if isinstance(value, float):
             return float.__float__(value)
         if isinstance(value, int) and int.__int__(value) in _INTEGERS:
             return int.__int__(value)
         if isinstance(value, dict):
-            return {key: self.value(one, f"{at}.{key}") for key, one in self._items(value, at)}
+            of_key, of_item = get_args(hint) or (str, None)
+            places = {key: at if isinstance(key, tuple) else f"{at}.{key}" for key in dict.keys(value)}
+            items = dict.items(value)
+            return {self._key(key, at, of_key): self.value(one, places[key], of_item) for key, one in items}
         if isinstance(value, list | tuple):
-            items = [self.value(one, at) for one in value]
-            return tuple(items) if isinstance(value, tuple) else items
+            made = [self.value(one, at, *get_args(hint)[:1]) for one in value]
+            return tuple(made) if isinstance(value, tuple) else made
+        declared: Any = next(filter(is_dataclass, (hint, *get_args(hint))), None)
+        if declared and isinstance(value, declared):
+            return self._fields(value, at, _hints(declared))
         return self.instead(value, at)
 
-    def text(self, value: Any, at: str) -> str:
-        """The value, where it has to be a text."""
-        return str.__str__(value) if isinstance(value, str) else str(self.instead(value, at))
-
     def column(self, value: Any, kind: ColumnType, at: str) -> Any:
-        """The value, or None where a column of this kind cannot hold it; NaN and the infinities stay."""
+        """The value, or None where a column of this kind cannot hold it, False if it is a flag that cannot be
+        null; NaN and the infinities stay."""
         plain = self.value(value, at)
         if kind.fits(plain) or (kind.python is float and isinstance(plain, float)):
             return plain
         if plain is not None:
             self._note(value, at)
-        return None
+        return False if kind == ColumnType(bool, optional=False) else None
 
     def instead(self, value: Any, at: str) -> str | None:
         """The text of a value that is not plain, shortened; None if it has none."""
@@ -89,76 +106,38 @@ class Replacing:
         name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
         self.replaced[f"{at} ({name})"] = None
 
-    def _items(self, value: dict[Any, Any], at: str) -> Iterator[tuple[Any, Any]]:
-        """A dict's keys and values; JSON writes keys that are whole numbers as texts."""
-        for key, one in dict.items(value):
-            yield self.value(key, at) if isinstance(key, int) else self.text(key, at), one
+    def _key(self, key: Any, at: str, hint: Any) -> Any:
+        """A key of a dict; JSON writes whole numbers as texts."""
+        as_it_is = isinstance(key, int) or get_origin(hint) is tuple
+        return self.value(key, at, None if as_it_is else str)
 
-    def mismatch(self, mismatch: Mismatch, at: str) -> Mismatch:
-        """A mismatch of a check."""
-        name = self.text(mismatch.name, at)
-        at = f"{at}: {name}"
-        return replace(
-            mismatch,
-            name=name,
-            where=self.text(mismatch.where, at),
-            kind=self._optional_text(mismatch.kind, at),
-            by=self._optional_text(mismatch.by, at),
-            max_abs_diff=self.column(mismatch.max_abs_diff, _NUMBER, f"{at}.max_abs_diff"),
-            facts={self.text(key, at): self.value(one, f"{at}.{key}") for key, one in mismatch.facts.items()},
-            sides=mismatch.sides and (self.text(mismatch.sides[0], at), self.text(mismatch.sides[1], at)),
-        )
+    def _fields(self, value: Any, at: str, hints: dict[str, Any]) -> Any:
+        """A dataclass with plain values; a mismatch is noted under its check and name, a measurement under
+        its metric."""
+        if isinstance(value, Mismatch):
+            at = f"{at}: {self.value(value.name, at, str)}"
+        elif isinstance(value, Measurement):
+            at = self.value(value.metric, "a metric", str)
+        plain = {name: self.value(getattr(value, name), at, hint) for name, hint in hints.items()}
+        return replace(value, **plain)
 
-    def check(self, seen: CheckReport, at: str) -> CheckReport:
-        """A rank's report of a check, which has most mismatches in several places."""
-        known = {id(one): one for one in [seen.first, *seen.distinct.values()] if one}
-        plain = {number: self.mismatch(one, at) for number, one in known.items()}
-        return replace(
-            seen,
-            first=plain[id(seen.first)] if seen.first else None,
-            distinct={alike: plain[id(one)] for alike, one in seen.distinct.items()},
-            compared=self._flags(seen.compared, at),
-            control=self._flags(seen.control, at),
-        )
 
-    def measurement(self, one: Measurement) -> Measurement | None:
-        """A measurement; None if it is not a finite number."""
-        metric = self.text(one.metric, "a metric")
-        value = self.column(one.value, _NUMBER, metric)
-        if not _NUMBER.fits(value) or value is None:
-            return None
-        save = self.column(one.save, ColumnType(int), metric)
-        return replace(
-            one, metric=metric, value=value, phase=self._optional_text(one.phase, metric), save=save
-        )
-
-    def _flags(self, places: dict[str, dict[str, bool]], at: str) -> dict[str, dict[str, bool]]:
-        """Flags by place and name; values that are neither true nor false count as false."""
-        return {
-            self.text(place, at): {
-                self.text(name, at): bool(self.column(one, _FLAG, f"{at}: {name}"))
-                for name, one in names.items()
-            }
-            for place, names in places.items()
-        }
-
-    def _optional_text(self, value: Any, at: str) -> str | None:
-        return None if value is None else self.text(value, at)
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def plain_report(report: RankReport) -> RankReport:
-    """A rank's report that the driver can read and put into a row; `replaced` names the changed values."""
+    """A rank's report that the driver can read and put into a row; `replaced` names the changed values. A
+    measurement that is not a finite number is left out."""
     replacing = Replacing()
-    typed = ("rank", "checks", "measurements", "replaced")
-    rest = {item.name: getattr(report, item.name) for item in fields(report) if item.name not in typed}
-    measured = [replacing.measurement(one) for one in report.measurements]
-    plain = replace(
-        report,
-        checks={
-            replacing.text(check, "a check"): replacing.check(one, check)
-            for check, one in report.checks.items()
-        },
-        measurements=[one for one in measured if one],
-        **{name: replacing.value(value, name) for name, value in rest.items()},
-    )
-    return replace(plain, replaced=[*replacing.replaced])
+    plain = {
+        name: replacing.value(getattr(report, name), name, hint)
+        for name, hint in _hints(RankReport).items()
+        if name not in ("checks", "replaced")
+    }
+    plain["checks"] = {
+        name: replacing.value(check, name, CheckReport) for name, check in report.checks.items()
+    }
+    plain["measurements"] = [one for one in plain["measurements"] if _NUMBER.fits(one.value)]
+    return replace(report, **plain, replaced=[*replacing.replaced])

@@ -1,13 +1,12 @@
 """The row: the record of a cell, the types of its columns, and whether it is ok."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
-from types import UnionType
-from typing import Any, get_args, get_type_hints
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, get_type_hints
 
-from dcpbench.core.axes import AXES
-from dcpbench.core.checks import CHECKS
-from dcpbench.core.metrics import METRICS, SHARED_CELL_S
+from dcpbench.core.axes import AXES, AxisSpec
+from dcpbench.core.checks import CHECKS, CheckSpec
+from dcpbench.core.metrics import METRICS, SHARED_CELL_S, MetricSpec
 from dcpbench.core.statuses import shown
 from dcpbench.records.plain_values import ColumnType
 
@@ -17,22 +16,19 @@ WRONG_CONFIGURATION = 2
 INTERRUPTED = 130
 """Exit statuses of a sweep other than 0 and 1: nothing was started; the user interrupted."""
 
-_ORDER = tuple(
-    """
-    cell status reason scenario parallel compile save model optimizer storage world_size device seed overrides
-    model_equal optim_equal extra_equal loss_resume_equal gradient_close step_equal powered
-    max_abs_diff first_mismatch loss_at_save loss_resumed loss_continued loss_twin build_s train_s save_s
-    save_stall_s load_s verify_s cell_s checkpoint_bytes peak_device_bytes peak_host_bytes torch_version
-    dcpbench_commit started_at schema_version load_parallel loss_resume_close contract_held checkpoint_whole
-    save_harmless fault fault_seen flaky config_digest code_digest config_dir disk_bytes repeat raw_write_s
-    raw_read_s shared_cell_s checkpointer load_world_size expected_digest state_resume_equal flags_equal
-    side_effect_free files_unchanged files_equal random_equal cwd state_dict scheduler load_into
-    optimizer_state activation_checkpointing clock_offset_s component python_version load_torch_version
-    load_python_version resume training replicas_equal batch_loss_close gradient_bound step_bound
-    gradient_bound_used ranks_per_gpu backend target_commit
-    """.split()  # noqa: SIM905
-)
-"""The order of the columns, which never changes; later ones follow as they are declared."""
+_REGISTRIES: dict[str, Mapping[str, AxisSpec | CheckSpec | MetricSpec]] = {
+    "axes": AXES,
+    "checks": CHECKS,
+    "metrics": METRICS,
+}
+"""The fields of a row that stand for a column of each name in a registry."""
+
+
+def _column(help: str, default: Any = None) -> Any:
+    """Return the field of a column with its help. A default that is a class is called."""
+    if isinstance(default, type):
+        return field(default_factory=default, metadata={"help": help})
+    return field(default=default, metadata={"help": help})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,64 +40,76 @@ class Row:
 
     Times are seconds, sizes bytes. Values that were not measured, or do not apply, are null.
 
-    `resume` is true if all checks of saving and resuming passed and were able to fail, `training` if those of
-    training under the parallelism did; null if there were none. `gradient_bound` and `step_bound` name the
-    bounds of the comparison of gradients and optimizer steps with the twin's.
-
-    `flaky` is true if a second attempt had another status than the first, null without one; the row describes
-    the second, and `details` the first. `overrides` are quoted for a shell. `config_dir` is the user's folder
-    of groups; `cwd` is the folder in which the sweep was started, where its modules are found. `config` is
-    the identity of the cell (`dcpbench.core.cell_key`) and `config_digest` its digest. `expected_digest` is
-    the digest of its known failures, `code_digest` that of the sources that ran. `dcpbench_commit` is the
-    commit of dcpbench's checkout, `target_commit` that of the user's. Rows that differ only in `repeat` are
-    repeats of one cell.
+    Rows that differ only in `repeat` are repeats of one cell. After a second attempt the row describes that
+    one, and `details` the first.
     """
 
-    cell: str
-    status: str
-    reason: str | None
+    cell: str = _column("the cell's name: its differences from the defaults", MISSING)
+    status: str = _column("the outcome", MISSING)
+    reason: str | None = _column(
+        "why it is not a `pass`: the first mismatch or exception, with rank and phase", MISSING
+    )
     axes: Mapping[str, Any] = field(default_factory=dict)
-    overrides: str = ""
-    repeat: int | None = None
+    overrides: str = _column("the command line words that run this cell again", "")
+    repeat: int | None = _column("which of `repeats` runs this is")
     checks: Mapping[str, bool | None] = field(default_factory=dict)
+    resume: bool | None = _column(
+        "every check of saving and resuming passed and was able to fail; null where none was made"
+    )
+    training: bool | None = _column("the same for checks of training")
+    powered: bool | None = _column("every check has been shown, in this cell, to be able to fail")
+    fault_seen: bool | None = _column("the injected fault was detected as expected; null without one")
+    flaky: bool | None = _column("the retry gave a different status; null if there was no retry")
+    gradient_bound: str | None = _column(
+        "how gradients were compared with the twin's: `rounding_of_sum` or `measured_noise`"
+    )
+    step_bound: str | None = _column(
+        "how optimizer steps were compared with the twin's: `bits`, `rounding` or `measured`"
+    )
+    max_abs_diff: float | None = _column(
+        "the largest difference of restored state; 0 where all of it was restored"
+    )
+    first_mismatch: str | None = _column("the name of the first piece of state that was not restored")
+    loss_at_save: float | None = _column("the loss of the newest checkpoint's step")
+    loss_resumed: float | None = _column(
+        "the last loss of the run that was resumed from the newest checkpoint"
+    )
+    loss_continued: float | None = _column("the loss of the same step in the uninterrupted run")
+    loss_twin: float | None = _column("the unwrapped twin's loss of the same step")
     metrics: Mapping[str, float | int | None] = field(default_factory=dict)
-    powered: bool | None = None
-    resume: bool | None = None
-    training: bool | None = None
-    gradient_bound: str | None = None
-    step_bound: str | None = None
-    max_abs_diff: float | None = None
-    first_mismatch: str | None = None
-    loss_at_save: float | None = None
-    loss_resumed: float | None = None
-    loss_continued: float | None = None
-    loss_twin: float | None = None
-    torch_version: str | None = None
-    python_version: str | None = None
-    load_torch_version: str | None = None
-    load_python_version: str | None = None
-    ranks_per_gpu: int | None = None
-    backend: str | None = None
-    dcpbench_commit: str | None = None
-    target_commit: str | None = None
-    started_at: str | None = None
-    fault_seen: bool | None = None
-    flaky: bool | None = None
-    config_digest: str | None = None
-    expected_digest: str | None = None
-    code_digest: str | None = None
-    config_dir: str | None = None
-    cwd: str | None = None
-    schema_version: int = SCHEMA_VERSION
-    config: Mapping[str, Any] = field(default_factory=dict)
+    torch_version: str | None = _column("of the ranks, or of those that save")
+    python_version: str | None = _column("of the ranks, or of those that save")
+    load_torch_version: str | None = _column("of `load_python`; null without")
+    load_python_version: str | None = _column("of `load_python`; null without")
+    ranks_per_gpu: int | None = _column("the most ranks that share a GPU; null on the CPU")
+    backend: str | None = _column(
+        "what carries collectives on the device: `nccl` or `gloo`; null without a process group"
+    )
+    dcpbench_commit: str | None = _column(
+        "the commit of dcpbench's checkout, `-dirty` if it was changed; null for a wheel"
+    )
+    target_commit: str | None = _column(
+        "the commit of the checkout that holds the user's target, `-dirty` if it was changed; "
+        "name and version of an installed one; null without a target"
+    )
+    started_at: str | None = _column("the start of the cell's first attempt, UTC")
+    config_digest: str | None = _column("of the cell's identity: rows compare where it is equal")
+    expected_digest: str | None = _column(
+        "of the known failures listed for the cell, and of how its fault must be detected"
+    )
+    code_digest: str | None = _column(
+        "of the sources of dcpbench, of every package that a `target` comes from, and of plug-ins"
+    )
+    config_dir: str | None = _column("the folder of `--config-dir`")
+    cwd: str | None = _column("the folder in which the sweep was started")
+    schema_version: int = _column("of the row's format", SCHEMA_VERSION)
+    config: Mapping[str, Any] = _column("the configuration that identifies the cell, by dotted key", dict)
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, column: str) -> Any:
         """Return the value of a column."""
-        for registry, values in ((AXES, self.axes), (CHECKS, self.checks), (METRICS, self.metrics)):
-            if column in registry:
-                return values.get(column)
-        return getattr(self, column)
+        own = next((name for name, registry in _REGISTRIES.items() if column in registry), None)
+        return getattr(self, own).get(column) if own else getattr(self, column)
 
     @property
     def is_ok(self) -> bool:
@@ -115,13 +123,9 @@ class Row:
     @classmethod
     def of(cls, flat: Mapping[str, Any]) -> "Row":
         """Return the row of a flat one; other keys are left out."""
-        own = {item.name for item in fields(cls)} - {"axes", "checks", "metrics"}
-        return cls(
-            **{name: value for name, value in flat.items() if name in own},
-            axes={name: flat.get(name) for name in AXES},
-            checks={name: flat.get(name) for name in CHECKS},
-            metrics={name: flat.get(name) for name in METRICS},
-        )
+        own: dict[str, Any] = {item.name: flat[item.name] for item in fields(cls) if item.name in flat}
+        own |= {item: {name: flat.get(name) for name in names} for item, names in _REGISTRIES.items()}
+        return cls(**own)
 
 
 def cell_seconds(row: Row | Mapping[str, Any]) -> float | None:
@@ -133,28 +137,37 @@ def cell_seconds(row: Row | Mapping[str, Any]) -> float | None:
 NESTED = ("config", "details")
 """The keys of a flat row in addition to the columns; not in `results.csv`."""
 
-REQUIRED = _ORDER[:14]
+_FIRST_AXES = "scenario parallel compile save model optimizer storage world_size device seed"
+REQUIRED = ("cell", "status", "reason", *_FIRST_AXES.split(), "overrides")
 """The columns without which a row is damaged."""
 
 
-def _field_type(hint: Any) -> ColumnType:
-    """Return the type of a field: bool, int, float, str or a mapping, or one of them or None."""
-    python, *none = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    return ColumnType(python if python in (bool, int, float, str) else dict, optional=bool(none))
+def _type_of(spec: AxisSpec | CheckSpec | MetricSpec) -> ColumnType:
+    if isinstance(spec, AxisSpec):
+        return ColumnType(spec.type, spec.nullable)
+    return ColumnType(bool if isinstance(spec, CheckSpec) else int if spec.whole else float)
 
 
-_FIELD_TYPES = {name: _field_type(hint) for name, hint in get_type_hints(Row).items()}
-del _FIELD_TYPES["axes"], _FIELD_TYPES["checks"], _FIELD_TYPES["metrics"]
+_FIELD_TYPES = {
+    name: ColumnType.of(hint) or ColumnType(dict, optional=False)
+    for name, hint in get_type_hints(Row).items()
+}
+_FIELD_HELP = {item.name: item.metadata.get("help", "") for item in fields(Row)}
 
 
 def column_types() -> dict[str, ColumnType]:
-    """Return the type of each column, in their order, then of `NESTED`."""
-    axes = {name: ColumnType(spec.type, spec.nullable) for name, spec in AXES.items()}
-    checks = dict.fromkeys(CHECKS, ColumnType(bool))
-    metrics = {name: ColumnType(int if spec.whole else float) for name, spec in METRICS.items()}
-    types = _FIELD_TYPES | axes | checks | metrics
-    nested = {name: types.pop(name) for name in NESTED}
-    return {name: types[name] for name in (*_ORDER, *types)} | nested
+    """Return the type of each column, in the order of their declarations, then of `NESTED`."""
+    types: dict[str, ColumnType] = {}
+    for name, kind in _FIELD_TYPES.items():
+        registry = _REGISTRIES.get(name)
+        types |= {name: kind} if registry is None else {one: _type_of(registry[one]) for one in registry}
+    return types
+
+
+def column_help() -> dict[str, str]:
+    """Return the help of each column and of `NESTED`."""
+    declared = {name: spec.help for registry in _REGISTRIES.values() for name, spec in registry.items()}
+    return {name: declared.get(name) or _FIELD_HELP[name] for name in column_types()}
 
 
 def columns() -> tuple[str, ...]:

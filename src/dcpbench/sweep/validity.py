@@ -17,7 +17,6 @@ from omegaconf import MISSING
 
 from dcpbench.config.errors import ConfigError, too_small
 from dcpbench.config.groups import (
-    LEAST,
     ActivationCheckpointing,
     Device,
     ModelConfig,
@@ -25,6 +24,7 @@ from dcpbench.config.groups import (
     ParallelConfig,
     StageWorld,
 )
+from dcpbench.config.keys import LEAST
 from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import SEED_STRIDE, Config
 from dcpbench.config.text import as_target, counted, is_dotted
