@@ -269,7 +269,7 @@ def test_parts_are_compared_by_place_by_default() -> None:
 def test_random_state_is_compared_if_restorable() -> None:
     run = build(config(**SMALL), world(), 0)
     assert RANDOM in live_state(run)
-    run.keeps_random = False
+    run.random.kept = False
     assert RANDOM not in live_state(run)
 
 

@@ -114,7 +114,7 @@ def test_fresh_process_reports_missing_values(missing: str, tmp_path: Path) -> N
 def test_trainer_leaves_a_file_for_each_rank(tmp_path: Path) -> None:
     cell, saved = newest(tmp_path)
     dropped = dropped_by(saved)
-    run: Any = mock.Mock(TrainingRun, keeps_random=frozenset())
+    run: Any = mock.Mock(TrainingRun, random=mock.Mock(kept=frozenset()))
     record = steps.RunRecord([1.0])
     standard = replace(cell, config=replace(cell.config, verify=Verify.standard))
     handover.leave_to_trainer(standard, saved, run, record)

@@ -85,7 +85,7 @@ def test_only_needed_generators_are_kept(needed: tuple[str, ...], tmp_path: Path
     checkpoints = [Checkpoint(1, "", mock.Mock(), state) for state in (*own[4:], own[0])]
     steps._keep_random(cell, reference, checkpoints, frozenset(needed))
     assert own == [{"model_equal": {}, **({RANDOM: leaves(*needed)} if needed else {})}] * 6
-    assert reference.trained.keeps_random == frozenset(needed)
+    assert reference.trained.random.kept == frozenset(needed)
     assert (RANDOM in cell.report.not_applied) is not bool(needed)
 
 

@@ -35,7 +35,7 @@ def trained(given: Config) -> TrainingRun:
     run = build(given, world(), given.seed)
     run.train(batches_of(given, world().device), 1)
     if run.needs_random is not None:
-        run.keeps_random = run.needs_random
+        run.random.kept = run.needs_random
     return run
 
 

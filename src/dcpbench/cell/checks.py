@@ -67,7 +67,7 @@ def verify_training(
     cell.report.losses["continued"] = trained.train_state.losses
     with cell.phase("build"):
         unsaved = steps.parallel_run(cell, cell.config.seed)
-        unsaved.keeps_random, unsaved.comes_after = trained.keeps_random, "without a save"
+        unsaved.random.kept, unsaved.comes_after = trained.random.kept, "without a save"
         if prepare:
             prepare(unsaved)
     if trained.why_no_twin:

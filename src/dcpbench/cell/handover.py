@@ -145,7 +145,7 @@ def leave_to_trainer(cell: Cell, newest: Checkpoint, run: TrainingRun, record: R
     if cell.config.verify is not Verify.deep:
         return
     left = [LeftCheckpoint.of(cell, newest, newest.state)]
-    handover = Handover(left, replace(record, unrestored={}), run.keeps_random)
+    handover = Handover(left, replace(record, unrestored={}), run.random.kept)
     with cell.phase("verify", "left"):
         leave(cell, handover, NEWEST_OF_RANK.format(cell.world.rank))
         if cell.world.rank == 0:

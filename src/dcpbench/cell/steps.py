@@ -185,7 +185,7 @@ def _keep_random(
     cell: Cell, reference: ReferenceRun, checkpoints: Iterable[Checkpoint], needed: frozenset[str]
 ) -> None:
     """Drop the state of default generators that training does not draw from."""
-    reference.trained.keeps_random = needed
+    reference.trained.random.kept = needed
     if not needed:
         cell.report.not_applied[RANDOM] = "no step of the trainer draws random numbers that must be restored"
     states = [*reference.record.states.values(), *(one.state for one in checkpoints)]

@@ -25,7 +25,7 @@ def load_and_resume(cell: Cell) -> None:
     checkpoints, record = handover.take_over(loading, steps.open_checkpointer(loading), same_layout)
     target = steps.build_target(loading)
     saved_random = checkpoints[0].state.get(RANDOM, {})
-    target.keeps_random = same_layout and frozenset(name.split(".", 2)[-1] for name in saved_random)
+    target.random.kept = same_layout and frozenset(name.split(".", 2)[-1] for name in saved_random)
     exactly = same_layout and record.torch_version == torch.__version__
     for number, checkpoint in enumerate(reversed(checkpoints)):
         checks.load_and_verify(loading, target, checkpoint, number)

@@ -20,7 +20,7 @@ def save_load(cell: Cell) -> None:
     checks.verify_training(cell, reference)
 
     target = steps.build_target(cell)
-    target.keeps_random = reference.trained.keeps_random
+    target.random.kept = reference.trained.random.kept
     # The newest first, into a model that nothing was loaded into before.
     for number, checkpoint in enumerate(reversed(checkpoints)):
         before = checks.load_and_verify(cell, target, checkpoint, number)

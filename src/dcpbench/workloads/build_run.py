@@ -30,13 +30,12 @@ from dcpbench.verify.snapshot import (
     snapshot_optimizer,
 )
 from dcpbench.verify.whole_tensors import Exchange, assembled
-from dcpbench.workloads import parallelisms
+from dcpbench.workloads import parallelisms, precision
 from dcpbench.workloads.batch import Batch
 from dcpbench.workloads.components import Component, ComponentContext, Ema
 from dcpbench.workloads.generators import (
     ALL,
     OF_TORCH,
-    generators_of,
     seed_generators,
     set_generator,
     state_of_generator,
@@ -79,7 +78,7 @@ def build(config: Config, world: World, seed: int, scheduler: bool = True) -> Tr
         stages = world.submesh(sizes, "pp")
         assert workload.loss is not None, "not divided"
         run.pipeline = Pipeline(model, stages, config.parallel, workload.loss)
-    run.computes_in = parallelisms.computes_in(config.parallel)
+    run.computes_in = precision.computes_in(config.parallel)
     if dp_degree(sizes) > 1 and any(isinstance(one, _BATCH_NORM) for one in model.modules()):
         run.why_layout_bound = "batch normalisation sees a rank's share of each batch"
     run.why_no_twin = getattr(workload.model, "why_no_twin", run.why_no_twin)
@@ -164,9 +163,7 @@ def build_plain(config: Config, world: World, seed: int) -> TrainingRun:
     """Build an unwrapped, uncompiled run that trains on full batches."""
     workload = _workload(config, world.device, seed)
     alone, component = World(0, 1, world.device, None, None), _component(config, world, seed)
-    return TrainingRun(
-        workload, alone, {}, workload.model, seed, component=component, generators=_generators(config)
-    )
+    return TrainingRun(workload, alone, {}, workload.model, seed, True, component, _generators(config))
 
 
 def build_plain_copy(config: Config, world: World, run: TrainingRun) -> TrainingRun:
@@ -182,10 +179,8 @@ def build_twin(config: Config, world: World, seed: int) -> TrainingRun:
     sizes = config.parallel.mesh_sizes(world.size)
     workload = _workload(config, world.device, seed)
     component = _component(config, world, seed)
-    run = TrainingRun(
-        workload, world, sizes, workload.model, seed, component=component, generators=_generators(config)
-    )
-    run.called = parallelisms.cast_as_fsdp(workload.model, config.parallel)
+    run = TrainingRun(workload, world, sizes, workload.model, seed, True, component, _generators(config))
+    run.called = precision.cast_as_fsdp(workload.model, config.parallel)
     if isinstance(run.optimizer, InBackward):
         run.optimizer.in_backward = False
     return run
@@ -299,8 +294,8 @@ def copy_state(run: TrainingRun, other: TrainingRun) -> None:
         _set_model(module, assembled(snapshot_model(run.saved.modules[name]), exchange))
     for name, one in other.saved.others.items():
         one.load_state_dict(copy.deepcopy(run.saved.others[name].state_dict()))
-    theirs = generators_of(run.model)
-    for name, generator in generators_of(other.model).items():
+    theirs = run.random.of_model()
+    for name, generator in other.random.of_model().items():
         if name in theirs:
             set_generator(generator, state_of_generator(theirs[name]))
 

@@ -3,7 +3,7 @@ of Python and of NumPy, whose states are tensors, as a checkpoint has them; and 
 
 import random
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from dcpbench.verify.compare import same_value
 from dcpbench.verify.snapshot import plain_fqn
 
 OF_TORCH = ("cpu", "cuda")
@@ -77,12 +78,18 @@ def _from_tensor(state: torch.Tensor) -> tuple[list[int], float | None]:
 
 
 class RandomState:
-    """The default generators from which a model draws, as for dropout. Each run in a process has a separate
-    state of them.
+    """The generators that a run draws from, as for dropout. Each run in a process has a separate state of the
+    default ones.
 
     Args:
-        names: of the generators.
+        names: of the default ones.
         not_saved: those of them that no checkpoint has.
+        of_model: returns the generators that its model has, by FQN.
+
+    Attributes:
+        drawn: the names of those that steps have drawn from.
+        kept: whether their state is saved and compared, or the names of those whose state is. Another layout
+            draws other numbers, so it cannot be restored there.
     """
 
     def __init__(
@@ -92,9 +99,12 @@ class RandomState:
         device: torch.device,
         names: tuple[str, ...] = OF_TORCH,
         not_saved: frozenset[str] = frozenset(),
+        of_model: Callable[[], dict[str, Any]] = dict,
     ) -> None:
-        self.key, self.not_saved = f"rank{rank}", not_saved
+        self.key, self.not_saved, self.of_model = f"rank{rank}", not_saved, of_model
         self._device, self._names = device, names
+        self.drawn: set[str] = set()
+        self.kept: bool | frozenset[str] = True
         self.seed(seed)
 
     def seed(self, seed: int) -> None:
@@ -112,6 +122,24 @@ class RandomState:
                 yield
             finally:
                 self.states = self._current()
+
+    @contextmanager
+    def noting_draws(self) -> Iterator[None]:
+        """Context manager around a step: note in `drawn` which generators it draws from."""
+        before = self._every()
+        yield
+        after = self._every()
+        self.drawn |= {name for name in before if not same_value(before[name], after.get(name))}
+
+    def contents(self) -> dict[str, Any]:
+        """Return the states that a load has to restore, for comparison."""
+        states = self._every()
+        kept = states if self.kept is True else self.kept or ()
+        return {self.key: {name: state for name, state in states.items() if name in kept}}
+
+    def _every(self) -> dict[str, Any]:
+        of_model = {f"model.{name}": state_of_generator(one) for name, one in self.of_model().items()}
+        return {**of_model, **self.states}
 
     def state_dict(self) -> dict[str, Any]:
         return {self.key: {name: one for name, one in self.states.items() if name not in self.not_saved}}

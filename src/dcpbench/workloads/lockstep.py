@@ -32,7 +32,8 @@ from dcpbench.verify.training import (
 )
 from dcpbench.verify.whole_tensors import Exchange, Parts, any_rank, local_gradient, summed, summed_numbers
 from dcpbench.workloads.build_run import exchange_of, skip_groups_by_shape
-from dcpbench.workloads.parallelisms import broadcasts_buffers, reduced_in, runs_other_kernels
+from dcpbench.workloads.parallelisms import broadcasts_buffers, runs_other_kernels
+from dcpbench.workloads.precision import reduced_in
 from dcpbench.workloads.step_twin import StepTwin, UsedGradients
 from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.twin import Pass, Twin, inexact_steps, state_of

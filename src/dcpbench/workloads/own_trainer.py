@@ -15,12 +15,11 @@ from torch import nn
 
 from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
-from dcpbench.verify.compare import same_value
 from dcpbench.verify.snapshot import persistent_tensors
 from dcpbench.workloads.components import Component
-from dcpbench.workloads.generators import ALL, RandomState
+from dcpbench.workloads.generators import ALL, RandomState, generators_of
 from dcpbench.workloads.optimizers import Optimizers
-from dcpbench.workloads.parallelisms import lay_out_buckets, wrap_model
+from dcpbench.workloads.parallelisms import buckets_kept, wrap_model
 from dcpbench.workloads.saved_objects import SavedObjects
 from dcpbench.workloads.stateful import TrainState
 from dcpbench.workloads.training_run import TrainingRun
@@ -124,15 +123,16 @@ class TrainerRun(TrainingRun):
 
     def __init__(self, config: Config, world: World, seed: int) -> None:
         self.config, self.world, self.sizes = config, world, config.parallel.mesh_sizes(world.size)
-        self.keeps_random, self.draws, self.component = True, False, Component()
-        self.saved = SavedObjects({})
-        self._drawn: set[str] = set()
+        self.component, self.saved = Component(), SavedObjects({})
+        self.random = RandomState(
+            seed, world.rank, world.device, ALL, of_model=lambda: generators_of(self.model)
+        )
         self._start_over(seed)
 
     def _start_over(self, seed: int) -> None:
         config, world, sizes = self.config, self.world, self.sizes
         self.train_state, self.alive = TrainState(), []
-        self.random = RandomState(seed, world.rank, world.device, ALL)
+        self.random.seed(seed)
         setup = Setup(
             config.parallel.name,
             world.device,
@@ -146,7 +146,6 @@ class TrainerRun(TrainingRun):
         with self.random.drawn_from():
             self.trainer = build_trainer(config, setup)
         self._read_attributes()
-        lay_out_buckets(self.model)
 
     def _read_attributes(self) -> None:
         """Read model and optimizer again: a trainer may replace them."""
@@ -170,14 +169,12 @@ class TrainerRun(TrainingRun):
         """
         before = len(self.train_state.losses)
         while self.train_state.step < until:
-            drawn = self.random.states
-            with self.random.drawn_from(), self._noting(optimizers_of(self.trainer)):
+            noting = self._noting(optimizers_of(self.trainer))
+            with buckets_kept(), self.random.noting_draws(), self.random.drawn_from(), noting:
                 loss = self.trainer.step()
             if not isinstance(loss, float | torch.Tensor):
                 raise TypeError(f"step() of the trainer returned a {type(loss).__name__}, not its loss")
             self._read_attributes()
-            now = self.random.states
-            self._drawn |= {name for name, state in drawn.items() if not same_value(state, now[name])}
             self.train_state.record(self.world.means([torch.as_tensor(loss)], [1])[0])
         return self.train_state.losses[before:]
 
@@ -211,7 +208,8 @@ class TrainerRun(TrainingRun):
 
     @property
     def needs_random(self) -> frozenset[str]:
-        return frozenset(() if "random" in getattr(self.trainer, "not_saved", ()) else self._drawn)
+        not_saved = "random" in getattr(self.trainer, "not_saved", ())
+        return frozenset(() if not_saved else self.random.drawn & self.random.states.keys())
 
 
 def attributes_of(trainer: Trainer) -> tuple[dict[str, Any], dict[str, str]]:

@@ -7,10 +7,9 @@ the configuration of the parallelism, and returns the module to train.
 import copy
 import fnmatch
 import pkgutil
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -22,7 +21,6 @@ from torch.distributed._functional_collectives import (
     reduce_scatter_tensor_autograd,
 )
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -33,9 +31,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor import parallel as tp
-from torch.nn import functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel, distributed
-from torch.utils._pytree import tree_map_only
 
 from dcpbench.config.groups import ActivationCheckpointing, ParallelConfig
 from dcpbench.config.mesh import SHARE_DATA
@@ -142,7 +138,7 @@ def fsdp(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Modul
 def fsdp2(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:
     """FSDP2: `fully_shard` of the root; TP inside if the mesh has it."""
     _skip_what_is_not_sharded(model)
-    fully_shard(model, mesh=_tensor_parallel(model, mesh, config), **_fully_shard_options(config))
+    fully_shard(model, mesh=_tensor_parallel(model, mesh, config), **fully_shard_options(config))
     return model
 
 
@@ -150,7 +146,7 @@ def fsdp2_per_layer(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) 
     """FSDP2 as in trainers: `fully_shard` of each layer, then of the root with the remaining parameters,
     among them those that layers share. TP inside if the mesh has it."""
     _skip_what_is_not_sharded(model, together=False)
-    dp_mesh, options = _tensor_parallel(model, mesh, config), _fully_shard_options(config)
+    dp_mesh, options = _tensor_parallel(model, mesh, config), fully_shard_options(config)
     named = config.layers if isinstance(config, PlannedParallel) else ()
     for layer in layers_of_their_own(model, named):
         fully_shard(layer, mesh=dp_mesh, **options)
@@ -177,18 +173,6 @@ def buckets_kept() -> Iterator[None]:
         yield
 
 
-def lay_out_buckets(model: nn.Module) -> None:
-    """Run a backward pass through DDP, after the first of which it rearranges its gradient buckets and sums
-    in another order. A resumed run would differ by that alone. The loss is the sum of the parameters: nothing
-    is drawn, and no buffer changes."""
-    for ddp in model.modules():
-        if isinstance(ddp, DistributedDataParallel):
-            trained = [one for one in ddp.module.parameters() if one.requires_grad]
-            with mock.patch.object(ddp.module, "forward", partial(_sum, trained, _sparse(ddp))):
-                ddp().backward()
-            ddp.zero_grad()
-
-
 def _sparse(model: nn.Module) -> set[int]:
     """Return the `id` of each parameter with sparse gradients."""
     tables = [one for one in model.modules() if isinstance(one, nn.Embedding | nn.EmbeddingBag)]
@@ -210,17 +194,6 @@ def _skip_what_is_not_sharded(model: nn.Module, together: bool = True) -> None:
         ):
             if refused and one.requires_grad:
                 raise Skip(f"torch's FSDP does not train {name}, which {what}")
-
-
-def _sum(parameters: Iterable[torch.Tensor], sparse: Container[int]) -> Any:
-    """Return a real number with a gradient for each parameter, sparse for those whose `id` is in `sparse`."""
-
-    def real_sum(parameter: torch.Tensor) -> torch.Tensor:
-        if id(parameter) in sparse:
-            parameter = F.embedding(parameter.new_empty(0, dtype=torch.int64), parameter, sparse=True)
-        return torch.view_as_real(parameter).sum() if parameter.is_complex() else parameter.sum()
-
-    return sum(map(real_sum, parameters))
 
 
 def check_plan(model: nn.Module, plan: Mapping[str, str]) -> None:
@@ -247,7 +220,7 @@ def expert_parallel(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) 
     """Experts over `ep`, with `fully_shard` of each rank's over `dp_shard`; everything else by `fully_shard`
     over all ranks. Every rank has different samples, which all experts see. The option `sums` reduces the
     experts' gradients by sums."""
-    options = _fully_shard_options(config)
+    options = fully_shard_options(config)
     # gloo can only sum, and over one rank torch then divides twice: findings/gradient-divide-factor.md
     sums = options.pop("sums", mesh["dp_shard"].size() > 1)
     for name in config.ep_plan:
@@ -279,33 +252,6 @@ def _to_own_samples(_: nn.Module, output: torch.Tensor, mesh: DeviceMesh) -> tor
     return own
 
 
-def computes_in(config: ParallelConfig) -> frozenset[torch.dtype]:
-    """Return the dtypes of mixed precision that a parallelism computes in."""
-    policy = config.options.get("mp_policy", {})
-    return frozenset(getattr(torch, value) for name, value in policy.items() if name.endswith("_dtype"))
-
-
-_REDUCED_IN: dict[Callable[..., Any], torch.dtype | None] = {
-    default_hooks.allreduce_hook: None,
-    default_hooks.fp16_compress_hook: torch.float16,
-    default_hooks.bf16_compress_hook: torch.bfloat16,
-}
-"""The dtype in which DDP's communication hooks reduce gradients; None is the gradient's."""
-
-
-def reduced_in(model: nn.Module, config: ParallelConfig) -> tuple[torch.dtype | None, str | None]:
-    """Return the dtype in which gradients are reduced, None if it is the gradient's; and why they are not the
-    mean of the ranks' gradients, if they are not."""
-    for ddp in model.modules():
-        for hook, _ in getattr(ddp, "_comm_hooks", ()) if isinstance(ddp, DistributedDataParallel) else ():
-            if hook not in _REDUCED_IN:
-                name = getattr(hook, "__qualname__", type(hook).__qualname__)
-                return None, f"the communication hook {name} changes gradients"
-            return _REDUCED_IN[hook], None
-    policy = _fully_shard_options(config).get("mp_policy")
-    return (policy.reduce_dtype or policy.param_dtype if policy else None), None
-
-
 def broadcasts_buffers(model: nn.Module) -> bool:
     """Return whether each forward pass begins with the first rank's buffers."""
     return any(isinstance(one, DistributedDataParallel) and one.broadcast_buffers for one in model.modules())
@@ -317,47 +263,6 @@ def runs_other_kernels(config: Config, sizes: Mapping[str, int]) -> bool:
     split = {"pp", "ep", "tp"} & sizes.keys()
     known = config.parallel.target.startswith(f"{__name__}.")
     return bool(split or config.compile or not config.deterministic or not known)
-
-
-class _CastAsFsdp(nn.Module):
-    """A plain model that computes in the dtypes of FSDP's mixed precision: it casts parameters, inputs and
-    output."""
-
-    def __init__(self, model: nn.Module, policy: MixedPrecisionPolicy) -> None:
-        super().__init__()
-        self._model, self._policy = model, policy
-        self._casts: dict[str, tuple[Any, torch.Tensor]] = {}
-
-    def forward(self, *inputs: Any, **options: Any) -> Any:
-        policy = self._policy
-        parameters: dict[str, torch.Tensor] = dict(self._model.named_parameters())
-        if dtype := policy.param_dtype:
-            parameters = {name: self._parameter_in(dtype, name, one) for name, one in parameters.items()}
-            if policy.cast_forward_inputs:
-                inputs, options = _cast((inputs, options), dtype)
-        output = torch.func.functional_call(self._model, parameters, inputs, options)
-        return _cast(output, policy.output_dtype) if policy.output_dtype else output
-
-    def _parameter_in(self, dtype: torch.dtype, name: str, parameter: torch.Tensor) -> torch.Tensor:
-        """Cast a parameter once for all forward passes before it changes: so the gradients of several passes
-        are summed in this dtype, as by FSDP."""
-        state = parameter._version, parameter.requires_grad and torch.is_grad_enabled()
-        if name not in self._casts or self._casts[name][0] != state:
-            self._casts[name] = state, parameter.to(dtype)
-        return self._casts[name][1]
-
-
-def _cast(values: Any, dtype: torch.dtype) -> Any:
-    """Cast as `fully_shard` does, which leaves unknown objects as they are."""
-    return tree_map_only(torch.Tensor, lambda one: one.to(dtype) if one.is_floating_point() else one, values)
-
-
-def cast_as_fsdp(model: nn.Module, config: ParallelConfig) -> nn.Module:
-    """Return a plain model that computes in the dtypes of a parallelism."""
-    policy = _fully_shard_options(config).get("mp_policy")
-    if policy and is_dictionary(model):
-        return nn.ModuleDict({name: _CastAsFsdp(one, policy) for name, one in model.items()})
-    return _CastAsFsdp(model, policy) if policy else model
 
 
 def wrap_layers(
@@ -387,7 +292,7 @@ def compiled(model: nn.Module) -> Any:
     return torch.compile(model, dynamic=False)
 
 
-def _fully_shard_options(config: ParallelConfig) -> dict[str, Any]:
+def fully_shard_options(config: ParallelConfig) -> dict[str, Any]:
     """Return the options of `fully_shard`, with policies built from the configuration."""
     options: dict[str, Any] = {**config.options}
     if "mp_policy" in options:

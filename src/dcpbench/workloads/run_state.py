@@ -63,8 +63,8 @@ def live_state(run: TrainingRun) -> State:
         "optim_equal": snapshot_optimizer(run.model, run.optimizer, parts),
         "extra_equal": snapshot_nested(run.objects()) | run.component.leaves() | run.saved.leaves(),
     }
-    if run.keeps_random:
-        state[RANDOM] = snapshot_nested({"random": run.random_state()})
+    if run.random.kept:
+        state[RANDOM] = snapshot_nested({"random": run.random.contents()})
     everything = {name: leaf for leaves in state.values() for name, leaf in leaves.items()}
     return {**state, FLAGS: snapshot_flags(run.model, run.optimizer, everything, run.clears_gradients, parts)}
 

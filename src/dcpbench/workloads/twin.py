@@ -241,7 +241,7 @@ class Twin:
         and the attributes of modules, such as a counter of steps, to what they are now."""
         model, states = self.model, dict(self.run.random.states)
         restore_objects = self.run.saved.kept()
-        drawn = [(one, state_of_generator(one)) for one in self.run.model_generators.values()]
+        drawn = [(one, state_of_generator(one)) for one in self.run.random.of_model().values()]
         held = [one.detach().clone() for one in (*model.parameters(), *model.buffers())]
         attributes = [(module, dict(vars(module))) for module in model.modules()]
         # Hooks, buffers and a user's own lists are in containers that a pass changes in place.

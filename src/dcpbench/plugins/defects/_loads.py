@@ -45,7 +45,7 @@ def load_again(cell: Cell, reference: Resumed, steps: int = 0) -> TrainingRun:
     run.component.prepare(run.model, checkpoint.step)
     if cell.config.load_into.filled:
         run.fill_optimizer()
-    run.keeps_random = frozenset(name.split(".", 2)[-1] for name in checkpoint.state.get(RANDOM, {}))
+    run.random.kept = frozenset(name.split(".", 2)[-1] for name in checkpoint.state.get(RANDOM, {}))
     checkpoint.checkpointer.load(run.state(), checkpoint.checkpoint_id)
     run.is_at(checkpoint.step)
     return run

@@ -1,0 +1,202 @@
+"""A model with its optimizer and everything else that a checkpoint contains."""
+
+from collections.abc import Collection, Iterable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions
+from torch.optim.lr_scheduler import LRScheduler
+
+from dcpbench.config.groups import OptimizerStateAs
+from dcpbench.verify.perturb import FUNCTION_IF_NONE, perturb_model, perturb_optimizer, perturbed
+from dcpbench.verify.snapshot import Leaves, named_parts, parts_of_each
+from dcpbench.workloads.components import Component
+from dcpbench.workloads.generators import RandomState, generators_of, reseed
+from dcpbench.workloads.optimizers import Optimizers
+from dcpbench.workloads.saved_objects import SavedObjects
+from dcpbench.workloads.stateful import (
+    ModelState,
+    MovingObject,
+    Noise,
+    OptimizerState,
+    PlainOptimizerState,
+    SchedulerMadeByLoad,
+    TrainState,
+)
+from dcpbench.workloads.workload import Workload, is_not_saved, objects_of
+from dcpbench.workloads.world import World
+
+_DP_STRIDE = 7919
+"""Distance between the seeds of data-parallel ranks."""
+
+
+class SavedRun:
+    """A run that is saved and loaded. `TrainingRun` trains it.
+
+    Attributes:
+        world: the ranks that have it.
+        sizes: the sizes of their mesh.
+        optimizer_state: how the state of its optimizer is saved.
+        unreadable: the types of its `objects` that cannot be compared, by name.
+        left_out: the parts of the model that no checkpoint has, by FQN.
+        options: of torch's state-dict functions for model and optimizer.
+        comes_after: the last save or load of it, for people.
+    """
+
+    optimizer_state: OptimizerStateAs | None = None
+    unreadable: Mapping[str, str] = MappingProxyType({})
+    left_out: Collection[str] = ()
+    _unchanged: Collection[str] = ()
+    options = StateDictOptions()
+    comes_after = "before the first save"
+
+    def __init__(
+        self,
+        workload: Workload,
+        world: World,
+        sizes: dict[str, int],
+        model: nn.Module,
+        seed: int,
+        scheduler: bool,
+        component: Component,
+        generators: tuple[str, ...],
+    ) -> None:
+        self.model, self.world, self.sizes = model, world, sizes
+        self.component = component
+        self.saved = SavedObjects(objects_of(workload, model), partial(is_not_saved, workload))
+        made = workload.optimizer(model)
+        self.optimizer = Optimizers(made) if isinstance(made, list) else made
+        self._make_scheduler, self._scheduled_later = workload.scheduler, not scheduler
+        self._scheduler = workload.scheduler(self.optimizer) if scheduler and workload.scheduler else None
+        unsaved = frozenset(name for name in generators if is_not_saved(workload, f"random.{name}"))
+        # Only a user's model has generators; it may draw from Python's too.
+        of_model = partial(generators_of, model) if "python" in generators else dict
+        self.random = RandomState(seed, world.rank, world.device, generators, unsaved, of_model)
+        self._start_over(seed)
+
+    def _start_over(self, seed: int) -> None:
+        self.noise = Noise(seed)
+        self.tensor_object = MovingObject(seed, self.world.device)
+        self.train_state = TrainState()
+        # As in any trainer, only ranks with the same data draw the same.
+        self.random.seed(seed + _DP_STRIDE * self.world.dp_rank(self.sizes))
+
+    @property
+    def has_scheduler(self) -> bool:
+        """Whether there is a learning rate scheduler."""
+        return self._make_scheduler is not None
+
+    @property
+    def scheduler(self) -> LRScheduler:
+        """The learning rate scheduler."""
+        assert self._scheduler is not None, "a load creates it"
+        return self._scheduler
+
+    def _make_later(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
+        assert self._make_scheduler is not None
+        made = self._make_scheduler(optimizer)
+        if optimizer is self.optimizer:
+            self._scheduler = made
+        return made
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint contains: one `Stateful` for each top-level key."""
+        optimizer = PlainOptimizerState if self.optimizer_state else OptimizerState
+        made_later = SchedulerMadeByLoad(self._make_later, self.optimizer)
+        return {
+            "model": ModelState(self.model, self.options, self.is_left_out if self.left_out else None),
+            "optimizer": optimizer(self.model, self.optimizer, self.options),
+            **({"scheduler": self._scheduler or made_later} if self.has_scheduler else {}),
+            "noise": self.noise,
+            "tensor_object": self.tensor_object,
+            "train_state": self.train_state,
+            **({"random": self.random} if self.random.kept else {}),
+            **self.component.state(self.options),
+            **self.saved.state(self.options),
+        }
+
+    def objects(self) -> dict[str, dict[str, Any]]:
+        """Return the state in addition to model and optimizer, for comparison."""
+        scheduler = dict(self._scheduler.state_dict()) if self._scheduler else {}
+        return {
+            **({"scheduler": scheduler} if self.has_scheduler else {}),
+            "noise": self.noise.state_dict(),
+            "tensor_object": self.tensor_object.state_dict(),
+            "train_state": self.train_state.contents(),
+        }
+
+    def forget(self, seed: int) -> None:
+        """Start over with other values in all objects."""
+        self._start_over(seed)
+        self.train_state = TrainState(-1, float(seed), [float(seed)])
+        self.component.forget(seed)
+        self.saved.forget(seed)
+        for generator in self.random.of_model().values():
+            reseed(generator, seed)
+        if self._scheduled_later:
+            self._scheduler = None
+        elif self.has_scheduler:
+            self.scheduler.load_state_dict(perturbed(self.scheduler.state_dict()))
+
+    def make_different(self, seed: int, optimizer: Leaves | None) -> None:
+        """Change everything that a load restores; `optimizer` is the saved optimizer state."""
+        self.forget(seed)
+        self._unchanged = perturb_model(self.model, seed, self.is_left_out)
+        perturb_optimizer(self.optimizer, seed, optimizer)
+
+    def fill_optimizer(self) -> None:
+        """Give an empty optimizer the state that DCP gives it."""
+        OptimizerState(self.model, self.optimizer, self.options).state_dict()
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """The parameters of the optimizer."""
+        return [value for group in self.optimizer.param_groups for value in group["params"]]
+
+    @property
+    def numbers(self) -> dict[str, str]:
+        """The numbers under which the optimizer state is saved, by FQN; empty if it is saved by FQN."""
+        if not self.optimizer_state:
+            return {}
+        parts = parts_of_each(named_parts(self.model))
+        return {name: str(number) for number, value in enumerate(self.trained) for name in parts[id(value)]}
+
+    def is_at(self, step: int) -> None:
+        """Note the step after which the loaded checkpoint was saved, if the load has not restored it."""
+
+    def set_again(self) -> None:
+        """Load its own state dicts."""
+        for each in self.state().values():
+            each.load_state_dict(each.state_dict())
+
+    def may_be_constant(self, name: str) -> bool:
+        """Return whether an entry of `objects` may be the same in a new run: functions of a scheduler, which
+        compare as equal, and the layout of a data loader."""
+        first, *rest = name.split(".")
+        functions = first == "scheduler" and not {"lr_lambdas", FUNCTION_IF_NONE}.isdisjoint(rest)
+        return first == "data_loader" or first in self.saved.others or functions
+
+    def is_left_out(self, name: str) -> bool:
+        """Return whether no checkpoint has this part of the model, so that each new run must have it."""
+        return _is_within(name, self.left_out)
+
+    def may_be_constant_in_model(self, name: str) -> bool:
+        """Return whether a part of the model may be the same in a new run: it is left out, or is extra state
+        that refuses other values."""
+        return _is_within(name, (*self.left_out, *self._unchanged))
+
+    @property
+    def needs_random(self) -> frozenset[str] | None:
+        """The generators that a load has to restore; None means the default ones. A step that draws from
+        another one, or from one that is not saved, needs that."""
+        random = self.random
+        if not random.not_saved and not random.of_model():
+            return None
+        return frozenset(random.drawn | (random.states.keys() - random.not_saved))
+
+
+def _is_within(name: str, parts: Iterable[str]) -> bool:
+    return any(name == one or name.startswith(f"{one}.") for one in parts)
