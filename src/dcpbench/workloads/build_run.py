@@ -32,7 +32,7 @@ from dcpbench.verify.snapshot import (
 from dcpbench.verify.whole_tensors import Exchange, assembled
 from dcpbench.workloads import parallelisms, precision
 from dcpbench.workloads.batch import Batch
-from dcpbench.workloads.components import Component, ComponentContext, Ema
+from dcpbench.workloads.components import Component, ComponentContext
 from dcpbench.workloads.generators import (
     ALL,
     OF_TORCH,
@@ -281,23 +281,17 @@ def copy_state(run: TrainingRun, other: TrainingRun) -> None:
         other.scheduler.load_state_dict(run.scheduler.state_dict())
     other.noise.load_state_dict(run.noise.state_dict())
     other.tensor_object.load_state_dict(copy.deepcopy(run.tensor_object.state_dict()))
-    if isinstance(run.component, Ema) and isinstance(other.component, Ema):
-        average = snapshot_model(run.component.average)
-        _set_model(other.component.average, assembled(average, exchange))
-    else:
-        state = run.component.state(run.options)
-        for name, one in other.component.state(other.options).items():
-            one.load_state_dict(copy.deepcopy(state[name].state_dict()))
     other.train_state = replace(run.train_state, losses=[*run.train_state.losses])
     other.random.states = dict(run.random.states)
-    for name, module in other.saved.modules.items():
-        _set_model(module, assembled(snapshot_model(run.saved.modules[name]), exchange))
-    for name, one in other.saved.others.items():
-        one.load_state_dict(copy.deepcopy(run.saved.others[name].state_dict()))
-    theirs = run.random.of_model()
+    for mine, theirs in (run.saved, other.saved), (run.component.saved, other.component.saved):
+        for name, module in theirs.modules.items():
+            _set_model(module, assembled(snapshot_model(mine.modules[name]), exchange))
+        for name, one in theirs.others.items():
+            one.load_state_dict(copy.deepcopy(mine.others[name].state_dict()))
+    drawn = run.random.of_model()
     for name, generator in other.random.of_model().items():
-        if name in theirs:
-            set_generator(generator, state_of_generator(theirs[name]))
+        if name in drawn:
+            set_generator(generator, state_of_generator(drawn[name]))
 
 
 @torch.no_grad()

@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from dcpbench.verify.perturb import perturb_model, perturbed
-from dcpbench.verify.snapshot import Leaves, named_parameters, snapshot_model, snapshot_nested
-from dcpbench.workloads.stateful import ModelState
+from dcpbench.verify.perturb import perturbed
+from dcpbench.verify.snapshot import named_parameters
+from dcpbench.workloads.saved_objects import SavedObjects
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,13 @@ class ComponentContext:
 
 
 class Component:
-    """Plain training, without a component. Subclasses, built from a `ComponentContext`, change a part."""
+    """Plain training, without a component. Subclasses, built from a `ComponentContext`, change a part.
+
+    Attributes:
+        saved: its objects that checkpoints have.
+    """
+
+    saved = SavedObjects({})
 
     def __init__(self, context: ComponentContext | None = None) -> None:
         """Build nothing."""
@@ -61,16 +66,9 @@ class Component:
     def follow(self, model: nn.Module) -> None:
         """Update the component after a step of the model."""
 
-    def state(self, options: StateDictOptions) -> dict[str, Any]:
-        """Return what a checkpoint contains: one `Stateful` for each top-level key."""
-        return {}
-
-    def leaves(self) -> Leaves:
-        """Return the same for comparison."""
-        return snapshot_nested({key: one.state_dict() for key, one in self.state(StateDictOptions()).items()})
-
     def forget(self, seed: int) -> None:
         """Change all values."""
+        self.saved.forget(seed)
 
 
 class Ema(Component):
@@ -81,18 +79,10 @@ class Ema(Component):
         self.average = AveragedModel(context.model(), multi_avg_fn=get_ema_multi_avg_fn(decay))
         wrapped = context.wrap(self.average.module)
         self.average.module = wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
+        self.saved = SavedObjects({"ema": self.average})
 
     def follow(self, model: nn.Module) -> None:
         self.average.update_parameters(model)
-
-    def state(self, options: StateDictOptions) -> dict[str, Any]:
-        return {"ema": ModelState(self.average, options)}
-
-    def leaves(self) -> Leaves:
-        return {f"ema.{name}": leaf for name, leaf in snapshot_model(self.average).items()}
-
-    def forget(self, seed: int) -> None:
-        perturb_model(self.average, seed)
 
 
 class Freezing(Component):
@@ -116,6 +106,7 @@ class GradScaling(Component):
 
     def __init__(self, context: ComponentContext, **options: Any) -> None:
         self.scaler = torch.amp.GradScaler(context.device.type, **options)
+        self.saved = SavedObjects({"grad_scaler": self.scaler})
 
     def backward(self, loss: torch.Tensor) -> None:
         self.scaler.scale(loss).backward()
@@ -126,9 +117,6 @@ class GradScaling(Component):
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         self.scaler.step(optimizer)
         self.scaler.update()
-
-    def state(self, options: StateDictOptions) -> dict[str, Any]:
-        return {"grad_scaler": self.scaler}
 
     def forget(self, seed: int) -> None:
         state = self.scaler.state_dict()
@@ -148,6 +136,7 @@ class DataLoading(Component):
 
     def __init__(self, context: ComponentContext, batches: int, one_generator: bool) -> None:
         self._batches, self._one_generator = batches, one_generator
+        self.saved = SavedObjects({"data_loader": self})
         self._start_over(context.data_seed)
 
     def _start_over(self, seed: int) -> None:
@@ -170,9 +159,6 @@ class DataLoading(Component):
                 return number
             self._epoch = None
         raise AssertionError("an epoch without batches")
-
-    def state(self, options: StateDictOptions) -> dict[str, Any]:
-        return {"data_loader": self}
 
     def forget(self, seed: int) -> None:
         self._start_over(seed)

@@ -61,7 +61,7 @@ def live_state(run: TrainingRun) -> State:
     state = {
         "model_equal": snapshot_model(run.model, parts),
         "optim_equal": snapshot_optimizer(run.model, run.optimizer, parts),
-        "extra_equal": snapshot_nested(run.objects()) | run.component.leaves() | run.saved.leaves(),
+        "extra_equal": snapshot_nested(run.objects()) | run.component.saved.leaves() | run.saved.leaves(),
     }
     if run.random.kept:
         state[RANDOM] = snapshot_nested({"random": run.random.contents()})

@@ -114,7 +114,7 @@ class SavedRun:
             "tensor_object": self.tensor_object,
             "train_state": self.train_state,
             **({"random": self.random} if self.random.kept else {}),
-            **self.component.state(self.options),
+            **self.component.saved.state(self.options),
             **self.saved.state(self.options),
         }
 

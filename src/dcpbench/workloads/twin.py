@@ -371,7 +371,7 @@ def state_of(run: TrainingRun, parts: ParameterParts | None = None) -> Leaves:
     are the `named_parts` of the model, if known."""
     parts = parts or named_parts(run.model)
     model = snapshot_model(run.model, parts)
-    held = {**of_kind("param", model), **of_kind("buffer", model), **run.component.leaves()}
+    held = {**of_kind("param", model), **of_kind("buffer", model), **run.component.saved.leaves()}
     held |= run.saved.module_leaves()
     tensors = {name: leaf for name, leaf in held.items() if isinstance(leaf, TensorLeaf)}
     optimizer = snapshot_optimizer(run.model, run.optimizer, parts)
