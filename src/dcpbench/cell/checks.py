@@ -13,7 +13,7 @@ from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import (
     Resumed,
-    defects_at,
+    SomeNames,
     equal_names,
     explained,
     explained_restored,
@@ -30,6 +30,7 @@ from dcpbench.verify.perturb import compare_controlled, unlike
 from dcpbench.verify.plain_read import WholeValues
 from dcpbench.verify.resumed import ResumedRule
 from dcpbench.verify.snapshot import Leaves
+from dcpbench.verify.tolerances import TOLERANCES, loss_tolerance
 from dcpbench.workloads import build_run, lockstep
 from dcpbench.workloads.build_run import copy_state
 from dcpbench.workloads.lockstep import Lockstep
@@ -92,15 +93,9 @@ def _train_with_twin(
 ) -> tuple[list[float], list[float]]:
     """Train a run up to and including step `until`, compare each step with that of a twin in the same state,
     and return the losses of both."""
-
-    def explain(found: Compared, about: Callable[[], Any], equal: Callable[[Any], set[str]]) -> Compared:
-        check = lockstep.GRADIENT
-        return explained(cell, "twin", {check: found}, about, lambda _, one: equal(one[check]))[check]
-
     before = len(run.train_state.losses)
     with cell.phase("verify", "training"):
-        explains = explain if defects_at(cell, "twin") else None
-        compared_steps = Lockstep(cell.config, cell.world, run, twin, explains)
+        compared_steps = Lockstep(cell.config, cell.world, run, twin, partial(explained, cell, "twin"))
     while run.train_state.step < until:
         with cell.training(run), run.recording() as gradients:
             run.train(cell.batches, run.train_state.step + 1)
@@ -289,7 +284,8 @@ def resume(
         drawn = bool(target.draws and target.sizes)
         dtypes = target.dtypes.union(record.computes_in)
         expected = record.losses[taken.start - 1 : last]
-        rule = ResumedRule.of(expected, taken.start, exactly, cell.config.tolerance.value, dtypes, drawn)
+        share = TOLERANCES[cell.config.tolerance.value]
+        rule = ResumedRule(expected, taken.start, exactly, share, loss_tolerance(share, dtypes), drawn)
         compared: dict[str, Compared] = {}
         if exactly or not _layout_matters(cell, target, record.why_layout_bound):
             others = (steps.unrestored_losses(cell, record, number, taken) for number in range(_UNRESTORED))
@@ -300,7 +296,7 @@ def resume(
                 compared[part] = reference.compared(part, leaves, cell.world.group)
 
         def equal(part: str, state: State) -> set[str]:
-            if "extra_equal" not in state:  # a defect that expects some names only
+            if isinstance(state, SomeNames):
                 return same_leaves(state.get(part, {}), live_state(target).get(part, {}))
             if part == rule.check:
                 return rule.same_losses(resumed, state)

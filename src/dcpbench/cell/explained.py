@@ -54,6 +54,11 @@ class Resumed:
     expected: State
 
 
+class SomeNames(State):
+    """The state that a defect expects at `resumed` under these names only, bit for bit. Any other state that
+    it expects is that of another run, which may round differently."""
+
+
 @dataclass(frozen=True)
 class RaisedInLoad:
     """The reference of a load that raised on every rank: the checkpoint, and the texts of the exceptions."""

@@ -287,7 +287,7 @@ def _audit(cell: Cell, checkpoint: SavedCheckpoint, on_several_hosts: bool) -> N
         files = checkpointer.digests_with_late(checkpoint_id, files, complete_at)
     mine = checkpoint.keys, files, _synced(cell, checkpoint)
     where = f"once the save of step {checkpoint.step} had ended"
-    cell.record("side_effect_free", checkpoint.opened.compare(), where, side_effects.SAVE)
+    side_effects.record_open(cell, checkpoint.opened, where, side_effects.SAVE)
     keys, (files, *_), synced = zip(*cell.world.gathered(mine), strict=True)
     if files:
         now = partial(checkpointer.digests, checkpoint_id)
@@ -322,7 +322,8 @@ def _compare_files(cell: Cell, checkpoint: SavedCheckpoint) -> None:
         cell.report.not_applied.setdefault("files_equal", "nothing else reads files of this format")
         return
     here = cell.world.rank, cell.world.size, cell.world.device
-    seen = compare_stored(checkpoint.by_key, stored, *here)
+    parts = checkpoint.by_key.values()
+    seen = compare_stored(parts, stored, *here)
     names = frozenset(one.name for one in seen.found)
 
     def equal(_: str, state: State) -> set[str]:
@@ -330,8 +331,8 @@ def _compare_files(cell: Cell, checkpoint: SavedCheckpoint) -> None:
         return again.names.keys() - {one.name for one in again.found}
 
     about = partial(StoredFiles, checkpoint, stored, names)
-    by_key = {"files_equal": {key: leaf for leaves in checkpoint.by_key for key, leaf in leaves.items()}}
-    kept = without_overwritten(cell, checkpoint.source, {"files_equal": seen}, by_key, equal)
+    saved = {"files_equal": {key: leaf for leaves in parts for key, leaf in leaves.items()}}
+    kept = without_overwritten(cell, checkpoint.source, {"files_equal": seen}, saved, equal)
     compared = explained(cell, "stored", kept, about, equal)
     cell.record("files_equal", compared["files_equal"], str(checkpoint), ("saved {}", "{} in the files"))
 
@@ -389,4 +390,4 @@ def load(
         cell.world.synchronize()
         took_s = time.perf_counter() - began
     cell.measure("load_s", took_s, cell.measured("load_s"), "load")
-    cell.record("side_effect_free", opened.compare(), where, side_effects.LOAD)
+    side_effects.record_open(cell, opened, where, side_effects.LOAD)

@@ -5,20 +5,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
 from dcpbench.verify.compare import ABSENT, same_leaves, same_value
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf, of_kind
-from dcpbench.verify.tolerances import (
-    TOLERANCES,
-    far_tensors,
-    loss_name,
-    loss_tolerance,
-    losses_close,
-    losses_equal,
-)
+from dcpbench.verify.tolerances import far_tensors, loss_name, losses_close, losses_equal
 
 _DRAWN = {"loss": 0.02, "model_equal": 0.1, "optim_equal": 2.0}
 """Tolerances for a run with a known defect that draws different random numbers: of losses, as a fraction of
@@ -45,20 +36,6 @@ class ResumedRule:
     tolerance: float
     loss_tolerance: float
     drawn: bool
-
-    @classmethod
-    def of(
-        cls,
-        expected: list[float],
-        first: int,
-        exactly: bool,
-        tolerance: str,
-        dtypes: Iterable[torch.dtype],
-        drawn: bool,
-    ) -> "ResumedRule":
-        """Return the rule for a run that computes in these dtypes, with the tolerance of this name."""
-        share = TOLERANCES[tolerance]
-        return cls(expected, first, exactly, share, loss_tolerance(share, dtypes), drawn)
 
     @property
     def check(self) -> str:

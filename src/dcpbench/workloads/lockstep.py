@@ -74,9 +74,10 @@ class _Losses:
     size: float
 
 
-_Equal = Callable[[Mapping[str, TwinGradient]], set[str]]
-Explain = Callable[[Compared, Callable[[], TwinGradients], _Equal], Compared]
-"""Names the defects that cause mismatches, given functions that build the reference and compare again."""
+_Equal = Callable[[str, Mapping[str, Mapping[str, TwinGradient]]], set[str]]
+Explain = Callable[[Mapping[str, Compared], Callable[[], TwinGradients], _Equal], Mapping[str, Compared]]
+"""Names the defects that cause mismatches of checks, given functions that build the reference and compare
+again."""
 _Passes = tuple[Pass, list[Pass]]
 """The twin's pass, and the jittered ones."""
 
@@ -87,7 +88,7 @@ class Lockstep:
     Args:
         world: the ranks that train the run.
         twin: an unwrapped run in the state of the run.
-        explain: attributes mismatches of gradients to known defects; None if no defect applies.
+        explain: attributes mismatches of gradients to known defects.
 
     Attributes:
         not_applied: why checks are not made.
@@ -95,7 +96,7 @@ class Lockstep:
     """
 
     def __init__(
-        self, config: Config, world: World, run: TrainingRun, twin: TrainingRun, explain: Explain | None
+        self, config: Config, world: World, run: TrainingRun, twin: TrainingRun, explain: Explain
     ) -> None:
         skip_groups_by_shape(config, run, twin)
         self._world, self._run, self._explain = world, run, explain
@@ -236,15 +237,14 @@ class Lockstep:
                 control = compare_gradient(name, step, part, twin.made_different(bound.control))
                 result.fired[of_use] = control[0] is not None
 
-        def equal(state: Mapping[str, TwinGradient]) -> set[str]:
-            both = {name: twin for name, twin in state.items() if name in parts}
+        def equal(check: str, state: Mapping[str, Mapping[str, TwinGradient]]) -> set[str]:
+            both = {name: twin for name, twin in state[check].items() if name in parts}
             found = {name: compare_gradient(name, step, parts[name], twin)[0] for name, twin in both.items()}
             return {name for name, finding in found.items() if finding is None}
 
-        if self._explain:
-            about = partial(self._reference, step, passes, again)
-            found = [*self._explain(Compared(found, {}, {}), about, equal).found]
-        result.found += [replace(one, name=one.name + use) for one in found]
+        about = partial(self._reference, step, passes, again)
+        done = self._explain({GRADIENT: Compared(found, {}, {})}, about, equal)[GRADIENT]
+        result.found += [replace(one, name=one.name + use) for one in done.found]
 
     def _twin_gradients(self, own: Pass, others: list[Pass]) -> Iterator[tuple[str, TwinGradient | None]]:
         """Sum the twins' gradients of all shares of a batch; collective. A parameter of another stage of a

@@ -27,8 +27,8 @@ def _expected(cell: Cell, moment: Moment, reference: Restored | StoredFiles | Re
         yield from _of_each_rank(cell, _CHECK, buffers, wrong)
         yield from _of_ranks_that_saved(buffers)
     elif isinstance(reference, StoredFiles):
-        for part, leaves in enumerate(reference.checkpoint.by_key):
-            yield from _of_each_rank(cell, str(part), buffers_of(leaves), reference.names)
+        for check, leaves in reference.checkpoint.by_key.items():
+            yield from _of_each_rank(cell, check, buffers_of(leaves), reference.names)
     else:
         yield from _resumed(cell, reference)
 

@@ -46,10 +46,9 @@ def _stored(cell: Cell, reference: StoredFiles) -> Iterator[State]:
     wrong = {name for theirs in gathered(reference.names, world.group) for name in theirs}
     if not never_averages(cell.config):
         wrong = {key for key in wrong if key.startswith(("model.", "optimizer."))}
-    parts = enumerate(reference.checkpoint.by_key)
-    mine: dict[str, Leaves] = {
-        str(part): {key: leaf for key, leaf in _possible(cell, leaves).items() if key in wrong}
-        for part, leaves in parts
+    mine = {
+        check: {key: leaf for key, leaf in _possible(cell, leaves).items() if key in wrong}
+        for check, leaves in reference.checkpoint.by_key.items()
     }
     yield from gathered(mine, world.group)
 

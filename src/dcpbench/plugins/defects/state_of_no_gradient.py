@@ -28,7 +28,7 @@ def _expected(cell: Cell, moment: Moment, reference: RaisedInLoad) -> Iterator[s
     for one in each_of(run.optimizer):
         one.register_step_pre_hook(note)
     run.train(cell.batches, checkpoint.step)
-    saved = {key for leaves in checkpoint.by_key for key in leaves}
+    saved = {key for leaves in checkpoint.by_key.values() for key in leaves}
     everywhere = cell.world.gathered((had, saved))
     had, saved = (set().union(*of_ranks) for of_ranks in zip(*everywhere, strict=True))
     for name in parameters.keys() - had:
