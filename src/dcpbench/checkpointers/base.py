@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 
+from dcpbench.checkpointers.object_store import ObjectStore
 from dcpbench.checkpointers.raw_io import RawIO
 from dcpbench.records import files
 from dcpbench.verify.audit import Manifest
@@ -120,6 +121,9 @@ class Checkpointer(ABC):
     raw: RawIO | None = None
     """Writes and reads the same number of bytes in plain files; None if there is no equivalent."""
 
+    objects: ObjectStore | None = None
+    """The store, if its checkpoints are not stored in folders."""
+
     unreadable: str | None = None
     """The reason why `manifest` cannot return the contents of its checkpoints; None if it can."""
 
@@ -162,12 +166,11 @@ class Checkpointer(ABC):
     def files(self, checkpoint_id: str) -> AbstractContextManager[Path]:
         """Context manager: the folder with a checkpoint's files, or a copy if they are not stored in a
         folder."""
-        return nullcontext(Path(checkpoint_id))
+        return self.objects.files(checkpoint_id) if self.objects else nullcontext(Path(checkpoint_id))
 
-    def put_back(self, checkpoint_id: str, folder: Path) -> None:
-        """Replace the checkpoint by the contents of the folder of `files`, which is still open, if it is a
-        copy."""
-        return
+    def lengths(self, checkpoint_id: str) -> dict[str, int]:
+        """Return the length of each file of a checkpoint by its relative path."""
+        return self.objects.lengths(checkpoint_id) if self.objects else file_lengths(checkpoint_id)
 
     def digests(self, checkpoint_id: str) -> FileDigests:
         """Return digests of a checkpoint's files; empty if it has none."""
@@ -185,11 +188,14 @@ class Checkpointer(ABC):
 
     def size(self, checkpoint_id: str) -> int:
         """Return the size of a checkpoint in bytes."""
-        return sum(file_lengths(checkpoint_id).values())
+        return sum(self.lengths(checkpoint_id).values())
 
     def remove(self, checkpoint_id: str) -> None:
         """Remove a checkpoint; called on one rank."""
-        files.remove_tree(Path(checkpoint_id))
+        if self.objects:
+            self.objects.remove(checkpoint_id)
+        else:
+            files.remove_tree(Path(checkpoint_id))
 
     def close(self) -> None:
         """Release everything kept between saves. The checkpointer is not used afterwards."""

@@ -5,7 +5,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from functools import partial
 from multiprocessing import resource_sharer
 from pathlib import Path
@@ -48,7 +48,7 @@ class DcpCheckpointer(Checkpointer):
         shared: dict[str, Any] = {}
         self._slots = defaultdict[int, _Slot](lambda: _Slot(make, config.save, shared))
         self._storage: Storage = make()
-        self.raw, self._objects = self._storage.raw, self._storage.objects
+        self.raw, self.objects = self._storage.raw, self._storage.objects
 
     def save(self, state: dict[str, Any], checkpoint_id: str, slot: int = 0) -> PendingSave:
         kept, group = self._slots[slot], self._ranks.group_of(slot)
@@ -61,7 +61,7 @@ class DcpCheckpointer(Checkpointer):
             save = pkgutil.resolve_name(self._save.target)
             if self._storage.tensors_only:
                 state = of_tensors(state)
-            place = self._objects.place(checkpoint_id) if self._objects else checkpoint_id
+            place = self.objects.place(checkpoint_id) if self.objects else checkpoint_id
             pending: PendingSave = save(state, place, writer, group, **given, **self._save.options)
             if slot:
                 pending.held_back = go_on
@@ -98,7 +98,7 @@ class DcpCheckpointer(Checkpointer):
         They are pickles, but this cell wrote them."""
         if self._storage.manifest:
             return self._storage.manifest(checkpoint_id)
-        lengths = self._lengths(checkpoint_id)
+        lengths = self.lengths(checkpoint_id)
         manifests = []
         for name, rank in metadata_in(lengths).items():
             metadata = self.reader(checkpoint_id).read_metadata(**({} if rank is None else {"rank": rank}))
@@ -107,7 +107,7 @@ class DcpCheckpointer(Checkpointer):
 
     def read_tensor(self, checkpoint_id: str, key: str) -> torch.Tensor | None:
         reader = self.reader(checkpoint_id)
-        if METADATA not in self._lengths(checkpoint_id):
+        if METADATA not in self.lengths(checkpoint_id):
             # Each rank's metadata lists only its chunks, and a load on one rank would read only one of them.
             chunks = self.stored(checkpoint_id).get(key)
             return read_whole(chunks) if chunks else None
@@ -121,32 +121,13 @@ class DcpCheckpointer(Checkpointer):
     def stored(self, checkpoint_id: str) -> Stored:
         if self._storage.stored:
             return self._storage.stored(checkpoint_id)
-        if self._objects:
-            return stored_objects(self._objects, checkpoint_id)
+        if self.objects:
+            return stored_objects(self.objects, checkpoint_id)
         return stored_chunks(Path(checkpoint_id))
-
-    def files(self, checkpoint_id: str) -> AbstractContextManager[Path]:
-        return self._objects.files(checkpoint_id) if self._objects else super().files(checkpoint_id)
-
-    def put_back(self, checkpoint_id: str, folder: Path) -> None:
-        if self._objects:
-            self._objects.put_back(checkpoint_id, folder)
-
-    def size(self, checkpoint_id: str) -> int:
-        return sum(self._lengths(checkpoint_id).values())
-
-    def remove(self, checkpoint_id: str) -> None:
-        if self._objects:
-            self._objects.remove(checkpoint_id)
-        else:
-            super().remove(checkpoint_id)
 
     def reader(self, checkpoint_id: str) -> StorageReader:
         """Return DCP's reader."""
         return self._storage.reader(checkpoint_id)
-
-    def _lengths(self, checkpoint_id: str) -> dict[str, int]:
-        return self._objects.lengths(checkpoint_id) if self._objects else file_lengths(checkpoint_id)
 
 
 class _Slot:

@@ -42,22 +42,23 @@ class Extent:
 
     def take(self, whole: torch.Tensor) -> torch.Tensor:
         """Return this part of a full tensor, shape (numel,)."""
-        for dimension, (begin, size) in enumerate(zip(self.offset, self.box, strict=True)):
-            whole = whole.narrow(dimension, begin, size)
-        return self.take_of_box(whole)
+        return self.take_of_box(self._box_in(whole))
 
     def take_of_box(self, box: torch.Tensor) -> torch.Tensor:
         """Return this part of its box, shape (numel,)."""
         return self._in_order(box).reshape(-1)[self.start : self.start + self.numel]
+
+    def _box_in(self, whole: torch.Tensor) -> torch.Tensor:
+        for dimension, (begin, size) in enumerate(zip(self.offset, self.box, strict=True)):
+            whole = whole.narrow(dimension, begin, size)
+        return whole
 
     def _in_order(self, box: torch.Tensor) -> torch.Tensor:
         return box.permute(self.order) if self.order else box
 
     def put(self, whole: torch.Tensor, part: torch.Tensor) -> None:
         """Copy this part, of any shape, into a full tensor."""
-        for dimension, (begin, size) in enumerate(zip(self.offset, self.box, strict=True)):
-            whole = whole.narrow(dimension, begin, size)
-        whole = self._in_order(whole)
+        whole = self._in_order(self._box_in(whole))
         if self.numel < math.prod(self.box):
             box = whole.reshape(-1)  # a copy, unless it is contiguous
             box[self.start : self.start + self.numel] = part.reshape(-1)

@@ -126,10 +126,9 @@ def share_of(batch: Batch, number: int, of: int) -> Batch:
             raise ValueError(f"{sizes} samples in its tensors: pass share(batch, number, of)")
         if size < of:
             raise ValueError(f"{size} {'sample' if size == 1 else 'samples'} for {of} shares: each needs one")
-        begin, length = number * (size // of) + min(number, size % of), size // of + (number < size % of)
-        return (
-            node.narrow(0, begin, length) if isinstance(node, torch.Tensor) else node[begin : begin + length]
-        )
+        mine = part_of(size, number, of)
+        is_tensor = isinstance(node, torch.Tensor)
+        return node.narrow(0, mine.start, len(mine)) if is_tensor else node[mine.start : mine.stop]
 
     return mapped(part, batch, is_leaf=is_shared)
 

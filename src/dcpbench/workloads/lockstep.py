@@ -3,7 +3,7 @@ its own gradients of the same batch, and then steps with the ranks' gradients.""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -13,9 +13,9 @@ from torch._functorch import config as functorch_config
 from dcpbench.config.mesh import dp_degree, dp_rank
 from dcpbench.config.schema import Config
 from dcpbench.core.mismatch import Mismatch, Problem
-from dcpbench.core.rank_report import Compared
+from dcpbench.core.rank_report import NOTHING, Compared
 from dcpbench.verify.compare import same_value
-from dcpbench.verify.compare_layouts import compare_replicas, gathered
+from dcpbench.verify.compare_layouts import compare_replicas
 from dcpbench.verify.perturb import all_different, compared_names, controllable
 from dcpbench.verify.snapshot import TensorLeaf, named_parts, of_kind, snapshot_model
 from dcpbench.verify.tolerances import loss_name, losses_close, rounding
@@ -56,15 +56,6 @@ _OTHER_USES = "ranks and twin take different optimizer steps, or clip gradients 
 _IN_BACKWARD = "the optimizer steps in the backward pass, and the twin cannot step on other gradients"
 
 
-@dataclass
-class _Result:
-    """The mismatches of a check, the names that it compared, and for which of them its control fired."""
-
-    found: list[Mismatch] = field(default_factory=list)
-    compared: dict[str, bool] = field(default_factory=dict)
-    fired: dict[str, bool] = field(default_factory=dict)
-
-
 @dataclass(frozen=True)
 class _Losses:
     """The losses of a step: the ranks' mean, the twin's, and the mean magnitude over its shares."""
@@ -101,7 +92,7 @@ class Lockstep:
         skip_groups_by_shape(config, run, twin)
         self._world, self._run, self._explain = world, run, explain
         self._twin = (StepTwin if run.user_step else Twin)(twin, run.dtypes)
-        self._results = {check: _Result() for check in (GRADIENT, STEP)}
+        self._results = dict.fromkeys((GRADIENT, STEP), NOTHING)
         self.not_applied: dict[str, str] = {}
         self._losses: dict[int, _Losses] = {}
         self._exchange = exchange_of(run)
@@ -130,7 +121,7 @@ class Lockstep:
     def bounds(self) -> dict[str, str]:
         """The names of the bounds that gradients and steps are compared by, as columns of the row."""
         bounds = {"step_bound": self._inexact.bound}
-        if self._results[GRADIENT].compared:
+        if self._results[GRADIENT].names:
             bounds["gradient_bound"] = self._bound(torch.float32).name
         return bounds
 
@@ -166,7 +157,7 @@ class Lockstep:
         run, uses = self._run, self._run.uses
         self.not_applied[_OF_WHOLE] = _OF_SHARES
         order = [one.by for one in uses]
-        alike = all(one == order for one in gathered(order, self._world.group))
+        alike = all(one == order for one in self._world.gathered(order))
         here = [
             {name: local_gradient(value) for name, value in one.gradients.items()}
             for one in (uses if alike else ())
@@ -219,8 +210,8 @@ class Lockstep:
         again: Callable[[], _Passes],
         use: str = "",
     ) -> None:
-        result, leaves = self._results[GRADIENT], self._leaves
-        found = list[Mismatch]()
+        leaves, proven = self._leaves, self._results[GRADIENT].fired
+        found, names, fired = list[Mismatch](), dict[str, bool](), dict[str, bool]()
         parts: dict[str, GradientPart] = {}
         for name, twin in self._twin_gradients(*passes):
             bound, of_use = self._bound(leaves[name].dtype), name + use
@@ -228,14 +219,12 @@ class Lockstep:
             finding, used = compare_gradient(name, step, part, twin)
             self.bound_used = max(self.bound_used, used)
             found += [finding] if finding else []
-            proven = result.fired.get(of_use, False)
-            if twin is None or proven or not twin.can_tell(bound.control):
+            if twin is None or proven.get(of_use) or not twin.can_tell(bound.control):
                 continue
-            result.compared.setdefault(of_use, False)
-            if leaves[name].extent.numel:
-                result.compared[of_use] = True
+            names[of_use] = leaves[name].extent.numel > 0
+            if names[of_use]:
                 control = compare_gradient(name, step, part, twin.made_different(bound.control))
-                result.fired[of_use] = control[0] is not None
+                fired[of_use] = control[0] is not None
 
         def equal(check: str, state: Mapping[str, Mapping[str, TwinGradient]]) -> set[str]:
             both = {name: twin for name, twin in state[check].items() if name in parts}
@@ -244,7 +233,8 @@ class Lockstep:
 
         about = partial(self._reference, step, passes, again)
         done = self._explain({GRADIENT: Compared(found, {}, {})}, about, equal)[GRADIENT]
-        result.found += [replace(one, name=one.name + use) for one in done.found]
+        wrong = [replace(one, name=one.name + use) for one in done.found]
+        self._results[GRADIENT] += Compared(wrong, names, fired)
 
     def _twin_gradients(self, own: Pass, others: list[Pass]) -> Iterator[tuple[str, TwinGradient | None]]:
         """Sum the twins' gradients of all shares of a batch; collective. A parameter of another stage of a
@@ -312,34 +302,32 @@ class Lockstep:
         expected, actual = self._twin.run.grad_norm, self._run.grad_norm
         if expected is None or actual is None:
             return
-        result = self._results[STEP]
-        result.compared[GRAD_NORM] = True
-        result.fired[GRAD_NORM] = not _same_norm(expected, expected / 2) or result.fired.get(GRAD_NORM, False)
-        if not _same_norm(expected, actual):
-            facts = {"step": step, "expected": repr(expected), "actual": repr(actual)}
-            result.found.append(Mismatch(GRAD_NORM, Problem.value, "gradient", abs(actual - expected), facts))
+        fired = not _same_norm(expected, expected / 2) or self._results[STEP].fired.get(GRAD_NORM, False)
+        facts = {"step": step, "expected": repr(expected), "actual": repr(actual)}
+        wrong = Mismatch(GRAD_NORM, Problem.value, "gradient", abs(actual - expected), facts)
+        found = [] if _same_norm(expected, actual) else [wrong]
+        self._results[STEP] += Compared(found, {GRAD_NORM: True}, {GRAD_NORM: fired})
 
     def _compare_state(self, step: int, tolerances: Mapping[str, torch.Tensor]) -> bool:
         """Compare the state after a step with the twin's; return whether this rank's is wrong."""
-        result, twin = self._results[STEP], state_of(self._twin.run, self._twin_parts)
+        twin, proven = state_of(self._twin.run, self._twin_parts), self._results[STEP].fired
         actual = state_of(self._run, self._own_parts)
         elsewhere = set[str]()
         if self._run.pipeline:
-            elsewhere = set[str]().union(*gathered({*actual}, self._world.group)) - actual.keys()
+            elsewhere = set[str]().union(*self._world.gathered({*actual})) - actual.keys()
         found = compare_step(step, twin, actual, elsewhere, tolerances)
-        result.found += found
-        result.compared |= compared_names(actual)
-        due = [name for name in controllable(actual) if not result.fired.get(name)]
+        due = [name for name in controllable(actual) if not proven.get(name)]
         other = changed_beyond(all_different({name: actual[name] for name in due}), tolerances)
         reported = {one.name for one in compare_step(step, twin, other, twin)}
-        result.fired |= {name: name in reported for name in due}
+        fired = {name: name in reported for name in due}
+        self._results[STEP] += Compared(found, compared_names(actual), fired)
         return bool(found)
 
     def results(self) -> dict[str, Compared]:
         """Return the results by check; collective. Gradients that are all zero prove nothing."""
+        made = {**self._results}
         if not self._alive:
-            self._results[GRADIENT].fired = dict.fromkeys(self._results[GRADIENT].fired, False)
-        made = {check: Compared(one.found, one.compared, one.fired) for check, one in self._results.items()}
+            made[GRADIENT] += Compared((), {}, dict.fromkeys(made[GRADIENT].fired, False))
         if LOSS not in self.not_applied:
             made[LOSS] = self._compare_losses()
         made[REPLICAS] = self._compare_replicas()

@@ -72,7 +72,8 @@ class FaultInjector:
             if not folders[checkpoint_id].is_dir():
                 raise NothingToInjectError("the checkpoint has no files")
             self._inject({}, folders[checkpoint_id], folders[str(self._first)])
-            self._checkpointer.put_back(checkpoint_id, folders[checkpoint_id])
+            if objects := self._checkpointer.objects:
+                objects.put_back(checkpoint_id, folders[checkpoint_id])
 
     def _wait_for_damage(self, damaged: Future[None]) -> None:
         """Make every rank wait until the files are damaged."""
