@@ -22,7 +22,8 @@ from dcpbench.core.checks import CheckSpec
 from dcpbench.core.defects import Defect
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.plugins import plugins
-from dcpbench.verify import compare_layouts, perturb, resumed, training
+from dcpbench.plugins.defects import _other_run
+from dcpbench.verify import compare_layouts, perturb, training
 from dcpbench.verify.compare import ABSENT
 from dcpbench.verify.files import digest_files
 from dcpbench.verify.resumed import ResumedRule
@@ -159,7 +160,7 @@ def test_loss_is_usable_if_the_model_is_alive(loss: float, alive: bool) -> None:
 
 
 def rule(expected: list[float]) -> ResumedRule:
-    return ResumedRule(expected, 1, True, 1e-4, 1e-4, drawn=False)
+    return ResumedRule(expected, 1, True, 1e-4)
 
 
 @pytest.mark.parametrize("telling", range(5))
@@ -370,22 +371,22 @@ def test_defect_of_a_drawing_run_has_wider_bounds(
     """A run whose weights are off by a few per cent of the largest, and its losses by less, is accepted there
     only."""
     told: dict[str, set[str]] = {}
-    losses, state, train = ResumedRule.same_losses, ResumedRule.same_state, steps.train
+    losses, state, train = _other_run.same_losses, _other_run.same_state, steps.train
 
     def expected(cell: Cell, moment: str, reference: Resumed) -> Iterator[Any]:
         with torch.no_grad():
             for value in reference.restored.model.parameters():
                 value.mul_(1.003)
         reference.restored.train(reference.data, reference.until)
-        yield live_state(reference.restored)
+        yield _other_run.as_resumed(cell, reference, live_state(reference.restored))
 
-    def same_losses(rule: ResumedRule, *given: Any) -> set[str]:
-        told["losses"] = losses(rule, *given)
+    def same_losses(*given: Any) -> set[str]:
+        told["losses"] = losses(*given)
         return told["losses"]
 
-    def same_state(rule: ResumedRule, part: str, *given: Any) -> set[str]:
-        told[part] = state(rule, part, *given)
-        return told[part]
+    def same_state(recorded: Any, own: Any, other: Any, tolerance: float) -> set[str]:
+        told[next(part for part in own if part not in told)] = found = state(recorded, own, other, tolerance)
+        return found
 
     def resume(cell: Cell, run: TrainingRun, *rest: Any) -> list[float]:
         losses_of = train(cell, run, *rest)
@@ -394,8 +395,8 @@ def test_defect_of_a_drawing_run_has_wider_bounds(
         return losses_of
 
     monkeypatch.setattr(explained, "_defects", lambda: {"mine": Defect(("resumed",), bool, expected)})
-    monkeypatch.setattr(ResumedRule, "same_losses", same_losses)
-    monkeypatch.setattr(ResumedRule, "same_state", same_state)
+    monkeypatch.setattr(_other_run, "same_losses", same_losses)
+    monkeypatch.setattr(_other_run, "same_state", same_state)
     monkeypatch.setattr(steps, "train", resume)
     alone("weight_lowest_bit", **ONCE)
     apart = draws and bool(sizes)
@@ -406,7 +407,7 @@ def test_defect_of_a_drawing_run_has_wider_bounds(
 
 
 def test_bounds_of_a_drawing_run() -> None:
-    assert resumed._DRAWN == {"loss": 0.02, "model_equal": 0.1, "optim_equal": 2.0}
+    assert _other_run._DRAWN == {"loss": 0.02, "model_equal": 0.1, "optim_equal": 2.0}
 
 
 @pytest.mark.parametrize("component", ["none", "grad_scaler"])
@@ -415,10 +416,10 @@ def test_equal_states_are_equal_in_every_name(component: str) -> None:
     run = build(given, world(), 0)
     run.train(batches_of(given, world().device), 1)
     state = live_state(run)
-    names = rule([1.0]).same_state("extra_equal", run.train_state.losses, state, state)
+    names = _other_run.same_state(run.train_state.losses, state, state, 1e-4)
     assert names >= {name for part in ("model_equal", "extra_equal") for name in state[part]}
     gone = {**state, "optim_equal": dict.fromkeys(("state.net1.weight.step", "state.gone.step"), ABSENT)}
-    names = rule([1.0]).same_state("optim_equal", run.train_state.losses, state, gone)
+    names = _other_run.same_state(run.train_state.losses, state, gone, 1e-4)
     assert {name for name in names if name.startswith("state.")} == {"state.gone.step"}
 
 

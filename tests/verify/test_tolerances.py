@@ -7,15 +7,10 @@ import torch
 from torch import nn
 
 from dcpbench.core.mismatch import Problem
+from dcpbench.plugins.defects._other_run import far_tensors
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
-from dcpbench.verify.tolerances import (
-    TOLERANCES,
-    far_tensors,
-    loss_tolerance,
-    losses_close,
-    losses_equal,
-)
+from dcpbench.verify.tolerances import TOLERANCES, loss_tolerance, losses_close, losses_equal
 
 TWIN = torch.tensor([[1.0, 2.0], [3.0, 400.0]])
 ROW = Extent((2, 2), (1, 0), (1, 2), 0, 2)

@@ -13,7 +13,6 @@ from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import (
     Resumed,
-    SomeNames,
     equal_names,
     explained,
     explained_restored,
@@ -24,7 +23,6 @@ from dcpbench.cell.steps import ReferenceRun, RunRecord, other_seed
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import RESUMED, TWIN, Sides
 from dcpbench.core.rank_report import NOTHING, CheckReport, Compared
-from dcpbench.verify.compare import same_leaves
 from dcpbench.verify.files import compare_files
 from dcpbench.verify.perturb import compare_controlled, unlike
 from dcpbench.verify.plain_read import leaves_like
@@ -281,28 +279,23 @@ def resume(
             copy_state(target, twin)
         resumed, _ = _train_with_twin(cell, target, twin, last, where)
     with cell.phase("verify", "resumed"):
-        drawn = bool(target.draws and target.sizes)
         dtypes = target.dtypes.union(record.computes_in)
-        expected = record.losses[taken.start - 1 : last]
-        share = TOLERANCES[cell.config.tolerance.value]
-        rule = ResumedRule(expected, taken.start, exactly, share, loss_tolerance(share, dtypes), drawn)
+        tolerance = loss_tolerance(TOLERANCES[cell.config.tolerance.value], dtypes)
+        rule = ResumedRule(record.losses[taken.start - 1 : last], taken.start, exactly, tolerance)
         compared: dict[str, Compared] = {}
         if exactly or not _layout_matters(cell, target, record.why_layout_bound):
             others = (steps.unrestored_losses(cell, record, number, taken) for number in range(_UNRESTORED))
             compared[rule.check] = rule.compare(resumed, target.alive[-len(taken) :], others)
-        for part, leaves in retained_state(target).items():
+        actual, expected = live_state(target), record.states.get(last, {})
+        for part, leaves in actual.items():
             if exactly or part == FLAGS:
-                reference = replace(checkpoint, state=record.states[last])
-                compared[part] = reference.compared(part, leaves, cell.world.group)
+                reference = replace(checkpoint, state=expected)
+                compared[part] = reference.compared(part, retained(leaves), cell.world.group)
 
-        def equal(part: str, state: State) -> set[str]:
-            if isinstance(state, SomeNames):
-                return same_leaves(state.get(part, {}), live_state(target).get(part, {}))
-            if part == rule.check:
-                return rule.same_losses(resumed, state)
-            return rule.same_state(part, [*before, *resumed], live_state(target), state)
+        def about() -> Resumed:
+            return Resumed(restored, cell.batches, last, checkpoint, expected, target, before, resumed, rule)
 
-        about = partial(Resumed, restored, cell.batches, last, checkpoint, record.states.get(last, {}))
+        equal = equal_names({**actual, rule.check: rule.by_name(resumed)})
         compared = explained(cell, "resumed", compared, about, equal)
         for part, one in compared.items():
             check = part if part in (rule.check, FLAGS) else "state_resume_equal"

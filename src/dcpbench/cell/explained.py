@@ -15,6 +15,7 @@ from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.plugins import plugins
 from dcpbench.core.rank_report import Compared
 from dcpbench.verify.compare import same_leaves
+from dcpbench.verify.resumed import ResumedRule
 from dcpbench.workloads.parallelisms import broadcasts_buffers
 from dcpbench.workloads.run_state import State, buffers_of
 from dcpbench.workloads.training_run import TrainingRun
@@ -44,19 +45,27 @@ class StoredFiles:
 
 @dataclass(frozen=True)
 class Resumed:
-    """The reference of a resumed run: an unwrapped run in the restored state (if a defect needs that), which
-    may be trained on `data` until step `until`; the loaded checkpoint, and the expected state at the end."""
+    """The reference of a resumed run.
+
+    Args:
+        restored: an unwrapped run in the restored state (if a defect needs that), which may be trained on
+            `data` until step `until`.
+        checkpoint: that was loaded.
+        expected: the state at the end.
+        run: the resumed run.
+        before, losses: its losses up to the checkpoint, and after it.
+        rule: by which these are compared. At its check, a state that a defect expects has them by name.
+    """
 
     restored: TrainingRun | None
     data: Batches
     until: int
     checkpoint: Checkpoint
     expected: State
-
-
-class SomeNames(State):
-    """The state that a defect expects at `resumed` under these names only, bit for bit. Any other state that
-    it expects is that of another run, which may round differently."""
+    run: TrainingRun
+    before: list[float]
+    losses: list[float]
+    rule: ResumedRule
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,9 @@ class Defect:
         applies: takes a cell's configuration; returns whether the defect can occur in the cell.
         expected: called as `expected(cell, moment, reference)` on every rank, after the comparison with the
             reference failed on any rank. Returns the states that the defect can produce, by check and then
-            by name; none if it changes nothing. `dcpbench.cell.explained` has a class of references for each
-            moment. At `raised` it returns texts of exceptions instead of states.
+            by name; none if it changes nothing. They have exactly the values of the mismatches that they
+            explain. `dcpbench.cell.explained` has a class of references for each moment. At `raised` it
+            returns texts of exceptions instead of states.
         from_before: False if it needs no copy of the run from before the load or before training on, which
             costs time in every cell.
     """

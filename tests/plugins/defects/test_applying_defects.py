@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, get_args
+from unittest import mock
 
 import pytest
 import torch
@@ -11,13 +12,12 @@ from torch import nn
 
 from dcpbench.cell import explained
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.explained import Resumed, defects_at
+from dcpbench.cell.explained import defects_at
 from dcpbench.config.schema import conf_folder
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
-from dcpbench.plugins.defects import _cells, as_restored, divided_twice, trained_alone, unfrozen
+from dcpbench.plugins.defects import _cells, _other_run, as_restored, divided_twice, trained_alone, unfrozen
 from dcpbench.plugins.defects.plugin import plugin
 from dcpbench.scenarios import fine_tune
 from dcpbench.sweep import known_failures
@@ -236,14 +236,8 @@ def going_on(cell: Cell, target: TrainingRun, until: int) -> Callable[[], Any]:
     """Copy a target. Return a function that trains the copy like a run with a known defect, and returns its
     state."""
     data = batches_of(cell.config, cell.world.device)
-    about = Resumed(
-        build_plain_copy(cell.config, cell.world, target),
-        data,
-        until,
-        Checkpoint(0, "", cast(Any, None), {}),
-        {},
-    )
-    return lambda: next(iter(as_restored.defect.expected(cell, "resumed", about)))
+    restored = build_plain_copy(cell.config, cell.world, target)
+    return lambda: as_restored.trained_on(cell, mock.Mock(restored=restored, data=data, until=until))
 
 
 @pytest.mark.parametrize(
@@ -301,10 +295,9 @@ def test_close_tensors_and_losses_are_explained() -> None:
         "train_state.current_loss",
         "tensor_object.data",
     }
-    rule = ResumedRule([], 2, True, 1e-4, 1e-4, drawn=False)
 
     def left(recorded: list[float]) -> set[str]:
-        return names - rule.same_state("model_equal", recorded, live_state(run), live_state(other))
+        return names - _other_run.same_state(recorded, live_state(run), live_state(other), 1e-4)
 
     recorded = list(run.train_state.losses)
     losses = {"train_state.losses", "train_state.current_loss"}
@@ -327,10 +320,10 @@ def test_losses_of_another_restored_run_are_separate() -> None:
     run = build_plain(given, here, given.seed)
     run.train(batches_of(given, here.device), 3)
     losses = list(run.train_state.losses)
-    rule = ResumedRule(losses[1:], 2, True, 1e-4, 1e-4, drawn=False)
-    same = rule.same_losses(losses, live_state(run))
+    rule = ResumedRule(losses[1:], 2, True, 1e-4)
+    same = _other_run.same_losses(losses, live_state(run), rule, 1e-4)
     assert same == {"loss of step 2", "loss of step 3", "loss of step 4"}
-    far = rule.same_losses([losses[0] * 2, *losses[1:]], live_state(run))
+    far = _other_run.same_losses([losses[0] * 2, *losses[1:]], live_state(run), rule, 1e-4)
     assert far == {"loss of step 3", "loss of step 4"}
 
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch.distributed.checkpoint as dcp
 
 from dcpbench.cell import checks
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.explained import Restored, Resumed
+from dcpbench.cell.explained import Restored
 from dcpbench.config.schema import conf_folder
 from dcpbench.plugins.defects import as_restored, other_save, own_chunks
 from dcpbench.sweep.known_failures import read
@@ -113,8 +114,7 @@ def test_plain_run_leaves_the_restored_run_unchanged(tmp_path: Path) -> None:
     runs = [build(cell.config, cell.world, 0) for _ in range(2)]
     data = batches_of(cell.config, cell.world.device)
     plain = build_plain_copy(cell.config, cell.world, runs[0])
-    about = Resumed(plain, data, 1, Checkpoint(0, "", cast(Any, None), {}), {})
-    (state,) = as_restored.defect.expected(cell, "resumed", about)
+    state = as_restored.trained_on(cell, mock.Mock(restored=plain, data=data, until=1))
     assert state["extra_equal"]["train_state.losses"] == plain.train_state.losses
     for run in runs:
         run.train(data, 1)

@@ -12,6 +12,7 @@ from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Resumed
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.plugins.defects._loads import explained, load_again, resumes_exactly
+from dcpbench.plugins.defects._other_run import as_resumed
 from dcpbench.verify.compare import ABSENT
 from dcpbench.verify.nested import is_gone_into, slots
 from dcpbench.verify.snapshot import Leaves, TensorLeaf, has_extra_state, plain_fqn
@@ -41,7 +42,7 @@ def resumed(cell: Cell, reference: Resumed, by: str) -> Iterator[State]:
     for check, one in wrong:
         if one.problem is Problem.missing:
             state[check].setdefault(one.name, ABSENT)
-    yield state
+    yield as_resumed(cell, reference, state)
 
 
 def _wrong(cell: Cell, reference: Resumed) -> list[tuple[str, Mismatch]]:

@@ -11,6 +11,7 @@ from dcpbench.cell.explained import Resumed
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import CheckReport
 from dcpbench.plugins.defects._cells import fsdp1_sizes
+from dcpbench.plugins.defects._other_run import as_resumed
 from dcpbench.verify.snapshot import TensorLeaf
 from dcpbench.workloads import build_run
 from dcpbench.workloads.run_state import FLAGS, RANDOM, State, live_state
@@ -77,7 +78,7 @@ def as_loaded(cell: Cell, reference: Resumed) -> Iterator[State]:
         if again:
             run.set_again()
         run.train(reference.data, reference.until)
-        yield live_state(run)
+        yield as_resumed(cell, reference, live_state(run))
 
 
 def exact_with_saved(cell: Cell, reference: Resumed, check: str, by: str) -> Iterator[State]:

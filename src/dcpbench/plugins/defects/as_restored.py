@@ -14,6 +14,7 @@ from dcpbench.plugins.defects._cells import (
     shares_stager_or_writer,
     unfreeze,
 )
+from dcpbench.plugins.defects._other_run import as_resumed
 from dcpbench.workloads import build_run
 from dcpbench.workloads.build_run import copy_state
 from dcpbench.workloads.run_state import State, live_state
@@ -51,6 +52,11 @@ def _applies(config: Config) -> bool:
 
 
 def _expected(cell: Cell, moment: Moment, reference: Resumed) -> Iterator[State]:
+    yield as_resumed(cell, reference, trained_on(cell, reference))
+
+
+def trained_on(cell: Cell, reference: Resumed) -> State:
+    """Train on from the restored state, as ranks with the defect do."""
     config, restored = cell.config, reference.restored
     assert restored
     run = restored
@@ -61,7 +67,7 @@ def _expected(cell: Cell, moment: Moment, reference: Resumed) -> Iterator[State]
     if has_tensor_parallel_fsdp1(config):
         unfreeze(run.model, build_run.plan_of(config, cell.world).tp_plan)
     run.train(reference.data, reference.until)
-    yield live_state(run)
+    return live_state(run)
 
 
 defect = Defect(("resumed",), _applies, _expected)

@@ -12,6 +12,7 @@ from dcpbench.cell.explained import Restored, Resumed, StoredFiles
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import loads_by_dcp
 from dcpbench.plugins.defects._loads import as_loaded, load_again, names_by, resumes_exactly
+from dcpbench.plugins.defects._other_run import as_resumed
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.snapshot import DigestedLeaf, Leaves, TensorLeaf, digested, persistent_buffers
 from dcpbench.workloads import build_run
@@ -67,7 +68,7 @@ def _resumed(cell: Cell, reference: Resumed) -> Iterator[State]:
                 if name in buffers:
                     buffer.copy_(buffers[name])
         is_exact = resumes_exactly(cell, run, reference)
-        states.append(live_state(run))
+        states.append(as_resumed(cell, reference, live_state(run)))
         if is_exact:
             yield from states
             yield from as_loaded(cell, reference)

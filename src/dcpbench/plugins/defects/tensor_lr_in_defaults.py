@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import Restored, Resumed, SomeNames
+from dcpbench.cell.explained import Restored, Resumed
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._loads import happened, new_target
@@ -35,7 +35,7 @@ def _expected(cell: Cell, moment: Moment, reference: Restored | Resumed) -> Iter
     if defaults:
         unshared = {_SHARED: without_rates(saved[FLAGS][_SHARED])}
         rates = {name: leaf for name, leaf in initial.items() if name in defaults}
-        yield SomeNames({FLAGS: rates | unshared})
+        yield {FLAGS: rates | unshared}
 
 
 def in_defaults(saved: State) -> set[str]:
