@@ -31,7 +31,7 @@ def main(connection: Connection, also: Callable[[], dict[str, Any]]) -> None:
             "memory_bytes": psutil.virtual_memory().total,
             "gpu_count": gpu_count,
             "cuda": torch.version.cuda,
-            "nccl": nccl.version() or _built_in() if gpu_count else None,
+            "nccl": nccl.version() or ".".join(map(str, torch.cuda.nccl.version())) if gpu_count else None,
             "nccl_error": _NCCL_ERROR,
             **also(),
         }
@@ -43,8 +43,3 @@ def main(connection: Connection, also: Callable[[], dict[str, Any]]) -> None:
         connection.send({"gpus": names, "gpu_memory_bytes": memory})
     connection.close()
     os._exit(0)
-
-
-def _built_in() -> str:
-    """Return the version of the NCCL that is linked into torch."""
-    return ".".join(map(str, torch.cuda.nccl.version()))

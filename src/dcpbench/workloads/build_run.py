@@ -75,9 +75,10 @@ def build(config: Config, world: World, seed: int, scheduler: bool = True) -> Tr
     is_flat = any(isinstance(one, FullyShardedDataParallel) for one in model.modules())
     skip_what_is_not_stepped(run.optimizer, is_flat, world)
     if "pp" in sizes:
-        stages = world.submesh(sizes, "pp")
-        assert workload.loss is not None, "not divided"
-        run.pipeline = Pipeline(model, stages, config.parallel, workload.loss)
+        mesh = world.mesh(sizes)
+        assert mesh, "not divided"
+        assert workload.loss, "not divided"
+        run.pipeline = Pipeline(model, mesh["pp"], config.parallel, workload.loss)
     run.computes_in = precision.computes_in(config.parallel)
     if dp_degree(sizes) > 1 and any(isinstance(one, _BATCH_NORM) for one in model.modules()):
         run.why_layout_bound = "batch normalisation sees a rank's share of each batch"
@@ -183,16 +184,6 @@ def build_twin(config: Config, world: World, seed: int) -> TrainingRun:
     run.called = precision.cast_as_fsdp(workload.model, config.parallel)
     if isinstance(run.optimizer, InBackward):
         run.optimizer.in_backward = False
-    return run
-
-
-def build_replica(config: Config, world: World, seed: int) -> TrainingRun:
-    """Build a twin that divides its gradients by the number of shares and never sums them. Its losses are the
-    mean over the ranks."""
-    run = build_twin(config, world, seed)
-    for parameter in run.model.parameters():
-        if parameter.requires_grad:
-            parameter.register_hook(lambda gradient: gradient / dp_degree(run.sizes))
     return run
 
 

@@ -26,11 +26,12 @@ def layers(model: nn.Module, patterns: Sequence[str] = ()) -> list[Layer]:
         ValueError: a pattern matches nothing or a list of modules, or a layer is inside another.
     """
     if patterns:
-        return [_held(model, name) for name in _named(model, patterns)]
-    found: list[Layer] = []
+        found = ((name.rpartition("."), model.get_submodule(name)) for name in _named(model, patterns))
+        return [(model.get_submodule(above), last, layer) for (above, _, last), layer in found]
+    inner: list[Layer] = []
     for name, child in model.named_children():
-        found += layers(child) if isinstance(child, _CONTAINERS) else [(model, name, child)]
-    return found
+        inner += layers(child) if isinstance(child, _CONTAINERS) else [(model, name, child)]
+    return inner
 
 
 def layers_of_their_own(model: nn.Module, patterns: Sequence[str] = ()) -> list[nn.Module]:
@@ -38,11 +39,6 @@ def layers_of_their_own(model: nn.Module, patterns: Sequence[str] = ()) -> list[
     own = {layer: list(layer.parameters()) for _, _, layer in layers(model, patterns)}
     held = Counter(id(value) for values in own.values() for value in values)
     return [one for one, values in own.items() if values and all(held[id(value)] == 1 for value in values)]
-
-
-def _held(model: nn.Module, name: str) -> Layer:
-    above, _, last = name.rpartition(".")
-    return model.get_submodule(above), last, model.get_submodule(name)
 
 
 def _named(model: nn.Module, patterns: Sequence[str]) -> list[str]:

@@ -145,7 +145,9 @@ class Lockstep:
         full = self._parts.gather(here)
         self._alive |= any(bool(value.any()) for value in full.values())
         if GRADIENT not in self.not_applied:
-            self._compare_gradients(step, here, full, (own, others), lambda: self._passed_again(twin))
+            self._compare_gradients(
+                step, here, full, (own, others), lambda: (twin.passed_again(), self._jittered(twin))
+            )
         tolerances = step_tolerances(own.buffers, [other.buffers for other in others])
         tolerances |= twin.step(gradients, full, self._inexact, run.grad_norm)
         self._compare_norm(step)
@@ -265,9 +267,6 @@ class Lockstep:
 
     def _jittered(self, twin: Twin) -> list[Pass]:
         return twin.jittered() if self._noise and not self._run.draws else []
-
-    def _passed_again(self, twin: Twin) -> _Passes:
-        return twin.passed_again(), self._jittered(twin)
 
     def _bound(self, dtype: torch.dtype) -> GradientBound:
         eps = rounding([dtype, self._reduced_in] if self._reduced_in else [dtype])

@@ -26,7 +26,7 @@ from dcpbench.workloads.stateful import (
     SchedulerMadeByLoad,
     TrainState,
 )
-from dcpbench.workloads.workload import Workload, is_not_saved, objects_of
+from dcpbench.workloads.workload import Workload, is_not_saved
 from dcpbench.workloads.world import World
 
 _DP_STRIDE = 7919
@@ -66,7 +66,8 @@ class SavedRun:
     ) -> None:
         self.model, self.world, self.sizes = model, world, sizes
         self.component = component
-        self.saved = SavedObjects(objects_of(workload, model), partial(is_not_saved, workload))
+        objects = workload.state(model) if callable(workload.state) else workload.state or {}
+        self.saved = SavedObjects(objects, partial(is_not_saved, workload))
         made = workload.optimizer(model)
         self.optimizer = Optimizers(made) if isinstance(made, list) else made
         self._make_scheduler, self._scheduled_later = workload.scheduler, not scheduler

@@ -4,8 +4,6 @@ of gradients it continues with the ranks' gradients in place of its own."""
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -140,9 +138,9 @@ class StepTwin(Twin):
                 if one.requires_grad:
                     hooks.callback(one.register_hook(lambda gradient, one=one: add(one, gradient)).remove)
             if group := self._group:
-                receive = partial(_receive_buffers, group)
                 for module in called_modules(self.model):
-                    hooks.callback(module.register_forward_pre_hook(receive).remove)
+                    receive = module.register_forward_pre_hook(lambda one, _: receive_buffers(one, group))
+                    hooks.callback(receive.remove)
             loss = float(self.run.take_user_step(batch, use))
         buffers = retained(of_kind("buffer", snapshot_model(self.model)))
         return UserStepTaken(loss, passes, buffers, alike and len(passes) == len(used))
@@ -170,7 +168,3 @@ class StepTwin(Twin):
             restore_optimizers = kept(self.run.optimizer, self.model)
 
         return restore_all
-
-
-def _receive_buffers(group: dist.ProcessGroup, module: nn.Module, _: Any) -> None:
-    receive_buffers(module, group)

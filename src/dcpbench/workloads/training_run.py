@@ -26,7 +26,7 @@ from dcpbench.workloads.parallelisms import buckets_kept
 from dcpbench.workloads.pipeline import Pipeline
 from dcpbench.workloads.saved_run import SavedRun
 from dcpbench.workloads.user_step import Note, Use, each_use
-from dcpbench.workloads.workload import Batches, UserStep, Workload, next_step
+from dcpbench.workloads.workload import Batches, UserStep, Workload
 from dcpbench.workloads.world import World
 
 
@@ -217,8 +217,10 @@ class TrainingRun(SavedRun):
     def finish_step(self, loss: float) -> None:
         """Clear the gradients and advance everything else; `loss` is the global batch's."""
         self.model.zero_grad()  # the optimizer need not have all parameters
-        if self.has_scheduler:
-            next_step(self.scheduler, loss)
+        if isinstance(self._scheduler, ReduceLROnPlateau):
+            self._scheduler.step(loss)
+        elif self.has_scheduler:
+            self.scheduler.step()
         self.tensor_object.advance()
         self.train_state.record(loss)
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.parameter import is_lazy
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 
 from dcpbench.config.schema import SEED_STRIDE, Config
 from dcpbench.core.rank_report import Skip
@@ -36,14 +36,6 @@ UserStep = Callable[[nn.Module, list[torch.optim.Optimizer], Batch], Any]
 def adam(model: nn.Module) -> torch.optim.Optimizer:
     """Make Adam with its defaults."""
     return torch.optim.Adam(model.parameters())
-
-
-def next_step(scheduler: LRScheduler, loss: float) -> None:
-    """Step a scheduler, with the loss if it goes by that."""
-    if isinstance(scheduler, ReduceLROnPlateau):
-        scheduler.step(loss)
-    else:
-        scheduler.step()
 
 
 @dataclass(frozen=True)
@@ -162,12 +154,6 @@ def workload_of(config: Config) -> Workload:
         if value:
             raise ValueError(f"{where}: step: {name} does not apply; do it in step")
     return replace(made, step=partial(_total, made.step, f"{where}: step"))
-
-
-def objects_of(workload: Workload, model: nn.Module) -> Mapping[str, Any]:
-    """Return the objects that are saved in addition to a wrapped model, by name."""
-    state = workload.state or {}
-    return state(model) if callable(state) else state
 
 
 def is_not_saved(workload: Workload, name: str) -> bool:

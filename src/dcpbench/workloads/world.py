@@ -76,12 +76,6 @@ class World:
             self._meshes[key] = with_timeout(mesh)
         return self._meshes[key]
 
-    def submesh(self, sizes: dict[str, int], dimension: str) -> DeviceMesh:
-        """Return one dimension of the device mesh."""
-        mesh = self.mesh(sizes)
-        assert mesh is not None
-        return mesh[dimension]
-
     def group_of(self, slot: int) -> dist.ProcessGroup | None:
         """Return the process group for a save; the first call for a slot is collective. Slot 0 is for saves
         that do not overlap. Saves in flight at the same time need separate groups, or their collectives

@@ -18,6 +18,7 @@ from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
 from dcpbench.plugins.defects import _cells, _other_run, as_restored, divided_twice, trained_alone, unfrozen
+from dcpbench.plugins.defects.as_restored import build_replica
 from dcpbench.plugins.defects.plugin import plugin
 from dcpbench.scenarios import fine_tune
 from dcpbench.sweep import known_failures
@@ -33,7 +34,7 @@ from dcpbench.verify.training import (
     compare_gradient,
 )
 from dcpbench.verify.whole_tensors import real_elements
-from dcpbench.workloads.build_run import build_plain, build_plain_copy, build_replica, build_twin
+from dcpbench.workloads.build_run import build_plain, build_plain_copy, build_twin
 from dcpbench.workloads.run_state import FLAGS, live_state
 from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.workload import batches_of

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Resumed
+from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import (
@@ -18,6 +19,8 @@ from dcpbench.plugins.defects._other_run import as_resumed
 from dcpbench.workloads import build_run
 from dcpbench.workloads.build_run import copy_state
 from dcpbench.workloads.run_state import State, live_state
+from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.world import World
 
 
 def _shuffles_by_one_generator(config: Config) -> bool:
@@ -61,13 +64,23 @@ def trained_on(cell: Cell, reference: Resumed) -> State:
     assert restored
     run = restored
     if never_averages(config) or has_local_experts(config):
-        make = build_run.build_replica if never_averages(config) else build_run.build
+        make = build_replica if never_averages(config) else build_run.build
         run = make(config, cell.world, config.seed)
         copy_state(restored, run)
     if has_tensor_parallel_fsdp1(config):
         unfreeze(run.model, build_run.plan_of(config, cell.world).tp_plan)
     run.train(reference.data, reference.until)
     return live_state(run)
+
+
+def build_replica(config: Config, world: World, seed: int) -> TrainingRun:
+    """Build a twin that divides its gradients by the number of shares and never sums them. Its losses are the
+    mean over the ranks."""
+    run = build_run.build_twin(config, world, seed)
+    for parameter in run.model.parameters():
+        if parameter.requires_grad:
+            parameter.register_hook(lambda gradient: gradient / dp_degree(run.sizes))
+    return run
 
 
 defect = Defect(("resumed",), _applies, _expected)
