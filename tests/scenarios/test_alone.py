@@ -12,7 +12,7 @@ from conftest import tiered
 from dcpbench.cell import checkpoint, steps
 from dcpbench.scenarios import partial_load
 from dcpbench.verdict.verdict import Verdict
-from dcpbench.verify import audit, perturb, resumed
+from dcpbench.verify import audit, losses, perturb
 from dcpbench.workloads import build_run, lockstep, twin
 from dcpbench.workloads.build_run import build_plain, build_unrestored
 from dcpbench.workloads.models import Mlp
@@ -241,8 +241,8 @@ def no_gradient(*_: Any) -> tuple[None, float]:
         ("save_harmless", perturb, "compare"),
         ("gradient_close", lockstep, "compare_gradient"),
         ("step_equal", lockstep, "compare_step"),
-        ("batch_loss_close", lockstep, "losses_close"),
-        ("loss_resume_equal", resumed, "losses_equal"),
+        ("batch_loss_close", lockstep, "compare_losses"),
+        ("loss_resume_equal", losses, "compare_losses"),
         ("checkpoint_whole", audit, "audit"),
     ],
 )

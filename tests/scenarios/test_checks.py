@@ -26,7 +26,7 @@ from dcpbench.plugins.defects import _other_run
 from dcpbench.verify import perturb, training
 from dcpbench.verify.compare import ABSENT
 from dcpbench.verify.files import digest_files
-from dcpbench.verify.resumed import ResumedRule
+from dcpbench.verify.losses import ResumedRule
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import build_run, lockstep
 from dcpbench.workloads.build_run import build, build_plain
@@ -160,7 +160,7 @@ def test_loss_is_usable_if_the_model_is_alive(loss: float, alive: bool) -> None:
 
 
 def rule(expected: list[float]) -> ResumedRule:
-    return ResumedRule(expected, 1, True, 1e-4)
+    return ResumedRule(expected, 1, None)
 
 
 @pytest.mark.parametrize("telling", range(5))

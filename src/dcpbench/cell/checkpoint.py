@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -18,7 +17,7 @@ from dcpbench.verify.compare_layouts import compare_across
 from dcpbench.verify.layout import whole
 from dcpbench.verify.perturb import compared_names, unlike
 from dcpbench.verify.snapshot import DigestedLeaf, Leaves, TensorLeaf
-from dcpbench.workloads.run_state import FLAGS, Keys, State, as_saved, key_of, live_state, part_like
+from dcpbench.workloads.run_state import FLAGS, Keys, State, as_saved, key_of, live_state
 from dcpbench.workloads.training_run import TrainingRun
 
 
@@ -74,13 +73,22 @@ class Checkpoint:
             run: the load target. Its tensors are the live ones, so do not change them.
         """
         check = {"model": "model_equal", "optimizer": "optim_equal"}[part]
-        saved, before, now = self.state.get(check, {}), {}, {}
+        before, now = {}, {}
         for name, leaf in live_state(run)[check].items():
             if isinstance(leaf, TensorLeaf) and leaf.extent.numel:
-                mine = part_like(leaf, saved.get(name), partial(self.recall_of(check), name))
-                if mine is not None:
-                    before[name], now[name] = mine, leaf.local
+                saved = self._saved_part(check, name, leaf)
+                if saved is not None:
+                    before[name], now[name] = saved, leaf.local
         return before, now
+
+    def _saved_part(self, check: str, name: str, live: TensorLeaf) -> torch.Tensor | None:
+        saved = self.state.get(check, {}).get(name)
+        if isinstance(saved, TensorLeaf):
+            return saved.local
+        full = self.recall_of(check)(name) if isinstance(saved, DigestedLeaf) else None
+        if full is not None and tuple(full.shape) == live.extent.shape:
+            full = live.extent.take(full).reshape(live.local.shape)
+        return None if full is None else full.to(live.local.device)
 
     def one_tensor(self) -> dict[str, Any]:
         """Return a state for a load of a single saved tensor: a small one, of an object if there is one."""

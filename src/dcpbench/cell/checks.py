@@ -24,11 +24,10 @@ from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import RESUMED, TWIN, Sides
 from dcpbench.core.rank_report import NOTHING, CheckReport, Compared
 from dcpbench.verify.files import compare_files
+from dcpbench.verify.losses import TOLERANCES, ResumedRule, loss_tolerance
 from dcpbench.verify.perturb import compare_controlled, unlike
-from dcpbench.verify.plain_read import leaves_like
-from dcpbench.verify.resumed import ResumedRule
-from dcpbench.verify.snapshot import Leaves, retained, snapshot_nested
-from dcpbench.verify.tolerances import TOLERANCES, loss_tolerance
+from dcpbench.verify.plain_read import unpacked_value
+from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaves, TensorLeaf, retained, snapshot_nested
 from dcpbench.workloads import build_run, lockstep
 from dcpbench.workloads.build_run import copy_state
 from dcpbench.workloads.lockstep import Lockstep
@@ -231,8 +230,13 @@ def verify_values(
     collective over `group`. Return the values as leaves."""
     read = retained(snapshot_nested(dict(values)))
     for check, leaves in saved.state.items():
-        keys = {name: key_of(check, name, saved.numbers) for name in leaves}
-        actual = leaves_like(leaves, keys, values, read)
+        actual = Leaves()
+        for name, leaf in leaves.items():
+            key = key_of(check, name, saved.numbers)
+            if isinstance(leaf, TensorLeaf | DigestedLeaf) and key in values:
+                actual[name] = read.get(key)
+            elif not isinstance(leaf, Idle) and key in values:
+                actual |= snapshot_nested({name: unpacked_value(values[key])})
         compared = {check: saved.compared(check, actual, group, saved.recall_of(check))}
         found = explained_restored(cell, saved, compared, {check: actual})
         cell.record(check, found[check], str(saved))
@@ -281,7 +285,8 @@ def resume(
     with cell.phase("verify", "resumed"):
         dtypes = target.dtypes.union(record.computes_in)
         tolerance = loss_tolerance(TOLERANCES[cell.config.tolerance.value], dtypes)
-        rule = ResumedRule(record.losses[taken.start - 1 : last], taken.start, exactly, tolerance)
+        losses = record.losses[taken.start - 1 : last]
+        rule = ResumedRule(losses, taken.start, None if exactly else tolerance)
         compared: dict[str, Compared] = {}
         if exactly or not _layout_matters(cell, target, record.why_layout_bound):
             others = (steps.unrestored_losses(cell, record, number, taken) for number in range(_UNRESTORED))

@@ -15,7 +15,7 @@ from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.plugins import plugins
 from dcpbench.core.rank_report import Compared
 from dcpbench.verify.compare import same_leaves
-from dcpbench.verify.resumed import ResumedRule
+from dcpbench.verify.losses import ResumedRule
 from dcpbench.workloads.parallelisms import broadcasts_buffers
 from dcpbench.workloads.run_state import State, buffers_of
 from dcpbench.workloads.training_run import TrainingRun

@@ -14,7 +14,7 @@ from dcpbench.core.rank_report import Compared
 from dcpbench.verify.compare import compare
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.perturb import made_different
-from dcpbench.verify.snapshot import BLOCK, DigestedLeaf, Idle, Leaves, TensorLeaf, snapshot_nested
+from dcpbench.verify.snapshot import BLOCK, DigestedLeaf, Leaves, TensorLeaf
 
 _LONGEST_ERROR = 200
 
@@ -138,28 +138,7 @@ def part_of(extent: Extent, chunks: Iterable[StoredChunk]) -> torch.Tensor:
     return extent.take_of_box(box)
 
 
-def leaves_like(
-    expected: Leaves, keys: Mapping[str, str], values: Mapping[str, Any], snapshot: Leaves
-) -> Leaves:
-    """Return the full values of a checkpoint as leaves for the names of an expected state.
-
-    Args:
-        keys: the flattened keys by name.
-        values, snapshot: the values by flattened key, and their snapshot.
-    """
-    actual: Leaves = {}
-    for name, leaf in expected.items():
-        key = keys[name]
-        if key not in values or isinstance(leaf, Idle):
-            continue
-        if isinstance(leaf, TensorLeaf | DigestedLeaf):
-            actual[name] = snapshot.get(key)
-        else:
-            actual |= snapshot_nested({name: _plain(values[key])})
-    return actual
-
-
-def _plain(value: Any) -> Any:
+def unpacked_value(value: Any) -> Any:
     """Return a saved value that was not a tensor: the number for a tensor without dimensions, and the object
     for a stream of bytes."""
     if isinstance(value, torch.Tensor) and value.dim():

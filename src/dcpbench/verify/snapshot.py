@@ -153,6 +153,14 @@ def by_parameter(leaves: Leaves) -> Leaves:
     return found
 
 
+def may_be_absent(name: str, actual: Leaves) -> bool:
+    """Return whether a name is an optimizer's entry for a parameter of which this rank has no element."""
+    return any(
+        isinstance(leaf, TensorLeaf) and not leaf.extent.numel and name.startswith(f"state.{fqn}.")
+        for fqn, leaf in actual.items()
+    )
+
+
 def snapshot_nested(nested: Mapping[Any, Any], prefix: str = "") -> Leaves:
     """Return the values in nested containers by their flattened keys."""
     return {key: _leaf(holder[name], str(name)) for holder, name, key in slots(nested, prefix)}

@@ -16,8 +16,8 @@ from torch import nn
 
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.verify.compare import compare_elements, same_value, share_of, unlike_tensors
-from dcpbench.verify.snapshot import Idle, Leaf, Leaves, TensorLeaf, kind_of
-from dcpbench.verify.tolerances import loss_tolerance, may_be_absent
+from dcpbench.verify.losses import loss_tolerance
+from dcpbench.verify.snapshot import Idle, Leaf, Leaves, TensorLeaf, kind_of, may_be_absent
 from dcpbench.verify.whole_tensors import real_elements
 
 _TIMES_NOISE, _TIMES_FACTOR = 16, 8

@@ -16,9 +16,9 @@ from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import NOTHING, Compared
 from dcpbench.verify.compare import same_value
 from dcpbench.verify.compare_layouts import compare_replicas
+from dcpbench.verify.losses import compare_losses, loss_name, rounding
 from dcpbench.verify.perturb import all_different, compared_names, controllable
 from dcpbench.verify.snapshot import TensorLeaf, named_parts, of_kind, snapshot_model
-from dcpbench.verify.tolerances import loss_name, losses_close, rounding
 from dcpbench.verify.training import (
     GradientBound,
     GradientPart,
@@ -353,7 +353,7 @@ class Lockstep:
     def _far(self, step: int, twin: float) -> list[Mismatch]:
         one = self._losses[step]
         near = loss_share(self._twin.computes_in) * max(abs(twin), one.size)
-        return losses_close([twin], [one.ranks], step, near / abs(twin) if twin else 0.0)
+        return compare_losses([twin], [one.ranks], step, near / abs(twin) if twin else 0.0)
 
     def _compare_replicas(self) -> Compared:
         """Compare parameters and optimizer state that several ranks have."""

@@ -1,17 +1,14 @@
 """The state of a run, as the checks compare it and as its checkpoints have it."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-
-import torch
 
 from dcpbench.verify import snapshot
 from dcpbench.verify.audit import Entry
 from dcpbench.verify.flags import HOOKS, snapshot_flags
 from dcpbench.verify.snapshot import (
     DigestedLeaf,
-    Leaf,
     Leaves,
     TensorLeaf,
     by_parameter,
@@ -110,19 +107,6 @@ def promised_keys(run: TrainingRun, saved: State, extra: Leaves | None) -> Keys:
     for check, leaves in as_saved(run, saved).items():
         promised |= {key_of(check, name, numbers): entry for name, entry in expected_of(leaves).items()}
     return promised
-
-
-def part_like(
-    live: TensorLeaf, saved: Leaf, recall: Callable[[], torch.Tensor | None]
-) -> torch.Tensor | None:
-    """Return the saved value of this rank's part of a tensor, if there is one; `recall` reads the full tensor
-    from the checkpoint, if only a digest of it was kept."""
-    if isinstance(saved, TensorLeaf):
-        return saved.local
-    full = recall() if isinstance(saved, DigestedLeaf) else None
-    if full is not None and tuple(full.shape) == live.extent.shape:
-        full = live.extent.take(full).reshape(live.local.shape)
-    return None if full is None else full.to(live.local.device)
 
 
 def buffers_of(leaves: Leaves) -> Leaves:

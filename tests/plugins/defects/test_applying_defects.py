@@ -24,7 +24,7 @@ from dcpbench.scenarios import fine_tune
 from dcpbench.sweep import known_failures
 from dcpbench.verify.compare import compare
 from dcpbench.verify.layout import whole
-from dcpbench.verify.resumed import ResumedRule
+from dcpbench.verify.losses import ResumedRule
 from dcpbench.verify.snapshot import TensorLeaf, named_parameters
 from dcpbench.verify.training import (
     GradientBound,
@@ -321,7 +321,7 @@ def test_losses_of_another_restored_run_are_separate() -> None:
     run = build_plain(given, here, given.seed)
     run.train(batches_of(given, here.device), 3)
     losses = list(run.train_state.losses)
-    rule = ResumedRule(losses[1:], 2, True, 1e-4)
+    rule = ResumedRule(losses[1:], 2, None)
     same = _other_run.same_losses(losses, live_state(run), rule, 1e-4)
     assert same == {"loss of step 2", "loss of step 3", "loss of step 4"}
     far = _other_run.same_losses([losses[0] * 2, *losses[1:]], live_state(run), rule, 1e-4)

@@ -7,9 +7,8 @@ import torch
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Resumed
 from dcpbench.verify.compare import ABSENT, distances, same_leaves, same_value
-from dcpbench.verify.resumed import ResumedRule
-from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf, of_kind
-from dcpbench.verify.tolerances import TOLERANCES, losses_close, may_be_absent, rounding
+from dcpbench.verify.losses import TOLERANCES, ResumedRule, compare_losses, loss_tolerance, rounding
+from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf, may_be_absent, of_kind
 from dcpbench.workloads.run_state import State, live_state
 
 _ROUNDINGS = 8
@@ -32,14 +31,13 @@ def as_resumed(cell: Cell, reference: Resumed, state: State) -> State:
     drawn = bool(run.draws and run.sizes)
     recorded = [*reference.before, *reference.losses]
     explained: State = {}
+    share = TOLERANCES[cell.config.tolerance.value]
     for check, leaves in actual.items():
         if check == rule.check:
-            tolerance = _DRAWN["loss"] if drawn else rule.tolerance
-            names = same_losses(reference.losses, state, rule, tolerance)
+            close = rule.tolerance or loss_tolerance(share, run.dtypes)
+            names = same_losses(reference.losses, state, rule, _DRAWN["loss"] if drawn else close)
         else:
-            tolerance = TOLERANCES[cell.config.tolerance.value]
-            tolerance = _DRAWN.get(check, tolerance) if drawn else tolerance
-            names = same_state(recorded, actual, state, tolerance)
+            names = same_state(recorded, actual, state, _DRAWN.get(check, share) if drawn else share)
         explained[check] = {name: leaves.get(name, ABSENT) for name in names}
     return explained
 
@@ -49,7 +47,7 @@ def same_losses(losses: list[float], state: State, rule: ResumedRule, tolerance:
     and can have been restored at another step."""
     theirs = state["extra_equal"]["train_state.losses"]
     theirs = theirs[len(theirs) - len(losses) :]
-    far = {one.name for one in losses_close(theirs, losses, rule.first, tolerance)}
+    far = {one.name for one in compare_losses(theirs, losses, rule.first, tolerance)}
     return rule.by_name(max(losses, rule.expected, key=len)).keys() - far
 
 

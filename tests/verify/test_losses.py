@@ -9,8 +9,8 @@ from torch import nn
 from dcpbench.core.mismatch import Problem
 from dcpbench.plugins.defects._other_run import far_tensors
 from dcpbench.verify.layout import Extent, whole
+from dcpbench.verify.losses import TOLERANCES, compare_losses, loss_tolerance
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
-from dcpbench.verify.tolerances import TOLERANCES, loss_tolerance, losses_close, losses_equal
 
 TWIN = torch.tensor([[1.0, 2.0], [3.0, 400.0]])
 ROW = Extent((2, 2), (1, 0), (1, 2), 0, 2)
@@ -160,8 +160,8 @@ def test_losses_are_compared_step_by_step(
     expected, actual = ([1.0] if loss is None else [1.0, loss] for loss in (one, other))
     distance = None if one is None or other is None else abs(one - other)
     for found, as_expected, problem in (
-        (losses_close(expected, actual, 7, 1e-4), close, Problem.far),
-        (losses_equal(expected, actual, 7), equal, Problem.value),
+        (compare_losses(expected, actual, 7, 1e-4), close, Problem.far),
+        (compare_losses(expected, actual, 7), equal, Problem.value),
     ):
         if as_expected:
             assert found == []

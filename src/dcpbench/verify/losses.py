@@ -1,0 +1,123 @@
+"""Comparison of losses, and tolerances."""
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.rank_report import Compared
+from dcpbench.verify.compare import same_value, share_of
+
+TOLERANCES = {"strict": 1e-6, "standard": 1e-4}
+"""The largest difference that counts as close, as a fraction of the largest magnitude in the tensor. An
+absolute tolerance would pass any second moments of 1e-8."""
+_ROUNDINGS_OF_LOSS = 0.125
+"""The same in roundings of the parameters' dtype, if that is larger: a loss is a mean of many elements. In
+bfloat16 it is 9.8e-4."""
+
+
+def rounding(dtypes: Iterable[torch.dtype]) -> float:
+    """Return the distance from 1 to the next number in the coarsest of these dtypes that can be trained
+    in."""
+    floats = (one for one in dtypes if (one.is_floating_point or one.is_complex) and one.itemsize > 1)
+    return max((torch.finfo(one).eps for one in floats), default=0.0)
+
+
+def loss_tolerance(tolerance: float, dtypes: Iterable[torch.dtype]) -> float:
+    """Return the largest relative difference of losses that counts as close, for models with these dtypes."""
+    return max(tolerance, _ROUNDINGS_OF_LOSS * rounding(dtypes))
+
+
+def compare_losses(
+    expected: list[float], actual: list[float], first: int, tolerance: float | None = None
+) -> list[Mismatch]:
+    """Return a mismatch for each step, from step `first` on, whose loss does not equal the expected one bit
+    for bit or, with a `tolerance`, differs by more than that fraction of it. NaN equals NaN; the negative
+    control detects that it proves nothing."""
+    found = []
+    for step, one, other, distance in _by_step(expected, actual, first):
+        close = distance is not None and tolerance is not None and distance <= tolerance * abs(one or 0.0)
+        if not close and not same_value(one, other):
+            problem = Problem.value if tolerance is None else Problem.far
+            found.append(_loss(step, problem, one, other, distance))
+    return found
+
+
+def _loss(
+    step: str,
+    problem: Problem,
+    expected: float | None,
+    actual: float | None,
+    distance: float | None,
+) -> Mismatch:
+    facts: dict[str, Any] = {"expected": repr(expected), "actual": repr(actual)}
+    if actual is not None and math.isnan(actual):
+        return Mismatch(step, Problem.nan, None, distance, facts)
+    if expected is not None and distance is not None:
+        facts["share"] = share_of(distance, abs(expected))
+    return Mismatch(step, problem, None, distance, facts)
+
+
+def loss_name(step: int) -> str:
+    """Return the name of a step's loss in mismatches and controls."""
+    return f"loss of step {step}"
+
+
+def _by_step(
+    expected: list[float], actual: list[float], first: int
+) -> Iterator[tuple[str, float | None, float | None, float | None]]:
+    """Yield the name of each step, both losses and their distance; None if only the other run took the
+    step."""
+    for step, (one, other) in enumerate(itertools.zip_longest(expected, actual), start=first):
+        yield loss_name(step), one, other, None if None in (one, other) else abs(one - other)
+
+
+@dataclass(frozen=True)
+class ResumedRule:
+    """The rule by which the losses of a resumed run are compared.
+
+    Args:
+        expected: losses of the uninterrupted run from step `first` on.
+        tolerance: as a fraction of a loss; None if the run must have the same bits.
+    """
+
+    expected: list[float]
+    first: int
+    tolerance: float | None
+
+    @property
+    def check(self) -> str:
+        """Name of the check of the losses."""
+        return "loss_resume_equal" if self.tolerance is None else "loss_resume_close"
+
+    def wrong(self, losses: list[float]) -> list[Mismatch]:
+        """Compare losses with the uninterrupted run's."""
+        return compare_losses(self.expected, losses, self.first, self.tolerance)
+
+    def compare(
+        self, losses: list[float], alive: Sequence[bool], unrestored: Iterable[list[float]]
+    ) -> Compared:
+        """Compare losses. The control is the losses of unrestored models, which must be reported.
+
+        A loss can show a difference if it is finite and not zero, and there was a gradient (`alive`). The
+        losses of two models can be close at some steps by coincidence, so several models are tried.
+        """
+        usable = {
+            loss_name(step): math.isfinite(loss) and loss != 0.0 and has_gradient
+            for step, (loss, has_gradient) in enumerate(zip(losses, alive, strict=False), self.first)
+        }
+        reported: set[str] = set()
+        for other in unrestored:
+            reported |= {mismatch.name for mismatch in self.wrong(other)}
+            if usable.keys() <= reported:
+                break
+        fired = {name: is_usable and name in reported for name, is_usable in usable.items()}
+        return Compared(self.wrong(losses), dict.fromkeys(self.by_name(self.expected), True), fired)
+
+    def by_name(self, losses: list[float]) -> dict[str, float]:
+        """Return losses from step `first` on by their names in mismatches."""
+        return {loss_name(step): loss for step, loss in enumerate(losses, self.first)}
