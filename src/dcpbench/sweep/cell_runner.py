@@ -31,6 +31,7 @@ from dcpbench.sweep.progress import ProgressDisplay
 from dcpbench.sweep.resources import Costs, bytes_in
 from dcpbench.sweep.row_builder import Attempt, row_of
 from dcpbench.verdict.attempt import verdict_of
+from dcpbench.verdict.first_cause import stop_of
 from dcpbench.verdict.verdict import Verdict
 
 FIRST_ATTEMPT = "first-try"
@@ -146,7 +147,8 @@ class CellRunner:
             run = RunId(self.folder.name, job.cell.name, attempt, number)
             spec = CellSpec(run, job.config, str(job.cell.folder), str(checkpoints))
             ends.append(self.executor.run(job.kind(stage), spec, job.config.timeouts, on_phase))
-            if job.expected.stop_of(number, ends[-1]) or any(report.skip for report in ends[-1].reports):
+            stopped = stop_of(ends[-1], job.expected.dies.get(number))
+            if stopped or any(report.skip for report in ends[-1].reports):
                 break
         return ends
 

@@ -34,14 +34,10 @@ class Expected:
     known_failures: Sequence[KnownFailure] = ()
     fault: FaultConfig | None = None
 
-    def stop_of(self, stage: int, end: StageEnd) -> Stop | None:
-        """Return why a stage did not end as expected; None if it did."""
-        return stop_of(end, self.dies.get(stage))
-
 
 def verdict_of(expected: Expected, ends: Sequence[StageEnd]) -> Verdict:
     """Judge an attempt by the ends of its stages, up to the first that did not end as expected."""
-    stop = expected.stop_of(len(ends) - 1, ends[-1])
+    stop = stop_of(ends[-1], expected.dies.get(len(ends) - 1))
     verdict = _stopped(stop, ends) if stop else _reported(expected, ends)
     if verdict.status == "skip":
         return verdict

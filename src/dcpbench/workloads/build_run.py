@@ -162,9 +162,12 @@ def plan_of(config: Config, world: World) -> parallelisms.PlannedParallel:
 
 def build_plain(config: Config, world: World, seed: int) -> TrainingRun:
     """Build an unwrapped, uncompiled run that trains on full batches."""
-    workload = _workload(config, world.device, seed)
-    alone, component = World(0, 1, world.device, None, None), _component(config, world, seed)
-    return TrainingRun(workload, alone, {}, workload.model, seed, True, component, _generators(config))
+    return _unwrapped(config, World(0, 1, world.device, None, None), {}, seed)
+
+
+def _unwrapped(config: Config, world: World, sizes: dict[str, int], seed: int) -> TrainingRun:
+    workload, component = _workload(config, world.device, seed), _component(config, world, seed)
+    return TrainingRun(workload, world, sizes, workload.model, seed, True, component, _generators(config))
 
 
 def build_plain_copy(config: Config, world: World, run: TrainingRun) -> TrainingRun:
@@ -177,11 +180,8 @@ def build_plain_copy(config: Config, world: World, run: TrainingRun) -> Training
 def build_twin(config: Config, world: World, seed: int) -> TrainingRun:
     """Build an unwrapped, uncompiled run that trains on this rank's share of each batch, in the dtypes of the
     parallelism. Its optimizer never steps in the backward pass."""
-    sizes = config.parallel.mesh_sizes(world.size)
-    workload = _workload(config, world.device, seed)
-    component = _component(config, world, seed)
-    run = TrainingRun(workload, world, sizes, workload.model, seed, True, component, _generators(config))
-    run.called = precision.cast_as_fsdp(workload.model, config.parallel)
+    run = _unwrapped(config, world, config.parallel.mesh_sizes(world.size), seed)
+    run.called = precision.cast_as_fsdp(run.model, config.parallel)
     if isinstance(run.optimizer, InBackward):
         run.optimizer.in_backward = False
     return run
