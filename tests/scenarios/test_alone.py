@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from conftest import tiered
-from dcpbench.cell import checkpoint, steps
+from dcpbench.cell import steps
 from dcpbench.scenarios import partial_load
 from dcpbench.verdict.verdict import Verdict
-from dcpbench.verify import audit, losses, perturb
+from dcpbench.verify import audit, compare_layouts, losses, perturb
 from dcpbench.workloads import build_run, lockstep, twin
 from dcpbench.workloads.build_run import build_plain, build_unrestored
 from dcpbench.workloads.models import Mlp
@@ -235,9 +235,9 @@ def no_gradient(*_: Any) -> tuple[None, float]:
 @pytest.mark.parametrize(
     ("check", "module", "comparison"),
     [
-        ("model_equal", checkpoint, "compare"),
-        ("optim_equal", checkpoint, "compare"),
-        ("extra_equal", checkpoint, "compare"),
+        ("model_equal", compare_layouts, "compare"),
+        ("optim_equal", compare_layouts, "compare"),
+        ("extra_equal", compare_layouts, "compare"),
         ("save_harmless", perturb, "compare"),
         ("gradient_close", lockstep, "compare_gradient"),
         ("step_equal", lockstep, "compare_step"),
@@ -260,7 +260,7 @@ def test_blind_comparison_is_vacuous(
     [
         ("partial_load", "optim_equal", partial_load, "compare_across"),
         ("partial_load", "contract_held", perturb, "compare"),
-        ("fine_tune", "model_equal", checkpoint, "compare_across"),
+        ("fine_tune", "model_equal", compare_layouts, "compare_across"),
     ],
 )
 def test_blind_check_in_other_scenarios_is_vacuous(

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dcpbench.cell import checkpoint, checks, contract, explained, steps
+from dcpbench.cell import checks, contract, explained, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import Resumed
@@ -23,7 +23,7 @@ from dcpbench.core.defects import Defect
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.plugins import plugins
 from dcpbench.plugins.defects import _other_run
-from dcpbench.verify import perturb, training
+from dcpbench.verify import compare_layouts, perturb, training
 from dcpbench.verify.compare import ABSENT
 from dcpbench.verify.files import digest_files
 from dcpbench.verify.losses import ResumedRule
@@ -101,7 +101,7 @@ def test_control_differs_in_values_only(monkeypatch: pytest.MonkeyPatch) -> None
         assert twin.keys() == {*actual, *elsewhere}
         return training.compare_step(step, twin, actual, elsewhere, tolerances)
 
-    watch(checkpoint, "compare")
+    watch(compare_layouts, "compare")
     watch(perturb, "compare")
     monkeypatch.setattr(lockstep, "compare_step", compare_step)
     verdict, _ = alone(**SMALL)

@@ -23,6 +23,7 @@ from dcpbench.workloads.run_state import live_state
 from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.twin import Inexact, Pass, Twin, inexact_steps
 from dcpbench.workloads.workload import batches_of
+from dcpbench.workloads.world import World
 from support.alone import config, world
 
 ONCE: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
@@ -112,7 +113,7 @@ def test_replicas_that_differ_are_reported(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_tensor_that_only_another_rank_has_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only stages of a pipeline have different tensors."""
-    name, state_of, gathered = "net2.bias", lockstep_module.state_of, lockstep_module.gathered
+    name, state_of, gathered = "net2.bias", lockstep_module.state_of, World.gathered
 
     def without(run: TrainingRun, parts: Any) -> Leaves:
         leaves = dict(state_of(run, parts))
@@ -120,13 +121,13 @@ def test_tensor_that_only_another_rank_has_is_missing(monkeypatch: pytest.Monkey
             del leaves[name]
         return leaves
 
-    def with_another(mine: Any, group: Any) -> list[Any]:
-        return [mine, mine | {name}] if isinstance(mine, set) else gathered(mine, group)
+    def with_another(here: World, mine: Any) -> list[Any]:
+        return [mine, mine | {name}] if isinstance(mine, set) else gathered(here, mine)
 
     compared = lockstep(1)
     own = compared._own_parts
     monkeypatch.setattr(lockstep_module, "state_of", without)
-    monkeypatch.setattr(lockstep_module, "gathered", with_another)
+    monkeypatch.setattr(World, "gathered", with_another)
     assert compared._compare_state(1, {})
     (found,) = compared.results()["step_equal"].found
     assert (found.name, found.problem) == (name, Problem.only_twin)

@@ -24,10 +24,10 @@ from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import RESUMED, TWIN, Sides
 from dcpbench.core.rank_report import NOTHING, CheckReport, Compared
 from dcpbench.verify.files import compare_files
-from dcpbench.verify.losses import TOLERANCES, ResumedRule, loss_tolerance
+from dcpbench.verify.losses import ResumedRule
 from dcpbench.verify.perturb import compare_controlled, unlike
-from dcpbench.verify.plain_read import unpacked_value
-from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaves, TensorLeaf, retained, snapshot_nested
+from dcpbench.verify.plain_read import WholeValues
+from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import build_run, lockstep
 from dcpbench.workloads.build_run import copy_state
 from dcpbench.workloads.lockstep import Lockstep
@@ -228,19 +228,14 @@ def verify_values(
 ) -> Leaves:
     """Check that values which were read by their flattened keys are those that were saved, tensors in full;
     collective over `group`. Return the values as leaves."""
-    read = retained(snapshot_nested(dict(values)))
+    read = WholeValues(values)
     for check, leaves in saved.state.items():
-        actual = Leaves()
-        for name, leaf in leaves.items():
-            key = key_of(check, name, saved.numbers)
-            if isinstance(leaf, TensorLeaf | DigestedLeaf) and key in values:
-                actual[name] = read.get(key)
-            elif not isinstance(leaf, Idle) and key in values:
-                actual |= snapshot_nested({name: unpacked_value(values[key])})
+        keys = {name: key_of(check, name, saved.numbers) for name in leaves}
+        actual = read.like(leaves, keys)
         compared = {check: saved.compared(check, actual, group, saved.recall_of(check))}
         found = explained_restored(cell, saved, compared, {check: actual})
         cell.record(check, found[check], str(saved))
-    return read
+    return read.leaves
 
 
 def verify_files(cell: Cell) -> None:
@@ -284,18 +279,17 @@ def resume(
         resumed, _ = _train_with_twin(cell, target, twin, last, where)
     with cell.phase("verify", "resumed"):
         dtypes = target.dtypes.union(record.computes_in)
-        tolerance = loss_tolerance(TOLERANCES[cell.config.tolerance.value], dtypes)
         losses = record.losses[taken.start - 1 : last]
-        rule = ResumedRule(losses, taken.start, None if exactly else tolerance)
+        rule = ResumedRule.of(losses, taken.start, exactly, cell.config.tolerance.value, dtypes)
         compared: dict[str, Compared] = {}
         if exactly or not _layout_matters(cell, target, record.why_layout_bound):
             others = (steps.unrestored_losses(cell, record, number, taken) for number in range(_UNRESTORED))
             compared[rule.check] = rule.compare(resumed, target.alive[-len(taken) :], others)
         actual, expected = live_state(target), record.states.get(last, {})
-        for part, leaves in actual.items():
+        for part, leaves in retained_state(target).items():
             if exactly or part == FLAGS:
                 reference = replace(checkpoint, state=expected)
-                compared[part] = reference.compared(part, retained(leaves), cell.world.group)
+                compared[part] = reference.compared(part, leaves, cell.world.group)
 
         def about() -> Resumed:
             return Resumed(restored, cell.batches, last, checkpoint, expected, target, before, resumed, rule)

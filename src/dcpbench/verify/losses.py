@@ -89,6 +89,13 @@ class ResumedRule:
     first: int
     tolerance: float | None
 
+    @classmethod
+    def of(
+        cls, expected: list[float], first: int, exactly: bool, tolerance: str, dtypes: Iterable[torch.dtype]
+    ) -> "ResumedRule":
+        """Return the rule for a run that computes in these dtypes, with the tolerance of this name."""
+        return cls(expected, first, None if exactly else loss_tolerance(TOLERANCES[tolerance], dtypes))
+
     @property
     def check(self) -> str:
         """Name of the check of the losses."""

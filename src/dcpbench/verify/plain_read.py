@@ -14,7 +14,7 @@ from dcpbench.core.rank_report import Compared
 from dcpbench.verify.compare import compare
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.perturb import made_different
-from dcpbench.verify.snapshot import BLOCK, DigestedLeaf, Leaves, TensorLeaf
+from dcpbench.verify.snapshot import BLOCK, DigestedLeaf, Idle, Leaves, TensorLeaf, retained, snapshot_nested
 
 _LONGEST_ERROR = 200
 
@@ -138,7 +138,29 @@ def part_of(extent: Extent, chunks: Iterable[StoredChunk]) -> torch.Tensor:
     return extent.take_of_box(box)
 
 
-def unpacked_value(value: Any) -> Any:
+class WholeValues:
+    """The full values of a checkpoint by flattened key; `leaves` are their snapshot."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+        self.leaves = retained(snapshot_nested(dict(values)))
+
+    def like(self, expected: Leaves, keys: Mapping[str, str]) -> Leaves:
+        """Return leaves for the names of an expected state; `keys` are the flattened keys by name."""
+        actual: Leaves = {}
+        for name, leaf in expected.items():
+            key = keys[name]
+            if key not in self._values or isinstance(leaf, Idle):
+                continue
+            is_tensor = isinstance(leaf, TensorLeaf | DigestedLeaf)
+            if is_tensor:
+                actual[name] = self.leaves.get(key)
+            else:
+                actual |= snapshot_nested({name: _plain(self._values[key])})
+        return actual
+
+
+def _plain(value: Any) -> Any:
     """Return a saved value that was not a tensor: the number for a tensor without dimensions, and the object
     for a stream of bytes."""
     if isinstance(value, torch.Tensor) and value.dim():
