@@ -29,8 +29,7 @@ def _expected(cell: Cell, moment: Moment, reference: Restored | Resumed) -> Iter
     expected = reference.expected.get(_CHECK, {})
     still = without_frozen(expected, {FLAGS: reference.expected.get(FLAGS, {})})
     absent = {name: leaf for name, leaf in still.items() if name in dropped}
-    stepped = stepped_by_save(expected, absent) if fsdp1_sizes(cell.config) else {}
-    yield {_CHECK: absent | stepped}
+    yield {_CHECK: absent | (stepped_by_save(expected, absent) if fsdp1_sizes(cell.config) else {})}
 
 
 def without_frozen(saved: Leaves, actual: Mapping[str, Leaves]) -> Leaves:

@@ -34,8 +34,7 @@ def _expected(cell: Cell, moment: Moment, reference: Restored | Resumed) -> Iter
     initial, defaults = live_state(new_target(cell))[FLAGS], in_defaults(saved)
     if defaults:
         unshared = {_SHARED: without_rates(saved[FLAGS][_SHARED])}
-        rates = {name: leaf for name, leaf in initial.items() if name in defaults}
-        yield {FLAGS: rates | unshared}
+        yield {FLAGS: {name: leaf for name, leaf in initial.items() if name in defaults} | unshared}
 
 
 def in_defaults(saved: State) -> set[str]:
