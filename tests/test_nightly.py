@@ -17,6 +17,7 @@ from conftest import environment
 from dcpbench.core.plugins import declared_values
 from dcpbench.records.installation import conf_folders
 from dcpbench.sweep.claim import lock
+from support.pretended_engine import PRETENDED
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "scripts").glob("nightly.*"))
@@ -154,7 +155,7 @@ def test_paths_are_found_from_the_users_folder(through_link: bool, tmp_path: Pat
 
 @pytest.mark.slow
 def test_what_cannot_be_started_says_so(nights: Nights) -> None:
-    status, told = nights.run("2026-11-20", "experiment=tiny", "parallel=unknown")
+    status, told = nights.run("2026-11-20", "experiment=tiny", "parallel=unknown", PRETENDED)
     assert status == 2, told
     assert "the sweep ended with 2" in told
 
@@ -191,7 +192,7 @@ def test_only_the_newest_nights_are_kept(nights: Nights) -> None:
     nights.second_cell("dcpbench.scenarios.save_load", "save_load")
     held = lock(running)
     try:
-        status, message = nights.run("2026-11-20", KEEP_NIGHTS="2")
+        status, message = nights.run("2026-11-20", "experiment=tiny", PRETENDED, KEEP_NIGHTS="2")
     finally:
         os.close(held)
     assert status == 0, message

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from conftest import SMALL, run
+from conftest import SMALL, run, tiered
 from support.drivers import start_server
 from support.leaks import LEAKS
 from support.rows import seen
@@ -15,6 +15,8 @@ pytestmark = pytest.mark.slow
 
 ON_RANKS = ("default_dtype", "forward", "load_of_dcpbench", "thread", "destroyed_group", "child")
 """Leaks of a sweep; `bench/leaks.py` has all of them, under warm and fresh ranks."""
+SEEN = ("autocast", "default_dtype", "descriptor", "forward", "hook", "limit", "thread", "umask", "variable")
+"""One of each kind."""
 
 
 def left_behind(what: str, answer: Any) -> None:
@@ -30,7 +32,7 @@ def left_behind(what: str, answer: Any) -> None:
     answer.send(born.left_behind())
 
 
-@pytest.mark.parametrize("what", LEAKS)
+@pytest.mark.parametrize("what", tiered(LEAKS, *SEEN))
 def test_whatever_is_left_behind_is_seen(what: str) -> None:
     here, there = multiprocessing.Pipe(duplex=False)
     process = start_server().Process(target=left_behind, args=(what, there), daemon=True)

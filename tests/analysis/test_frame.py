@@ -337,7 +337,7 @@ def corrupted(draw: st.DrawFn) -> tuple[list[bytes], list[int]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(corrupted())
 def test_random_damage_never_raises(
     given: tuple[list[bytes], list[int]],

@@ -194,7 +194,7 @@ def test_close_clears_what_dcp_keeps(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "way", tiered(["async_stager_kept", "async_process", "sync_plan_caching"], "async_process")
+    "way", tiered(["async_stager_kept", "async_process", "sync_plan_caching"], "async_stager_kept")
 )
 def test_stale_stage_is_detected_on_ranks(tmp_path: Path, way: str) -> None:
     skip_if_saved_once(way)

@@ -208,7 +208,7 @@ def test_injected_markup_does_not_run(show: Callable[..., Browser]) -> None:
     assert "Content Security Policy" in " ".join(browser.console())
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_page_of_1000_rows_is_below_a_megabyte(show: Callable[..., Browser], tmp_path: Path) -> None:
     rows = []
     for i in range(1000):

@@ -1,6 +1,5 @@
 """`dcpbench report <sweep>...`: which rows it shows, how, and where."""
 
-import contextlib
 import csv
 import io
 import json
@@ -13,13 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dcpbench.analysis.frame import read_frame, read_sweeps
-from dcpbench.analysis.query import Condition, QueryError, parse, select
 from dcpbench.analysis.runs import again, failures
-from dcpbench.records.row import Row, columns
+from dcpbench.records.row import columns
 from dcpbench.records.store import ENVIRONMENT_JSON
 from dcpbench.report.document import rendered
 from dcpbench.report.page import page
@@ -201,120 +197,6 @@ def test_pivots_take_any_axes(matrix: Path, capsys: pytest.CaptureFixture[str]) 
         "sync pass pass pass pass pass pass",
         "async pass fail pass pass pass pass",
     ]
-
-
-@pytest.mark.parametrize(
-    ("asked", "cells"),
-    [
-        ("status!=pass", ["b", "c", "d"]),
-        ("status=fail", ["b"]),
-        ("status==fail", ["b"]),
-        (" save_s >= 0.2 ", ["b", "c"]),
-        ("save_s<0.2", ["a"]),
-        ("save_s<2E-1", ["a"]),
-        ("save_s=null", ["d"]),
-        ("save_s!=null", ["a", "b", "c"]),
-        ("save_s!=0.1", ["b", "c", "d"]),
-        ("world_size>3", ["a", "b", "c", "d"]),
-        ("compile=true", ["c"]),
-        ("compile!=true", ["a", "b", "d"]),
-        ("model_equal=false", ["b"]),
-        ("model_equal!=false", ["a", "c", "d"]),
-        ("model_equal=null", ["c", "d"]),
-        ("reason~rank [12]$", ["b"]),
-        ("reason~(?i)RANK", ["b", "c"]),
-        ("reason~.*", ["b", "c", "d"]),
-        ("parallel<=ddp", ["a", "b"]),
-        ('reason="null"', ["d"]),
-        ("reason=", []),
-    ],
-)
-def test_conditions_select_rows(tmp_path: Path, asked: str, cells: list[str]) -> None:
-    rows: list[Row] = [
-        cell(cell="a", save_s=0.1, model_equal=True),
-        cell(cell="b", status="fail", save_s=0.2, model_equal=False, reason="rank 1"),
-        cell("fsdp", cell="c", status="crash", save_s=0.3, compile=True, reason="rank 3 died"),
-        cell("hsdp", cell="d", status="skip", reason="null"),
-    ]
-    frame = read_sweeps([folder_with(tmp_path / "s", *rows)]).frame
-    assert list(select(frame, [parse(asked)])["cell"]) == cells
-
-
-@pytest.mark.parametrize(
-    ("asked", "told"),
-    [
-        ("statuss!=pass", "no column 'statuss'; did you mean status?\n"),
-        ("nothing", "expected a column, one of = != < <= > >= ~ and a value"),
-        ("save_s>fast", "save_s is a number or null, not 'fast'"),
-        ("save_s=nan", "not 'nan'"),
-        ("compile=yes", "compile is true, false or null"),
-        ("compile>true", "has no order"),
-        ("save_s>null", "has no order"),
-        ("save_s~1", "save_s is not a text"),
-        ("reason~(", "invalid regular expression: missing )"),
-        ("details=1", "no column 'details'"),
-        ("__class__=1", "no column '__class__'"),
-    ],
-)
-def test_invalid_conditions_are_refused(
-    tmp_path: Path, asked: str, told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(QueryError):
-        parse(asked)
-    assert main([str(tmp_path), "--where", asked]) == 2
-    said = capsys.readouterr().err
-    assert told in said
-    assert len(said.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("asked", "told"),
-    [
-        ("status=psas", "--where status=psas: no row has that status; did you mean pass?"),
-        ("status!=psas", "did you mean pass?"),
-        (
-            "parallel=hsdp",
-            "--where parallel=hsdp: no row has that parallel; did you mean fsdp? Choose one of ddp, fsdp",
-        ),
-        ("parallel!=fsdpp", "did you mean fsdp?"),
-        ("reason=nothing of the kind", "no row has that reason; choose one of rank 1"),
-    ],
-)
-def test_texts_without_a_row_are_refused(
-    tmp_path: Path, asked: str, told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sweep = folder_with(tmp_path / "s", cell(cell="a", reason="rank 1"), cell("fsdp", cell="b"))
-    assert main([str(sweep), "--where", asked]) == 2
-    said = capsys.readouterr()
-    assert (said.out, said.err.count("\n")) == ("", 1)
-    assert told in said.err
-
-
-@pytest.mark.parametrize("asked", ["status=fail", "save_s>1e9", "model!=x", "parallel~hsdp", "reason=null"])
-@pytest.mark.parametrize("format_", ["table", "csv"])
-def test_valid_conditions_without_rows_are_reported(
-    tmp_path: Path, asked: str, format_: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Also with no row: then it says so."""
-    sweep = folder_with(tmp_path / "s", cell(cell="a"), cell("fsdp", cell="b"))
-    assert main([str(sweep), "--where", asked, "--format", format_]) == 0
-    there = asked in ("model!=x", "reason=null")
-    assert capsys.readouterr().err == (
-        "" if there else "dcpbench: --where: none of 2 rows meets every condition\n"
-    )
-
-
-@pytest.mark.slow
-@settings(deadline=None)
-@given(st.sampled_from(sorted(columns())), st.sampled_from(["=", "!=", "<", "<=", ">", ">=", "~"]), st.text())
-def test_any_condition_is_answered_or_refused(column: str, sign: str, value: str) -> None:
-    frame = read_sweeps([DOCS / "sample-sweep"]).frame.head(5)
-    with contextlib.suppress(QueryError):
-        assert len(select(frame, [parse(f"{column}{sign}{value}")])) <= 5
-
-
-def test_conditions_are_not_evaluated(tmp_path: Path) -> None:
-    assert parse("cell=__import__('os').abort()") == Condition("cell", "=", "__import__('os').abort()")
 
 
 @pytest.mark.parametrize(

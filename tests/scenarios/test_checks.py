@@ -1,7 +1,7 @@
 """The checks: their references, their controls, and the calls that they make."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dcpbench.cell import checks, contract, explained, steps
+from dcpbench.cell import checks, explained, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import Resumed
@@ -21,7 +21,6 @@ from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
 from dcpbench.core.checks import CheckSpec
 from dcpbench.core.defects import Defect
 from dcpbench.core.mismatch import Mismatch, Problem
-from dcpbench.core.plugins import plugins
 from dcpbench.plugins.defects import _other_run
 from dcpbench.verify import compare_layouts, perturb, training
 from dcpbench.verify.compare import ABSENT
@@ -217,34 +216,6 @@ def test_files_are_verified_by_rank_0_only(rank: int, tmp_path: Path) -> None:
     assert found == ([] if rank else [("file", "one"), ("file", "other")])
 
 
-def raising(error: Exception) -> Callable[[], None]:
-    def call() -> None:
-        raise error
-
-    return call
-
-
-def nothing() -> None:
-    pass
-
-
-@pytest.mark.parametrize(
-    ("refused", "held"),
-    [
-        (raising(ValueError("there is one already")), True),
-        (raising(ValueError("something else")), False),
-        (raising(TypeError("there is one already")), False),
-        (nothing, False),
-    ],
-)
-def test_refusal_needs_its_class_and_message(refused: Callable[[], None], held: bool, tmp_path: Path) -> None:
-    cell = bare_cell(tmp_path)
-    contract.verify_refused(cell, ValueError, "there is one", refused, nothing)
-    report = cell.report.checks["contract_held"]
-    assert (report.count == 0) is held
-    assert report.control == {"of the save": {"refusal": True}}
-
-
 @pytest.mark.parametrize("name", ["model", "scheduler", "train_state"])
 def test_loading_its_own_state_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first, a middle or the last object is changed by its second load."""
@@ -421,7 +392,3 @@ def test_equal_states_are_equal_in_every_name(component: str) -> None:
     gone = {**state, "optim_equal": dict.fromkeys(("state.net1.weight.step", "state.gone.step"), ABSENT)}
     names = _other_run.same_state(run.train_state.losses, state, gone, 1e-4)
     assert {name for name in names if name.startswith("state.")} == {"state.gone.step"}
-
-
-def test_defects_of_every_plugin_are_found() -> None:
-    assert explained._defects().keys() == {by for plugin in plugins() for by in plugin.defects}

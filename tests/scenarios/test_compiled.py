@@ -22,9 +22,7 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return run(tmp_path_factory.mktemp("compiled") / "sweep", *blocks(cells), *words)
 
 
-@pytest.mark.parametrize(
-    ("parallel", "optimizer"), tiered(MODELS, ("fsdp2", "adamw"), ("fsdp2_per_layer", "adam"))
-)
+@pytest.mark.parametrize(("parallel", "optimizer"), tiered(MODELS, ("fsdp2", "adamw")))
 def test_compiled_cells_really_compile(compiled: Finished, parallel: str, optimizer: str) -> None:
     row = compiled.row(scenario="save_load", parallel=parallel, optimizer=optimizer)
     assert row["status"] == "pass", compiled.out
@@ -32,7 +30,8 @@ def test_compiled_cells_really_compile(compiled: Finished, parallel: str, optimi
     assert all(rank["not_compiled"] is None for rank in row["details"]["ranks"])
 
 
-@pytest.mark.parametrize("scenario", tiered(["convert", "fine_tune", "partial_load"], "convert"))
+@pytest.mark.extended
+@pytest.mark.parametrize("scenario", ["convert", "fine_tune", "partial_load"])
 def test_compiled_models_convert_and_fine_tune(compiled: Finished, scenario: str) -> None:
     row = compiled.row(scenario=scenario)
     assert row["status"] == "pass", compiled.out

@@ -36,10 +36,8 @@ SEEN = {
 pytestmark = pytest.mark.slow
 
 
-OF_EACH_SCENARIO = (
-    *("save_load", "twice", "pretrained", "tuned", "replica", "untouched", "swapped", "overwritten", "alone"),
-    *("elsewhere", "replaced", "half"),
-)
+OF_EACH_SCENARIO = (*("save_load", "twice", "pretrained", "replica", "swapped", "overwritten", "half"),)
+"""The other scenarios have defects on one rank in test_other_scenarios.py."""
 
 
 @pytest.fixture(scope="module")

@@ -131,6 +131,7 @@ def test_one_file_has_the_full_state_of_every_layout(few: Finished) -> None:
     assert few.status == 0
 
 
+@pytest.mark.extended
 def test_faults_are_reported_with_torch_save(tmp_path: Path) -> None:
     seen_through(tmp_path / "sweep", "torch_save")
 

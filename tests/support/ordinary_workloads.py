@@ -1,19 +1,16 @@
 """Workloads as people write them: batches, losses and models of every kind."""
 
-import random
 from collections import UserDict, namedtuple
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils.rnn import pack_sequence
 
-from dcpbench.workloads.workload import Workload, adam
+from dcpbench.workloads.workload import Workload
 
 WIDTH, SAMPLES = 8, 8
 
@@ -166,26 +163,6 @@ def normalised_by_all_ranks() -> Workload:
     return Workload(net(), inputs, loss)
 
 
-def named_parameters() -> Workload:
-    return Workload(
-        net(), inputs, reversed_loss, lambda model: torch.optim.AdamW(model.named_parameters(), lr=0.01)
-    )
-
-
-def groups_by_name() -> Workload:
-    """Groups whose parameters are chosen by their names in the plain model, as timm does."""
-
-    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
-        groups: dict[bool, list[Any]] = {True: [], False: []}
-        for name, parameter in model.named_parameters():
-            groups[name in ("0.bias", "2.bias")].append((name, parameter))
-        assert len(groups[True]) == len(groups[False]) == 2
-        decays = [{"params": groups[True], "weight_decay": 0.0}, {"params": groups[False]}]
-        return torch.optim.AdamW(decays, lr=0.01, weight_decay=0.1)
-
-    return Workload(net(), inputs, reversed_loss, optimizer)
-
-
 def several_losses() -> Workload:
     def loss(model: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
         out = model(x)
@@ -196,94 +173,6 @@ def several_losses() -> Workload:
 
 def loss_of_each_sample() -> Workload:
     return Workload(net(), inputs, lambda m, x: {"mse": (m(x) - x).square().mean(1)})
-
-
-class LowStateAdam(torch.optim.Optimizer):
-    """Adam whose moments are bfloat16 beside float32 parameters. Torch's load makes them float32."""
-
-    def __init__(self, params: Any, lr: float = 0.01) -> None:
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for value in group["params"]:
-                state = self.state[value]
-                if not state:
-                    state["step"] = torch.zeros(())
-                    state["exp_avg"] = torch.zeros_like(value, dtype=torch.bfloat16)
-                state["step"] += 1
-                moment = state["exp_avg"].float().lerp(value.grad, 0.1)
-                value.sub_(group["lr"] * moment / (1 - 0.9 ** state["step"].item()))
-                state["exp_avg"] = moment.to(state["exp_avg"].dtype)
-
-
-class MasterSgd(torch.optim.Optimizer):
-    """SGD on full-precision copies of bfloat16 parameters, in an attribute that no state dict has."""
-
-    def __init__(self, params: Any, lr: float = 0.1) -> None:
-        super().__init__(params, {"lr": lr})
-        trained = (value for group in self.param_groups for value in group["params"])
-        self.masters = {value: value.detach().float().clone() for value in trained}
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for value in group["params"]:
-                self.masters[value].sub_(group["lr"] * value.grad.float())
-                value.copy_(self.masters[value])
-
-
-def low_state() -> Workload:
-    return Workload(net(), inputs, reversed_loss, lambda model: LowStateAdam(model.parameters()))
-
-
-def masters() -> Workload:
-    return Workload(
-        net().bfloat16(),
-        lambda g: inputs(g).bfloat16(),
-        reversed_loss,
-        lambda model: MasterSgd(model.parameters()),
-    )
-
-
-class Counting(nn.Module):
-    """Keeps extra state, which each forward pass makes from its number."""
-
-    def __init__(self, state_of: Callable[[int], Any]) -> None:
-        super().__init__()
-        self.net, self.state_of, self.kept, self.passes = net(), state_of, state_of(0), 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.training:
-            self.passes += 1
-            self.kept = self.state_of(self.passes)
-        out: torch.Tensor = self.net(x)
-        return out
-
-    def get_extra_state(self) -> Any:
-        return {"passes": self.passes, "kept": self.kept}
-
-    def set_extra_state(self, state: Any) -> None:
-        self.passes, self.kept = state["passes"], state["kept"]
-
-
-def nested_lists() -> Workload:
-    def state_of(number: int) -> Any:
-        return {"a": [[torch.full((2,), number)], [{"b": number}, [torch.full((3,), number + 2.0), "text"]]]}
-
-    return Workload(Counting(state_of), inputs, reversed_loss)
-
-
-def arrays_in_extra_state() -> Workload:
-    def state_of(number: int) -> Any:
-        return {
-            "counts": np.arange(3) + number,
-            "odd": np.array([number % 2 > 0]),
-            "mean": np.float32(number),
-        }
-
-    return Workload(Counting(state_of), inputs, reversed_loss)
 
 
 class Captures(nn.Module):
@@ -314,24 +203,6 @@ def hook_of_the_first_forward(in_first_forward: bool = True) -> Workload:
     return Workload(Captures(in_first_forward), inputs, reversed_loss)
 
 
-class Drawing(nn.Module):
-    """Draws from Python's and NumPy's generators, when it is built and in each forward pass."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(3)])
-        self.scale = nn.Parameter(torch.tensor([random.random(), np.random.rand()], dtype=torch.float32))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = x + F.gelu(layer(x)) * (random.random() > 0.3) * np.random.normal(1, 0.1)
-        return x * self.scale.sum()
-
-
-def python_random() -> Workload:
-    return Workload(Drawing(), inputs, reversed_loss)
-
-
 class OtherOrder(nn.Module):
     """Calls its layers in another order than they are declared, and counts the gradients that it gets."""
 
@@ -359,88 +230,6 @@ class OtherOrder(nn.Module):
 
 def other_order() -> Workload:
     return Workload(OtherOrder(), lambda g: torch.rand(24, 64, generator=g), reversed_loss)
-
-
-def batch_norm() -> Workload:
-    """Running statistics of each rank's samples."""
-    normed = nn.Sequential(nn.Linear(WIDTH, 16), nn.BatchNorm1d(16), nn.GELU(), nn.Linear(16, WIDTH))
-    return Workload(normed, inputs, reversed_loss)
-
-
-class Normed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(WIDTH, 16), nn.BatchNorm1d(16), nn.Linear(16, WIDTH))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.net(x)
-
-
-def wrong_in_load(change: Callable[[Any], None]) -> Workload:
-    """Batch normalisation, and a load that changes the model."""
-
-    def wrong(module: nn.Module, *_: Any) -> None:
-        with torch.no_grad():
-            change(module)
-
-    model = Normed()
-    model.register_load_state_dict_post_hook(wrong)
-    return Workload(model, inputs, reversed_loss)
-
-
-def wrong_buffer_in_load() -> Workload:
-    """A load that changes an element of a buffer on the last rank."""
-
-    def change(module: Any) -> None:
-        if dist.get_rank() == dist.get_world_size() - 1:
-            module.net[1].running_var[3] += 1
-
-    return wrong_in_load(change)
-
-
-def buffer_of_no_rank() -> Workload:
-    return wrong_in_load(lambda module: module.net[1].running_var.add_(1))
-
-
-def wrong_weight_in_load() -> Workload:
-    return wrong_in_load(lambda module: module.net[2].bias.add_(0.001))
-
-
-def hidden_counter() -> Workload:
-    """Batch normalisation, and a counter that no checkpoint contains."""
-
-    class Counting(Normed):
-        passes = 0
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.passes += self.training
-            return super().forward(x) * (1 + 0.01 * self.passes)
-
-    return Workload(Counting(), inputs, reversed_loss)
-
-
-def running_center(samples: int = 1) -> Workload:
-    """Training depends on two buffers that differ by rank, as in self-distillation."""
-
-    class Centered(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = net()
-            self.register_buffer("center", torch.zeros(samples, WIDTH))
-            self.register_buffer("spread", torch.zeros(samples, WIDTH))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            out = self.net(x) - self.center[0] + self.spread[0]
-            self.center = self.center.lerp(x.mean(0), 0.1)
-            self.spread = self.spread.lerp(x.std(0), 0.1)
-            return out
-
-    return Workload(Centered(), inputs, reversed_loss)
-
-
-def large_buffers() -> Workload:
-    """Buffers of more than 4 MiB, of which only digests are kept."""
-    return running_center(samples=2**18)
 
 
 class RaisesOnceLoaded(nn.Module):
@@ -511,10 +300,6 @@ def channels_last() -> Workload:
     return Workload(model, lambda g: torch.rand(SAMPLES, 4, 5, 5, generator=g), loss)
 
 
-def adafactor() -> Workload:
-    return Workload(net(), inputs, reversed_loss, lambda m: torch.optim.Adafactor(m.parameters(), lr=0.01))
-
-
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -546,181 +331,6 @@ def blocks(layers: tuple[str, ...] = ("model.layers.*",)) -> Workload:
     return Workload(Blocks(), inputs, reversed_loss, layers=layers, tp_plan=plan)
 
 
-class Average(nn.Module):
-    """An exponential moving average of the parameters of a model, under its layout."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = [model]
-        for name, value in model.named_parameters():
-            self.register_buffer(name.replace(".", "_"), value.detach().clone())
-
-    @torch.no_grad()
-    def update(self) -> None:
-        for mine, value in zip(self.buffers(), self.model[0].parameters(), strict=True):
-            mine.lerp_(value, 0.1)
-
-
-class Sampler:
-    """Walks through an order of numbers, and draws another one at each end."""
-
-    def __init__(self) -> None:
-        self.order, self.position = np.random.permutation(4), 0
-
-    def next(self) -> float:
-        if self.position == len(self.order):
-            self.order, self.position = np.random.permutation(4), 0
-        self.position += 1
-        return float(self.order[self.position - 1])
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"order": self.order, "position": self.position}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.order, self.position = state_dict["order"], int(state_dict["position"])
-
-
-def saves_average_and_sampler(not_saved: tuple[str, ...] = ()) -> Workload:
-    sampler, made = Sampler(), dict[str, Average]()
-
-    def state(model: nn.Module) -> dict[str, Any]:
-        made["average"] = Average(model)
-        return {"average": made["average"], "sampler": sampler}
-
-    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
-        adam = torch.optim.Adam(model.parameters())
-        adam.register_step_post_hook(lambda *_: made["average"].update())
-        return adam
-
-    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        return reversed_loss(model, x) * (1 + sampler.next())
-
-    return Workload(net(), inputs, loss, optimizer, state=state, not_saved=not_saved)
-
-
-def forgets_the_sampler() -> Workload:
-    return saves_average_and_sampler(not_saved=("sampler",))
-
-
-def forgets_python_random() -> Workload:
-    return Workload(Drawing(), inputs, reversed_loss, not_saved=("random.python",))
-
-
-class HasGenerator(nn.Module):
-    """Draws from a separate generator."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net, self.generator = net(), np.random.default_rng(0)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.net(x)
-        return out * float(self.generator.normal(1, 0.1))
-
-
-class SavesGenerator(HasGenerator):
-    def get_extra_state(self) -> Any:
-        return self.generator.bit_generator.state
-
-    def set_extra_state(self, state: Any) -> None:
-        self.generator.bit_generator.state = state  # which refuses other texts
-
-
-def forgets_its_generator() -> Workload:
-    return Workload(HasGenerator(), inputs, reversed_loss)
-
-
-def saves_its_generator() -> Workload:
-    return Workload(SavesGenerator(), inputs, reversed_loss)
-
-
-class OnBase(nn.Module):
-    """Trains layers on a base that is the same in each build."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.base, self.net = nn.Linear(WIDTH, WIDTH), net()
-        nn.init.eye_(self.base.weight)
-        nn.init.zeros_(self.base.bias)
-        self.base.requires_grad_(False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.net(self.base(x))
-        return out
-
-
-def base_not_saved() -> Workload:
-    return Workload(OnBase(), inputs, reversed_loss, not_saved=["base.*"])
-
-
-def wrong_state() -> Workload:
-    return Workload(net(), inputs, reversed_loss, state={"sampler": object()})
-
-
-def unused_parameters(optimizer: Callable[[nn.Module], Any] = adam) -> Workload:
-    """A layer that no step uses: DDP refuses it unless it searches for such parameters."""
-    model = nn.ModuleDict({"used": net(), "unused": net()})
-
-    class OneOfTwo(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.parts = model
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            out: torch.Tensor = self.parts["used"](x)
-            return out
-
-    return Workload(OneOfTwo(), inputs, reversed_loss, optimizer)
-
-
-def unused_and_unsaved_state() -> Workload:
-    """A trained optimizer that does not save the state of a parameter which has some."""
-
-    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
-        made = adam(model)
-
-        def drop(_: Any, state_dict: dict[str, Any]) -> None:
-            if state_dict["state"][0]["step"] > 1:
-                del state_dict["state"][0]
-
-        made.register_state_dict_post_hook(drop)
-        return made
-
-    return unused_parameters(optimizer)
-
-
-def forgets_state_of_used() -> Workload:
-    """An optimizer that has no state of a parameter which has gradients."""
-
-    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
-        made = adam(model)
-        parameter = made.param_groups[0]["params"][0]
-        made.register_step_post_hook(lambda one, *_: parameter.grad.any() and one.state.pop(parameter))
-        return made
-
-    return Workload(net(), inputs, reversed_loss, optimizer)
-
-
-def tensor_lr(change: Callable[[torch.optim.Optimizer], Any] = lambda _: None) -> Workload:
-    """A scheduler that changes a learning rate which is a tensor, in each group and in the defaults."""
-
-    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
-        groups = [{"params": [value]} for value in model.parameters()]
-        made = torch.optim.AdamW(groups, lr=torch.tensor(0.01))
-        made.register_load_state_dict_post_hook(change)
-        return made
-
-    def scheduler(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
-        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-
-    return Workload(net(), inputs, reversed_loss, optimizer, scheduler)
-
-
-def tensor_lr_and_changed_default() -> Workload:
-    """A load that changes the default learning rate."""
-    return tensor_lr(lambda one: one.defaults["lr"].fill_(0.5))
-
-
 def score_before_penalty() -> Workload:
     """A second derivative after another forward pass, whose parameters `fully_shard` frees."""
 
@@ -740,126 +350,3 @@ def raises_in_the_loss() -> Workload:
         raise RuntimeError(f"setStorage: {float(model(x).sum())}")
 
     return Workload(net(), inputs, loss)
-
-
-def frozen_layer() -> Workload:
-    """An optimizer that has state of frozen parameters from the start."""
-    model = net()
-    model[0].requires_grad_(False)
-    return Workload(model, inputs, reversed_loss, lambda model: torch.optim.Adagrad(model.parameters(), 0.01))
-
-
-def drops_trained_state() -> Workload:
-    """A load that drops the moments of a parameter that is trained."""
-
-    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
-        made = torch.optim.Adam(model.parameters(), 0.01)
-        made.register_load_state_dict_post_hook(lambda one: one.state.pop(one.param_groups[0]["params"][-1]))
-        return made
-
-    return Workload(net(), inputs, reversed_loss, optimizer)
-
-
-class ScheduleFree(torch.optim.Optimizer):
-    """Averages its iterates. As in the package of this name, `train` looks up state, which adds empty
-    entries."""
-
-    def __init__(self, params: Any, lr: float = 0.05) -> None:
-        super().__init__(params, {"lr": lr, "k": 0, "weight_sum": 0.0})
-
-    @torch.no_grad()
-    def train(self) -> "ScheduleFree":
-        for group in self.param_groups:
-            for value in group["params"]:
-                if "z" in self.state[value]:
-                    value.lerp_(self.state[value]["z"], 0.1)
-        return self
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            group["k"] += 1
-            group["weight_sum"] += group["lr"] ** 2 * group["k"]
-            weight = group["lr"] ** 2 * group["k"] / (group["weight_sum"] or 1.0)
-            for value in group["params"]:
-                if value.grad is None:
-                    continue
-                state = self.state[value]
-                if "z" not in state:
-                    state["z"] = value.clone()
-                    state["exp_avg_sq"] = torch.zeros_like(value)
-                state["exp_avg_sq"].lerp_(value.grad.square(), 0.05)
-                change = value.grad / (state["exp_avg_sq"].sqrt() + 1e-8)
-                value.lerp_(state["z"], weight).sub_(change, alpha=group["lr"] * 0.1)
-                state["z"].sub_(change, alpha=group["lr"])
-
-
-class Prodigy(torch.optim.Optimizer):
-    """Keeps the weights with which it began, and estimates its step size `d` while it steps."""
-
-    def __init__(self, params: Any, lr: float = 1.0) -> None:
-        super().__init__(params, {"lr": lr, "d": 0.001})
-        for value in (value for group in self.param_groups for value in group["params"]):
-            self.state[value]["p0"] = value.detach().clone()
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for value in group["params"]:
-                if value.grad is None:
-                    continue
-                state = self.state[value]
-                if "s" not in state:
-                    state["s"], state["d"] = torch.zeros_like(value), 0.001
-                start = state.setdefault("p0", value.clone())
-                state["s"].mul_(0.9).add_(value.grad, alpha=state["d"])
-                value.sub_(state["s"] + 0.01 * (value - start), alpha=group["lr"])
-                state["d"] *= 1.5 if group["lr"] else 1.0
-            group["d"] = state["d"]
-
-
-def schedule_free(model: nn.Module | None = None) -> Workload:
-    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
-        return ScheduleFree(model.parameters()).train()
-
-    return Workload(model or net(), inputs, reversed_loss, optimizer)
-
-
-def schedule_free_and_nudged_weight() -> Workload:
-    """A load that changes a weight."""
-    model = net()
-
-    def nudge(module: nn.Module, *_: Any) -> None:
-        module[2].bias.data += 0.01
-
-    model.register_load_state_dict_post_hook(nudge)
-    return schedule_free(model)
-
-
-def schedule_free_and_counter() -> Workload:
-    """Training depends on a counter that no checkpoint contains."""
-
-    class Counting(nn.Sequential):
-        passes = 0
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.passes += self.training
-            return super().forward(x) * (1 + 0.01 * self.passes)
-
-    return schedule_free(Counting(*net()))
-
-
-class ForgetsStart(Prodigy):
-    """Its load also drops an entry that a new optimizer has."""
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        super().load_state_dict(state_dict)
-        self.state[self.param_groups[0]["params"][1]].pop("p0", None)
-
-
-def prodigy(make: type[Prodigy] = Prodigy) -> Workload:
-    return Workload(net(), inputs, reversed_loss, lambda model: make(model.parameters()))
-
-
-def prodigy_and_lost_start() -> Workload:
-    return prodigy(ForgetsStart)

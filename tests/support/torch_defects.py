@@ -11,7 +11,8 @@ from torch.nn import functional as F  # noqa: N812
 from torch.optim.lr_scheduler import MultiStepLR
 
 from dcpbench.workloads.workload import Workload
-from support.ordinary_workloads import WIDTH, Normed, inputs, net, reversed_loss
+from support.ordinary_state import Normed
+from support.ordinary_workloads import WIDTH, inputs, net, reversed_loss
 
 
 class Weights:

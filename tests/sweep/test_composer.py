@@ -3,9 +3,11 @@
 import io
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from textwrap import indent
+from unittest import mock
 
 import pytest
 from hydra import initialize_config_dir
@@ -23,7 +25,6 @@ from dcpbench.config.schema import conf_folder, config_class
 from dcpbench.sweep.cells import CellMaker
 from dcpbench.sweep.composer import Composer, typed
 from dcpbench.sweep.progress import composing
-from hydra_plugins.dcpbench_launcher.launcher import _listed
 
 pytestmark = pytest.mark.slow
 
@@ -55,16 +56,17 @@ def sweep(loader: ConfigLoader, *words: str, groups: Path = OWN_GROUPS) -> DictC
     return loader.load_configuration("config", ["hydra.sweep.dir=x", searched, *words], RunMode.MULTIRUN)
 
 
-class Counted(Composer):
-    """Counts how often Hydra composes."""
+@contextmanager
+def counted(loader: ConfigLoader) -> Iterator[list[list[str]]]:
+    """Collect the words of each composition by Hydra."""
+    composed, honest = list[list[str]](), loader.load_sweep_config
 
-    def __init__(self, loader: ConfigLoader, base: DictConfig) -> None:
-        super().__init__(loader, base)
-        self.composed_by_hydra: list[tuple[str, ...]] = []
+    def compose(base: DictConfig, words: list[str]) -> DictConfig:
+        composed.append([*words])
+        return honest(base, words)
 
-    def _by_hydra(self, words: Sequence[str]) -> DictConfig:
-        self.composed_by_hydra.append(tuple(words))
-        return super()._by_hydra(words)
+    with mock.patch.object(loader, "load_sweep_config", compose):
+        yield composed
 
 
 def is_as_by_hydra(composer: Composer, loader: ConfigLoader, base: DictConfig, words: list[str]) -> bool:
@@ -80,7 +82,7 @@ def nightly(base: DictConfig, chance: random.Random, count: int) -> list[list[st
     """Cells of the blocks of an experiment."""
     of_sweep = ("repeats", "matrix", "plugin")
     blocks = [
-        {key: _listed(values).split(",") for key, values in block.items() if key not in of_sweep}
+        {key: str(values).split(",") for key, values in block.items() if key not in of_sweep}
         for block in OmegaConf.to_container(base.hydra.sweeper.matrix).values()  # type: ignore[union-attr]
     ]
     cells = [drawn(chance.choice(blocks), chance) for _ in range(count)]
@@ -112,19 +114,19 @@ def random_sweep(chance: random.Random, count: int) -> list[list[str]]:
     return [drawn({key: VALUES[key] for key in keys}, chance) for _ in range(count)]
 
 
-@pytest.mark.parametrize("number", tiered(range(3), 0, 1))
+@pytest.mark.parametrize("number", tiered(range(3), 1))
 def test_sampled_cells_equal_hydras(number: int, hydra_loader: ConfigLoader) -> None:
     chance = random.Random(number)
     experiment = ["experiment=nightly"] if number == 0 else []
     base = sweep(hydra_loader, *experiment)
     cells = [*nightly(base, chance, 150)] if experiment else random_sweep(chance, 60)
     cells = [[*cell, *experiment] for cell in cells]
-    composer = Counted(hydra_loader, base)
-    composer.prepare(cells)
+    composer = Composer(hydra_loader, base)
+    with counted(hydra_loader) as composed:
+        composer.prepare(cells)
+    assert len(composed) < len(cells), "most are merged"
     for cell in chance.sample(cells, 6):
         assert is_as_by_hydra(composer, hydra_loader, base, cell), cell
-    whole = [cell for cell in composer.composed_by_hydra if len(cell) > len(experiment)]
-    assert len(whole) < len(cells), "most are merged"
 
 
 OTHER_WORDS = (
@@ -148,27 +150,19 @@ def test_other_words_equal_hydras_composition(hydra_loader: ConfigLoader) -> Non
 
 
 def test_words_of_different_keys_are_composed_together(hydra_loader: ConfigLoader) -> None:
-    composer = Counted(hydra_loader, sweep(hydra_loader))
-    cells = crossed(**LISTS)
-    composer.prepare(cells)
-    assert composer.composed_by_hydra == [
-        (),
-        ("parallel=ddp", "model=dummy", "save=sync", "optimizer=adam"),
-        ("parallel=fsdp2_tp", "model=nested", "save=async", "optimizer=sgd"),
-        ("parallel=hsdp",),
-    ]
-    composer.composed_by_hydra.clear()
-    made = [composer.config(cell) for cell in cells]
+    composer, cells = Composer(hydra_loader, sweep(hydra_loader)), crossed(**LISTS)
+    with counted(hydra_loader) as composed:
+        composer.prepare(cells)
+        most = max(map(len, LISTS.values()))
+        assert len(composed) <= most + 1, "of the longest list, and what all cells share"
+        composed.clear()
+        made = [composer.config(cell) for cell in cells]
+        assert composed == []
+        composer.prepare(crossed(parallel=("tp",), seed=("3", "4")))
+        assert len(composed) == 1, "and known parts are not composed again"
     assert [(one.parallel.name, one.seed) for one in made[:3]] == [("ddp", 1), ("ddp", 2), ("ddp", 1)]
-    assert not composer.composed_by_hydra
-    composer.prepare(crossed(parallel=("tp",), seed=("3", "4")))
     made = [composer.config([parallel, "seed=4"]) for parallel in ("parallel=tp", "parallel=ddp")]
     assert [(one.parallel.name, one.seed) for one in made] == [("tp", 4), ("ddp", 4)]
-    assert composer.composed_by_hydra == [("parallel=tp",)], "and known parts are not composed again"
-    alone = Counted(hydra_loader, sweep(hydra_loader))
-    alone.prepare([["parallel=tp", "seed=1"]])
-    assert alone.config(["parallel=tp", "seed=1"]).parallel.name == "tp"
-    assert alone.composed_by_hydra == [("parallel=tp", "seed=1")], "a single cell is composed whole"
 
 
 def test_files_that_set_other_groups(tmp_path: Path, hydra_loader: ConfigLoader) -> None:
@@ -184,12 +178,11 @@ def test_files_that_set_other_groups(tmp_path: Path, hydra_loader: ConfigLoader)
     for name, text in files.items():
         (tmp_path / f"{name}.yaml").write_text(text)
     base = sweep(hydra_loader, groups=tmp_path)
-    composer = Counted(hydra_loader, base)
+    composer = Composer(hydra_loader, base)
     models = {**LISTS, "model": ("dummy", "with_decay", "more")}
     cells = crossed(**models) + crossed(experiment=("even",), **LISTS)
     composer.prepare(cells)
-    assert ("model=more",) not in composer.composed_by_hydra, "it takes what it has of its own group alone"
-    for cell in cells[1::13]:
+    for cell in cells[1::31]:
         assert is_as_by_hydra(composer, hydra_loader, base, cell), cell
     assert composer.config(["experiment=even", "parallel=ddp"]).model.name == "even"
     # What follows another choice is not to be found in a cell without that.

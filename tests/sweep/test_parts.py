@@ -14,6 +14,7 @@ from conftest import Finished, dcpbench, run, start, words_of
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import Config
 from dcpbench.sweep.job import Job, Part
+from support.commands import main
 from support.pretended_engine import PRETENDED
 
 ASKED = ("-m", "device=cpu", "parallel=none", "world_size=1", "seed=1,2", "repeats=2")
@@ -49,14 +50,15 @@ def test_every_cell_runs_in_one_part(two: tuple[Path, list[Finished]]) -> None:
 
 
 @pytest.mark.slow
-def test_folder_of_parts_is_read_as_sweeps(two: tuple[Path, list[Finished]], tmp_path: Path) -> None:
+def test_folder_of_parts_is_read_as_sweeps(
+    two: tuple[Path, list[Finished]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     night, _ = two
-    report = dcpbench("report", str(night), folder=night)
-    assert "2 cells in 4 runs: 4 pass" in report.out
+    assert main(["report", str(night)]) == 0
+    assert "2 cells in 4 runs: 4 pass" in capsys.readouterr().out
     shutil.copytree(night, tmp_path / "later")
-    compared = dcpbench("compare", str(night), str(tmp_path / "later"), folder=tmp_path)
-    assert compared.status == 0, compared.err
-    assert "0 of 2 cells changed" in compared.out
+    assert main(["compare", str(night), str(tmp_path / "later")]) == 0
+    assert "0 of 2 cells changed" in capsys.readouterr().out
 
 
 @pytest.mark.slow

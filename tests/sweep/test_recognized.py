@@ -11,7 +11,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from conftest import SMALL, blocks, dcpbench, run
+from conftest import blocks, dcpbench, run
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Rerun
 from dcpbench.config.schema import config_class, is_how_run
@@ -24,6 +24,7 @@ from dcpbench.sweep.manifest import command_line, defines_cells
 from hydra_plugins.dcpbench_launcher.launcher import DcpbenchSweeper
 from support.alone import config
 from support.jobs import job
+from support.pretended_engine import PRETENDED
 from support.rows import row
 
 
@@ -271,7 +272,7 @@ def test_parts_are_dealt_out_by_identity() -> None:
 def test_sweep_is_resumed_by_other_words_for_its_cells(tmp_path: Path) -> None:
     """In another order and spelling, and with words that change how the cells run that are left."""
     folder = tmp_path / "sweep"
-    small = ("world_size=1", "saves=1", "device=cpu", *SMALL)
+    small = ("world_size=1", "saves=1", "device=cpu", PRETENDED)
     matrix = blocks(
         [
             {"parallel": "none,ddp", "sharing": "correctness", "timeouts.cell_s": 200},
@@ -286,12 +287,12 @@ def test_sweep_is_resumed_by_other_words_for_its_cells(tmp_path: Path) -> None:
     lines = (folder / "results.jsonl").read_bytes().splitlines(keepends=True)
     (folder / "results.jsonl").write_bytes(lines[0] + lines[3])
     done = {json.loads(lines[0])["cell"], json.loads(lines[3])["cell"]}
-    refused = run(folder, "parallel=fsdp2", f"resume={folder}")
+    refused = run(folder, "parallel=fsdp2", f"resume={folder}", PRETENDED)
     assert refused.status == 2
     assert "is another matrix: it has no cell with parallel=fsdp2 (4 cells there, 1 here)" in refused.err
 
     more = ("timeouts.cell_s=900", "retry=0", f"resume={folder}")
-    planned = dcpbench(*more, "plan=true", folder=folder)
+    planned = dcpbench(*more, "plan=true", PRETENDED, folder=folder)
     assert "4 cells: 2 would run, 2 are done" in planned.out, planned.err
     ended = run(folder, *matrix, "seed=0", "compile=off", *more, *reversed(small))
     assert ended.status == 0, ended.err
@@ -302,4 +303,4 @@ def test_sweep_is_resumed_by_other_words_for_its_cells(tmp_path: Path) -> None:
     assert again == {*names} - done
     kept = (folder / "results.jsonl").read_bytes().splitlines(keepends=True)
     assert {lines[0], lines[3]} <= {*kept}
-    assert "resume: 4 of 4 cells are done" in dcpbench(f"resume={folder}", folder=folder).err
+    assert "resume: 4 of 4 cells are done" in dcpbench(f"resume={folder}", PRETENDED, folder=folder).err

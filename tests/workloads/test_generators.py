@@ -41,7 +41,7 @@ def test_restored_states_give_the_same_numbers(before: int) -> None:
 
 
 def test_every_build_is_seeded_in_all_generators() -> None:
-    given = config(workload=WorkloadConfig("support.ordinary_workloads.python_random"))
+    given = config(workload=WorkloadConfig("support.ordinary_state.python_random"))
     weights = []
     for build in (build_plain, build_twin):
         drawn()
@@ -50,6 +50,6 @@ def test_every_build_is_seeded_in_all_generators() -> None:
 
 
 def test_own_models_keep_their_keys() -> None:
-    target = WorkloadConfig("support.ordinary_workloads.python_random")
+    target = WorkloadConfig("support.ordinary_state.python_random")
     assert build_plain(config(workload=target), world(), 3).random.states.keys() == {"cpu", "python", "numpy"}
     assert build_plain(config(model="short"), world(), 3).random.states.keys() == {"cpu"}

@@ -17,7 +17,7 @@ from dcpbench.workloads.optimizers import Optimizers, kept, load_as_saved
 from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.workload import batches_of
 from support.alone import config, group_of_one, run_alone, world
-from support.ordinary_workloads import LowStateAdam, MasterSgd
+from support.ordinary_optimizers import LowStateAdam, MasterSgd
 
 NO_GPU = Machine(gpus=0, description={})
 OPTIMIZERS = (

@@ -108,25 +108,6 @@ def test_correct_trainer_passes(trainer: type) -> None:
 
 
 @pytest.mark.cell
-def test_fresh_process_loads_by_the_trainer() -> None:
-    target = {"target": "support.own_trainer.Trainer"}
-    short = {"saves": 2, "train_steps": 1, "resume_steps": 1}
-    ran = run_alone(checkpointer="trainer", workload=target, verify="deep", **short)
-    assert ran.verdict.status == "pass", ran.verdict.reason
-    saving, fresh = ran.reports
-    restored = {"model_equal", "optim_equal", "extra_equal", "random_equal", "flags_equal"}
-    after = {"loss_resume_equal", "state_resume_equal", "side_effect_free"}
-    assert fresh.checks.keys() == {*restored, *after}
-    for check in sorted(restored):
-        where = "in the checkpoint of step 2, loaded by a fresh process"
-        assert fresh.checks[check].compared[where], check
-        assert fresh.checks[check].compared[where] == saving.checks[check].compared[where.partition(",")[0]]
-    assert {(one.metric, one.phase.partition("/")[0]) for one in fresh.measurements if one.phase} == {
-        ("phase_s", "verify")
-    }
-
-
-@pytest.mark.cell
 def test_unreadable_attribute_is_reported() -> None:
     verdict = judged(trainers.Unlucky)
     assert verdict.status == "pass", verdict.reason

@@ -18,7 +18,7 @@ from dcpbench.workloads.workload import Workload, workload_of
 from support.alone import config, world
 from support.ordinary_workloads import inputs, net, reversed_loss
 
-CASES = "support.ordinary_workloads."
+CASES = "support.ordinary_state."
 
 
 class Strict:

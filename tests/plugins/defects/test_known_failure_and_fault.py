@@ -48,7 +48,7 @@ HIDES = {
 }
 
 
-KEPT = ("known", "missing", "loss", "stager_bit", "writer_zeroed", "threads", "alone_bit")
+KEPT = ("known", "missing", "replicas_loss", "writer_zeroed", "threads", "alone_bit")
 """Of each kind: a failure alone, and with an error, a loss, a bit, zeros and a lost save."""
 
 

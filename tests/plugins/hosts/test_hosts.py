@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from conftest import SMALL, Finished, dcpbench, run
+from conftest import Finished, dcpbench, run
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
 from dcpbench.config.schema import TimeoutsConfig
@@ -33,6 +33,7 @@ from dcpbench.records.store import read_rows
 from support.alone import config
 from support.commands import main as report
 from support.hosts import copy_dcpbench
+from support.pretended_engine import PRETENDED
 
 TWO_RANKS = WorldKind(2, "cpu", True)
 HERE = {"python": platform.python_version(), **installation()}
@@ -277,15 +278,15 @@ def test_driver_of_many_hosts_does_not_import_torch() -> None:
     assert done.stdout == "False\n"
 
 
-HOSTS = ("executor.target=support.pretended_hosts.PretendedHosts", "executor.hosts=2")
+HOSTS = (PRETENDED, "executor.hosts=2")
+CELLS = ("-m", "device=cpu", "parallel=none", "world_size=1,2")
 
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """A sweep whose cells request two hosts."""
     folder = tmp_path_factory.mktemp("hosts") / "night"
-    words = ("-m", *SMALL, "device=cpu", "parallel=none", "saves=1", "world_size=1,2", *HOSTS)
-    ended = run(folder, *words)
+    ended = run(folder, *CELLS, *HOSTS)
     assert ended.status == 0, ended.err
     return ended
 
@@ -296,8 +297,7 @@ def test_requested_hosts_are_part_of_the_cell(asked: Finished, capsys: pytest.Ca
     hosts = {row["world_size"]: row["config"].get("executor.hosts") for row in rows}
     assert hosts == {1: None, 2: 2}
     other = asked.folder.parent / "other"
-    words = ("-m", *SMALL, "device=cpu", "parallel=none", "saves=1", "world_size=1,2")
-    assert run(other, *words).status == 0
+    assert run(other, *CELLS, PRETENDED).status == 0
     compare = ["compare", str(other), str(asked.folder), "--fail-on", "vanished,new"]
     assert report(compare) == 1
     assert "No cell is in both" not in capsys.readouterr().out
