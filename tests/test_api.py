@@ -252,11 +252,10 @@ def test_an_absent_plugin_is_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
         api.audit(tmp_path)
 
 
+@pytest.mark.skipif(
+    not any("audit" in plugin.public for plugin in plugins()), reason="the plug-in audit is absent"
+)
 def test_an_audit_of_no_checkpoint_is_one_line(tmp_path: Path) -> None:
-    if not any("audit" in plugin.public for plugin in plugins()):
-        with pytest.raises(api.ConfigError):
-            api.audit(tmp_path)
-        return
     with pytest.raises(ResultsError, match="no DCP or safetensors checkpoint here"):
         api.audit(tmp_path)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from conftest import ONE_STEP, SMALL, Finished, alive_in, hanging, run, start, tiered, wait_for, words_of
+from conftest import SMALL, Finished, alive_in, hanging, run, start, tiered, wait_for, words_of
 from dcpbench import __main__
 from dcpbench.cli import commands
 from dcpbench.cli.run import unmasked_interrupts
@@ -114,18 +114,6 @@ def test_unwritable_storage_is_refused(plan: str, tmp_path: Path, sweep: Callabl
 def test_equal_values_of_a_list_are_one_cell(sweep: Callable[..., Finished]) -> None:
     ended = sweep("compile=False,false,true", "parallel=none,none", "device=cpu", "plan=true", PRETENDED)
     assert "2 cells: " in ended.out, ended.err
-
-
-@pytest.mark.slow
-@pytest.mark.extended
-def test_storage_root_gets_the_checkpoints(tmp_path: Path, sweep: Callable[..., Finished]) -> None:
-    root = tmp_path / "elsewhere"
-    ended = sweep(
-        "parallel=ddp", "device=cpu", f"storage.root={root}", "keep_checkpoints=all", "saves=2", *ONE_STEP
-    )
-    assert ended.status == 0, ended.err
-    assert [path.name for path in sorted(root.glob("sweep/*/step-*"))] == ["step-0001", "step-0002"]
-    assert not list(ended.folder.rglob("*.distcp"))
 
 
 @pytest.mark.slow

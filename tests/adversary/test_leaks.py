@@ -13,7 +13,7 @@ from support.rows import seen
 
 pytestmark = pytest.mark.slow
 
-ON_RANKS = ("default_dtype", "forward", "load_of_dcpbench", "thread", "destroyed_group", "child")
+ON_RANKS = ("default_dtype", "load_of_dcpbench", "destroyed_group", "child")
 """Leaks of a sweep; `bench/leaks.py` has all of them, under warm and fresh ranks."""
 SEEN = ("autocast", "default_dtype", "descriptor", "forward", "hook", "limit", "thread", "umask", "variable")
 """One of each kind."""

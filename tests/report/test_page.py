@@ -6,11 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from dcpbench.analysis.frame import Sweeps, dtypes, read_sweeps
+from dcpbench.analysis.frame import read_sweeps
 from dcpbench.config.text import size_text
 from dcpbench.records.store import append_row, write_json
 from dcpbench.report.page import page
@@ -286,11 +285,6 @@ def test_page_without_scripts_has_a_table(browser: Browser, tmp_path: Path) -> N
     assert "12 cells, 8 not as expected: 1 fault missed, 1 crash, " in told
     assert "it was crash" in told
     assert "Search" not in told
-
-
-def test_empty_frames_give_a_page() -> None:
-    frame = pd.DataFrame(columns=["sweep", *dtypes()])
-    assert "no rows" in page(Sweeps(frame, {}, ["a line was left out"]), "nothing")
 
 
 def test_mismatches_are_sentences(show: Callable[..., Browser]) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from conftest import ONE_STEP, Finished, blocks, run, selected, tiered
+from conftest import SMALL, Finished, blocks, run, selected, tiered
 
 pytestmark = pytest.mark.slow
 
@@ -18,7 +18,7 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     cells = [{"parallel": parallel, "optimizer": optimizer} for parallel, optimizer in asked]
     others = {"parallel": "fsdp2", "save": "async"}
     cells += [{"scenario": scenario, **others} for scenario in selected(request, "scenario")]
-    words = ("compile=true", "device=cpu", "world_size=2", "saves=1", *ONE_STEP)
+    words = ("compile=true", "device=cpu", "world_size=2", "saves=1", *SMALL)
     return run(tmp_path_factory.mktemp("compiled") / "sweep", *blocks(cells), *words)
 
 

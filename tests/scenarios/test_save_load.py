@@ -88,7 +88,7 @@ def test_raw_io_is_measured_with_each_save(saved: Finished) -> None:
 def test_large_parts_are_compared_by_digests(sweep: Callable[..., Finished]) -> None:
     large = partial(plant, "dcpbench.verify.snapshot", "LARGE_BYTES", 8192)
     done = sweep(
-        "-m", "device=cpu", "parallel=fsdp2", "model=wide", "optimizer=sgd", "saves=1",
+        "-m", "device=cpu", "parallel=fsdp2", "model=wide", "optimizer=sgd", "saves=1", "world_size=2",
         "fault=none,weight_lowest_bit", *ONE_STEP, prepare=large,
     )  # fmt: skip
     for row in done.rows:

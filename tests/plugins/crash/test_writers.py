@@ -33,10 +33,6 @@ def test_mutant_overrides_one_method(mutant: type[Mutant]) -> None:
     assert len(changed) == (2 if mutant is MetadataPublishedBeforeData else 1)
 
 
-def test_at_least_thirty_mutants_exist() -> None:
-    assert len(MUTANTS) + len(MUTANTS_ON_RANKS) >= 30
-
-
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_each_mutant_is_detected(mutant: type[Mutant]) -> None:
     assert is_caught(states(mutant, mutant.same_folder), mutant.same_folder, mutant.breaks)

@@ -48,8 +48,8 @@ HIDES = {
 }
 
 
-KEPT = ("known", "missing", "replicas_loss", "writer_zeroed", "threads", "alone_bit")
-"""Of each kind: a failure alone, and with an error, a loss, a bit, zeros and a lost save."""
+KEPT = ("known", "missing", "writer_zeroed", "threads", "alone_bit")
+"""Of each kind: a failure alone, and with an error, zeros, a lost save and a bit."""
 
 
 @pytest.fixture(scope="module")

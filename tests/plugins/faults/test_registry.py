@@ -1,6 +1,5 @@
 """Faults are declared once, at their functions, and are values of the group `fault`."""
 
-import os
 import pkgutil
 import re
 import subprocess
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import SMALL, dcpbench, run
+from conftest import dcpbench, run
 from dcpbench.cli import reference
 from dcpbench.config.groups import Expect, Place, rank_of
 from dcpbench.core.checks import CHECKS
@@ -18,23 +17,11 @@ from dcpbench.plugins.faults import registry
 from support.alone import run_alone
 
 ROOT = Path(__file__).parents[3]
-PLUGIN = """
-from dcpbench.config.groups import Expect
-from dcpbench.core.plugins import Plugin
-from dcpbench.plugins.faults.registry import fault
-
-plugin = Plugin(name="faulty", api=1, faults=("faulty_plugin",))
-
-
-@fault(Expect("model_equal", r"net1\\.weight", 2), on_one_rank=True, factor=2.0)
-def first_weight_scaled(target, factor):
-    target.largest("model.net1.weight").mul_(factor)
-"""
 
 
 def test_fault_declares_target_and_expectations() -> None:
     faults = registry.load_faults()
-    assert len(faults) >= 109
+    assert {"weight_lowest_bit", "file_bit"} <= faults.keys()
     for name, spec in faults.items():
         assert spec.name == name
         assert callable(pkgutil.resolve_name(str(spec.target)))
@@ -143,16 +130,3 @@ def test_docs_table_of_defects_matches_the_faults() -> None:
             assert seen_by & checks or seen_by == {None}, f"{name}: {seen_by}"
     needed = {expect.check for fault in faults.values() for expect in fault.expects if expect.check}
     assert needed - caught <= {"loss_resume_equal"}, "the table names state_resume_equal instead"
-
-
-@pytest.mark.slow
-@pytest.mark.extended
-def test_plugin_declares_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "faulty_plugin.py").write_text(PLUGIN)
-    monkeypatch.setenv("DCPBENCH_PLUGINS", "faulty_plugin")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    cell = ("parallel=ddp", "saves=1", "device=cpu", "fault=first_weight_scaled", *SMALL)
-    ended = run(tmp_path / "sweep", *cell, own_process=True)
-    (row,) = ended.rows
-    assert (row["status"], row["fault_seen"]) == ("fail", True), row["reason"]
-    assert ended.status == 0

@@ -311,7 +311,6 @@ def test_requested_hosts_are_part_of_the_cell(asked: Finished, capsys: pytest.Ca
     ("words", "message"),
     [
         (HOSTS[:1], "2 cells: 2 are done"),
-        (HOSTS, "2 cells: 2 are done"),
         ((HOSTS[0], "executor.hosts=3"), "2 cells: 2 are done"),  # two ranks are on two hosts at most
         ((HOSTS[0], "executor.ranks_per_host=1"), "is another matrix: it has no cell"),
         ((), "executor.hosts=2: executor=local runs on this host only; choose another executor"),
@@ -329,7 +328,6 @@ def test_resumed_sweep_uses_the_requested_hosts(
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("executor.hosts=2", "executor=local runs on this host only; choose another executor"),
         ("executor.ranks_per_host=1", "executor=local runs on this host only; choose another executor"),
         ("executor.hosts=0", "must be at least 1"),
         ("executor.hosts=1,2", "applies to the complete sweep; pass one value"),

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from conftest import tiered
 from dcpbench.plugins.trackers.log import logged_sweep
 from dcpbench.records.store import append_row, keep_lines, read_lines, write_json
 from support.commands import main
@@ -235,7 +236,7 @@ def test_cell_named_like_a_path_removes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tracker", _TRACKERS)
+@pytest.mark.parametrize("tracker", tiered(_TRACKERS, "wandb"))
 def test_missing_tracker_package_prints_one_line(tracker: str, sweep: Path, tmp_path: Path) -> None:
     hides = f"import sys; sys.modules['{tracker}'] = None; from dcpbench.cli.commands import main; "
     asked = ["log", str(sweep), "--to", tracker, "--dir", str(tmp_path / "there")]
