@@ -8,7 +8,6 @@ import gc
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,6 +24,7 @@ import yaml
 from dcpbench.core.plugins import load_plugins
 from dcpbench.records.store import read_rows
 from support import drivers
+from support.commands import python
 from support.drivers import Driver, environment
 
 if TYPE_CHECKING:
@@ -184,16 +184,7 @@ def dcpbench(
     """Run `python -m dcpbench` with these words, which leaves a sweep in `folder`."""
     cwd = cwd or folder.parent
     if own_process:
-        program = [sys.executable, "-m", "dcpbench", *words]
-        ended = subprocess.run(
-            program,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-            env=environment(),
-            cwd=cwd,
-        )
+        ended = python("-m", "dcpbench", *words, timeout=timeout_s, env=environment(), cwd=cwd)
         return Finished(ended.returncode, ended.stdout, ended.stderr, folder)
     driver = start(*words, cwd=cwd, prepare=prepare)
     out, err = driver.communicate(timeout_s)

@@ -23,6 +23,7 @@ from dcpbench.records.store import ResultsError
 from dcpbench.sweep import manifest
 from report.sweeps import cell, folder_with
 from support import own_workload
+from support.commands import python
 from support.drivers import environment
 from support.pretended_engine import PRETENDED
 
@@ -46,7 +47,7 @@ def test_public_names_are_pinned() -> None:
 
 def test_importing_the_api_imports_no_torch() -> None:
     code = "import sys; from dcpbench import api; api.Plugin; api.AxisSpec; print(*sys.modules)"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    ended = python("-c", code, check=True)
     modules = ended.stdout.split()
     assert "dcpbench.core.plugins" in modules
     assert {*modules} & {"torch", "pandas"} == set()
@@ -264,7 +265,7 @@ def test_the_schema_is_that_of_the_registries() -> None:
     """`python -m dcpbench.records.json_schema` writes it; columns of a deleted plug-in can be left over."""
     code = "import json; from dcpbench.records.json_schema import results_schema as s; print(json.dumps(s()))"
     own = {name: value for name, value in os.environ.items() if name != "DCPBENCH_PLUGINS"}
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=own)
+    ended = python("-c", code, check=True, env=own)
     made, shipped = json.loads(ended.stdout), json.loads(SCHEMA_FILE.read_text())
     absent = shipped["properties"].keys() - made["properties"].keys()
     here = {f"of the plug-in {plugin.name}" for plugin in plugins()}

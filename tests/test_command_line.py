@@ -5,7 +5,6 @@ import os
 import re
 import resource
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +19,7 @@ from dcpbench import __main__
 from dcpbench.cli import commands
 from dcpbench.cli.run import unmasked_interrupts
 from support import gloo_ranks
+from support.commands import python
 from support.pretended_engine import PRETENDED
 
 WRONG = {
@@ -172,8 +172,7 @@ NEEDS_NO_TORCH = {
 @pytest.mark.parametrize("words", tiered(NEEDS_NO_TORCH, "run --help", "--cfg job", "compre"))
 def test_help_and_configuration_need_no_torch(words: str) -> None:
     told, status = NEEDS_NO_TORCH[words]
-    program = [sys.executable, "-X", "importtime", "-m", "dcpbench", *words.split()]
-    ended = subprocess.run(program, capture_output=True, text=True, check=False)
+    ended = python("-X", "importtime", "-m", "dcpbench", *words.split())
     assert ended.returncode == status
     lines = [line for line in ended.stderr.splitlines() if not line.startswith("import time:")]
     assert told in (ended.stdout if status == 0 else lines[0])
@@ -229,12 +228,7 @@ def test_ranks_raise_the_limit_of_open_files(sweep: Callable[..., Finished]) -> 
 def test_report_prints_the_same_table(tmp_path: Path, sweep: Callable[..., Finished]) -> None:
     ended = sweep("-m", "parallel=ddp,none", "device=cpu", "world_size=2", PRETENDED)
     assert ended.status == 0
-    again = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "dcpbench", "report", str(ended.folder)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    again = python("-X", "importtime", "-m", "dcpbench", "report", str(ended.folder), check=True)
     assert again.stdout == ended.out
     assert "| torch\n" not in again.stderr
 

@@ -6,8 +6,6 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +20,7 @@ from dcpbench.cli import reference
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.statuses import STATUSES
 from dcpbench.records.installation import conf_folders
+from support.commands import python
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -210,8 +209,7 @@ def test_broken_link_fails_the_build(tmp_path: Path) -> None:
         page.write("\n[Nowhere](nowhere.md)\n")
     found = re.search(r"\$\(BIN\)/mkdocs (.*)", (ROOT / "Makefile").read_text())
     assert found
-    command = [sys.executable, "-m", "mkdocs", *shlex.split(found[1])]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = python("-m", "mkdocs", *shlex.split(found[1]), cwd=tmp_path)
     assert done.returncode == 1
     assert "nowhere.md" in done.stderr
 
@@ -221,7 +219,7 @@ def test_workflows_are_valid(name: str) -> None:
     """Each is read-only, and uses only pinned actions."""
     path = ROOT / ".github/workflows" / name
     schema = ["check_jsonschema", "--builtin-schema", "vendor.github-workflows", path]
-    done = subprocess.run([sys.executable, "-m", *schema], capture_output=True, text=True, check=False)
+    done = python("-m", *schema)
     assert done.returncode == 0, done.stdout
     written = yaml.safe_load(path.read_text())
     steps = [step for job in written["jobs"].values() for step in job["steps"]]

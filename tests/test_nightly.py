@@ -17,6 +17,7 @@ from conftest import environment
 from dcpbench.core.plugins import declared_values
 from dcpbench.records.installation import conf_folders
 from dcpbench.sweep.claim import lock
+from support.commands import program
 from support.pretended_engine import PRETENDED
 
 ROOT = Path(__file__).parents[1]
@@ -32,7 +33,7 @@ def tool(name: str) -> str:
 
 
 def linted(*command: str | Path) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = program(*command)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -139,14 +140,7 @@ def test_paths_are_found_from_the_users_folder(through_link: bool, tmp_path: Pat
         (mine / "nightly").symlink_to(script)
     command = [mine / "nightly" if through_link else script, "--config-dir", "my_conf", "experiment=gate"]
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHON", "NIGHTLY_DIR")}
-    ended = subprocess.run(
-        command,
-        cwd=mine,
-        env={**kept, "NIGHTLY_DATE": "2026-11-20"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = program(*command, cwd=mine, env={**kept, "NIGHTLY_DATE": "2026-11-20"})
     words = ["-m", "dcpbench", "--config-dir", "my_conf", "experiment=gate"]
     folder = "outputs/nightly/2026-11-20"
     assert ended.stdout.split("|") == [str(mine), *words, f'hydra.sweep.dir="{folder}"', ""]

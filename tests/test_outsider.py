@@ -4,13 +4,12 @@ import csv
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from conftest import Finished, dcpbench
+from support.commands import python
 from support.drivers import environment
 
 pytestmark = pytest.mark.slow
@@ -269,6 +268,5 @@ def test_sweeps_are_read_without_the_plug_in(ended: Finished) -> None:
 
 def printed(*words: str, place: Path = Path(__file__).parent) -> str:
     """Return the output of a command of a process that can import what is in `place`."""
-    program = [sys.executable, "-m", "dcpbench", *words]
     there = environment(place, DCPBENCH_PLUGINS="")
-    return subprocess.run(program, capture_output=True, text=True, check=True, env=there).stdout
+    return python("-m", "dcpbench", *words, check=True, env=there).stdout

@@ -1,8 +1,6 @@
 """The wheel: built, installed where the checkout cannot be seen, run from another folder."""
 
 import json
-import subprocess
-import sys
 import sysconfig
 import venv
 import zipfile
@@ -11,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from conftest import ONE_STEP
+from support.commands import git, program, python
 
 ROOT = Path(__file__).parents[1]
 
@@ -20,12 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.extended]
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("dist")
-    subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--outdir", str(out), str(ROOT)],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    python("-m", "build", "--wheel", "--outdir", out, ROOT, check=True)
     (built,) = out.glob("*.whl")
     return built
 
@@ -36,20 +30,14 @@ def elsewhere(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     checkout, since an editable install is a `.pth` file, and those are read in a site folder alone."""
     folder = tmp_path_factory.mktemp("venv")
     # Somebody else's repository around it: its commit must not pass for the wheel's.
-    own = ["git", "-C", str(folder), "-c", "user.name=they", "-c", "user.email=they@localhost"]
     for words in (["init", "--quiet"], ["commit", "--quiet", "--allow-empty", "--message", "theirs"]):
-        subprocess.run([*own, *words], check=True)
+        git(folder, *words)
     venv.create(folder)
-    python = folder / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--python", python]
-    subprocess.run(
-        [*pip, "install", "--quiet", "--no-deps", "--no-index", wheel],
-        check=True,
-        capture_output=True,
-    )
+    installed = folder / "bin" / "python"
+    python(*("-m", "pip", "--python", installed, "install", "--no-deps", "--no-index", wheel), check=True)
     (site,) = folder.glob("lib/python*/site-packages")
     (site / "needs.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return python
+    return installed
 
 
 def test_wheel_contains_conf_and_launcher(wheel: Path) -> None:
@@ -77,33 +65,16 @@ def test_wheel_runs_elsewhere_with_custom_groups(elsewhere: Path, tmp_path: Path
     )
     words = ["model=tiny", "device=cpu", "world_size=2", "scenario=convert", "load_parallel=mine"]
     words += ["saves=1", *ONE_STEP]
-    ended = subprocess.run(
-        [elsewhere, "-m", "dcpbench", "--config-dir", "own", *words],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = program(elsewhere, "-m", "dcpbench", "--config-dir", "own", *words, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert "1 cell: 1 pass" in ended.stdout
     (sweep,) = (tmp_path / "outputs").iterdir()
     assert json.loads((sweep / "environment.json").read_text())["dcpbench_commit"] is None
-    where = subprocess.run(
-        [elsewhere, "-c", "import dcpbench; print(dcpbench.__file__)"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    where = program(elsewhere, "-c", "import dcpbench; print(dcpbench.__file__)", cwd=tmp_path, check=True)
     assert str(ROOT) not in where.stdout
     command = elsewhere.with_name("dcpbench")
-    told = subprocess.run([command, "--version"], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert told.stdout.startswith("dcpbench ")
+    assert program(command, "--version", cwd=tmp_path, check=True).stdout.startswith("dcpbench ")
     assert f"page: outputs/{sweep.name}/report.html" in ended.stderr
-    audited = [command, "audit", "--newest", sweep]
-    none = subprocess.run(audited, cwd=tmp_path, capture_output=True, text=True, check=False)
+    none = program(command, "audit", "--newest", sweep, cwd=tmp_path)
     assert (none.returncode, none.stdout) == (2, "")  # keep_checkpoints=failed
-    again = subprocess.run(
-        [command, "report", sweep], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert again.stdout == ended.stdout
+    assert program(command, "report", sweep, cwd=tmp_path, check=True).stdout == ended.stdout

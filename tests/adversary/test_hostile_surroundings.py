@@ -19,6 +19,7 @@ from conftest import ONE_STEP, dcpbench, run, tiered
 from dcpbench.sweep import manifest
 from report.sweeps import cell, folder_with
 from support.adversary import close_descriptors, fill_output, remove_folder
+from support.commands import python
 from support.drivers import environment
 
 pytestmark = pytest.mark.slow
@@ -131,8 +132,7 @@ def started(words: str, folder: Path, **variables: str) -> "subprocess.Completed
     given = words.format(folder=folder, script=script, python=sys.executable)
     unset = ("PYTHONSAFEPATH", "DCPBENCH_PLUGINS")
     around = {name: value for name, value in environment().items() if name not in unset} | variables
-    program = [sys.executable, *shlex.split(given)]
-    return subprocess.run(program, cwd=folder, env=around, capture_output=True, text=True, check=False)
+    return python(*shlex.split(given), cwd=folder, env=around)
 
 
 @pytest.mark.extended

@@ -3,8 +3,6 @@ dictionary of each checkpoint's contents. A load must restore the model's values
 made as short as it can be, and printed as a script in plain torch."""
 
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +21,7 @@ from hypothesis.stateful import (
 )
 
 from support import plain_steps
+from support.commands import python
 from support.gloo_ranks import Ask
 from support.plain_script import Step, plain_script
 
@@ -216,8 +215,6 @@ def test_failing_sequence_is_shrunk_to_a_script(tmp_path: Path) -> None:
     assert {"save", "finish"} < {*made}
     assert len(made) <= 6
     (tmp_path / "script.py").write_text(script)
-    ended = subprocess.run(
-        [sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=True, timeout=120
-    )
+    ended = python(tmp_path / "script.py", check=True, timeout=120)
     assert [line.split()[0] for line in ended.stdout.splitlines()] == made
     assert "'step': 0}" in ended.stdout.splitlines()[-1], "as it was saved, and not as the stand-in has it"

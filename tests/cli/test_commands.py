@@ -16,6 +16,7 @@ from dcpbench.cli import reference, run
 from dcpbench.cli.commands import main, tree
 from dcpbench.config.schema import Config, conf_folder
 from dcpbench.core.axes import AXES
+from support.commands import python
 from support.pretended_engine import PRETENDED
 
 
@@ -116,9 +117,7 @@ def test_no_words_print_help(call: str) -> None:
         ("'run'", "ran []"),
         ("'-m', 'seed=1'", "ran ['--multirun'"),
     ):
-        ended = subprocess.run(
-            [sys.executable, "-c", code.format(words)], capture_output=True, text=True, check=True
-        )
+        ended = python("-c", code.format(words), check=True)
         assert ended.stdout.startswith(printed)
 
 

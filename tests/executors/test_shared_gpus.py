@@ -26,6 +26,7 @@ from dcpbench.sweep.job import Job, plan
 from dcpbench.sweep.resources import shared_gpu_sentences
 from dcpbench.sweep.validity import resolve, why_skip
 from support.alone import config
+from support.commands import python
 
 OLD, NEW = "2.28.9", "2.30.7"
 NCCL_SOURCE = "int ncclGetVersion(int* version) { *version = 23105; return 0; }"
@@ -195,10 +196,7 @@ def test_environment_keeps_variables_of_the_user(monkeypatch: pytest.MonkeyPatch
 
 
 def versions(path: Path | str) -> list[str]:
-    words = [sys.executable, "-c", ASK_VERSION]
-    ended = subprocess.run(
-        words, env={**os.environ, "DCPBENCH_NCCL": str(path)}, capture_output=True, text=True, check=True
-    )
+    ended = python("-c", ASK_VERSION, env={**os.environ, "DCPBENCH_NCCL": str(path)}, check=True)
     return ended.stdout.splitlines()
 
 

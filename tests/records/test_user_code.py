@@ -13,14 +13,9 @@ from dcpbench.records.installation import package_digest
 from dcpbench.records.source import Source, changed_files, commits_text, recorded
 from dcpbench.records.user_code import SweepCode
 from dcpbench.sweep import job
+from support.commands import git
 
 A, B = "a" * 40, "b" * 40
-
-
-def git(folder: Path, *words: str) -> str:
-    own = ("-c", "user.name=a user", "-c", "user.email=user@localhost")
-    command = ["git", "-C", str(folder), *own, *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 @pytest.fixture

@@ -1,11 +1,33 @@
-"""Run a command in this process."""
+"""Run a command in this process, or a program in another, to its end."""
 
+import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from dcpbench.cli import commands, reference
+
+Ended = subprocess.CompletedProcess[str]
 
 
 def main(words: Sequence[str]) -> int:
     """Return the exit status of a command; words without a command are those of `report`."""
     is_command = {*words[:1]} & {*reference.commands()}
     return commands.main([*words] if is_command else ["report", *words])
+
+
+def program(*words: str | Path, check: bool = False, **how: Any) -> Ended:
+    """Run a program with these words, as a shell does."""
+    return subprocess.run(words, capture_output=True, text=True, check=check, **how)
+
+
+def python(*words: str | Path, **how: Any) -> Ended:
+    """Run this Python."""
+    return program(sys.executable, *words, **how)
+
+
+def git(folder: Path, *words: str) -> str:
+    """Run git in a folder, as a user who may commit."""
+    own = ("-c", "user.name=a user", "-c", "user.email=user@localhost")
+    return program("git", "-C", folder, *own, *words, check=True).stdout.strip()

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,7 @@ from dcpbench.config.groups import Rerun
 from dcpbench.records.source import Source
 from dcpbench.records.store import append_row, read_lines, write_json
 from dcpbench.sweep import resume
-from support.commands import main
+from support.commands import git, main
 from support.pretended_engine import PRETENDED
 from support.rows import row
 
@@ -22,12 +21,6 @@ A, B = "a" * 40, "b" * 40
 OURS = {commit: Source(commit, "0") for commit in (A, B, f"{A}-dirty")}
 MINE = Source(A, "1", {"my_gpt.py": "1", "layers.py": "1"})
 CELLS = ("-m", "workload.target=my_gpt.build,null", "parallel=none", "device=cpu", "world_size=1", PRETENDED)
-
-
-def git(folder: Path, *words: str) -> str:
-    own = ("-c", "user.name=a user", "-c", "user.email=user@localhost")
-    command = ["git", "-C", str(folder), *own, *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 @pytest.mark.slow

@@ -4,8 +4,6 @@ import io
 import json
 import re
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,6 +30,7 @@ from dcpbench.sweep.resources import Costs, Estimated, keys
 from dcpbench.sweep.resume import Found
 from dcpbench.verdict.known_failures import KnownFailure
 from support.alone import config
+from support.commands import python
 from support.jobs import job
 from support.pretended import jobs_in
 from support.rows import row
@@ -58,13 +57,8 @@ def test_plan_prints_all_and_runs_nothing(tmp_path: Path) -> None:
     before = {item: item.stat().st_mtime for item in tmp_path.rglob("*")}
     asked = ["parallel=ddp,fsdp_tp", "save=sync,async_cached", "saves=1", "device=cpu", "plan=true"]
     folder = tmp_path / "sweep"
-    planned = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH, "-m", *asked, f"hydra.sweep.dir={folder}"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment(),
-        cwd=tmp_path,
+    planned = python(
+        "-c", WITHOUT_TORCH, "-m", *asked, f"hydra.sweep.dir={folder}", env=environment(), cwd=tmp_path
     )
     assert planned.returncode == 0, planned.stderr
     assert planned.stdout.splitlines()[-1] == "the driver has no torch"

@@ -4,8 +4,6 @@ import json
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +27,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from dcpbench.checkpointers import on_disk
 from dcpbench.checkpointers.dcp_metadata import foreign_manifest, manifest_of
 from dcpbench.cli.commands import main
+from support.commands import python
 from support.gloo_ranks import WORLD_SIZE, Ask
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool, torch.complex64)
@@ -90,8 +89,7 @@ def test_metadata_is_read_like_torch_does(saved: Path) -> None:
 
 
 def test_audit_does_not_import_torch(saved: Path) -> None:
-    program = [sys.executable, "-X", "importtime", "-m", "dcpbench", "audit", str(saved)]
-    ended = subprocess.run(program, capture_output=True, text=True, check=True)
+    ended = python("-X", "importtime", "-m", "dcpbench", "audit", str(saved), check=True)
     assert "| torch\n" not in ended.stderr
     assert "| pandas\n" not in ended.stderr
 

@@ -2,8 +2,6 @@
 
 import pkgutil
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from dcpbench.core.checks import CHECKS
 from dcpbench.core.rank_report import NothingToInjectError
 from dcpbench.plugins.faults import registry
 from support.alone import run_alone
+from support.commands import python
 
 ROOT = Path(__file__).parents[3]
 
@@ -59,7 +58,7 @@ def test_duplicate_name_raises() -> None:
 
 def test_loading_faults_does_not_import_torch() -> None:
     program = "import sys, dcpbench.plugins.faults.registry as r; r.load_faults(); print(*sys.modules)"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    ended = python("-c", program, check=True)
     imported = ended.stdout.split()
     assert "dcpbench.plugins.faults.tensors" in imported
     assert "torch" not in imported

@@ -2,8 +2,6 @@
 
 import platform
 import re
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -32,6 +30,7 @@ from dcpbench.records.installation import installation, package_digest
 from dcpbench.records.store import read_rows
 from support.alone import config
 from support.commands import main as report
+from support.commands import python
 from support.hosts import copy_dcpbench
 from support.pretended_engine import PRETENDED
 
@@ -241,8 +240,7 @@ def test_host_with_other_code_is_refused(like: dict[str, Any], differs: str) -> 
 def installed(variables: dict[str, str]) -> str:
     """Return the digest of the dcpbench that a process with these variables imports."""
     asks = "from dcpbench.records.installation import installation; print(installation()['dcpbench'])"
-    command = [sys.executable, "-P", "-c", asks]
-    return subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout.strip()
+    return python("-P", "-c", asks, env=variables, check=True).stdout.strip()
 
 
 @pytest.mark.slow
@@ -274,7 +272,7 @@ def test_driver_of_many_hosts_does_not_import_torch() -> None:
     names = ("hosts", "hosts_executor", "stage_on_hosts", "host_agent", "placement")
     imported = ", ".join(f"dcpbench.plugins.hosts.{name}" for name in names)
     asks = f"import sys, {imported}; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, check=True)
+    done = python("-c", asks, check=True)
     assert done.stdout == "False\n"
 
 

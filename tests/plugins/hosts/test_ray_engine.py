@@ -1,8 +1,6 @@
 """Cells on several simulated nodes of Ray, with real processes, sockets and deaths."""
 
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -20,6 +18,7 @@ from support.s3 import CREDENTIALS, s3_server
 
 pytest.importorskip("ray", reason="make test-multinode installs it")
 from dcpbench.plugins.hosts import ray_engine
+from support.commands import python
 
 pytestmark = pytest.mark.multinode
 
@@ -202,9 +201,8 @@ def test_host_with_another_dcpbench_is_refused(tmp_path: Path, monkeypatch: pyte
     with hosts(1) as one:
         one.add(environment=copy_dcpbench(tmp_path / "other", changed=True))
         words = ("device=cpu", "saves=1", "parallel=ddp", "world_size=2", *one.words)
-        command = [sys.executable, "-m", "dcpbench", *words, f"hydra.sweep.dir={folder}"]
         monkeypatch.delenv("PYTHONPATH", raising=False)
-        ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+        ended = python("-m", "dcpbench", *words, f"hydra.sweep.dir={folder}", cwd=tmp_path)
     assert ended.returncode == 2, ended.stdout
     *_, line = ended.stderr.splitlines()
     assert re.search(r"dcpbench is \w{16} on host 127\.0\.0\.3 and \w{16} on the driver's host", line), line

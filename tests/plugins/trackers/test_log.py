@@ -1,11 +1,8 @@
 """Runs of a sweep in trackers, read back with the packages of the trackers."""
 
 import json
-import os
 import socket
 import struct
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,7 @@ import pytest
 from conftest import tiered
 from dcpbench.plugins.trackers.log import logged_sweep
 from dcpbench.records.store import append_row, keep_lines, read_lines, write_json
-from support.commands import main
+from support.commands import main, python
 from support.rows import row
 
 Told = dict[str, dict[str, Any]]
@@ -240,13 +237,7 @@ def test_cell_named_like_a_path_removes_nothing(tmp_path: Path) -> None:
 def test_missing_tracker_package_prints_one_line(tracker: str, sweep: Path, tmp_path: Path) -> None:
     hides = f"import sys; sys.modules['{tracker}'] = None; from dcpbench.cli.commands import main; "
     asked = ["log", str(sweep), "--to", tracker, "--dir", str(tmp_path / "there")]
-    done = subprocess.run(
-        [sys.executable, "-c", hides + "sys.exit(main(sys.argv[1:]))", *asked],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=dict(os.environ),
-    )
+    done = python("-c", hides + "sys.exit(main(sys.argv[1:]))", *asked)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.endswith(f"pip install 'dcpbench[{tracker}]'")
