@@ -8,7 +8,6 @@ import gc
 import json
 import os
 import signal
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -161,11 +160,6 @@ class Finished:
 def words_of(folder: Path, *overrides: str) -> list[str]:
     """What stands behind `python -m dcpbench` for a sweep into `folder`, with the tests' own groups."""
     return ["--config-dir", str(TESTS / "conf"), *overrides, f"hydra.sweep.dir={folder}"]
-
-
-def command(folder: Path, *overrides: str) -> list[str]:
-    """The command line of a sweep into `folder`, for a process that a test starts itself."""
-    return [sys.executable, "-m", "dcpbench", *words_of(folder, *overrides)]
 
 
 def start(*words: str, cwd: Path, prepare: Callable[[], object] | None = None) -> Driver:
