@@ -4,10 +4,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
 
 from dcpbench.workloads.workload import Workload
-from support.ordinary_workloads import SAMPLES, channels_last, reversed_loss
+from support.ordinary_workloads import SAMPLES, channels_last, forgetful, reversed_loss
 
 
 def channels_last_and_wrong() -> Workload:
@@ -28,18 +27,9 @@ def channels_last_and_wrong() -> Workload:
 
 def channels_last_and_forgetful() -> Workload:
     """Has a counter that no checkpoint contains."""
-
-    class Counting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.passes = nn.Conv2d(4, 4, 3, padding=1), 0
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.passes += self.training
-            out: torch.Tensor = F.gelu(self.conv(x))
-            return out * (1 + 0.01 * self.passes)
+    model = forgetful(nn.Sequential)(nn.Conv2d(4, 4, 3, padding=1), nn.GELU())
 
     def batch(generator: torch.Generator) -> Any:
         return torch.rand(SAMPLES, 4, 5, 5, generator=generator)
 
-    return Workload(Counting().to(memory_format=torch.channels_last), batch, reversed_loss)
+    return Workload(model.to(memory_format=torch.channels_last), batch, reversed_loss)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dcpbench.workloads.workload import Workload, adam
-from support.ordinary_workloads import inputs, net, reversed_loss
+from support.ordinary_workloads import forgetful, inputs, net, reversed_loss, wrongly_loaded
 
 
 def named_parameters() -> Workload:
@@ -232,26 +232,12 @@ def schedule_free(model: nn.Module | None = None) -> Workload:
 
 def schedule_free_and_nudged_weight() -> Workload:
     """A load that changes a weight."""
-    model = net()
-
-    def nudge(module: nn.Module, *_: Any) -> None:
-        module[2].bias.data += 0.01
-
-    model.register_load_state_dict_post_hook(nudge)
-    return schedule_free(model)
+    return schedule_free(wrongly_loaded(net(), lambda module: module[2].bias.add_(0.01)))
 
 
 def schedule_free_and_counter() -> Workload:
     """Training depends on a counter that no checkpoint contains."""
-
-    class Counting(nn.Sequential):
-        passes = 0
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.passes += self.training
-            return super().forward(x) * (1 + 0.01 * self.passes)
-
-    return schedule_free(Counting(*net()))
+    return schedule_free(forgetful(nn.Sequential)(*net()))
 
 
 class ForgetsStart(Prodigy):

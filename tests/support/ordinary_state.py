@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from dcpbench.workloads.workload import Workload
-from support.ordinary_workloads import WIDTH, inputs, net, reversed_loss
+from support.ordinary_workloads import WIDTH, forgetful, inputs, net, reversed_loss, wrongly_loaded
 
 
 class Counting(nn.Module):
@@ -86,16 +86,9 @@ class Normed(nn.Module):
         return self.net(x)
 
 
-def wrong_in_load(change: Callable[[Any], None]) -> Workload:
+def wrong_in_load(change: Callable[[Any], object]) -> Workload:
     """Batch normalisation, and a load that changes the model."""
-
-    def wrong(module: nn.Module, *_: Any) -> None:
-        with torch.no_grad():
-            change(module)
-
-    model = Normed()
-    model.register_load_state_dict_post_hook(wrong)
-    return Workload(model, inputs, reversed_loss)
+    return Workload(wrongly_loaded(Normed(), change), inputs, reversed_loss)
 
 
 def wrong_buffer_in_load() -> Workload:
@@ -118,15 +111,7 @@ def wrong_weight_in_load() -> Workload:
 
 def hidden_counter() -> Workload:
     """Batch normalisation, and a counter that no checkpoint contains."""
-
-    class Counting(Normed):
-        passes = 0
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.passes += self.training
-            return super().forward(x) * (1 + 0.01 * self.passes)
-
-    return Workload(Counting(), inputs, reversed_loss)
+    return Workload(forgetful(Normed)(), inputs, reversed_loss)
 
 
 def running_center(samples: int = 1) -> Workload:

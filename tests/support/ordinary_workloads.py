@@ -1,6 +1,7 @@
 """Workloads as people write them: batches, losses and models of every kind."""
 
 from collections import UserDict, namedtuple
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,30 @@ def inputs(generator: torch.Generator) -> torch.Tensor:
 
 def reversed_loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return F.mse_loss(model(x).to(x.dtype), x.flip(1))  # torch 2.11 refuses two dtypes
+
+
+def forgetful(kind: type[Any]) -> type[Any]:
+    """Return this kind of module with a counter that training depends on and no checkpoint contains."""
+
+    class Counting(kind):
+        passes = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.passes += self.training
+            return super().forward(x) * (1 + 0.01 * self.passes)
+
+    return Counting
+
+
+def wrongly_loaded(model: nn.Module, change: Callable[[Any], object]) -> nn.Module:
+    """Return the model, which each load changes."""
+
+    def wrong(module: nn.Module, *_: Any) -> None:
+        with torch.no_grad():
+            change(module)
+
+    model.register_load_state_dict_post_hook(wrong)
+    return model
 
 
 Pair = namedtuple("Pair", "x y")
@@ -278,12 +303,7 @@ def scalar_parameter() -> Workload:
 
 def wrong_scalar_in_load() -> Workload:
     """A load that changes a parameter without dimensions."""
-    model = WithScalar(())
-
-    def wrong(module: nn.Module, *_: Any) -> None:
-        module.scale.data += 1
-
-    model.register_load_state_dict_post_hook(wrong)
+    model = wrongly_loaded(WithScalar(()), lambda module: module.scale.add_(1))
     return Workload(model, inputs, reversed_loss)
 
 

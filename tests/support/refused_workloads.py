@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dcpbench.workloads.workload import Workload
-from support.ordinary_workloads import Blocks, blocks, inputs, net, reversed_loss
+from support.ordinary_workloads import Blocks, blocks, forgetful, inputs, net, reversed_loss
 from support.user_steps import averaged_model
 
 
@@ -42,15 +42,7 @@ def average_of_a_model_without_copies() -> Workload:
 
 def frozen_in_the_plan(counts: bool = False) -> Workload:
     """Has a frozen block that its TP plan names; if it `counts`, also a counter that no checkpoint has."""
-
-    class Counting(Blocks):
-        passes = 0
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.passes += self.training and counts
-            return super().forward(x) * (1 + 0.01 * self.passes)
-
-    model = Counting()
+    model = forgetful(Blocks)() if counts else Blocks()
     model.get_submodule("model.layers.0").requires_grad_(False)
     return replace(blocks(), model=model)
 

@@ -4,10 +4,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
 
 from dcpbench.workloads.workload import Workload
-from support.ordinary_workloads import WIDTH, inputs, net, reversed_loss
+from support.ordinary_workloads import forgetful, inputs, net, reversed_loss, wrongly_loaded
 
 
 def penalty(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -54,18 +53,7 @@ def penalized_and_wrong() -> Workload:
 
 def penalized_and_forgetful() -> Workload:
     """Has a counter that no checkpoint contains."""
-
-    class Counting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last, self.passes = nn.Linear(WIDTH, 16), nn.Linear(16, WIDTH), 0
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.passes += self.training
-            out: torch.Tensor = self.last(F.gelu(self.first(x)))
-            return out * (1 + 0.01 * self.passes)
-
-    return Workload(Counting(), inputs, penalty_before_score)
+    return Workload(forgetful(nn.Sequential)(*net()), inputs, penalty_before_score)
 
 
 def wrong_load_before_a_penalty() -> Workload:
@@ -80,14 +68,12 @@ def wrong_load_before_a_penalty() -> Workload:
             out: torch.Tensor = self.net(x)
             return out
 
-    def wrong(module: Any, *_: Any) -> None:
+    def wrong(module: Any) -> None:
         module.is_loaded = True
-        module.net[0].bias.data += 1
+        module.net[0].bias += 1
 
     def loss(model: Any, x: torch.Tensor) -> torch.Tensor:
         score = reversed_loss(model, x)
         return score + penalty(model, x) if model.is_loaded else score
 
-    model = Loaded()
-    model.register_load_state_dict_post_hook(wrong)
-    return Workload(model, inputs, loss)
+    return Workload(wrongly_loaded(Loaded(), wrong), inputs, loss)

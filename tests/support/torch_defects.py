@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import MultiStepLR
 
 from dcpbench.workloads.workload import Workload
 from support.ordinary_state import Normed
-from support.ordinary_workloads import WIDTH, inputs, net, reversed_loss
+from support.ordinary_workloads import WIDTH, forgetful, inputs, net, reversed_loss, wrongly_loaded
 
 
 class Weights:
@@ -81,22 +81,8 @@ def multi_step_and_buffers() -> Workload:
     return multi_step(Normed())
 
 
-class Hidden(nn.Module):
-    """Counts its passes, in no checkpoint."""
-
-    passes = 0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = net()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.passes += self.training
-        return self.net(x) * (1 + 0.01 * self.passes)
-
-
 def multi_step_and_hidden_counter() -> Workload:
-    return multi_step(Hidden())
+    return multi_step(forgetful(nn.Sequential)(*net()))
 
 
 class Experts(nn.Module):
@@ -123,13 +109,10 @@ def own_experts(wrong: str = "") -> Workload:
     """If `wrong`, a load changes an element of this parameter."""
     model = Experts()
 
-    def change(module: nn.Module, *_: Any) -> None:
-        with torch.no_grad():
-            module.get_parameter(wrong).view(-1)[3] += 1
+    def change(module: nn.Module) -> None:
+        module.get_parameter(wrong).view(-1)[3] += 1
 
-    if wrong:
-        model.register_load_state_dict_post_hook(change)
-    return Workload(model, inputs, reversed_loss)
+    return Workload(wrongly_loaded(model, change) if wrong else model, inputs, reversed_loss)
 
 
 def own_experts_and_wrong_expert() -> Workload:

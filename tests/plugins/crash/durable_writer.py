@@ -65,11 +65,17 @@ class DurableWriter(FileSystemWriter):
         self.remove_others()
 
     def publish(self, metadata: bytes) -> None:
-        with (self.path / ".metadata.tmp").open("wb") as file:
+        self.write_metadata(metadata)
+        self.rename_metadata()
+        self.sync_folder(self.path)
+
+    def write_metadata(self, metadata: bytes, name: str = ".metadata.tmp") -> None:
+        with (self.path / name).open("wb") as file:
             file.write(metadata)
             self.sync_metadata(file)
+
+    def rename_metadata(self) -> None:
         (self.path / ".metadata.tmp").replace(self.path / ".metadata")
-        self.sync_folder(self.path)
 
     def remove_others(self) -> None:
         for path in self.path.glob("*.distcp"):

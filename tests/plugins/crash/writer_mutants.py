@@ -80,20 +80,16 @@ class MetadataNotFlushed(Mutant):
 @_mutant("durable")
 class RenameNotSynced(Mutant):
     def publish(self, metadata: bytes) -> None:
-        with (self.path / ".metadata.tmp").open("wb") as file:
-            file.write(metadata)
-            self.sync_metadata(file)
-        (self.path / ".metadata.tmp").replace(self.path / ".metadata")
+        self.write_metadata(metadata)
+        self.rename_metadata()
 
 
 @_mutant("durable")
 class FolderSyncedBeforeTheRename(Mutant):
     def publish(self, metadata: bytes) -> None:
-        with (self.path / ".metadata.tmp").open("wb") as file:
-            file.write(metadata)
-            self.sync_metadata(file)
+        self.write_metadata(metadata)
         self.sync_folder(self.path)
-        (self.path / ".metadata.tmp").replace(self.path / ".metadata")
+        self.rename_metadata()
 
 
 @_mutant("recoverable", same_folder=True)
@@ -101,7 +97,7 @@ class RenamedBeforeClosed(Mutant):
     def publish(self, metadata: bytes) -> None:
         with (self.path / ".metadata.tmp").open("wb") as file:
             file.write(metadata)
-            (self.path / ".metadata.tmp").replace(self.path / ".metadata")
+            self.rename_metadata()
             self.sync_metadata(file)
         self.sync_folder(self.path)
 
@@ -109,9 +105,7 @@ class RenamedBeforeClosed(Mutant):
 @_mutant("recoverable", same_folder=True)
 class MetadataWrittenInPlace(Mutant):
     def publish(self, metadata: bytes) -> None:
-        with (self.path / ".metadata").open("wb") as file:
-            file.write(metadata)
-            self.sync_metadata(file)
+        self.write_metadata(metadata, ".metadata")
         self.sync_folder(self.path)
 
 
@@ -156,10 +150,8 @@ class OldDataRemovedFirst(Mutant):
 @_mutant("recoverable", same_folder=True)
 class OldDataRemovedBeforeTheRenameIsSynced(Mutant):
     def publish(self, metadata: bytes) -> None:
-        with (self.path / ".metadata.tmp").open("wb") as file:
-            file.write(metadata)
-            self.sync_metadata(file)
-        (self.path / ".metadata.tmp").replace(self.path / ".metadata")
+        self.write_metadata(metadata)
+        self.rename_metadata()
         self.remove_others()
         self.sync_folder(self.path)
 
