@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from conftest import Finished, experiment, run, selected, tiered
+from conftest import Finished, blocks, cells_of, run, selected, tiered
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1300)]
 
@@ -53,16 +53,11 @@ BLOCKS = (
     "arrays_by_torch_save",
     *("buffers_converted", "buffers_by_content", "buffers_in_chain", "large_buffers"),
 )
-LESS = {
-    *("share_only", "names", "blocks", "unused", "arrays_converted", "arrays_by_torch_save"),
-    *("tensor_lr", "refused_by_fsdp1", "one_element", "groups", "frozen_in_plan", "memory_order"),
-    *("beside_memory_order", "beside_second_derivatives", "averaged", "wrong_steps_on_parts"),
-    *("steps_by_parallelism", "frozen_in_chain", "frozen_later", "integer_keys_and_more", "tuples"),
-    *("several_optimizers", "empty_group_fsdp1", "empty_group_flattened", "buffers_by_content"),
-    *("buffers_in_chain", "large_buffers"),
-}
-"""Blocks that only `make test-all` runs: others are of their kinds."""
-KEPT = tuple(block for block in BLOCKS if block not in LESS)
+KEPT = (
+    *("losses", "errors", "state", "not_saved", "buffers_and_more", "touched_and_more", "without_gradient"),
+    *("refused_by_torch", "steps", "wrong_steps", "integer_keys"),
+)
+"""Blocks of each kind, which `make test` runs under the last of their parallelisms."""
 
 BUFFERS = "known failure buffers-of-some-rank: unsharded tensors are saved by one rank"
 FROZEN = "known failure state-of-frozen: set_optimizer_state_dict drops the state of frozen parameters"
@@ -190,8 +185,11 @@ A known failure hides no other."""
 
 @pytest.fixture(scope="module")
 def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    words = experiment("ordinary_workloads", selected(request, "block"))
-    return run(tmp_path_factory.mktemp("ordinary") / "sweep", *words, timeout_s=1200)
+    asked = selected(request, "block")
+    cells = [cell for block, cell in cells_of("ordinary_workloads").items() if block in asked]
+    if {*asked} <= {*KEPT}:
+        cells = [{**cell, "parallel": cell["parallel"].rpartition(",")[2]} for cell in cells]
+    return run(tmp_path_factory.mktemp("ordinary") / "sweep", *blocks(cells), timeout_s=1200)
 
 
 def expected(row: dict[str, Any]) -> tuple[str, str]:
