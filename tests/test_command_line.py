@@ -87,27 +87,19 @@ def test_a_wrong_configuration_gets_one_line(case: str, sweep: Callable[..., Fin
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("key", ["hydra.sweep.dir", "storage.root"])
 @pytest.mark.parametrize("plan", tiered(["plan=false", "plan=true"], "plan=false"))
-def test_unwritable_folder_is_refused(plan: str, tmp_path: Path) -> None:
-    blocked = tmp_path / "a-file"
+def test_place_that_cannot_be_written_to_is_refused(key: str, plan: str, tmp_path: Path) -> None:
+    blocked, sweep = tmp_path / "a-file", tmp_path / "sweep"
     blocked.write_text("mine")
-    ended = run(blocked / "sweep", "parallel=ddp", plan, PRETENDED, cwd=tmp_path)
+    folder, storage = (blocked / "sweep", None) if key == "hydra.sweep.dir" else (sweep, blocked)
+    words = ("parallel=ddp", "device=cpu", f"storage.root={storage or 'null'}", plan, PRETENDED)
+    ended = run(folder, *words, cwd=tmp_path)
     assert ended.status == 2
     assert len(ended.err.strip().splitlines()) == 1
-    assert "hydra.sweep.dir" in ended.err
+    assert key in ended.err
     assert blocked.read_text() == "mine"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("plan", tiered(["plan=false", "plan=true"], "plan=true"))
-def test_unwritable_storage_is_refused(plan: str, tmp_path: Path, sweep: Callable[..., Finished]) -> None:
-    blocked = tmp_path / "a-file"
-    blocked.write_text("mine")
-    ended = sweep("parallel=ddp", "device=cpu", f"storage.root={blocked}", plan, PRETENDED)
-    assert ended.status == 2
-    assert len(ended.err.strip().splitlines()) == 1
-    assert "storage.root" in ended.err
-    assert not ended.folder.exists()
+    assert not sweep.exists()
 
 
 @pytest.mark.slow

@@ -1,14 +1,12 @@
 """Tests of README, docs/, their samples, and the site."""
 
 import ast
-import importlib.util
 import json
 import re
 import shlex
 import shutil
 import tomllib
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,24 +18,14 @@ from dcpbench.cli import reference
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.statuses import STATUSES
 from dcpbench.records.installation import conf_folders
-from support.commands import python
+from support.commands import python, script
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 NOTEBOOK = DOCS / "notebook.ipynb"
 
 
-def script(name: str) -> ModuleType:
-    """Import a file of scripts/."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-SAMPLES = script("samples")
+SAMPLES = script("scripts/samples")
 PAGES = [page for page in SAMPLES.pages() if "```console" in page.read_text()]
 
 
@@ -101,7 +89,7 @@ def test_page_provides_files_for_its_samples(tmp_path: Path) -> None:
 
 
 def test_undescribed_column_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    pages = script("site_pages")
+    pages = script("scripts/site_pages")
     assert "| `flaky` | true or false |" in pages._columns()
     texts = pages.column_help() | {"flaky": ""}
     monkeypatch.setattr(pages, "column_help", lambda: texts)
@@ -116,7 +104,7 @@ def test_every_check_and_status_is_documented(page: str, names: dict[str, object
 
 
 def test_reference_is_up_to_date() -> None:
-    pages = script("site_pages")
+    pages = script("scripts/site_pages")
     assert pages.REFERENCE.read_text() == pages.reference_page(), "python scripts/site_pages.py"
 
 
@@ -141,7 +129,7 @@ def test_pages_of_plugins_name_their_values() -> None:
 )
 def test_avoided_phrases_are_found(name: str, text: str, found: int, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
-    assert len([*script("words").avoided(tmp_path / name)]) == found
+    assert len([*script("scripts/words").avoided(tmp_path / name)]) == found
 
 
 def test_long_pages_are_found(tmp_path: Path) -> None:
@@ -149,7 +137,7 @@ def test_long_pages_are_found(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("word " * 901)
     (tmp_path / "docs/findings/one.md").write_text("word " * 9_381)
     (tmp_path / "docs/reference.md").write_text("word " * 20_000)
-    assert [line.split(":")[0] for line in script("words").too_long(tmp_path)] == [
+    assert [line.split(":")[0] for line in script("scripts/words").too_long(tmp_path)] == [
         "README.md",
         "docs/findings",
     ]
@@ -158,14 +146,14 @@ def test_long_pages_are_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "report.md"])
 def test_pictures_fit_the_theme(page: Path) -> None:
     text = page.read_text()
-    on_site = script("site_pages").on_page_markdown(text)
+    on_site = script("scripts/site_pages").on_page_markdown(text)
     assert "<picture" not in on_site
     shown = [*re.findall(r'^<img src="\S*-(light|dark)\.png#only-(light|dark)" ', on_site, re.MULTILINE)]
     assert shown == [("light", "light"), ("dark", "dark")] * text.count("<picture>") != []
 
 
 def test_undescribed_value_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    pages = script("site_pages")
+    pages = script("scripts/site_pages")
     assert "`ddp`" in dict(pages.values_of("parallel"))
     mute = reference.Key("parallel", "", "ddp", {"ddp": "DDP.", "mute": ""})
     monkeypatch.setattr(reference, "groups", lambda: {"parallel": mute})
@@ -174,7 +162,7 @@ def test_undescribed_value_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_links_lead_somewhere_on_github(tmp_path: Path) -> None:
-    links = script("links")
+    links = script("scripts/links")
     assert [*links.broken(ROOT)] == []
     (tmp_path / "docs/plugins").mkdir(parents=True)
     (tmp_path / "src/dcpbench/plugins/kept").mkdir(parents=True)

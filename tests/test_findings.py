@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from test_docs import ROOT, script
+from support.commands import ROOT, script
 
 if TYPE_CHECKING:
     from support.browser import Browser
 
-INDEX = script("findings_index")
+INDEX = script("scripts/findings_index")
 FINDINGS = INDEX.findings()
 PARALLELISM, TORCH, SEVERITY = range(3)
 

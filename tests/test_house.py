@@ -1,7 +1,6 @@
 """The rooms of the house: what they may name and import."""
 
 import ast
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
@@ -9,6 +8,7 @@ import pytest
 
 import dcpbench
 from dcpbench.config.schema import conf_folder
+from support.commands import script
 
 SRC = Path(dcpbench.__file__).parent
 ROOMS = ("core", "verdict", "cell", "config")
@@ -38,12 +38,7 @@ def test_the_middle_names_no_value_of_a_group() -> None:
 @pytest.fixture(scope="module")
 def house() -> ModuleType:
     """What counts how large the house is."""
-    spec = importlib.util.spec_from_file_location("house", SRC.parents[1] / "bench" / "house.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("bench/house")
 
 
 def test_every_room_is_a_layer(house: ModuleType) -> None:

@@ -255,7 +255,7 @@ def test_going_on_clears_no_cell_that_lies_elsewhere(outside: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
-def test_a_record_that_no_sweep_wrote_is_refused_in_a_line(
+def test_documents_that_no_sweep_wrote_are_refused_in_a_line(
     plant: Callable[[Path, Path], None], outside: Path, tmp_path: Path
 ) -> None:
     bad = hostile(tmp_path / "sweeps", "sweep.json", plant, outside)
@@ -263,12 +263,6 @@ def test_a_record_that_no_sweep_wrote_is_refused_in_a_line(
         manifest.read(bad)
     assert str(bad) in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
-def test_a_description_of_the_machine_that_cannot_be_read_is_told(
-    plant: Callable[[Path, Path], None], outside: Path, tmp_path: Path
-) -> None:
-    bad = hostile(tmp_path / "sweeps", "environment.json", plant, outside)
+    bad = hostile(tmp_path / "others", "environment.json", plant, outside)
     with pytest.raises(manifest.ConfigError, match=r"environment\.json"):
         resume.earlier_machines(bad, {})

@@ -48,12 +48,15 @@ def test_frame_is_tidy_and_typed(tmp_path: Path) -> None:
 
 def test_rows_without_new_columns_are_complete(tmp_path: Path) -> None:
     old = json.loads(line())
-    for name in ("repeat", "disk_bytes", "flaky", "details"):
+    for name in ("repeat", "disk_bytes", "flaky", "details", "reason"):
         del old[name]
     folder = folder_of_lines(tmp_path / "s", [json.dumps(old).encode() + b"\n"])
     sweeps = read_sweeps([folder])
     assert sweeps.left_out == []
     assert sweeps.frame["repeat"].isna().all()
+    (read,) = read_lines(folder)
+    assert read.row is not None
+    assert read.row.reason is None
 
 
 @pytest.mark.parametrize(
@@ -143,14 +146,6 @@ def test_missing_columns_and_invalid_bytes(tmp_path: Path) -> None:
     assert "no status, expected a text; shown as unknown; no save" in left_out[0]
     assert second["cell"] == "caf\ufffd"
     assert "byte 0xe9" in left_out[1]
-
-
-def test_rows_can_lack_nullable_columns(tmp_path: Path) -> None:
-    short = json.loads(line(cell="short"))
-    del short["reason"]
-    (read,) = read_lines(folder_of_lines(tmp_path / "s", [json.dumps(short).encode() + b"\n"]))
-    assert read.row is not None
-    assert (read.row.cell, read.row.reason) == ("short", None)
 
 
 def test_duplicate_cells_are_shown_twice(tmp_path: Path) -> None:

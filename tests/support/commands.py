@@ -1,13 +1,16 @@
 """Run a command in this process, or a program in another, to its end."""
 
+import importlib.util
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from dcpbench.cli import commands, reference
 
+ROOT = Path(__file__).parents[2]
 Ended = subprocess.CompletedProcess[str]
 
 
@@ -31,3 +34,13 @@ def git(folder: Path, *words: str) -> str:
     """Run git in a folder, as a user who may commit."""
     own = ("-c", "user.name=a user", "-c", "user.email=user@localhost")
     return program("git", "-C", folder, *own, *words, check=True).stdout.strip()
+
+
+def script(name: str) -> ModuleType:
+    """Import a file of the checkout that is in no package, such as `scripts/words`."""
+    spec = importlib.util.spec_from_file_location(Path(name).name, ROOT / f"{name}.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -3,7 +3,6 @@ with and without their data."""
 
 import io
 import os
-import pickle
 import shutil
 import tempfile
 import warnings
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from test_foreign_checkpoints import rewritten
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.serialization import set_crc32_options
@@ -96,41 +96,23 @@ def of_other(save: str, name: str) -> Damage:
 
 def placed(index: MetadataIndex = MetadataIndex(WEIGHT, (0, 0)), **changes: Any) -> Damage:  # noqa: B008
     """Change the place of the weight, or of another value, in the metadata."""
-
-    def damage(folder: Path) -> None:
-        path = folder / ".metadata"
-        metadata = pickle.loads(path.read_bytes())
-        places = metadata.storage_data
-        places[index] = replace(places[index], **changes)
-        path.write_bytes(pickle.dumps(metadata))
-
-    return damage
+    return rewritten(lambda of: of.storage_data.update({index: replace(of.storage_data[index], **changes)}))
 
 
 def of_dtype(dtype: torch.dtype) -> Damage:
+    return rewritten(lambda of: setattr(of.state_dict_metadata[WEIGHT].properties, "dtype", dtype))
+
+
+def archived(key: str, index: MetadataIndex, compression: int) -> Damage:
+    """Replace the file of a tensor or value by an archive of a record that is not its data."""
+
     def damage(folder: Path) -> None:
-        path = folder / ".metadata"
-        metadata = pickle.loads(path.read_bytes())
-        metadata.state_dict_metadata[WEIGHT].properties.dtype = dtype
-        path.write_bytes(pickle.dumps(metadata))
+        path = file_of(folder, key)
+        with zipfile.ZipFile(path, "w", compression) as archive:
+            archive.writestr("archive/data.pkl", bytes(2000))
+        placed(index, length=path.stat().st_size)(folder)
 
     return damage
-
-
-def compressed(folder: Path) -> None:
-    """Write an archive that torch.save would not write."""
-    path = file_of(folder, STEP)
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("archive/data.pkl", bytes(2000))
-    placed(MetadataIndex(STEP), length=path.stat().st_size)(folder)
-
-
-def without_data(folder: Path) -> None:
-    """Write an archive of a tensor without its data record."""
-    path = file_of(folder, WEIGHT)
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("archive/data.pkl", bytes(2000))
-    placed(length=path.stat().st_size)(folder)
 
 
 def looped(folder: Path) -> None:
@@ -179,8 +161,8 @@ IN_DATA = {
     "a bit": (flipped, WEIGHT),
     "a wider dtype": (of_dtype(torch.float64), WEIGHT),
     "a narrower dtype": (of_dtype(torch.bfloat16), WEIGHT),
-    "compressed": (compressed, STEP),
-    "no record of data": (without_data, WEIGHT),
+    "compressed": (archived(STEP, MetadataIndex(STEP), zipfile.ZIP_DEFLATED), STEP),
+    "no record of data": (archived(WEIGHT, MetadataIndex(WEIGHT, (0, 0)), zipfile.ZIP_STORED), WEIGHT),
 }
 """Damage that is reported only with the data."""
 
