@@ -54,8 +54,8 @@ BLOCKS = (
     *("buffers_converted", "buffers_by_content", "buffers_in_chain", "large_buffers"),
 )
 KEPT = (
-    *("losses", "errors", "state", "not_saved", "buffers_and_more", "touched_and_more", "without_gradient"),
-    *("refused_by_torch", "steps", "wrong_steps", "integer_keys"),
+    *("errors", "state", "not_saved", "buffers_and_more", "touched_and_more", "without_gradient"),
+    *("refused_by_torch", "steps", "wrong_steps"),
 )
 """Blocks of each kind, which `make test` runs under the last of their parallelisms."""
 
