@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dcpbench.core.mismatch import Problem
-from dcpbench.records.json_schema import COLUMN_HELP
+from dcpbench.records.row import column_help
 from dcpbench.verify import compare_layouts
 from dcpbench.verify.compare import compare
 from dcpbench.verify.layout import Extent
@@ -146,7 +146,7 @@ def test_every_bound_of_a_step_is_described() -> None:
     some = frozenset({"w"})
     page = Path(__file__).parents[2] / "docs" / "concepts" / "checks.md"
     for inexact in (Inexact(), Inexact(measured=some), Inexact(rounded=some)):
-        assert f"`{inexact.bound}`" in COLUMN_HELP["step_bound"]
+        assert f"`{inexact.bound}`" in column_help()["step_bound"]
         assert f"| `{inexact.bound}` |" in page.read_text()
 
 
