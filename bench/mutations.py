@@ -18,7 +18,7 @@ PLANTED: dict[str, tuple[str, str, str]] = {
         "{name: name in reported for name, here in compared.items() if here}",
         "{name: True for name, here in compared.items() if here}",
     ),
-    "controls of losses always true": ("verify/resumed.py", "is_usable and name in reported for", "True for"),
+    "controls of losses always true": ("verify/losses.py", "is_usable and name in reported for", "True for"),
     "controls of the audit always true": (
         "verify/audit.py",
         "damage: any(found not in clean for found in audit(copy, wanted))",
@@ -26,8 +26,8 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     ),
     "resumed losses with themselves": (
         _CHECKS,
-        "expected = record.losses[taken.start - 1 : last]",
-        "expected = resumed",
+        "losses = record.losses[taken.start - 1 : last]",
+        "losses = resumed",
     ),
     "gradients with themselves": (
         _TRAINING,
@@ -62,8 +62,8 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     ),
     "batch losses with themselves": (
         _LOCKSTEP,
-        "losses_close([twin], [one.ranks]",
-        "losses_close([twin], [twin]",
+        "compare_losses([twin], [one.ranks]",
+        "compare_losses([twin], [twin]",
     ),
     "replicas not compared": (
         _LOCKSTEP,
