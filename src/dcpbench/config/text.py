@@ -30,8 +30,7 @@ def visible(text: str, but: str = "") -> str:
 
 def program() -> list[str]:
     """Return the words that start dcpbench, as they were typed: `dcpbench`, or `python -m dcpbench`."""
-    started = Path(sys.argv[0]).parts
-    as_module = started[-2:] == ("dcpbench", "__main__.py") or started[-3:-1] == ("dcpbench", "report")
+    as_module = Path(sys.argv[0]).parts[-2:] == ("dcpbench", "__main__.py")
     return [sys.orig_argv[0], "-m", "dcpbench"] if as_module else ["dcpbench"]
 
 

@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, make_dataclass
+from dataclasses import fields, make_dataclass
 from enum import StrEnum
 from functools import cache
 from itertools import zip_longest
@@ -39,28 +39,18 @@ decide any key, such as an experiment; anything else."""
 
 
 class _Part(NamedTuple):
-    """One key of a configuration. `open` parts interpolate or lack a mandatory value, and have no typed
-    value."""
+    """One key of a configuration: its composition, and its typed value, unless it is `open`: it interpolates
+    or lacks a mandatory value."""
 
     composed: DictConfig
-    plain: Any
     typed: Any
     open: bool
 
     @classmethod
     def of(cls, composed: DictConfig, key: str) -> "_Part":
-        plain = OmegaConf.to_container(composed, enum_to_str=True)[key]  # type: ignore[call-overload,index]
-        is_open = "${" in str(plain) or MISSING in str(plain)
-        typed = None if is_open else getattr(OmegaConf.to_object(composed), key)
-        return cls(composed, plain, typed, is_open)
-
-
-@dataclass
-class _Basis:
-    """Hydra's composition of a cell's wide words: all keys, and the keys that other words decide."""
-
-    keys: dict[str, _Part]
-    decided: dict[Words, _Part]
+        text = str(OmegaConf.to_container(composed))
+        is_open = "${" in text or MISSING in text
+        return cls(composed, None if is_open else getattr(OmegaConf.to_object(composed), key), is_open)
 
 
 class Composer:
@@ -73,7 +63,8 @@ class Composer:
     def __init__(self, loader: ConfigLoader, base: DictConfig, track: Track = iter) -> None:
         self._loader, self._base, self._track, self._schema = loader, base, track, config_class()
         self._keys = self._schema.__dataclass_fields__
-        self._bases: dict[Words, _Basis] = {}
+        self._parts: dict[tuple[Words, str, Words], _Part] = {}
+        self._composed: set[tuple[Words, Words]] = set()
         self._parse = cache(OverridesParser.create(config_loader=loader).parse_override)
         self._kind = cache(self._kind_of)
         classes: list[Any] = Plugins.instance().discover(ConfigSource)
@@ -88,28 +79,26 @@ class Composer:
             by_wide[wide].append(by_key)
         wanted: list[tuple[Words, Words]] = []
         for wide, cells_words in by_wide.items():
-            known = self._bases[wide].decided if wide in self._bases else {}
             chosen: defaultdict[str, dict[str, None]] = defaultdict(dict)
             for key, (first, *_) in (item for by_key in cells_words for item in by_key.items()):
-                if self._kind(first) is _Kind.choice and (first,) not in known:
+                if self._kind(first) is _Kind.choice and (wide, key, (first,)) not in self._parts:
                     chosen[key][first] = None
-            rows = [tuple(filter(None, row)) for row in zip_longest(*chosen.values())]
-            start = [] if wide in self._bases else [()]
-            if len(start) + len(rows) < len(cells_words):  # else Hydra composes each cell completely
-                wanted += [(wide, row) for row in (*start, *rows)]
+            rows = [(), *(tuple(filter(None, row)) for row in zip_longest(*chosen.values()))]
+            new = [(wide, row) for row in rows if (wide, row) not in self._composed]
+            if len(new) < len(cells_words):  # else Hydra composes each cell completely
+                wanted += new
         for wide, row in self._track(wanted):
             self._compose(wide, row)
 
     def config(self, words: Sequence[str]) -> Config:
         """Return the configuration of a cell. Cells share parts: do not change it."""
         with suppress(HydraException, OmegaConfBaseException):
-            if parts := self._assembled(words):
-                if not any(part.open for part in parts.values()):
-                    return self._schema(**{key: part.typed for key, part in parts.items()})
-                composed = OmegaConf.structured(self._schema)
-                composed.merge_with({key: part.plain for key, part in parts.items()})
-                OmegaConf.copy_cache(self._base, composed)
-                return typed(composed)
+            if split := self._split(words):
+                wide, by_key = split
+                parts = {key: self._part(wide, key, by_key.get(key, ())) for key in self._keys}
+                values = {key: part.typed for key, part in parts.items() if part and not part.open}
+                if len(values) == len(parts):
+                    return self._schema(**values)
         return typed(self._by_hydra(words))  # and a wrong word is reported in Hydra's words
 
     def _by_hydra(self, words: Sequence[str]) -> DictConfig:
@@ -160,46 +149,32 @@ class Composer:
             by_key[_key(word)] = (*by_key.get(_key(word), ()), word)
         return tuple(by_kind[_Kind.wide]), by_key
 
-    def _assembled(self, words: Sequence[str]) -> dict[str, _Part] | None:
-        """Return the parts of a cell; None if Hydra has to compose it."""
-        wide, by_key = self._split(words) or ((), None)
-        basis = self._bases.get(wide)
-        if by_key is None or basis is None:
-            return None
-        for key, own in by_key.items():
-            if own not in basis.decided:
-                start, values = basis.keys[key], own
-                if self._kind(own[0]) is _Kind.choice:
-                    if own[:1] not in basis.decided:
-                        return None
-                    start, values = basis.decided[own[:1]], own[1:]
-                composed = copy.deepcopy(start.composed)
-                for override in map(self._parse, values):
-                    OmegaConf.update(composed, override.key_or_group, override.value(), merge=True)
-                basis.decided[own] = _Part.of(composed, key)
-        return basis.keys | {key: basis.decided[own] for key, own in by_key.items()}
+    def _part(self, wide: Words, key: str, own: Words) -> _Part | None:
+        """Return the part of a key that these words decide, a choice first; None if it was not composed."""
+        found = self._parts.get((wide, key, own))
+        is_value = own and self._kind(own[-1]) is _Kind.value
+        if found or not is_value or not (start := self._part(wide, key, own[:-1])):
+            return found
+        composed, override = copy.deepcopy(start.composed), self._parse(own[-1])
+        OmegaConf.update(composed, override.key_or_group, override.value(), merge=True)
+        found = self._parts[wide, key, own] = _Part.of(composed, key)
+        return found
 
     def _compose(self, wide: Words, row: Words) -> None:
-        """Compose a row of choices with Hydra, each for another key; the empty row makes the basis."""
-        if row and wide not in self._bases:
-            return
+        """Compose a row of choices with Hydra, each for another key; the empty row is for all keys."""
+        self._composed.add((wide, row))
         composed = self._by_hydra([*wide, *row])
-
-        def part(key: str) -> _Part:
+        choices = composed.hydra.runtime.choices.items()
+        paths = (f"{group.partition('@')[0]}/{name}" for group, name in choices)
+        files = (composed.hydra.job.config_name, *paths) if not row else ()
+        if any("${" in str(_defaults(found)) for found in filter(None, map(self._read, files))):
+            return  # one choice would decide another
+        decided: dict[str, Words] = {_key(word): (word,) for word in row}
+        for key, own in (decided or dict.fromkeys(self._keys, ())).items():
             alone = OmegaConf.structured(_schema_of(key))
             alone.merge_with(OmegaConf.masked_copy(composed, [key]))
             OmegaConf.set_struct(alone, True)
-            return _Part.of(alone, key)
-
-        if row:
-            self._bases[wide].decided |= {(word,): part(_key(word)) for word in row}
-            return
-        choices = composed.hydra.runtime.choices.items()
-        paths = (f"{group.partition('@')[0]}/{name}" for group, name in choices)
-        read = filter(None, map(self._read, (composed.hydra.job.config_name, *paths)))
-        if not any("${" in str(_defaults(found)) for found in read):  # one choice would decide another
-            keys = {str(key): part(str(key)) for key in composed if key != "hydra"}
-            self._bases[wide] = _Basis(keys, {})
+            self._parts[wide, key, own] = _Part.of(alone, key)
 
 
 def typed(composed: DictConfig) -> Config:

@@ -17,7 +17,6 @@ from dcpbench.sweep import manifest, resume
 from dcpbench.sweep.claim import claim, held, refuse_unusable, refuse_used
 from dcpbench.sweep.job import Job, Part
 
-_DIR = f"{manifest.DIR}="
 _MULTIRUN_YAML = "multirun.yaml"
 """The configuration of the sweep, named as by Hydra's own sweepers, which write it before the first batch."""
 
