@@ -83,8 +83,10 @@ class RowLog:
 
     def append(self, row: Row) -> None:
         """Write a row; raise a ResultsError if that fails, and leave no part of it."""
-        written = append_row(self._folder, row)
-        self.rows[written.cell] = written
+        self._remember(append_row(self._folder, row))
+
+    def _remember(self, row: Row) -> None:
+        self.rows[row.cell] = row
 
 
 def append_row(folder: Path, row: Row) -> Row:
