@@ -67,7 +67,7 @@ OF_EACH_KIND = (
     *("brackets", "removed folder key", "mistyped one of many", "mistyped group", "unknown option of ours"),
     *("wrong type", "mesh too large", "bad one of many", "file as a folder", "missing list"),
 )
-"""More words are refused in test_commands.py, test_words.py and config/."""
+"""More words are refused in cli/test_words.py and config/."""
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Histories of cells over many sweeps: changes, and how they are shown."""
 
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from dcpbench.analysis.cell_history import KINDS, CellHistory, History, Rows, fo
 from dcpbench.records.store import RESULTS_JSONL
 from dcpbench.report.document import rendered
 from dcpbench.report.history import blocks, contents, strip_length
-from report.sweeps import cell
+from report.sweeps import Terminal, cell
 from support.commands import main
 
 
@@ -242,10 +241,6 @@ def test_history_is_written_to_a_file(
 
 @pytest.mark.parametrize("width", [40, 80, 100, 160])
 def test_history_lines_fit_the_terminal(width: int, nights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("TERM", "xterm")
     history_of, remarks = found(nights), ["a remark of some words " * 9]

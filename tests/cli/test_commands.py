@@ -66,46 +66,6 @@ def test_words_for_hydra(words: str, handed: list[str], ran: list[list[str]]) ->
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("compre a b", "compre: not a command and not key=value; did you mean dcpbench compare?"),
-        ("fsdp", "fsdp: not a command and not key=value; did you mean parallel=fsdp?"),
-        ("FSDP2", "did you mean parallel=fsdp2?"),
-        ("seeds", "did you mean experiment=seeds?"),
-        ("train_step", "did you mean train_steps=2?"),
-        ("xyzzy", "see dcpbench --help"),
-        ("run parallel=ddp hsdp2", "did you mean parallel=hsdp2?"),
-        ("run parallel=ddp report", "report: a command has to come first: dcpbench report ..."),
-        ("run --multrun", "No such option '--multrun'. Did you mean '--multirun'?"),
-        ("run --config_dir own", "--config-dir"),
-        ("run -r", "No such option '-r'"),
-        ("run --run", "No such option '--run'"),
-        ("run --help scenaro", "--help scenaro: no such axis or key; did you mean scenario?"),
-        ("resume", "name the folder of the sweep first"),
-        ("resume --cfg", "requires an argument"),
-        ("report", "Missing argument 'SWEEP...'"),
-        ("report compare", "compare: no such folder; did you mean dcpbench compare?"),
-        ("report /nowhere", "/nowhere: no sweep here"),
-        ("report . --metrc save_s", "No such option '--metrc'"),
-        ("report . status!=pass", "status!=pass: no such folder; a condition is written after --where"),
-        ("report . --format csv -o x --format json", "--format is given 2 times; leave one out"),
-        ("run --config-dir a -cd b", "--config-dir is given 2 times; leave one out"),
-        ("report . --format jsn", "'jsn' is not one of 'table', 'markdown'"),
-        ("history . --last 0", "0 is not in the range x>=1"),
-        ("\x1b[31mfsdp\x1b[0m", r"\x1b[31mfsdp\x1b[0m: not a"),
-    ],
-)
-def test_wrong_words_get_one_line(
-    words: str, told: str, ran: list[list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(words.split()) == 2
-    said = capsys.readouterr()
-    assert (said.out, said.err.count("\n"), ran) == ("", 1, [])
-    assert re.match(r"dcpbench( \w+)?: ", said.err)
-    assert told in said.err
-
-
-@pytest.mark.parametrize(
     "call", ["dcpbench.__main__.main()", "runpy.run_module('dcpbench', run_name='__main__')"]
 )
 def test_no_words_print_help(call: str) -> None:

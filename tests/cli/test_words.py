@@ -1,5 +1,6 @@
 """Words of a run that Hydra would misread, or report in its own terms."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,31 @@ def test_value_with_a_dot_is_a_value(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        ("compre a b", "compre: not a command and not key=value; did you mean dcpbench compare?"),
+        ("fsdp", "fsdp: not a command and not key=value; did you mean parallel=fsdp?"),
+        ("FSDP2", "did you mean parallel=fsdp2?"),
+        ("seeds", "did you mean experiment=seeds?"),
+        ("train_step", "did you mean train_steps=2?"),
+        ("xyzzy", "see dcpbench --help"),
+        ("run parallel=ddp hsdp2", "did you mean parallel=hsdp2?"),
+        ("run parallel=ddp report", "report: a command has to come first: dcpbench report ..."),
+        ("run --multrun", "No such option '--multrun'. Did you mean '--multirun'?"),
+        ("run --config_dir own", "--config-dir"),
+        ("run -r", "No such option '-r'"),
+        ("run --run", "No such option '--run'"),
+        ("run --help scenaro", "--help scenaro: no such axis or key; did you mean scenario?"),
+        ("resume", "name the folder of the sweep first"),
+        ("resume --cfg", "requires an argument"),
+        ("report", "Missing argument 'SWEEP...'"),
+        ("report compare", "compare: no such folder; did you mean dcpbench compare?"),
+        ("report /nowhere", "/nowhere: no sweep here"),
+        ("report . --metrc save_s", "No such option '--metrc'"),
+        ("report . status!=pass", "status!=pass: no such folder; a condition is written after --where"),
+        ("report . --format csv -o x --format json", "--format is given 2 times; leave one out"),
+        ("run --config-dir a -cd b", "--config-dir is given 2 times; leave one out"),
+        ("report . --format jsn", "'jsn' is not one of 'table', 'markdown'"),
+        ("history . --last 0", "0 is not in the range x>=1"),
+        ("\x1b[31mfsdp\x1b[0m", r"\x1b[31mfsdp\x1b[0m: not a"),
         ("plan resume outputs/x", "resume: to plan a resume: dcpbench plan resume=outputs/x"),
         ("plan resume", "resume: to plan a resume: dcpbench plan resume=FOLDER"),
         ("plan outputs/x", "to plan a resume: dcpbench plan resume=outputs/x"),
@@ -150,7 +176,7 @@ def test_value_with_a_dot_is_a_value(tmp_path: Path) -> None:
         ("run --timeouts.cell_s", "--timeouts.cell_s: write timeouts.cell_s=VALUE"),
     ],
 )
-def test_other_words_get_a_hint(
+def test_wrong_words_get_one_line_with_a_hint(
     words: str,
     message: str,
     tmp_path: Path,
@@ -164,5 +190,6 @@ def test_other_words_get_a_hint(
     assert main(words.split()) == 2
     said = capsys.readouterr()
     assert (said.out, said.err.count("\n")) == ("", 1)
+    assert re.match(r"dcpbench( \w+)?: ", said.err)
     assert message in said.err
     assert "trust=" not in said.err

@@ -1,5 +1,6 @@
 """Folders with rows in them, for the tests of the report."""
 
+import io
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -36,3 +37,8 @@ def cell(parallel: str = "ddp", save: str = "sync", repeat: int | None = None, *
     asked = {"parallel": parallel, "save": save, **({} if repeat is None else {"repeat": repeat})}
     items = [f"{name}={value}" for name, value in asked.items()]
     return row(**{"cell": ",".join(items), "overrides": " ".join(items), **asked, **values})
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True

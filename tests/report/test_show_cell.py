@@ -1,6 +1,5 @@
 """`dcpbench show FOLDER CELL`: which cell it chooses, and what it prints of it."""
 
-import io
 import json
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 
 from conftest import run
 from dcpbench.core.mismatch import RESUMED, Mismatch, Problem
-from report.sweeps import cell, folder_of_lines, folder_with, line
+from report.sweeps import Terminal, cell, folder_of_lines, folder_with, line
 from support.commands import main
 
 STEPS = [
@@ -181,8 +180,7 @@ def test_lines_fit_a_terminal(
     """Words are not broken; the log and the command are one line each, to be copied."""
     for name, value in {"COLUMNS": str(width), "TERM": "xterm-256color", "NO_COLOR": "1"}.items():
         monkeypatch.setenv(name, value)
-    shown = io.StringIO()
-    monkeypatch.setattr(shown, "isatty", lambda: True)
+    shown = Terminal()
     monkeypatch.setattr(sys, "stdout", shown)
     assert main(["show", str(sweep), "fsdp"]) == 0
     lines = shown.getvalue().replace("\x1b[1m", "").replace("\x1b[0m", "").splitlines()

@@ -10,17 +10,13 @@ from dcpbench.analysis.frame import read_sweeps
 from dcpbench.records.row import Row
 from dcpbench.report.document import rendered
 from dcpbench.report.show import content
-from report.sweeps import cell, folder_with
+from report.sweeps import Terminal, cell, folder_with
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])
 def test_narrow_terminals_keep_status_and_checks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     broken = dict.fromkeys(("optim_equal", "loss_resume_equal"), False)
     costs = {"save_s": 1.0, "save_stall_s": 1.0, "load_s": 1.0, "cell_s": 1.0, "raw_write_s": 1.0}
     rows = [
