@@ -158,6 +158,7 @@ world_size: 2
 saves: 1
 train_steps: 1
 resume_steps: 1
+retry: 0
 hydra:
   sweeper:
     matrix:

@@ -19,7 +19,7 @@ def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """Run a cell of each kind of conf/experiment/ordinary.yaml."""
     chosen = ["experiment=ordinary", "matrix=pairwise", "seed=3", "compile=false"]
     if ALL not in selected(request, "models"):
-        chosen += [f"{MODEL}={','.join(ONE)}", "parallel=fsdp2,fsdp2_tp_blocks"]
+        chosen += [f"{MODEL}={','.join(ONE)}", f"{OPTIMIZER}=adamw,muon", "parallel=fsdp2,fsdp2_tp_blocks"]
     return run(tmp_path_factory.mktemp("ordinary") / "sweep", *chosen)
 
 
