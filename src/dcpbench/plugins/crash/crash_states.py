@@ -152,13 +152,9 @@ def _verify(cell: Cell, found: Survey, controls: Iterable[Survey], succeeded: bo
         violations = [
             contract.violation(str(kind), _sentence(found, kind))
             for kind in found.distinct
-            if (kind.after_success, kind.loaded) in breaks
+            if kind.broken == check
         ]
-        control = [
-            contract.violation(str(kind), "injected")
-            for kind in in_controls
-            if (kind.after_success, kind.loaded) in breaks
-        ]
+        control = [contract.violation(str(kind), "injected") for kind in in_controls if kind.broken == check]
         names = [
             str(StateKind(crash, after_success, loaded))
             for crash in Crash
@@ -180,7 +176,7 @@ def _sentence(found: Survey, kind: StateKind) -> str:
 
 def _measure(cell: Cell, found: Survey) -> None:
     measured = {
-        "crash_states_enumerated": sum(found.enumerated.values()),
+        "crash_states_enumerated": found.enumerated,
         "crash_states": sum(found.distinct.values()),
         "crash_states_s": found.seconds,
         **{f"crash_states_{loaded}": found.count(loaded) for loaded in Loaded},

@@ -36,7 +36,7 @@ from pathlib import PurePosixPath
 
 from dcpbench.plugins.crash.operations import Kind, Record, Step, Tree
 from dcpbench.plugins.crash.ordering import orders
-from dcpbench.plugins.crash.torn_files import Change, combined, distinct, torn_contents
+from dcpbench.plugins.crash.torn_files import Change, applied, combined, distinct, torn_contents
 
 
 class Crash(StrEnum):
@@ -105,18 +105,15 @@ class _File:
     def latest(self) -> bytes:
         """The content with all changes."""
         if self._latest[0] != len(self.changes):
-            self._latest = len(self.changes), self.content(self.changes)
+            self._latest = len(self.changes), applied(self.before, self.changes)
         return self._latest[1]
-
-    def content(self, changes: Iterable[Change]) -> bytes:
-        content = self.before
-        for change in changes:
-            content = change.apply(content)
-        return content
 
     @property
     def durable(self) -> bytes:
-        return self.content(self.changes[: self.synced])
+        return applied(self.before, self.changes[: self.synced])
+
+
+_Case = tuple[Sequence[int], list[str], dict[int, list[tuple[str, bytes]]]]
 
 
 class Disk:
@@ -193,21 +190,26 @@ class Disk:
         """Return the files after all operations."""
         return self._tree(range(len(self._namings)), {})
 
-    def journal(self, drawn: random.Random, samples: int) -> Iterator[tuple[Tree, tuple[str, ...]]]:
-        """Yield what a power loss can leave on a file system with a journal, and descriptions of what is
-        lost."""
+    def left(
+        self, crash: Crash, drawn: random.Random, samples: int
+    ) -> Iterator[tuple[Tree, tuple[str, ...]]]:
+        """Yield what a power loss can leave on a file system, and descriptions of what is lost."""
+        cases = self._journal() if crash is Crash.journal else self._posix(drawn, samples)
+        for number, (namings, lost, torn) in enumerate(cases):
+            for contents, of_files in combined(torn, drawn, samples, thorough=number == 0):
+                of_names = (f"{part} of {next(self._paths_of(file))}" for file, part in of_files.items())
+                yield self._tree(namings, contents), (*lost, *of_names)
+
+    def _journal(self) -> Iterator[_Case]:
+        """Yield the namings that a journal can keep, those it loses, and the contents of unsynced files."""
         pending = sorted({one.number for one in self._metadata if one.number > self._forced})
-        ends = [self._number + 1, *reversed(pending)]
-        for number, end in enumerate(ends):
+        for end in (self._number + 1, *reversed(pending)):
             namings = [index for index, one in enumerate(self._namings) if one.number < end]
             lost = [str(one) for one in self._namings if one.number >= end]
-            torn = {file: self._torn_in_journal(file, end) for file in self._unsynced}
-            for contents, of_files in combined(torn, drawn, samples, thorough=number == 0):
-                lost_here = (*lost, *(self._loss(*lost_of) for lost_of in of_files.items()))
-                yield self._tree(namings, contents), lost_here
+            yield namings, lost, {file: self._torn_in_journal(file, end) for file in self._unsynced}
 
-    def posix(self, drawn: random.Random, samples: int) -> Iterator[tuple[Tree, tuple[str, ...]]]:
-        """Yield what a power loss can leave if only POSIX is guaranteed, and descriptions of what is lost."""
+    def _posix(self, drawn: random.Random, samples: int) -> Iterator[_Case]:
+        """Yield the same if only POSIX is guaranteed."""
         pending = [index for index in range(len(self._namings)) if index not in self._lasting]
         torn = {file: self._torn_in_posix(file) for file in self._unsynced}
         some = [{*drawn.sample(pending, drawn.randint(0, len(pending)))} for _ in range(samples)]
@@ -217,12 +219,9 @@ class Disk:
             *({*pending} - {one} for one in pending),
             *({one} for one in pending),
         ]
-        for number, kept in enumerate([*corners, *some]):
-            namings = sorted(self._lasting | kept)
+        for kept in (*corners, *some):
             lost = [str(self._namings[index]) for index in pending if index not in kept]
-            for contents, of_files in combined(torn, drawn, samples, thorough=number == 0):
-                lost_here = (*lost, *(self._loss(*lost_of) for lost_of in of_files.items()))
-                yield self._tree(namings, contents), lost_here
+            yield sorted(self._lasting | kept), lost, torn
 
     @property
     def _metadata(self) -> Iterator[_Naming | Change]:
@@ -234,11 +233,8 @@ class Disk:
     def _unsynced(self) -> list[int]:
         return [number for number, file in enumerate(self._files) if file.synced < len(file.changes)]
 
-    def _loss(self, number: int, lost: str) -> str:
-        """Describe the lost part of a file, using its last name."""
-        return f"{lost} of {next(self._paths_of(number))}"
-
     def _paths_of(self, number: int) -> Iterator[str]:
+        """Yield the names of a file, the last one first."""
         for one in reversed(self._namings):
             if one.file == number:
                 yield one.path
@@ -250,12 +246,11 @@ class Disk:
         file = self._files[number]
         emptied = [at for at, one in enumerate(file.changes) if one.size is not None and at >= file.synced]
         if lost := [at for at in emptied if file.changes[at].number >= end]:
-            until = file.content(file.changes[: lost[0]])
+            until = applied(file.before, file.changes[: lost[0]])
             return distinct([("the truncation", until), ("all changes", file.durable)])
         begin = max(emptied, default=file.synced - 1) + 1
-        return distinct(
-            torn_contents(file.content(file.changes[:begin]), file.changes[begin:], in_order=True)
-        )
+        base = applied(file.before, file.changes[:begin])
+        return distinct(torn_contents(base, file.changes[begin:], in_order=True))
 
     def _torn_in_posix(self, number: int) -> list[tuple[str, bytes]]:
         file = self._files[number]
@@ -320,6 +315,6 @@ def disk_states(record: Record, samples: int, seed: int) -> Iterator[DiskState]:
             yield DiskState(disk.everything(), Crash.killed, done)
             if end and _continues_write(record.ranks[rank], progress[rank]):
                 continue
-            for crash, left in ((Crash.journal, disk.journal), (Crash.posix, disk.posix)):
-                for tree, lost in left(drawn, samples):
+            for crash in (Crash.journal, Crash.posix):
+                for tree, lost in disk.left(crash, drawn, samples):
                     yield DiskState(tree, crash, done, lost)

@@ -25,8 +25,23 @@ import torch.distributed as dist
 
 from dcpbench.plugins.crash.operations import Kind
 
-real_open, _real_os_open = io.open, os.open
+real_open = io.open
 _LARGEST_BUFFER = 8 * 2**20
+_KINDS = {
+    "mkdir": Kind.mkdir,
+    "unlink": Kind.unlink,
+    "remove": Kind.unlink,
+    "rmdir": Kind.rmdir,
+    "fsync": Kind.fsync,
+    "fdatasync": Kind.fsync,
+}
+_ROOTS = {
+    "gather_object": "dst",
+    "scatter_object_list": "src",
+    "broadcast_object_list": "src",
+    "all_gather_object": None,
+    "barrier": None,
+}
 
 
 class FileLayer:
@@ -140,27 +155,10 @@ def _patches(layer: FileLayer) -> Iterator[tuple[Any, str, Any]]:
     opened = _opening(layer)
     yield builtins, "open", opened
     yield io, "open", opened
-    yield os, "open", _os_opening(layer)
-    for name, kind in (("mkdir", Kind.mkdir), ("unlink", Kind.unlink), ("remove", Kind.unlink)):
-        yield os, name, _of_path(layer, kind, getattr(os, name))
-    yield os, "rmdir", _of_path(layer, Kind.rmdir, os.rmdir)
-    yield os, "truncate", _truncating(layer, os.truncate)
-    for name in ("rename", "replace"):
-        yield os, name, _renaming(layer, getattr(os, name))
-    for name in ("fsync", "fdatasync"):
-        yield os, name, _syncing(layer, getattr(os, name))
-    yield os, "sync", _syncing_all(layer, os.sync)
-    for name in ("write", "pwrite", "ftruncate"):
-        yield os, name, _of_descriptor(layer, name, getattr(os, name))
-    yield os, "sendfile", _sending(layer, os.sendfile)
-    for name in (
-        "gather_object",
-        "scatter_object_list",
-        "broadcast_object_list",
-        "all_gather_object",
-        "barrier",
-    ):
-        yield dist, name, _collective(layer, name, getattr(dist, name))
+    for name, (wrapped, *options) in _CALLS.items():
+        yield os, name, wrapped(layer, getattr(os, name), *options)
+    for name, root in _ROOTS.items():
+        yield dist, name, _collective(layer, name, root)
     yield multiprocessing.process.BaseProcess, "start", _starting(layer)
 
 
@@ -197,13 +195,13 @@ def _buffer_size(raw: Any) -> int:
     return int(raw._blksize) if raw._blksize > 1 else io.DEFAULT_BUFFER_SIZE
 
 
-def _os_opening(layer: FileLayer) -> Callable[..., int]:
+def _os_opening(layer: FileLayer, call: Callable[..., int]) -> Callable[..., int]:
     def opened(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
         writes = bool(flags & (os.O_WRONLY | os.O_RDWR))
         relative = layer.below(path) if writes and "dir_fd" not in kwargs else None
         if relative is not None:
             layer.begin(Kind.open, relative)
-        number = _real_os_open(path, flags, *args, **kwargs)
+        number = call(path, flags, *args, **kwargs)
         if relative is not None:
             truncates = bool(flags & os.O_TRUNC)
             layer.note(Kind.open, path=relative, file=_key(number), truncates=truncates)
@@ -212,35 +210,33 @@ def _os_opening(layer: FileLayer) -> Callable[..., int]:
     return opened
 
 
-def _key(descriptor: int) -> str:
-    """Identify the file of a descriptor; the descriptor itself can be reused for another file."""
-    status = os.fstat(descriptor)
+def _key(file: Any) -> str:
+    """Identify a file by its path or descriptor; the descriptor itself can be reused for another file."""
+    status = os.stat(file)  # noqa: PTH116
     return f"{status.st_dev}.{status.st_ino}"
 
 
-def _path_of(layer: FileLayer, descriptor: int) -> str | None:
-    """Return the current path in the folder of an open file, even if it was renamed."""
-    status = os.fstat(descriptor)
+def _path_of(layer: FileLayer, file: Any) -> str | None:
+    """Return the current path of a file in the folder; that of an open file even if it was renamed."""
+    if hasattr(file, "fileno"):
+        file = file.fileno()
+    if not isinstance(file, int):
+        return layer.below(file)
+    status = os.fstat(file)
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         return None
-    return layer.below(os.readlink(f"/proc/self/fd/{descriptor}"))  # noqa: PTH115
+    return layer.below(os.readlink(f"/proc/self/fd/{file}"))  # noqa: PTH115
 
 
-def _of_descriptor(layer: FileLayer, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    def called(descriptor: int, given: Any, *place: int) -> Any:
+def _writing(layer: FileLayer, call: Callable[..., int]) -> Callable[..., int]:
+    def called(descriptor: int, given: Any, *place: int) -> int:
         path = _path_of(layer, descriptor)
         if path is None:
             return call(descriptor, given, *place)
-        of_file = {"path": path, "file": _key(descriptor)}
-        if name == "ftruncate":
-            layer.begin(Kind.truncate, path)
-            call(descriptor, given)
-            layer.note(Kind.truncate, **of_file, size=given)
-            return None
         offset = place[0] if place else os.lseek(descriptor, 0, os.SEEK_CUR)
         data = memoryview(given).cast("B")
         written = call(descriptor, data[: layer.begin(Kind.write, path, len(data))], *place)
-        layer.note(Kind.write, **of_file, offset=offset, data=bytes(data[:written]))
+        layer.note(Kind.write, path=path, file=_key(descriptor), offset=offset, data=bytes(data[:written]))
         return written
 
     return called
@@ -251,11 +247,12 @@ def _sending(layer: FileLayer, call: Callable[..., int]) -> Callable[..., int]:
 
     def called(descriptor: int, *args: Any, **kwargs: Any) -> int:
         path = _path_of(layer, descriptor)
-        if path is not None:
-            layer.begin(Kind.write, path)
-        offset = 0 if path is None else os.lseek(descriptor, 0, os.SEEK_CUR)
+        if path is None:
+            return call(descriptor, *args, **kwargs)
+        layer.begin(Kind.write, path)
+        offset = os.lseek(descriptor, 0, os.SEEK_CUR)
         sent = call(descriptor, *args, **kwargs)
-        if path is not None and sent:
+        if sent:
             with real_open(layer.folder / path, "rb") as file:
                 file.seek(offset)
                 data = file.read(sent)
@@ -265,30 +262,31 @@ def _sending(layer: FileLayer, call: Callable[..., int]) -> Callable[..., int]:
     return called
 
 
-def _of_path(layer: FileLayer, kind: Kind, call: Callable[..., Any]) -> Callable[..., Any]:
-    def called(path: Any, *args: Any, **kwargs: Any) -> Any:
-        relative = None if kwargs.get("dir_fd") is not None else layer.below(path)
-        if relative is not None:
-            layer.begin(kind, relative)
-        result = call(path, *args, **kwargs)
-        if relative is not None:
-            layer.note(kind, path=relative)
+def _changing(layer: FileLayer, call: Callable[..., Any], kind: Kind) -> Callable[..., Any]:
+    """Wrap a call that changes or syncs one file, given by path, descriptor or object."""
+
+    def called(file: Any, *args: Any, **kwargs: Any) -> Any:
+        path = _path_of(layer, file) if kwargs.get("dir_fd") is None else None
+        if path is not None:
+            layer.begin(kind, path)
+        result = call(file, *args, **kwargs)
+        if path is not None:
+            layer.note(kind, path=path)
         return result
 
     return called
 
 
-def _truncating(layer: FileLayer, call: Callable[..., Any]) -> Callable[..., Any]:
+def _truncating(layer: FileLayer, call: Callable[..., None]) -> Callable[..., None]:
     def called(file: Any, size: int) -> None:
-        path = _path_of(layer, file) if isinstance(file, int) else layer.below(file)
+        path = _path_of(layer, file)
         if path is not None:
             layer.begin(Kind.truncate, path)
         call(file, size)
         if path is not None:
-            status = (layer.folder / path).stat()
-            opened = f"{status.st_dev}.{status.st_ino}"
-            layer.note(Kind.open, path=path, file=opened)
-            layer.note(Kind.truncate, path=path, file=opened, size=size)
+            if not isinstance(file, int):
+                layer.note(Kind.open, path=path, file=_key(file))
+            layer.note(Kind.truncate, path=path, file=_key(file), size=size)
 
     return called
 
@@ -306,18 +304,6 @@ def _renaming(layer: FileLayer, call: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def _syncing(layer: FileLayer, call: Callable[[int], None]) -> Callable[[Any], None]:
-    def called(file: Any) -> None:
-        path = _path_of(layer, file if isinstance(file, int) else file.fileno())
-        if path is not None:
-            layer.begin(Kind.fsync, path)
-        call(file)
-        if path is not None:
-            layer.note(Kind.fsync, path=path)
-
-    return called
-
-
 def _syncing_all(layer: FileLayer, call: Callable[[], None]) -> Callable[[], None]:
     def called() -> None:
         call()
@@ -326,9 +312,22 @@ def _syncing_all(layer: FileLayer, call: Callable[[], None]) -> Callable[[], Non
     return called
 
 
-def _collective(layer: FileLayer, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+_CALLS: dict[str, tuple[Any, ...]] = {
+    "open": (_os_opening,),
+    **{name: (_changing, kind) for name, kind in _KINDS.items()},
+    **dict.fromkeys(("truncate", "ftruncate"), (_truncating,)),
+    **dict.fromkeys(("rename", "replace"), (_renaming,)),
+    **dict.fromkeys(("write", "pwrite"), (_writing,)),
+    "sync": (_syncing_all,),
+    "sendfile": (_sending,),
+}
+"""The patched functions of `os`: what wraps each, and with which further arguments."""
+
+
+def _collective(layer: FileLayer, name: str, root: str | None) -> Callable[..., Any]:
     """Record the order that a collective determines: ranks that receive continue after ranks that send. A
-    group has the same name on all ranks."""
+    group has the same name on all ranks. `root` is the parameter for the only rank that sends or receives."""
+    call = getattr(dist, name)
     signature = inspect.signature(call)
 
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -337,23 +336,17 @@ def _collective(layer: FileLayer, name: str, call: Callable[..., Any]) -> Callab
         ranks, mine = dist.get_process_group_ranks(group), dist.get_rank()
         collective = f"{layer.role}/{group.group_name}/{name}"
         collective = f"{collective}/{layer.count(collective)}"
-        root: Any = {
-            "gather_object": "dst",
-            "scatter_object_list": "src",
-            "broadcast_object_list": "src",
-        }.get(name)
+        senders = receivers = ranks
         if root:
             of_group = given.get(f"group_{root}")
-            root_rank = ranks[of_group] if of_group is not None else given.get(root) or 0
-        sends = root != "src" or mine == root_rank
-        waits_for = ranks if root is None or (root == "dst" and mine == root_rank) else []
-        if root == "src" and mine != root_rank:
-            waits_for = [root_rank]
-        if sends:
+            one = ranks[of_group] if of_group is not None else given.get(root) or 0
+            others = [rank for rank in ranks if rank != one]
+            senders, receivers = ([one], others) if root == "src" else (ranks, [one])
+        if mine in senders:
             layer.note(Kind.signal, tokens=(f"{collective}/{mine}",))
         result = call(*args, **kwargs)
-        if waits_for:
-            layer.note(Kind.wait, tokens=tuple(f"{collective}/{rank}" for rank in waits_for))
+        if mine in receivers:
+            layer.note(Kind.wait, tokens=tuple(f"{collective}/{rank}" for rank in senders))
         return result
 
     return called

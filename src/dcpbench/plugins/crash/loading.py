@@ -3,6 +3,7 @@ the new one, or neither."""
 
 import hashlib
 import io
+import logging
 import os
 import shutil
 import tempfile
@@ -34,10 +35,6 @@ class Loaded(StrEnum):
     refused = "refused"  # the load raised
     mixture = "mixture"  # each value or tensor element is from the old or the new one, but not all from one
     foreign = "foreign"  # a value is from neither
-
-
-SILENT = frozenset({Loaded.mixture, Loaded.foreign})
-"""Wrong results that no error reports."""
 
 
 def plain(values: Values) -> Values:
@@ -96,7 +93,6 @@ class Loader:
     folder: Path
     load: Callable[[dict[str, Any], str], None]
     template: Callable[[], dict[str, Any]]
-    loads: int = 0
     _verdicts: dict[tuple[tuple[str, bytes], ...], Loaded] = field(default_factory=dict)
 
     def verdict(self, tree: Tree, name: str, judge: Judge) -> Loaded:
@@ -107,8 +103,8 @@ class Loader:
         return self._verdicts[key]
 
     def _load(self, tree: Tree, name: str, judge: Judge) -> Loaded:
-        self.loads += 1
-        root = self.folder / "state"
+        root, disabled = self.folder / "state", logging.root.manager.disable
+        logging.disable(logging.ERROR)  # DCP logs a traceback for every file that it does not find
         try:
             self._write(tree, root)
             values = self.template()
@@ -119,6 +115,7 @@ class Loader:
             return judge.verdict(values)
         finally:
             shutil.rmtree(root)
+            logging.disable(disabled)
 
     def _write(self, tree: Tree, root: Path) -> None:
         """Write the files of a tree. Contents that were written before are linked, because nothing changes

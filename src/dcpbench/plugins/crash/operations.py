@@ -1,9 +1,9 @@
 """File operations of ranks as values, the steps that order them, and the trees of files that they change. A
-log is a file of JSON lines, one for each step of a process."""
+log is a file of the pickled steps of a process."""
 
-import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+import pickle
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
@@ -87,26 +87,15 @@ class Record:
     ranks: tuple[tuple[Step, ...], ...]
 
 
-def to_line(step: Step) -> str:
-    """Return a step as a line of a log."""
-    fields = {**asdict(step), "data": step.data.decode("latin-1")}
-    return json.dumps(fields)
-
-
 def read_logs(logs: Iterable[Path]) -> tuple[Step, ...]:
     """Return the steps of the processes of one rank, ordered by time."""
-    lines = [line for log in logs for line in log.read_text().splitlines()]
-    return tuple(sorted(map(_of_line, lines), key=lambda step: step.at_ns))
+    return tuple(sorted((step for log in logs for step in _steps_in(log)), key=lambda step: step.at_ns))
 
 
-def _of_line(line: str) -> Step:
-    fields = json.loads(line)
-    fields |= {
-        "kind": Kind(fields["kind"]),
-        "data": fields["data"].encode("latin-1"),
-        "tokens": tuple(fields["tokens"]),
-    }
-    return Step(**fields)
+def _steps_in(log: Path) -> Iterator[Step]:
+    with log.open("rb") as file:
+        while file.peek(1):
+            yield pickle.load(file)  # noqa: S301 - ranks of this cell wrote it
 
 
 def tree_of(folder: Path) -> dict[str, bytes | None]:

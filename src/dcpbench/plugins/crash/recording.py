@@ -6,6 +6,7 @@ The file layer does not detect writes by native code. So callers compare the fil
 """
 
 import os
+import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dcpbench.plugins.crash.file_layer import FileLayer, layered, real_open
-from dcpbench.plugins.crash.operations import Kind, Record, Step, read_logs, to_line, tree_of
+from dcpbench.plugins.crash.operations import Kind, Record, Step, read_logs, tree_of
 
 
 class Recorder(FileLayer):
@@ -24,12 +25,12 @@ class Recorder(FileLayer):
         super().__init__(folder, role)
         self.logs, self.rank = logs, rank
         # Each process has a separate log, because a forked one would write into its parent's.
-        self._log = real_open(logs / f"{rank}-{role}-{os.getpid()}.jsonl", "w", buffering=1)
+        self._log = real_open(logs / f"{rank}-{role}-{os.getpid()}.pickle", "wb", buffering=0)
         self._writing = threading.Lock()
 
     def note(self, kind: Kind, **fields: Any) -> None:
         with self._writing:
-            self._log.write(to_line(Step(kind, time.monotonic_ns(), **fields)) + "\n")
+            self._log.write(pickle.dumps(Step(kind, time.monotonic_ns(), **fields)))
 
     def in_child(self) -> tuple[Callable[..., FileLayer], tuple[Any, ...]]:
         return Recorder, (self.folder, self.logs, self.rank, "child")
@@ -56,5 +57,5 @@ def recording(folder: Path, logs: Path, rank: int) -> Iterator[Recorder]:
 
 def read_record(before: Path, logs: Path, ranks: int) -> Record:
     """Return the record of these ranks; `before` is a copy of the folder before the save."""
-    of_ranks = (read_logs(sorted(logs.glob(f"{rank}-*.jsonl"))) for rank in range(ranks))
+    of_ranks = (read_logs(sorted(logs.glob(f"{rank}-*.pickle"))) for rank in range(ranks))
     return Record(tree_of(before), tuple(of_ranks))

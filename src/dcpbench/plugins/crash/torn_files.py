@@ -4,6 +4,7 @@ bytes or at sectors of 512 bytes, which a disk writes atomically."""
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 SECTOR, PAGE = 512, 4096
 _TORN = 12
@@ -26,6 +27,13 @@ class Change:
         return content[: self.offset].ljust(self.offset, b"\0") + self.data + content[end:]
 
 
+def applied(content: bytes, changes: Iterable[Change]) -> bytes:
+    """Return the content of a file after changes."""
+    for change in changes:
+        content = change.apply(content)
+    return content
+
+
 def distinct(torn: Iterable[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
     """Remove contents that occur twice; the first description of a loss is kept."""
     losses: dict[bytes, str] = {}
@@ -37,13 +45,7 @@ def distinct(torn: Iterable[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
 def torn_contents(base: bytes, changes: Sequence[Change], in_order: bool) -> Iterator[tuple[str, bytes]]:
     """Yield the possible contents after changes that were not synced, each with what is lost; first nothing
     is."""
-
-    def after(some: Iterable[Change]) -> bytes:
-        content = base
-        for change in some:
-            content = change.apply(content)
-        return content
-
+    after = partial(applied, base)
     complete = after(changes)
     yield "", complete
     yield "all changes", base
