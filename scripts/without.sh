@@ -23,7 +23,7 @@ for plugin in "${plugins[@]}"; do
     (cd "$here" && PYTHONPATH=$here/src "$venv/bin/python" scripts/site_pages.py) # its values are gone
     test ! -d .mypy_cache || cp -r .mypy_cache "$here" # most of what lint takes
     export PYTHONPATH=$here/src # before the checkout, which is installed
-    make -C "$here" check VENV="$venv" --old-file="$venv/.ready"
+    make -C "$here" --jobs=2 lint tests-of-check VENV="$venv" --old-file="$venv/.ready"
     for experiment in "$here"/conf/experiment/*.yaml "$here"/src/dcpbench/plugins/*/conf/experiment/*.yaml; do
         name=$(basename "$experiment" .yaml)
         # 1: every cell would be skipped
