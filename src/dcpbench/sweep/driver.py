@@ -30,11 +30,11 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 @dataclass
 class Sweep:
-    """Run the jobs that have no row in the `log`, in one batch or several.
+    """Run the jobs that have no row in the `log`.
 
     Cells that need the same ranks run one after another, or at the same time where the machine has room
-    (`dcpbench.sweep.resources`). Each runner has a thread, but only the main thread writes rows. Ranks that
-    the next batch can use stay up for it, until `end`.
+    (`dcpbench.sweep.resources`). Each runner has a thread, but only the main thread writes rows. Ranks stay
+    up until `end`, whatever `run` raises.
     """
 
     folder: Path
@@ -47,7 +47,7 @@ class Sweep:
     written: int = 0
     interrupted_by: ResultsError | HostsLostError | None = None
     """The cause that ended the sweep before its last cell."""
-    _costs: Costs = field(default_factory=Costs)
+    _costs: Costs = field(init=False)
     _repeated: dict[Mismatches, str] = field(default_factory=dict)
     _executors: dict[tuple[int, tuple[int, ...]], Executor] = field(default_factory=dict)
     """By the number of the runner and the GPUs of its ranks."""
@@ -56,33 +56,24 @@ class Sweep:
         """Run the jobs that have no row. Rows that were written are kept, whatever is raised.
 
         Raises:
-            KeyboardInterrupt: the user interrupted; as after any exception, all ranks are ended.
+            KeyboardInterrupt: the user interrupted.
         """
-        for job in self.jobs:
-            if row := self.log.rows.get(job.cell.name):
-                self._costs.add(row)
+        self._costs = Costs(self.log.rows.values())
         to_run = [job for job in self.jobs if job.cell.name not in self.log.rows]
         left = estimates(to_run, self.machine.gpus)
         self._describe_machine()
-        try:
-            titles = {job.cell.name: job.title for job in to_run}
-            with ProgressDisplay(self.console, len(self.jobs), len(self.log.rows), titles) as display:
-                for together in stretches(to_run):
-                    self._run_together(together, display, left)
-        except BaseException:
-            self._end_ranks()
-            raise
+        titles = {job.cell.name: job.title for job in to_run}
+        with ProgressDisplay(self.console, len(self.jobs), len(self.log.rows), titles) as display:
+            for together in stretches(to_run):
+                self._run_together(together, display, left)
 
     def end(self) -> None:
         """End all ranks, remove what they leaked, and complete the description of the machine."""
-        self._end_ranks()
-        self.machine.complete()
-        self._describe_machine()
-
-    def _end_ranks(self) -> None:
         for executor in self._executors.values():
             executor.end()
         self.engine.end()
+        self.machine.complete()
+        self._describe_machine()
 
     def _describe_machine(self) -> None:
         described = environment_of(self.machine, self.jobs)
