@@ -20,6 +20,6 @@ def test_fork_server_of_a_refused_sweep_is_ended(
     monkeypatch.setattr("dcpbench.sweep.app.close", lambda *_: 0)
     run = SweepRun.__new__(SweepRun)
     run._planned, run._driver = 0, SimpleNamespace() if begun else None  # type: ignore[assignment]
-    run._folder = SimpleNamespace(release=nullcontext)  # type: ignore[assignment]
+    run.folder = SimpleNamespace(release=nullcontext)  # type: ignore[assignment]
     run.end(2, began=0.0)
     assert len(calls) == ended

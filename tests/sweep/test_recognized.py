@@ -100,7 +100,7 @@ def sweep_of(*words: str, resumed: Sequence[str] | None = None, cells: Sequence[
     repeats = next((int(word[-1]) for word in words if word.startswith("repeats=")), 1)
     settings: Any = SimpleNamespace(repeats=repeats, matrix="product")
     recorded = None if resumed is None else (resumed, [cell.split() for cell in cells])
-    begun = SimpleNamespace(covering=itertools.product, recorded=recorded)
+    begun = SimpleNamespace(covering=itertools.product, folder=SimpleNamespace(recorded=recorded))
     sweeper._prepare(settings, None, begun)  # type: ignore[arg-type]
     return [" ".join(cell.overrides) for cell in sweeper._jobs([*words])]
 

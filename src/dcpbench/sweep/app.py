@@ -59,15 +59,10 @@ class SweepRun:
         self._machine: Machine | None = None
         self._driver: driver.Sweep | None = None
         self._planned = 0
-        self._folder = SweepFolder(base)
+        self.folder = SweepFolder(base)
         self._cells = cells.CellMaker(loader, base, composing(self._console))
-        if self._folder.is_resumed and not base.plan:
-            self._folder.claim()
-
-    @property
-    def recorded(self) -> tuple[list[str], list[list[str]]] | None:
-        """What the record of a resumed sweep has, see `SweepFolder.recorded`."""
-        return self._folder.recorded
+        if self.folder.is_resumed and not base.plan:
+            self.folder.claim()
 
     @property
     def begun(self) -> bool:
@@ -88,9 +83,9 @@ class SweepRun:
         is_announced = self._announced(made, engine)
         machine = self._probed(engine)
         jobs = job.plan(made, machine)
-        of_part = self._folder.of_part(jobs)
-        mine = self._folder.named(of_part, partial(self._config_of, machine=machine))
-        found = self._folder.found(mine)
+        of_part = self.folder.of_part(jobs)
+        mine = self.folder.named(of_part, partial(self._config_of, machine=machine))
+        found = self.folder.found(mine)
         if self._base.plan:
             self._planned = self._show_plan(mine, _blocks_of(of_part, jobs, blocks), machine, found)
             return
@@ -100,11 +95,11 @@ class SweepRun:
             self._print(sentence)
         with self._console.status("building the workloads once"):  # on a terminal
             mine = _with_errors(mine, machine, found.done if found else ())
-        self._folder.begin(mine, found)
+        self.folder.begin(mine, found)
         self._driver = self._begun_driver(mine, machine, engine, found)
         left = [one for one in mine if not found or one.cell.name not in found.done]
         if left and not is_announced:
-            self._print(start_sentence(left, self._folder.path))
+            self._print(start_sentence(left, self.folder.path))
         try:
             self._driver.run()
         except (ResultsError, HostsLostError) as error:
@@ -114,7 +109,7 @@ class SweepRun:
     def _announced(self, made: Sequence[cells.SweepCell], engine: Engine) -> bool:
         """Print the first line before torch is imported, and return whether that was possible: not where the
         machine, the rows so far or the user's code decide what runs, or refuse it in one line."""
-        folder, base, configs = self._folder, self._base, [one.config for one in made]
+        folder, base, configs = self.folder, self._base, [one.config for one in made]
         other = base.plan or base.nccl or folder.is_resumed or folder.part or len(made) > _MANY
         machine = engine.assumed(all(config.device is Device.cpu for config in configs))
         if machine is None or other or any(config.workload.target for config in configs):
@@ -144,10 +139,10 @@ class SweepRun:
         """
         try:
             if self._driver:
-                return close(self._driver, self._folder, status, began, self._print)
+                return close(self._driver, self.folder, status, began, self._print)
             return status or self._planned
         finally:
-            self._folder.release()
+            self.folder.release()
             if not self.begun:  # it would still import torch
                 fork_server.end_server()
 
@@ -172,7 +167,7 @@ class SweepRun:
         self, jobs: list[job.Job], machine: Machine, engine: Engine, found: resume.Found | None
     ) -> driver.Sweep:
         """Return the driver of the jobs, and import meanwhile what shows their rows."""
-        folder = self._folder.path
+        folder = self.folder.path
         earlier = resume.earlier_machines(folder, job.environment_of(machine, jobs))
         # pandas takes up to a second to import, which the driver has while the ranks are at work.
         threading.Thread(target=import_module, args=("dcpbench.report.show",), daemon=True).start()
@@ -189,10 +184,10 @@ class SweepRun:
         self, jobs: list[job.Job], blocks: Sequence[str], machine: Machine, found: resume.Found | None
     ) -> int:
         """Print what would run, and start nothing; return the exit status so far."""
-        self._folder.refuse_unusable(jobs)
+        self.folder.refuse_unusable(jobs)
         machine.complete()
         asked = machine.gpus, found, self._base.plan_as
-        return dry_run.print_plan(self._folder.path, jobs, blocks, *asked)
+        return dry_run.print_plan(self.folder.path, jobs, blocks, *asked)
 
     def _print(self, sentence: str) -> None:
         self._console.print(text_of(sentence), soft_wrap=True)

@@ -1,7 +1,7 @@
 """The folder of a sweep: refused, claimed, described, resumed and released."""
 
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +35,6 @@ class SweepFolder:
         self.is_resumed = before is not None
         self._record = before or manifest.Record(manifest.own_words(sys.argv[1:]), str(Path.cwd()), {}, [])
         self._claim = ExitStack()
-        self._is_claimed = False
         if not self.is_resumed:
             refuse_used(self.path)
 
@@ -48,11 +47,7 @@ class SweepFolder:
 
     def claim(self) -> None:
         """Be the only driver in the folder until `release`."""
-        if not self._is_claimed:
-            self._claim.enter_context(held(self.path))
-            self._is_claimed = True
-            if not self.is_resumed:
-                refuse_used(self.path)  # once more, now that no other driver can write there
+        self._claim.enter_context(held(self.path))
 
     def release(self) -> None:
         """Release the folder."""
@@ -81,37 +76,35 @@ class SweepFolder:
     def refuse_unusable(self, jobs: Sequence[Job]) -> None:
         """Refuse folders in which a sweep of these jobs cannot begin or be resumed; write nothing."""
         refuse_unusable(self.path, begun=self.is_resumed)
-        for root in self._new_roots(jobs):
-            refuse_unusable(root / self.path.name, "storage.root")
+        for place in self._new_places(jobs):
+            refuse_unusable(place, "storage.root")
 
     def begin(self, jobs: Sequence[Job], found: resume.Found | None) -> None:
-        """Claim and describe the folder, and clear the cells of a resumed sweep that run again, given the
-        result of `found`."""
-        for root in self._new_roots(jobs):
-            refuse_unusable(root / self.path.name, "storage.root")
-        self.claim()
-        self.describe(jobs, found.standing if found else ())
+        """Make a folder below each `storage.root` of the jobs, and write `sweep.json`. Claim a new folder; in
+        that of a resumed sweep, clear the cells that run again, given the result of `found`. The others keep
+        the overrides with which they ran."""
+        places = self._new_places(jobs)
+        for place in places:
+            refuse_unusable(place, "storage.root")
+        if not found:
+            self.claim()
+            refuse_used(self.path)  # once more, now that no other driver can write there
+        for place in places:
+            claim(place, "storage.root")
+        cells = {one.cell.name: one.cell.overrides for one in jobs}
+        cells |= {name: self._record.cells[name] for name in (found.standing if found else ())}
+        storage = sorted([*(str(place.parent) for place in places), *self._record.storage])
+        self._record = replace(self._record, cells=cells, storage=storage)
+        self._record.write(self.path)
         if found:
             resume.take_up(self.path, jobs, found, self._record.storage)
         else:
             OmegaConf.save(self._base, self.path / _MULTIRUN_YAML)
 
-    def describe(self, jobs: Sequence[Job], done: Collection[str] = ()) -> None:
-        """Write `sweep.json`, and make a folder for the jobs below each `storage.root` that they name. Cells
-        that are `done` keep the overrides with which they ran."""
-        new = self._new_roots(jobs)
-        for root in new:
-            claim(root / self.path.name, "storage.root")
-        cells = {one.cell.name: one.cell.overrides for one in jobs}
-        cells |= {name: words for name, words in self._record.cells.items() if name in done}
-        storage = sorted([*map(str, new), *self._record.storage])
-        self._record = replace(self._record, cells=cells, storage=storage)
-        self._record.write(self.path)
-
-    def _new_roots(self, jobs: Sequence[Job]) -> list[Path]:
-        """Return each `storage.root` in which the sweep has no folder yet."""
+    def _new_places(self, jobs: Sequence[Job]) -> list[Path]:
+        """Return the sweep's folder below each `storage.root` in which it has none yet."""
         roots = {str(Path(root).resolve()) for job in jobs if (root := job.config.storage.root)}
-        return [Path(root) for root in sorted(roots.difference(self._record.storage))]
+        return [Path(root, self.path.name) for root in sorted(roots.difference(self._record.storage))]
 
 
 def _resumed(base: DictConfig, folder: Path) -> manifest.Record | None:

@@ -93,7 +93,7 @@ class DcpbenchSweeper(Sweeper):
         self._parser = OverridesParser.create(config_loader=loader)
         self._repeats, self._matrix = config.repeats, Matrix(config.matrix)
         self._covering: Callable[[Sequence[Sequence[str]]], Iterable[Sequence[str]]] = sweep.covering
-        recorded: tuple[list[str], list[list[str]]] | None = sweep.recorded
+        recorded: tuple[list[str], list[list[str]]] | None = sweep.folder.recorded
         words, self._recorded_cells = recorded or ([], [])
         overrides = [word for word in words if "=" in word and not word.startswith("-")]
         self._recorded = [_item(override) for override in self._parser.parse_overrides(overrides)]
