@@ -62,13 +62,13 @@ class Versions:
 
 
 @cache
-def versions_of(python: str, key: str = "load_python") -> Versions:
-    """Return the versions of an interpreter, which `key` names in messages, after importing its torch.
+def versions_of(python: str) -> Versions:
+    """Return the versions of the interpreter that `load_python` names, after importing its torch.
 
     Raises:
         ConfigError: it cannot be run, or cannot run ranks.
     """
-    where = f"{key}={python}"
+    where = f"load_python={python}"
     try:
         answer = subprocess.run(
             [python, "-c", _QUERY],

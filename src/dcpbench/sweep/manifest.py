@@ -47,9 +47,9 @@ class Record:
         write_json(folder / SWEEP_JSON, asdict(self))
 
 
-def read(folder: Path, key: str = "resume=") -> Record:
-    """Return the record in a sweep's folder, which `key` of the configuration asks for."""
-    where = f"{key}{folder}"
+def read(folder: Path) -> Record:
+    """Return the record in the folder of a sweep to resume."""
+    where = f"resume={folder}"
     if not folder.is_dir():
         raise ConfigError(f"{where}: there is no such folder")
     try:
@@ -69,14 +69,14 @@ def read(folder: Path, key: str = "resume=") -> Record:
     return record
 
 
-def refuse_foreign(folder: Path, record: Record, key: str = "resume=") -> None:
-    """Refuse to resume a sweep that another user owns. `key` is the configuration key that asks for it."""
+def refuse_foreign(folder: Path, record: Record) -> None:
+    """Refuse to resume a sweep that another user owns."""
     owners = {path.lstat().st_uid for path in (folder, folder / SWEEP_JSON)}
     if owners != {os.geteuid()}:
         asked = shlex.join([*program(), "run", *record.arguments])
         raise ConfigError(
-            f"{key}{folder}: another user owns it, and resuming runs what its {SWEEP_JSON} names: `{asked}` "
-            f"in {record.cwd}; if you want that, add trust=true"
+            f"resume={folder}: another user owns it, and resuming runs what its {SWEEP_JSON} names: "
+            f"`{asked}` in {record.cwd}; if you want that, add trust=true"
         )
 
 
