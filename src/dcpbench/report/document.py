@@ -1,6 +1,5 @@
 """A report as tables, failures and sentences, written for a terminal, as plain lines or as Markdown."""
 
-import io
 import re
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -83,17 +82,12 @@ def width_of(file: TextIO) -> int:
 
 def rendered(content: Content, file: TextIO) -> str:
     """Return a report for this file: with styles for a terminal, whose tables fit its width."""
-    target = Console(file=file)
-    width = target.width if target.is_terminal else None
+    console = Console(file=file)
+    width = console.width if console.is_terminal else None
     if width:
         content = replace(content, tables=[_fitted(shown, width) for shown in content.tables])
-    page = io.StringIO()
-    console = Console(
-        file=page,
-        width=max([target.width, *map(_needed, content.tables)]),
-        force_terminal=target.is_terminal,
-        color_system=target.color_system,  # type: ignore[arg-type]
-    )
+    console.width = max([console.width, *map(_needed, content.tables)])
+    console.begin_capture()
 
     def line(text: Text, wrapped: int | None = width) -> None:
         console.print(text, soft_wrap=wrapped is None, width=wrapped)
@@ -122,7 +116,7 @@ def rendered(content: Content, file: TextIO) -> str:
         line(text_of(sentence, BAD))
     for sentence in filter(None, [content.more, content.headline]):
         line(Text(visible(sentence, but="\n")))
-    return without_trailing_blanks(page.getvalue())
+    return without_trailing_blanks(console.end_capture())
 
 
 def _needed(shown: Table) -> int:

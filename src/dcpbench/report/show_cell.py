@@ -1,6 +1,5 @@
 """`dcpbench show FOLDER CELL`: one cell in full: its result, checks, mismatches, losses and times."""
 
-import io
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ from dcpbench.records.store import ResultsError
 from dcpbench.report.document import first_of, width_of
 from dcpbench.report.labels import quantity
 from dcpbench.report.output import put_out
-from dcpbench.report.page.rows import LIMITS, mismatches, why_null
+from dcpbench.report.page.rows import LIMITS, dict_in, list_in, mismatches, why_null
 from dcpbench.report.styles import complain, text_of, without_trailing_blanks
 
 _STEPS = 20
@@ -54,13 +53,8 @@ def main(folder: Path, cell: Sequence[str] = (), as_json: bool = False) -> int:
     if as_json:
         put_out(json.dumps({**row, "cause": explanation_of(row)}, indent=1, allow_nan=False) + "\n", None)
         return 0
-    target, page = Console(file=sys.stdout), io.StringIO()
-    console = Console(
-        file=page,
-        width=width_of(sys.stdout),
-        force_terminal=target.is_terminal,
-        color_system=target.color_system,  # type: ignore[arg-type]
-    )
+    console = Console(width=width_of(sys.stdout))
+    console.begin_capture()
     spec = shown(str(row["status"]), row["flaky"], row["fault_seen"])
     console.print(text_of(spec.label, spec.style).append(visible(f" {name}: {spec.help}"), style="default"))
     for title, parts in _sections(row):
@@ -71,24 +65,24 @@ def main(folder: Path, cell: Sequence[str] = (), as_json: bool = False) -> int:
     console.print()
     for line in _end(row, runs):  # unbroken, to be copied
         console.print(text_of(line), soft_wrap=True)
-    put_out(without_trailing_blanks(page.getvalue()), None)
+    put_out(without_trailing_blanks(console.end_capture()), None)
     return 0
 
 
 def _sections(row: dict[str, Any]) -> Iterator[Section]:
     """Yield the title and the content of each section that the row has something for."""
-    details = _mapping(row["details"])
+    details = dict_in(row["details"])
     if row["reason"]:
         yield "reason", [_line(row["reason"])]
     if cause := explanation_of(row):
         yield "likely cause", [_line(cause)]
-    if first := _mapping(details.get("first_try")):
+    if first := dict_in(details.get("first_try")):
         reason = "the same" if first.get("reason") == row["reason"] else first.get("reason")
         yield "first attempt", [_line(f"{first.get('status')}: {reason}")]
     yield from _of_checks(row, details)
-    if losses := _losses(_mapping(next(iter(_list(details.get("ranks"))), None))):
+    if losses := _losses(dict_in(next(iter(list_in(details.get("ranks"))), None))):
         yield "losses of rank 0", [losses]
-    seconds = _mapping(details.get("phases")).items()
+    seconds = dict_in(details.get("phases")).items()
     if phases := [f"{name} {value:.3f} s" for name, value in seconds if isinstance(value, float)]:
         yield "phases of the slowest rank", [_line(", ".join(phases))]
     if measured := [f"{name} {quantity(name, row[name])}" for name in METRICS if row[name] is not None]:
@@ -97,12 +91,12 @@ def _sections(row: dict[str, Any]) -> Iterator[Section]:
     yield "configuration", [_line(" ".join(axes)), _line(f"overrides: {row['overrides']}")]
     if origin := [f"{called} {row[name]}" for name, called in _ORIGIN.items() if row[name] is not None]:
         yield "measured with", [_line(", ".join(origin))]
-    if lines := _list(details.get("log_tail")):
+    if lines := list_in(details.get("log_tail")):
         yield f"end of the log of rank {details.get('rank', '?')}", [_line(line) for line in lines]
 
 
 def _of_checks(row: dict[str, Any], details: dict[str, Any]) -> Iterator[Section]:
-    reports = {check: _mapping(of) for check, of in _mapping(details.get("checks")).items()}
+    reports = {check: dict_in(of) for check, of in dict_in(details.get("checks")).items()}
     if not (made := [check for check in CHECKS if row[check] is not None]):
         return
     verdicts = [f"{name} {_passed(row[name])}" for name in ("resume", "training") if row[name] is not None]
@@ -123,7 +117,7 @@ def _table_of_checks(row: dict[str, Any], made: Sequence[str], reports: Mapping[
     table = _table(_HEADS)
     for check in made:
         seen, style = reports.get(check, {}), "" if row[check] else BAD
-        names, missed = len(_mapping(seen.get("control"))), len(_list(seen.get("control_missed")))
+        names, missed = len(dict_in(seen.get("control"))), len(list_in(seen.get("control_missed")))
         caught = f"{names - missed} of {names}" if names else "-"
         table.add_row(Text(check, style), Text(_passed(row[check]), style), caught, CHECKS[check].help)
     return table
@@ -131,9 +125,9 @@ def _table_of_checks(row: dict[str, Any], made: Sequence[str], reports: Mapping[
 
 def _losses(rank: dict[str, Any]) -> Table | None:
     """Return the losses of the steps after each load: uninterrupted, of the twin, and resumed."""
-    runs = {str(name): dict(enumerate(_list(of), 1)) for name, of in _mapping(rank.get("losses")).items()}
-    loaded = _mapping(rank.get("resumed"))
-    resumed = {int(step): _list(of) for step, of in loaded.items() if step.isdecimal() and len(step) < 10}
+    runs = {str(name): dict(enumerate(list_in(of), 1)) for name, of in dict_in(rank.get("losses")).items()}
+    loaded = dict_in(rank.get("resumed"))
+    resumed = {int(step): list_in(of) for step, of in loaded.items() if step.isdecimal() and len(step) < 10}
     after = {f"resumed from {step}": dict(enumerate(resumed[step], step + 1)) for step in sorted(resumed)}
     steps = sorted({step for losses in after.values() for step in losses})[:_STEPS]
     table = _table(("step", *runs, *after))
@@ -149,7 +143,7 @@ def _end(row: dict[str, Any], runs: pd.DataFrame) -> Iterator[str]:
         each = zip(map(as_text, runs["repeat"]), status_text(runs), strict=True)
         listed = ", ".join(f"repeat={repeat} {status}" for repeat, status in each)
         yield f"the worst of {counted(len(runs), 'run')}: {listed}"
-    rank = _mapping(row["details"]).get("rank", 0)
+    rank = dict_in(row["details"]).get("rank", 0)
     with suppress(OSError, ValueError):  # the name of a cell can be any text
         if (log := Path(row["sweep"]) / str(row["cell"]) / f"rank{rank}.log").exists():
             yield f"log: {log}"
@@ -169,11 +163,3 @@ def _line(text: object) -> Text:
 
 def _passed(value: object) -> str:
     return "passed" if value else "failed"
-
-
-def _mapping(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []

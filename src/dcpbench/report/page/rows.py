@@ -61,7 +61,7 @@ def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
     values["shown"] = [spec.name for spec in found]
     values["ok"] = [spec.ok for spec in found]
     values["again"] = commands(frame)
-    details = [_dict(value) for value in frame["details"]]
+    details = [dict_in(value) for value in frame["details"]]
     values["short"] = [
         clipped(short_reason({**row, "details": of}), _SHORT) for row, of in zip(rows, details, strict=True)
     ]
@@ -201,11 +201,13 @@ def _other_axes(frame: pd.DataFrame) -> dict[str, list[str | None]]:
     return {name: of for name, of in values.items() if len(set(of)) > 1}
 
 
-def _dict(value: object) -> dict[str, Any]:
+def dict_in(value: object) -> dict[str, Any]:
+    """Return a dict that a row may hold; an empty one for anything else."""
     return value if isinstance(value, dict) else {}
 
 
-def _list(value: object) -> list[Any]:
+def list_in(value: object) -> list[Any]:
+    """Return a list that a row may hold; an empty one for anything else."""
     return value if isinstance(value, list) else []
 
 
@@ -223,8 +225,8 @@ def _clean(value: Any, limits: Limits) -> Any:
 def why_null(row: dict[str, Any], details: dict[str, Any]) -> list[list[str]]:
     """Return pairs of a check that the row does not have, and why."""
     given: dict[str, Any] = {}
-    for rank in _list(details.get("ranks")):
-        given |= _dict(_dict(rank).get("not_applied"))
+    for rank in list_in(details.get("ranks")):
+        given |= dict_in(dict_in(rank).get("not_applied"))
     ended = {"skip": "the cell was skipped"} | {
         status: f"the cell ended as {status} before, or the check does not apply"
         for status in ("crash", "timeout", "error")
@@ -243,13 +245,13 @@ def _checks(details: dict[str, Any], limits: Limits) -> dict[str, Any]:
     """Return for each check how many names its control compared, which it missed, and its mismatches."""
     return {
         name: {
-            "names": len(_dict(seen.get("control"))),
-            "missed_count": len(missed := _list(seen.get("control_missed"))),
+            "names": len(dict_in(seen.get("control"))),
+            "missed_count": len(missed := list_in(seen.get("control_missed"))),
             "missed": _some(missed),
             "mismatches": seen.get("mismatch_count"),
             "worst": mismatches(seen, limits),
         }
-        for name, seen in _dict(details.get("checks")).items()
+        for name, seen in dict_in(details.get("checks")).items()
         if isinstance(seen, dict)
     }
 
@@ -261,7 +263,7 @@ def _some(names: Sequence[object]) -> str:
 
 def mismatches(seen: dict[str, Any], limits: Limits) -> list[str]:
     """Return the listed mismatches of a check, and how many more there are."""
-    listed = [_dict(one) for one in _list(seen.get("worst"))[: limits.worst]]
+    listed = [dict_in(one) for one in list_in(seen.get("worst"))[: limits.worst]]
     count = seen.get("mismatch_count")
     more = (count if isinstance(count, int) else 0) - sum(len(_ranks(one)) for one in listed)
     rest = [f"... and {more:,} more, counted on each rank"] if listed and more > 0 else []
@@ -280,7 +282,7 @@ def _mismatch_text(finding: dict[str, Any]) -> str:
 
 
 def _ranks(finding: dict[str, Any]) -> list[int]:
-    ranks = _list(finding.get("ranks")) or [finding.get("rank")]
+    ranks = list_in(finding.get("ranks")) or [finding.get("rank")]
     return [rank for rank in ranks if isinstance(rank, int)]
 
 
@@ -301,16 +303,16 @@ def _what(finding: dict[str, Any]) -> str:
 
 def _losses(details: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the first rank's losses: the uninterrupted run, its twin, and each resumed run."""
-    rank = _dict(next(iter(_list(details.get("ranks"))), None))
-    resumed = _dict(rank.get("resumed")).items()
-    curves = [_curve(name, 1, values) for name, values in _dict(rank.get("losses")).items()]
+    rank = dict_in(next(iter(list_in(details.get("ranks"))), None))
+    resumed = dict_in(rank.get("resumed")).items()
+    curves = [_curve(name, 1, values) for name, values in dict_in(rank.get("losses")).items()]
     curves += [_curve("resumed", int(step) + 1, values) for step, values in resumed if str(step).isdigit()]
     return [curve for curve in curves if curve["losses"]]
 
 
 def _curve(name: str, first: int, values: object) -> dict[str, Any]:
     """Return every n-th loss from step `first` on, few enough to draw; `every` is n."""
-    losses = list(map(_rounded, _list(values)))
+    losses = list(map(_rounded, list_in(values)))
     every = max(1, math.ceil(len(losses) / _POINTS))
     return {"name": name, "first": first, "every": every, "losses": losses[::every]}
 
@@ -352,6 +354,6 @@ def _first_attempt(first: dict[str, Any], log: list[str], reason: str, limits: L
 
 def _tail(details: dict[str, Any], reason: str, limits: Limits) -> list[str]:
     """Return the end of a log, without the message that the reason has."""
-    lines = without_message([*map(str, _list(details.get("log_tail")))], reason)
+    lines = without_message([*map(str, list_in(details.get("log_tail")))], reason)
     shown = lines[-limits.lines :] if limits.lines else []
     return [cut(line, limits.characters // 10) or "" for line in shown]
