@@ -23,7 +23,7 @@ from dcpbench.analysis.cell_identity import (
 )
 from dcpbench.analysis.change_points import Change, changes
 from dcpbench.analysis.costs import run_alike
-from dcpbench.analysis.frame import frame_of, is_false, is_true, records, severities, short_names, sweeps_in
+from dcpbench.analysis.frame import frame_of, outcomes, records, short_names, sweeps_in
 from dcpbench.core.axes import AXES
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import SEVERITY, SHOWN, StatusSpec
@@ -138,14 +138,6 @@ def _identity_keys(rows: Rows) -> set[str]:
     return identity_keys(newest.values(), configs)
 
 
-def kind_numbers(frame: pd.DataFrame) -> "pd.Series[int]":
-    """Return which of `KINDS` each row is; being flaky or an injected fault counts before its status."""
-    kinds = severities(frame["status"])
-    kinds = kinds.mask(is_true(frame["fault_seen"]), SEVERITY["seen"])
-    kinds = kinds.mask(is_false(frame["fault_seen"]), SEVERITY["missed"])
-    return kinds.mask(is_true(frame["flaky"]), SEVERITY["flaky"])
-
-
 @dataclass(frozen=True)
 class Cost:
     """One metric of a cell over the sweeps: its medians, NaN if not measured, and their changes."""
@@ -231,7 +223,8 @@ def history(rows: Rows, metrics: Sequence[str], last: int | None = None) -> Hist
     place = pd.Series(range(len(sweeps)), index=sweeps["name"])
     frame = rows.frame.assign(place=rows.frame["sweep"].map(place)).dropna(subset="place")
     frame = with_cells(frame.sort_values("place", kind="stable", ignore_index=True), rows.keys)
-    frame = frame.assign(cell=pd.factorize(frame["key"])[0], kind=kind_numbers(frame))
+    kind_of_row = [SEVERITY[spec.name] for spec in outcomes(frame)]
+    frame = frame.assign(cell=pd.factorize(frame["key"])[0], kind=kind_of_row)
     times = [name for name in metrics if name in METRICS and METRICS[name].unit == "s"]
     frame[times] = frame[times].where(run_alike(frame, frame), axis=0)
     runs = frame.astype(dict.fromkeys(metrics, float)).groupby(["cell", "place"])

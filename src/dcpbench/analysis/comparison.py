@@ -17,7 +17,7 @@ from dcpbench.analysis.cell_identity import (
 )
 from dcpbench.analysis.costs import CHANGED, Rule, costs, is_regression
 from dcpbench.analysis.frame import Sweeps, is_false, is_true, ok
-from dcpbench.analysis.runs import commands, status_text, why_failed
+from dcpbench.analysis.runs import status_text, why_failed
 from dcpbench.core.axes import AXES
 from dcpbench.records.source import COMMITS, short
 
@@ -154,8 +154,7 @@ def status_changes(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
     """
     before, after = _outcomes(old), _outcomes(new)
     failed = new[~ok(new)].drop_duplicates("key").set_index("key")
-    why = {**why_failed(failed), "again": commands(failed)}
-    failed = pd.DataFrame(why, failed.index, dtype="string")
+    failed = pd.DataFrame(why_failed(failed), failed.index, dtype="string")
     addresses = pd.concat([old, new]).drop_duplicates("key").set_index("key")["address"].to_dict()
     at_address = {addresses[key]: key for key in before}
     replaced_by = {
@@ -172,7 +171,7 @@ def status_changes(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
         lines.append((change, key, earlier, was.text, now.text))
     table = pd.DataFrame(lines, columns=["change", "key", "before", "old", "new"])
     table["failing"] = table["key"].isin(failed.index)
-    table = table.join(failed, on="key").fillna(dict.fromkeys(why, ""))
+    table = table.join(failed, on="key").fillna(dict.fromkeys(failed, ""))
     order = [*CHANGES, SAME]
     return table.sort_values(
         "change", key=lambda kinds: kinds.map(order.index), kind="stable", ignore_index=True

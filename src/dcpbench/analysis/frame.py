@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from dcpbench.core.statuses import SEVERITY, STATUSES, UNKNOWN, StatusSpec, shown
+from dcpbench.core.statuses import StatusSpec, shown
 from dcpbench.records import files
 from dcpbench.records.row import column_types
 from dcpbench.records.row_reader import parse
@@ -118,11 +118,6 @@ def outcomes(frame: pd.DataFrame) -> list[StatusSpec]:
 def ok(frame: pd.DataFrame) -> "pd.Series[bool]":
     """Tell for each row whether it ended as expected."""
     return pd.Series([spec.ok for spec in outcomes(frame)], index=frame.index, dtype=bool)
-
-
-def severities(statuses: "pd.Series[str]") -> "pd.Series[int]":
-    """Return how bad each status is, by `SEVERITY`; a status that no row can have is unknown."""
-    return statuses.where(statuses.isin([*STATUSES]), UNKNOWN.name).map(SEVERITY).astype(int)
 
 
 def is_true(column: "pd.Series[Any]") -> "pd.Series[bool]":

@@ -10,12 +10,12 @@ from typing import Any
 import pandas as pd
 
 from dcpbench.analysis.cell_identity import cell_names, identity_keys, override_words, with_cells
-from dcpbench.analysis.frame import is_true, ok, records, severities
+from dcpbench.analysis.frame import is_true, ok, records
 from dcpbench.config.text import program
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.explanations import explanation_of
 from dcpbench.core.metrics import METRICS
-from dcpbench.core.statuses import SEVERITY
+from dcpbench.core.statuses import SEVERITY, STATUSES, UNKNOWN
 from dcpbench.records.short_reason import short_reason
 
 _REPEAT = re.compile(r"(^|,)repeat=\d+(?=$|,)")
@@ -29,7 +29,8 @@ def status_text(frame: pd.DataFrame) -> "pd.Series[str]":
 
 def severity(frame: pd.DataFrame) -> "pd.Series[int]":
     """Return how bad each row is: the least is the worst, and an unknown status is worse than any."""
-    rank = severities(frame["status"])
+    statuses = frame["status"].where(frame["status"].isin([*STATUSES]), UNKNOWN.name)
+    rank = statuses.map(SEVERITY).astype(int)
     return rank.mask(is_true(frame["flaky"]), rank.clip(upper=SEVERITY["flaky"]))
 
 
@@ -90,7 +91,6 @@ def failures(frame: pd.DataFrame) -> pd.DataFrame:
             "status": status_text(frame),
             "cell": frame["sweep"] + ": " + named if several else named,
             **why_failed(frame),
-            "again": commands(frame),
         }
     )
     if frame.empty or of.max() == 1:
@@ -110,11 +110,13 @@ def names_of(frame: pd.DataFrame) -> "pd.Series[str]":
 
 
 def why_failed(frame: pd.DataFrame) -> dict[str, list[str]]:
-    """Return the short `reason` of each row, and its likely `cause`, empty if none is known."""
+    """Return the short `reason` of each row, its likely `cause`, empty if none is known, and the command that
+    runs it `again`."""
     rows = records(frame[["status", "reason", "details", "parallel", *CHECKS]])
     return {
         "reason": [short_reason(row) for row in rows],
         "cause": [explanation_of(row) or "" for row in rows],
+        "again": commands(frame),
     }
 
 
