@@ -71,10 +71,6 @@ def tree() -> None:
     """Collect the commands."""
 
 
-def _run_words(words: Sequence[str]) -> Sequence[str]:
-    return words
-
-
 def _plan_words(words: Sequence[str], all: bool, as_json: bool) -> Sequence[str]:
     shown = [f"plan_as={'json' if as_json else 'cells'}"] if all or as_json else []
     return [*words, "plan=true", *shown]
@@ -117,7 +113,7 @@ _COMMANDS = (
 
         Exits with 0 if every row is pass, xfail or skip, with 1 if any row is not, and with 2 if the
         configuration is wrong and nothing was started.""",
-        _run_words,
+        list,
     ),
     Run(
         "plan",

@@ -11,7 +11,7 @@ from typing import TextIO
 import pandas as pd
 
 from dcpbench.analysis.cell_history import sweep_before
-from dcpbench.analysis.frame import Sweeps, read_sweeps, records, short_names, sweeps_in
+from dcpbench.analysis.frame import Sweeps, read_sweeps, short_names, sweeps_in
 from dcpbench.analysis.query import Condition, QueryError, known_column, known_metric, names_in, parse, select
 from dcpbench.analysis.runs import failures, of_a_kind
 from dcpbench.config.text import counted, done_text
@@ -154,8 +154,7 @@ def content(sweeps: Sweeps, view: View = View()) -> Content:
     left = len(listed) - len(first)
     more = [f"and {left} more kinds of failures; pass --cells to list them"] if left else []
     more += [_WHERE_TO_LOOK] if first["again"].ne("").any() else []
-    how_run = records(frame[["ranks_per_gpu", "backend"]].drop_duplicates())
-    more += shared_gpu_sentences(how_run, sweeps.environments.values())
+    more += shared_gpu_sentences(frame, sweeps.environments.values())
     more += unknown_checks(frame["details"])
     across = f"{count} sweeps, " if (count := frame["sweep"].nunique()) > 1 else ""
     of = f" ({len(frame)} of {len(sweeps.frame)} rows)" if view.where else ""

@@ -89,12 +89,12 @@ def counts(frame: pd.DataFrame) -> str:
     return ", ".join(phrases)
 
 
-def shared_gpu_sentences(
-    rows: Iterable[Mapping[str, Any]], environments: Iterable[Mapping[str, Any]]
-) -> list[str]:
+def shared_gpu_sentences(frame: pd.DataFrame, environments: Iterable[Mapping[str, Any]]) -> list[str]:
     """Say how ranks shared GPUs in these rows, and what that does not test."""
     versions = ", ".join(dict.fromkeys(str(one["nccl"]) for one in environments if one.get("nccl")))
-    how = {(row["ranks_per_gpu"], row["backend"]) for row in rows if (row["ranks_per_gpu"] or 0) > 1}
+    columns = frame[["ranks_per_gpu", "backend"]].drop_duplicates()
+    shared = records(columns[is_true(columns["ranks_per_gpu"] > 1)])
+    how = {(row["ranks_per_gpu"], row["backend"]) for row in shared}
     return [
         f"{ranks} ranks shared each GPU (gloo): NCCL, NVLink and peer copies were not tested"
         if backend == "gloo"

@@ -9,7 +9,6 @@ import gzip
 import hashlib
 import html
 import json
-from collections.abc import Iterator
 from importlib.resources import files
 from string import Template
 from typing import Any
@@ -57,6 +56,7 @@ def page(sweeps: Sweeps, title: str, before: Sweeps | None = None, plan: Planned
     plan = plan or Planned()
     changes = changes_since(before, sweeps) if before else {}
     css, script = _asset("page.css"), "\n".join(map(_asset, _SCRIPTS))
+    of_plugins = (section(sweeps.frame) for section in all_of(lambda plugin: plugin.sections))
     policy = (
         f"default-src 'none'; style-src {_hash(css)}; script-src {_hash(script)}; "
         "base-uri 'none'; form-action 'none'"
@@ -71,13 +71,8 @@ def page(sweeps: Sweeps, title: str, before: Sweeps | None = None, plan: Planned
             sweeps, {"changes": changes.get("lines", []), "complete": not plan.not_run(sweeps.frame)}
         ),
         plain=_plain(sweeps.frame),
-        sections="".join(map(_section, filter(None, _of_plugins(sweeps.frame)))),
+        sections="".join(map(_section, filter(None, of_plugins))),
     )
-
-
-def _of_plugins(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame] | None]:
-    """Yield the headings and tables of plug-ins."""
-    return (section(frame) for section in all_of(lambda plugin: plugin.sections))
 
 
 def _section(content: tuple[str, pd.DataFrame]) -> str:

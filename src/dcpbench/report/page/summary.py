@@ -195,7 +195,7 @@ def _origin(sweeps: Sweeps) -> Iterator[str]:
         )
         yield duration_text(spent_s) if spent_s > 0 else ""
     yield _all_of("", map(_machine, known))
-    yield from shared_gpu_sentences(records(frame[["ranks_per_gpu", "backend"]].drop_duplicates()), known)
+    yield from shared_gpu_sentences(frame, known)
     for column, name in COMMITS.items():
         yield _all_of(f"{name} ", map(short, frame[column].dropna()))
 
