@@ -22,8 +22,7 @@ def test_shared_memory_in_use_is_kept() -> None:
     made = {segment.name, f"sem.{lock._semlock.name.removeprefix('/')}"}  # type: ignore[attr-defined]
     try:
         assert made <= cleanup.shared_memory()
-        own = cleanup.RankSharedMemory(made, (), "")
-        assert cleanup.remove_shared_memory(made, own, 0.0) == []
+        assert cleanup.remove_shared_memory(made, made, (), "", 0.0) == []
         assert made <= cleanup.shared_memory()
     finally:
         segment.close()
@@ -38,8 +37,7 @@ def test_only_the_ranks_shared_memory_is_removed(tmp_path: Path, monkeypatch: py
         (tmp_path / name).touch()
     monkeypatch.setattr(cleanup, "_opened_by", lambda _: set())
     monkeypatch.setattr(cleanup.resource_tracker, "unregister", lambda *_: None)
-    ranks = cleanup.RankSharedMemory({"opened"}, {12}, "abc123")
-    unclear = cleanup.remove_shared_memory(own | others, ranks, 0.0)
+    unclear = cleanup.remove_shared_memory(own | others, {"opened"}, {12}, "abc123", 0.0)
     assert {path.name for path in tmp_path.iterdir()} == others
     assert unclear == sorted(others - {"notes"})
 

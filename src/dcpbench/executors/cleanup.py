@@ -8,7 +8,6 @@ import ctypes
 import os
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
@@ -21,27 +20,6 @@ _ROUNDS = 5
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - not a temporary file: the folder to clean up
 _KINDS = ("torch_", "psm_", "nccl-", "sem.mp-")
 """Name prefixes of the shared memory that torch, Python and NCCL leak when a program is killed."""
-
-
-@dataclass(frozen=True)
-class RankSharedMemory:
-    """Identifies the shared memory of a group of ranks.
-
-    Args:
-        opened: names that the ranks had open.
-        processes: ids of the ranks' processes, which torch puts into names.
-        token: the group's token, which Python's names contain.
-    """
-
-    opened: Collection[str]
-    processes: Collection[int | None]
-    token: str
-
-    def has(self, name: str) -> bool:
-        """Return whether a segment belongs to the ranks."""
-        by_token = segments_of(self.token), f"sem.{semaphores_of(self.token)}-"
-        by_process = (f"torch_{pid}_" for pid in self.processes)
-        return name in self.opened or name.startswith((*by_token, *by_process))
 
 
 def adopt_orphans() -> None:
@@ -84,26 +62,35 @@ def shared_memory_opened_by(leaders: Collection[int | None]) -> set[str]:
     return _opened_by(_families(leaders))
 
 
-def remove_shared_memory(suspects: set[str], own: RankSharedMemory, since: float) -> list[str]:
-    """Remove those segments that belong to the ranks (`own`) and to this user, have changed after `since`
+def remove_shared_memory(
+    suspects: set[str], opened: Collection[str], processes: Collection[int | None], token: str, since: float
+) -> list[str]:
+    """Remove those segments that belong to a group of ranks and to this user, have changed after `since`
     (seconds of the epoch), and are not open in any process of this machine.
+
+    Args:
+        opened: names that the ranks had open.
+        processes: ids of the ranks' processes, which torch puts into names.
+        token: the group's token, which Python's names contain.
 
     Returns:
         segments that were not removed because another program might have made them.
     """
     unclear = []
+    by_process = (f"torch_{pid}_" for pid in processes)
+    own = (segments_of(token), f"sem.{semaphores_of(token)}-", *by_process)
     for name in sorted(suspects - _opened_by(psutil.process_iter())) if suspects else ():
         path = _SHARED_MEMORY / name
         with suppress(OSError):
             status = path.stat()
             if status.st_uid != os.getuid() or status.st_ctime < since:
                 continue
-            if not own.has(name):
+            if name not in opened and not name.startswith(own):
                 unclear += [name] if name.startswith(_KINDS) else []
                 continue
             path.unlink()
             # Otherwise Python warns about them at the end of the sweep.
-            if name.startswith(("psm_", segments_of(own.token))):
+            if name.startswith(("psm_", segments_of(token))):
                 resource_tracker.unregister(f"/{name}", "shared_memory")
             elif name.startswith("sem."):
                 resource_tracker.unregister(f"/{name.removeprefix('sem.')}", "semaphore")

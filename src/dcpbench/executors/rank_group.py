@@ -174,9 +174,8 @@ class RankGroup:
             rank.connection.close()
         if any(rank.unreported() for rank in self._ranks):  # Python would wait for them forever at exit
             fork_server.end_server()
-        own = cleanup.RankSharedMemory(opened, pids, self._token)
         new = cleanup.shared_memory() - self._shared_before
-        return cleanup.remove_shared_memory(new, own, self._started)
+        return cleanup.remove_shared_memory(new, opened, pids, self._token, self._started)
 
     def _grace_s(self) -> float | None:
         """Return how long to continue listening after a failure; None if there was none."""
