@@ -9,7 +9,7 @@ import click
 
 import dcpbench
 from dcpbench.cli import completion
-from dcpbench.cli.tree import PATH, PURPOSE, Run, Tree, command, flag, output, places, several
+from dcpbench.cli.tree import PATH, PURPOSE, Command, Run, Tree, flag, output, places, several
 from dcpbench.config.errors import ConfigError
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.plugins import PluginError, load_plugins
@@ -132,7 +132,7 @@ _COMMANDS = (
         The overrides of that sweep hold again. rerun=failed runs cells again whose row is not ok.""",
         _resume_words,
     ),
-    command(
+    Command(
         "report",
         "dcpbench.report.show",
         """Print sweeps: their cells or a pivot, and what did not pass. SWEEP is the folder of a sweep, or a
@@ -152,7 +152,7 @@ _COMMANDS = (
             ["table", "markdown", "csv", "json", "html", "junit"], "csv and json: the rows, without details."
         ),
     ),
-    command(
+    Command(
         "show",
         "dcpbench.report.show_cell",
         """Print one cell of the sweep in FOLDER in full: its reason and likely cause, what each check proves,
@@ -164,7 +164,7 @@ _COMMANDS = (
         click.Argument(["cell"], nargs=-1, metavar="[CELL]...", shell_complete=completion.cell),
         _JSON,
     ),
-    command(
+    Command(
         "compare",
         "dcpbench.report.compare",
         """Show which statuses changed from OLD to NEW, and which costs changed beyond noise. Exits with 1 if
@@ -202,7 +202,7 @@ _COMMANDS = (
         ),
         *output(["table", "markdown", "csv", "json"], "Default: table, or what the suffix of -o names."),
     ),
-    command(
+    Command(
         "history",
         "dcpbench.report.history",
         """Show the status and costs of each cell over the sweeps in FOLDER, one letter a sweep, the newest
@@ -219,7 +219,7 @@ _COMMANDS = (
         flag("--all", "Print cells that are ok and unchanged too."),
         *output(["table", "markdown", "json"], "json: always all cells."),
     ),
-    command(
+    Command(
         "doctor",
         "dcpbench.cli.doctor",
         """Check whether this machine can run cells: torch, GPUs and their links, memory, disk, compiler,

@@ -74,8 +74,8 @@ def examined(folder: Path) -> Iterator[Line]:
     yield _disk(folder)
     yield _compiler()
     yield _loopback()
-    yield _limit("open files", resource.RLIMIT_NOFILE, _LEAST_OPEN, "ulimit -n 65536")
-    yield _limit("processes", resource.RLIMIT_NPROC, _LEAST_OPEN, "ulimit -u 65536")
+    yield _limit("open files", resource.RLIMIT_NOFILE, "ulimit -n 65536")
+    yield _limit("processes", resource.RLIMIT_NPROC, "ulimit -u 65536")
     try:
         machine = fork_server.probe(context)
     except ConfigError as error:
@@ -200,11 +200,11 @@ def _loopback() -> Line:
     return Line("loopback", "ok", f"interface {wanted}, port {port} was free")
 
 
-def _limit(what: str, number: int, least: int, fix: str) -> Line:
+def _limit(what: str, number: int, fix: str) -> Line:
     soft, hard = resource.getrlimit(number)
     of = "unlimited" if hard == resource.RLIM_INFINITY else f"{hard:,}"
     if soft == resource.RLIM_INFINITY:
         return Line(what, "ok", "unlimited")
-    if soft < least:
+    if soft < _LEAST_OPEN:
         return Line(what, "warning", f"at most {soft:,} (this user can set {of})", fix)
     return Line(what, "ok", f"at most {soft:,}")

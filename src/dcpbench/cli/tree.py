@@ -148,28 +148,23 @@ class Once(click.Command):
 class Command(Once):
     """A command that `module.main` does with its options; `module.epilog()`, if it exists, ends the help."""
 
-    module = ""
+    def __init__(self, name: str, module: str, help: str, *params: click.Parameter) -> None:
+        super().__init__(name, help=help, params=[*params])
+        self._module = module
 
     def invoke(self, ctx: click.Context) -> Any:
-        module = importlib.import_module(self.module)
+        module = importlib.import_module(self._module)
         # Until here Ctrl-C just ended the process; from here on there may be something to clean up.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         return module.main(**ctx.params)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        epilog = getattr(importlib.import_module(self.module), "epilog", None)
+        epilog = getattr(importlib.import_module(self._module), "epilog", None)
         if epilog:
             formatter.write("\n")
             for paragraph in epilog().split("\n\n"):
                 formatter.write_text(" ".join(paragraph.split()))
                 formatter.write("\n")
-
-
-def command(name: str, module: str, help: str, *params: click.Parameter) -> Command:
-    """Return a command that `module.main` does with these parameters."""
-    made = Command(name, params=[*params], help=help)
-    made.module = module
-    return made
 
 
 def _hydra_options() -> list[click.Option]:

@@ -2,9 +2,9 @@
 
 import click
 
-from dcpbench.cli.tree import command, flag, places, several
+from dcpbench.cli.tree import Command, flag, places, several
 
-audit = command(
+audit = Command(
     "audit",
     "dcpbench.plugins.audit.audit",
     """Check whether checkpoints of torch.distributed.checkpoint or of safetensors are complete, whichever

@@ -2,10 +2,10 @@
 
 import click
 
-from dcpbench.cli.tree import PATH, command, places
+from dcpbench.cli.tree import PATH, Command, places
 from dcpbench.core.plugins import plugins
 
-log = command(
+log = Command(
     "log",
     "dcpbench.plugins.trackers.log",
     "Write the rows of sweeps as runs of a tracker, on this machine. No data is sent.",
