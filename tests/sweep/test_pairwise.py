@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from conftest import dcpbench
 from dcpbench.executors import fork_server
-from dcpbench.sweep.pairwise import Covering, Row, covering, sentence
+from dcpbench.sweep.pairwise import Covering, Row, Search, sentence
 
 shapes = st.lists(st.integers(1, 5), min_size=2, max_size=6)
 AXES = (
@@ -42,19 +42,19 @@ def nothing(_: Any, __: Any = None) -> bool:
 @settings(deadline=None, max_examples=50)
 def test_every_pair_is_in_some_job(shape: list[int]) -> None:
     lists = lists_of(shape)
-    found = covering(lists, anything, nothing)
+    found = Search(lists, anything, nothing).found()
     everywhere = {pair for both in itertools.combinations(lists, 2) for pair in itertools.product(*both)}
     assert pairs_of(found.rows) == everywhere
     assert all(row[axis] in values for row in found.rows for axis, values in enumerate(lists))
     assert (found.left_out, found.never) == ([], [])
-    assert covering(lists, anything, nothing) == found, "the same cells on every day"
+    assert Search(lists, anything, nothing).found() == found, "the same cells on every day"
 
 
 @pytest.mark.parametrize(
     ("shape", "at_most"), [([8, 3, 2, 2, 10], 80), ([5] * 10, 60), ([3] * 4 + [2] * 4, 16)]
 )
 def test_pairs_need_few_jobs(shape: list[int], at_most: int) -> None:
-    assert len(covering(lists_of(shape), anything, nothing).rows) <= at_most < math.prod(shape)
+    assert len(Search(lists_of(shape), anything, nothing).found().rows) <= at_most < math.prod(shape)
 
 
 @given(shapes, st.data())
@@ -69,7 +69,7 @@ def test_every_runnable_pair_is_in_a_job_that_runs(shape: list[int], data: st.Da
     def runs(row: Row) -> bool:
         return not any(conflict <= {*row} for conflict in apart)
 
-    found = covering(lists, runs, lambda one, other: frozenset((one, other)) in known)
+    found = Search(lists, runs, lambda one, other: frozenset((one, other)) in known).found()
     could = pairs_of([row for row in itertools.product(*lists) if runs(row)])
     assert pairs_of([row for row in found.rows if runs(row)]) == could
     assert not could & {*found.left_out}

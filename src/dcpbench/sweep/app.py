@@ -126,7 +126,7 @@ class SweepRun:
         """Return jobs with every two values of these lists that can run together; print the rest."""
         machine = self._probed(self._begun_engine(lists))
         runnable = pairwise.Runnable(self._cells.composer, machine, lists)
-        found = pairwise.covering(lists, runnable.runs, runnable.excludes)
+        found = pairwise.Search(lists, runnable.runs, runnable.excludes).found()
         self._print(pairwise.sentence(lists, found))
         return found.rows
 

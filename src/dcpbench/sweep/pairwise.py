@@ -41,26 +41,17 @@ class Covering(NamedTuple):
     never: list[str]
 
 
-def covering(
-    lists: Sequence[Sequence[str]], runs: Callable[[Row], bool], excludes: Callable[[str, str], bool]
-) -> Covering:
-    """Return jobs with every two values of different lists that can run together; the same each time.
+class Search:
+    """Search for jobs with every two values of different lists that can run together."""
 
-    Args:
-        lists: the values of each axis, all different; the first ones run with most others.
-        runs: returns whether a job can run.
-        excludes: returns whether two values are known to exclude each other.
-    """
-    return _Search(lists, runs, excludes).found()
-
-
-class _Search:
     def __init__(
         self,
         lists: Sequence[Sequence[str]],
         runs: Callable[[Row], bool],
         excludes: Callable[[str, str], bool],
     ) -> None:
+        """Take the values of each axis, all different, the first ones of which run with most others. `runs`
+        returns whether a job can run, `excludes` whether two values are known to exclude each other."""
         self._lists = [tuple(values) for values in lists]
         self._runs = cache(runs)
         self._axis = {value: axis for axis, values in enumerate(self._lists) for value in values}
@@ -72,6 +63,7 @@ class _Search:
         self._random = random.Random(0)
 
     def found(self) -> Covering:
+        """Return the jobs, the same each time."""
         while self._open:
             pair = next(iter(self._open))
             row = self._greedy(pair)
