@@ -116,7 +116,10 @@ def cell_names(cells: pd.DataFrame, without: str = "") -> list[str]:
 
 
 def not_in_common(old: pd.DataFrame, new: pd.DataFrame) -> str:
-    """Say why no address is on both sides: the axes without a common value, else all axes that differ."""
+    """Say why no cell or address is on both sides: the axes without a common value, else all axes that
+    differ. Return an empty text if there is one."""
+    if any({*old[name]} & {*new[name]} for name in ("key", "address")):
+        return ""
     apart, partly = [], []
     for axis in (*AXES, "others"):
         before, after = set(old[axis]), set(new[axis])

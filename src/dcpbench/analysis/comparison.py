@@ -123,13 +123,8 @@ def compared(
         pd.DataFrame(configurations, columns=["key", "name", "old", "new"]),
         costs(measured, after, rule),
         once[[axis for axis in (*AXES, "others") if axis not in ignored]],
-        "" if _have_common(before, after) else not_in_common(before, after),
+        not_in_common(before, after),
     )
-
-
-def _have_common(before: pd.DataFrame, after: pd.DataFrame) -> bool:
-    """Return whether both sides have a cell, or cells of one address."""
-    return any({*before[name]} & {*after[name]} for name in ("key", "address"))
 
 
 @dataclass(frozen=True)

@@ -34,12 +34,6 @@ def rank_bytes() -> int:
     return _BYTES_BY_DEFAULT if _SMALL_BUFFERS.keys() & os.environ.keys() else _BYTES_WITH_SMALL_BUFFERS
 
 
-def sharing_sentence(ranks: int, gpus: int, nccl: str | None) -> str:
-    """Return `4 ranks share 1 GPU (NCCL 2.30.7)`, or with gloo if that NCCL does not support it."""
-    backend = f"NCCL {nccl}" if nccl_can_share(nccl) else f"gloo, because NCCL is {nccl or 'missing'}"
-    return f"{ranks} ranks share {gpus} GPU{'s' if gpus > 1 else ''} ({backend})"
-
-
 def how_to_get(cuda: str | None) -> str:
     """Return how to install an NCCL that lets ranks share a GPU, for torch with this version of CUDA."""
     package = f"nvidia-nccl-cu{(cuda or '13').partition('.')[0]}"

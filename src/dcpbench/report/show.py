@@ -171,7 +171,7 @@ def _refuse_empty(places: Sequence[Path], sweeps: Sweeps) -> None:
     """Raise ResultsError if no sweep has a row that can be read."""
     if len(sweeps.frame):
         return
-    cells = sum(len(planned(Path(folder)).not_run(sweeps.frame)) for folder in sweeps.environments)
+    cells = sum(map(len, _left(sweeps).values()))
     begun = [f"{counted(cells, 'cell')} to run"] if cells else []
     why = "; ".join([*begun, *first_of(sweeps.left_out)])
     raise ResultsError(f"{', '.join(map(str, places))}: no row yet{why and f': {why}'}")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dcpbench.config.groups import Sharing, StorageConfig
-from dcpbench.config.text import size_text
+from dcpbench.config.text import counted, size_text
 from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import CellKey
 from dcpbench.executors import shared_gpus
@@ -74,9 +74,13 @@ def places(jobs: Sequence[Job], gpus: int, memory: int | None = None) -> list[tu
 
 
 def shared_gpu_sentences(jobs: Iterable[Job], machine: Machine) -> list[str]:
-    """Return `4 ranks share 1 GPU (NCCL 2.30.7)` for each number of ranks that do so in these jobs."""
-    sharing = {job.world_size for job in jobs if job.shares_gpus}
-    return [shared_gpus.sharing_sentence(ranks, machine.gpus, machine.nccl) for ranks in sorted(sharing)]
+    """Return `4 ranks share 1 GPU (NCCL 2.30.7)` for each number of ranks that do so in these jobs, or with
+    gloo if that NCCL does not support it."""
+    sharing, nccl = {job.world_size for job in jobs if job.shares_gpus}, machine.nccl
+    can_share = shared_gpus.nccl_can_share(nccl)
+    backend = f"NCCL {nccl}" if can_share else f"gloo, because NCCL is {nccl or 'missing'}"
+    gpus = counted(machine.gpus, "GPU")
+    return [f"{ranks} ranks share {gpus} ({backend})" for ranks in sorted(sharing)]
 
 
 _SIMILAR_MEMORY = ("model", "optimizer", "workload", "world_size")

@@ -124,8 +124,10 @@ def changes_since(before: Sweeps, now: Sweeps) -> dict[str, Any]:
     others = [what for what in differing["what"] if what not in ("torch", *COMMITS.values())]
     began = before.frame["started_at"].dropna().min()
     name = short_names([*before.environments, *now.environments])[next(iter(before.environments))]
+    day = began[:10] if isinstance(began, str) else ""
+    run_on = f" (run on {day})" if day not in name else ""
     sentence = [
-        f"Compared with {name}{_run_on(name, began)}: "
+        f"Compared with {name}{run_on}: "
         f"{found.apart or ', '.join(counts) or 'no status changed, and no cost beyond noise'}",
         *(f"torch {old} \u2192 {new}" for old, new in zip(torch["old"], torch["new"], strict=True)),
         *([f"other {', '.join(others)}"] if others else []),
@@ -141,12 +143,6 @@ def changes_since(before: Sweeps, now: Sweeps) -> dict[str, Any]:
             *(one for one in statuses if not one["worse"]),
         ],
     }
-
-
-def _run_on(name: str, began: object) -> str:
-    """Return the day of a sweep, unless its name has it."""
-    day = began[:10] if isinstance(began, str) else ""
-    return f" (run on {day})" if day not in name else ""
 
 
 def _verdict(frame: pd.DataFrame, complete: bool) -> str:
