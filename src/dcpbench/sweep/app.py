@@ -87,7 +87,10 @@ class SweepRun:
         mine = self.folder.named(of_part, partial(self._config_of, machine=machine))
         found = self.folder.found(mine)
         if self._base.plan:
-            self._planned = self._show_plan(mine, _blocks_of(of_part, jobs, blocks), machine, found)
+            self.folder.refuse_unusable(mine)
+            machine.complete()
+            asked = _blocks_of(of_part, jobs, blocks), machine.gpus, found, self._base.plan_as
+            self._planned = dry_run.print_plan(self.folder.path, mine, *asked)
             return
         for sentence in found.sentences(len(mine)) if found else ():
             self._print(sentence)
@@ -179,15 +182,6 @@ class SweepRun:
         with suppress(ConfigError, HydraException, OmegaConfBaseException):
             return validity.resolve(self._cells.composer.config(words), machine)
         return None
-
-    def _show_plan(
-        self, jobs: list[job.Job], blocks: Sequence[str], machine: Machine, found: resume.Found | None
-    ) -> int:
-        """Print what would run, and start nothing; return the exit status so far."""
-        self.folder.refuse_unusable(jobs)
-        machine.complete()
-        asked = machine.gpus, found, self._base.plan_as
-        return dry_run.print_plan(self.folder.path, jobs, blocks, *asked)
 
     def _print(self, sentence: str) -> None:
         self._console.print(text_of(sentence), soft_wrap=True)

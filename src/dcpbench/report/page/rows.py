@@ -25,7 +25,6 @@ from dcpbench.records.short_reason import short_reason
 from dcpbench.records.source import recorded
 from dcpbench.records.store import DETAILS_JSONL, RESULTS_JSONL
 from dcpbench.report.labels import plain
-from dcpbench.report.page.repeated import without_message
 from dcpbench.verdict.sentences import rank_numbers
 
 _POINTS = 200
@@ -33,6 +32,9 @@ _DIGITS = 10
 _MISSED = 20
 _SHORT = 300
 _ENDING: tuple[str, ...] = ("rank", "doing", "phases")
+_REPEATED = 20
+"""The fewest characters of a message for which a log refers to the reason."""
+_NOTE = "(the message is in the reason)"
 _NOT_KEPT = ("schema_version", "config_dir", "cwd")
 
 
@@ -354,6 +356,24 @@ def _first_attempt(first: dict[str, Any], log: list[str], reason: str, limits: L
 
 def _tail(details: dict[str, Any], reason: str, limits: Limits) -> list[str]:
     """Return the end of a log, without the message that the reason has."""
-    lines = without_message([*map(str, list_in(details.get("log_tail")))], reason)
+    lines = _without_message([*map(str, list_in(details.get("log_tail")))], reason)
     shown = lines[-limits.lines :] if limits.lines else []
     return [cut(line, limits.characters // 10) or "" for line in shown]
+
+
+def _without_message(lines: list[str], reason: str) -> list[str]:
+    """Return the lines of a log in which a note replaces the longest block that the reason has too.
+
+    >>> _without_message(["load()", "a.LoadError: shard 3 is", "missing"], "LoadError: shard 3 is missing")
+    ['load()', '(the message is in the reason)']
+    """
+    # A trace names an exception with its module, a reason without.
+    words = [" ".join(re.sub(r"^(\w+\.)+(?=\w+:)", "", line).split()) for line in lines]
+    said, longest = " ".join(reason.split()), (0, 0, 0)
+    for first in range(len(words)):
+        last = first
+        while last < len(words) and (block := " ".join(filter(None, words[first : last + 1]))) in said:
+            last += 1
+            longest = max(longest, (len(block), first, last))
+    length, first, last = longest
+    return [*lines[:first], _NOTE, *lines[last:]] if length >= _REPEATED else lines
