@@ -1,6 +1,7 @@
 """The state that a known defect restores is distinguished from any other."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import Restored
 from dcpbench.plugins.defects import as_list, one_replica
+from dcpbench.plugins.defects._slices import slices
 from dcpbench.plugins.defects.never_stepped import never_stepped
 from dcpbench.plugins.defects.own_chunks import loaded_alone
-from dcpbench.plugins.defects.sliced_by_shard import sliced
+from dcpbench.plugins.defects.sliced_by_shard import is_cut, set_again
 from dcpbench.plugins.defects.state_of_frozen import without_frozen
 from dcpbench.verify.compare import same_leaves
 from dcpbench.verify.layout import Extent, whole
@@ -59,11 +61,12 @@ def test_slices_by_tp_shard_are_computed(
     live = {name: TensorLeaf(extent.take(tensor), extent, None) for name in restored}
     saved = digested(live) if large else live
     actual: Leaves = {name: TensorLeaf(each, extent, None) for name, each in restored.items()}
-    once, again = sliced(saved, actual, lambda name: tensor, shards)
+    by_shard = partial(slices, saved, actual, is_sliced=is_cut, set_again=partial(set_again, shards=shards))
+    once, again = by_shard(recall=lambda name: tensor)
     assert same_leaves(once, actual) | same_leaves(again, actual) == {"once", "again"}
     others = tensor + 1, tensor.view(torch.int32), torch.cat([tensor, tensor]), None
     for other in others:
-        made = sliced(saved, actual, lambda name, held=other: held, shards)  # type: ignore[misc]
+        made = by_shard(recall=lambda name, held=other: held)
         assert made == ({}, {}), "the checkpoint does not hold what was saved"
 
 
@@ -77,7 +80,7 @@ def test_state_without_tp_shards_has_no_slices() -> None:
     saved |= {"lr": 0.1}
     actual: Leaves = {name: replace(saved[name], local=tensor[:4]) for name in ("w", "plain")}
     actual |= {"lr": 0.2, "unknown": actual["w"]}
-    once, _ = sliced(saved, actual, lambda name: tensor, 2)
+    once, _ = slices(saved, actual, lambda name: tensor, is_cut, partial(set_again, shards=2))
     assert same_leaves(once, actual) == {"w"}
 
 

@@ -1,32 +1,56 @@
-"""Loads that give a rank another slice of a full tensor than its part."""
+"""Loads that give a rank another slice of a full tensor of the optimizer than its part."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 
-from dcpbench.cell.explained import Restored
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.explained import Restored, Resumed
+from dcpbench.config.schema import Config
+from dcpbench.core.defects import Defect, Moment
+from dcpbench.plugins.defects._cells import fsdp1_sizes
+from dcpbench.plugins.defects._loads import exact_with_saved
 from dcpbench.verify.compare import Recall
 from dcpbench.verify.layout import Extent
 from dcpbench.verify.snapshot import Leaf, Leaves, TensorLeaf, digest_of
 from dcpbench.workloads.run_state import State
 
+_CHECK = "optim_equal"
 
-def after_load(
-    reference: Restored, check: str, slices_of: Callable[[Leaves, Leaves, Recall], tuple[Leaves, Leaves]]
-) -> Iterator[State]:
-    """Yield the wrong leaves of a check as `slices_of`, which `slices` makes of them."""
-    checkpoint, actual = reference.checkpoint, reference.actual.get(check, {})
-    wrong = {name: actual[name] for name in reference.names.get(check, ()) if name in actual}
-    for leaves in slices_of(checkpoint.state.get(check, {}), wrong, checkpoint.recall_of(check)):
-        yield {check: leaves}
+IsSliced = Callable[[Extent], bool]
+"""Returns whether a part with this extent is concerned."""
+SetAgain = Callable[..., torch.Tensor]
+"""Returns the full tensor that consists of the slices: takes the saved one, an extent, and as `shards` the
+degree of TP."""
+
+
+def loads_slices(
+    by: str, applies: Callable[[Config], bool], is_sliced: IsSliced, set_again: SetAgain
+) -> Defect:
+    """Return the defect `by` which a load under FSDP1 gives ranks such slices."""
+
+    def expected(cell: Cell, moment: Moment, reference: Restored | Resumed) -> Iterator[State]:
+        if isinstance(reference, Resumed):
+            if cell.config.workload.target:
+                yield from exact_with_saved(cell, reference, _CHECK, by)
+            return
+        checkpoint, actual = reference.checkpoint, reference.actual.get(_CHECK, {})
+        wrong = {name: actual[name] for name in reference.names.get(_CHECK, ()) if name in actual}
+        again = partial(set_again, shards=fsdp1_sizes(cell.config).get("tp", 1))
+        saved, recall = checkpoint.state.get(_CHECK, {}), checkpoint.recall_of(_CHECK)
+        for leaves in slices(saved, wrong, recall, is_sliced, again):
+            yield {_CHECK: leaves}
+
+    return Defect(("restored", "resumed"), applies, expected, from_before=False)
 
 
 def slices(
     saved: Leaves,
     actual: Leaves,
     recall: Recall,
-    is_sliced: Callable[[Extent], bool],
+    is_sliced: IsSliced,
     set_again: Callable[[torch.Tensor, Extent], torch.Tensor],
 ) -> tuple[Leaves, Leaves]:
     """Return the parts of a rank as slices of the tensors that were saved, and as they are once these slices
@@ -34,9 +58,8 @@ def slices(
 
     Args:
         saved: this rank's parts, or the digests of full tensors.
-        actual: this rank's live parts; those with an extent that `is_sliced` are concerned.
+        actual: this rank's live parts.
         recall: reads the checkpoint; used if it equals the saved state.
-        set_again: returns the full tensor that consists of the slices, given the saved one.
     """
     once, again = Leaves(), Leaves()
     for name, part in actual.items():
