@@ -31,9 +31,6 @@ class Kind(StrEnum):
     success = "success"  # the save has reported to this rank that it is complete
 
 
-ORDERING = frozenset({Kind.signal, Kind.wait, Kind.success})
-
-
 @dataclass(frozen=True)
 class Step:
     """One step of a rank; paths are relative to the recorded folder.
@@ -76,7 +73,7 @@ class Step:
     @property
     def changes(self) -> bool:
         """Whether it is a file operation."""
-        return self.kind not in ORDERING
+        return self.kind not in (Kind.signal, Kind.wait, Kind.success)
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 
 from dcpbench.checkpointers.base import Checkpointer, Ranks
 from dcpbench.core.rank_report import NothingToInjectError
+from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.perturb import perturbed
 from dcpbench.verify.snapshot import (
     TensorLeaf,
@@ -128,20 +128,17 @@ class Target:
 
     def of_rank_0(self, value: Any) -> Any:
         """Return the value of rank 0 on every rank; collective."""
-        values = [value]
-        dist.broadcast_object_list(values, src=0, group=self.ranks.group_of(0))
-        return values[0]
+        return gathered(value, self.ranks.group_of(0))[0]
 
     def exchange_with_last_rank(self, parts: list[torch.Tensor]) -> None:
         """Exchange the elements of rank 0 and the last rank, part after part, as far as both have any;
         collective."""
         rank, size = self.ranks.rank, self.ranks.size
         everything = torch.cat([part.reshape(-1) for part in parts])
-        theirs: list[torch.Tensor] = [everything for _ in range(size)]
-        dist.all_gather_object(theirs, everything.cpu(), group=self.ranks.group_of(0))
+        theirs = gathered(everything.cpu(), self.ranks.group_of(0))
         if rank not in (0, size - 1):
             return
-        partner = theirs[size - 1 - rank]
+        partner: torch.Tensor = theirs[size - 1 - rank]
         common = min(everything.numel(), partner.numel())
         everything[:common] = partner[:common].to(everything.device)
         for part, values in zip(parts, everything.split([part.numel() for part in parts]), strict=True):

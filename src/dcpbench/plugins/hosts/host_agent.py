@@ -229,13 +229,9 @@ def shows(path: Path) -> bool:
 
 def use_interface_of(address: str) -> None:
     """Make ranks communicate over the network interface with an address, unless another one is configured."""
+    interfaces = psutil.net_if_addrs().items()
+    found = [name for name, addresses in interfaces if any(each.address == address for each in addresses)]
+    if not found and address.startswith("127."):  # the loopback interface has all of these
+        found = ["lo"]
     for variable in _INTERFACES:
-        os.environ.setdefault(variable, _interface(address))
-
-
-def _interface(address: str) -> str:
-    """Return the network interface with an address; the loopback interface has all loopback addresses."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address == address for each in addresses):
-            return name
-    return "lo" if address.startswith("127.") else ""
+        os.environ.setdefault(variable, next(iter(found), ""))

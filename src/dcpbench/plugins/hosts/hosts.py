@@ -93,10 +93,6 @@ class Placed:
     agent: Agent
     ranks: range
 
-    def local_rank(self, rank: int) -> int:
-        """Return the local rank of a rank."""
-        return rank - self.ranks.start
-
 
 class HostsEngine(Engine):
     """Several hosts. Subclasses keep `agents`, one per host, in an order with neighbors next to each

@@ -12,9 +12,9 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -197,18 +197,10 @@ def _connect(address: str | None) -> None:
     if address == "auto" and named:
         _refuse_other_servers(f"{key} (RAY_ADDRESS={named})", named)
     _refuse_other_servers(key, address or "")
-    with _handlers_kept():
-        try:
-            ray.init(address=address or "local", **quiet, **({} if address else own))
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise ConfigError(f"{key}: {' '.join(str(error).split())}") from None
-
-
-@contextmanager
-def _handlers_kept() -> Iterator[None]:
-    """Context manager: restore the handler of SIGTERM, which Ray replaces."""
-    before = signal.getsignal(signal.SIGTERM)
+    handler = signal.getsignal(signal.SIGTERM)
     try:
-        yield
+        ray.init(address=address or "local", **quiet, **({} if address else own))
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{key}: {' '.join(str(error).split())}") from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, handler)  # Ray replaces it

@@ -46,8 +46,8 @@ class Watch:
     def lose(self, exited_at: float) -> None:
         """End the stage on a host whose agent is lost; its ranks had exited by then."""
         agent, ends = self.placed.agent, list[RankEnd]()
-        for rank in self.placed.ranks:
-            at = (rank, self.placed.local_rank(rank), agent.name, self.phases.get(rank, "start"))
+        for local_rank, rank in enumerate(self.placed.ranks):
+            at = (rank, local_rank, agent.name, self.phases.get(rank, "start"))
             ends.append(RankEnd(*at, exited_at=exited_at, lost=agent.lost))
         self.end = StageEnd(tuple(ends))
 
