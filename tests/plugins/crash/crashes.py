@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.plugins.crash.disk_states import DiskState, after, disk_states
 from dcpbench.plugins.crash.loading import Judge, Loader, folder_in_memory, sentinel
-from dcpbench.plugins.crash.operations import Record, tree_of
+from dcpbench.plugins.crash.operations import Kind, Record, tree_of
 from dcpbench.plugins.crash.recording import read_record, recording
 from dcpbench.plugins.crash.survey import Survey, survey
 from support.gloo_ranks import Ask
@@ -61,7 +61,7 @@ def recorded_save(save: Callable[[int, Path], None], names: tuple[str, ...]) -> 
         shutil.copytree(saved, before)
         with recording(saved, logs, 0) as recorder, suppress(CheckpointException):
             save(2, saved / names[0])
-            recorder.succeeded()
+            recorder.note(Kind.success)
         record = read_record(before, logs, 1)
         assert after(record) == tree_of(saved), "a change to the files was missed"
         return record
@@ -94,7 +94,7 @@ def _save_on_ranks(folder: Path, writer: Writer, same_folder: bool) -> None:
     dist.barrier(group)
     with recording(saved, logs, rank) as recorder:
         dcp.save(state(2), storage_writer=writer(saved / new), process_group=group)
-        recorder.succeeded()
+        recorder.note(Kind.success)
     dist.barrier(group)
 
 

@@ -60,7 +60,7 @@ def record_saves(cell: Cell, same_folder: bool, **_: Any) -> None:
             if cell.config.storage.options.get("overwrite", True):
                 raise  # otherwise it has to be refused
         else:
-            recorder.succeeded()
+            recorder.note(Kind.success)
             left.append(handover.stored(cell, new))
     second.close()
     # A recorded save takes longer.

@@ -1,8 +1,6 @@
-"""File operations of ranks as values, the steps that order them, and the trees of files that they change. A
-log is a file of the pickled steps of a process."""
+"""File operations of ranks as values, the steps that order them, and the trees of files that they change."""
 
-import pickle
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -82,17 +80,6 @@ class Record:
 
     before: Tree
     ranks: tuple[tuple[Step, ...], ...]
-
-
-def read_logs(logs: Iterable[Path]) -> tuple[Step, ...]:
-    """Return the steps of the processes of one rank, ordered by time."""
-    return tuple(sorted((step for log in logs for step in _steps_in(log)), key=lambda step: step.at_ns))
-
-
-def _steps_in(log: Path) -> Iterator[Step]:
-    with log.open("rb") as file:
-        while file.peek(1):
-            yield pickle.load(file)  # noqa: S301 - ranks of this cell wrote it
 
 
 def tree_of(folder: Path) -> dict[str, bytes | None]:

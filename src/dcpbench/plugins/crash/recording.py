@@ -10,16 +10,16 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from dcpbench.plugins.crash.file_layer import FileLayer, layered, real_open
-from dcpbench.plugins.crash.operations import Kind, Record, Step, read_logs, tree_of
+from dcpbench.plugins.crash.operations import Kind, Record, Step, tree_of
 
 
 class Recorder(FileLayer):
-    """Logs the changes of a process to files below `folder` in a file in `logs`."""
+    """Logs the changes of a process to files below `folder`, as pickled steps in a file in `logs`."""
 
     def __init__(self, folder: Path, logs: Path, rank: int, role: str = "rank") -> None:
         super().__init__(folder, role)
@@ -35,10 +35,6 @@ class Recorder(FileLayer):
     def in_child(self) -> tuple[Callable[..., FileLayer], tuple[Any, ...]]:
         return Recorder, (self.folder, self.logs, self.rank, "child")
 
-    def succeeded(self) -> None:
-        """Record that the save has reported success to this rank."""
-        self.note(Kind.success)
-
     def close(self) -> None:
         self._log.close()
 
@@ -47,15 +43,20 @@ class Recorder(FileLayer):
 def recording(folder: Path, logs: Path, rank: int) -> Iterator[Recorder]:
     """Context manager: record the changes of this process, and of processes that it spawns, to files below a
     folder. The folder `logs` is outside of it and shared by all ranks."""
-    recorder = Recorder(folder, logs, rank)
-    with layered(recorder):
-        try:
-            yield recorder
-        finally:
-            recorder.close()
+    with closing(Recorder(folder, logs, rank)) as recorder, layered(recorder):
+        yield recorder
 
 
 def read_record(before: Path, logs: Path, ranks: int) -> Record:
     """Return the record of these ranks; `before` is a copy of the folder before the save."""
-    of_ranks = (read_logs(sorted(logs.glob(f"{rank}-*.pickle"))) for rank in range(ranks))
-    return Record(tree_of(before), tuple(of_ranks))
+    return Record(tree_of(before), tuple(_steps_of(rank, logs) for rank in range(ranks)))
+
+
+def _steps_of(rank: int, logs: Path) -> tuple[Step, ...]:
+    """Return the steps of the processes of a rank, ordered by time."""
+    steps: list[Step] = []
+    for log in sorted(logs.glob(f"{rank}-*")):
+        with log.open("rb") as file:
+            while file.peek(1):
+                steps.append(pickle.load(file))  # noqa: S301 - a rank of this cell wrote it
+    return tuple(sorted(steps, key=lambda step: step.at_ns))

@@ -1,5 +1,6 @@
 """Make the training of a run wrong: its backward pass, its optimizer steps, or its share of a batch."""
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import copy
@@ -20,8 +21,8 @@ from dcpbench.verify.snapshot import local_part, named_parts, parts_of_each, pla
 from dcpbench.workloads.optimizers import InBackward, each_of
 from dcpbench.workloads.training_run import TrainingRun
 
-_REDUCE_SCATTER = ("reduce_scatter_tensor", "reduce_scatter_single")  # before torch 2.13 and after
-_SUM = dist.ReduceOp.SUM
+_REDUCTIONS = {"all_reduce", "reduce_scatter_tensor", "reduce_scatter_single"}
+"""Collectives with which FSDP averages: the second before torch 2.13, the third after."""
 
 
 class WrongTraining:
@@ -179,35 +180,24 @@ class _MeanAmong:
     @contextmanager
     def patched(self) -> Iterator[None]:
         """Context manager: make FSDP's collectives in these groups return these means."""
-        wrong: dict[str, Any] = dict.fromkeys(_REDUCE_SCATTER, self._reduce_scatter)
-        wrong["all_reduce"] = self._all_reduce
         with ExitStack() as restored:
-            for name in wrong.keys() & vars(dist).keys():
-                changed = partial(wrong[name], getattr(dist, name))
+            for name in _REDUCTIONS & vars(dist).keys():
+                changed = partial(self._reduce, getattr(dist, name))
                 restored.enter_context(mock.patch.object(dist, name, changed))
             yield
 
-    def _all_reduce(
-        self, original: Any, tensor: torch.Tensor, op: Any = _SUM, group: Any = None, async_op: bool = False
-    ) -> Any:
+    def _reduce(self, original: Any, *arguments: Any, **options: Any) -> Any:
+        """Reduce a tensor in place, or the `input` to this rank's part in `output`."""
+        given = inspect.signature(original).bind(*arguments, **options).arguments
+        group: Any = given.get("group")
         if group not in self._among:
-            return original(tensor, op, group, async_op)
-        tensor.copy_(self._mean(tensor, group) * self._times(op, group))
-        return None
-
-    def _reduce_scatter(
-        self,
-        original: Any,
-        output: torch.Tensor,
-        input: torch.Tensor,
-        op: Any = _SUM,
-        group: Any = None,
-        async_op: bool = False,
-    ) -> Any:
-        if group not in self._among:
-            return original(output, input, op, group, async_op)
-        full = self._mean(input, group) * self._times(op, group)
-        output.copy_(full.chunk(group.size())[group.rank()].view_as(output))
+            return original(*arguments, **options)
+        times = 1 if given.get("op") == dist.ReduceOp.AVG else group.size()
+        if "tensor" in given:
+            given["tensor"].copy_(self._mean(given["tensor"], group) * times)
+        else:
+            part = (self._mean(given["input"], group) * times).chunk(group.size())[group.rank()]
+            given["output"].copy_(part.view_as(given["output"]))
         return None
 
     def _mean(self, tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -216,7 +206,3 @@ class _MeanAmong:
         count = self._among[group]
         first = group.rank() // count * count
         return torch.stack(parts[first : first + count]).mean(0)
-
-    def _times(self, op: Any, group: dist.ProcessGroup) -> int:
-        """Return the factor from the mean to the result of this operation."""
-        return 1 if op == dist.ReduceOp.AVG else group.size()
