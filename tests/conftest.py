@@ -7,6 +7,7 @@ leaves untested; `own_process=True` starts `python -m dcpbench` as a shell does.
 import gc
 import json
 import os
+import re
 import signal
 import tempfile
 import time
@@ -63,6 +64,16 @@ os.environ["XDG_STATE_HOME"] = _state.name
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A file is not imported if its `pytestmark` leaves all of its tests out of what `-m` asks for."""
+    asked = config.option.markexpr
+    if collection_path.suffix != ".py" or not re.fullmatch(r"not \w+( and not \w+)*", asked):
+        return None
+    marks = re.search(r"^pytestmark = (.*(?:\n[ \]].*)*)", collection_path.read_text("utf-8"), re.MULTILINE)
+    left_out = re.findall(r"not (\w+)", asked)
+    return True if marks and {*re.findall(r"mark\.(\w+)", marks[1])} & {*left_out} else None
 
 
 @pytest.hookimpl(trylast=True)
