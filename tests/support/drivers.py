@@ -79,9 +79,10 @@ def start_server() -> ForkServerContext:
 
 
 def cpu_seconds() -> float:
-    """CPU seconds of this process, of those that it has waited for, and of drivers and ranks that ended."""
+    """CPU seconds of this process and of those that it has waited for. If the test that runs may start a
+    driver, also of drivers and ranks that ended: some end after their test."""
     used = sum(os.times()[:4])
-    if server := forkserver._forkserver._forkserver_pid:
+    if may_start and (server := forkserver._forkserver._forkserver_pid):
         used += sum(psutil.Process(server).cpu_times()[:4])
     return used
 
