@@ -38,6 +38,7 @@ from dcpbench.workloads.run_state import (
     is_small,
     key_of,
     live_state,
+    retained_copy,
     retained_state,
 )
 from dcpbench.workloads.training_run import TrainingRun
@@ -285,8 +286,8 @@ def resume(
         if exactly or not _layout_matters(cell, target, record.why_layout_bound):
             others = (steps.unrestored_losses(cell, record, number, taken) for number in range(_UNRESTORED))
             compared[rule.check] = rule.compare(resumed, target.alive[-len(taken) :], others)
-        actual, expected = live_state(target), record.states.get(last, {})
-        for part, leaves in retained_state(target).items():
+        actual, expected = live_state(target), record.states[last]
+        for part, leaves in retained_copy(actual).items():
             if exactly or part == FLAGS:
                 reference = replace(checkpoint, state=expected)
                 compared[part] = reference.compared(part, leaves, cell.world.group)

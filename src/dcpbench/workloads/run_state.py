@@ -71,7 +71,12 @@ def live_state(run: TrainingRun) -> State:
 
 def retained_state(run: TrainingRun) -> State:
     """Return a copy of the state of this rank; large tensors become digests."""
-    return {check: retained(leaves) for check, leaves in live_state(run).items()}
+    return retained_copy(live_state(run))
+
+
+def retained_copy(state: State) -> State:
+    """Return a copy of a state; large tensors become digests."""
+    return {check: retained(leaves) for check, leaves in state.items()}
 
 
 def before_a_step(state: State) -> State:
