@@ -341,23 +341,17 @@ def test_defect_of_a_drawing_run_has_wider_bounds(
 ) -> None:
     """A run whose weights are off by a few per cent of the largest, and its losses by less, is accepted there
     only."""
-    told: dict[str, set[str]] = {}
-    losses, state, train = _other_run.same_losses, _other_run.same_state, steps.train
+    told: dict[str, Any] = {}
+    train = steps.train
 
     def expected(cell: Cell, moment: str, reference: Resumed) -> Iterator[Any]:
         with torch.no_grad():
             for value in reference.restored.model.parameters():
                 value.mul_(1.003)
         reference.restored.train(reference.data, reference.until)
-        yield _other_run.as_resumed(cell, reference, live_state(reference.restored))
-
-    def same_losses(*given: Any) -> set[str]:
-        told["losses"] = losses(*given)
-        return told["losses"]
-
-    def same_state(recorded: Any, own: Any, other: Any, tolerance: float) -> set[str]:
-        told[next(part for part in own if part not in told)] = found = state(recorded, own, other, tolerance)
-        return found
+        state = _other_run.as_resumed(cell, reference, live_state(reference.restored))
+        told.update({**state, "losses": state[reference.rule.check]})
+        yield state
 
     def resume(cell: Cell, run: TrainingRun, *rest: Any) -> list[float]:
         losses_of = train(cell, run, *rest)
@@ -366,8 +360,6 @@ def test_defect_of_a_drawing_run_has_wider_bounds(
         return losses_of
 
     monkeypatch.setattr(explained, "_defects", lambda: {"mine": Defect(("resumed",), bool, expected)})
-    monkeypatch.setattr(_other_run, "same_losses", same_losses)
-    monkeypatch.setattr(_other_run, "same_state", same_state)
     monkeypatch.setattr(steps, "train", resume)
     alone("weight_lowest_bit", **ONCE)
     apart = draws and bool(sizes)

@@ -1,6 +1,7 @@
 """Another run with a known defect, which resumes as the run under test did and may round differently."""
 
 from collections.abc import Mapping
+from functools import cache, partial
 
 import torch
 
@@ -32,12 +33,13 @@ def as_resumed(cell: Cell, reference: Resumed, state: State) -> State:
     recorded = [*reference.before, *reference.losses]
     explained: State = {}
     share = TOLERANCES[cell.config.tolerance.value]
+    same = cache(partial(same_state, recorded, actual, state))
     for check, leaves in actual.items():
         if check == rule.check:
             close = rule.tolerance or loss_tolerance(share, run.dtypes)
             names = same_losses(reference.losses, state, rule, _DRAWN["loss"] if drawn else close)
         else:
-            names = same_state(recorded, actual, state, _DRAWN.get(check, share) if drawn else share)
+            names = same(_DRAWN.get(check, share) if drawn else share)
         explained[check] = {name: leaves.get(name, ABSENT) for name in names}
     return explained
 
@@ -77,14 +79,14 @@ def _tensors_and_objects(state: Mapping[str, Leaves]) -> tuple[Leaves, Leaves]:
 
 
 def far_tensors(expected: Leaves, actual: Leaves, tolerance: float) -> list[str]:
-    """Return the names of tensors of which this rank's part is missing, has another shape, or differs by more
+    """Return the names of tensors whose part on this rank is missing, has another shape, or differs by more
     than `tolerance` of the largest magnitude in the full tensor. The tolerance is larger if the dtype of the
     parameters is coarse, and 0 for integers and flags.
 
     Args:
         expected: live state, complete on every rank or in the same parts.
-        actual: live state of which each rank has parts. An optimizer's entries for a parameter of which the
-            rank has no element are ignored, because FSDP1 does not even count its steps.
+        actual: live state, in parts on each rank. An optimizer's entries for a parameter without an element
+            on this rank are ignored, because FSDP1 does not even count its steps.
     """
     full = {name: leaf for name, leaf in expected.items() if isinstance(leaf, TensorLeaf)}
     parts = {name: leaf for name, leaf in actual.items() if not isinstance(leaf, Idle)}
