@@ -170,7 +170,7 @@ def _group(kind: type) -> str:
 
 
 def _columns() -> str:
-    rows = []
+    rows, texts = [], column_help()
     for name, kind in column_types().items():
         if name in CHECKS:
             said = f"check: {CHECKS[name].help}"
@@ -181,7 +181,7 @@ def _columns() -> str:
         elif kind.python is dict:
             continue
         else:
-            said = column_help()[name]
+            said = texts[name]
             if not said:
                 raise ValueError(f"column {name}: has no help")
         rows.append((f"`{name}`", _KINDS[kind.python], said))

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, get_type_hints
 
+from dcpbench.config.keys import HELP, key
 from dcpbench.core.axes import AXES, AxisSpec
 from dcpbench.core.checks import CHECKS, CheckSpec
 from dcpbench.core.metrics import METRICS, SHARED_CELL_S, MetricSpec
@@ -25,10 +26,8 @@ _REGISTRIES: dict[str, Mapping[str, AxisSpec | CheckSpec | MetricSpec]] = {
 
 
 def _column(help: str, default: Any = None) -> Any:
-    """Return the field of a column with its help. A default that is a class is called."""
-    if isinstance(default, type):
-        return field(default_factory=default, metadata={"help": help})
-    return field(default=default, metadata={"help": help})
+    """Return the field of a column: as the key of a configuration, but null by default."""
+    return key(default, help)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +151,7 @@ _FIELD_TYPES = {
     name: ColumnType.of(hint) or ColumnType(dict, optional=False)
     for name, hint in get_type_hints(Row).items()
 }
-_FIELD_HELP = {item.name: item.metadata.get("help", "") for item in fields(Row)}
+_FIELD_HELP = {item.name: item.metadata.get(HELP, "") for item in fields(Row)}
 
 
 def column_types() -> dict[str, ColumnType]:
