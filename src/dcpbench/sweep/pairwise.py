@@ -50,8 +50,8 @@ class Search:
         runs: Callable[[Row], bool],
         excludes: Callable[[str, str], bool],
     ) -> None:
-        """Take the values of each axis, all different, the first ones of which run with most others. `runs`
-        returns whether a job can run, `excludes` whether two values are known to exclude each other."""
+        """Take the values of each axis, all different. The first value of an axis should run with most values
+        of the others. `runs` tells whether a job can run, `excludes` whether two values are known not to."""
         self._lists = [tuple(values) for values in lists]
         self._runs = cache(runs)
         self._axis = {value: axis for axis, values in enumerate(self._lists) for value in values}

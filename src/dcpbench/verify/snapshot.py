@@ -154,7 +154,7 @@ def by_parameter(leaves: Leaves) -> Leaves:
 
 
 def may_be_absent(name: str, actual: Leaves) -> bool:
-    """Return whether a name is an optimizer's entry for a parameter of which this rank has no element."""
+    """Return whether a name is an optimizer's entry for a parameter without an element on this rank."""
     return any(
         isinstance(leaf, TensorLeaf) and not leaf.extent.numel and name.startswith(f"state.{fqn}.")
         for fqn, leaf in actual.items()
