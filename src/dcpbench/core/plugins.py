@@ -11,18 +11,16 @@ import importlib
 import os
 import pkgutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from dcpbench.core.axes import AXES, AxisSpec
 from dcpbench.core.checks import CHECKS, CheckSpec
 from dcpbench.core.metrics import METRICS, MetricSpec
-
-_Spec = TypeVar("_Spec", AxisSpec, CheckSpec, MetricSpec)
 
 API = 1
 """Version of this contract. It is increased when plug-ins for the previous version might not work."""
@@ -153,16 +151,12 @@ def load_plugins() -> None:
     Raises:
         PluginError: see `plugins`; or a name is declared twice.
     """
+    known: dict[str, dict[str, Any]] = {"axes": AXES, "checks": CHECKS, "metrics": METRICS}
     for plugin in plugins():
-        _add(plugin, AXES, plugin.axes)
-        _add(plugin, CHECKS, plugin.checks)
-        _add(plugin, METRICS, plugin.metrics)
-
-
-def _add(plugin: Plugin, known: dict[str, _Spec], more: Iterable[_Spec]) -> None:
-    for spec in more:
-        if known.setdefault(spec.name, spec) != spec:
-            raise PluginError(f"plug-in {plugin.name}: {spec.name} is declared already")
+        for kind, declared in known.items():
+            for spec in getattr(plugin, kind):
+                if declared.setdefault(spec.name, spec) != spec:
+                    raise PluginError(f"plug-in {plugin.name}: {spec.name} is declared already")
 
 
 def all_of(named: Callable[[Plugin], tuple[str, ...]]) -> Iterator[Any]:

@@ -41,38 +41,34 @@ def checkout_of(file: Path, sources: Iterable[Path]) -> Checkout | None:
     Args:
         file, sources: paths without links to folders.
     """
-    found = _git(file.parent, "rev-parse", "--show-toplevel", "HEAD")
-    if found is None:
-        return None
-    first, commit = found.rstrip("\n").rsplit("\n", 1)
-    top = Path(first)
-    options, known = _without_filters(top), _git(top, "ls-files", "-z")
-    if options is None or known is None:
-        return None
     status = ("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty", "--no-renames")
-    changed = _git(top, *options, *status)
-    if changed is None:
+    try:
+        found = _git(file.parent, "rev-parse", "--show-toplevel", "HEAD")
+        first, commit = found.rstrip("\n").rsplit("\n", 1)
+        top = Path(first)
+        names = {*_git(top, "ls-files", "-z").split("\0")}
+        changed = _git(top, *_without_filters(top), *status)
+    except (OSError, ValueError, subprocess.SubprocessError):
         return None
-    names = {*known.split("\0")}
     tracked = [str(one.relative_to(top)) in names for one in sources if one.is_relative_to(top)]
     return Checkout(commit, any(tracked), bool(changed) or not all(tracked))
 
 
-def _without_filters(top: Path) -> list[str] | None:
+def _without_filters(top: Path) -> list[str]:
     """Return options of git that turn off the filters which the checkout's configuration defines; those of
-    the user's configuration stay. None if that configuration cannot be read."""
-    listed = _git(top, "config", "--list", "-z", "--show-scope", "--name-only")
-    if listed is None:
-        return None
-    words = listed.split("\0")
+    the user's configuration stay."""
+    words = _git(top, "config", "--list", "-z", "--show-scope", "--name-only").split("\0")
     own = {name for scope, name in zip(words[::2], words[1::2], strict=False) if scope in _OF_CHECKOUT}
     return [f"--config-env={name}={_EMPTY}" for name in sorted(own) if name.startswith("filter.")]
 
 
-def _git(folder: Path, *words: str) -> str | None:
-    """Return the output of a git command that reads the checkout in a folder; None if it fails.
+def _git(folder: Path, *words: str) -> str:
+    """Return the output of a git command that reads the checkout in a folder.
 
     Variables such as GIT_DIR, which git sets for its hooks, are left out: they name another checkout.
+
+    Raises:
+        OSError, ValueError, subprocess.SubprocessError: it fails.
     """
     environment = {
         name: value
@@ -80,15 +76,12 @@ def _git(folder: Path, *words: str) -> str | None:
         if not name.startswith("GIT_") or name.startswith(_KEPT)
     }
     command = ["git", "-C", str(folder), "--no-optional-locks", "--literal-pathspecs", *_NO_PROGRAMS, *words]
-    try:
-        ended = subprocess.run(
-            command,
-            env={**environment, **_ENVIRONMENT},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=True,
-            timeout=_LIMIT_S,
-        )
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return None
+    ended = subprocess.run(
+        command,
+        env={**environment, **_ENVIRONMENT},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=True,
+        timeout=_LIMIT_S,
+    )
     return os.fsdecode(ended.stdout)

@@ -122,9 +122,7 @@ class Replacing:
         return replace(value, **plain)
 
 
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
+_hints = cache(get_type_hints)
 
 
 def plain_report(report: RankReport) -> RankReport:

@@ -23,12 +23,8 @@ def held(folder: Path) -> Iterator[None]:
 
     The kernel releases the lock when the driver ends, however it ends.
     """
-    try:
+    with _refusing(folder):
         descriptor = lock(folder)
-    except BlockingIOError:
-        raise _in_use(folder) from None
-    except OSError as error:
-        raise ConfigError(f"{DIR}={folder}: cannot be used: {error.strerror}") from None
     try:
         yield
     finally:
@@ -41,22 +37,17 @@ def held(folder: Path) -> Iterator[None]:
 def claim(folder: Path, key: str) -> None:
     """Make an empty folder, which `key` of the configuration names."""
     refuse_used(folder, key)
-    try:
+    with _refusing(folder, key):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{key}={folder}: cannot be used: {error.strerror}") from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(f"{key}={folder}: cannot be written to")
 
 
 def refuse_used(folder: Path, key: str = DIR) -> None:
     """Refuse a folder, which `key` of the configuration names, that is not empty; write nothing."""
-    try:
+    used: set[str] = set()
+    with _refusing(folder, key), suppress(FileNotFoundError):
         used = _used(folder)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise ConfigError(f"{key}={folder}: cannot be used: {error.strerror}") from None
     if used:
         what = "is not empty; choose a folder that is new or empty"
         if RESULTS_JSONL in used or SWEEP_JSON in used:
@@ -68,14 +59,10 @@ def refuse_unusable(folder: Path, key: str = DIR, begun: bool = False) -> None:
     """Refuse a folder in which no sweep can begin, or be resumed if it has `begun`; write nothing."""
     if not begun:
         refuse_used(folder, key)
-    try:
+    with _refusing(folder, key):
         if (folder / LOCK).exists():
             os.close(lock(folder))
         place = next(path for path in (folder, *folder.parents) if path.exists())
-    except BlockingIOError:
-        raise _in_use(folder) from None
-    except OSError as error:
-        raise ConfigError(f"{key}={folder}: cannot be used: {error.strerror}") from None
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         raise ConfigError(f"{key}={folder}: cannot be used: {place} cannot be written to")
 
@@ -100,8 +87,15 @@ def lock(folder: Path) -> int:
     return descriptor
 
 
-def _in_use(folder: Path) -> ConfigError:
-    return ConfigError(f"{DIR}={folder}: another dcpbench is using this folder")
+@contextmanager
+def _refusing(folder: Path, key: str = DIR) -> Iterator[None]:
+    """Context manager: refuse a folder, which `key` of the configuration names, if it cannot be used."""
+    try:
+        yield
+    except BlockingIOError:
+        raise ConfigError(f"{DIR}={folder}: another dcpbench is using this folder") from None
+    except OSError as error:
+        raise ConfigError(f"{key}={folder}: cannot be used: {error.strerror}") from None
 
 
 def _used(folder: Path) -> set[str]:

@@ -9,7 +9,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import Field, fields, is_dataclass, replace
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -135,14 +135,17 @@ def why_skip(
 
 def _wrong_values(config: Config) -> Iterator[str]:
     """Yield a sentence for each value that no machine could run."""
-    yield from _too_small(config)
+    for key, item, value in _keys(config):
+        least = item.metadata.get(LEAST)
+        if least is not None and value is not None and value < least:
+            yield too_small(key, value, least)
     # The seeds that torch's generators accept, for the batch of each step.
     low, high = -(2**63) // SEED_STRIDE + 1, (2**64 - 1 - config.last_step) // SEED_STRIDE
     if not low <= config.seed <= high:
         yield f"seed={config.seed}: must be between {low} and {high}"
-    for key, target in _targets(config):
-        if not is_dotted(target):
-            yield f"{key}={target}: must be a dotted name, such as {as_target(target) or 'mine.build'}"
+    for key, item, value in _keys(config):
+        if item.name == "target" and value not in (None, MISSING) and not is_dotted(value):
+            yield f"{key}={value}: must be a dotted name, such as {as_target(value) or 'mine.build'}"
     if config.own_trainer and config.workload.target is None:
         trainer = "workload.target=null; must be a function that builds the trainer"
         yield f"checkpointer={config.checkpointer.name}: {trainer}"
@@ -164,24 +167,13 @@ def _wrong_values(config: Config) -> Iterator[str]:
         yield f"world_size={config.world_size}: must be auto, or at least 1"
 
 
-def _too_small(config: Any, above: str = "") -> Iterator[str]:
-    """Yield a sentence for each value below the least that its field declares."""
-    for item in fields(config):
-        value, least = getattr(config, item.name), item.metadata.get(LEAST)
-        if least is not None and value is not None and value < least:
-            yield too_small(f"{above}{item.name}", value, least)
-        if is_dataclass(value):
-            yield from _too_small(value, f"{above}{item.name}.")
-
-
-def _targets(config: Any, above: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the key and the value of each `target` that is not null."""
+def _keys(config: Any, above: str = "") -> "Iterator[tuple[str, Field[Any], Any]]":
+    """Yield each key, its field and its value, and those of the keys below it."""
     for item in fields(config):
         value = getattr(config, item.name)
-        if item.name == "target" and value not in (None, MISSING):
-            yield f"{above}target", value
+        yield f"{above}{item.name}", item, value
         if is_dataclass(value):
-            yield from _targets(value, f"{above}{item.name}.")
+            yield from _keys(value, f"{above}{item.name}.")
 
 
 def _limits_of_cells(
