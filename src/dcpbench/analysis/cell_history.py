@@ -281,7 +281,8 @@ def _sweeps(rows: Rows) -> pd.DataFrame:
     known = rows.frame[["sweep", "started_at", "torch_version", *COMMITS]].drop_duplicates()
     by_sweep = known.sort_values("started_at", kind="stable").groupby("sweep")
     first = by_sweep.first()
-    first["target_commit"] = by_sweep["target_commit"].agg(_all_commits).astype("string")
+    commits = {name: joined(of.dropna()) for name, of in by_sweep["target_commit"]}
+    first["target_commit"] = pd.Series(commits, dtype="string")
     folders = [rows.folders[name] for name in first.index]
     first.insert(0, "folder", list(map(str, folders)))
     # If no row has its start, the time of the file's last change is used.
@@ -290,11 +291,6 @@ def _sweeps(rows: Rows) -> pd.DataFrame:
     times = pd.Series([at.isoformat(timespec="seconds") for at in written], first.index, dtype="string")
     first = first.assign(began=first["started_at"].fillna(times)).rename_axis("name").reset_index()
     return first.sort_values(["began", "name"], kind="stable", ignore_index=True).drop(columns="began")
-
-
-def _all_commits(of_cells: "pd.Series[str]") -> str | None:
-    """Return the commits of the targets of all cells as one text; None if there are none."""
-    return joined(one for commits in of_cells.dropna() for one in commits.split(", "))
 
 
 def _matrix(values: "pd.Series[Any]", sweeps: int) -> pd.DataFrame:

@@ -14,6 +14,7 @@ import pandas as pd
 
 from dcpbench.analysis.frame import as_text
 from dcpbench.analysis.query import QueryError
+from dcpbench.config.text import listed
 from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import CellKey, is_below
 
@@ -153,5 +154,4 @@ def _without(config: Mapping[str, Any], ignored: Collection[str]) -> dict[str, A
 
 
 def _some(values: set[str]) -> str:
-    shown = sorted(value or "none" for value in values)
-    return ", ".join(shown[:4]) + (f" and {len(shown) - 4} more" if len(shown) > 4 else "")
+    return listed(sorted(value or "none" for value in values), 4)

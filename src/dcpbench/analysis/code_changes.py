@@ -3,7 +3,9 @@
 import pandas as pd
 
 from dcpbench.analysis.frame import Sweeps
-from dcpbench.records.source import DCPBENCH, changed_files, commits_text, is_own, listed, recorded
+from dcpbench.config.text import listed
+from dcpbench.records.row_reader import dict_in
+from dcpbench.records.source import DCPBENCH, changed_files, commits_text, is_own, recorded
 
 _YOURS, _OURS = "your code changed", "the code of dcpbench changed"
 _BY_DIGEST = "(code_digest differs; the files were not recorded)"
@@ -44,5 +46,4 @@ def _by_rows(old: pd.DataFrame, new: pd.DataFrame) -> list[str]:
 
 def _has_own_code(config: object) -> bool:
     """Return whether a cell with this configuration runs code of the user."""
-    values = config.items() if isinstance(config, dict) else ()
-    return any(key.endswith("target") and is_own(str(value)) for key, value in values)
+    return any(key.endswith("target") and is_own(str(value)) for key, value in dict_in(config).items())

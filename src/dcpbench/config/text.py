@@ -77,6 +77,16 @@ def names_shown(names: Sequence[str]) -> str:
     )
 
 
+def listed(names: Sequence[str], most: int = 3, joint: str = " and") -> str:
+    """Return names as words of a sentence.
+
+    >>> listed(["a.py", "b.py", "c.py", "d.py", "e.py"])
+    'a.py, b.py, c.py and 2 more'
+    """
+    more = f"{joint} {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def clipped(text: str, length: int = 300) -> str:
     """Return a text; if it is longer than this, its first words and its length."""
     if len(text) <= length:

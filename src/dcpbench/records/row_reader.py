@@ -108,6 +108,16 @@ def parse(content: bytes) -> tuple[Any, list[str]]:
     return value, remarks
 
 
+def dict_in(value: object) -> dict[str, Any]:
+    """Return a dict that a row may hold; an empty one for anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def list_in(value: object) -> list[Any]:
+    """Return a list that a row may hold; an empty one for anything else."""
+    return value if isinstance(value, list) else []
+
+
 def value_text(value: object) -> str:
     """Return a short text for any value."""
     if isinstance(value, list | dict):

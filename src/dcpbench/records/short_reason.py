@@ -7,6 +7,7 @@ from typing import Any
 
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import Problem
+from dcpbench.records.row_reader import dict_in, list_in
 from dcpbench.verdict.sentences import OBSERVED, UNLISTED
 
 
@@ -31,9 +32,8 @@ def short_reason(row: Mapping[str, Any]) -> str:
         return reason.partition(OBSERVED)[0]
     if row.get("status") != "fail" or not failed:
         return reason.partition(" (before that ")[0].partition("; stacks are ")[0]
-    details = _mapping(_mapping(_mapping(row.get("details")).get("checks")).get(failed[0]))
-    listed = details.get("worst")
-    found = [one for one in map(_mapping, listed if isinstance(listed, list) else ()) if one]
+    details = dict_in(dict_in(dict_in(row.get("details")).get("checks")).get(failed[0]))
+    found = [one for one in map(dict_in, list_in(details.get("worst"))) if one]
     if not found:
         return reason
     worst = max(found, key=_distance)
@@ -55,8 +55,3 @@ def _distance(mismatch: Mapping[str, Any]) -> float:
     with suppress(OverflowError):
         return math.inf if not isinstance(distance, int | float) or distance != distance else float(distance)
     return math.inf
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    """Return the value, or an empty mapping if it is not a mapping: anyone can write a row."""
-    return value if isinstance(value, Mapping) else {}

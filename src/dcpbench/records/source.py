@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dcpbench.records.checkout import DIRTY
+from dcpbench.records.row_reader import dict_in, list_in
 
 DCPBENCH = "dcpbench"
 COMMITS = {"target_commit": "target commit", "dcpbench_commit": "dcpbench commit"}
@@ -47,24 +48,18 @@ def is_own(target: str) -> bool:
 
 
 def joined(commits: Iterable[str | None]) -> str | None:
-    """Return commits as one text, sorted; None if there are none."""
-    return ", ".join(sorted({commit for commit in commits if commit})) or None
+    """Return commits, and those of texts with several, as one text, sorted; None if there are none."""
+    return ", ".join(sorted({one for commit in commits if commit for one in commit.split(", ")})) or None
 
 
 def recorded(environment: Mapping[str, Any]) -> dict[str, Source]:
     """Return the code in the content of an `environment.json` by package; what is damaged is left out."""
-    earlier = environment.get("earlier")
     found: dict[str, Source] = {}
-    for one in (*(earlier if isinstance(earlier, list) else ()), environment):
-        code = one.get("code") if isinstance(one, Mapping) else None
-        for package, source in code.items() if isinstance(code, Mapping) else ():
-            if isinstance(source, Mapping) and isinstance(digest := source.get("digest"), str):
-                commit, files = source.get("commit"), source.get("files")
-                found[package] = Source(
-                    commit if isinstance(commit, str) else None,
-                    digest,
-                    files if isinstance(files, Mapping) else {},
-                )
+    for one in (*list_in(environment.get("earlier")), environment):
+        for package, source in dict_in(dict_in(one).get("code")).items():
+            if isinstance(digest := dict_in(source).get("digest"), str):
+                commit = source.get("commit") if isinstance(source.get("commit"), str) else None
+                found[package] = Source(commit, digest, dict_in(source.get("files")))
     return found
 
 
@@ -82,16 +77,6 @@ def changed_files(package: str, before: Sequence[Source], now: Sequence[Source])
     ]
     known = all(one.files for one in (*before, *now))
     return [f"{name}{note}" for name, note in notes] if known and notes else [package]
-
-
-def listed(names: Sequence[str], most: int = 3) -> str:
-    """Return names as words of a sentence.
-
-    >>> listed(["a.py", "b.py", "c.py", "d.py", "e.py"])
-    'a.py, b.py, c.py and 2 more'
-    """
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def short(commits: str, digits: int = 12) -> str:

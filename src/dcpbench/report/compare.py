@@ -25,7 +25,7 @@ from dcpbench.analysis.costs import CHANGED, LEAST_RUNS, TOO_FEW, Rule, always_c
 from dcpbench.analysis.frame import Sweeps, read_sweeps, short_names
 from dcpbench.analysis.query import QueryError, names_in
 from dcpbench.analysis.runs import of_a_kind
-from dcpbench.config.text import counted
+from dcpbench.config.text import counted, listed
 from dcpbench.core.metrics import METRICS
 from dcpbench.records.store import ResultsError
 from dcpbench.report.document import Content, Table, document_text, first_of
@@ -169,9 +169,8 @@ def _configurations(compared: Comparison, every: bool) -> Content:
     lines = []
     for (key, old, new), rows in compared.configurations.groupby(["name", "old", "new"], sort=False):
         cells = [names[cell] for cell in rows["key"]]
-        listed = cells if every else cells[:_NAMED_CELLS]
-        more = f", and {len(cells) - len(listed)} more" if len(cells) > len(listed) else ""
-        lines.append((key, f"{old} → {new}", str(len(cells)), ", ".join(listed) + more))
+        which = listed(cells, len(cells) if every else _NAMED_CELLS, ", and")
+        lines.append((key, f"{old} → {new}", str(len(cells)), which))
     table = pd.DataFrame(lines, columns=["key", "old → new", "cells", "which"])
     number = counted(compared.configurations["key"].nunique(), "cell")
     headline = f"{number} with another configuration: neither statuses nor costs are compared."
@@ -218,8 +217,8 @@ def _counts(statuses: pd.DataFrame) -> str:
     other = int(changed.sum() - compared.sum())
     phrases += [f"{other} with another configuration"] if other else []
     phrases += [f"{still} still not ok"] if still else []
-    listed = f": {', '.join(phrases)}" if phrases else ""
-    return f"{int(compared.sum())} of {counted(len(statuses), 'cell')} changed{listed}"
+    named = f": {', '.join(phrases)}" if phrases else ""
+    return f"{int(compared.sum())} of {counted(len(statuses), 'cell')} changed{named}"
 
 
 def _cost_table(compared: Comparison, lines: pd.DataFrame, single: bool) -> pd.DataFrame:

@@ -18,6 +18,7 @@ from dcpbench.config.text import clipped
 from dcpbench.core.explanations import explanation_of
 from dcpbench.core.statuses import FLAKY, MISSED, shown
 from dcpbench.records.row import cell_seconds
+from dcpbench.records.row_reader import dict_in, list_in
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _MESSAGE = 2_000
@@ -82,19 +83,17 @@ def _outcome(row: dict[str, Any]) -> tuple[str, str]:
 
 
 def _output(row: dict[str, Any]) -> Iterable[str]:
-    details = row["details"] if isinstance(row["details"], dict) else {}
+    details = dict_in(row["details"])
     if row["fault_seen"]:
         yield f"injected fault {row['fault']} was detected: {row['reason']}"
-    first = details.get("first_try")
-    if isinstance(first, dict):
+    if first := dict_in(details.get("first_try")):
         yield f"first attempt: {first.get('status')}: {first.get('reason')}"
         yield from _log(first)
     yield from _log(details)
 
 
 def _log(details: dict[str, Any]) -> Iterable[str]:
-    log = details.get("log_tail")
-    if isinstance(log, list) and log:
+    if log := list_in(details.get("log_tail")):
         yield f"end of the log of rank {details.get('rank', '?')}:"
         yield from map(str, log)
 

@@ -22,12 +22,13 @@ from dcpbench.core.checks import CHECKS
 from dcpbench.core.explanations import explanation_of
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import BAD, shown
+from dcpbench.records.row_reader import dict_in, list_in
 from dcpbench.records.source import COMMITS
 from dcpbench.records.store import ResultsError
 from dcpbench.report.document import first_of, width_of
 from dcpbench.report.labels import quantity
 from dcpbench.report.output import put_out
-from dcpbench.report.page.rows import LIMITS, dict_in, list_in, mismatches, why_null
+from dcpbench.report.page.rows import LIMITS, mismatches, why_null
 from dcpbench.report.styles import complain, text_of, without_trailing_blanks
 
 _STEPS = 20

@@ -15,6 +15,7 @@ from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import SHOWN
+from dcpbench.records.row_reader import dict_in
 from dcpbench.report.document import Table
 from dcpbench.report.labels import checks_text, entry, plain
 
@@ -105,8 +106,7 @@ def shared_gpu_sentences(frame: pd.DataFrame, environments: Iterable[Mapping[str
 
 def unknown_checks(details: Iterable[Any]) -> list[str]:
     """Say which checks of these rows, given their details, nothing declares: those of an absent plug-in."""
-    made = (of.get("checks") for of in details if isinstance(of, dict))
-    known = (name for checks in made if isinstance(checks, dict) for name in checks)
+    known = (name for of in details for name in dict_in(dict_in(of).get("checks")))
     unknown = [*dict.fromkeys(plain(name) for name in known if name not in CHECKS)]
     if not unknown:
         return []

@@ -199,10 +199,9 @@ def _axes(config: Config) -> dict[str, Any]:
 def environment_of(machine: Machine, jobs: Sequence[Job]) -> dict[str, Any]:
     """Return the content of `environment.json`: the machine, and the code of these jobs."""
     code = {package: source for job in jobs for package, source in job.code.items()}
-    commits = {one for job in jobs for one in (job.columns["target_commit"] or "").split(", ")}
     return machine.description | {
         "dcpbench_commit": code[DCPBENCH].commit,
-        "target_commit": joined(commits),
+        "target_commit": joined(job.columns["target_commit"] for job in jobs),
         "code": {package: asdict(source) for package, source in sorted(code.items())},
     }
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Only
+from dcpbench.config.text import listed
 from dcpbench.executors.fork_server import Machine
 from dcpbench.sweep import validity
 from dcpbench.sweep.composer import Composer
@@ -28,8 +29,6 @@ _DRAWN = 30
 """Jobs drawn at random for a pair that seems to run in none."""
 _BETTER = 4
 """How many values are tried in the place of one."""
-_SHOWN = 3
-"""How many of the pairs that are left out are named."""
 
 
 class Covering(NamedTuple):
@@ -184,8 +183,7 @@ def sentence(lists: Sequence[Sequence[str]], found: Covering) -> str:
     out = [f"{value} with any" for value in found.never] + [" with ".join(pair) for pair in found.left_out]
     if not out:
         return text
-    more = f" and {len(out) - _SHOWN} more" if len(out) > _SHOWN else ""
-    return f"{text} that can run; left out: {', '.join(out[:_SHOWN])}{more}"
+    return f"{text} that can run; left out: {listed(out)}"
 
 
 def _key(override: str) -> str:

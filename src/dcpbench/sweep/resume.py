@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dcpbench.config.errors import ConfigError
+from dcpbench.config.errors import ConfigError, value_text
 from dcpbench.config.groups import Rerun
 from dcpbench.config.schema import Config
-from dcpbench.config.text import counted
+from dcpbench.config.text import counted, listed
 from dcpbench.core.axes import AXES
 from dcpbench.records import files, store
 from dcpbench.records.row import Row
 from dcpbench.records.row_reader import parse
-from dcpbench.records.source import DCPBENCH, Source, changed_files, commits_text, listed, recorded
+from dcpbench.records.source import DCPBENCH, Source, changed_files, commits_text, recorded
 from dcpbench.sweep.identity import identity_of
 from dcpbench.sweep.job import Job, Run, attempts
 from dcpbench.sweep.manifest import Record
@@ -209,11 +209,7 @@ def _told_apart(cell: _Asked, others: Sequence[_Asked]) -> str:
     new = new or [key for key in keys if len(found[key]) > 1]
     typed = {word.lstrip("+~").partition("=")[0] for word in cell[1]}
     shown = [key for key in new if axes.get(key, key) in typed] or [key for key in new if key in axes] or new
-    return " ".join(f"{axes.get(key, key)}={_text(mine.get(key))}" for key in shown[:_NAMED])
-
-
-def _text(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return " ".join(f"{axes.get(key, key)}={value_text(mine.get(key))}" for key in shown[:_NAMED])
 
 
 def _why_again(job: Job, row: Row, rerun: Rerun, code: Mapping[str, Source]) -> str | None:

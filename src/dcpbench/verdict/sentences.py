@@ -3,13 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from signal import Signals
 
-from dcpbench.core.mismatch import (
-    Gap,
-    GapKind,
-    LimitReached,
-    Mismatch,
-    RaisedError,
-)
+from dcpbench.config.text import listed
+from dcpbench.core.mismatch import Gap, GapKind, LimitReached, Mismatch, RaisedError
 from dcpbench.core.sentences import mismatch_sentence, rank_sentence
 from dcpbench.core.stage_end import Cause, RankEnd
 
@@ -21,8 +16,7 @@ UNLISTED, OBSERVED = "in addition to known failure ", "; observed: "
 
 def check_sentence(check: str, rank: str, first: Mismatch, names: Sequence[str]) -> str:
     """Return why a check failed: the first mismatch, its rank, and the other names."""
-    more = f", and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    others = f" (differing: {', '.join(names[:_LISTED])}{more})" if len(names) > 1 else ""
+    others = f" (differing: {listed(names, _LISTED, ', and')})" if len(names) > 1 else ""
     return f"{check}: {rank}: {mismatch_sentence(first)}{others}"
 
 
@@ -57,18 +51,17 @@ def gap_sentence(check: str, gaps: Sequence[Gap]) -> str:
     return f"{check}: {f'{text} {first.where}'.strip()}{more}"
 
 
-def known_sentence(listed: Sequence[tuple[str, str, str | None]], observed: str) -> str:
+def known_sentence(known: Sequence[tuple[str, str, str | None]], observed: str) -> str:
     """Return known failures, each given as id, reason and link, and the reason that was observed."""
-    ids = ", ".join(dict.fromkeys(one for one, _, _ in listed))
-    reasons = dict.fromkeys(f"{reason} ({link})" if link else reason for _, reason, link in listed)
+    ids = ", ".join(dict.fromkeys(one for one, _, _ in known))
+    reasons = dict.fromkeys(f"{reason} ({link})" if link else reason for _, reason, link in known)
     return f"known failure {ids}: {'; '.join(reasons)}{OBSERVED}{observed}"
 
 
 def unlisted_sentence(ids: Sequence[str], unlisted: Sequence[str], observed: str) -> str:
     """Return the failures in addition to known failures, and the reason that was observed."""
-    first, *others = dict.fromkeys(unlisted)  # several ranks can report the same
-    more = f", and {len(others)} more" if others else ""
-    return f"{UNLISTED}{', '.join(dict.fromkeys(ids))}: {first}{more}{OBSERVED}{observed}"
+    once = [*dict.fromkeys(unlisted)]  # several ranks can report the same
+    return f"{UNLISTED}{', '.join(dict.fromkeys(ids))}: {listed(once, 1, ', and')}{OBSERVED}{observed}"
 
 
 def cause_sentence(cause: Cause, before: Iterable[str] = (), place: str | None = None) -> str:
@@ -94,8 +87,8 @@ def cause_sentence(cause: Cause, before: Iterable[str] = (), place: str | None =
 
 def replaced_sentence(replaced: Sequence[str]) -> str:
     """Return which reported values could not be stored in the row."""
-    more = f", and {len(replaced) - _LISTED} more" if len(replaced) > _LISTED else ""
-    return f"replaced by text or null, because JSON cannot contain it: {', '.join(replaced[:_LISTED])}{more}"
+    names = listed(replaced, _LISTED, ", and")
+    return f"replaced by text or null, because JSON cannot contain it: {names}"
 
 
 def phase_sentence(rank: RankEnd) -> str:

@@ -21,6 +21,7 @@ from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.sentences import describe
 from dcpbench.core.statuses import SHOWN
 from dcpbench.records.row import columns
+from dcpbench.records.row_reader import dict_in, list_in
 from dcpbench.records.short_reason import short_reason
 from dcpbench.records.source import recorded
 from dcpbench.records.store import DETAILS_JSONL, RESULTS_JSONL
@@ -203,16 +204,6 @@ def _other_axes(frame: pd.DataFrame) -> dict[str, list[str | None]]:
     return {name: of for name, of in values.items() if len(set(of)) > 1}
 
 
-def dict_in(value: object) -> dict[str, Any]:
-    """Return a dict that a row may hold; an empty one for anything else."""
-    return value if isinstance(value, dict) else {}
-
-
-def list_in(value: object) -> list[Any]:
-    """Return a list that a row may hold; an empty one for anything else."""
-    return value if isinstance(value, list) else []
-
-
 def _clean(value: Any, limits: Limits) -> Any:
     """Return a JSON value with long texts cut, and null for numbers that are not finite."""
     if isinstance(value, str):
@@ -331,8 +322,7 @@ def _ending(details: dict[str, Any], reason: str, limits: Limits) -> dict[str, A
     """Return where and how the attempt ended, and the first attempt; equal texts only once."""
     known: dict[str, Any] = {key: details[key] for key in _ENDING if key in details}
     known["log_tail"] = _tail(details, reason, limits)
-    first = details.get("first_try")
-    if isinstance(first, dict):
+    if first := dict_in(details.get("first_try")):
         known["first_try"] = _first_attempt(first, known["log_tail"], reason, limits)
     return known
 

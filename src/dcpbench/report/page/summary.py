@@ -17,12 +17,12 @@ from dcpbench.analysis.comparison import CHANGES, SAME, compared, differences
 from dcpbench.analysis.costs import CHANGED, TOO_FEW, Rule, is_regression
 from dcpbench.analysis.frame import Sweeps, as_text, ok, outcomes, records, short_names
 from dcpbench.analysis.runs import cell_numbers
-from dcpbench.config.text import counted, duration_text, visible
+from dcpbench.config.text import counted, duration_text, listed, visible
 from dcpbench.core.axes import AXES
 from dcpbench.core.statuses import SHOWN, StatusSpec
 from dcpbench.records import files
 from dcpbench.records.row import cell_seconds
-from dcpbench.records.row_reader import parse
+from dcpbench.records.row_reader import dict_in, list_in, parse
 from dcpbench.records.source import COMMITS, short
 from dcpbench.records.store import SWEEP_JSON
 from dcpbench.report.labels import quantity
@@ -51,7 +51,7 @@ def planned(folder: Path) -> Planned:
     record: object = None
     with suppress(OSError, ValueError):
         record, _ = parse(files.read(folder / SWEEP_JSON))
-    known = record if isinstance(record, dict) else {}
+    known = dict_in(record)
     texts = ([one for one in known.get(key) or () if isinstance(one, str)] for key in ("arguments", "cells"))
     return Planned(*texts)
 
@@ -66,8 +66,7 @@ def head(sweeps: Sweeps, plan: Planned, changes: dict[str, Any]) -> str:
     bad = not ok(frame).all() or missing or frame["status"].eq("skip").all()
     parts = [f'<p id="verdict" class="verdict{" bad" if bad else ""}">{_text(_verdict(frame, not missing))}']
     if missing:
-        more = f", and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
-        names = _text(", ".join(missing[:_NAMED]) + more)
+        names = _text(listed(missing, _NAMED, ", and"))
         parts.append(
             f' <span class="named" title="{names}">{counted(len(missing), "cell")} did not run.</span>'
         )
@@ -197,8 +196,7 @@ def _origin(sweeps: Sweeps) -> Iterator[str]:
 
 
 def _machine(known: dict[str, Any]) -> str:
-    gpus = known.get("gpus")
-    numbers = Counter(map(str, gpus if isinstance(gpus, list) else []))
+    numbers = Counter(map(str, list_in(known.get("gpus"))))
     cores = f"{known['cpu_cores']} CPU cores" if known.get("cpu_cores") else ""
     return ", ".join(f"{count} \u00d7 {gpu}" if count > 1 else gpu for gpu, count in numbers.items()) or cores
 
