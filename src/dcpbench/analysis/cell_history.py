@@ -67,10 +67,9 @@ class Rows:
     keys: Collection[str] = ()
     _stored: dict[str, list[Row]] = field(default_factory=dict)
 
-    def config(self, sweep: str, **wanted: str) -> Mapping[str, Any]:
+    def config(self, sweep: str, column: str, value: str) -> Mapping[str, Any]:
         """Return the configuration of the first row of a sweep with this value in a column, or an empty
         one."""
-        ((column, value),) = wanted.items()
         if sweep not in self._stored:
             self._stored[sweep] = list(stored_rows(self.folders[sweep]))
         return next((row.config for row in self._stored[sweep] if row[column] == value), {})
@@ -134,7 +133,7 @@ def _identity_keys(rows: Rows) -> set[str]:
     once = rows.frame.drop_duplicates("overrides", keep="last").dropna(subset="overrides")
     of_lines = dict(zip(once["overrides"], once["sweep"], strict=True))
     newest = {key: line for line in of_lines for key in override_values(line)}
-    configs = (rows.config(of_lines[line], overrides=line) for line in newest.values())
+    configs = (rows.config(of_lines[line], "overrides", line) for line in newest.values())
     return identity_keys(newest.values(), configs)
 
 
@@ -327,7 +326,7 @@ def _reconfigured(
             if earlier:
                 before = max(earlier, key=lambda other: last[other])
                 configs = [
-                    rows.config(sweeps[last[one]], config_digest=cells["config_digest"][one])
+                    rows.config(sweeps[last[one]], "config_digest", cells["config_digest"][one])
                     for one in (before, number)
                 ]
                 found[int(number)] = (int(before), config_differences(*configs))

@@ -111,8 +111,7 @@ def as_text(value: object) -> str:
 
 def outcomes(frame: pd.DataFrame) -> list[StatusSpec]:
     """Return what each row is shown as."""
-    known = frame[["status", "flaky", "fault_seen"]].astype(object)
-    return [shown(*row) for row in known.where(known.notna(), None).itertuples(index=False)]
+    return [shown(**row) for row in records(frame[["status", "flaky", "fault_seen"]])]
 
 
 def ok(frame: pd.DataFrame) -> "pd.Series[bool]":

@@ -9,13 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import click
-from click.shell_completion import (
-    BashComplete,
-    CompletionItem,
-    ZshComplete,
-    add_completion_class,
-    get_completion_class,
-)
+from click.shell_completion import BashComplete, CompletionItem, ZshComplete, add_completion_class
 
 from dcpbench.cli import reference
 from dcpbench.config.text import visible
@@ -73,6 +67,7 @@ fi
 """
 
 
+@add_completion_class
 class _Bash(BashComplete):
     source_template = _BASH
 
@@ -81,18 +76,14 @@ class _Bash(BashComplete):
         """Skip click's check: this script needs no recent bash."""
 
 
+@add_completion_class
 class _Zsh(ZshComplete):
     source_template = _ZSH
 
 
-add_completion_class(_Bash, "bash")
-add_completion_class(_Zsh, "zsh")
-
-
 def source(tree: click.Command, shell: str) -> str:
     """Return the script that makes a shell complete: `eval "$(dcpbench --completion bash)"`."""
-    made = get_completion_class(shell)
-    assert made is not None
+    made = {"bash": _Bash, "zsh": _Zsh}[shell]
     return made(tree, {}, "dcpbench", VARIABLE).source()
 
 

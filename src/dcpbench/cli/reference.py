@@ -16,7 +16,7 @@ import yaml
 
 from dcpbench.config.keys import HELP
 from dcpbench.config.schema import Config, conf_folder, config_class
-from dcpbench.config.text import NEVER_SUGGESTED, as_target, choices, near_name, visible
+from dcpbench.config.text import NEVER_SUGGESTED, as_target, near_name, visible
 from dcpbench.core.axes import AXES
 from dcpbench.core.plugins import declared_values, plugins
 from dcpbench.records.installation import conf_folders
@@ -141,11 +141,6 @@ def correction(word: str, following: str = "", command: str = "run", own: Path |
     return visible(f"{word.strip() or repr(word)}: not a command and not key=value; {fix}")
 
 
-def unknown_topic(topic: str, own: Path | None = None) -> str:
-    """Return the complaint about a word after `--help` that is no group and no key."""
-    return visible(f"--help {topic}: no such axis or key{choices(topic, [*groups(own), *keys()])}")
-
-
 def _texts() -> dict[str, str]:
     texts = {item.name: str(item.metadata.get(HELP, "")) for item in fields(config_class())}
     return texts | {name: spec.help for name, spec in AXES.items()}
@@ -161,7 +156,8 @@ def _keys(kind: Any, texts: Mapping[str, str], above: str = "") -> Iterator[Key]
             yield from _keys(hint, inside, f"{name}.") if all(inside.values()) else ()
         elif text := texts.get(name):
             default = item.default if item.default_factory is MISSING else item.default_factory()
-            values = _choices(hint)
+            enums: list[Any] = [one for one in (hint, *get_args(hint)) if isinstance(one, EnumType)]
+            values = ("true", "false") if hint is bool else [one.value for enum in enums for one in enum]
             yield Key(name, text, _shown(default), dict.fromkeys(values, ""))
 
 
@@ -169,11 +165,6 @@ def _shown(value: Any) -> str:
     """Return a value as it is written on the command line."""
     plain = value.value if isinstance(value, Enum) else int(value) if isinstance(value, float) else value
     return yaml.safe_dump(plain, default_flow_style=True).splitlines()[0]
-
-
-def _choices(hint: Any) -> tuple[str, ...]:
-    kinds: list[Any] = [one for one in (hint, *get_args(hint)) if isinstance(one, EnumType)]
-    return ("true", "false") if hint is bool else tuple(one.value for kind in kinds for one in kind)
 
 
 def _values(group: str, folders: Sequence[Path]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from click.shell_completion import CompletionItem
 
 from dcpbench.cli import completion, reference
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.text import NEVER_SUGGESTED, did_you_mean, visible
+from dcpbench.config.text import NEVER_SUGGESTED, choices, did_you_mean, visible
 from dcpbench.core.axes import AXES
 from dcpbench.core.plugins import plugins
 
@@ -313,5 +313,6 @@ def _help_on(topic: str, own: Path | None, ctx: click.Context) -> str:
         with formatter.section("Keys, with their defaults"):
             formatter.write_dl([(f"{key.name}={key.default}", key.full_help) for key in below], col_max=30)
     if not formatter.getvalue():
-        raise ConfigError(reference.unknown_topic(topic, own))
+        known = choices(topic, [*groups, *keys])
+        raise ConfigError(visible(f"--help {topic}: no such axis or key{known}"))
     return formatter.getvalue().strip("\n")

@@ -83,17 +83,8 @@ class Mismatch:
 
     def plain(self) -> dict[str, Any]:
         """Return it as a flat dict for JSON, without null values."""
-        fields = {
-            "name": self.name,
-            "problem": self.problem.value,
-            "kind": self.kind,
-            "max_abs_diff": self.max_abs_diff,
-            **self.facts,
-            "where": self.where or None,
-            "by": self.by,
-            "sides": self.sides,
-        }
-        return {key: value for key, value in fields.items() if value is not None}
+        flat = {**vars(self), **self.facts, "problem": self.problem.value, "where": self.where or None}
+        return {key: value for key, value in flat.items() if value is not None and key != "facts"}
 
 
 class GapKind(StrEnum):

@@ -22,6 +22,9 @@ from dcpbench.core.axes import AXES, AxisSpec
 from dcpbench.core.checks import CHECKS, CheckSpec
 from dcpbench.core.metrics import METRICS, MetricSpec
 
+REGISTRIES: dict[str, dict[str, Any]] = {"axes": AXES, "checks": CHECKS, "metrics": METRICS}
+"""The fields of a plug-in, and of a row, that stand for a column of each name in a registry."""
+
 API = 1
 """Version of this contract. It is increased when plug-ins for the previous version might not work."""
 
@@ -151,9 +154,8 @@ def load_plugins() -> None:
     Raises:
         PluginError: see `plugins`; or a name is declared twice.
     """
-    known: dict[str, dict[str, Any]] = {"axes": AXES, "checks": CHECKS, "metrics": METRICS}
     for plugin in plugins():
-        for kind, declared in known.items():
+        for kind, declared in REGISTRIES.items():
             for spec in getattr(plugin, kind):
                 if declared.setdefault(spec.name, spec) != spec:
                     raise PluginError(f"plug-in {plugin.name}: {spec.name} is declared already")

@@ -5,9 +5,10 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, get_type_hints
 
 from dcpbench.config.keys import HELP, key
-from dcpbench.core.axes import AXES, AxisSpec
-from dcpbench.core.checks import CHECKS, CheckSpec
-from dcpbench.core.metrics import METRICS, SHARED_CELL_S, MetricSpec
+from dcpbench.core.axes import AxisSpec
+from dcpbench.core.checks import CheckSpec
+from dcpbench.core.metrics import SHARED_CELL_S, MetricSpec
+from dcpbench.core.plugins import REGISTRIES
 from dcpbench.core.statuses import shown
 from dcpbench.records.plain_values import ColumnType
 
@@ -16,13 +17,6 @@ SCHEMA_VERSION = 4
 WRONG_CONFIGURATION = 2
 INTERRUPTED = 130
 """Exit statuses of a sweep other than 0 and 1: nothing was started; the user interrupted."""
-
-_REGISTRIES: dict[str, Mapping[str, AxisSpec | CheckSpec | MetricSpec]] = {
-    "axes": AXES,
-    "checks": CHECKS,
-    "metrics": METRICS,
-}
-"""The fields of a row that stand for a column of each name in a registry."""
 
 
 def _column(help: str, default: Any = None) -> Any:
@@ -107,7 +101,7 @@ class Row:
 
     def __getitem__(self, column: str) -> Any:
         """Return the value of a column."""
-        own = next((name for name, registry in _REGISTRIES.items() if column in registry), None)
+        own = next((name for name, registry in REGISTRIES.items() if column in registry), None)
         return getattr(self, own).get(column) if own else getattr(self, column)
 
     @property
@@ -123,7 +117,7 @@ class Row:
     def of(cls, flat: Mapping[str, Any]) -> "Row":
         """Return the row of a flat one; other keys are left out."""
         own: dict[str, Any] = {item.name: flat[item.name] for item in fields(cls) if item.name in flat}
-        own |= {item: {name: flat.get(name) for name in names} for item, names in _REGISTRIES.items()}
+        own |= {item: {name: flat.get(name) for name in names} for item, names in REGISTRIES.items()}
         return cls(**own)
 
 
@@ -158,14 +152,14 @@ def column_types() -> dict[str, ColumnType]:
     """Return the type of each column, in the order of their declarations, then of `NESTED`."""
     types: dict[str, ColumnType] = {}
     for name, kind in _FIELD_TYPES.items():
-        registry = _REGISTRIES.get(name)
+        registry = REGISTRIES.get(name)
         types |= {name: kind} if registry is None else {one: _type_of(registry[one]) for one in registry}
     return types
 
 
 def column_help() -> dict[str, str]:
     """Return the help of each column and of `NESTED`."""
-    declared = {name: spec.help for registry in _REGISTRIES.values() for name, spec in registry.items()}
+    declared = {name: spec.help for registry in REGISTRIES.values() for name, spec in registry.items()}
     return {name: declared.get(name) or _FIELD_HELP[name] for name in column_types()}
 
 

@@ -272,11 +272,11 @@ def _summed_up(fold: Mapping[str, Sequence[CellHistory]], found: History) -> Ite
         ("replaced", "with a configuration that was replaced later"),
     ):
         if fold[group]:
-            yield f"{_cells(fold[group])} {text} (--all lists them)"
+            yield f"{counted(len(fold[group]), 'cell')} {text} (--all lists them)"
     newest = len(found.sweeps) - 1
     if missing := [cell for cell in found.cells if cell.seen[-1] < newest and not cell.replaced]:
         last = max(cell.seen[-1] for cell in missing)
-        yield f"{_cells(missing)} not in the newest sweep, last in {_sweep(found.sweeps, last)}"
+        yield f"{counted(len(missing), 'cell')} not in the newest sweep, last in {_sweep(found.sweeps, last)}"
 
 
 def _caution(found: History) -> str:
@@ -294,10 +294,6 @@ def _caution(found: History) -> str:
 def _percent(change: Change) -> str:
     """Return a change as a share of the value before it."""
     return f"{(change.ratio - 1) * 100:+.0f} %" if change.ratio < 10 else f"{change.ratio:.0f} times"
-
-
-def _cells(cells: Sequence[CellHistory]) -> str:
-    return counted(len(cells), "cell")
 
 
 def _sweep(sweeps: pd.DataFrame, at: int) -> str:

@@ -108,7 +108,7 @@ def _of_checks(row: dict[str, Any], details: dict[str, Any]) -> Iterator[Section
             count = reports[check].get("mismatch_count", len(listed))
             yield f"mismatches of {check} ({count})", [_line(one) for one in listed]
     nulls: dict[str, list[str]] = {}
-    for check, why in why_null(row, details):
+    for check, why in why_null(row):
         nulls.setdefault(why, []).append(check)
     yield "checks that do not apply", [_line(f"{', '.join(of)}: {why}") for why, of in nulls.items()]
 

@@ -39,8 +39,6 @@ def claim(folder: Path, key: str) -> None:
     refuse_used(folder, key)
     with _refusing(folder, key):
         folder.mkdir(parents=True, exist_ok=True)
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"{key}={folder}: cannot be written to")
 
 
 def refuse_used(folder: Path, key: str = DIR) -> None:

@@ -58,7 +58,10 @@ def print_plan(
     """
     done = found.done if found else {}
     estimated = resources.estimates([job for job in jobs if job.cell.name not in done], gpus)
-    space, costs = Costs(done.values()), Costs([*(_replaced(folder, found) if found else ()), *done.values()])
+    superseded = [line.row for line in found.superseded if line.row] if found else []
+    # The times of rows that are no longer valid are still good for an estimate.
+    replaced = [*stored_rows(folder, SUPERSEDED_JSONL), *superseded]
+    space, costs = Costs(done.values()), Costs([*replaced, *done.values()])
     plans = [
         _cell_plan(job, block, done.get(job.cell.name), folder, space, costs)
         for job, block in zip(jobs, blocks or _groups(jobs), strict=True)
@@ -98,12 +101,6 @@ def print_plan(
                 _print_line(sentence)
     missing = None in targets.values()
     return int(missing) if to_run else exit_status(done.values())
-
-
-def _replaced(folder: Path, found: Found) -> list[Row]:
-    """Return the rows that are no longer valid, whose times are still good for an estimate."""
-    superseded = [line.row for line in found.superseded if line.row]
-    return [*stored_rows(folder, SUPERSEDED_JSONL), *superseded]
 
 
 def _block(plans: Sequence[CellPlan], estimated: dict[str, Estimated], costs: Costs) -> dict[str, Any]:

@@ -237,9 +237,6 @@ class Part:
     number: int
     count: int
 
-    def __str__(self) -> str:
-        return f"{self.number}/{self.count}"
-
     @classmethod
     def parse(cls, text: str) -> "Part":
         """Parse `2/4`; raise a ConfigError for anything else."""

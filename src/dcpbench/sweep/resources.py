@@ -12,7 +12,7 @@ import statistics
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -212,7 +212,6 @@ class Costs:
 
 def bytes_in(folder: Path) -> int | None:
     """Return the bytes of all files below a folder, None if that cannot be determined."""
-    try:
+    with suppress(OSError):
         return sum(found.st_size for found in files.files_below(folder).values())
-    except OSError:
-        return None
+    return None

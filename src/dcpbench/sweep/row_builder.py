@@ -93,6 +93,7 @@ def row_of(job: Job, attempts: Sequence[Attempt], shared: bool = False) -> Row:
     if shared:
         kept = {name: None if spec.unit == "s" else metrics[name] for name, spec in METRICS.items()}
         metrics = kept | {SHARED_CELL_S: metrics["cell_s"]}
+    bounds: dict[str, Any] = next((report.bounds for report in last.reports if report.bounds), {})
     row = Row(
         axes={name: job.columns.get(name) for name in AXES},
         **{name: value for name, value in job.columns.items() if name not in AXES},
@@ -101,7 +102,7 @@ def row_of(job: Job, attempts: Sequence[Attempt], shared: bool = False) -> Row:
         flaky=flaky,
         started_at=last.started_at,
         **_losses(last.reports),
-        **_bounds(last.reports),
+        **bounds,
     )
     observed = (report for end in last.ends for report in end.observed)
     return _plain_row(row, [f"rank {report.rank}: {one}" for report in observed for one in report.replaced])
@@ -173,11 +174,6 @@ def _losses(reports: Sequence[RankReport]) -> dict[str, Any]:
         "loss_continued": _of_step(losses.get("continued", []), last),
         "loss_twin": _of_step(losses.get("twin", []), last),
     }
-
-
-def _bounds(reports: Sequence[RankReport]) -> dict[str, Any]:
-    """Return how gradients and steps were compared with the twin's where they were first."""
-    return next((report.bounds for report in reports if report.bounds), {})
 
 
 def _of_step(losses: list[float], step: int) -> float | None:

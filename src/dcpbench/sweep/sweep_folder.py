@@ -57,7 +57,7 @@ class SweepFolder:
         """Return the jobs that this driver runs."""
         mine = self.part.jobs(jobs) if self.part else [*jobs]
         if not mine:
-            raise ConfigError(f"part={self.part}: has none of {counted(len(jobs), 'cell')}")
+            raise ConfigError(f"part={self._base.part}: has none of {counted(len(jobs), 'cell')}")
         return mine
 
     def named(self, jobs: Sequence[Job], config_of: Callable[[Sequence[str]], Config | None]) -> list[Job]:

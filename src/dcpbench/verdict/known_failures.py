@@ -114,11 +114,8 @@ class KnownFailure:
             if value not in (wanted if isinstance(wanted, list) else [wanted]):
                 return False
         needed = [(self.torch, cell["torch_version"] or "0")]
-        if self.load_torch:
-            if cell.get("load_torch_version") is None:
-                return False
-            needed.append((self.load_torch, cell["load_torch_version"]))
-        return all(SpecifierSet(of).contains(version, prereleases=True) for of, version in needed)
+        needed += [(self.load_torch, cell.get("load_torch_version"))] if self.load_torch else []
+        return all(version and SpecifierSet(of).contains(version, prereleases=True) for of, version in needed)
 
     def explains(self, check: str, mismatch: Mismatch) -> bool:
         """Return whether it lists a mismatch of a check."""

@@ -57,27 +57,21 @@ def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
     frame = sweeps.frame
     labels = short_names([*frame["sweep"], *sweeps.environments])
     kept = [column for column in columns() if column not in _NOT_KEPT]
-    rows = records(frame[kept])
+    rows = [row | {"details": dict_in(row["details"])} for row in records(frame[[*kept, "details"]])]
     values = {column: [_clean(row[column], limits) for row in rows] for column in kept}
     values["sweep"] = [labels[sweep] for sweep in frame["sweep"]]
     found = outcomes(frame)
     values["shown"] = [spec.name for spec in found]
     values["ok"] = [spec.ok for spec in found]
     values["again"] = commands(frame)
-    details = [dict_in(value) for value in frame["details"]]
-    values["short"] = [
-        clipped(short_reason({**row, "details": of}), _SHORT) for row, of in zip(rows, details, strict=True)
-    ]
+    values["short"] = [clipped(short_reason(row), _SHORT) for row in rows]
     values["reason_group"] = pd.factorize(pd.Series(values["short"]).map(without_numbers))[0].tolist()
     values["cause"] = [explanation_of(row) for row in rows]
     values["seen_by"] = [seen_by(row) for row in rows]
-    values["losses"] = [_losses(one) for one in details]
-    values["ending"] = [
-        _clean(_ending(of, str(row["reason"] or ""), limits), limits)
-        for row, of in zip(rows, details, strict=True)
-    ]
-    values["check_details"] = [_clean(_checks(of, limits), limits) for of in details]
-    nulls = [json.dumps(why_null(row, of)) for row, of in zip(rows, details, strict=True)]
+    values["losses"] = [_losses(row["details"]) for row in rows]
+    values["ending"] = [_clean(_ending(row, limits), limits) for row in rows]
+    values["check_details"] = [_clean(_checks(row["details"], limits), limits) for row in rows]
+    nulls = [json.dumps(why_null(row)) for row in rows]
     kinds = list(dict.fromkeys(nulls))
     values["nulls"] = [kinds.index(one) for one in nulls]
     important = sorted((spec for spec in AXES.values() if spec.place), key=lambda spec: spec.place)
@@ -215,10 +209,10 @@ def _clean(value: Any, limits: Limits) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def why_null(row: dict[str, Any], details: dict[str, Any]) -> list[list[str]]:
+def why_null(row: dict[str, Any]) -> list[list[str]]:
     """Return pairs of a check that the row does not have, and why."""
     given: dict[str, Any] = {}
-    for rank in list_in(details.get("ranks")):
+    for rank in list_in(dict_in(row["details"]).get("ranks")):
         given |= dict_in(dict_in(rank).get("not_applied"))
     ended = {"skip": "the cell was skipped"} | {
         status: f"the cell ended as {status} before, or the check does not apply"
@@ -318,8 +312,9 @@ def _rounded(value: object) -> float | None:
     return rounded if math.isfinite(rounded) else None
 
 
-def _ending(details: dict[str, Any], reason: str, limits: Limits) -> dict[str, Any]:
+def _ending(row: dict[str, Any], limits: Limits) -> dict[str, Any]:
     """Return where and how the attempt ended, and the first attempt; equal texts only once."""
+    details, reason = row["details"], str(row["reason"] or "")
     known: dict[str, Any] = {key: details[key] for key in _ENDING if key in details}
     known["log_tail"] = _tail(details, reason, limits)
     if first := dict_in(details.get("first_try")):
