@@ -35,10 +35,10 @@ def changes(old: Array, new: Array, members: Members) -> pd.DataFrame:
         rounds in which each side measured it (`runs_old`, `runs_new`), and their degrees of freedom
         (`own_freedom`).
     """
-    level = (_mean(old) + _mean(new)) / 2
+    level = np.mean([pd.DataFrame(side).mean(axis=1) for side in (old, new)], axis=0)
     before, after = (_group_means(side - level[:, None], members) for side in (old, new))
     counts = np.array([np.isfinite(side).sum(axis=1) for side in (before, after)], dtype=float)
-    means = [_mean(side) for side in (before, after)]
+    means = [pd.DataFrame(side).mean(axis=1).to_numpy() for side in (before, after)]
     squares = sum(
         np.nansum((side - mean[:, None]) ** 2, axis=1)
         for side, mean in zip((before, after), means, strict=True)
@@ -113,12 +113,6 @@ def holm(p: Array) -> Array:
     steps = np.maximum.accumulate(p[order] * np.arange(len(order), 0, -1))
     adjusted[order] = np.minimum(steps, 1.0)
     return adjusted
-
-
-def _mean(values: Array) -> Array:
-    counts = np.isfinite(values).sum(axis=1)
-    with np.errstate(invalid="ignore"):
-        return np.asarray(np.nansum(values, axis=1) / np.where(counts, counts, np.nan))
 
 
 def _group_means(values: Array, members: Members) -> Array:

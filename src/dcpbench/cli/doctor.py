@@ -88,18 +88,14 @@ def examined(folder: Path) -> Iterator[Line]:
 
 def _torch(description: dict[str, Any]) -> Line:
     version = description["torch"]
-    needed = next((one for one in _requirements() if one.name == "torch"), None)
+    needed = None
+    with suppress(PackageNotFoundError):  # dcpbench is not installed
+        found = map(Requirement, requires("dcpbench") or ())
+        needed = next((one for one in found if one.name == "torch"), None)
     seen = f"{version} on Python {platform.python_version()}"
     if needed and not needed.specifier.contains(Version(version), prereleases=True):
         return Line("torch", "bad", f"{seen}; {needed} is needed", f"pip install '{needed}'")
     return Line("torch", "ok", f"{seen} ({needed.specifier} is supported)" if needed else seen)
-
-
-def _requirements() -> list[Requirement]:
-    """Return the requirements of dcpbench with extras; none if it is not installed."""
-    with suppress(PackageNotFoundError):
-        return [Requirement(one) for one in requires("dcpbench") or ()]
-    return []
 
 
 def _gpus(description: dict[str, Any]) -> Line:

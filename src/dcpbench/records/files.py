@@ -177,10 +177,9 @@ def walk(folder: Path, strict: bool = False) -> Iterator[tuple[Path, list[str], 
         yield Path(place), folders, names
 
 
-def everything_below(folder: Path, strict: bool = False) -> list[Path]:
+def everything_below(folder: Path) -> list[Path]:
     """Return all files, links and folders below a folder, sorted; raises what `walk` does."""
-    found = walk(folder, strict)
-    return sorted(place / name for place, folders, names in found for name in (*folders, *names))
+    return sorted(place / name for place, folders, names in walk(folder) for name in (*folders, *names))
 
 
 def files_below(folder: Path, strict: bool = False) -> dict[Path, os.stat_result]:

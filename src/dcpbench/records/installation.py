@@ -35,8 +35,9 @@ def installation() -> dict[str, str]:
     """
     others = [name for name in plugin_names() if not name.startswith("dcpbench.")]
     plugins = {name: digest_of(package_digest(name.partition(".")[0])) for name in others}
+    confs = [_files_digest(folder, pattern="*.yaml") for folder in conf_folders()]
     return {
-        "dcpbench": digest_of([*map(package_digest, OURS), *map(_conf_digest, conf_folders())]),
+        "dcpbench": digest_of([*map(package_digest, OURS), *confs]),
         "plugins": ", ".join(f"{name} {digest}" for name, digest in sorted(plugins.items())) or "none",
     }
 
@@ -65,10 +66,6 @@ def source_files(root: Path, pattern: str = "*.py") -> list[Path]:
     """Return the files below a folder whose names match; a file itself."""
     inside = files_below(root) if root.is_dir() else [root]
     return [path for path in inside if path == root or path.match(pattern)]
-
-
-def _conf_digest(folder: Path) -> str:
-    return _files_digest(folder, pattern="*.yaml")
 
 
 def _files_digest(*roots: Path, pattern: str = "*.py") -> str:

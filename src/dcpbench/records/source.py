@@ -68,15 +68,13 @@ def changed_files(package: str, before: Sequence[Source], now: Sequence[Source])
     if it is the same."""
     if {one.digest for one in before} == {one.digest for one in now}:
         return []
-    names = sorted({name for one in (*before, *now) for name in one.files})
-    digests = [{name: {one.files.get(name) for one in side} for name in names} for side in (before, now)]
-    notes = [
-        (name, " (new)" if was == {None} else " (removed)" if is_now == {None} else "")
-        for name, was, is_now in ((name, digests[0][name], digests[1][name]) for name in names)
-        if was != is_now
-    ]
+    changed = []
+    for name in sorted({name for one in (*before, *now) for name in one.files}):
+        was, is_now = ({one.files.get(name) for one in side} for side in (before, now))
+        note = " (new)" if was == {None} else " (removed)" if is_now == {None} else ""
+        changed += [f"{name}{note}"] if was != is_now else []
     known = all(one.files for one in (*before, *now))
-    return [f"{name}{note}" for name, note in notes] if known and notes else [package]
+    return changed if known and changed else [package]
 
 
 def short(commits: str, digits: int = 12) -> str:

@@ -173,8 +173,13 @@ def expected_digest(config: Config, expected: Sequence[KnownFailure]) -> str:
 
 
 def _columns(cell: SweepCell, config: Config, key: CellKey) -> dict[str, Any]:
+    """Return the columns of a cell's row that its configuration decides; an axis that it has not is null."""
+    axes = {name: getattr(config, name) for name in AXES}
+    axes["load_parallel"] = config.loading if config.scenario.converts else None
+    absent = {"fault": not config.fault.target}
+    absent |= dict.fromkeys(("optimizer", "scheduler"), bool(config.workload.target))
     return {
-        **_axes(config),
+        **{name: None if absent.get(name) else getattr(value, "name", value) for name, value in axes.items()},
         "cell": cell.name,
         "repeat": config.repeat,
         "overrides": shlex.join(cell.overrides),
@@ -182,17 +187,6 @@ def _columns(cell: SweepCell, config: Config, key: CellKey) -> dict[str, Any]:
         "cwd": str(Path.cwd()),
         "config": dict(key.values),
         "config_digest": key.digest,
-    }
-
-
-def _axes(config: Config) -> dict[str, Any]:
-    """Return the value of each axis; null where the cell has none."""
-    found = {name: getattr(config, name) for name in AXES}
-    found["load_parallel"] = config.loading if config.scenario.converts else None
-    absent = {"fault": not config.fault.target}
-    absent |= dict.fromkeys(("optimizer", "scheduler"), bool(config.workload.target))
-    return {
-        name: None if absent.get(name) else getattr(value, "name", value) for name, value in found.items()
     }
 
 

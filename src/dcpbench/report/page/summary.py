@@ -90,7 +90,7 @@ def changes_since(before: Sweeps, now: Sweeps) -> dict[str, Any]:
     cells = with_cells(frame, identity_keys(both["overrides"], both["config"]))
     worst = cells.assign(ok=ok(frame)).sort_values("ok", kind="stable").drop_duplicates("key")
     rows = {key: int(row) for key, row in zip(worst["key"], worst.index, strict=True)}
-    names = dict(zip(found.cells.index, map(_named, cell_names(found.cells)), strict=True))
+    names = dict(zip(found.cells.index, cell_names(found.cells, without="-"), strict=True))
     changed = found.statuses[found.statuses["change"] != SAME]
     statuses = [
         {
@@ -209,11 +209,6 @@ def _all_of(name: str, values: Iterable[object]) -> str:
 def _cost_change(one: dict[str, Any]) -> str:
     old, new = (quantity(one["metric"], one[side]) for side in ("old", "new"))
     return f"{one['ratio']:.3g}\u00d7" if old == new else f"{old} \u2192 {new}"
-
-
-def _named(cell: str) -> str:
-    """Return the name of a cell without the axes that have no value."""
-    return " ".join(part for part in cell.split(" ") if not part.endswith("=-"))
 
 
 def _spans(texts: Iterable[str]) -> str:
