@@ -80,11 +80,3 @@ def test_lines_of_code_are_counted(house: ModuleType, tmp_path: Path) -> None:
     file = tmp_path / "code.py"
     file.write_text('"""Two\nlines."""\n\n# one\nx = """a\n\nb"""  # three\n\n\ndef f():\n    """One."""\n')
     assert house.code_lines([file]) == 4
-
-
-@pytest.mark.slow
-@pytest.mark.extended
-def test_the_way_of_a_value_is_traced(house: ModuleType) -> None:
-    way = house.way("parallel=fsdp2", house.WAYS["parallel=fsdp2"])
-    assert {"dcpbench/__main__.py", "dcpbench/cell/steps.py", "dcpbench/workloads/parallelisms.py"} <= {*way}
-    assert not {"dcpbench/workloads/optimizers.py", "dcpbench/cell/checks.py"} & {*way}

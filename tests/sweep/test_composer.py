@@ -149,6 +149,19 @@ def test_other_words_equal_hydras_composition(hydra_loader: ConfigLoader) -> Non
         assert is_as_by_hydra(composer, hydra_loader, base, words), words
 
 
+def test_a_cell_with_the_words_of_the_sweep_is_not_composed_again(hydra_loader: ConfigLoader) -> None:
+    words = ["parallel=fsdp2", "model.options={}", "save_at=${seed}", "seed=3"]
+    base = sweep(hydra_loader, *words, "optimizer=adam,sgd")
+    composer = Composer(hydra_loader, base)
+    with counted(hydra_loader) as composed:
+        assert (composer.config(words).parallel.name, composer.config(words[::-1]).save_at) == ("fsdp2", 3)
+        assert composed == []
+    for cell in (words, [*words, "optimizer=sgd"], words[:3]):
+        assert is_as_by_hydra(composer, hydra_loader, base, cell), cell
+    planned = Composer(hydra_loader, sweep(hydra_loader, "plan=true", "seed=3"))
+    assert not planned.config(["seed=3"]).plan, "a key of the sweep"
+
+
 def test_words_of_different_keys_are_composed_together(hydra_loader: ConfigLoader) -> None:
     composer, cells = Composer(hydra_loader, sweep(hydra_loader)), crossed(**LISTS)
     with counted(hydra_loader) as composed:

@@ -15,7 +15,7 @@ from dataclasses import fields, make_dataclass
 from enum import StrEnum
 from functools import cache
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -27,7 +27,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from dcpbench.config.errors import refuse_null_choice, refuse_unknown
-from dcpbench.config.schema import Config, config_class
+from dcpbench.config.schema import Config, config_class, is_about_the_sweep
 
 Words = tuple[str, ...]
 Track = Callable[[Sequence[Any]], Iterable[Any]]
@@ -71,6 +71,7 @@ class Composer:
         by_scheme = {one.scheme(): one for one in classes}
         found = base.hydra.runtime.config_sources
         self._sources = [by_scheme[one.schema](one.provider, f"{one.schema}://{one.path}") for one in found]
+        self._of_base = self._split_base()
 
     def prepare(self, cells: Iterable[Sequence[str]]) -> None:
         """Compose the parts of these cells with Hydra."""
@@ -94,6 +95,9 @@ class Composer:
         """Return the configuration of a cell. Cells share parts: do not change it."""
         with suppress(HydraException, OmegaConfBaseException):
             if split := self._split(words):
+                if split == self._of_base:
+                    self._refuse_null_choices(words)
+                    return typed(copy.deepcopy(self._base))
                 wide, by_key = split
                 parts = {key: self._part(wide, key, by_key.get(key, ())) for key in self._keys}
                 values = {key: part.typed for key, part in parts.items() if part and not part.open}
@@ -102,9 +106,19 @@ class Composer:
         return typed(self._by_hydra(words))  # and a wrong word is reported in Hydra's words
 
     def _by_hydra(self, words: Sequence[str]) -> DictConfig:
+        self._refuse_null_choices(words)
+        return self._loader.load_sweep_config(self._base, list(words))
+
+    def _refuse_null_choices(self, words: Sequence[str]) -> None:
         for override in map(self._parse, words):
             refuse_null_choice(override, self._base.hydra.runtime.choices)
-        return self._loader.load_sweep_config(self._base, list(words))
+
+    def _split_base(self) -> tuple[Words, dict[str, Words]] | None:
+        """Return the words of a cell that has the configuration of the sweep; None if no cell can have it."""
+        given = cast("list[str]", OmegaConf.to_container(self._base.hydra.overrides.task))
+        words = [word for word in given if not self._parse(word).is_sweep_override()]
+        is_cells = not any(is_about_the_sweep(self._parse(word).key_or_group) for word in words)
+        return self._split(words) if is_cells else None
 
     def _kind_of(self, word: str) -> _Kind:
         with suppress(HydraException):
