@@ -277,7 +277,7 @@ def seen_through(folder: Path, checkpointer: str) -> None:
     """Plant faults in what this checkpointer saves and loads: each is seen as where DCP does."""
     faults = ("weight_lowest_bit", "stale_stage", "key_dropped", "checkpoint_of_first_save", "file_missing")
     cells = (f"checkpointer={checkpointer}", "parallel=fsdp2", f"fault={','.join(faults)}", "saves=2")
-    ended = run(folder, "-m", *cells, "device=cpu", "world_size=2")
+    ended = run(folder, "-m", *SMALL, *cells, "device=cpu", "world_size=2")
     seen = [row["fault_seen"] for row in ended.rows]
     assert seen == [True] * 4 + [None], ended.out
     assert "takes checkpointer=dcp" in ended.rows[-1]["reason"]

@@ -37,35 +37,21 @@ WRONG = {
         ["hydra/sweeper=basic: dcpbench uses its own sweeper only; pass lists of values"],
     ),
     "mistyped one of many": (["-m", "parallel=ddp,hsdp3"], ["parallel=hsdp3", "did you mean hsdp"]),
-    "null of a group, in a list": (
-        ["-m", "load_parallel=null,ddp", "scenario=convert"],
-        ["load_parallel=null: cannot be null; leave it out"],
-    ),
-    "mistyped group": (["paralel=fsdp"], ["paralel: unknown key; did you mean parallel?"]),
     "added key": (["+train_step=1"], ["+train_step: unknown key; did you mean train_steps?"]),
-    "added key, forced": (["++foo=1"], ["+foo: unknown key"]),
     "added key in a group": (["+parallel.dp_shrad=2"], ["+parallel.dp_shrad", "did you mean dp_shard?"]),
     "unknown option of ours": (["--multrun", "parallel=ddp"], ["--multrun", "Did you mean '--multirun'?"]),
-    "unknown key in a group": (["parallel.tensor=2"], ["tensor", "tp"]),
-    "wrong type": (["train_steps=many"], ["dcpbench: train_steps=many: must be a whole number"]),
     "time without end": (["timeouts.cell_s=inf"], ["timeouts.cell_s=inf", "more than 0"]),
     "world size": (["world_size=four"], ["world_size=four", "auto"]),
     "mesh too large": (["parallel=fsdp_tp", "parallel.tp=3", "device=cpu"], ["tp=3", "world size 4"]),
     "no GPU": (["device=cuda", "world_size=64"], ["device=cuda"]),
-    "bad one of many": (["-m", "parallel=ddp,fsdp", "saves=2,0"], ["saves=0: must be at least 1"]),
-    "key given twice": (["saves=1", "saves=2"], ["saves=2: saves is given twice (first saves=1)"]),
-    "file as a folder": (
-        ["storage.root=/dev/null", "device=cpu"],
-        ["storage.root=/dev/null/sweep: cannot be"],
-    ),
     "missing list": (
         ["known_failures=/nowhere.yaml"],
         ["known_failures=/nowhere.yaml: there is no such file"],
     ),
 }
 OF_EACH_KIND = (
-    *("brackets", "removed folder key", "mistyped one of many", "mistyped group", "unknown option of ours"),
-    *("wrong type", "mesh too large", "bad one of many", "file as a folder", "missing list"),
+    *("brackets", "removed folder key", "mistyped one of many", "unknown option of ours"),
+    *("mesh too large", "missing list"),
 )
 """More words are refused in cli/test_words.py and config/."""
 
@@ -174,21 +160,20 @@ def test_help_and_configuration_need_no_torch(words: str) -> None:
     assert not imported & {"torch", "pandas", "numpy"}
 
 
+HANGS = ("-m", "scenario=save_load,hangs", "parallel=ddp", "world_size=3", "device=cpu", "saves=1", *SMALL)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "how",
-    tiered(["sharing=disjoint", "sharing=correctness"], "sharing=disjoint"),
-)
+@pytest.mark.parametrize("how", tiered(["sharing=disjoint", "sharing=correctness"], "sharing=disjoint"))
 def test_ctrl_c_keeps_rows_and_ends_ranks(tmp_path: Path, how: str) -> None:
     folder = tmp_path / "sweep"
-    lists = ("scenario=save_load,hangs", *SMALL, how)
-    driver = start(*words_of(folder, "-m", *lists, "parallel=ddp", "device=cpu", "saves=1"), cwd=tmp_path)
+    driver = start(*words_of(folder, *HANGS, how), cwd=tmp_path)
     wait_for(lambda: hanging(folder))
     os.killpg(driver.pid, signal.SIGINT)
     out, err = driver.communicate(timeout=30)
     assert driver.returncode == 130, err
     first, *_, following, last = err.splitlines()
-    assert re.fullmatch(r"[12] cells?, 4 ranks starting; rows go to sweep", first)
+    assert re.fullmatch(r"[12] cells?, 3 ranks starting; rows go to sweep", first)
     assert (following[:5], last) == ("next:", "interrupted: 1 of 2 cells done, 1 left")
     assert "1 cell: 1 pass, 1 left\n" in out
     assert len((folder / "results.jsonl").read_text().splitlines()) == 1
@@ -199,8 +184,7 @@ def test_ctrl_c_keeps_rows_and_ends_ranks(tmp_path: Path, how: str) -> None:
 @pytest.mark.slow
 def test_ranks_end_with_a_killed_driver(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
-    asked = ("-m", "scenario=save_load,hangs", "parallel=ddp", "device=cpu", "saves=1", *SMALL)
-    driver = start(*words_of(folder, *asked), cwd=tmp_path)
+    driver = start(*words_of(folder, *HANGS), cwd=tmp_path)
     wait_for(lambda: hanging(folder))
     driver.kill()
     driver.communicate(timeout=30)
@@ -212,7 +196,7 @@ def test_ranks_raise_the_limit_of_open_files(sweep: Callable[..., Finished]) -> 
     """Else a few hundred ranks, which all have connections to each other, reach the usual limit."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (30, most))
-    ended = sweep("parallel=ddp", "saves=1", "device=cpu", "world_size=8", *SMALL, prepare=few)
+    ended = sweep("parallel=ddp", "saves=1", "device=cpu", "world_size=4", *SMALL, prepare=few)
     assert [row["status"] for row in ended.rows] == ["pass"], (ended.out, ended.err)
 
 

@@ -57,21 +57,22 @@ def test_sweep_with_detected_faults_is_ok(faulty: Finished) -> None:
 
 @pytest.fixture(scope="module")
 def unexpected(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """Without the list FSDP1 + TP fails; a list that names what passes makes an xpass. A second step that is
-    never taken stands for what the checks are blind to. A net that is dead has no gradients."""
+    """Without the list a known failure fails; a list that names a cell that passes makes an xpass. A second
+    step that is never taken stands for what the checks are blind to. A dead net has no gradients."""
     folder = tmp_path_factory.mktemp("unexpected") / "sweep"
     listed = folder.parent / "known.yaml"
     listed.write_text(
-        "- {id: a, cells: {seed: 1, parallel: ddp}, torch: '>=2', checks: {model_equal: []}, reason: a}\n"
+        "- {id: a, cells: {seed: 1, optimizer: adam}, torch: '>=2', checks: {model_equal: []}, reason: a}\n"
     )
-    small = {"model": "short", "saves": 1, "train_steps": 1, "resume_steps": 1}
+    short = {"saves": 1, "train_steps": 1, "resume_steps": 1}
     cells: list[dict[str, Any]] = [
-        {"parallel": "fsdp_tp", "seed": 1, **small},
-        {"parallel": "ddp", "seed": 1, "world_size": 2, **small},
-        {"parallel": "ddp", "fault": "second_step_wrong", "world_size": 2, **small},
-        {"parallel": "ddp", "optimizer": "sgd", "optimizer.lr": 100, "world_size": 2},
+        {"model": "frozen", "optimizer": "adagrad", "seed": 1, **short},
+        {"model": "short", "seed": 1, **short},
+        {"model": "short", "fault": "second_step_wrong", **short},
+        {"optimizer": "sgd", "optimizer.lr": 100},
     ]
-    return run(folder, *blocks(cells), f"known_failures={listed}", "device=cpu", "retry=0")
+    alone = ("parallel=none", "world_size=1", "device=cpu", "retry=0")
+    return run(folder, *blocks(cells), f"known_failures={listed}", *alone)
 
 
 def test_undetected_fault_is_reported(unexpected: Finished) -> None:
@@ -91,9 +92,10 @@ def test_dead_net_is_vacuous(unexpected: Finished) -> None:
 
 
 def test_unlisted_failure_and_listed_pass_are_not_ok(unexpected: Finished) -> None:
-    assert unexpected.row(parallel="fsdp_tp")["status"] == "fail"
-    assert unexpected.row(parallel="ddp", seed=1)["status"] == "xpass"
-    kept = unexpected.folder / unexpected.row(parallel="fsdp_tp")["cell"] / "checkpoints"
+    failed = unexpected.row(model="frozen")
+    assert failed["status"] == "fail"
+    assert unexpected.row(model="short", seed=1)["status"] == "xpass"
+    kept = unexpected.folder / failed["cell"] / "checkpoints"
     assert list(kept.rglob("*.distcp")), "the checkpoint of a failed cell is kept"
 
 

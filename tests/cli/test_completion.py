@@ -80,26 +80,35 @@ def bash(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], t
 
 COMPLETED = {
     "dcpbench comp": "dcpbench compare ",
-    "dcpbench run paral": "dcpbench run parallel=",
     "dcpbench plan -m parallel=ddp,hsdp,fsdp2_p": "dcpbench plan -m parallel=ddp,hsdp,fsdp2_per_layer ",
     "dcpbench run 'parallel=fsdp2_p": "dcpbench run 'parallel=fsdp2_per_layer' ",
-    "dcpbench run load_parallel=fsdp_n": "dcpbench run load_parallel=fsdp_no_mesh ",
     "dcpbench run timeouts.sa": "dcpbench run timeouts.save_s=",
-    "dcpbench resume sweeps/ol": "dcpbench resume sweeps/old/",
     "dcpbench run resume=sweeps/ne": "dcpbench run resume=sweeps/new/",
     "dcpbench show sweeps/old parallel=d": "dcpbench show sweeps/old parallel=ddp,save=sync ",
+}
+"""Lines with one completion or none, and what a TAB makes of them."""
+MORE = {
+    "dcpbench run paral": "dcpbench run parallel=",
+    "dcpbench run load_parallel=fsdp_n": "dcpbench run load_parallel=fsdp_no_mesh ",
+    "dcpbench resume sweeps/ol": "dcpbench resume sweeps/old/",
     "dcpbench report --whe": "dcpbench report --where ",
     "dcpbench report x --rows parallel,compi": "dcpbench report x --rows parallel,compile ",
     "dcpbench compare a b --fail-on reg": "dcpbench compare a b --fail-on regressions ",
     "dcpbench xyzzy": "dcpbench xyzzy",
 }
-"""Lines with one completion or none, and what a TAB makes of them."""
 
 
 @pytest.mark.slow
-def test_what_bash_makes_of_a_tab(bash: Callable[[str], tuple[str, list[str]]]) -> None:
-    for line, completed in COMPLETED.items():
+@pytest.mark.parametrize("lines", [COMPLETED, pytest.param(MORE, marks=pytest.mark.extended)])
+def test_what_bash_makes_of_a_tab(
+    bash: Callable[[str], tuple[str, list[str]]], lines: dict[str, str]
+) -> None:
+    for line, completed in lines.items():
         assert bash(line) == (completed, [])
+
+
+@pytest.mark.slow
+def test_bash_lists_what_a_tab_can_mean(bash: Callable[[str], tuple[str, list[str]]]) -> None:
     assert bash("dcpbench re") == ("dcpbench re", ["resume", "report"])
     fsdp = sorted(path.stem for path in (conf_folder() / "parallel").glob("fsdp*.yaml"))
     line, offered = bash("dcpbench parallel=fs")

@@ -26,21 +26,21 @@ def refused(word: str) -> str:
     return one_line(error.value, [word])
 
 
-@pytest.mark.parametrize(
-    ("word", "must"),
-    [
-        ("compile=maybe", "true or false"),
-        ("optimizer.lr=fast", "a number or null"),
-        ("timeouts.cell_s=soon", "a number"),
-        ("train_steps=1.5", "a whole number"),
-        ("saves=null", "a whole number"),
-        ("load_world_size=x", "a whole number or null"),
-        ("world_size=[1]", "a whole number or a text"),
-        ("workload.target=[a]", "a text or null"),
-        ("parallel.mesh=dp", "a list, such as [a,b]"),
-        ("model.options=3", "a mapping, such as {a:1}"),
-    ],
-)
+WRONG_TYPES = {
+    "compile=maybe": "true or false",
+    "optimizer.lr=fast": "a number or null",
+    "timeouts.cell_s=soon": "a number",
+    "train_steps=1.5": "a whole number",
+    "saves=null": "a whole number",
+    "load_world_size=x": "a whole number or null",
+    "world_size=[1]": "a whole number or a text",
+    "workload.target=[a]": "a text or null",
+    "parallel.mesh=dp": "a list, such as [a,b]",
+    "model.options=3": "a mapping, such as {a:1}",
+}
+
+
+@pytest.mark.parametrize(("word", "must"), WRONG_TYPES.items())
 def test_wrong_type_names_the_right_one(word: str, must: str) -> None:
     assert refused(word) == f"{word}: must be {must}"
 

@@ -106,19 +106,6 @@ def test_damaged_details_hide_no_row(tmp_path: Path) -> None:
     assert read_rows(tmp_path)[1] == [f"{path} cannot be read: it is a link, which is not followed"]
 
 
-def test_damaged_lines_hide_no_other_row(tmp_path: Path) -> None:
-    append_row(tmp_path, row(cell="one"))
-    with (tmp_path / "results.jsonl").open("a") as out:
-        out.write('{"cell": "torn", "sta\n')
-        out.write(json.dumps({"cell": "newer", "schema_version": 99}) + "\n")
-        out.write("__import__('os')\n[1]\n")
-    append_row(tmp_path, row(cell="two"))
-    rows, left_out = read_rows(tmp_path)
-    assert [item["cell"] for item in rows] == ["one", "two"]
-    assert len(left_out) == 4
-    assert "results.jsonl:3: schema version 99" in left_out[1]
-
-
 def test_folder_without_a_sweep_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ResultsError, match="no sweep here"):
         read_rows(tmp_path)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from dcpbench.config.schema import Config, conf_folder
 from dcpbench.core.cell_key import CellKey, is_below
@@ -40,11 +40,16 @@ def defaults() -> Config:
     return alone.config()
 
 
+@cache
+def schema(group: str) -> DictConfig:
+    made: DictConfig = OmegaConf.structured(type(getattr(defaults(), group)))
+    return made
+
+
 def config(file: Path, **settings: Any) -> Config:
     """The default configuration with the value of a group that a file describes, and these settings of it."""
     made, group = defaults(), file.parent.name
-    kind = OmegaConf.structured(type(getattr(made, group)))
-    value = OmegaConf.to_object(OmegaConf.merge(kind, OmegaConf.load(file), settings))
+    value = OmegaConf.to_object(OmegaConf.merge(schema(group), OmegaConf.load(file), settings))
     return replace(made, **{group: value})
 
 

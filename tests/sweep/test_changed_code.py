@@ -61,16 +61,6 @@ def test_edited_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ("before", "now", "why"),
     [
         (
-            {"dcpbench": OURS[A]},
-            {"dcpbench": Source(B, "1")},
-            "dcpbench's source has changed (commit aaaaaaaaaaaa, now bbbbbbbbbbbb)",
-        ),
-        (
-            {"dcpbench": OURS[f"{A}-dirty"]},
-            {"dcpbench": Source(f"{A}-dirty", "1")},
-            "dcpbench's source has changed (commit aaaaaaaaaaaa with other uncommitted changes)",
-        ),
-        (
             {"dcpbench": OURS[A], "my_gpt": MINE},
             {"dcpbench": OURS[B], "my_gpt": Source(A, "2", {"my_gpt.py": "2", "layers.py": "2"})},
             "the source of layers.py, my_gpt.py has changed",

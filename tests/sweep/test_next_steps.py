@@ -11,11 +11,10 @@ import pytest
 from conftest import run
 from dcpbench.analysis.cell_history import sweep_before
 from dcpbench.cli.commands import main
-from dcpbench.executors.fork_server import Machine
 from dcpbench.records.store import append_row, write_csv
 from dcpbench.sweep import manifest
 from dcpbench.sweep.closing import next_steps
-from support.pretended_engine import PRETENDED, PretendedEngine
+from support.pretended_engine import PRETENDED, tell_probes
 from support.rows import row
 
 
@@ -73,17 +72,6 @@ def test_command_is_printed_as_it_was_typed(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(below)
     below.rmdir()
     assert manifest.command("resume", tmp_path) == f".venv/bin/python -m dcpbench resume {tmp_path}"
-
-
-def tell_probes() -> None:
-    """In the process of a driver: write a line before the machine is probed, which waits for torch."""
-    real = PretendedEngine.probe
-
-    def probe(engine: PretendedEngine) -> Machine:
-        sys.stderr.write("probing\n")
-        return real(engine)
-
-    PretendedEngine.probe = probe
 
 
 @pytest.mark.slow

@@ -7,13 +7,14 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from rich.console import Console
 
-from conftest import TESTS, Finished, environment
+from conftest import SMALL, TESTS, Finished, environment
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Device, ParallelConfig, PlanAs, ScenarioConfig, StorageConfig
 from dcpbench.config.schema import Config
@@ -218,14 +219,8 @@ def test_too_little_disk_space_is_a_skip(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 def test_disk_space_is_checked_before_each_cell(sweep: Callable[..., Finished]) -> None:
-    ended = sweep(
-        "-m",
-        "storage.keep_free_bytes=0,1000000000000000000",
-        "parallel=none",
-        "saves=2",
-        "device=cpu",
-        "world_size=1",
-    )
+    free = "storage.keep_free_bytes=0,1000000000000000000"
+    ended = sweep("-m", free, *SMALL, "parallel=none", "saves=2", "device=cpu", "world_size=1")
     ran, skipped = ended.rows
     assert ran["status"] == "pass"
     assert ran["disk_bytes"] > 1.5 * ran["checkpoint_bytes"], "there are two checkpoints"
@@ -246,8 +241,11 @@ def planned(
     return status, capsys.readouterr().out
 
 
+base = cache(config)
+
+
 def asked(number: int, skip: str | None = None, known: tuple[KnownFailure, ...] = (), **axes: object) -> Job:
-    one = job(config(), known=known, skip=skip, **{**axes, **({} if axes else {"seed": number})})
+    one = job(base(), known=known, skip=skip, **{**axes, **({} if axes else {"seed": number})})
     overrides = [f"{axis}={value}" for axis, value in axes.items()]
     return replace(one, cell=replace(one.cell, name=f"cell {number}", overrides=overrides))
 

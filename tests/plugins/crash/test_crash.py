@@ -5,55 +5,56 @@ from typing import Any
 
 import pytest
 
-from conftest import Finished, alive_in, run
+from conftest import alive_in, cells_of, experiment, run, selected, tiered
 from dcpbench.plugins.crash.killing import At, Killing, misplaced
 
 EQUAL = ("model_equal", "optim_equal", "extra_equal", "loss_resume_equal", "state_resume_equal")
-ORDER = ("all in publication", "peers wait", "before data, same", "in publication, same", "refused")
+OVER = {
+    "before_data_over_a_checkpoint": "crash_consistent",
+    "in_publication_over_a_checkpoint": "crash_recoverable",
+}
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    return run(tmp_path_factory.mktemp("killed") / "sweep", "experiment=killed")
-
-
-def row_of(killed: Finished, name: str) -> dict[str, Any]:
-    return killed.rows[ORDER.index(name)]
+def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Rows of cells, and what is alive in the folder of their sweep."""
+    names = [name for name in cells_of("killed") if name in selected(request, "name")]
+    ended = run(tmp_path_factory.mktemp("killed") / "sweep", *experiment("killed", names))
+    return {**dict(zip(names, ended.rows, strict=True)), "alive": alive_in(ended.folder)}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ORDER[:2])
-def test_killed_job_resumes_the_previous_checkpoint(killed: Finished, name: str) -> None:
-    row = row_of(killed, name)
+@pytest.mark.parametrize("name", ["all_in_publication", "some_peers_wait"])
+def test_killed_job_resumes_the_previous_checkpoint(killed: dict[str, Any], name: str) -> None:
+    row = killed[name]
     assert (row["status"], row["reason"]) == ("pass", None)
     checks = (*EQUAL, "crash_recoverable", "crash_consistent", "contract_held", "checkpoint_whole")
     assert all(row[check] is True for check in checks)
     # Resumed after the complete checkpoint, and after the one that is saved where the save was killed.
     assert all(rank["resumed"].keys() == {"1"} for rank in row["details"]["ranks"])
+    hung = name == "some_peers_wait"
+    assert row["ranks_hung"] == (1 if hung else None)
+    assert not hung or row["cell_s"] < 60, "it ran until the time limit of a cell"
+    assert killed["alive"] == []
 
 
 @pytest.mark.slow
-def test_hung_rank_is_counted_and_killed(killed: Finished) -> None:
-    assert [row["ranks_hung"] for row in killed.rows] == [None, 1, 0, 0, None]
-    assert row_of(killed, "peers wait")["cell_s"] < 60, "it ran until the time limit of a cell"
-    assert alive_in(killed.folder) == []
-
-
-@pytest.mark.slow
-def test_failure_before_the_kill_is_an_error(killed: Finished) -> None:
-    row = row_of(killed, "refused")
-    assert row["status"] == "error"
+@pytest.mark.extended
+@pytest.mark.parametrize("name", ["refused_before_it_is_killed"])
+def test_failure_before_the_kill_is_an_error(killed: dict[str, Any], name: str) -> None:
+    row = killed[name]
+    assert (row["status"], row["ranks_hung"]) == ("error", None)
     assert row["reason"].endswith("in save: RuntimeError: one save only (support/storage.py:45)")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "check"),
-    [("before data, same", "crash_consistent"), ("in publication, same", "crash_recoverable")],
+    tiered(OVER.items(), ("in_publication_over_a_checkpoint", "crash_recoverable")),
 )
-def test_killed_save_over_a_checkpoint_loses_it(killed: Finished, name: str, check: str) -> None:
-    row = row_of(killed, name)
-    assert row["status"] == "xfail"
+def test_killed_save_over_a_checkpoint_loses_it(killed: dict[str, Any], name: str, check: str) -> None:
+    row = killed[name]
+    assert (row["status"], row["ranks_hung"]) == ("xfail", 0)
     checks = ("crash_consistent", "crash_recoverable", "contract_held")
     assert [each for each in checks if not row[each]] == [check]
 

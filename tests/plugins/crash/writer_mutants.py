@@ -56,22 +56,6 @@ class SyncedBeforeTheLastItem(Mutant):
 
 
 @_mutant("durable")
-class OtherFileSynced(Mutant):
-    def sync_data(self, file: Any) -> None:
-        file.flush()
-        with (self.path / "other").open("wb") as other:
-            os.fsync(other.fileno())
-
-
-@_mutant("durable")
-class FolderSyncedBeforeItIsMade(Mutant):
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        self.sync_folder(self.path.parent)
-        self.path.mkdir(exist_ok=True)
-        return plan
-
-
-@_mutant("durable")
 class MetadataNotFlushed(Mutant):
     def sync_metadata(self, file: Any) -> None:
         os.fsync(file.fileno())
@@ -81,14 +65,6 @@ class MetadataNotFlushed(Mutant):
 class RenameNotSynced(Mutant):
     def publish(self, metadata: bytes) -> None:
         self.write_metadata(metadata)
-        self.rename_metadata()
-
-
-@_mutant("durable")
-class FolderSyncedBeforeTheRename(Mutant):
-    def publish(self, metadata: bytes) -> None:
-        self.write_metadata(metadata)
-        self.sync_folder(self.path)
         self.rename_metadata()
 
 
