@@ -19,7 +19,6 @@ from dcpbench.records.store import ResultsError
 from dcpbench.report.styles import complain, standard_output
 
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-_SHARE = click.FloatRange(0, 1, max_open=True)
 _JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print everything as JSON.")
 
 
@@ -99,6 +98,10 @@ def _columns() -> Sequence[str]:
 
 def _conditions() -> Sequence[str]:
     return [f"{name}=" for name in _columns()]
+
+
+def _share(option: str, help: str) -> click.Option:
+    return click.Option([option], type=click.FloatRange(0, 1, max_open=True), metavar="SHARE", help=help)
 
 
 def _numbers() -> Sequence[str]:
@@ -188,18 +191,11 @@ _COMMANDS = (
             _columns,
         ),
         several("--fail-on", "KIND,...", "Exit with 1 on such a change.", _kinds_of_change),
-        click.Option(
-            ["--least-effect"], type=_SHARE, metavar="SHARE", help="0.05: below 5 % is not a change."
+        _share("--least-effect", "0.05: below 5 % is not a change."),
+        _share(
+            "--drift", "Assumed drift between equal sweeps (0.03); with six or more sweeps it is measured."
         ),
-        click.Option(
-            ["--drift"],
-            type=_SHARE,
-            metavar="SHARE",
-            help="Assumed drift between equal sweeps (0.03); with six or more sweeps it is measured.",
-        ),
-        click.Option(
-            ["--false-alarms"], type=_SHARE, metavar="SHARE", help="Chance of any false alarm (0.01)."
-        ),
+        _share("--false-alarms", "Chance of any false alarm (0.01)."),
         *output(["table", "markdown", "csv", "json"], "Default: table, or what the suffix of -o names."),
     ),
     Command(

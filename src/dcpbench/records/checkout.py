@@ -7,7 +7,6 @@ file system, hooks, filters of file contents, and transports that fetch missing 
 import os
 import subprocess
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 DIRTY = "-dirty"
@@ -21,22 +20,11 @@ _EMPTY = "DCPBENCH_EMPTY"
 _ENVIRONMENT = {_EMPTY: "", "GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"}
 
 
-@dataclass(frozen=True)
-class Checkout:
-    """A commit, whether one of some source files is `tracked`, and whether the checkout is dirty: a tracked
-    file was changed, or one of the source files is not tracked."""
+def checkout_of(file: Path, sources: Iterable[Path]) -> tuple[str | None, bool]:
+    """Return the commit of the checkout that contains a file, and whether that tracks one of its `sources`.
 
-    commit: str
-    tracked: bool
-    dirty: bool
-
-    def __str__(self) -> str:
-        return self.commit + (DIRTY if self.dirty else "")
-
-
-def checkout_of(file: Path, sources: Iterable[Path]) -> Checkout | None:
-    """Return the checkout that contains a file, and those of its `sources` that are in it; None if there is
-    none, or git refuses it because another user owns it.
+    The commit is `-dirty` if a tracked file was changed, or one of the sources that are in the checkout is
+    not tracked; None if there is no checkout, or git refuses it because another user owns it.
 
     Args:
         file, sources: paths without links to folders.
@@ -49,9 +37,9 @@ def checkout_of(file: Path, sources: Iterable[Path]) -> Checkout | None:
         names = {*_git(top, "ls-files", "-z").split("\0")}
         changed = _git(top, *_without_filters(top), *status)
     except (OSError, ValueError, subprocess.SubprocessError):
-        return None
+        return None, False
     tracked = [str(one.relative_to(top)) in names for one in sources if one.is_relative_to(top)]
-    return Checkout(commit, any(tracked), bool(changed) or not all(tracked))
+    return commit + (DIRTY if changed or not all(tracked) else ""), any(tracked)
 
 
 def _without_filters(top: Path) -> list[str]:

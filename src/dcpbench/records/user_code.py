@@ -23,11 +23,11 @@ class SweepCode:
 
     def __init__(self) -> None:
         """Look up the code of dcpbench; its commit is None in an installed wheel."""
-        file, found = Path(__file__).resolve(), None
+        file, commit = Path(__file__).resolve(), None
         # An environment can be inside another repository, whose commit is not dcpbench's.
         if (file.parents[3] / ".git").exists():
-            found = checkout_of(file, source_files(file.parents[1]))
-        self.dcpbench = Source(str(found) if found else None, digest_of([*map(package_digest, OURS)]))
+            commit, _ = checkout_of(file, source_files(file.parents[1]))
+        self.dcpbench = Source(commit, digest_of([*map(package_digest, OURS)]))
         self._commit_of, self._source_of = cache(commit_of), cache(self._source)
 
     def commits(self, targets: Iterable[str]) -> str | None:
@@ -51,13 +51,13 @@ def commit_of(target: str) -> str | None:
         return None
     roots = package_roots(package_of(target))
     root = next((place for place in roots if file.is_relative_to(place)), file)
-    found = checkout_of(file.resolve(), source_files(root.resolve()))
-    if found is None or not found.tracked:
+    commit, is_tracked = checkout_of(file.resolve(), source_files(root.resolve()))
+    if not is_tracked:
         # Python and its packages can be inside a checkout that does not track them.
         version = _installed_version(file, root.parent)
         if version or any(file.is_relative_to(sysconfig.get_path(name)) for name in _LIBRARY):
             return version
-    return str(found) if found else None
+    return commit
 
 
 def _installed_version(file: Path, folder: Path) -> str | None:

@@ -66,14 +66,9 @@ def print_plan(
         _cell_plan(job, block, done.get(job.cell.name), folder, space, costs)
         for job, block in zip(jobs, blocks or _groups(jobs), strict=True)
     ]
-    by_name = {job.cell.name: job for job in jobs}
-    targets = {
-        target: file
-        for plan in plans
-        if plan.would == "run"
-        for target, file in by_name[plan.cell].targets.items()
-    }
-    to_run = [estimated[plan.cell] for plan in plans if plan.would == "run"]
+    running = [job for job, plan in zip(jobs, plans, strict=True) if plan.would == "run"]
+    targets = {target: file for job in running for target, file in job.targets.items()}
+    to_run = [estimated[job.cell.name] for job in running]
     by_block = {
         block: _block([plan for plan in plans if plan.block == block], estimated, costs)
         for block in dict.fromkeys(plan.block for plan in plans)

@@ -126,11 +126,10 @@ def why_skip(
     Raises:
         ConfigError: a mesh or the batch does not fit the world size.
     """
-    for limit in _limits_of_cells(asked, resolved, machine, overrides):
-        if limit.refuses and not several_sizes:
-            raise ConfigError(limit.reason)
-        return limit.reason
-    return None
+    limit = next(_limits_of_cells(asked, resolved, machine, overrides), None)
+    if limit and limit.refuses and not several_sizes:
+        raise ConfigError(limit.reason)
+    return limit.reason if limit else None
 
 
 def _wrong_values(config: Config) -> Iterator[str]:

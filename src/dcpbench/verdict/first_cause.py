@@ -51,7 +51,7 @@ def stop_of(end: StageEnd, dies: str | None = None) -> Stop | None:
         return _timeout(end)
     details: dict[str, Any] = {
         "rank": first.rank,
-        "phase": first.phase,
+        "phase": first.failed.error.phase if first.failed else first.phase,
         "upload_under_way": bool(first.uploads),
         "log_tail": list(first.log_tail),
     }
@@ -65,7 +65,6 @@ def stop_of(end: StageEnd, dies: str | None = None) -> Stop | None:
             for rank in end.ranks
             if rank.failed and (rank is first or not rank.failed.secondary)
         )
-        details["phase"] = first.failed.error.phase
         return Stop("error", first.failed.error, place=place, raised=raised, details=details)
     return None if dies else Stop("crash", first, place=place, details=details)
 
