@@ -80,9 +80,15 @@ def _entry(plain: dict[str, Any]) -> KnownFailure:
 
 
 def _typed(schema: type[T], plain: dict[str, Any]) -> T:
-    typed = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), plain))
+    typed = OmegaConf.to_object(OmegaConf.merge(_structured(schema), plain))
     assert isinstance(typed, schema)
     return typed
+
+
+@cache
+def _structured(schema: type) -> Any:
+    """Return a schema for OmegaConf, made once for all entries."""
+    return OmegaConf.structured(schema)
 
 
 def _without_idle(path: Path, found: list[KnownFailure]) -> list[KnownFailure]:
