@@ -85,9 +85,7 @@ def test_statuses_are_matched_by_axes_and_come_first(
         asked("none"),
         torch="2.13.0",
     )
-    told = {
-        line["parallel"]: line["verdict"] for line in lines(capsys, old, new) if line["metric"] == "status"
-    }
+    told = {line["parallel"]: line["verdict"] for line in statuses(capsys, old, new)}
     assert told == {
         "ddp": "newly failing",
         "fsdp": "newly passing",
@@ -274,9 +272,7 @@ def test_every_sweep_is_compared_with_the_first(
 ) -> None:
     old = sweep("old", asked("ddp"))
     others = [sweep("well", asked("ddp")), sweep("broken", asked("ddp", status="fail"))]
-    told = {
-        line["against"]: line["verdict"] for line in lines(capsys, old, *others) if line["metric"] == "status"
-    }
+    told = {line["against"]: line["verdict"] for line in statuses(capsys, old, *others)}
     assert told == {"well": "same", "broken": "newly failing"}
     assert compared(old, *others, "-o", tmp_path / "said.md") == 0
     assert "newly failing" in (tmp_path / "said.md").read_text()
@@ -321,8 +317,7 @@ def test_edited_configurations_are_not_compared(
     text = capsys.readouterr().out
     assert "other configuration parallel=ddp save=sync (and 7 more like it): model_equal: rank 1" in text
     assert text.count("again: ") == 2, "identical failures of a comparison are grouped"
-    mixed = {line["verdict"] for line in lines(capsys, old, new) if line["metric"] == "status"}
-    assert mixed == {"same", "other configuration"}
+    assert {line["verdict"] for line in statuses(capsys, old, new)} == {"same", "other configuration"}
 
 
 def test_how_run_keys_do_not_change_the_cell(

@@ -106,11 +106,6 @@ def test_damaged_details_hide_no_row(tmp_path: Path) -> None:
     assert read_rows(tmp_path)[1] == [f"{path} cannot be read: it is a link, which is not followed"]
 
 
-def test_folder_without_a_sweep_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ResultsError, match="no sweep here"):
-        read_rows(tmp_path)
-
-
 def test_csv_has_the_columns_only(tmp_path: Path) -> None:
     append_row(tmp_path, row(reason='says "a, b"\nand more', details={"a": 1}))
     write_csv(tmp_path)

@@ -254,72 +254,40 @@ def asked(number: int, skip: str | None = None, known: tuple[KnownFailure, ...] 
 def test_many_cells_are_summed_by_block(capsys: pytest.CaptureFixture[str]) -> None:
     failure = KnownFailure("some-id", reason="torch is wrong")
     jobs = [asked(number, "no accelerator" if number % 3 else None) for number in range(60)]
-    jobs[0] = asked(0, known=(failure,))
-    jobs[1] = asked(1, "no compiler")
+    jobs[:2] = asked(0, known=(failure,)), asked(1, "no compiler")
     blocks = ["first"] * 40 + ["second"] * 20
     status, told = planned(capsys, jobs, blocks=blocks)
     assert status == 0
-    lines = told.splitlines()
-    assert [line.split() for line in lines[:3]] == [
-        ["block", "cells", "run", "skip", "done", "about"],
-        ["first", "40", "14", "26", "?"],
-        ["second", "20", "6", "14", "?"],
-    ]
-    assert lines[4:7] == ["would be skipped:", "  39 × no accelerator", "  1 × no compiler"]
-    assert lines[8:10] == ["known failures, which are expected:", "  1 × some-id: torch is wrong"]
-    assert lines[11:13] == [
-        "--all shows every cell, --json all of it",
-        "60 cells: 20 would run, 40 would be skipped",
-    ]
+    counts = [line.split() for line in told.splitlines()[1:3]]
+    assert counts == [["first", "40", "14", "26", "?"], ["second", "20", "6", "14", "?"]]
+    for said in ("39 × no accelerator", "1 × no compiler", "1 × some-id: torch is wrong"):
+        assert f"\n  {said}\n" in told
+    assert "\n60 cells: 20 would run, 40 would be skipped\n" in told
     assert "cell 7" not in told
-    assert not [line for line in lines if line.endswith(" ")], "not one blank at the end of a line"
     _, told = planned(capsys, jobs, PlanAs.cells, blocks=blocks)
-    cells = told.splitlines()
-    assert cells[1].split() == ["seed", "would", "about", "because"]
-    assert [line.split()[:2] for line in cells[2:5]] == [["0", "run"], ["1", "skip"], ["2", "skip"]]
-    assert cells[2] == "0     run    ?      known failure some-id"
-    assert cells.index("") == 62, "a line for each cell, after what they share and the heads"
-    assert not [line for line in cells if line.endswith(" ")]
+    cells = [line.split()[:2] for line in told.splitlines() if line[:1].isdigit()][:60]
+    assert cells == [[str(number), "skip" if one.skip else "run"] for number, one in enumerate(jobs)]
     _, told = planned(capsys, jobs, PlanAs.json, blocks=blocks)
     values = json.loads(told)
     assert values["blocks"]["second"] == {"cells": 20, "run": 6, "skip": 14, "done": 0, "seconds": None}
-    assert values["cells"][1] == {
-        "cell": "cell 1",
-        "block": "first",
-        "would": "skip",
-        "seconds": None,
-        "because": "no compiler",
-        "known": [],
-    }
+    ended = {"would": "skip", "because": "no compiler", "block": "first"}
+    assert values["cells"][1].items() >= {"cell": "cell 1", **ended}.items()
 
 
 def test_cells_are_listed_like_the_rows_of_a_run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What all cells share comes first, then the axes and other overrides that vary; repeats are one line."""
-    how = [("ddp", "sync", 1), ("ddp", "sync", 2), ("fsdp2", "async", 1)]
-    jobs = [
-        asked(
-            number,
-            "needs a disk of its own and more" if save == "async" else None,
-            parallel=parallel,
-            save=save,
-            saves=2,
-            seed=0,
-        )
-        for number, (parallel, save, _) in enumerate(how)
-    ]
-    for number, one in enumerate(jobs):
-        one.cell.overrides += ["retry=0"] if number == 2 else [f"repeat={number}"]
-    lines = planned(capsys, jobs)[1].splitlines()
-    assert lines[:4] == [
-        "all cells: compile=false saves=2 seed=0",
-        "parallel  save   overrides  would  runs  about  because",
-        "ddp       sync              run    2     ?",
-        "fsdp2     async  retry=0    skip   1            needs a disk of its own and more",
-    ]
-    one = planned(capsys, [asked(0, parallel="ddp", save="sync")])[1].splitlines()
-    assert one[:3] == ["all cells: parallel=ddp compile=false save=sync", "would  about", "run    ?"]
+    why = "needs a disk of its own and more"
+    how = [("ddp", "sync", None), ("ddp", "sync", None), ("fsdp2", "async", why)]
+    jobs = [asked(at, skip, parallel=of, save=save, saves=2) for at, (of, save, skip) in enumerate(how)]
+    for one, word in zip(jobs, ("repeat=0", "repeat=1", "retry=0"), strict=True):
+        one.cell.overrides.append(word)
+    shared, head, *lines = planned(capsys, jobs)[1].splitlines()
+    assert shared == "all cells: compile=false saves=2"
+    assert head.split() == ["parallel", "save", "overrides", "would", "runs", "about", "because"]
+    listed = [" ".join(line.split()) for line in lines[:2]]
+    assert listed == ["ddp sync run 2 ?", f"fsdp2 async retry=0 skip 1 {why}"]
     for name, value in {"FORCE_COLOR": "1", "COLUMNS": "60", "TERM": "xterm"}.items():
         monkeypatch.setenv(name, value)
     lines = re.sub(r"\x1b\[[\d;]*m", "", planned(capsys, jobs)[1]).splitlines()

@@ -163,15 +163,6 @@ class ExceptionOfAWriterSwallowed(Mutant):
 
 
 @_mutant("durable")
-class ResultsOfAWriterLost(Mutant):
-    """Leave the items of the second file out of the metadata."""
-
-    def write_file(self, name: str, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
-        results = super().write_file(name, items, planner)
-        return [] if "_1.distcp" in name else results
-
-
-@_mutant("durable")
 class SuccessBeforeTheEnd(Mutant):
     """Report success before `finish` has published the metadata."""
 
@@ -228,17 +219,6 @@ class NamesOfTheSecondRankNotSynced(Mutant):
     def sync_folder(self, folder: Path) -> None:
         if self.is_first:
             super().sync_folder(folder)
-
-
-@_mutant("durable", on_ranks=True)
-class ExceptionOfTheSecondRankSwallowed(Mutant):
-    """Empty the files of the second rank and report success to the first rank."""
-
-    def write_file(self, name: str, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
-        results = super().write_file(name, items, planner)
-        if not self.is_first:
-            os.truncate(self.path / name, 0)
-        return results
 
 
 @_mutant("recoverable", same_folder=True, on_ranks=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import dcpbench, run
+from conftest import dcpbench, run, tiered
 from dcpbench.cli import reference
 from dcpbench.config.groups import Expect, Place, rank_of
 from dcpbench.core.checks import CHECKS
@@ -14,6 +14,7 @@ from dcpbench.core.rank_report import NothingToInjectError
 from dcpbench.plugins.faults import registry
 from support.alone import run_alone
 from support.commands import python
+from support.pretended_engine import PRETENDED
 
 ROOT = Path(__file__).parents[3]
 
@@ -66,7 +67,8 @@ def test_loading_faults_does_not_import_torch() -> None:
 
 @pytest.mark.slow
 def test_glob_selects_faults(tmp_path: Path) -> None:
-    ended = dcpbench("plan", "fault=glob(weight_on_rank_*)", "parallel=ddp", folder=tmp_path / "sweep")
+    asked = ("plan", "fault=glob(weight_on_rank_*)", "parallel=ddp", PRETENDED)
+    ended = dcpbench(*asked, folder=tmp_path / "sweep")
     cells = [line.split()[0] for line in ended.out.splitlines() if line.startswith("weight")]
     assert cells == ["weight_on_rank_0", "weight_on_rank_3"]
 
@@ -86,25 +88,27 @@ def test_shell_completes_faults() -> None:
     assert "lr_next_float" in reference.groups()["fault"].values
 
 
+DETECTED = [
+    ("nested", "keys_exchanged"),
+    ("bf16", "weight_exponent_bit"),
+    ("bf16", "exp_avg_highest_bit"),
+    ("tied", "requires_grad_lost"),
+    ("dtypes", "weight_lowest_bit"),
+    ("batch_norm", "tensors_exchanged"),
+    ("extra_state", "extra_state_forgotten"),
+]
+ALSO = [
+    ("nested", "weight_lowest_bit"),
+    ("nested", "tensors_exchanged"),
+    ("tied", "tensors_exchanged"),
+    ("tied", "weight_lowest_bit"),
+    ("few_rows", "bias_lowest_bit"),
+    ("frozen", "weight_lowest_bit"),
+]
+
+
 @pytest.mark.cell
-@pytest.mark.parametrize(
-    ("model", "fault"),
-    [
-        ("nested", "weight_lowest_bit"),
-        ("nested", "tensors_exchanged"),
-        ("nested", "keys_exchanged"),
-        ("bf16", "weight_exponent_bit"),
-        ("bf16", "exp_avg_highest_bit"),
-        ("tied", "tensors_exchanged"),
-        ("tied", "weight_lowest_bit"),
-        ("tied", "requires_grad_lost"),
-        ("dtypes", "weight_lowest_bit"),
-        ("few_rows", "bias_lowest_bit"),
-        ("frozen", "weight_lowest_bit"),
-        ("batch_norm", "tensors_exchanged"),
-        ("extra_state", "extra_state_forgotten"),
-    ],
-)
+@pytest.mark.parametrize(("model", "fault"), tiered([*DETECTED, *ALSO], *DETECTED))
 def test_fault_is_detected_in_any_model(model: str, fault: str) -> None:
     ended = run_alone(fault, model=model, saves=1, train_steps=1, resume_steps=1).verdict
     assert ended.fault_seen, ended.reason
