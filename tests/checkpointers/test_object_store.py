@@ -86,7 +86,7 @@ def test_invalid_store_is_refused(options: dict[str, Any], told: str) -> None:
 
 @pytest.mark.slow
 def test_every_check_passes_on_ranks(server: Server, tmp_path: Path) -> None:
-    words = ("storage=fsspec_s3", "verify=deep", "parallel=fsdp2", "device=cpu", "world_size=2", "saves=2")
+    words = ("storage=fsspec_s3", "verify=deep", "parallel=fsdp2", "device=cpu", "world_size=2", "saves=1")
     before = server.objects().keys()
     ended = run(tmp_path / "sweep", *words, *server.words, *SMALL)
     (row,) = ended.rows

@@ -11,7 +11,6 @@ import torch
 from conftest import tiered
 from dcpbench.cell import steps
 from dcpbench.scenarios import partial_load
-from dcpbench.verdict.verdict import Verdict
 from dcpbench.verify import audit, compare_layouts, losses, perturb
 from dcpbench.workloads import build_run, lockstep, twin
 from dcpbench.workloads.build_run import build_plain, build_unrestored
@@ -231,47 +230,32 @@ def no_gradient(*_: Any) -> tuple[None, float]:
     return None, 0.0
 
 
+BLIND = [
+    ("save_load", "model_equal", compare_layouts, "compare"),
+    ("save_load", "optim_equal", compare_layouts, "compare"),
+    ("save_load", "extra_equal", compare_layouts, "compare"),
+    ("save_load", "save_harmless", perturb, "compare"),
+    ("save_load", "gradient_close", lockstep, "compare_gradient"),
+    ("save_load", "step_equal", lockstep, "compare_step"),
+    ("save_load", "batch_loss_close", lockstep, "compare_losses"),
+    ("save_load", "loss_resume_equal", losses, "compare_losses"),
+    ("save_load", "checkpoint_whole", audit, "audit"),
+    ("partial_load", "optim_equal", partial_load, "compare_across"),
+    ("partial_load", "contract_held", perturb, "compare"),
+    ("fine_tune", "model_equal", compare_layouts, "compare_across"),
+]
+
+
 @pytest.mark.cell
 @pytest.mark.parametrize(
-    ("check", "module", "comparison"),
-    [
-        ("model_equal", compare_layouts, "compare"),
-        ("optim_equal", compare_layouts, "compare"),
-        ("extra_equal", compare_layouts, "compare"),
-        ("save_harmless", perturb, "compare"),
-        ("gradient_close", lockstep, "compare_gradient"),
-        ("step_equal", lockstep, "compare_step"),
-        ("batch_loss_close", lockstep, "compare_losses"),
-        ("loss_resume_equal", losses, "compare_losses"),
-        ("checkpoint_whole", audit, "audit"),
-    ],
+    ("scenario", "check", "module", "comparison"),
+    tiered(BLIND, *(one for one in BLIND if one[0] == "save_load")),
 )
 def test_blind_comparison_is_vacuous(
-    check: str, module: Any, comparison: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, comparison, no_gradient if comparison == "compare_gradient" else nothing)
-    verdict, _ = alone(saves=1)
-    assert_blind(verdict, check)
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize(
-    ("scenario", "check", "module", "comparison"),
-    [
-        ("partial_load", "optim_equal", partial_load, "compare_across"),
-        ("partial_load", "contract_held", perturb, "compare"),
-        ("fine_tune", "model_equal", compare_layouts, "compare_across"),
-    ],
-)
-def test_blind_check_in_other_scenarios_is_vacuous(
     scenario: str, check: str, module: Any, comparison: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, comparison, nothing)
+    monkeypatch.setattr(module, comparison, no_gradient if comparison == "compare_gradient" else nothing)
     verdict, _ = alone(scenario=scenario, saves=1)
-    assert_blind(verdict, check)
-
-
-def assert_blind(verdict: Verdict, check: str) -> None:
     assert verdict.status == "vacuous"
     seen = verdict.details["checks"][check]
     assert seen["control_missed"]

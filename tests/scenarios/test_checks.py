@@ -15,7 +15,6 @@ from dcpbench.cell import checks, explained, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import Resumed
-from dcpbench.cell.steps import RunRecord
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
 from dcpbench.core.checks import CheckSpec
@@ -175,28 +174,6 @@ def test_indistinguishable_losses_prove_nothing() -> None:
     assert compared.fired == {"loss of step 1": False}
 
 
-def test_unrestored_run_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cell, record = bare_cell(tmp_path, config(**SMALL)), RunRecord()
-    built: list[int] = []
-    honest = steps.build_run.build_unrestored
-
-    def build_unrestored(config: Any, world: Any, seed: int) -> TrainingRun:
-        built.append(seed)
-        return honest(config, world, seed)
-
-    monkeypatch.setattr(steps.build_run, "build_unrestored", build_unrestored)
-    everything = steps.unrestored_losses(cell, record, 0, range(1, 4))
-    assert len(set(everything)) == 3
-    assert steps.unrestored_losses(cell, record, 0, range(2, 4)) == everything[1:]
-    assert steps.unrestored_losses(cell, record, 0, range(2, 3)) == everything[1:2]
-    assert len(built) == 1
-    longer = steps.unrestored_losses(cell, record, 0, range(1, 6))
-    assert longer[:3] == everything
-    assert len(longer) == 5
-    assert not set(steps.unrestored_losses(cell, record, 1, range(1, 4))) & set(everything)
-    assert built == [steps.other_seed(cell, number) for number in (0, 0, 1)]
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_files_are_verified_by_rank_0_only(rank: int, tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, seen_by=world(rank, 2))
@@ -310,18 +287,6 @@ def test_drawing_run_is_bound_to_its_layout(
     assert cell.report.not_applied == ({"loss_resume_close": text} if why else {})
 
 
-@pytest.mark.parametrize("own", ["why_no_twin", "why_layout_bound", None])
-@pytest.mark.parametrize("before", ["before", None])
-def test_layout_bound_run_reports_why(own: str | None, before: str | None, tmp_path: Path) -> None:
-    cell = bare_cell(tmp_path, config(**ONCE))
-    run = build_plain(cell.config, cell.world, 0)
-    if own:
-        setattr(run, own, own)
-    assert checks._layout_matters(cell, run, before) is bool(own or before)
-    told = own or before
-    assert cell.report.not_applied == ({"loss_resume_close": told} if told else {})
-
-
 @pytest.mark.parametrize(("parallel", "sees"), [("none", False), ("fsdp2", True)])
 def test_batch_norm_depends_on_the_batch_share(parallel: str, sees: bool) -> None:
     given = config(**{**ONCE, "model": "batch_norm"}, parallel=parallel)
@@ -367,10 +332,6 @@ def test_defect_of_a_drawing_run_has_wider_bounds(
     assert ("net1.weight" in told["model_equal"]) is apart
     assert ("state.net1.weight.exp_avg" in told["optim_equal"]) is apart
     assert "train_state.losses" in told["extra_equal"], "they are those that were recorded"
-
-
-def test_bounds_of_a_drawing_run() -> None:
-    assert _other_run._DRAWN == {"loss": 0.02, "model_equal": 0.1, "optim_equal": 2.0}
 
 
 @pytest.mark.parametrize("component", ["none", "grad_scaler"])

@@ -12,7 +12,7 @@ from support.alone import alone
 
 pytestmark = pytest.mark.cell
 
-SMALL: dict[str, Any] = {"model": "buffered", "optimizer": "adamw_groups", "saves": 2, "train_steps": 2}
+SMALL: dict[str, Any] = {"model": "buffered", "optimizer": "adamw_groups", "saves": 2, "train_steps": 1}
 TWO_STEPS: dict[str, Any] = {"resume_steps": 2}
 """After the second step no loss shows what it did."""
 

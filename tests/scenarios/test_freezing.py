@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from conftest import Finished, run, selected, tiered
+from conftest import Finished, blocks, run, selected, tiered
 from support.alone import Ran, run_alone, unexplained
 
 CHAIN: dict[str, Any] = {"scenario": "chain", "saves": 2, "train_steps": 2, "resume_steps": 1}
@@ -52,10 +52,12 @@ def test_own_step_counter_is_reported() -> None:
 
 @pytest.fixture(scope="module")
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    parallels = ",".join([*selected(request, "parallel"), "ddp"])
-    axes = ("component=unfreezing,freezing", f"parallel={parallels}")
+    cells = [
+        {"component": "unfreezing", "parallel": "ddp"},
+        {"component": "unfreezing,freezing", "parallel": ",".join(selected(request, "parallel"))},
+    ]
     words = ("scenario=chain", "model=short", "device=cpu", "world_size=2", "saves=2", "resume_steps=1")
-    return run(tmp_path_factory.mktemp("freezing") / "sweep", "-m", *axes, *words, "retry=0")
+    return run(tmp_path_factory.mktemp("freezing") / "sweep", *blocks(cells), *words, "retry=0")
 
 
 @pytest.mark.slow

@@ -2,36 +2,31 @@
 
 import pytest
 
-from conftest import Finished, experiment, run, selected, tiered
+from conftest import Finished, blocks, cells_of, run, selected, tiered
 
 pytestmark = pytest.mark.slow
 
 
 ALWAYS = ("adversarial", "random")
 """Blocks whose rows are checked one by one."""
-CELLS = {
-    "adversarial": 3,
-    "tied": 3,
-    "narrow": 2,
-    "layers": 2,
-    "random": 3,
-    "halves": 2,
-    "buffers": 2,
-    "others": 3,
-}
-"""The number of cells of each block."""
+KEPT = (*ALWAYS, "halves")
+"""Blocks that `make test` runs under the last of their parallelisms."""
+BLOCKS = cells_of("healthy")
 
 
 @pytest.fixture(scope="module")
 def healthy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     asked = {*selected(request, "block"), *ALWAYS}
-    ended = run(tmp_path_factory.mktemp("healthy") / "sweep", *experiment("healthy", asked))
-    assert len(ended.rows) == sum(CELLS[block] for block in asked)
-    return ended
+    cells = [cell for block, cell in BLOCKS.items() if block in asked]
+    if asked == {*KEPT}:
+        cells = [{**cell, "parallel": cell["parallel"].rpartition(",")[2]} for cell in cells]
+        cells.append({**BLOCKS["random"], "parallel": "ddp"})
+    return run(tmp_path_factory.mktemp("healthy") / "sweep", *blocks(cells))
 
 
-@pytest.mark.parametrize("block", tiered(CELLS, *ALWAYS, "halves"))
+@pytest.mark.parametrize("block", tiered(BLOCKS, *KEPT))
 def test_no_false_alarm(healthy: Finished, block: str) -> None:
+    assert healthy.rows, healthy.err
     assert {row["cell"]: row["reason"] for row in healthy.rows if row["status"] != "pass"} == {}
 
 
@@ -50,7 +45,7 @@ def test_constants_have_controls(healthy: Finished, name: str) -> None:
 TWIN = ("gradient_close", "batch_loss_close")
 
 
-@pytest.mark.parametrize("parallel", ["none", "ddp", "fsdp2_tp"])
+@pytest.mark.parametrize("parallel", tiered(["none", "ddp", "fsdp2_tp"], "ddp", "fsdp2_tp"))
 def test_drawing_model_may_have_a_twin(healthy: Finished, parallel: str) -> None:
     row = healthy.row(model="dropout", parallel=parallel)
     assert row["random_equal"] is True

@@ -126,19 +126,6 @@ def test_trainer_leaves_a_file_for_each_rank(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"newest-rank0.pt", "newest-rank1.pt"}
 
 
-def test_rank_0_drops_the_page_cache(tmp_path: Path) -> None:
-    cell, saved = newest(tmp_path, *ALL)
-    dropped = dropped_by(saved)
-    handover.leave_newest(replace(cell, world=world(1, 2)))
-    assert (dropped, (tmp_path / "newest.pt").exists()) == ([], False)
-    for config_without in (replace(cell.config, verify=Verify.standard),):
-        handover.leave_newest(replace(cell, config=config_without))
-    handover.leave_newest(replace(cell, complete=[]))
-    assert (dropped, (tmp_path / "newest.pt").exists()) == ([], False)
-    handover.leave_newest(cell)
-    assert dropped == [str(tmp_path)]
-
-
 def test_nothing_left_means_nothing_to_load(tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(**SMALL, verify="deep"))
     fresh_process.load_alone(cell)

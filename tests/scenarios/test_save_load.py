@@ -1,12 +1,13 @@
 """Saves that overlap, and state that is too large to copy, on real ranks."""
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 
-from conftest import ONE_STEP, SMALL, Finished, blocks, run
+from conftest import ONE_STEP, SMALL, Finished, blocks, run, selected, tiered
 from support.alone import STAGES_ONCE
 from support.drivers import plant
 
@@ -14,18 +15,24 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     shared = {"save": "async_shared_writer,async_shared_stager", "overlap_saves": "false,true"}
-    apart = {"save": "sync_no_collectives", "scenario": "convert", "load_parallel": "fsdp2,ddp", "saves": 1}
-    raw = {"save": "sync,async", "raw": True, "keep_checkpoints": "all"}
+    apart = {"save": "sync_no_collectives", "scenario": "convert", "saves": 1}
+    overlapping = ",".join(selected(request, "overlapping"))
     cells: list[dict[str, Any]] = [
-        {"parallel": "fsdp_flat,fsdp2", "world_size": 2, "save": "sync,async", "overlap_saves": True},
-        {"parallel": "ddp", "world_size": 2, **shared},
-        {"parallel": "ddp,fsdp2", "world_size": 2, **apart},
-        {"parallel": "none,fsdp2", "world_size": 2, **raw},
+        {"parallel": overlapping or "fsdp2", "save": "sync,async", "overlap_saves": True, "saves": 2},
+        {"parallel": "ddp", **shared},
+        *(
+            {"parallel": saves, "load_parallel": loads, **apart}
+            for saves, loads in selected(request, "saves", "loads")
+        ),
+        *(
+            {"parallel": parallel, "save": save, "raw": True, "keep_checkpoints": "all", "saves": 2}
+            for parallel, save in selected(request, "parallel", "save")
+        ),
     ]
     folder = tmp_path_factory.mktemp("saved") / "sweep"
-    return run(folder, *blocks(cells), "device=cpu", "retry=0", *SMALL)
+    return run(folder, *blocks(cells), "device=cpu", "world_size=2", "retry=0", *SMALL)
 
 
 def rows_with(saved: Finished, word: str) -> list[dict[str, Any]]:
@@ -33,16 +40,14 @@ def rows_with(saved: Finished, word: str) -> list[dict[str, Any]]:
     return [row for row in saved.rows if word in row["overrides"].split()]
 
 
-def test_overlapping_saves_have_their_own_state(saved: Finished) -> None:
-    rows = [row for row in rows_with(saved, "overlap_saves=true") if row["save"] in ("sync", "async")]
-    assert len(rows) == 4
-    for row in rows:
-        if row["save"] == "sync":
-            assert (row["status"], "each save is complete" in row["reason"]) == ("skip", True)
-            continue
-        assert row["status"] == "pass", row["reason"]
-        assert row["save_s"] is None, "it was held back: how long it took says nothing"
-        assert row["save_stall_s"] > 0
+@pytest.mark.parametrize("overlapping", tiered(["fsdp_flat", "fsdp2"], "fsdp2"))
+def test_overlapping_saves_have_their_own_state(saved: Finished, overlapping: str) -> None:
+    rows = [row for row in rows_with(saved, "overlap_saves=true") if row["parallel"] == overlapping]
+    at_once, background = rows
+    assert (at_once["status"], "each save is complete" in at_once["reason"]) == ("skip", True)
+    assert background["status"] == "pass", background["reason"]
+    assert background["save_s"] is None, "it was held back: how long it took says nothing"
+    assert background["save_stall_s"] > 0
     assert saved.status == 0
 
 
@@ -63,25 +68,32 @@ def test_two_saves_are_in_flight_at_once(saved: Finished) -> None:
         assert "model_equal: rank 0: net1.weight (param) in the checkpoint of step 2" in stager
 
 
-def test_ranks_without_collectives_find_their_files(saved: Finished) -> None:
+PAIRS = [*itertools.product(("ddp", "fsdp2"), repeat=2)]
+
+
+@pytest.mark.parametrize(("saves", "loads"), tiered(PAIRS, ("fsdp2", "ddp"), ("fsdp2", "fsdp2")))
+def test_ranks_without_collectives_find_their_files(saved: Finished, saves: str, loads: str) -> None:
     """Another layout does not, and no error says so (docs/findings/load-without-collectives.md)."""
-    rows = {(row["parallel"], row["load_parallel"]): row for row in rows_with(saved, "scenario=convert")}
-    row = rows.pop(("fsdp2", "ddp"))
-    assert row["status"] == "xfail"
-    assert [other["status"] for other in rows.values()] == ["pass"] * 3, saved.out
+    row = saved.row(scenario="convert", parallel=saves, load_parallel=loads)
     assert (row["checkpoint_whole"], row["files_equal"]) == (True, True)
-    assert (row["model_equal"], row["optim_equal"]) == (False, False)
+    lost = (saves, loads) == ("fsdp2", "ddp")
+    assert row["status"] == ("xfail" if lost else "pass"), row["reason"]
+    assert (row["model_equal"], row["optim_equal"]) == (not lost, not lost)
 
 
-def test_raw_io_is_measured_with_each_save(saved: Finished) -> None:
-    rows = rows_with(saved, "raw=true")
-    assert len(rows) == 4
-    for row in rows:
-        assert row["status"] == "pass", row["reason"]
-        assert row["raw_write_s"] > 0
-        assert row["raw_read_s"] > 0
-        kept = {path.name for path in (saved.folder / row["cell"]).glob("checkpoints/*")}
-        assert kept == {"step-0001", "step-0002", "step-0003"}, "of the plain files nothing stays"
+RAW = [*itertools.product(("none", "fsdp2"), ("sync", "async"))]
+
+
+@pytest.mark.parametrize(("parallel", "save"), tiered(RAW, ("fsdp2", "async")))
+def test_raw_io_is_measured_with_each_save(saved: Finished, parallel: str, save: str) -> None:
+    (row,) = [
+        row for row in rows_with(saved, "raw=true") if (row["parallel"], row["save"]) == (parallel, save)
+    ]
+    assert row["status"] == "pass", row["reason"]
+    assert row["raw_write_s"] > 0
+    assert row["raw_read_s"] > 0
+    kept = {path.name for path in (saved.folder / row["cell"]).glob("checkpoints/*")}
+    assert kept == {"step-0001", "step-0002"}, "of the plain files nothing stays"
     assert "raw_write_s" in saved.out
 
 

@@ -52,19 +52,6 @@ def test_mismatch_on_one_rank_fails_and_names_it(rank: int) -> None:
     assert verdict.reason == f"model_equal: rank {rank}: w at step 2: index [3]: ..."
 
 
-def test_first_mismatch_is_the_first_of_any_rank() -> None:
-    """A second save carries a defect of one rank to the others."""
-    seen = [
-        RankReport(rank, {"extra_equal": seen_at("in the checkpoint", "saved again")}) for rank in range(3)
-    ]
-    seen[0].checks["extra_equal"].add([finding("w", "theirs", 9.0, "saved again")])
-    for where in ("in the checkpoint", "saved again"):
-        seen[2].checks["extra_equal"].add([finding("w", "mine", 0.5, where)])
-    verdict = judge([seen], [3])
-    assert verdict.first_mismatch == "rank 2: w in the checkpoint: mine"
-    assert [(one.rank, one.first.where) for one in verdict.failed] == [(2, "in the checkpoint")]
-
-
 @pytest.mark.parametrize(
     ("looked_at", "differs_at", "first"),
     [

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -24,11 +25,9 @@ LISTED = KnownFailure(
 )
 
 
-def after(end: StageEnd, known: KnownFailure = LISTED, torch: str = "2.13.0+cpu", **columns: object) -> str:
+def after(end: StageEnd, known: KnownFailure = LISTED) -> str:
     """Return the status of a cell."""
-    about = {"torch_version": torch, "parallel": "ddp", **columns}
-    listed = (known,) if known.covers(about) else ()
-    return verdict_of(job(known=listed, **about).expected, [end]).status
+    return verdict_of(job(known=(known,)).expected, [end]).status
 
 
 def powered() -> list[RankReport]:
@@ -55,12 +54,31 @@ def test_intermittent_failure_can_pass() -> None:
     assert after(failing({"optim_equal": ["state.w.exp_avg"]}), replace(LISTED, always=False)) == "xfail"
 
 
-def test_cells_can_match_configuration_keys() -> None:
-    overlapping = replace(LISTED, cells={"overlap_saves": True})
-    check_entry(overlapping)
-    row = {"torch_version": "2.13.0"}
-    assert overlapping.covers({**row, "config": {"overlap_saves": True}})
-    assert not overlapping.covers({**row, "config": {"overlap_saves": False}})
+@pytest.mark.parametrize(
+    ("limits", "columns", "covered"),
+    [
+        ({}, {"parallel": "fsdp"}, True),
+        ({}, {"parallel": "hsdp"}, False),
+        ({}, {"torch_version": "2.10.1"}, False),
+        ({"cells": {"overlap_saves": True}}, {"config": {"overlap_saves": True}}, True),
+        ({"cells": {"overlap_saves": True}}, {"config": {"overlap_saves": False}}, False),
+        ({"cells": {"storage.options.overwrite": [None, True]}}, {"config": {}}, True),
+        (
+            {"cells": {"storage.options.overwrite": [None, True]}},
+            {"config": {"storage.options.overwrite": False}},
+            False,
+        ),
+        ({"load_torch": "<2.13"}, {"load_torch_version": "2.12.1"}, True),
+        ({"load_torch": "<2.13"}, {"load_torch_version": "2.13.0+cpu"}, False),
+        ({"load_torch": "<2.13"}, {"load_torch_version": None}, False),
+    ],
+)
+def test_entry_covers_its_cells_and_versions(
+    limits: dict[str, Any], columns: dict[str, Any], covered: bool
+) -> None:
+    entry = replace(LISTED, **limits)
+    check_entry(entry)
+    assert entry.covers({"torch_version": "2.13.0", "parallel": "ddp", **columns}) is covered
 
 
 def test_a_listed_failure_is_expected() -> None:
@@ -185,12 +203,6 @@ def test_mismatches_of_earlier_stages_count() -> None:
     assert verdict_of(job(known=(listed,)).expected, [failing({"model_equal": ["w"]}), end]).status == "error"
 
 
-def test_other_cells_and_versions_are_not_covered() -> None:
-    failed = {"optim_equal": ["state.w.exp_avg"]}
-    assert after(failing(failed), parallel="hsdp") == "fail"
-    assert after(failing(failed), torch="2.10.1") == "fail"
-
-
 def test_only_the_listed_error_is_expected() -> None:
     listed = KnownFailure(
         id="names",
@@ -228,21 +240,30 @@ def test_error_can_require_a_recomputed_defect() -> None:
         assert after(raised(RaisedError(0, "load", "KeyError", "'a'", by=by)), listed) == expected
 
 
-def test_error_can_require_a_listed_name() -> None:
+@pytest.mark.parametrize(
+    ("missing", "name", "expected"),
+    [
+        ("w1", "w1", "xfail"),
+        ("w1", "w2", "error"),
+        ("param_groups.0.weight_decay", "weight_decay", "xfail"),
+        ("param_groups.0.weight_decay", "decay", "error"),
+        ("param_groups.0.weight_decay", "lr", "error"),
+    ],
+)
+def test_error_can_require_a_listed_name_or_its_end(missing: str, name: str, expected: str) -> None:
     """A key is missing because an earlier mismatch, which is listed too, left it out."""
     listed = KnownFailure(
         id="names",
         torch=">=2",
         error=KnownError("KeyError", ["load"], r"key (?P<name>\w+)\."),
-        checks={"model_equal": [KnownMismatch("w.*", ["missing"])]},
+        checks={"model_equal": [KnownMismatch(r"w.*|param_groups\..*", ["missing"])]},
         reason="x",
     )
     seen = RankReport(3, {"model_equal": CheckReport()})
-    seen.checks["model_equal"].add([Mismatch("w1", Problem.missing)])
-    for name, expected in (("w1", "xfail"), ("w2", "error")):
-        error = RaisedError(3, "load", "KeyError", f"key {name}.")
-        assert after(raised(error, before=[seen]), listed) == expected
-        assert after(raised(error), listed) == "error", "nothing is missing"
+    seen.checks["model_equal"].add([Mismatch(missing, Problem.missing)])
+    error = RaisedError(3, "load", "KeyError", f"key {name}.")
+    assert after(raised(error, before=[seen]), listed) == expected
+    assert after(raised(error), listed) == "error", "nothing is missing"
 
 
 @pytest.mark.parametrize(
@@ -256,35 +277,6 @@ def test_error_can_require_a_listed_name() -> None:
 )
 def test_cells_that_did_not_fail(end: StageEnd, expected: str) -> None:
     assert after(end) == expected
-
-
-def test_keys_within_a_group_are_matched() -> None:
-    listed = replace(LISTED, cells={"storage.options.overwrite": [None, True]})
-    check_entry(listed)
-    for config, covered in (({}, True), ({"storage.options.overwrite": False}, False)):
-        assert listed.covers({"torch_version": "2.13.0", "config": config}) is covered
-
-
-def test_torch_of_the_load_is_matched() -> None:
-    listed = replace(LISTED, cells={}, load_torch="<2.13")
-    check_entry(listed)
-    for loads, covered in (("2.12.1", True), ("2.13.0+cpu", False), (None, False)):
-        assert listed.covers({"torch_version": "2.13.0", "load_torch_version": loads}) is covered
-
-
-def test_error_can_name_the_end_of_a_listed_name() -> None:
-    listed = KnownFailure(
-        id="ends",
-        torch=">=2",
-        error=KnownError("KeyError", ["train"], r"'(?P<name>\w+)'"),
-        checks={"optim_equal": [KnownMismatch(r"param_groups\..*", ["missing"])]},
-        reason="x",
-    )
-    seen = RankReport(3, {"optim_equal": CheckReport()})
-    seen.checks["optim_equal"].add([Mismatch("param_groups.0.weight_decay", Problem.missing)])
-    for name, expected in (("weight_decay", "xfail"), ("decay", "error"), ("lr", "error")):
-        error = RaisedError(3, "train", "KeyError", f"'{name}'")
-        assert after(raised(error, before=[seen]), listed) == expected
 
 
 def test_error_in_torch_has_no_line_of_the_users() -> None:

@@ -38,6 +38,8 @@ def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     cells = {name: cell for name, cell in BLOCKS.items() if name in asked}
     if "both" not in asked:
         cells["both"] = {**BLOCKS["both"], "workload.target": "support.healthy_workloads.python_state"}
+        for cell in cells.values():
+            cell["parallel"] = cell["parallel"].rpartition(",")[2]
     return run(tmp_path_factory.mktemp("healthy") / "sweep", *blocks(cells.values()))
 
 
@@ -65,7 +67,7 @@ def test_known_limit_is_a_skip_with_the_reason(sweep: Finished) -> None:
         assert row["reason"].startswith(REFUSED[row["model"].rpartition(".")[2]]), row["reason"]
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("parallel", tiered(["ddp", "fsdp2"], "fsdp2"))
 def test_python_values_in_optimizers_have_controls(sweep: Finished, parallel: str) -> None:
     row = sweep.row(model="support.healthy_workloads.python_state", parallel=parallel)
     control = row["details"]["checks"]["optim_equal"]["control"]
@@ -73,7 +75,7 @@ def test_python_values_in_optimizers_have_controls(sweep: Finished, parallel: st
         assert control[f"state.2.bias.{entry} in the checkpoint of step 1"], entry
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("parallel", tiered(["ddp", "fsdp2"], "fsdp2"))
 def test_unsaved_base_must_be_built_the_same(sweep: Finished, parallel: str) -> None:
     same = sweep.row(model="support.healthy_trainers.OnlyTheAdapter", parallel=parallel)
     control = same["details"]["checks"]["model_equal"]["control"]

@@ -2,16 +2,24 @@
 
 import pytest
 
-from conftest import Finished, run, selected
+from conftest import Finished, blocks, cells_of, run, selected
 
 pytestmark = pytest.mark.slow
 
-MODEL, OPTIMIZER = "+workload.options.model", "+workload.options.optimizer"
-TWIN = ("gradient_close", "step_equal", "replicas_equal", "batch_loss_close")
-
-
 ALL = ("separate", "packed", "tied", "vit", "dead")
 ONE = ("separate",)
+MODEL, OPTIMIZER = "+workload.options.model", "+workload.options.optimizer"
+CELLS = {
+    "matrices": {MODEL: "separate", "parallel": "fsdp2"},
+    "autocast": {MODEL: "separate", "parallel": "fsdp2"},
+    "tensor_parallel": {
+        MODEL: "separate",
+        OPTIMIZER: "adamw",
+        "parallel": "fsdp2_tp_blocks",
+        "world_size": 2,
+    },
+}
+"""Of these blocks `make test` has a cell each."""
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +27,8 @@ def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """Run a cell of each kind of conf/experiment/ordinary.yaml."""
     chosen = ["experiment=ordinary", "matrix=pairwise", "seed=3", "compile=false"]
     if ALL not in selected(request, "models"):
-        chosen += [f"{MODEL}={','.join(ONE)}", f"{OPTIMIZER}=adamw,muon", "parallel=fsdp2,fsdp2_tp_blocks"]
+        cells, of_all = cells_of("ordinary"), {MODEL: ONE[0], "seed": 3, "compile": False}
+        chosen = blocks({**cells[name], **of_one, **of_all} for name, of_one in CELLS.items())
     return run(tmp_path_factory.mktemp("ordinary") / "sweep", *chosen)
 
 

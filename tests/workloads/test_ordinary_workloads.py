@@ -57,7 +57,7 @@ KEPT = (
     *("errors", "state", "not_saved", "buffers_and_more", "touched_and_more", "without_gradient"),
     *("refused_by_torch", "steps", "wrong_steps"),
 )
-"""Blocks of each kind, which `make test` runs under the last of their parallelisms."""
+"""Blocks of each kind: `make test` has their first workload, under the last of their parallelisms."""
 
 BUFFERS = "known failure buffers-of-some-rank: unsharded tensors are saved by one rank"
 FROZEN = "known failure state-of-frozen: set_optimizer_state_dict drops the state of frozen parameters"
@@ -188,7 +188,14 @@ def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     asked = selected(request, "block")
     cells = [cell for block, cell in cells_of("ordinary_workloads").items() if block in asked]
     if {*asked} <= {*KEPT}:
-        cells = [{**cell, "parallel": cell["parallel"].rpartition(",")[2]} for cell in cells]
+        cells = [
+            {
+                **cell,
+                "parallel": cell["parallel"].rpartition(",")[2],
+                "workload.target": cell["workload.target"].partition(",")[0],
+            }
+            for cell in cells
+        ]
     return run(tmp_path_factory.mktemp("ordinary") / "sweep", *blocks(cells), timeout_s=1200)
 
 

@@ -155,6 +155,7 @@ def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             "workload.target": "support.own_trainer.Trainer",
             "parallel": ",".join(selected(request, "parallel") or ["fsdp2"]),
             "world_size": 2,
+            "saves": 1,
         },
     ]
     words = ("checkpointer=trainer", "device=cpu", *ONE_STEP)

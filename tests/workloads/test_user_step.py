@@ -72,7 +72,7 @@ def test_workloads_of_the_documentation_train_and_resume(
     (tmp_path / f"{name}.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(sys.modules, "transformers", support.transformers)
-    verdict = run_alone(workload={"target": f"{name}.build"}).verdict
+    verdict = run_alone(workload={"target": f"{name}.build"}, saves=1).verdict
     assert (verdict.status, verdict.training) == ("pass", True), verdict.reason
 
 
