@@ -97,6 +97,8 @@ def test_kept_objects_are_reused(save: str, tmp_path: Path, given: Given) -> Non
         assert (name in first) == (asked is not None)
         if asked is not None:
             assert (first[name] is second[name]) == (asked.instance != "new")
+    in_a_process = AsyncCheckpointerType.PROCESS if save == "async_process" else None
+    assert {call.get("async_checkpointer_type") for call in given} == {in_a_process}
 
 
 @pytest.mark.parametrize("save", ["async", "async_own_writer", "async_new_writer", "async_shared_writer"])
@@ -164,15 +166,6 @@ def test_stager_has_its_options_and_is_closed(
     options = {name: value for name, value in vars(asked).items() if name != "instance"}
     assert vars(first["async_stager"]._config) == options
     assert {id(one) for one in closed} == {id(first["async_stager"]), id(second["async_stager"])}
-
-
-def test_only_one_mode_uploads_in_a_process(tmp_path: Path, given: Given) -> None:
-    skip_if_saved_once("async_process")
-    for number, save in enumerate(ASYNC):
-        two_saves(save, tmp_path / save, given)
-        kinds = {call.get("async_checkpointer_type") for call in given}
-        assert kinds == ({AsyncCheckpointerType.PROCESS} if save == "async_process" else {None}), number
-        given.clear()
 
 
 def test_planner_has_its_options(tmp_path: Path, given: Given) -> None:

@@ -18,13 +18,13 @@ from dcpbench.config.schema import Config
 from dcpbench.executors.fork_server import Machine
 from dcpbench.executors.interpreters import Versions, versions_of
 from dcpbench.executors.local import devices_of
-from dcpbench.executors.shared_gpus import environment, nccl_can_share, ranks_per_gpu
+from dcpbench.executors.shared_gpus import nccl_can_share, ranks_per_gpu
 from dcpbench.rank.messages import Backend, WorldKind
 from dcpbench.sweep.cells import SweepCell
 from dcpbench.sweep.identity import identity_of
 from dcpbench.sweep.job import Job, plan
 from dcpbench.sweep.resources import shared_gpu_sentences
-from dcpbench.sweep.validity import resolve, why_skip
+from dcpbench.sweep.validity import resolve
 from support.alone import config
 from support.commands import python
 
@@ -182,17 +182,6 @@ def test_sharing_does_not_change_the_cell_key() -> None:
     assert shared.key.digest == separate.key.digest
     assert identity_of(given(ranks_per_gpu=1)).digest == identity_of(given()).digest
     assert identity_of(given(nccl="/x.so")).digest == identity_of(given()).digest
-
-
-def test_more_ranks_than_gpus_are_valid() -> None:
-    cell = given(world_size=8, parallel="ddp")
-    assert why_skip(cell, resolve(cell, machine(4)), machine(4)) is None
-
-
-def test_environment_keeps_variables_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in environment():
-        monkeypatch.setenv(name, "x")
-    assert environment() == {}
 
 
 def versions(path: Path | str) -> list[str]:

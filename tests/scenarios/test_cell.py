@@ -6,16 +6,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 
-from dcpbench.cell import steps
 from dcpbench.cell.cell import Uploads
-from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint
+from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.checkpointers.base import PendingSave
 from dcpbench.core.metrics import PHASE_S, MetricSpec
 from dcpbench.core.mismatch import Mismatch, Problem
@@ -24,7 +22,7 @@ from dcpbench.verify import snapshot
 from dcpbench.verify.layout import whole
 from dcpbench.verify.snapshot import TensorLeaf, snapshot_nested
 from dcpbench.workloads.build_run import build
-from dcpbench.workloads.run_state import FLAGS, RANDOM, is_small, live_state, promised_keys
+from dcpbench.workloads.run_state import FLAGS, is_small, live_state, promised_keys
 from dcpbench.workloads.world import World
 from support.alone import bare_cell, config, run_alone, world
 
@@ -117,15 +115,6 @@ def test_phase_is_announced_timed_and_probed(tmp_path: Path, monkeypatch: pytest
     assert cell.measured("first") == 2
     assert cell.measured(PHASE_S) == 2
     assert cell.measured("nothing") == 0
-
-
-def test_measured_counts_one_metric(tmp_path: Path) -> None:
-    cell = bare_cell(tmp_path)
-    for number in range(3):
-        assert cell.measured("save_s") == number
-        cell.measure("save_s", 1.0, number)
-    cell.measure("load_s", 0.0)
-    assert (cell.measured("save_s"), cell.measured("load_s")) == (3, 1)
 
 
 def test_check_report_has_names_and_places(tmp_path: Path) -> None:
@@ -244,14 +233,6 @@ def test_other_ranks_audit_and_remove_nothing() -> None:
     assert ran.left == ["step-0001", "step-0001-again", "step-0002"]
 
 
-def test_raw_io_is_not_measured_without_plain_files(tmp_path: Path) -> None:
-    cell = bare_cell(tmp_path)
-    saved = mock.Mock(SavedCheckpoint, checkpointer=mock.Mock(raw=None))
-    steps._measure_raw(cell, saved)
-    assert cell.report.measurements == []
-    saved.checkpointer.manifest.assert_not_called()
-
-
 def test_parts_are_compared_by_place_by_default() -> None:
     tensor = torch.ones(2)
     saved, elsewhere = (
@@ -264,13 +245,6 @@ def test_parts_are_compared_by_place_by_default() -> None:
     by_content = replace(checkpoint, by_content=True, how=", saved again")
     assert by_content.compare("model_equal", elsewhere, None) == []
     assert str(by_content) == "in the checkpoint of step 1, saved again"
-
-
-def test_random_state_is_compared_if_restorable() -> None:
-    run = build(config(**SMALL), world(), 0)
-    assert RANDOM in live_state(run)
-    run.random.kept = False
-    assert RANDOM not in live_state(run)
 
 
 def test_names_are_proven_by_their_controls(tmp_path: Path) -> None:

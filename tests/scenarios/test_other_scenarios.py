@@ -14,10 +14,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint import DefaultLoadPlanner, state_dict_loader
 
-from dcpbench.cell import handover, steps
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.core.rank_report import CheckReport, Skip
-from dcpbench.scenarios import fine_tune, in_place, partial_load, refused_saves, stateful_objects
+from dcpbench.scenarios import fine_tune, in_place, partial_load, stateful_objects
 from dcpbench.verify.compare import compare
 from dcpbench.verify.perturb import controllable
 from dcpbench.verify.snapshot import snapshot_nested
@@ -167,11 +166,6 @@ def test_leftovers_of_a_refused_save_are_reported() -> None:
     assert names_in(report.checks["contract_held"]) == ["files", "threads"]
 
 
-def test_no_leftovers_without_new_files_or_threads(tmp_path: Path) -> None:
-    assert not list(refused_saves._left_behind(str(tmp_path), threading.active_count()))
-    assert not list(refused_saves._left_behind(str(tmp_path / "none"), threading.active_count() + 1))
-
-
 def test_fine_tuned_checkpoint_has_trained_keys_only(tmp_path: Path) -> None:
     tuning = fine_tune._tuning(bare_cell(tmp_path, config(**SMALL, scenario="fine_tune")), 2)
     run = build(tuning.config, tuning.world, 0)
@@ -207,17 +201,6 @@ def test_part_is_loaded_by_the_requested_function(monkeypatch: pytest.MonkeyPatc
     run.model = nn.ModuleDict({"pretrain": run.model})
     assert isinstance(fine_tune._part(run, submodules=True)["model"], SubmoduleState)
     assert isinstance(fine_tune._part(run, submodules=False)["model"], PartState)
-
-
-def test_torch_without_submodules_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fine_tune, "get_model_state_dict", lambda model, options: None)
-    built = mock.Mock(side_effect=RuntimeError("it was built"))
-    monkeypatch.setattr(fine_tune.steps, "build", built)
-    cell = bare_cell(tmp_path, config(**SMALL, scenario="fine_tune"))
-    with pytest.raises(Skip, match="no longer has submodules="):
-        fine_tune.fine_tune(cell, 2, submodules=True)
-    with pytest.raises(RuntimeError, match="it was built"):
-        fine_tune.fine_tune(cell, 2, submodules=False)
 
 
 def test_own_model_is_not_fine_tuned(tmp_path: Path) -> None:
@@ -308,12 +291,6 @@ def test_objects_load_and_exchange_numbers(monkeypatch: pytest.MonkeyPatch) -> N
     assert (gathering.seen, summing.seen, counting.loads) == ([0], [300], 1)
 
 
-def test_recording_records_set_keys() -> None:
-    recording = stateful_objects.Recording({"one": 1})
-    recording["other"] = 2
-    assert (recording, recording.was_set) == ({"one": 1, "other": 2}, ["other"])
-
-
 @pytest.mark.parametrize("rank", range(5))
 def test_each_rank_starts_at_another_key(rank: int, tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, seen_by=world(rank, 5))
@@ -321,10 +298,3 @@ def test_each_rank_starts_at_another_key(rank: int, tmp_path: Path) -> None:
     turned = stateful_objects._turned(cell, state)
     assert turned == state
     assert list(turned) == [*"abcabc"[rank % 3 :][:3]]
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_only_rank_0_hands_over(rank: int, tmp_path: Path) -> None:
-    cell = bare_cell(tmp_path, config(**SMALL), seen_by=world(rank, 2))
-    handover.hand_over(cell, [], steps.RunRecord())
-    assert (tmp_path / "handover.pt").exists() is (rank == 0)

@@ -11,7 +11,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from conftest import Finished, blocks, cells_of, run, tiered
 from dcpbench.config.mesh import dp_degree, dp_rank
-from dcpbench.verify.compare_layouts import _joined
 from dcpbench.workloads.parallelisms import _to_all_experts
 
 MESHES = [
@@ -32,18 +31,6 @@ def test_stages_and_tensor_parts_share_data(sizes: dict[str, int]) -> None:
         seen.setdefault(dp_rank(sizes, rank), set()).add(own)
     assert sorted(seen) == list(range(dp_degree(sizes)))
     assert all(len(places) == 1 for places in seen.values())
-
-
-@pytest.mark.parametrize(
-    ("held", "joined"),
-    [
-        ({0: ["a", "b"], 1: ["a", "b"], 2: ["c"]}, ["a", "b", "c"]),
-        ({0: ["a"], 1: ["a"]}, ["a"]),
-        ({0: ["a", "b"], 1: ["b", "c"]}, None),
-    ],
-)
-def test_disjoint_groups_of_stages_are_joined(held: dict[int, list[str]], joined: list[str] | None) -> None:
-    assert _joined(held) == joined
 
 
 def test_experts_have_one_collective_in_flight(mesh: DeviceMesh) -> None:
