@@ -5,6 +5,8 @@ import itertools
 import os
 import re
 import subprocess
+from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,16 @@ from typing import Any
 import psutil
 import pytest
 
-from conftest import ONE_STEP, SMALL, Finished, alive_in, blocks, cells_of, run, selected, tiered
+from conftest import ONE_STEP, SMALL, Finished, alive_in, blocks, cells_of, experiment, run, selected, tiered
+from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.stage_end import StageEnd
+from dcpbench.rank.messages import CellSpec, WorldKind
+from dcpbench.records.store import read_rows
 from support import joining
 from support.deaths import LATE_S
 from support.drivers import plant
+from support.pretended import jobs_in, sweep_of
+from support.pretended_engine import healthy
 
 pytestmark = pytest.mark.slow
 
@@ -61,9 +69,9 @@ CLONE_NEWNS, CLONE_NEWUSER = 0x20000, 0x10000000
 AGAIN = (
     *(("raises", "build"), ("sys_exit", "save"), ("kill", "build"), ("segv", "save")),
     *(("raises_end_of_file", "load"), ("raises_unprintable", "train"), ("file_size_limit", "upload")),
-    *(("sleeps", "build"), ("sleeps", "save")),
+    *(("sleeps", "build"), ("sleeps", "save"), ("waits_for_thread", "load"), ("full_disk", "upload")),
 )
-"""Deaths that are also tested in another phase, or by another exception."""
+"""Deaths that are also tested in another phase, by another exception, or with a real disk."""
 
 
 @pytest.fixture(scope="module")
@@ -166,13 +174,9 @@ def test_next_cell_begins_soon_after_a_death(deaths: Finished) -> None:
     assert max(gaps.values()) < SOON_S, gaps
 
 
-@pytest.fixture(scope="module")
-def retried(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    return run(tmp_path_factory.mktemp("again") / "sweep", "experiment=tried_again", *SMALL)
-
-
-def test_second_attempt_that_passes_is_flaky(retried: Finished) -> None:
-    row = retried.row(seed=1)
+def test_second_attempt_that_passes_is_flaky(sweep: Callable[..., Finished]) -> None:
+    retried = sweep(*experiment("tried_again", ["once"]), *SMALL)
+    (row,) = retried.rows
     assert row["status"] == "pass"
     assert row["flaky"] is True
     assert row["reason"] == "flaky: the first attempt ended as crash: rank 1 was killed by SIGKILL in load"
@@ -188,8 +192,10 @@ def test_second_attempt_that_passes_is_flaky(retried: Finished) -> None:
     assert not (cell / "checkpoints.second-try").exists()
 
 
-def test_second_attempt_that_fails_is_not_flaky(retried: Finished) -> None:
-    row = retried.row(seed=2)
+@pytest.mark.extended
+def test_second_attempt_that_fails_is_not_flaky(sweep: Callable[..., Finished]) -> None:
+    retried = sweep(*experiment("tried_again", ["always"]), *SMALL)
+    (row,) = retried.rows
     assert row["status"] == "error"
     assert row["flaky"] is False
     reason = row["reason"]
@@ -199,15 +205,19 @@ def test_second_attempt_that_fails_is_not_flaky(retried: Finished) -> None:
     assert kept == ["checkpoints.second-try"]
 
 
-def test_repeated_mismatch_is_not_retried(retried: Finished) -> None:
-    attempts = {row["seed"]: row["details"] for row in retried.rows if row["status"] == "fail"}
-    assert {seed: "first_try" in details for seed, details in attempts.items()} == {
-        5: True,
-        6: False,
-        7: True,
-    }
-    assert attempts[6]["no_second_try"].startswith("repeated by a second attempt in seed=5,")
-    assert retried.row(seed=6)["flaky"] is None
+def test_repeated_mismatch_is_not_retried(tmp_path: Path) -> None:
+    names, attempts = {"a": "w", "b": "w", "c": "v"}, Counter[str]()
+
+    def end(spec: CellSpec) -> StageEnd:
+        attempts[spec.run.cell] += 1
+        return healthy(WorldKind(1, "cpu", False), Mismatch(names[spec.run.cell], Problem.differs))
+
+    sweep, _ = sweep_of(tmp_path, jobs_in(tmp_path, *names, retry=1), end)
+    sweep.run()
+    assert attempts == {"a": 2, "b": 1, "c": 2}
+    rows = {row["cell"]: row.flat() for row in read_rows(tmp_path)[0]}
+    assert rows["b"]["details"]["no_second_try"] == "repeated by a second attempt in a"
+    assert {name: row["flaky"] for name, row in rows.items()} == {"a": False, "b": None, "c": False}
 
 
 def test_rank_that_never_joins_times_out(tmp_path: Path) -> None:

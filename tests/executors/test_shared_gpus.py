@@ -209,7 +209,7 @@ def test_other_libraries_are_rejected(library: Callable[..., Path], source: str,
 
 @pytest.mark.slow
 def test_missing_library_is_reported(sweep: Callable[..., Any]) -> None:
-    ended = sweep("nccl=/nowhere/libnccl.so.2", "device=cpu", *SMALL)
+    ended = sweep("nccl=/nowhere/libnccl.so.2", "device=cpu", *SMALL, own_process=True)
     assert (ended.status, ended.out) == (2, "")
     assert "nccl=/nowhere/libnccl.so.2: " in ended.err
     assert "No such file" in ended.err

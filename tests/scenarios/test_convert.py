@@ -48,14 +48,17 @@ def test_each_layout_loads_the_others_checkpoints(
 def other_worlds(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = tmp_path_factory.mktemp("worlds") / "sweep"
     asked = selected(request, "parallel", "load_parallel", "load_world_size")
-    cells = [dict(zip(("parallel", "load_parallel", "load_world_size"), one, strict=True)) for one in asked]
+    cells = [
+        {"parallel": saves, "load_parallel": loads, "load_world_size": ranks, "world_size": 4}
+        for saves, loads, ranks in asked
+    ]
     cells += [
-        {"parallel": parallel, "load_parallel": "hsdp", "load_world_size": "1,2,3"}
+        {"parallel": parallel, "load_parallel": "hsdp", "load_world_size": "1,2,3", "world_size": 2}
         for parallel in selected(request, "saved_under")
     ]
     # Replicas that drift apart have other losses from the second resumed step on.
     small = ("saves=1", "model=short", "train_steps=1", "resume_steps=2")
-    return run(folder, *blocks(cells), "scenario=convert", "world_size=4", "device=cpu", *small)
+    return run(folder, *blocks(cells), "scenario=convert", "device=cpu", *small)
 
 
 @pytest.mark.parametrize(

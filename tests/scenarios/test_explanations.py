@@ -54,10 +54,8 @@ def _sentence(failed: str) -> str:
     return one.sentence
 
 
-OF_EACH_KIND = (
-    *("checkpoint_whole", "files_equal", "save_harmless", "optim_equal", "loss_resume_equal"),
-    *("state_resume_equal", "gradient_close"),
-)
+OF_EACH_KIND = ("files_equal", "optim_equal", "state_resume_equal", "gradient_close")
+"""Of a save, a load, a resume and of training."""
 
 
 @pytest.mark.parametrize("failed", tiered([case[0] for case in CASES], *OF_EACH_KIND))

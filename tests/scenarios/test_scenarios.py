@@ -23,7 +23,7 @@ OF_SEEDS = ("fsdp", KNOWN)
 """Under which `experiment=seeds` runs every one of these scenarios."""
 KEPT = (
     *(("none", "key_order"), ("ddp", "stateful_or_not"), ("ddp", "in_place"), ("fsdp2", "partial_load")),
-    *(("fsdp2", "overwrite"), ("fsdp2_tp", "fine_tune")),
+    *(("fsdp2", "overwrite"), ("fsdp2", "fine_tune")),
 )
 
 pytestmark = pytest.mark.slow

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
+from conftest import tiered
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.verify.compare import compare
 from dcpbench.verify.compare_layouts import compare_across, digests
@@ -65,13 +66,17 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @pytest.mark.slow
-@settings(
-    deadline=None,
-    max_examples=100,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(case=cases())
-def test_ranks_match_brute_force(ask: Ask, case: Case) -> None:
+@pytest.mark.parametrize("examples", tiered([30, 100], 30))
+def test_ranks_match_brute_force(ask: Ask, examples: int) -> None:
+    @settings(deadline=None, max_examples=examples, suppress_health_check=[HealthCheck.too_slow])
+    @given(case=cases())
+    def any_case(case: Case) -> None:
+        ranks_match(ask, case)
+
+    any_case()
+
+
+def ranks_match(ask: Ask, case: Case) -> None:
     told = ask(look, case)
     damaged = [rank for rank, each in enumerate(told) if each["parts_differ"]]
     assert damaged == ([case.victim] if told[case.victim]["flipped"] else [])

@@ -43,7 +43,7 @@ def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return run(tmp_path_factory.mktemp("healthy") / "sweep", *blocks(cells.values()))
 
 
-@pytest.mark.parametrize("block", tiered(HEALTHY, "adapter", "clipped_tp", "trainers", "refused"))
+@pytest.mark.parametrize("block", tiered(HEALTHY, "adapter", "clipped", "trainers", "refused"))
 def test_healthy_workloads_pass(sweep: Finished, block: str) -> None:
     assert sweep.rows, sweep.err
     healthy = [

@@ -40,11 +40,14 @@ def test_language_model_with_dropout_resumes_exactly(sweep: Finished, parallel: 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "told"),
-    [
-        ("mine.number", "is of type int; name a function"),
-        ("ends.build", "cannot be imported: the process that imports it ends"),
-        ("raises.build", "cannot be imported: SystemExit: 3"),
-    ],
+    tiered(
+        [
+            ("mine.number", "is of type int; name a function"),
+            (ENDS := ("ends.build", "cannot be imported: the process that imports it ends")),
+            ("raises.build", "cannot be imported: SystemExit: 3"),
+        ],
+        ENDS,
+    ),
 )
 def test_wrong_target_is_refused_before_a_cell(target: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("print('here')\nnumber = 3\n")
