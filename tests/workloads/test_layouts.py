@@ -55,7 +55,7 @@ HEALTHY = {
 
 
 KEPT = ("fsdp2_cpu_offload", "fsdp2_mixed", "tp_sp", "fsdp2_ep")
-BLOCKS = ("sequences", "experts", "stages", "grouped", "merged", "unscaled", "sums")
+BLOCKS = ("sequences", "experts", "stages", "grouped", "merged", "sums")
 """Of conf/experiment/layouts.yaml, those that `make test` has, beside the shards of `KEPT`."""
 
 
@@ -103,7 +103,8 @@ SEEN = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("parallel", "fault"), tiered(SEEN, ("experts_unscaled", None)))
+@pytest.mark.extended
+@pytest.mark.parametrize(("parallel", "fault"), SEEN)
 def test_defect_is_reported(layouts: Finished, parallel: str, fault: str | None) -> None:
     row = layouts.row(parallel=parallel, fault=fault)
     assert row["status"] == "fail", row["reason"]
