@@ -3,6 +3,7 @@
 import re
 import sys
 from collections import Counter
+from collections.abc import Hashable
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -86,7 +87,7 @@ def _typed(schema: type[T], plain: dict[str, Any]) -> T:
 
 
 @cache
-def _structured(schema: type) -> Any:
+def _structured(schema: Hashable) -> Any:
     """Return a schema for OmegaConf, made once for all entries."""
     return OmegaConf.structured(schema)
 
