@@ -3,7 +3,6 @@
 import re
 import sys
 from collections import Counter
-from collections.abc import Hashable
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -26,6 +25,8 @@ from dcpbench.verdict.known_failures import KnownFailure, KnownMismatch
 
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 T = TypeVar("T")
+
+_SCHEMAS = {schema: OmegaConf.structured(schema) for schema in (KnownFailure, KnownMismatch)}
 
 
 def listed() -> list[KnownFailure]:
@@ -81,15 +82,9 @@ def _entry(plain: dict[str, Any]) -> KnownFailure:
 
 
 def _typed(schema: type[T], plain: dict[str, Any]) -> T:
-    typed = OmegaConf.to_object(OmegaConf.merge(_structured(schema), plain))
+    typed = OmegaConf.to_object(OmegaConf.merge(_SCHEMAS[schema], plain))
     assert isinstance(typed, schema)
     return typed
-
-
-@cache
-def _structured(schema: Hashable) -> Any:
-    """Return a schema for OmegaConf, made once for all entries."""
-    return OmegaConf.structured(schema)
 
 
 def _without_idle(path: Path, found: list[KnownFailure]) -> list[KnownFailure]:
