@@ -26,7 +26,7 @@ from dcpbench.verdict.known_failures import KnownFailure, KnownMismatch
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 T = TypeVar("T")
 
-_SCHEMAS = {schema: OmegaConf.structured(schema) for schema in (KnownFailure, KnownMismatch)}
+_SCHEMAS: dict[type, Any] = {schema: OmegaConf.structured(schema) for schema in (KnownFailure, KnownMismatch)}
 
 
 def listed() -> list[KnownFailure]:
