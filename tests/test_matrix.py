@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 
 def ranks_of(parallel: str) -> int:
-    return 2 if parallel in ("none", "fsdp") else 4
+    return 4 if parallel.startswith("hsdp") or "tp" in parallel else 2
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_every_checkpoint_was_loaded_under_a_control(matrix: Finished) -> None:
     row = matrix.row(parallel="fsdp2", save="sync")
     for metric, times in (("save_s", 2), ("load_s", 3)):  # the newest is loaded twice
         numbers = [(one["rank"], one["save"]) for one in matrix.measurements(row["cell"], metric)]
-        assert sorted(numbers) == [(rank, number) for rank in range(4) for number in range(times)]
+        assert sorted(numbers) == [(rank, number) for rank in range(2) for number in range(times)]
     details = row["details"]
     controls = details["checks"]["optim_equal"]["control"]
     assert {name.rsplit(" ", 1)[-1] for name in controls} == {"1", "2", "again"}
@@ -113,7 +113,7 @@ def test_sweep_folder_has_all_files(matrix: Finished) -> None:
     assert len(flat) == len(matrix.rows) >= 2 * len(PARALLELISMS)
     cell = matrix.folder / matrix.row(parallel="ddp", save="sync")["cell"]
     assert sorted(path.name for path in (cell / ".hydra").iterdir()) == ["config.yaml", "overrides.yaml"]
-    assert sorted(path.name for path in cell.glob("rank*.log")) == [f"rank{n}.log" for n in range(4)]
+    assert sorted(path.name for path in cell.glob("rank*.log")) == ["rank0.log", "rank1.log"]
     assert not list(matrix.folder.rglob("*.distcp")), "checkpoints of passed cells are removed"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conftest import run
+from conftest import ONE_STEP, run
 from dcpbench.core.mismatch import RESUMED, Mismatch, Problem
 from report.sweeps import Terminal, cell, folder_of_lines, folder_with, line
 from support.commands import main
@@ -232,14 +232,8 @@ def build():
 def test_unused_parameters_name_their_parallelism(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The message of torch that recognises them, in a real cell."""
     (tmp_path / "unused.py").write_text(UNUSED)
-    asked = (
-        "workload.target=unused.build",
-        "parallel=ddp,ddp_unused",
-        "device=cpu",
-        "world_size=2",
-        "retry=0",
-    )
-    ended = run(tmp_path / "sweep", *asked)
+    asked = ("workload.target=unused.build", "parallel=ddp,ddp_unused", "saves=1", *ONE_STEP)
+    ended = run(tmp_path / "sweep", *asked, "device=cpu", "world_size=2", "retry=0")
     row = ended.row(parallel="ddp")
     assert row["status"] == "error", row["reason"]
     assert "Expected to have finished reduction" in row["reason"]
