@@ -36,6 +36,11 @@ WRONG = {
         ["hydra/sweeper=basic"],
         ["hydra/sweeper=basic: dcpbench uses its own sweeper only; pass lists of values"],
     ),
+    "another launcher": (
+        ["hydra/launcher=basic", "hydra/sweeper=basic"],
+        ["hydra/launcher=basic: dcpbench runs cells with its own", "scripts/ray.sbatch"],
+    ),
+    "two numbers of repeats": (["repeats=1,2"], ["repeats=1,2"]),
     "mistyped one of many": (["-m", "parallel=ddp,hsdp3"], ["parallel=hsdp3", "did you mean hsdp"]),
     "added key": (["+train_step=1"], ["+train_step: unknown key; did you mean train_steps?"]),
     "added key in a group": (["+parallel.dp_shrad=2"], ["+parallel.dp_shrad", "did you mean dp_shard?"]),
@@ -51,7 +56,7 @@ WRONG = {
 }
 OF_EACH_KIND = (
     *("brackets", "removed folder key", "mistyped one of many", "unknown option of ours"),
-    *("mesh too large", "missing list"),
+    *("another launcher", "mesh too large", "missing list"),
 )
 """More words are refused in cli/test_words.py and config/."""
 
@@ -95,16 +100,6 @@ def test_equal_values_of_a_list_are_one_cell(sweep: Callable[..., Finished]) -> 
 
 
 @pytest.mark.slow
-def test_another_launcher_is_refused(sweep: Callable[..., Finished]) -> None:
-    ended = sweep("parallel=ddp", "device=cpu", "hydra/launcher=basic", "hydra/sweeper=basic")
-    assert ended.status == 2
-    assert ended.err.splitlines()[-1].startswith(
-        "dcpbench: hydra/launcher=basic: dcpbench runs cells with its own"
-    )
-    assert "scripts/ray.sbatch" in ended.err
-
-
-@pytest.mark.slow
 def test_start_by_torchrun_is_refused(
     sweep: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,21 +112,6 @@ def test_start_by_torchrun_is_refused(
     )
     assert ended.status == 2
     assert not ended.folder.exists()
-    assert not list(ended.folder.glob("results*"))
-
-
-@pytest.mark.slow
-def test_an_existing_sweep_is_not_overwritten(tmp_path: Path, sweep: Callable[..., Finished]) -> None:
-    folder = tmp_path / "sweep"
-    folder.mkdir()
-    (folder / "results.jsonl").write_text('{"cell": "theirs"}\n')
-    (folder / "multirun.yaml").write_text("theirs")
-    ended = sweep("parallel=ddp", "device=cpu", PRETENDED)
-    assert ended.status == 2
-    assert "contains a sweep already" in ended.err
-    assert (folder / "multirun.yaml").read_text() == "theirs"
-    assert (folder / "results.jsonl").read_text() == '{"cell": "theirs"}\n'
-    assert len(list(folder.iterdir())) == 2
 
 
 NEEDS_NO_TORCH = {

@@ -169,12 +169,3 @@ def test_each_repeat_has_a_row(tmp_path: Path) -> None:
     assert [row["repeat"] for row in done.rows] == [0, 1, 2]
     assert len({row["cell"] for row in done.rows}) == 3
     assert len({row["config_digest"] for row in done.rows}) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.extended
-def test_sweep_with_two_repeats_is_refused(tmp_path: Path) -> None:
-    done = run(tmp_path / "sweep", "repeats=1,2")
-    assert done.status == 2
-    assert "repeats=1,2" in done.err
-    assert not (tmp_path / "sweep").exists()

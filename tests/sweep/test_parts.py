@@ -81,15 +81,11 @@ def test_part_is_resumed_as_a_sweep(two: tuple[Path, list[Finished]], tmp_path: 
 @pytest.mark.slow
 def test_plan_of_a_part_writes_nothing(tmp_path: Path) -> None:
     blocks = '+hydra.sweeper.matrix={first:{seed:"1,2,3"},second:{seed:"4,5"}}'
-    counts: Counter[str] = Counter()
-    for part in ("1/2", "2/2"):
-        words = (PRETENDED, "parallel=none", "world_size=1", "device=cpu", blocks, f"part={part}")
-        planned = run(tmp_path / "night", *words, "plan=true", "plan_as=json")
-        assert planned.status == 0, planned.err
-        told = json.loads(planned.out)
-        counts += Counter({name: block["cells"] for name, block in told["blocks"].items()})
-        assert len(told["cells"]) in (2, 3)
-    assert counts == {"first": 3, "second": 2}
+    words = (PRETENDED, "parallel=none", "world_size=1", "device=cpu", blocks, "part=1/2")
+    planned = run(tmp_path / "night", *words, "plan=true", "plan_as=json")
+    assert planned.status == 0, planned.err
+    told = json.loads(planned.out)
+    assert len(told["cells"]) == sum(block["cells"] for block in told["blocks"].values()) in (2, 3)
     assert not (tmp_path / "night").exists()
 
 

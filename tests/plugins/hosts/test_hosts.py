@@ -315,7 +315,8 @@ INVALID = {
     ("words", "message"),
     [
         ((), "2 cells: 2 are done"),
-        (("executor.hosts=3",), "2 cells: 2 are done"),  # two ranks are on two hosts at most
+        # Two ranks are on two hosts at most.
+        pytest.param(("executor.hosts=3",), "2 cells: 2 are done", marks=pytest.mark.extended),
         (("executor.ranks_per_host=1",), "is another matrix: it has no cell"),
     ],
 )

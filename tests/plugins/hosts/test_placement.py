@@ -6,27 +6,16 @@ from dcpbench.plugins.hosts.placement import spread
 
 
 @pytest.mark.parametrize(
-    ("world_size", "room", "placed"),
-    [
-        (4, {"a": 9, "b": 9}, {"a": range(2), "b": range(2, 4)}),
-        (4, {"a": 9, "b": 9, "c": 9}, {"a": range(2), "b": range(2, 4)}),
-        (3, {"a": 1, "b": 1, "c": 1}, {"a": range(1), "b": range(1, 2), "c": range(2, 3)}),
-        (4, {"a": 1, "b": 4, "c": 2}, {"b": range(2), "c": range(2, 4)}),
-        (5, {"a": 2, "b": 4}, {"a": range(2), "b": range(2, 5)}),
-        (1, {"a": 4, "b": 4}, {"a": range(1)}),
-        (4, {"a": 2}, None),
-        (4, {}, None),
-    ],
-)
-def test_neighbors_share_hosts_evenly(
-    world_size: int, room: dict[str, int], placed: dict[str, range] | None
-) -> None:
-    assert spread(world_size, room) == placed
-
-
-@pytest.mark.parametrize(
     ("world_size", "hosts", "room", "placed"),
     [
+        (4, None, {"a": 9, "b": 9}, {"a": range(2), "b": range(2, 4)}),
+        (4, None, {"a": 9, "b": 9, "c": 9}, {"a": range(2), "b": range(2, 4)}),
+        (3, None, {"a": 1, "b": 1, "c": 1}, {"a": range(1), "b": range(1, 2), "c": range(2, 3)}),
+        (4, None, {"a": 1, "b": 4, "c": 2}, {"b": range(2), "c": range(2, 4)}),
+        (5, None, {"a": 2, "b": 4}, {"a": range(2), "b": range(2, 5)}),
+        (1, None, {"a": 4, "b": 4}, {"a": range(1)}),
+        (4, None, {"a": 2}, None),
+        (4, None, {}, None),
         (4, 2, {"a": 9, "b": 9, "c": 9}, {"a": range(2), "b": range(2, 4)}),
         (3, 2, {"a": 9, "b": 9}, {"a": range(2), "b": range(2, 3)}),
         (4, 2, {"a": 1, "b": 1, "c": 3}, {"a": range(1), "c": range(1, 4)}),
@@ -35,7 +24,7 @@ def test_neighbors_share_hosts_evenly(
         (4, 2, {"a": 4, "b": 0}, None),
     ],
 )
-def test_ranks_use_exactly_the_requested_hosts(
-    world_size: int, hosts: int, room: dict[str, int], placed: dict[str, range] | None
+def test_neighbors_share_the_requested_hosts_evenly(
+    world_size: int, hosts: int | None, room: dict[str, int], placed: dict[str, range] | None
 ) -> None:
     assert spread(world_size, room, hosts) == placed
