@@ -223,7 +223,7 @@ def test_repeated_mismatch_is_not_retried(tmp_path: Path) -> None:
 def test_rank_that_never_joins_times_out(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     overrides = ("parallel=ddp", "device=cpu", "world_size=2", "timeouts.join_s=2", "retry=0")
-    alone = partial(plant, "dcpbench.executors.rank_group", "_rank_main", joining.main)
+    alone = partial(plant, "dcpbench.executors.rank_group", "_RANK", joining.__name__)
     (row,) = run(folder, *overrides, prepare=alone, timeout_s=60).rows
     assert row["status"] == "timeout"
     assert row["reason"].startswith("after 2 s (timeouts.join_s=2) still in join (rank 0, 1); rank 0 at ")

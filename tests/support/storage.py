@@ -39,11 +39,11 @@ def lying(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:
     return replace(honest, reader=lambda checkpoint_id: LyingReader(checkpoint_id, fqn))
 
 
-def first_save_only(state_dict: dict[str, Any], checkpoint_id: str, *given: Any, **more: Any) -> PendingSave:
+def first_save_only(state_dict: dict[str, Any], checkpoint_id: str, **given: Any) -> PendingSave:
     """`asynchronous`, but it refuses where there is a checkpoint already, as a stager of torch 2.11 does."""
     if any(Path(checkpoint_id).parent.glob("*/.metadata")):
         raise RuntimeError("one save only")
-    return asynchronous(state_dict, checkpoint_id, *given, **more)
+    return asynchronous(state_dict, checkpoint_id=checkpoint_id, **given)
 
 
 def careless(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:

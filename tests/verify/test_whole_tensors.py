@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
-from dcpbench.verify.whole_tensors import Exchange, Parts, any_rank, assembled, real_elements, summed
+from dcpbench.verify.whole_tensors import Exchange, Parts, assembled, real_elements, summed
 from support.gloo_ranks import WORLD_SIZE, Ask
 
 SHAPE = (5, 3)
@@ -165,15 +165,6 @@ def test_many_tensors_are_summed_in_chunks(ask: Ask) -> None:
     assert ask(in_chunks) == [[4.0 * number for number in range(7)]] * WORLD_SIZE
 
 
-def of_any(rank: int | None) -> bool:
-    return any_rank(dist.get_rank() == rank, here())
-
-
-@pytest.mark.parametrize("rank", [0, 3, None])
-def test_any_rank_is_true_on_all(ask: Ask, rank: int | None) -> None:
-    assert ask(of_any, rank) == [rank is not None] * WORLD_SIZE
-
-
 def test_single_rank_needs_no_group() -> None:
     alone = Exchange(None)
     leaf = TensorLeaf(EXPECTED, whole(EXPECTED), None)
@@ -181,8 +172,6 @@ def test_single_rank_needs_no_group() -> None:
     cut = flat(4, 8)
     found = assembled({"w": TensorLeaf(cut.take(EXPECTED), cut, None)}, alone)["w"]
     assert found.view(-1).tolist() == [float(value) if 4 <= value < 8 else 0.0 for value in range(15)]
-    assert any_rank(True, alone) is True
-    assert any_rank(False, alone) is False
     ((name, present, (total,)),) = summed(["w"], {"w": [EXPECTED]}, {"w": 15}, 1, alone)
     assert (name, present, total.tolist()) == ("w", True, EXPECTED.view(-1).tolist())
 

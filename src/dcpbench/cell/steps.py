@@ -22,6 +22,7 @@ from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.core.plugins import all_of
 from dcpbench.core.rank_report import NOTHING
 from dcpbench.verify.audit import compare_manifest
+from dcpbench.verify.files import digest_late_files
 from dcpbench.verify.plain_read import compare_stored
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import build_run
@@ -284,10 +285,10 @@ def _audit(cell: Cell, checkpoint: SavedCheckpoint, on_several_hosts: bool) -> N
     checkpointer, checkpoint_id = checkpoint.checkpointer, checkpoint.checkpoint_id
     complete_at, files = checkpoint.files.result()
     if on_several_hosts and cell.world.rank == 0:
-        files = checkpointer.digests_with_late(checkpoint_id, files, complete_at)
+        files = {**files, **digest_late_files(Path(checkpoint_id), files, complete_at)}
     mine = checkpoint.keys, files, _synced(cell, checkpoint)
     where = f"once the save of step {checkpoint.step} had ended"
-    cell.record("side_effect_free", checkpoint.opened.compare(), where, side_effects.SAVE)
+    side_effects.record_open(cell, checkpoint.opened, where, side_effects.SAVE)
     keys, (files, *_), synced = zip(*cell.world.gathered(mine), strict=True)
     if files:
         now = partial(checkpointer.digests, checkpoint_id)
@@ -390,4 +391,4 @@ def load(
         cell.world.synchronize()
         took_s = time.perf_counter() - began
     cell.measure("load_s", took_s, cell.measured("load_s"), "load")
-    cell.record("side_effect_free", opened.compare(), where, side_effects.LOAD)
+    side_effects.record_open(cell, opened, where, side_effects.LOAD)

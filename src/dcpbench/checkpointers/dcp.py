@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import (
     DefaultSavePlanner,
@@ -62,7 +61,8 @@ class DcpCheckpointer(Checkpointer):
             if self._storage.tensors_only:
                 state = of_tensors(state)
             place = self.objects.place(checkpoint_id) if self.objects else checkpoint_id
-            pending: PendingSave = save(state, place, writer, group, **given, **self._save.options)
+            given |= {"checkpoint_id": place, "storage_writer": writer, "process_group": group}
+            pending: PendingSave = save(state, **given, **self._save.options)
             if slot:
                 pending.held_back = go_on
                 pending.when_ended(reached.set)  # it can fail before
@@ -173,35 +173,21 @@ class _Slot:
         return given[name]
 
 
-def sync(
-    state_dict: dict[str, Any],
-    checkpoint_id: str,
-    writer: StorageWriter | None,
-    group: dist.ProcessGroup | None,
-    **given: Any,
-) -> PendingSave:
-    """Call `dcp.save`, coordinated in `group`. When it returns, the checkpoint is complete."""
+def sync(state_dict: dict[str, Any], **given: Any) -> PendingSave:
+    """Call `dcp.save`. When it returns, the checkpoint is complete."""
     started = time.perf_counter()
-    dcp.save(state_dict, checkpoint_id=checkpoint_id, storage_writer=writer, process_group=group, **given)
+    dcp.save(state_dict, **given)
     return PendingSave(started, time.perf_counter())
 
 
-def asynchronous(
-    state_dict: dict[str, Any],
-    checkpoint_id: str,
-    writer: StorageWriter | None,
-    group: dist.ProcessGroup | None,
-    **given: Any,
-) -> PendingSave:
+def asynchronous(state_dict: dict[str, Any], **given: Any) -> PendingSave:
     """Call `dcp.async_save`. It returns when the state is staged; the upload continues in a thread.
 
-    `group` must be a separate group with a CPU backend: the collectives of upload and training run
+    `process_group` must be a separate group with a CPU backend: the collectives of upload and training run
     concurrently, and on a shared group the ranks would match them differently.
     """
     started = time.perf_counter()
-    upload = dcp.async_save(
-        state_dict, checkpoint_id=checkpoint_id, storage_writer=writer, process_group=group, **given
-    )
+    upload = dcp.async_save(state_dict, **given)
     if isinstance(upload, AsyncSaveResponse):
         # With asynchronous staging, the state must not change until it is staged.
         upload.staging_completion.result()

@@ -37,7 +37,10 @@ DAMAGED = (
 
 
 class _Record:
-    """An object with attributes only; arguments of the constructor are ignored."""
+    """An object with attributes only; arguments of the constructor are ignored. Files of older torch have no
+    transform descriptors, and indices of values no offset."""
+
+    offset = transform_descriptors = None
 
     def __init__(self, *_: Any) -> None: ...
 
@@ -49,39 +52,16 @@ class _Properties(_Record):
         self.dtype, *_ = state if isinstance(state, tuple) else (state["dtype"],)
 
 
-class _Index(_Record):
-    fqn: str
-    offset: tuple[int, ...] | None = None
-
-    def __hash__(self) -> int:
-        return hash((self.fqn, self.offset))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Index) and (self.fqn, self.offset) == (other.fqn, other.offset)
-
-
-class _Place(_Record):
-    transform_descriptors = None
-
-
-_OF_METADATA = {
-    "Metadata": _Record,
-    "MetadataIndex": _Index,
-    "TensorProperties": _Properties,
-    "TensorStorageMetadata": _Record,
-    "BytesStorageMetadata": _Record,
-    "ChunkStorageMetadata": _Record,
-    "StorageMeta": _Record,
-    "_MEM_FORMAT_ENCODING": _Record,
-}
-_OF_SHARDS = {"TensorProperties": _Properties, "MEM_FORMAT_ENCODING": _Record}
-_OF_FILES = {"_StorageInfo": _Place, "_StoragePrefix": _Record}
-_PATHS = dict.fromkeys(("Path", "PosixPath", "PurePath", "PurePosixPath", "WindowsPath"), _Record)
-_KNOWN: Mapping[str, Mapping[str, type]] = {
-    "torch.distributed.checkpoint.metadata": _OF_METADATA,
-    "torch.distributed._shard.sharded_tensor.metadata": _OF_SHARDS,  # before torch 2.3
-    "torch.distributed.checkpoint.filesystem": _OF_FILES,
-    "torch.serialization": {"_get_layout": _Record},
+_PATHS = ("Path", "PosixPath", "PurePath", "PurePosixPath", "WindowsPath")
+_KNOWN: Mapping[str, tuple[str, ...]] = {
+    "torch.distributed.checkpoint.metadata": (
+        *("Metadata", "MetadataIndex", "TensorProperties", "TensorStorageMetadata", "BytesStorageMetadata"),
+        *("ChunkStorageMetadata", "StorageMeta", "_MEM_FORMAT_ENCODING"),
+    ),
+    # before torch 2.3
+    "torch.distributed._shard.sharded_tensor.metadata": ("TensorProperties", "MEM_FORMAT_ENCODING"),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo", "_StoragePrefix"),
+    "torch.serialization": ("_get_layout",),
     "pathlib": _PATHS,
     "pathlib._local": _PATHS,  # of Python 3.13
 }
@@ -98,11 +78,11 @@ class _Reader(pickle.Unpickler):
             return f"torch.{name}"
         if (module, name) in _BUILT_IN:
             return _BUILT_IN[module, name]
-        known = _KNOWN.get(module, {}).get(name)
-        if known is None:
+        if name not in _KNOWN.get(module, ()):
             raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint needs")
         # A pickle can set attributes of a class too, so each file gets separate classes.
-        return self._made.setdefault(f"{module}.{name}", type(name, (known,), {}))
+        kind = _Properties if name == "TensorProperties" else _Record
+        return self._made.setdefault(f"{module}.{name}", type(name, (kind,), {}))
 
 
 def metadata_in(files: Iterable[str]) -> dict[str, int | None]:

@@ -97,8 +97,7 @@ def fsspec(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:
     vars(writer.fs)["init_path"] = partial(writer.fs.init_path, **of_store)
 
     def reader(checkpoint_id: str) -> StorageReader:
-        made: StorageReader = FsspecReader(place(checkpoint_id), **of_store)
-        return made
+        return FsspecReader(place(checkpoint_id), **of_store)
 
     if not objects:
         return Storage(writer, reader, RawIO(config.thread_count, config.sync_files))
@@ -126,10 +125,12 @@ def hugging_face(folder: Path, config: StorageConfig, save: SaveConfig) -> Stora
     writer = _HuggingFaceWriter(str(folder), thread_count=config.thread_count, **options)
     writer.sync_files = config.sync_files
     consolidates = writer.enable_consolidation
-    others = {"each rank's files": lambda checkpoint_id: _reader(f"{checkpoint_id}/{_SHARDED}")}
+    others = {
+        "each rank's files": lambda checkpoint_id: HuggingFaceStorageReader(f"{checkpoint_id}/{_SHARDED}")
+    }
     return Storage(
         writer,
-        partial(_reader, threads=config.thread_count),
+        partial(HuggingFaceStorageReader, thread_count=config.thread_count),
         # Consolidated files and the index are never synced.
         raw=RawIO(config.thread_count, config.sync_files and writer.save_distributed and not consolidates),
         manifest=_safetensors_manifest,
@@ -137,10 +138,6 @@ def hugging_face(folder: Path, config: StorageConfig, save: SaveConfig) -> Stora
         other_readers=others if consolidates else {},
         tensors_only=tensors_only,
     )
-
-
-def _reader(checkpoint_id: str, threads: int = 1) -> StorageReader:
-    return HuggingFaceStorageReader(checkpoint_id, threads)
 
 
 def _safetensors_manifest(checkpoint_id: str) -> Manifest:

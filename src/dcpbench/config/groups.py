@@ -303,7 +303,7 @@ class PlannerConfig:
 
 @dataclass
 class SaveConfig(Group):
-    """How DCP saves: `target(state_dict, checkpoint_id, writer, process_group, **options)`, see
+    """How DCP saves: `target(state_dict, **options)` with the options of `dcp.save`, see
     `dcpbench.checkpointers.dcp`. Other checkpointers use the flags alone.
 
     An `asynchronous` save lets training continue before the checkpoint is complete. Without a `stager` the

@@ -1,7 +1,7 @@
 """The interface of executors, and of the engines that create them. No other package knows where ranks run."""
 
+import pkgutil
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from typing import Protocol
 
 from dcpbench.config.errors import ConfigError
@@ -79,9 +79,8 @@ def engine_of(config: ExecutorConfig) -> Engine:
     Raises:
         ConfigError: the engine needs a package that is not installed, or rejects the configuration.
     """
-    module, _, name = config.target.rpartition(".")
     try:
-        engine: Engine = getattr(import_module(module), name)(config)
+        engine: Engine = pkgutil.resolve_name(config.target)(config)
     except ModuleNotFoundError as error:
         missing = f"needs the package {error.name}; pip install 'dcpbench[{config.name}]'"
         raise ConfigError(f"executor={config.name}: {missing}") from None

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -192,7 +193,8 @@ def probe(context: ForkServerContext, also: Callable[[], dict[str, Any]] = dict)
     """
     here, there = context.Pipe()
     try:
-        start(context.Process(target=_probe, args=(there, also), daemon=True))  # it ends with this process
+        # It ends with this process.
+        start(context.Process(target=main_of, args=(_PROBE, there, also), daemon=True))
         there.close()
         if not here.poll(_ANSWER_LIMIT_S):
             raise ConfigError(f"torch did not answer within {_ANSWER_LIMIT_S:.0f} s of its import")
@@ -209,7 +211,8 @@ def target_errors(context: ForkServerContext, configs: Sequence[Config]) -> Targ
     draw a batch. Return why cells cannot use it. What takes too long, or ends the process, is left to ranks.
     """
     here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_check_target, args=(there, configs), daemon=True)
+    arguments = "dcpbench.rank.workload_check", there, configs
+    process = context.Process(target=main_of, args=arguments, daemon=True)
     start(process)
     there.close()
     answers: list[str | None] = []
@@ -226,13 +229,6 @@ def target_errors(context: ForkServerContext, configs: Sequence[Config]) -> Targ
     return TargetErrors(unusable, [*errors, *[None] * (len(configs) - len(errors))])
 
 
-def _check_target(connection: Connection, configs: Sequence[Config]) -> None:
-    from dcpbench.rank.workload_check import main
-
-    main(connection, configs)
-
-
-def _probe(connection: Connection, also: Callable[[], dict[str, Any]]) -> None:
-    from dcpbench.rank.machine_probe import main
-
-    main(connection, also)
+def main_of(module: str, *arguments: Any) -> None:
+    """Call `main` of a module that imports torch, in a process forked from the server."""
+    import_module(module).main(*arguments)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from selectors import EVENT_READ, BaseSelector, DefaultSelector
 
@@ -26,7 +25,6 @@ from dcpbench.rank.messages import (
     PhaseBegun,
     RankSpec,
     StoreAddress,
-    StoreFile,
     WorldKind,
 )
 
@@ -41,6 +39,7 @@ _LEAVE_S = 10.0
 _MESSAGE_LIMIT_S = 5
 """Time limit for one message after it has begun, since a rank can be stopped in the middle."""
 _LISTEN_S = 60.0
+_RANK = "dcpbench.rank.main"
 
 
 @dataclass(frozen=True)
@@ -52,12 +51,12 @@ class Part:
 
 
 @contextmanager
-def store_file() -> Iterator[StoreFile]:
+def store_file() -> Iterator[Descriptor]:
     """Context manager: a file in memory through which ranks rendezvous, open until they have started."""
     descriptor = os.memfd_create("dcpbench-store")
     try:
         os.fchmod(descriptor, 0o600)
-        yield StoreFile(Descriptor(descriptor))
+        yield Descriptor(descriptor)
     finally:
         os.close(descriptor)
 
@@ -88,7 +87,7 @@ class RankGroup:
     """Ranks of one kind. They can run further stages until one ends without every rank's report."""
 
     def __init__(
-        self, context: ForkServerContext, kind: WorldKind, part: Part, store: StoreFile | StoreAddress
+        self, context: ForkServerContext, kind: WorldKind, part: Part, store: Descriptor | StoreAddress
     ) -> None:
         """Fork the ranks of this host. They rendezvous through `store` when they get their first stage.
 
@@ -233,8 +232,8 @@ class RankGroup:
 def _fork(context: ForkServerContext, spec: RankSpec) -> Rank:
     here, there = context.Pipe()
     process = context.Process(
-        target=_rank_main,
-        args=(spec, there),
+        target=fork_server.main_of,
+        args=(_RANK, spec, there),
         name=f"dcpbench-rank{spec.rank}",
         daemon=False,  # a process stager needs children, which daemons cannot have
     )
@@ -245,12 +244,6 @@ def _fork(context: ForkServerContext, spec: RankSpec) -> Rank:
         duplicate.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
         duplicate.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
     return Rank(process, here, RankEnd(spec.rank, spec.local_rank, spec.host))
-
-
-def _rank_main(spec: RankSpec, connection: Connection) -> None:
-    from dcpbench.rank.main import main
-
-    main(spec, connection)
 
 
 def _next_limit(limits: Mapping[str, float], began: float, ranks: Sequence[Rank]) -> tuple[float, str]:

@@ -37,10 +37,10 @@ from dcpbench.rank.left_behind import Fingerprint
 from dcpbench.rank.messages import (
     OF_RANK,
     CellSpec,
+    Descriptor,
     Message,
     PhaseBegun,
     RankSpec,
-    StoreFile,
     UploadsInFlight,
     segments_of,
     semaphores_of,
@@ -172,9 +172,8 @@ def _join(spec: RankSpec) -> World:
 
 
 def _store(spec: RankSpec) -> dist.Store:
-    if isinstance(spec.store, StoreFile):
-        return dist.FileStore(f"/proc/self/fd/{spec.store.file.number}", spec.kind.world_size)
-    address = spec.store
+    if isinstance(address := spec.store, Descriptor):
+        return dist.FileStore(f"/proc/self/fd/{address.number}", spec.kind.world_size)
     return dist.TCPStore(
         address.host,
         address.port,

@@ -61,14 +61,6 @@ def _received(descriptor: Any) -> Descriptor:
 
 
 @dataclass(frozen=True)
-class StoreFile:
-    """A file in memory through which the ranks of a group on one host rendezvous. It has no name and no port,
-    so that no other user can access it."""
-
-    file: Descriptor
-
-
-@dataclass(frozen=True)
 class StoreAddress:
     """An address through which the ranks of a group on several hosts rendezvous. Only rank 0 gets the socket
     that listens there."""
@@ -81,12 +73,13 @@ class StoreAddress:
 @dataclass(frozen=True)
 class RankSpec:
     """Parameters of a new rank. `rank` is its number in the world, `local_rank` on its host; `token` is
-    unique, and part of the names of the shared memory of its group."""
+    unique, and part of the names of the shared memory of its group. The ranks rendezvous through `store`: on
+    one host a file in memory, which has no name and no port, so that no other user can access it."""
 
     kind: WorldKind
     rank: int
     device: str
-    store: StoreFile | StoreAddress
+    store: Descriptor | StoreAddress
     host: str
     local_rank: int
     token: str

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,41 +39,24 @@ def compare_losses(
     for bit or, with a `tolerance`, differs by more than that fraction of it. NaN equals NaN; the negative
     control detects that it proves nothing."""
     found = []
-    for step, one, other, distance in _by_step(expected, actual, first):
-        close = distance is not None and tolerance is not None and distance <= tolerance * abs(one or 0.0)
-        if not close and not same_value(one, other):
-            problem = Problem.value if tolerance is None else Problem.far
-            found.append(_loss(step, problem, one, other, distance))
+    for step, (one, other) in enumerate(itertools.zip_longest(expected, actual), start=first):
+        distance = None if None in (one, other) else abs(one - other)  # only one of the runs took the step
+        close = distance is not None and tolerance is not None and distance <= tolerance * abs(one)
+        if close or same_value(one, other):
+            continue
+        problem = Problem.value if tolerance is None else Problem.far
+        facts: dict[str, Any] = {"expected": repr(one), "actual": repr(other)}
+        if other is not None and math.isnan(other):
+            problem = Problem.nan
+        elif distance is not None:
+            facts["share"] = share_of(distance, abs(one))
+        found.append(Mismatch(loss_name(step), problem, None, distance, facts))
     return found
-
-
-def _loss(
-    step: str,
-    problem: Problem,
-    expected: float | None,
-    actual: float | None,
-    distance: float | None,
-) -> Mismatch:
-    facts: dict[str, Any] = {"expected": repr(expected), "actual": repr(actual)}
-    if actual is not None and math.isnan(actual):
-        return Mismatch(step, Problem.nan, None, distance, facts)
-    if expected is not None and distance is not None:
-        facts["share"] = share_of(distance, abs(expected))
-    return Mismatch(step, problem, None, distance, facts)
 
 
 def loss_name(step: int) -> str:
     """Return the name of a step's loss in mismatches and controls."""
     return f"loss of step {step}"
-
-
-def _by_step(
-    expected: list[float], actual: list[float], first: int
-) -> Iterator[tuple[str, float | None, float | None, float | None]]:
-    """Yield the name of each step, both losses and their distance; None if only the other run took the
-    step."""
-    for step, (one, other) in enumerate(itertools.zip_longest(expected, actual), start=first):
-        yield loss_name(step), one, other, None if None in (one, other) else abs(one - other)
 
 
 @dataclass(frozen=True)

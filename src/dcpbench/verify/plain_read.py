@@ -14,7 +14,7 @@ from dcpbench.core.rank_report import Compared
 from dcpbench.verify.compare import compare
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.perturb import made_different
-from dcpbench.verify.snapshot import BLOCK, DigestedLeaf, Idle, Leaves, TensorLeaf, retained, snapshot_nested
+from dcpbench.verify.snapshot import BLOCK, DigestedLeaf, Idle, Leaves, TensorLeaf, snapshot_nested
 
 _LONGEST_ERROR = 200
 
@@ -138,26 +138,23 @@ def part_of(extent: Extent, chunks: Iterable[StoredChunk]) -> torch.Tensor:
     return extent.take_of_box(box)
 
 
-class WholeValues:
-    """The full values of a checkpoint by flattened key; `leaves` are their snapshot."""
+def read_like(expected: Leaves, keys: Mapping[str, str], values: Mapping[str, Any], read: Leaves) -> Leaves:
+    """Return leaves for the names of an expected state from the full values of a checkpoint.
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = values
-        self.leaves = retained(snapshot_nested(dict(values)))
-
-    def like(self, expected: Leaves, keys: Mapping[str, str]) -> Leaves:
-        """Return leaves for the names of an expected state; `keys` are the flattened keys by name."""
-        actual: Leaves = {}
-        for name, leaf in expected.items():
-            key = keys[name]
-            if key not in self._values or isinstance(leaf, Idle):
-                continue
-            is_tensor = isinstance(leaf, TensorLeaf | DigestedLeaf)
-            if is_tensor:
-                actual[name] = self.leaves.get(key)
-            else:
-                actual |= snapshot_nested({name: _plain(self._values[key])})
-        return actual
+    Args:
+        keys: the flattened keys by name.
+        values, read: the values by flattened key, and their snapshot.
+    """
+    actual: Leaves = {}
+    for name, leaf in expected.items():
+        key = keys[name]
+        if key not in values or isinstance(leaf, Idle):
+            continue
+        if isinstance(leaf, TensorLeaf | DigestedLeaf):
+            actual[name] = read.get(key)
+        else:
+            actual |= snapshot_nested({name: _plain(values[key])})
+    return actual
 
 
 def _plain(value: Any) -> Any:

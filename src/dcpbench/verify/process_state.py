@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 
-from dcpbench.core.rank_report import Compared
-from dcpbench.verify.perturb import compare_controlled
 from dcpbench.verify.snapshot import Leaves, retained, snapshot_nested
 
 _PRECISIONS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
@@ -102,25 +100,14 @@ def open_descriptors() -> dict[int, str]:
 
 
 def left_open(folder: Path, before: Leaves) -> Leaves:
-    """Return the open files again after waiting for them to be closed; a smaller number counts as
-    unchanged."""
+    """Return what `snapshot_open` returned `before` as it is now, after waiting for files to be closed; a
+    smaller number counts as unchanged."""
 
     def grown() -> Leaves:
         now = snapshot_open(folder, counts=len(before) > 1)
         return {name: leaf for name, leaf in now.items() if leaf > before[name]}
 
     return {**before, **settled(grown)}
-
-
-class OpenFiles:
-    """The open files at the time of its construction, see `snapshot_open`."""
-
-    def __init__(self, folder: Path, counts: bool) -> None:
-        self._folder, self._before = folder, snapshot_open(folder, counts)
-
-    def compare(self) -> Compared:
-        """Compare with the files that are still open now, after waiting for them to be closed."""
-        return compare_controlled(self._before, left_open(self._folder, self._before))
 
 
 def settled(grown: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -120,11 +120,11 @@ def snapshot_optimizer(
         if not isinstance(parameter, torch.Tensor):  # state that belongs to no parameter
             leaves |= snapshot_nested({parameter: entries}, "state.")
             continue
-        local_shape = _local_shape(parameter)
+        local_shape = local_part(parameter).shape
         for holder, entry, path in slots(entries):
             value = holder[entry]
             # A moment has the layout of its parameter; a step counter or a factored moment does not.
-            like = isinstance(value, torch.Tensor) and _local_shape(value) == local_shape
+            like = isinstance(value, torch.Tensor) and local_part(value).shape == local_shape
             lies = bool(like and local_shape)
             for name, part in parts_by_id[id(parameter)].items():
                 idle = part.extent.numel == 0 and math.prod(part.extent.shape) > 0
@@ -299,10 +299,6 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach()
     with torch.no_grad():
         return tensor.to_local().detach()
-
-
-def _local_shape(tensor: torch.Tensor) -> torch.Size:
-    return local_part(tensor).shape if isinstance(tensor, DTensor) else tensor.shape
 
 
 def kind_of(name: str, leaf: Leaf) -> str:

@@ -1,6 +1,7 @@
 """A model with its optimizer and everything else that a checkpoint contains."""
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -22,7 +23,6 @@ from dcpbench.workloads.stateful import (
     MovingObject,
     Noise,
     OptimizerState,
-    PlainOptimizerState,
     SchedulerMadeByLoad,
     TrainState,
 )
@@ -105,11 +105,11 @@ class SavedRun:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint contains: one `Stateful` for each top-level key."""
-        optimizer = PlainOptimizerState if self.optimizer_state else OptimizerState
+        by_fqn = OptimizerState(self.model, self.optimizer, self.options)
         made_later = SchedulerMadeByLoad(self._make_later, self.optimizer)
         return {
             "model": ModelState(self.model, self.options, self.is_left_out if self.left_out else None),
-            "optimizer": optimizer(self.model, self.optimizer, self.options),
+            "optimizer": self.optimizer if self.optimizer_state else by_fqn,
             **({"scheduler": self._scheduler or made_later} if self.has_scheduler else {}),
             "noise": self.noise,
             "tensor_object": self.tensor_object,
@@ -126,7 +126,7 @@ class SavedRun:
             **({"scheduler": scheduler} if self.has_scheduler else {}),
             "noise": self.noise.state_dict(),
             "tensor_object": self.tensor_object.state_dict(),
-            "train_state": self.train_state.contents(),
+            "train_state": asdict(self.train_state),
         }
 
     def forget(self, seed: int) -> None:

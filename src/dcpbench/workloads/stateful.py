@@ -128,16 +128,6 @@ class OptimizerState:
         )
 
 
-class PlainOptimizerState(OptimizerState):
-    """An optimizer saved by its own state dict, under the numbers of its parameters."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.optimizer.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.optimizer.load_state_dict(state_dict)
-
-
 class SchedulerMadeByLoad:
     """A scheduler that its load creates, after the optimizer's load. Its state dict, which a load fills, is
     that of another scheduler, made for a copy of the optimizer's groups: making one changes learning rates.
@@ -270,7 +260,3 @@ class TrainState:
         self.current_loss = float(state_dict["current_loss"].item())
         state_dict["losses"].seek(0)
         self.losses = torch.load(state_dict["losses"], weights_only=True)
-
-    def contents(self) -> dict[str, Any]:
-        """Return the values for comparison."""
-        return {"step": self.step, "current_loss": self.current_loss, "losses": list(self.losses)}
