@@ -8,7 +8,7 @@ from unittest import mock
 from dcpbench.rank.messages import RankSpec
 
 
-def main(spec: RankSpec, connection: Connection) -> None:
+def main(connection: Connection, spec: RankSpec) -> None:
     """Run what a rank process runs, but keep rank 1 away."""
     from dcpbench.rank import main
 
@@ -20,4 +20,4 @@ def main(spec: RankSpec, connection: Connection) -> None:
         return honest(*arguments)
 
     with mock.patch.object(main, "_join", join):
-        main.main(spec, connection)
+        main.main(connection, spec)

@@ -48,6 +48,7 @@ class DcpCheckpointer(Checkpointer):
         self._slots = defaultdict[int, _Slot](lambda: _Slot(make, config.save, shared))
         self._storage: Storage = make()
         self.raw, self.objects = self._storage.raw, self._storage.objects
+        self.reader = self._storage.reader
 
     def save(self, state: dict[str, Any], checkpoint_id: str, slot: int = 0) -> PendingSave:
         kept, group = self._slots[slot], self._ranks.group_of(slot)
@@ -78,7 +79,7 @@ class DcpCheckpointer(Checkpointer):
                 closed.callback(slot.close)
 
     def load(self, state: dict[str, Any], checkpoint_id: str) -> None:
-        self._read(self._storage.reader, checkpoint_id, state)
+        self._read(self.reader, checkpoint_id, state)
 
     def other_ways(self, checkpoint_id: str) -> Mapping[str, Callable[[dict[str, Any]], None]]:
         return {
@@ -124,10 +125,6 @@ class DcpCheckpointer(Checkpointer):
         if self.objects:
             return stored_objects(self.objects, checkpoint_id)
         return stored_chunks(Path(checkpoint_id))
-
-    def reader(self, checkpoint_id: str) -> StorageReader:
-        """Return DCP's reader."""
-        return self._storage.reader(checkpoint_id)
 
 
 class _Slot:

@@ -135,13 +135,18 @@ def fork_server(imports: Sequence[str] = ()) -> ForkServerContext:
     return context
 
 
-def start(process: ForkServerProcess) -> None:
-    """Fork a process from the server. A server that does not answer, as after SIGSTOP, is killed, and the
-    next process is forked from a new one.
+def start(
+    context: ForkServerContext, module: str, *arguments: Any, **options: Any
+) -> tuple[Connection, ForkServerProcess]:
+    """Fork a process from the server, which calls `main` of a module with a connection and these arguments;
+    return the other end. `options` are of `Process`. A server that does not answer, as after SIGSTOP, is
+    killed, and the next process is forked from a new one.
 
     Raises:
         OSError, EOFError: the server did not answer, or died.
     """
+    here, there = context.Pipe()
+    process = context.Process(target=_main_of, args=(module, there, *arguments), **options)
     watchdog = threading.Timer(_ANSWER_LIMIT_S, end_server)
     watchdog.daemon = True
     watchdog.start()
@@ -150,6 +155,8 @@ def start(process: ForkServerProcess) -> None:
             process.start()
     finally:
         watchdog.cancel()
+    there.close()
+    return here, process
 
 
 def end_server() -> None:
@@ -191,11 +198,8 @@ def probe(context: ForkServerContext, also: Callable[[], dict[str, Any]] = dict)
     Raises:
         ConfigError: the process exited or did not answer, or `nccl` cannot be loaded.
     """
-    here, there = context.Pipe()
     try:
-        # It ends with this process.
-        start(context.Process(target=main_of, args=(_PROBE, there, also), daemon=True))
-        there.close()
+        here, _ = start(context, _PROBE, also, daemon=True)  # it ends with this process
         if not here.poll(_ANSWER_LIMIT_S):
             raise ConfigError(f"torch did not answer within {_ANSWER_LIMIT_S:.0f} s of its import")
         description = here.recv()
@@ -210,11 +214,7 @@ def target_errors(context: ForkServerContext, configs: Sequence[Config]) -> Targ
     """Import the `workload.target` that these configurations have in a process like a rank's, build it and
     draw a batch. Return why cells cannot use it. What takes too long, or ends the process, is left to ranks.
     """
-    here, there = context.Pipe(duplex=False)
-    arguments = "dcpbench.rank.workload_check", there, configs
-    process = context.Process(target=main_of, args=arguments, daemon=True)
-    start(process)
-    there.close()
+    here, process = start(context, "dcpbench.rank.workload_check", configs, daemon=True)
     answers: list[str | None] = []
     until = time.monotonic() + _ANSWER_LIMIT_S
     try:
@@ -229,6 +229,6 @@ def target_errors(context: ForkServerContext, configs: Sequence[Config]) -> Targ
     return TargetErrors(unusable, [*errors, *[None] * (len(configs) - len(errors))])
 
 
-def main_of(module: str, *arguments: Any) -> None:
+def _main_of(module: str, *arguments: Any) -> None:
     """Call `main` of a module that imports torch, in a process forked from the server."""
     import_module(module).main(*arguments)

@@ -230,15 +230,9 @@ class RankGroup:
 
 
 def _fork(context: ForkServerContext, spec: RankSpec) -> Rank:
-    here, there = context.Pipe()
-    process = context.Process(
-        target=fork_server.main_of,
-        args=(_RANK, spec, there),
-        name=f"dcpbench-rank{spec.rank}",
-        daemon=False,  # a process stager needs children, which daemons cannot have
-    )
-    fork_server.start(process)
-    there.close()
+    # Not a daemon: a process stager needs children, which daemons cannot have.
+    name = f"dcpbench-rank{spec.rank}"
+    here, process = fork_server.start(context, _RANK, spec, name=name, daemon=False)
     timeout = struct.pack("ll", _MESSAGE_LIMIT_S, 0)
     with socket.socket(fileno=os.dup(here.fileno())) as duplicate:
         duplicate.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)

@@ -67,7 +67,7 @@ _FULL_BYTES = 64 * 1024
 """A disk with less free space is full: a failed write can leave a few blocks free."""
 
 
-def main(spec: RankSpec, connection: Connection) -> None:
+def main(connection: Connection, spec: RankSpec) -> None:
     """Join the group, run stages until the driver sends None, and exit."""
     # Objects of the server's imports are never garbage. Excluding them saves half a second per collection,
     # and copies of memory pages.

@@ -122,12 +122,12 @@ def why_unusable(target: str, options: Mapping[str, Any], own_trainer: bool) -> 
 
 def _function_of(module: ModuleType) -> str:
     """Return the name of a function of a module; `build` if it has none."""
-    functions = [name for name, value in vars(module).items() if _is_own_function(value, module)]
+    functions = [
+        name
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and value.__name__[0] != "_"
+    ]
     return "build" if "build" in functions or not functions else functions[0]
-
-
-def _is_own_function(value: object, module: ModuleType) -> bool:
-    return inspect.isfunction(value) and value.__module__ == module.__name__ and value.__name__[0] != "_"
 
 
 def _why_not_called(build: Any, options: Mapping[str, Any], own_trainer: bool) -> str | None:
