@@ -17,7 +17,6 @@ from torch.distributed.checkpoint import (
     DefaultSavePlanner,
     SavePlanner,
     StorageReader,
-    StorageWriter,
     _async_process_executor,
 )
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -52,7 +51,7 @@ class DcpCheckpointer(Checkpointer):
 
     def save(self, state: dict[str, Any], checkpoint_id: str, slot: int = 0) -> PendingSave:
         kept, group = self._slots[slot], self._ranks.group_of(slot)
-        writer, given = kept.writer(), kept.given()
+        given = kept.given()
         with ExitStack() as used_once:
             if self._save.stager and self._save.stager.instance is Kept.new:
                 used_once.callback(given["async_stager"].close)
@@ -62,7 +61,7 @@ class DcpCheckpointer(Checkpointer):
             if self._storage.tensors_only:
                 state = of_tensors(state)
             place = self.objects.place(checkpoint_id) if self.objects else checkpoint_id
-            given |= {"checkpoint_id": place, "storage_writer": writer, "process_group": group}
+            given |= {"checkpoint_id": place, "process_group": group}
             pending: PendingSave = save(state, **given, **self._save.options)
             if slot:
                 pending.held_back = go_on
@@ -136,16 +135,10 @@ class _Slot:
         self._storage, self._config = storage, config
         self._given: dict[Kept, dict[str, Any]] = {Kept.kept: {}, Kept.shared: shared}
 
-    def writer(self) -> StorageWriter | None:
-        """Return the writer for the next save; None if DCP creates one."""
-        made: StorageWriter | None = self._one_of(
-            "writer", self._config.writer, lambda: self._storage().writer
-        )
-        return made
-
     def given(self) -> dict[str, Any]:
-        """Return the other arguments of the next save, by DCP's names."""
-        given: dict[str, Any] = {}
+        """Return the arguments of the next save, by DCP's names. Without a writer DCP creates one."""
+        writer = self._one_of("writer", self._config.writer, lambda: self._storage().writer)
+        given: dict[str, Any] = {"storage_writer": writer}
         if planner := self._config.planner:
             make_planner = partial(DefaultSavePlanner, **_options(planner))
             given["planner"] = self._one_of("planner", planner.instance, make_planner)

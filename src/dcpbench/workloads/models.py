@@ -40,8 +40,12 @@ class Mlp(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map a batch of shape (batch, sizes[0]) to (batch, sizes[-1])."""
-        for layer in self.layers:
-            x = F.gelu(layer(x))
+        for number, layer in enumerate(self.layers, start=1):
+            x = F.gelu(layer(self.before(number, x)))
+        return x
+
+    def before(self, number: int, x: torch.Tensor) -> torch.Tensor:
+        """Return the input of a layer, counted from 1, from the output of the one before."""
         return x
 
 
@@ -57,12 +61,8 @@ class Dropout(Mlp):
         super().__init__(sizes)
         self.probability = probability
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for number, layer in enumerate(self.layers, start=1):
-            if number % 2:
-                x = F.dropout(x, self.probability, self.training)
-            x = F.gelu(layer(x))
-        return x
+    def before(self, number: int, x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(x, self.probability, self.training) if number % 2 else x
 
 
 class Buffered(Mlp):
@@ -189,10 +189,9 @@ class BatchNorm(Mlp):
         super().__init__(sizes)
         self.norms = nn.ModuleList(nn.BatchNorm1d(size) for size in sizes[:-1])
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for norm, layer in zip(self.norms, self.layers, strict=True):
-            x = F.gelu(layer(norm(x)))
-        return x
+    def before(self, number: int, x: torch.Tensor) -> torch.Tensor:
+        normalised: torch.Tensor = self.norms[number - 1](x)
+        return normalised
 
 
 class LayerNorm(Mlp):
@@ -207,12 +206,9 @@ class LayerNorm(Mlp):
             for parameter in norm.parameters():
                 nn.init.uniform_(parameter, 0.5, 1.5)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for number, layer in enumerate(self.layers, start=1):
-            if number % 2 and number > 1:
-                x = self.get_submodule(f"norm{number}")(x)
-            x = F.gelu(layer(x))
-        return x
+    def before(self, number: int, x: torch.Tensor) -> torch.Tensor:
+        normalised: torch.Tensor = self.get_submodule(f"norm{number}")(x) if number % 2 and number > 1 else x
+        return normalised
 
 
 class ExtraState(Mlp):

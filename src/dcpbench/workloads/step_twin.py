@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from dcpbench.verify.layout import called_modules
@@ -54,12 +53,6 @@ class UserStepTaken:
 
 class StepTwin(Twin):
     """A twin that calls `Workload.step`."""
-
-    _group: dist.ProcessGroup | None = None
-
-    def begin(self, batch: Batch, group: dist.ProcessGroup | None) -> None:
-        super().begin(batch, group)
-        self._group = group
 
     def taken(self, used: Sequence[UsedGradients]) -> UserStepTaken:
         """Take the step with the ranks' gradients."""

@@ -69,6 +69,7 @@ class Twin:
         self.computes_in = set(dtypes)
         self.steps_in_backward = self.loss_is_collective = False
         self._batch: Batch = None
+        self._group: dist.ProcessGroup | None = None
         self._change: Callable[[nn.Module], None] | None = None
 
     @property
@@ -79,7 +80,7 @@ class Twin:
     def begin(self, batch: Batch, group: dist.ProcessGroup | None) -> None:
         """Begin a step with this batch, and with the buffers of the first rank of `group`, if there is one;
         collective over it."""
-        self._batch = batch
+        self._batch, self._group = batch, group
         if group:
             receive_buffers(self.model, group)
         self._begin_again = self._kept()
