@@ -1,7 +1,6 @@
 """A checkpoint together with the state that a load has to restore."""
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -12,13 +11,23 @@ import torch.distributed as dist
 from dcpbench.checkpointers.base import Checkpointer, PendingSave
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
-from dcpbench.verify.compare import Recall, compare
-from dcpbench.verify.compare_layouts import compare_across
-from dcpbench.verify.layout import whole
+from dcpbench.verify.compare_layouts import compare_state
 from dcpbench.verify.perturb import compared_names, unlike
-from dcpbench.verify.snapshot import DigestedLeaf, Leaf, Leaves, TensorLeaf
-from dcpbench.workloads.run_state import FLAGS, Keys, State, as_saved, key_of, live_state
+from dcpbench.verify.snapshot import Leaves
+from dcpbench.workloads.run_state import (
+    Keys,
+    State,
+    as_saved,
+    full_tensors,
+    key_of,
+    live_state,
+    one_tensor,
+    saved_and_live,
+)
 from dcpbench.workloads.training_run import TrainingRun
+
+Recall = Callable[[str], torch.Tensor | None]
+"""Returns the full tensor that a checkpoint has under a name, on the CPU; None if there is none."""
 
 
 @dataclass
@@ -73,25 +82,11 @@ class Checkpoint:
             run: the load target. Its tensors are the live ones, so do not change them.
         """
         check = {"model": "model_equal", "optimizer": "optim_equal"}[part]
-        saved, recall = self.state.get(check, {}), self.recall_of(check)
-        before, now = {}, {}
-        for name, leaf in live_state(run)[check].items():
-            if not isinstance(leaf, TensorLeaf) or not leaf.extent.numel:
-                continue
-            if (tensor := _part_like(leaf, saved.get(name), name, recall)) is not None:
-                before[name], now[name] = tensor, leaf.local
-        return before, now
+        return saved_and_live(self.state.get(check, {}), live_state(run)[check], self.recall_of(check))
 
     def one_tensor(self) -> dict[str, Any]:
-        """Return a state for a load of a single saved tensor: a small one, of an object if there is one."""
-        *_, key, leaf = min(
-            (check != "extra_equal", key.count("."), math.prod(leaf.extent.shape), key, leaf)
-            for check, leaves in self.by_key.items()
-            for key, leaf in leaves.items()
-            if check != FLAGS and isinstance(leaf, TensorLeaf | DigestedLeaf) and leaf.extent.numel
-        )
-        part, _, rest = key.partition(".")
-        return {part: {rest: torch.empty(leaf.extent.shape, dtype=leaf.dtype)}}
+        """Return a state for a load of a single tensor."""
+        return one_tensor(self.by_key)
 
     def recall(self, prefix: str) -> Recall:
         """Return a function that reads a tensor by its key below `prefix`; each rank may call it alone."""
@@ -103,9 +98,7 @@ class Checkpoint:
 
     def read(self, check: str, names: Iterable[str]) -> Leaves:
         """Read the full tensors that the checkpoint has under names of a check."""
-        recall = self.recall_of(check)
-        tensors = {name: tensor for name in names if (tensor := recall(name)) is not None}
-        return {name: TensorLeaf(tensor, whole(tensor), None) for name, tensor in tensors.items()}
+        return full_tensors(names, self.recall_of(check))
 
     def compare(
         self,
@@ -121,10 +114,7 @@ class Checkpoint:
             recall: reads the saved tensor, to report where a large one differs and by how much.
             closely: report places and distances, and not only names.
         """
-        saved = self.state[check]
-        if self.by_content:
-            return compare_across(saved, actual, group, recall)
-        return compare(saved, actual, recall, closely)
+        return compare_state(self.state[check], actual, group, recall, closely, self.by_content)
 
     def control(self, check: str, other: Leaves, group: dist.ProcessGroup | None) -> Compared:
         """Run the negative control of a comparison on a state in which everything is different."""
@@ -143,21 +133,12 @@ class Checkpoint:
 @dataclass(kw_only=True)
 class SavedCheckpoint(Checkpoint):
     """A checkpoint that this stage has saved: the keys that it must contain, its save with its number from 0,
-    the time of success (`time.time`) with the digests of its files then (on rank 0), and what this process
-    had open before."""
+    the time of success (`time.time`) with the digests of its files then (on rank 0), and a function that
+    compares what this process had open before with what it has open."""
 
     source: TrainingRun
     keys: Keys
     pending: PendingSave
     number: int
     files: Future[tuple[float, Mapping[str, str]]]
-    opened: Leaves
-
-
-def _part_like(live: TensorLeaf, saved: Leaf, name: str, recall: Recall) -> torch.Tensor | None:
-    if isinstance(saved, TensorLeaf):
-        return saved.local
-    full = recall(name) if isinstance(saved, DigestedLeaf) else None
-    if full is not None and tuple(full.shape) == live.extent.shape:
-        full = live.extent.take(full).reshape(live.local.shape)
-    return None if full is None else full.to(live.local.device)
+    still_open: Callable[[], Compared]

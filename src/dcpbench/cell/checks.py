@@ -26,8 +26,8 @@ from dcpbench.core.rank_report import NOTHING, CheckReport, Compared
 from dcpbench.verify.files import compare_files
 from dcpbench.verify.losses import ResumedRule
 from dcpbench.verify.perturb import compare_controlled, unlike
-from dcpbench.verify.plain_read import read_like
-from dcpbench.verify.snapshot import Leaves, retained, snapshot_nested
+from dcpbench.verify.plain_read import WholeValues
+from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import build_run, lockstep
 from dcpbench.workloads.build_run import copy_state
 from dcpbench.workloads.lockstep import Lockstep
@@ -229,14 +229,14 @@ def verify_values(
 ) -> Leaves:
     """Check that values which were read by their flattened keys are those that were saved, tensors in full;
     collective over `group`. Return the values as leaves."""
-    read = retained(snapshot_nested(dict(values)))
+    read = WholeValues(values)
     for check, leaves in saved.state.items():
         keys = {name: key_of(check, name, saved.numbers) for name in leaves}
-        actual = read_like(leaves, keys, values, read)
+        actual = read.like(leaves, keys)
         compared = {check: saved.compared(check, actual, group, saved.recall_of(check))}
         found = explained_restored(cell, saved, compared, {check: actual})
         cell.record(check, found[check], str(saved))
-    return read
+    return read.leaves
 
 
 def verify_files(cell: Cell) -> None:

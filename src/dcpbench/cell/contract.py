@@ -37,15 +37,15 @@ def verify_refused(
     cell: Cell,
     kind: type[BaseException],
     message: str,
-    refused: Callable[[], None],
-    accepted: Callable[[], None],
+    refused: Callable[[], object],
+    accepted: Callable[[], object],
     where: str = "of the save",
 ) -> None:
     """Check that a call raises an exception of this kind whose text contains `message`. The negative control
     is `accepted`, the same call in an allowed way, which must not raise."""
     expected = f"expected {kind.__name__}: {message}"
 
-    def raised(call: Callable[[], None]) -> BaseException | None:
+    def raised(call: Callable[[], object]) -> BaseException | None:
         try:
             call()
         except (Exception, CheckpointException) as error:  # noqa: BLE001 - its type is what is checked

@@ -1,16 +1,22 @@
 """Checks that a save or a load changes nothing else: the live run, the process, what it has open."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from dcpbench.cell.cell import Cell
 from dcpbench.core.mismatch import Sides
-from dcpbench.verify.flags import snapshot_gradients
+from dcpbench.core.rank_report import Compared
 from dcpbench.verify.perturb import compare_controlled
-from dcpbench.verify.process_state import left_open, snapshot_open, snapshot_process
-from dcpbench.verify.snapshot import Leaves, named_parts, retained
+from dcpbench.verify.process_state import snapshot_process, watched
+from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads.generators import states_of_generators
-from dcpbench.workloads.run_state import State, live_state, retained_state
+from dcpbench.workloads.run_state import (
+    State,
+    live_gradients,
+    live_state,
+    retained_gradients,
+    retained_state,
+)
 from dcpbench.workloads.training_run import TrainingRun
 
 SAVE: Sides = ("{} before the save", "{} after it")
@@ -41,26 +47,20 @@ def gradients_unchanged(cell: Cell, target: TrainingRun, where: str) -> Iterator
         yield
         return
     with cell.phase("verify", "side_effects"):
-        before = retained(snapshot_gradients(named_parts(target.model)))
+        before = retained_gradients(target)
     yield
     with cell.phase("verify", "side_effects"):
-        after = snapshot_gradients(named_parts(target.model))
-        cell.record("side_effect_free", compare_controlled(before, after), where, LOAD)
+        cell.record("side_effect_free", compare_controlled(before, live_gradients(target)), where, LOAD)
         target.model.zero_grad()
 
 
-def open_before(cell: Cell, again: bool) -> Leaves:
-    """Note what is open before a save or a load. The first one may open sockets and threads and keep them, so
-    these are counted from the second one on (`again`); and not where saves overlap, or for the client of an
-    object store, which opens and closes connections at any time."""
+def open_before(cell: Cell, again: bool) -> Callable[[], Compared]:
+    """Note what is open before a save or a load, and return the comparison with what is still open. The first
+    one may open sockets and threads and keep them, so these are counted from the second one on (`again`); and
+    not where saves overlap, or for the client of an object store, which opens and closes connections at any
+    time."""
     config = cell.config
-    return snapshot_open(cell.folder, again and not config.overlap_saves and not config.storage.url)
-
-
-def record_open(cell: Cell, before: Leaves, where: str, sides: Sides) -> None:
-    """Compare what was open before a save or a load with what is still open now, after a wait."""
-    compared = compare_controlled(before, left_open(cell.folder, before))
-    cell.record("side_effect_free", compared, where, sides)
+    return watched(cell.folder, again and not config.overlap_saves and not config.storage.url)
 
 
 def _observed(cell: Cell, state: State) -> Leaves:

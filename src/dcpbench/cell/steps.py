@@ -22,7 +22,6 @@ from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.core.plugins import all_of
 from dcpbench.core.rank_report import NOTHING
 from dcpbench.verify.audit import compare_manifest
-from dcpbench.verify.files import digest_late_files
 from dcpbench.verify.plain_read import compare_stored
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import build_run
@@ -224,7 +223,7 @@ def save(
     number = cell.measured("save_stall_s")
     # The buffers in shared memory that a save keeps for its run are open descriptors.
     keeps = cell.config.save.shares_memory and all(one.source is not run for one in cell.complete)
-    opened = side_effects.open_before(cell, again=number > 0 and not keeps)
+    still_open = side_effects.open_before(cell, again=number > 0 and not keeps)
     with side_effects.unchanged(cell, run, f"after the save of step {step}", side_effects.SAVE, saved):
         with cell.phase("save"):
             checkpoint_id = str(cell.folder / (name or f"step-{step:04d}"))
@@ -247,7 +246,7 @@ def save(
         pending=pending,
         number=number,
         files=files,
-        opened=opened,
+        still_open=still_open,
     )
 
 
@@ -285,10 +284,10 @@ def _audit(cell: Cell, checkpoint: SavedCheckpoint, on_several_hosts: bool) -> N
     checkpointer, checkpoint_id = checkpoint.checkpointer, checkpoint.checkpoint_id
     complete_at, files = checkpoint.files.result()
     if on_several_hosts and cell.world.rank == 0:
-        files = {**files, **digest_late_files(Path(checkpoint_id), files, complete_at)}
+        files = checkpointer.digests_with_late(checkpoint_id, files, complete_at)
     mine = checkpoint.keys, files, _synced(cell, checkpoint)
     where = f"once the save of step {checkpoint.step} had ended"
-    side_effects.record_open(cell, checkpoint.opened, where, side_effects.SAVE)
+    cell.record("side_effect_free", checkpoint.still_open(), where, side_effects.SAVE)
     keys, (files, *_), synced = zip(*cell.world.gathered(mine), strict=True)
     if files:
         now = partial(checkpointer.digests, checkpoint_id)
@@ -372,7 +371,7 @@ def load(
     source = None if checkpoint.source is target else checkpoint.source
     with cell.phase("verify", "seen"):
         wait_until_seen(cell, checkpoint.checkpoint_id, str(checkpoint))
-    opened = side_effects.open_before(cell, again=cell.measured("load_s") > 0)
+    still_open = side_effects.open_before(cell, again=cell.measured("load_s") > 0)
     with (
         side_effects.unchanged(cell, source, where, side_effects.LOAD),
         side_effects.gradients_unchanged(cell, target, where),
@@ -391,4 +390,4 @@ def load(
         cell.world.synchronize()
         took_s = time.perf_counter() - began
     cell.measure("load_s", took_s, cell.measured("load_s"), "load")
-    side_effects.record_open(cell, opened, where, side_effects.LOAD)
+    cell.record("side_effect_free", still_open(), where, side_effects.LOAD)

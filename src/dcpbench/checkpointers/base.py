@@ -18,7 +18,7 @@ from dcpbench.checkpointers.object_store import ObjectStore
 from dcpbench.checkpointers.raw_io import RawIO
 from dcpbench.records import files
 from dcpbench.verify.audit import Manifest
-from dcpbench.verify.files import FileDigests, digest_files, drop_pages
+from dcpbench.verify.files import FileDigests, digest_files, digest_late_files, drop_pages
 from dcpbench.verify.plain_read import Stored
 
 T = TypeVar("T")
@@ -176,6 +176,11 @@ class Checkpointer(ABC):
         """Return digests of a checkpoint's files; empty if it has none."""
         with self.files(checkpoint_id) as folder:
             return digest_files(folder)
+
+    def digests_with_late(self, checkpoint_id: str, then: FileDigests, complete_at: float) -> FileDigests:
+        """Return the digests of when a save reported success (`time.time`), completed by files that a shared
+        file system made visible later."""
+        return {**then, **digest_late_files(Path(checkpoint_id), then, complete_at)}
 
     def drop_cached(self, checkpoint_id: str) -> None:
         """Drop the kernel's cached pages of a checkpoint's files."""

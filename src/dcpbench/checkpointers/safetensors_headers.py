@@ -13,7 +13,7 @@ from typing import Any
 from dcpbench.checkpointers.dcp_metadata import DAMAGED, MetadataError, check_entry
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.records import files
-from dcpbench.verify.audit import Chunk, Entry, Manifest, Shape, Span
+from dcpbench.verify.audit import Chunk, Entry, Manifest, Shape, Span, reach
 
 SUFFIX = ".safetensors"
 INDEX = ".safetensors.index.json"
@@ -67,7 +67,7 @@ def safetensors_manifest(folder: Path, lengths: Mapping[str, int]) -> Manifest:
                 begin, end = (data_at + at for at in tensor["data_offsets"])
                 offsets = tuple(sharding[key]["saved_offsets"]) if sharding else (0,) * len(sizes)
                 chunk = Chunk(offsets, sizes, name)
-                check_entry(key, Entry(tuple(map(sum, zip(offsets, sizes, strict=True))), None, (chunk,)))
+                check_entry(key, Entry(reach([chunk]), None, (chunk,)))
                 dtype, element_bytes = DTYPES.get(tensor["dtype"], (str(tensor["dtype"]), None))
                 if any(len(one.sizes) != len(sizes) or dtypes[key] != dtype for one in chunks[key]):
                     raise ValueError(f"{key} differs from the tensor of this name in {chunks[key][0].file}")
@@ -81,7 +81,7 @@ def safetensors_manifest(folder: Path, lengths: Mapping[str, int]) -> Manifest:
             raise MetadataError(f"{name}: not a safetensors file: {error}") from None
         named[name] = max((span.end for span in spans[name]), default=data_at)
         found += _holes(name, data_at, spans[name])
-    entries = {key: Entry(_whole(parts), f"torch.{dtypes[key]}", (*parts,)) for key, parts in chunks.items()}
+    entries = {key: Entry(reach(parts), f"torch.{dtypes[key]}", (*parts,)) for key, parts in chunks.items()}
     own = frozenset(name for name in lengths if name.endswith(INDEX) and "/" not in name)
     found += _against_index(folder, own, entries, lengths) if own else []
     found += _numbers_missing(named)
@@ -99,12 +99,6 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
     if not isinstance(header, dict):
         raise ValueError("its header is not a mapping")
     return header, _LENGTH_BYTES + length
-
-
-def _whole(chunks: list[Chunk]) -> Shape:
-    """Return the smallest shape that contains all chunks."""
-    ends = [map(sum, zip(chunk.offsets, chunk.sizes, strict=True)) for chunk in chunks]
-    return tuple(map(max, zip(*ends, strict=True)))
 
 
 def _holes(name: str, data_at: int, spans: list[Span]) -> Iterator[Mismatch]:

@@ -13,6 +13,7 @@ from dcpbench.cell import checks, contract, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import SavedCheckpoint
 from dcpbench.cell.shared_folder import wait_until_seen
+from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
 from dcpbench.records.files import everything_below
@@ -32,21 +33,16 @@ def overwrite(cell: Cell) -> None:
         for allowed in (True, False)
     )
 
-    def save() -> SavedCheckpoint:
-        until = reference.trained.train_state.step + cell.config.train_steps
-        steps.advance(cell, reference, until)
-        saved = steps.save(cell, reference.trained, overwriting, "checkpoint")
+    def save(checkpointer: Checkpointer, name: str) -> SavedCheckpoint:
+        saved = steps.save(cell, reference.trained, checkpointer, name)
         steps.finish(cell, saved)
         return saved
 
-    save()
-    second = save()
+    for step in cell.config.save_steps:
+        steps.advance(cell, reference, until=step)
+        second = save(overwriting, "checkpoint")
     steps.advance(cell, reference, until=cell.config.last_step)
-
-    def save_into(name: str) -> None:
-        steps.finish(cell, steps.save(cell, reference.trained, refusing, name))
-
-    again, elsewhere = partial(save_into, "checkpoint"), partial(save_into, "elsewhere")
+    again, elsewhere = (partial(save, refusing, name) for name in ("checkpoint", "elsewhere"))
     # Without collectives ranks do not learn of their peers' exceptions: each raises its own.
     kind = CheckpointException if cell.config.save.uses_collectives else RuntimeError
     contract.verify_refused(cell, kind, "Checkpoint already exists", again, elsewhere)

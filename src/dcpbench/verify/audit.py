@@ -22,6 +22,12 @@ class Chunk:
     file: str | None
 
 
+def reach(boxes: Iterable[Any]) -> Shape:
+    """Return the smallest shape that contains all boxes, each with `offsets` and `sizes`."""
+    ends = [map(sum, zip(box.offsets, box.sizes, strict=True)) for box in boxes]
+    return tuple(map(max, zip(*ends, strict=True)))
+
+
 @dataclass(frozen=True)
 class Entry:
     """The stored value of one key, or, without chunks, the value that is to be saved. For a value that is not

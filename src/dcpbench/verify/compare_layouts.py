@@ -58,6 +58,20 @@ def _same_on_each_rank(expected: Leaf, found: Leaf) -> bool:
     return bool(of_ranks) and of_ranks == getattr(expected, "of_ranks", ())
 
 
+def compare_state(
+    saved: Leaves,
+    actual: Leaves,
+    group: dist.ProcessGroup | None,
+    recall: Recall | None = None,
+    closely: bool = True,
+    by_content: bool = False,
+) -> list[Mismatch]:
+    """Compare part by part, or by content, which is collective over `group`."""
+    if by_content:
+        return compare_across(saved, actual, group, recall)
+    return compare(saved, actual, recall, closely)
+
+
 def digests(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, list[Mismatch]]:
     """Replace each tensor by the digest of the full tensor, the same on all ranks; collective over `group`.
 

@@ -11,10 +11,11 @@ import torch
 
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
+from dcpbench.verify.audit import reach
 from dcpbench.verify.compare import compare
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.perturb import made_different
-from dcpbench.verify.snapshot import BLOCK, DigestedLeaf, Idle, Leaves, TensorLeaf, snapshot_nested
+from dcpbench.verify.snapshot import BLOCK, DigestedLeaf, Idle, Leaves, TensorLeaf, retained, snapshot_nested
 
 _LONGEST_ERROR = 200
 
@@ -92,13 +93,14 @@ def _compare(
         part = part_of(saved.extent, chunks)
     except Exception as error:  # noqa: BLE001 - decoding damaged bytes can raise anything
         facts = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_ERROR]}
-        control = compare({key: made_different(saved)}, {key: saved}, closely=False)
-        return [Mismatch(key, Problem.unreadable, saved.kind, facts=facts)], bool(control)
-    where = saved.local.device if isinstance(saved, TensorLeaf) else device
-    shape = saved.local.shape if isinstance(saved, TensorLeaf) else part.shape
-    stored = TensorLeaf(part.to(where).reshape(shape), saved.extent, saved.placements, saved.kind)
+        found, stored = [Mismatch(key, Problem.unreadable, saved.kind, facts=facts)], saved
+    else:
+        if isinstance(saved, TensorLeaf):
+            part, device = part.reshape(saved.local.shape), saved.local.device
+        stored = TensorLeaf(part.to(device), saved.extent, saved.placements, saved.kind)
+        found = compare({key: saved}, {key: stored})
     control = compare({key: made_different(saved)}, {key: stored}, closely=False)
-    return compare({key: saved}, {key: stored}), bool(control)
+    return found, bool(control)
 
 
 def read_whole(chunks: Sequence[StoredChunk]) -> torch.Tensor:
@@ -107,9 +109,8 @@ def read_whole(chunks: Sequence[StoredChunk]) -> torch.Tensor:
     Raises:
         ValueError: the chunks have no element, or one has a different shape than its `sizes`.
     """
-    ends = [map(sum, zip(one.offsets, one.sizes, strict=True)) for one in chunks]
-    shape = tuple(map(max, zip(*ends, strict=True)))
-    return part_of(whole(torch.empty(shape, device="meta")), chunks).reshape(shape)
+    full = whole(torch.empty(reach(chunks), device="meta"))
+    return part_of(full, chunks).reshape(full.shape)
 
 
 def part_of(extent: Extent, chunks: Iterable[StoredChunk]) -> torch.Tensor:
@@ -138,23 +139,26 @@ def part_of(extent: Extent, chunks: Iterable[StoredChunk]) -> torch.Tensor:
     return extent.take_of_box(box)
 
 
-def read_like(expected: Leaves, keys: Mapping[str, str], values: Mapping[str, Any], read: Leaves) -> Leaves:
-    """Return leaves for the names of an expected state from the full values of a checkpoint.
+class WholeValues:
+    """The full values of a checkpoint by flattened key; `leaves` are their snapshot."""
 
-    Args:
-        keys: the flattened keys by name.
-        values, read: the values by flattened key, and their snapshot.
-    """
-    actual: Leaves = {}
-    for name, leaf in expected.items():
-        key = keys[name]
-        if key not in values or isinstance(leaf, Idle):
-            continue
-        if isinstance(leaf, TensorLeaf | DigestedLeaf):
-            actual[name] = read.get(key)
-        else:
-            actual |= snapshot_nested({name: _plain(values[key])})
-    return actual
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+        self.leaves = retained(snapshot_nested(dict(values)))
+
+    def like(self, expected: Leaves, keys: Mapping[str, str]) -> Leaves:
+        """Return leaves for the names of an expected state; `keys` are the flattened keys by name."""
+        actual: Leaves = {}
+        for name, leaf in expected.items():
+            key = keys[name]
+            if key not in self._values or isinstance(leaf, Idle):
+                continue
+            is_tensor = isinstance(leaf, TensorLeaf | DigestedLeaf)
+            if is_tensor:
+                actual[name] = self.leaves.get(key)
+            else:
+                actual |= snapshot_nested({name: _plain(self._values[key])})
+        return actual
 
 
 def _plain(value: Any) -> Any:

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from dcpbench.core.rank_report import Compared
+from dcpbench.verify.perturb import compare_controlled
 from dcpbench.verify.snapshot import Leaves, retained, snapshot_nested
 
 _PRECISIONS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
@@ -108,6 +110,13 @@ def left_open(folder: Path, before: Leaves) -> Leaves:
         return {name: leaf for name, leaf in now.items() if leaf > before[name]}
 
     return {**before, **settled(grown)}
+
+
+def watched(folder: Path, counts: bool) -> Callable[[], Compared]:
+    """Note what is open, see `snapshot_open`. Return a function that compares it with what is still open,
+    after waiting for it to be closed."""
+    before = snapshot_open(folder, counts)
+    return lambda: compare_controlled(before, left_open(folder, before))
 
 
 def settled(grown: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -237,14 +237,12 @@ def _compare_with_twin(
     if wrong := unlike_tensors(name, expected, actual):
         return wrong
     part = actual.extent.take(expected.local)
-    finding = compare_elements(name, actual.kind, actual.extent, part, actual.local.reshape(-1))
-    close = finding and name in tolerances and _is_close(part, actual, tolerances[name])
-    return None if close else finding
-
-
-def _is_close(expected: torch.Tensor, actual: TensorLeaf, tolerance: torch.Tensor) -> bool:
-    distance = (expected.double() - actual.local.reshape(-1).to(expected.device).double()).abs()
-    return bool((distance <= actual.extent.take(tolerance)).all())
+    local = actual.local.reshape(-1)
+    finding = compare_elements(name, actual.kind, actual.extent, part, local)
+    if finding and name in tolerances:
+        distance = (part.double() - local.to(part.device).double()).abs()
+        return None if bool((distance <= actual.extent.take(tolerances[name])).all()) else finding
+    return finding
 
 
 def step_tolerances(twin: Leaves, others: Iterable[Leaves]) -> dict[str, torch.Tensor]:

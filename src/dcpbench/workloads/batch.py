@@ -11,7 +11,6 @@ from collections import UserDict
 from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from functools import partial
 from pathlib import PurePath
 from typing import Any, NoReturn
 
@@ -89,7 +88,10 @@ def leaves(batch: Batch) -> list[Any]:
 def samples_of(batch: Batch) -> int | None:
     """Return the number of samples; None if its tensors and arrays have different ones."""
     found: list[Any] = []
-    is_leaf = partial(_is_array_or_inner_list, batch)
+
+    def is_leaf(node: Any) -> bool:
+        return isinstance(node, _ARRAYS) or _is_inner_list(batch, node)
+
     mapped(found.append, batch, found.append, is_leaf)
     sizes = _sizes(found)
     if not sizes:
@@ -152,10 +154,6 @@ def _refuse(node: Any) -> NoReturn:
 
 def _is_inner_list(batch: Batch, node: Any) -> bool:
     return node is not batch and type(node) in (list, tuple)
-
-
-def _is_array_or_inner_list(batch: Batch, node: Any) -> bool:
-    return isinstance(node, _ARRAYS) or _is_inner_list(batch, node)
 
 
 def _sizes(nodes: Iterable[Any]) -> set[int]:

@@ -173,19 +173,15 @@ def buckets_kept() -> Iterator[None]:
         yield
 
 
-def _sparse(model: nn.Module) -> set[int]:
-    """Return the `id` of each parameter with sparse gradients."""
-    tables = [one for one in model.modules() if isinstance(one, nn.Embedding | nn.EmbeddingBag)]
-    return {id(one.weight) for one in tables if one.sparse}
-
-
 def _skip_what_is_not_sharded(model: nn.Module, together: bool = True) -> None:
     """Check that FSDP can shard the trained parameters, all `together` or layer by layer.
 
     Raises:
         Skip: it cannot.
     """
-    sparse, dtypes = _sparse(model), {one.dtype for one in model.parameters()}
+    tables = [one for one in model.modules() if isinstance(one, nn.Embedding | nn.EmbeddingBag)]
+    sparse = {id(one.weight) for one in tables if one.sparse}
+    dtypes = {one.dtype for one in model.parameters()}
     for name, one in model.named_parameters():
         for refused, what in (
             (not one.numel(), "has no elements"),

@@ -1,14 +1,20 @@
 """The state of a run, as the checks compare it and as its checkpoints have it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
+
+import torch
 
 from dcpbench.verify import snapshot
 from dcpbench.verify.audit import Entry
-from dcpbench.verify.flags import HOOKS, snapshot_flags
+from dcpbench.verify.compare import Recall
+from dcpbench.verify.flags import HOOKS, snapshot_flags, snapshot_gradients
+from dcpbench.verify.layout import whole
 from dcpbench.verify.snapshot import (
     DigestedLeaf,
+    Leaf,
     Leaves,
     TensorLeaf,
     by_parameter,
@@ -114,12 +120,68 @@ def promised_keys(run: TrainingRun, saved: State, extra: Leaves | None) -> Keys:
     return promised
 
 
+def saved_and_live(
+    saved: Leaves, live: Leaves, recall: Recall
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Return this rank's parts of the tensors that both have, as saved and as they are now, except empty
+    parts.
+
+    Args:
+        recall: reads a full tensor from the checkpoint, if only a digest of it was kept.
+    """
+    before, now = {}, {}
+    for name, leaf in live.items():
+        if isinstance(leaf, TensorLeaf) and leaf.extent.numel:
+            part = _part_like(leaf, saved.get(name), name, recall)
+            if part is not None:
+                before[name], now[name] = part, leaf.local
+    return before, now
+
+
+def full_tensors(names: Iterable[str], recall: Recall) -> Leaves:
+    """Return the tensors that `recall` reads by their names, without those that it does not have."""
+    tensors = {name: tensor for name in names if (tensor := recall(name)) is not None}
+    return {name: TensorLeaf(tensor, whole(tensor), None) for name, tensor in tensors.items()}
+
+
+def one_tensor(by_key: State) -> dict[str, Any]:
+    """Return a state for a load of a single tensor of a checkpoint: a small one, of an object if there is
+    one."""
+    *_, key, leaf = min(
+        (check != "extra_equal", key.count("."), math.prod(leaf.extent.shape), key, leaf)
+        for check in by_key.keys() - {FLAGS}
+        for key, leaf in by_key[check].items()
+        if isinstance(leaf, TensorLeaf | DigestedLeaf) and leaf.extent.numel
+    )
+    part, _, rest = key.partition(".")
+    return {part: {rest: torch.empty(leaf.extent.shape, dtype=leaf.dtype)}}
+
+
+def _part_like(live: TensorLeaf, saved: Leaf, name: str, recall: Recall) -> torch.Tensor | None:
+    if isinstance(saved, TensorLeaf):
+        return saved.local
+    full = recall(name) if isinstance(saved, DigestedLeaf) else None
+    if full is not None and tuple(full.shape) == live.extent.shape:
+        full = live.extent.take(full).reshape(live.local.shape)
+    return None if full is None else full.to(live.local.device)
+
+
 def buffers_of(leaves: Leaves) -> Leaves:
     """Return the buffers of a snapshot, on the CPU, to send them to other ranks."""
     return {
         name: replace(leaf, local=leaf.local.cpu()) if isinstance(leaf, TensorLeaf) else leaf
         for name, leaf in snapshot.of_kind("buffer", leaves).items()
     }
+
+
+def live_gradients(run: TrainingRun) -> Leaves:
+    """Return the gradients of this rank."""
+    return snapshot_gradients(named_parts(run.model))
+
+
+def retained_gradients(run: TrainingRun) -> Leaves:
+    """Return a copy of the gradients of this rank."""
+    return retained(live_gradients(run))
 
 
 def is_small(state: State) -> bool:

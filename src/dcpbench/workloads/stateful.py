@@ -211,13 +211,10 @@ class Noise:
             if not (due and isinstance(tensor, torch.Tensor) and tensor.is_floating_point()):
                 return tensor
             due.clear()
-            return tensor + self.like(tensor)
+            # Drawn on the CPU.
+            return tensor + 0.01 * torch.randn(tensor.shape, generator=self.generator).to(tensor)
 
         return mapped(noisy, batch, unknown=lambda item: item)
-
-    def like(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return noise for a tensor, drawn on the CPU."""
-        return 0.01 * torch.randn(inputs.shape, generator=self.generator).to(inputs)
 
     def state_dict(self) -> dict[str, Any]:
         return {"generator": self.generator.get_state()}
