@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from dcpbench.cell import shared_folder
 from dcpbench.cell.shared_folder import UnseenFileError, wait_until_seen
-from dcpbench.checkpointers.base import file_lengths
+from dcpbench.records.files import file_lengths
 from support.alone import bare_cell, world
 from support.gloo_ranks import Ask
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dcpbench.cell.cell import Cell
-from dcpbench.checkpointers.base import file_lengths
+from dcpbench.records.files import file_lengths
 
 SHOWS_S = 60.0
 """How long a file may take to appear on every host: NFS clients cache a folder for that long (`acdirmax`)."""
@@ -34,7 +34,7 @@ def wait_until_seen(cell: Cell, folder: Path | str, where: str) -> bool:
     began, waited_s = time.monotonic(), 0.0
     late: dict[str, tuple[str, float]] = {}
     while True:
-        mine = file_lengths(str(folder))
+        mine = file_lengths(folder)
         of_ranks = cell.world.gathered((cell.report.host, mine, waited_s))
         unseen = {path: f"{path} {where}: {text}" for path, text in _unseen(mine, of_ranks).items()}
         for path in [path for path in late if path not in unseen]:

@@ -146,13 +146,14 @@ class Checkpointer(ABC):
             Exception, CheckpointException: the load failed; the message names a missing key.
         """
 
-    @abstractmethod
     def manifest(self, checkpoint_id: str) -> Manifest:
-        """Return the contents of a complete checkpoint."""
+        """Return the contents of a complete checkpoint; of an `unreadable` one only its files."""
+        return Manifest({}, {}, self.lengths(checkpoint_id))
 
-    @abstractmethod
     def read_tensor(self, checkpoint_id: str, key: str) -> torch.Tensor | None:
-        """Return a full tensor by its flattened key, on the CPU; None if there is none."""
+        """Return a full tensor by its flattened key, on the CPU; None if there is none, or it is
+        unreadable."""
+        return None
 
     def stored(self, checkpoint_id: str) -> Stored:
         """Return how to read each tensor of a complete checkpoint without the library that wrote it; empty if
@@ -170,7 +171,7 @@ class Checkpointer(ABC):
 
     def lengths(self, checkpoint_id: str) -> dict[str, int]:
         """Return the length of each file of a checkpoint by its relative path."""
-        return self.objects.lengths(checkpoint_id) if self.objects else file_lengths(checkpoint_id)
+        return self.objects.lengths(checkpoint_id) if self.objects else files.file_lengths(checkpoint_id)
 
     def digests(self, checkpoint_id: str) -> FileDigests:
         """Return digests of a checkpoint's files; empty if it has none."""
@@ -200,9 +201,3 @@ class Checkpointer(ABC):
     def close(self) -> None:
         """Release everything kept between saves. The checkpointer is not used afterwards."""
         return
-
-
-def file_lengths(checkpoint_id: str) -> dict[str, int]:
-    """Return the length of each file below a folder by its relative path."""
-    root = Path(checkpoint_id)
-    return {str(path.relative_to(root)): found.st_size for path, found in files.files_below(root).items()}

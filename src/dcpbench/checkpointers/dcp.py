@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
 
-from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks, file_lengths
+from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks
 from dcpbench.checkpointers.dcp_metadata import METADATA, joined, manifest_of, metadata_in, read_metadata
 from dcpbench.checkpointers.nested import of_tensors
 from dcpbench.checkpointers.object_store import ObjectStore
@@ -31,6 +31,7 @@ from dcpbench.checkpointers.storage import Storage
 from dcpbench.checkpointers.torch_file import stored_in
 from dcpbench.config.groups import Kept, PlannerConfig, SaveConfig, StagerConfig, Uploader
 from dcpbench.config.schema import Config
+from dcpbench.records.files import file_lengths
 from dcpbench.verify.audit import Manifest
 from dcpbench.verify.plain_read import Stored, StoredChunk, read_whole
 
@@ -216,7 +217,7 @@ def _options(config: StagerConfig | PlannerConfig) -> dict[str, Any]:
 def stored_chunks(folder: Path, rank: int | None = None) -> Stored:
     """Return the chunks in DCP's files by the byte ranges in the metadata, each the output of a `torch.save`.
     Compressed chunks are left out. With a `rank`, only that rank's metadata is used."""
-    named = metadata_in(file_lengths(str(folder))).items()
+    named = metadata_in(file_lengths(folder)).items()
     metadata = (read_metadata(folder / name) for name, of_rank in named if rank in (None, of_rank))
     return _chunks_in(metadata, lambda name, *place: _read_range(folder / name, *place))
 

@@ -61,8 +61,7 @@ class _TensorsOnly:
         return tensors
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        filled: dict[str, Any] = {}
-        mapped(state_dict, lambda value, key: filled.setdefault(key, value), f"{self._name}.")
+        filled = {key: holder[name] for holder, name, key in slots(state_dict, f"{self._name}.")}
         loaded = mapped(self._given, lambda value, key: unpacked(filled[key], like=value), f"{self._name}.")
         if isinstance(self._wrapped, Stateful):
             self._wrapped.load_state_dict(loaded)

@@ -20,7 +20,7 @@ from dcpbench.checkpointers.dcp_metadata import (
 from dcpbench.checkpointers.safetensors_headers import SUFFIX, names_in, safetensors_manifest
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.sentences import mismatch_sentence
-from dcpbench.records.files import files_below, walk
+from dcpbench.records.files import file_lengths, walk
 from dcpbench.verify.audit import Entry, Manifest, audit
 
 _UNFINISHED = re.compile(r".*\.distcp|(__\d+)?\.metadata\.tmp")
@@ -71,7 +71,7 @@ def audited(folder: Path, data: bool = False, required: Sequence[str] = ()) -> A
             because = "a file of a checkpoint; audit the folder that contains it"
         return Audited(folder, FolderState.none, because)
     try:
-        files = lengths(folder)
+        files = file_lengths(folder, strict=True)
     except FileNotFoundError:
         return Audited(folder, FolderState.none, "no such folder")
     except OSError as error:
@@ -121,17 +121,6 @@ def _damaged_data(folder: Path, manifest: Manifest) -> list[Mismatch]:
     except OSError as error:
         name = Path(error.filename or "").name
         return [Mismatch(name, Problem.files, facts={"error": f"it cannot be read: {error.strerror}"})]
-
-
-def lengths(folder: Path) -> dict[str, int]:
-    """Return the length of each regular file below a folder by its relative path. Links to files are
-    followed, links to folders are not.
-
-    Raises:
-        OSError: it is not a folder, or cannot be listed.
-    """
-    found = files_below(folder, strict=True)
-    return {str(path.relative_to(folder)): stat.st_size for path, stat in found.items()}
 
 
 def newest_first(folders: Iterable[Path], look: Callable[[Path], Audited] = audited) -> Iterator[Audited]:

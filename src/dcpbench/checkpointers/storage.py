@@ -17,13 +17,13 @@ from torch.distributed.checkpoint import (
 )
 from torch.distributed.checkpoint.filesystem import SerializationFormat
 
-from dcpbench.checkpointers.base import file_lengths
 from dcpbench.checkpointers.dcp_metadata import MetadataError
 from dcpbench.checkpointers.object_store import ObjectStore
 from dcpbench.checkpointers.raw_io import RawIO
 from dcpbench.checkpointers.safetensors_headers import safetensors_manifest
 from dcpbench.config.groups import SaveConfig, StorageConfig
 from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.records.files import file_lengths
 from dcpbench.verify.audit import Manifest
 from dcpbench.verify.plain_read import Stored, StoredChunk
 

@@ -12,11 +12,12 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
-from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks, file_lengths
+from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks
 from dcpbench.checkpointers.nested import check_fits, packed, state_dicts, unpacked
 from dcpbench.checkpointers.raw_io import RawIO
 from dcpbench.checkpointers.torch_file import stored_in
 from dcpbench.config.schema import Config
+from dcpbench.records.files import file_lengths
 from dcpbench.verify.audit import Chunk, Entry, Manifest
 from dcpbench.verify.layout import extent_of
 from dcpbench.verify.nested import items, mapped, slots

@@ -5,11 +5,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks, file_lengths
+from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks
 from dcpbench.config.schema import Config
-from dcpbench.verify.audit import Manifest
 
 
 class TrainerCheckpointer(Checkpointer):
@@ -32,13 +29,6 @@ class TrainerCheckpointer(Checkpointer):
 
     def load(self, state: dict[str, Any], checkpoint_id: str) -> None:
         state["trainer"].load(_path(checkpoint_id))
-
-    def manifest(self, checkpoint_id: str) -> Manifest:
-        """Return the files only."""
-        return Manifest({}, {}, file_lengths(checkpoint_id))
-
-    def read_tensor(self, checkpoint_id: str, key: str) -> torch.Tensor | None:
-        return None
 
 
 def _path(checkpoint_id: str) -> str:

@@ -136,6 +136,4 @@ class LocalExecutor(Executor):
             other.end()
 
     def _kill(self, kind: WorldKind) -> list[str]:
-        left = self._groups[kind].kill()
-        del self._groups[kind]
-        return left
+        return self._groups.pop(kind).kill()

@@ -21,8 +21,8 @@ from dcpbench.core.rank_report import Skip
 from dcpbench.rank.user_errors import is_of_ranks, is_refusal, message_of, user_line
 from dcpbench.records.installation import import_from_current_folder
 from dcpbench.workloads.batch import Batch
-from dcpbench.workloads.build_run import workload_and_batch
-from dcpbench.workloads.workload import Workload, check_shares, is_trainer
+from dcpbench.workloads.build_run import seeded_workload
+from dcpbench.workloads.workload import Workload, check_shares, first_batch, is_trainer
 
 
 def main(connection: Connection, configs: Sequence[Config]) -> None:
@@ -54,7 +54,9 @@ def errors_of_cells(configs: Sequence[Config]) -> Iterator[str | None]:
         with _group_of(config):
             try:
                 if key not in built:
-                    built[key] = workload_and_batch(config, torch.device(config.device.value))
+                    device = torch.device(config.device.value)
+                    workload = seeded_workload(config, device, config.seed)
+                    built[key] = workload, first_batch(config, workload, device)
                 workload, batch = built[key]
                 for world in (StageWorld.save, StageWorld.load):
                     parallel, size = config.world_of(world)

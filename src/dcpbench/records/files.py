@@ -189,6 +189,12 @@ def files_below(folder: Path, strict: bool = False) -> dict[Path, os.stat_result
     return {path: path.stat() for path in sorted(filter(Path.is_file, paths))}
 
 
+def file_lengths(folder: Path | str, strict: bool = False) -> dict[str, int]:
+    """Return the length of each of the `files_below` a folder by its relative path."""
+    found = files_below(Path(folder), strict)
+    return {str(path.relative_to(folder)): stat.st_size for path, stat in found.items()}
+
+
 def remove(folder: Path, within: Path) -> str | None:
     """Remove a folder that is in another one, even if parts of it are read-only; return a sentence if that
     failed.

@@ -31,7 +31,6 @@ from dcpbench.verify.snapshot import (
 )
 from dcpbench.verify.whole_tensors import Exchange, assembled
 from dcpbench.workloads import parallelisms, precision
-from dcpbench.workloads.batch import Batch
 from dcpbench.workloads.components import Component, ComponentContext
 from dcpbench.workloads.generators import (
     ALL,
@@ -45,7 +44,7 @@ from dcpbench.workloads.own_trainer import TrainerRun
 from dcpbench.workloads.pipeline import Pipeline
 from dcpbench.workloads.stateful import Noise
 from dcpbench.workloads.training_run import TrainingRun
-from dcpbench.workloads.workload import Workload, first_batch, is_not_saved, workload_of
+from dcpbench.workloads.workload import Workload, is_not_saved, workload_of
 from dcpbench.workloads.world import World
 
 _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -59,7 +58,7 @@ def build(config: Config, world: World, seed: int, scheduler: bool = True) -> Tr
     if config.own_trainer:
         return TrainerRun(config, world, seed)
     sizes = config.parallel.mesh_sizes(world.size)
-    workload = _workload(config, world.device, seed)
+    workload = seeded_workload(config, world.device, seed)
     _check_step(workload, config)
     parallelisms.wrap_layers(
         workload.model, config.activation_checkpointing, config.compiles_layers, workload.layers
@@ -105,7 +104,7 @@ def _refused_copies(config: Config, world: World, model: nn.Module) -> Iterator[
         sharded = any(isinstance(one, FullyShardedDataParallel | FSDPModule) for one in model.modules())
         if not sharded or _why_not_copied(model) != why:
             raise
-        if _why_not_copied(_workload(config, world.device, config.seed).model):
+        if _why_not_copied(seeded_workload(config, world.device, config.seed).model):
             raise
         fix = "average its parameters, in Workload.state"
         raise Skip(f"torch refuses to copy the sharded model ({fix}): {why}") from error
@@ -134,7 +133,7 @@ def skip_groups_by_shape(config: Config, run: TrainingRun, twin: TrainingRun) ->
     flat = any(isinstance(one, FullyShardedDataParallel) for one in run.model.modules())
     if not (flat and other and config.workload.target):
         return
-    workload = _workload(config, twin.world.device, config.seed)
+    workload = seeded_workload(config, twin.world.device, config.seed)
     for parameter in workload.model.parameters():
         parameter.data = parameter.data.reshape(-1)
     made = workload.optimizer(workload.model)
@@ -156,7 +155,7 @@ def _groups(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any
 
 def plan_of(config: Config, world: World) -> parallelisms.PlannedParallel:
     """Return the configuration of the parallelism of a run, with what its workload adds; this builds that."""
-    workload = _workload(config, world.device, config.seed)
+    workload = seeded_workload(config, world.device, config.seed)
     return parallelisms.planned(config.parallel, workload.layers, workload.tp_plan)
 
 
@@ -166,7 +165,7 @@ def build_plain(config: Config, world: World, seed: int) -> TrainingRun:
 
 
 def _unwrapped(config: Config, world: World, sizes: dict[str, int], seed: int) -> TrainingRun:
-    workload, component = _workload(config, world.device, seed), _component(config, world, seed)
+    workload, component = seeded_workload(config, world.device, seed), _component(config, world, seed)
     return TrainingRun(workload, world, sizes, workload.model, seed, True, component, _generators(config))
 
 
@@ -207,7 +206,7 @@ def _component(
 ) -> Component:
     """Build the component of a run; `wrap` puts a plain model under the parallelism of the run."""
     context = ComponentContext(
-        world.device, config.seed, lambda: _workload(config, world.device, seed).model, wrap
+        world.device, config.seed, lambda: seeded_workload(config, world.device, seed).model, wrap
     )
     component: Component = pkgutil.resolve_name(config.component.target)(context, **config.component.options)
     return component
@@ -218,22 +217,12 @@ def _generators(config: Config) -> tuple[str, ...]:
     return ALL if config.workload.target else OF_TORCH
 
 
-def _workload(config: Config, device: torch.device, seed: int) -> Workload:
+def seeded_workload(config: Config, device: torch.device, seed: int) -> Workload:
+    """Build the workload of a cell on a device, from a seed."""
     seed_generators(seed, device)
     with device:
         workload = workload_of(config)
     return replace(workload, model=workload.model.to(device))
-
-
-def workload_and_batch(config: Config, device: torch.device) -> tuple[Workload, Batch]:
-    """Build a user's workload as a rank does, and draw its first batch.
-
-    Raises:
-        TypeError, ValueError: the workload or the batch cannot be used.
-        Exception: any exception of the user's code.
-    """
-    workload = _workload(config, device, config.seed)
-    return workload, first_batch(config, workload, device)
 
 
 def _check_step(workload: Workload, config: Config) -> None:

@@ -82,7 +82,7 @@ def build_trainer(config: Config, setup: Setup) -> Trainer:
     Raises:
         TypeError: it is not a trainer; the text names what it lacks.
     """
-    made = pkgutil.resolve_name(str(config.workload.target))(setup, **config.workload.options)
+    made: Trainer = pkgutil.resolve_name(str(config.workload.target))(setup, **config.workload.options)
     lacks = [name for name in ("model", "step", "save", "load") if not hasattr(made, name)]
     if not (hasattr(made, "optimizer") or hasattr(made, "optimizers")):
         lacks.append("optimizer")
@@ -91,8 +91,7 @@ def build_trainer(config: Config, setup: Setup) -> Trainer:
         if isinstance(made, Workload):
             wrong = "returned a Workload; leave out checkpointer=trainer"
         raise TypeError(f"workload.target={config.workload.target}: {wrong}")
-    trainer: Trainer = made
-    return trainer
+    return made
 
 
 def optimizers_of(trainer: Trainer) -> list[torch.optim.Optimizer]:

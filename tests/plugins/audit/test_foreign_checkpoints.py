@@ -27,6 +27,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from dcpbench.checkpointers import on_disk
 from dcpbench.checkpointers.dcp_metadata import foreign_manifest, manifest_of
 from dcpbench.cli.commands import main
+from dcpbench.records.files import file_lengths
 from support.commands import python
 from support.gloo_ranks import WORLD_SIZE, Ask
 
@@ -84,7 +85,7 @@ def test_complete_checkpoint_passes(checkpoint: Path, capsys: pytest.CaptureFixt
 
 
 def test_metadata_is_read_like_torch_does(saved: Path) -> None:
-    found = on_disk.lengths(saved)
+    found = file_lengths(saved)
     assert foreign_manifest(saved, found) == manifest_of(FileSystemReader(saved).read_metadata(), found)
 
 

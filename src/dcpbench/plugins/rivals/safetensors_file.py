@@ -9,10 +9,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 
-from dcpbench.checkpointers.base import file_lengths
 from dcpbench.checkpointers.nested import packed, unpacked
 from dcpbench.checkpointers.safetensors_headers import safetensors_manifest
 from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
+from dcpbench.records.files import file_lengths
 from dcpbench.verify.audit import Manifest
 from dcpbench.verify.nested import slots
 from dcpbench.verify.plain_read import Stored, StoredChunk

@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.stateful import Stateful
 
-from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks, file_lengths
+from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks
 from dcpbench.checkpointers.nested import check_fits, state_dicts
 from dcpbench.checkpointers.raw_io import RawIO
 from dcpbench.config.schema import Config
-from dcpbench.verify.audit import Manifest
 from dcpbench.verify.nested import slots
 
 
@@ -62,13 +61,6 @@ class TorchCheckpointingCheckpointer(Checkpointer):
                     container[last].copy_(leaves[key])
                 else:
                     container[last] = leaves[key]
-
-    def manifest(self, checkpoint_id: str) -> Manifest:
-        """Return only the lengths of the files: no other process can read their content."""
-        return Manifest({}, {}, file_lengths(checkpoint_id))
-
-    def read_tensor(self, checkpoint_id: str, key: str) -> torch.Tensor | None:
-        return None
 
     def close(self) -> None:
         self._manager.close()
