@@ -23,6 +23,7 @@ from dcpbench.workloads.stateful import (
     MovingObject,
     Noise,
     OptimizerState,
+    PlainOptimizerState,
     SchedulerMadeByLoad,
     TrainState,
 )
@@ -105,11 +106,11 @@ class SavedRun:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint contains: one `Stateful` for each top-level key."""
-        by_fqn = OptimizerState(self.model, self.optimizer, self.options)
+        optimizer = PlainOptimizerState if self.optimizer_state else OptimizerState
         made_later = SchedulerMadeByLoad(self._make_later, self.optimizer)
         return {
             "model": ModelState(self.model, self.options, self.is_left_out if self.left_out else None),
-            "optimizer": self.optimizer if self.optimizer_state else by_fqn,
+            "optimizer": optimizer(self.model, self.optimizer, self.options),
             **({"scheduler": self._scheduler or made_later} if self.has_scheduler else {}),
             "noise": self.noise,
             "tensor_object": self.tensor_object,

@@ -128,6 +128,16 @@ class OptimizerState:
         )
 
 
+class PlainOptimizerState(OptimizerState):
+    """An optimizer saved by its own state dict, under the numbers of its parameters."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state_dict)
+
+
 class SchedulerMadeByLoad:
     """A scheduler that its load creates, after the optimizer's load. Its state dict, which a load fills, is
     that of another scheduler, made for a copy of the optimizer's groups: making one changes learning rates.
@@ -211,10 +221,13 @@ class Noise:
             if not (due and isinstance(tensor, torch.Tensor) and tensor.is_floating_point()):
                 return tensor
             due.clear()
-            # Drawn on the CPU.
-            return tensor + 0.01 * torch.randn(tensor.shape, generator=self.generator).to(tensor)
+            return tensor + self.like(tensor)
 
         return mapped(noisy, batch, unknown=lambda item: item)
+
+    def like(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return noise for a tensor, drawn on the CPU."""
+        return 0.01 * torch.randn(inputs.shape, generator=self.generator).to(inputs)
 
     def state_dict(self) -> dict[str, Any]:
         return {"generator": self.generator.get_state()}

@@ -259,7 +259,7 @@ def test_restored_state_continues_like_a_plain_run(
     for entries in target.optimizer.state.values():
         entries["exp_avg"].mul_(3)
     target.optimizer.param_groups[1]["lr"] *= 2
-    target.noise.added(torch.zeros(3))
+    target.noise.like(torch.zeros(3))
     before = list(target.train_state.losses)
     state = going_on(cell, target, 4)
     assert target.train_state.losses == before, "the target is yet to go on"
