@@ -104,16 +104,16 @@ def _seconds_before(config: pytest.Config) -> dict[str, float]:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Cells that compile are in slow tests only; without them the server need not know how."""
+    """No cell compiles in `make check`, where the server need not know how."""
     gc.freeze()
     gc.enable()
-    drivers.compiles = any(item.get_closest_marker("slow") for item in session.items)
+    drivers.compiles = any(_tier(item) != "check" for item in session.items)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """`make check` starts no drivers."""
-    drivers.may_start = item.get_closest_marker("slow") is not None
+    drivers.may_start = _tier(item) != "check"
     item.stash[BEGAN] = drivers.cpu_seconds()
 
 
