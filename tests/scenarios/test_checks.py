@@ -8,20 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from dcpbench.cell import checks, explained, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.explained import Resumed
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
 from dcpbench.core.checks import CheckSpec
 from dcpbench.core.defects import Defect
 from dcpbench.core.mismatch import Problem
-from dcpbench.plugins.defects import _other_run
-from dcpbench.verify.compare import ABSENT
 from dcpbench.verify.files import digest_files
 from dcpbench.verify.losses import ResumedRule
 from dcpbench.verify.snapshot import Leaves
@@ -30,7 +26,6 @@ from dcpbench.workloads.build_run import build, build_plain
 from dcpbench.workloads.lockstep import TwinGradients
 from dcpbench.workloads.run_state import live_state
 from dcpbench.workloads.training_run import TrainingRun
-from dcpbench.workloads.workload import batches_of
 from support.alone import alone, bare_cell, config, run_alone, world
 
 SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 2}
@@ -266,50 +261,3 @@ def test_batch_norm_depends_on_the_batch_share(parallel: str, sees: bool) -> Non
         dist.destroy_process_group()
     assert (run.why_layout_bound is not None) is sees
     assert run.why_no_twin is None, "a twin sees the same share"
-
-
-@pytest.mark.parametrize(("draws", "sizes"), [(True, {"tp": 1}), (True, {}), (False, {"tp": 1})])
-def test_defect_of_a_drawing_run_has_wider_bounds(
-    draws: bool, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run whose weights are off by a few per cent of the largest, and its losses by less, is accepted there
-    only."""
-    told: dict[str, Any] = {}
-    train = steps.train
-
-    def expected(cell: Cell, moment: str, reference: Resumed) -> Iterator[Any]:
-        with torch.no_grad():
-            for value in reference.restored.model.parameters():
-                value.mul_(1.003)
-        reference.restored.train(reference.data, reference.until)
-        state = _other_run.as_resumed(cell, reference, live_state(reference.restored))
-        told.update({**state, "losses": state[reference.rule.check]})
-        yield state
-
-    def resume(cell: Cell, run: TrainingRun, *rest: Any) -> list[float]:
-        losses_of = train(cell, run, *rest)
-        if cell.measured("load_s"):
-            run.draws, run.sizes = draws, sizes
-        return losses_of
-
-    monkeypatch.setattr(explained, "_defects", lambda: {"mine": Defect(("resumed",), bool, expected)})
-    monkeypatch.setattr(steps, "train", resume)
-    alone("weight_lowest_bit", **ONCE)
-    apart = draws and bool(sizes)
-    assert ("loss of step 2" in told["losses"]) is apart
-    assert ("net1.weight" in told["model_equal"]) is apart
-    assert ("state.net1.weight.exp_avg" in told["optim_equal"]) is apart
-    assert "train_state.losses" in told["extra_equal"], "they are those that were recorded"
-
-
-@pytest.mark.parametrize("component", ["none", "grad_scaler"])
-def test_equal_states_are_equal_in_every_name(component: str) -> None:
-    given = config(**ONCE, component=component)
-    run = build(given, world(), 0)
-    run.train(batches_of(given, world().device), 1)
-    state = live_state(run)
-    names = _other_run.same_state(run.train_state.losses, state, state, 1e-4)
-    assert names >= {name for part in ("model_equal", "extra_equal") for name in state[part]}
-    gone = {**state, "optim_equal": dict.fromkeys(("state.net1.weight.step", "state.gone.step"), ABSENT)}
-    names = _other_run.same_state(run.train_state.losses, state, gone, 1e-4)
-    assert {name for name in names if name.startswith("state.")} == {"state.gone.step"}
