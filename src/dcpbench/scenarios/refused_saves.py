@@ -38,8 +38,9 @@ def overwrite(cell: Cell) -> None:
         steps.finish(cell, saved)
         return saved
 
-    for step in cell.config.save_steps:
-        steps.advance(cell, reference, until=step)
+    for _ in range(2):
+        until = reference.trained.train_state.step + cell.config.train_steps
+        steps.advance(cell, reference, until)
         second = save(overwriting, "checkpoint")
     steps.advance(cell, reference, until=cell.config.last_step)
     again, elsewhere = (partial(save, refusing, name) for name in ("checkpoint", "elsewhere"))
