@@ -185,6 +185,11 @@ def summed_numbers(numbers: Sequence[float], exchange: Exchange) -> list[float]:
     return found
 
 
+def any_rank(value: bool, exchange: Exchange) -> bool:
+    """Return whether the value is True on any rank; collective."""
+    return summed_numbers([value], exchange) != [0.0]
+
+
 def real_elements(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy of the elements in float64; real and imaginary parts alternate."""
     if tensor.is_complex():

@@ -30,7 +30,7 @@ from dcpbench.verify.training import (
     loss_share,
     step_tolerances,
 )
-from dcpbench.verify.whole_tensors import Exchange, Parts, local_gradient, summed, summed_numbers
+from dcpbench.verify.whole_tensors import Exchange, Parts, any_rank, local_gradient, summed, summed_numbers
 from dcpbench.workloads.build_run import exchange_of, skip_groups_by_shape
 from dcpbench.workloads.parallelisms import broadcasts_buffers, runs_other_kernels
 from dcpbench.workloads.precision import reduced_in
@@ -134,7 +134,7 @@ class Lockstep:
             self._follow_user_step(twin, step)
             return
         own = twin.passed()
-        everywhere = any(self._world.gathered(twin.loss_is_collective))
+        everywhere = any_rank(twin.loss_is_collective, Exchange(self._world.group))
         whole_loss = self._loss_of_whole() if everywhere or self._world.rank == 0 else 0.0
         if self._note_losses(step, whole_loss, own.loss):
             self.not_applied |= dict.fromkeys((GRADIENT, STEP, LOSS), _IN_BACKWARD)
@@ -169,7 +169,7 @@ class Lockstep:
         others = twin.jittered_steps(used) if self._noise and not run.draws else []
         states = twin.inexact_states(used, self._inexact)
         own = twin.taken(used)
-        if not all(self._world.gathered(alike and own.alike)):
+        if any_rank(not (alike and own.alike), Exchange(self._world.group)):
             self.not_applied |= dict.fromkeys((GRADIENT, STEP, LOSS), _OTHER_USES)
             return
         self._note_losses(step, math.nan, own.loss)
@@ -192,7 +192,7 @@ class Lockstep:
         run, twin = self._run, self._twin
         twin.run.finish_step(run.train_state.losses[-1])
         wrong = self._compare_state(step, tolerances)
-        if any(self._world.gathered(wrong or bool(tolerances))):
+        if any_rank(wrong or bool(tolerances), Exchange(self._world.group)):
             twin.take_over(run, self._exchange)
 
     def _loss_of_whole(self, at_beginning: bool = True) -> float:
