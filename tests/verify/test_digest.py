@@ -245,6 +245,14 @@ def test_copies_are_made_in_chunks() -> None:
     assert (begin, piece.data_ptr()) == (0, tensor.data_ptr()), "it is no copy"
 
 
+def test_levels_of_rows_and_columns() -> None:
+    assert len(module._place(Extent((8, 4, 6), (2, 0, 0), (3, 4, 6), 0, 72), 1).sizes) == 1
+    assert len(module._place(Extent((8, 4, 6), (2, 0, 3), (3, 4, 3), 0, 36), 1).sizes) == 2
+    assert len(module._place(Extent((8, 4, 6), (2, 2, 0), (3, 2, 6), 0, 36), 2).sizes) == 2
+    assert len(module._place(Extent((8, 4, 6), (2, 2, 3), (3, 2, 3), 0, 18), 1).sizes) == 3
+    assert len(module._place(Extent((8, 4, 6), (2, 2, 3), (1, 1, 3), 0, 3), 1).sizes) == 1 + 1
+
+
 @settings(deadline=None, max_examples=100)
 @given(shape=shapes, dtype=st.sampled_from(DTYPES), at=st.integers(0, 10**6), bit=st.integers(0, 127))
 def test_flipped_bit_changes_both_lanes(shape: list[int], dtype: torch.dtype, at: int, bit: int) -> None:

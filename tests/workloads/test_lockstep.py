@@ -8,11 +8,12 @@ from unittest import mock
 import pytest
 import torch
 
+from dcpbench.core.mismatch import Problem
 from dcpbench.records.row import column_help
 from dcpbench.verify import compare_layouts
 from dcpbench.verify.compare import compare
 from dcpbench.verify.layout import Extent
-from dcpbench.verify.snapshot import retained
+from dcpbench.verify.snapshot import Leaves, retained
 from dcpbench.workloads import lockstep as lockstep_module
 from dcpbench.workloads import workload
 from dcpbench.workloads.batch import Batch, share_of
@@ -22,6 +23,7 @@ from dcpbench.workloads.run_state import live_state
 from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.twin import Inexact, Pass, Twin, inexact_steps
 from dcpbench.workloads.workload import batches_of
+from dcpbench.workloads.world import World
 from support.alone import config, world
 
 ONCE: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
@@ -109,6 +111,28 @@ def test_replicas_that_differ_are_reported(monkeypatch: pytest.MonkeyPatch) -> N
     assert replicas.fired["net1.weight"]
 
 
+def test_tensor_that_only_another_rank_has_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only stages of a pipeline have different tensors."""
+    name, state_of, gathered = "net2.bias", lockstep_module.state_of, World.gathered
+
+    def without(run: TrainingRun, parts: Any) -> Leaves:
+        leaves = dict(state_of(run, parts))
+        if parts is own:
+            del leaves[name]
+        return leaves
+
+    def with_another(here: World, mine: Any) -> list[Any]:
+        return [mine, mine | {name}] if isinstance(mine, set) else gathered(here, mine)
+
+    compared = lockstep(1)
+    own = compared._own_parts
+    monkeypatch.setattr(lockstep_module, "state_of", without)
+    monkeypatch.setattr(World, "gathered", with_another)
+    assert compared._compare_state(1, {})
+    (found,) = compared.results()["step_equal"].found
+    assert (found.name, found.problem) == (name, Problem.only_twin)
+
+
 def test_steps_on_another_device_are_rounded() -> None:
     given, here = config(**ONCE), world()
     run, twin = build(given, here, 0), build_twin(given, here, 0)
@@ -124,6 +148,22 @@ def test_every_bound_of_a_step_is_described() -> None:
     for inexact in (Inexact(), Inexact(measured=some), Inexact(rounded=some)):
         assert f"`{inexact.bound}`" in column_help()["step_bound"]
         assert f"| `{inexact.bound}` |" in page.read_text()
+
+
+@pytest.mark.parametrize(("scheduler", "calls"), [("step", 1), ("reduce_on_plateau", 4)])
+def test_losses_of_several_steps_are_averaged_at_once(scheduler: str, calls: int) -> None:
+    """A scheduler that depends on the loss needs each at once."""
+    given, here = config(**ONCE, scheduler=scheduler), world()
+    run, other = build(given, here, 0), build(given, here, 0)
+    with mock.patch.object(here, "means", wraps=here.means) as means:
+        losses = run.train(batches_of(given, here.device), 3)
+    assert means.call_count == calls
+    assert (
+        losses
+        == run.train_state.losses
+        == [other.train(batches_of(given, here.device), n + 1)[0] for n in range(3)]
+    )
+    assert run.train_state.current_loss == losses[-1]
 
 
 def hooks_of(run: TrainingRun) -> list[object]:
