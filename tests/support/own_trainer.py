@@ -80,6 +80,43 @@ class Trainer:
         torch.set_rng_state(own["random"])
 
 
+class KeepsSets(Trainer):
+    """What it has read is in sets, which are restored in another order than they grew in."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.words = {"first"}
+        self.pairs = {("once", 0), frozenset({"a", "b"})}
+
+    def step(self) -> float:
+        self.words |= {f"word-{self.progress.step}-{number}" for number in range(40)}
+        self.pairs |= {(word, number) for number, word in enumerate(sorted(self.words))}
+        self.pairs.add(frozenset(self.words))
+        return super().step()
+
+    def own(self) -> dict[str, Any]:
+        return super().own() | {
+            "words": sorted(self.words, reverse=True),
+            "pairs": sorted(self.pairs, key=repr),
+        }
+
+    def restore(self, own: dict[str, Any]) -> None:
+        super().restore(own)
+        self.words = set(own["words"])
+        self.pairs = {frozenset([*one][::-1]) if isinstance(one, frozenset) else one for one in own["pairs"]}
+
+
+class ForgetsAPair(KeepsSets):
+    def restore(self, own: dict[str, Any]) -> None:
+        super().restore(own)
+        self.pairs.discard(("once", 0))
+
+
+class ForgetsAWord(KeepsSets):
+    def restore(self, own: dict[str, Any]) -> None:
+        super().restore({**own, "words": own["words"][1:]})
+
+
 class ForgetsTheScheduler(Trainer):
     def restore(self, own: dict[str, Any]) -> None:
         super().restore({**own, "scheduler": self.scheduler.state_dict()})

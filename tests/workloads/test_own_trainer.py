@@ -73,6 +73,8 @@ SEEN = {
     trainers.OneStepOff: {"extra_equal": "progress.step"},
     trainers.SavesViews: {"model_equal": "0.weight", "loss_resume_equal": ""},
     trainers.ForgetsTheSecond: {"optim_equal": "state.3.weight.momentum_buffer"},
+    trainers.ForgetsAPair: {"extra_equal": ""},
+    trainers.ForgetsAWord: {"extra_equal": "words"},
     trainers.TimesItself: {"extra_equal": "started", "save_harmless": "started"},
 }
 OF_EACH_CHECK = (
@@ -97,8 +99,11 @@ def test_trainer_mistakes_are_reported(trainer: type) -> None:
 @pytest.mark.parametrize(
     "trainer",
     tiered(
-        [trainers.SavesInTheBackground, trainers.Two, trainers.SaysWhatIsNone, trainers.DrawsNothing],
-        *(trainers.SavesInTheBackground, trainers.DrawsNothing),
+        [
+            *(trainers.SavesInTheBackground, trainers.Two, trainers.SaysWhatIsNone),
+            *(trainers.DrawsNothing, trainers.KeepsSets),
+        ],
+        *(trainers.SavesInTheBackground, trainers.DrawsNothing, trainers.KeepsSets),
     ),
 )
 def test_correct_trainer_passes(trainer: type) -> None:

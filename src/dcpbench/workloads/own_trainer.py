@@ -237,6 +237,8 @@ def _state_of(value: Any, name: str, known: set[int], unreadable: dict[str, str]
         return value
     if isinstance(value, torch.Tensor):
         return _NOTHING if id(value) in known else value
+    if isinstance(value, set | frozenset):
+        value = _in_order(value)
     if isinstance(value, nn.Module):
         return {key: one for key, one in persistent_tensors(value).items() if id(one) not in known}
     if (parts := _parts(value)) is not None:
@@ -270,5 +272,12 @@ def _parts(value: Any) -> Iterator[tuple[Any, Any]] | None:
     return None
 
 
+def _in_order(value: Iterable[Any]) -> list[Any]:
+    """Return the elements of a set by their texts: the order in a set depends on how it grew, and on the hash
+    seed of the process."""
+    in_order = [_in_order(one) if isinstance(one, set | frozenset) else one for one in value]
+    return ["a set", *sorted(in_order, key=repr)]
+
+
 def _is_collection(value: Any) -> TypeGuard[Iterable[Any]]:
-    return isinstance(value, list | tuple | deque | set | frozenset | bytes)
+    return isinstance(value, list | tuple | deque | bytes)
