@@ -117,6 +117,30 @@ class ForgetsAWord(KeepsSets):
         super().restore({**own, "words": own["words"][1:]})
 
 
+class HasADefault(Trainer):
+    """Has a default of its class until it keeps a loss, or is restored."""
+
+    last = 0.0
+
+    def step(self) -> float:
+        loss = super().step()
+        if self.progress.step == 3:
+            self.last = loss
+        return loss
+
+    def own(self) -> dict[str, Any]:
+        return super().own() | {"last": self.last}
+
+    def restore(self, own: dict[str, Any]) -> None:
+        super().restore(own)
+        self.last = own["last"]
+
+
+class ForgetsItsDefault(HasADefault):
+    def restore(self, own: dict[str, Any]) -> None:
+        super().restore({**own, "last": 1.0})
+
+
 class ForgetsTheScheduler(Trainer):
     def restore(self, own: dict[str, Any]) -> None:
         super().restore({**own, "scheduler": self.scheduler.state_dict()})

@@ -73,6 +73,7 @@ SEEN = {
     trainers.OneStepOff: {"extra_equal": "progress.step"},
     trainers.SavesViews: {"model_equal": "0.weight", "loss_resume_equal": ""},
     trainers.ForgetsTheSecond: {"optim_equal": "state.3.weight.momentum_buffer"},
+    trainers.ForgetsItsDefault: {"extra_equal": "last"},
     trainers.ForgetsAPair: {"extra_equal": ""},
     trainers.ForgetsAWord: {"extra_equal": "words"},
     trainers.TimesItself: {"extra_equal": "started", "save_harmless": "started"},
@@ -101,9 +102,9 @@ def test_trainer_mistakes_are_reported(trainer: type) -> None:
     tiered(
         [
             *(trainers.SavesInTheBackground, trainers.Two, trainers.SaysWhatIsNone),
-            *(trainers.DrawsNothing, trainers.KeepsSets),
+            *(trainers.DrawsNothing, trainers.KeepsSets, trainers.HasADefault),
         ],
-        *(trainers.SavesInTheBackground, trainers.DrawsNothing, trainers.KeepsSets),
+        *(trainers.SavesInTheBackground, trainers.DrawsNothing, trainers.KeepsSets, trainers.HasADefault),
     ),
 )
 def test_correct_trainer_passes(trainer: type) -> None:

@@ -213,13 +213,21 @@ class TrainerRun(TrainingRun):
 
 def attributes_of(trainer: Trainer) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the attributes of a trainer in addition to model and optimizers, as nested dictionaries of
-    tensors and plain values; and the types of those that cannot be read."""
+    tensors and plain values; and the types of those that cannot be read. A plain value of its class counts
+    until the trainer has its own."""
     skipped = {"model", "optimizer", "optimizers", *getattr(trainer, "not_saved", ())}
     known = {id(tensor) for tensor in persistent_tensors(trainer.model).values()}
     own = {id(trainer.model), *map(id, optimizers_of(trainer))}
     readable: dict[str, Any] = {}
     unreadable: dict[str, str] = {}
-    for name, value in vars(trainer).items():
+    of_class = {
+        name: value
+        for kind in reversed(type(trainer).__mro__)
+        for name, value in vars(kind).items()
+        if not name.startswith("__")
+    }
+    defaults = {name: value for name, value in of_class.items() if value is None or type(value) in _PLAIN}
+    for name, value in {**defaults, **vars(trainer)}.items():
         if name not in skipped and id(value) not in own:
             held = _state_of(value, name, known, unreadable)
             if held is not _NOTHING:
