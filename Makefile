@@ -15,7 +15,7 @@ run: $(VENV)/.ready
 # A file's tests share sweeps, so they stay together; the longest files begin first.
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-# Three tiers. `check` (1 min): the tests without sweeps. `test` (13 min): one real cell of each scenario,
+# Three tiers. `check` (1 min): the tests without sweeps. `test` (7 min): one real cell of each scenario,
 # parallelism, death, kind of fault and format too. `test-all`: everything, hours.
 ELSEWHERE := not multinode and not slurm and not trackers and not exhaustive
 
