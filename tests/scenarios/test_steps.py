@@ -16,18 +16,17 @@ import torch
 from dcpbench.cell import handover, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint
-from dcpbench.checkpointers import base
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import RankReport
 from dcpbench.scenarios import fresh_process
 from dcpbench.verify import compare_layouts, plain_read
-from dcpbench.verify.files import FileDigests, digest_files, recorded_syncs, synced_in
+from dcpbench.verify.files import recorded_syncs, synced_in
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads.build_run import build
 from dcpbench.workloads.run_state import RANDOM, State
 from dcpbench.workloads.world import World
 from support import own_trainer
-from support.alone import bare_cell, config, world
+from support.alone import bare_cell, config
 
 SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 2}
 NAMES = ("first", "middle", "last")
@@ -95,21 +94,6 @@ def test_state_is_retained_where_resumes_end(tmp_path: Path) -> None:
         steps.advance(cell, reference, until)
         assert reference.trained.train_state.step == until
         assert [*reference.record.states] == retained
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_only_rank_0_digests_files(rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    digested: list[Path] = []
-
-    def digest(folder: Path) -> FileDigests:
-        digested.append(folder)
-        return digest_files(folder)
-
-    monkeypatch.setattr(base, "digest_files", digest)
-    cell = bare_cell(tmp_path, seen_by=world(rank, 2))
-    saved = steps.save(cell, build(cell.config, cell.world, 0), steps.open_checkpointer(cell))
-    assert bool(saved.files.result()[1]) is (rank == 0)
-    assert digested == ([] if rank else [tmp_path / "step-0000"])
 
 
 def test_files_that_nothing_else_reads_say_so(tmp_path: Path) -> None:

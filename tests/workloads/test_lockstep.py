@@ -150,22 +150,6 @@ def test_every_bound_of_a_step_is_described() -> None:
         assert f"| `{inexact.bound}` |" in page.read_text()
 
 
-@pytest.mark.parametrize(("scheduler", "calls"), [("step", 1), ("reduce_on_plateau", 4)])
-def test_losses_of_several_steps_are_averaged_at_once(scheduler: str, calls: int) -> None:
-    """A scheduler that depends on the loss needs each at once."""
-    given, here = config(**ONCE, scheduler=scheduler), world()
-    run, other = build(given, here, 0), build(given, here, 0)
-    with mock.patch.object(here, "means", wraps=here.means) as means:
-        losses = run.train(batches_of(given, here.device), 3)
-    assert means.call_count == calls
-    assert (
-        losses
-        == run.train_state.losses
-        == [other.train(batches_of(given, here.device), n + 1)[0] for n in range(3)]
-    )
-    assert run.train_state.current_loss == losses[-1]
-
-
 def hooks_of(run: TrainingRun) -> list[object]:
     """Return all hooks on a run's modules, parameters and optimizer."""
     owners = [*run.model.modules(), *run.model.parameters(), run.optimizer]
