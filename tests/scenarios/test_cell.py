@@ -22,7 +22,7 @@ from dcpbench.verify import snapshot
 from dcpbench.verify.layout import whole
 from dcpbench.verify.snapshot import TensorLeaf, snapshot_nested
 from dcpbench.workloads.build_run import build
-from dcpbench.workloads.run_state import FLAGS, is_small, live_state, promised_keys
+from dcpbench.workloads.run_state import FLAGS, RANDOM, is_small, live_state, promised_keys
 from dcpbench.workloads.world import World
 from support.alone import bare_cell, config, run_alone, world
 
@@ -256,3 +256,10 @@ def test_names_are_proven_by_their_controls(tmp_path: Path) -> None:
     assert cell.proven("side_effect_free") == {"a"}
     cell.record("side_effect_free", Compared((), {"c": True}, {"c": True}), "after the load")
     assert cell.proven("side_effect_free") == {"a", "c"}
+
+
+def test_random_state_is_compared_if_restorable() -> None:
+    run = build(config(**SMALL), world(), 0)
+    assert RANDOM in live_state(run)
+    run.random.kept = False
+    assert RANDOM not in live_state(run)

@@ -13,11 +13,13 @@ import torch.distributed as dist
 from dcpbench.cell import checks, explained, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
+from dcpbench.cell.steps import RunRecord
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
 from dcpbench.core.checks import CheckSpec
 from dcpbench.core.defects import Defect
-from dcpbench.core.mismatch import Problem
+from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.verify import compare_layouts, perturb, training
 from dcpbench.verify.files import digest_files
 from dcpbench.verify.losses import ResumedRule
 from dcpbench.verify.snapshot import Leaves
@@ -261,3 +263,68 @@ def test_batch_norm_depends_on_the_batch_share(parallel: str, sees: bool) -> Non
         dist.destroy_process_group()
     assert (run.why_layout_bound is not None) is sees
     assert run.why_no_twin is None, "a twin sees the same share"
+
+
+def test_control_differs_in_values_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that one side lacks would be reported even by a comparison that ignores values."""
+    seen: list[str] = []
+
+    def watch(module: Any, name: str) -> None:
+        honest = getattr(module, name)
+
+        def compare(expected: Leaves, actual: Leaves, *rest: Any, **options: Any) -> list[Mismatch]:
+            seen.append(name)
+            assert expected.keys() == actual.keys()
+            found: list[Mismatch] = honest(expected, actual, *rest, **options)
+            return found
+
+        monkeypatch.setattr(module, name, compare)
+
+    def compare_step(
+        step: int, twin: Leaves, actual: Leaves, elsewhere: Any = (), tolerances: Any = None
+    ) -> list[Mismatch]:
+        seen.append("compare_step")
+        assert twin.keys() >= actual.keys()
+        assert twin.keys() == {*actual, *elsewhere}
+        return training.compare_step(step, twin, actual, elsewhere, tolerances)
+
+    watch(compare_layouts, "compare")
+    watch(perturb, "compare")
+    monkeypatch.setattr(lockstep, "compare_step", compare_step)
+    verdict, _ = alone(**SMALL)
+    assert verdict.status == "pass", verdict.reason
+    assert set(seen) == {"compare", "compare_step"}
+
+
+def test_unrestored_run_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell, record = bare_cell(tmp_path, config(**SMALL)), RunRecord()
+    built: list[int] = []
+    honest = steps.build_run.build_unrestored
+
+    def build_unrestored(config: Any, world: Any, seed: int) -> TrainingRun:
+        built.append(seed)
+        return honest(config, world, seed)
+
+    monkeypatch.setattr(steps.build_run, "build_unrestored", build_unrestored)
+    everything = steps.unrestored_losses(cell, record, 0, range(1, 4))
+    assert len(set(everything)) == 3
+    assert steps.unrestored_losses(cell, record, 0, range(2, 4)) == everything[1:]
+    assert steps.unrestored_losses(cell, record, 0, range(2, 3)) == everything[1:2]
+    assert len(built) == 1
+    longer = steps.unrestored_losses(cell, record, 0, range(1, 6))
+    assert longer[:3] == everything
+    assert len(longer) == 5
+    assert not set(steps.unrestored_losses(cell, record, 1, range(1, 4))) & set(everything)
+    assert built == [steps.other_seed(cell, number) for number in (0, 0, 1)]
+
+
+@pytest.mark.parametrize("own", ["why_no_twin", "why_layout_bound", None])
+@pytest.mark.parametrize("before", ["before", None])
+def test_layout_bound_run_reports_why(own: str | None, before: str | None, tmp_path: Path) -> None:
+    cell = bare_cell(tmp_path, config(**ONCE))
+    run = build_plain(cell.config, cell.world, 0)
+    if own:
+        setattr(run, own, own)
+    assert checks._layout_matters(cell, run, before) is bool(own or before)
+    told = own or before
+    assert cell.report.not_applied == ({"loss_resume_close": told} if told else {})

@@ -149,3 +149,16 @@ def test_loaded_value_is_compared_as_saved() -> None:
     }
     assert seen == {"number": 3, "scalar": 3, "stream": losses, "bytes": losses}
     assert type(seen["scalar"]) is int
+
+
+def test_rank_0_drops_the_page_cache(tmp_path: Path) -> None:
+    cell, saved = newest(tmp_path, *ALL)
+    dropped = dropped_by(saved)
+    handover.leave_newest(replace(cell, world=world(1, 2)))
+    assert (dropped, (tmp_path / "newest.pt").exists()) == ([], False)
+    for config_without in (replace(cell.config, verify=Verify.standard),):
+        handover.leave_newest(replace(cell, config=config_without))
+    handover.leave_newest(replace(cell, complete=[]))
+    assert (dropped, (tmp_path / "newest.pt").exists()) == ([], False)
+    handover.leave_newest(cell)
+    assert dropped == [str(tmp_path)]

@@ -14,9 +14,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint import DefaultLoadPlanner, state_dict_loader
 
+from dcpbench.cell import handover, steps
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.core.rank_report import CheckReport, Skip
-from dcpbench.scenarios import fine_tune, in_place, partial_load, stateful_objects
+from dcpbench.scenarios import fine_tune, in_place, partial_load, refused_saves, stateful_objects
 from dcpbench.verify.compare import compare
 from dcpbench.verify.perturb import controllable
 from dcpbench.verify.snapshot import snapshot_nested
@@ -298,3 +299,15 @@ def test_each_rank_starts_at_another_key(rank: int, tmp_path: Path) -> None:
     turned = stateful_objects._turned(cell, state)
     assert turned == state
     assert list(turned) == [*"abcabc"[rank % 3 :][:3]]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_rank_0_hands_over(rank: int, tmp_path: Path) -> None:
+    cell = bare_cell(tmp_path, config(**SMALL), seen_by=world(rank, 2))
+    handover.hand_over(cell, [], steps.RunRecord())
+    assert (tmp_path / "handover.pt").exists() is (rank == 0)
+
+
+def test_no_leftovers_without_new_files_or_threads(tmp_path: Path) -> None:
+    assert not list(refused_saves._left_behind(str(tmp_path), threading.active_count()))
+    assert not list(refused_saves._left_behind(str(tmp_path / "none"), threading.active_count() + 1))

@@ -2,6 +2,7 @@
 what a save records, what one stage leaves for the next."""
 
 import io
+import multiprocessing
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -261,3 +262,17 @@ def test_files_in_a_folder_run_no_code(tmp_path: Path) -> None:
     ):
         with pytest.raises(UnpicklingError, match="Unsupported global"):
             read()
+
+
+def test_child_process_may_have_synced_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = bare_cell(tmp_path)
+    before, started = mock.Mock(), mock.Mock()
+    cell.children_before.add(before)
+    children = [before]
+    monkeypatch.setattr(multiprocessing, "active_children", lambda: children)
+    saved = mock.Mock(SavedCheckpoint, checkpointer=mock.Mock(), checkpoint_id=str(tmp_path))
+    assert steps._synced(cell, saved) == set()
+    children.append(started)
+    assert steps._synced(cell, saved) is None
+    saved.checkpointer.raw = None
+    assert steps._synced(cell, saved) is None
