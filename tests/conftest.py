@@ -39,7 +39,7 @@ SMALL = ("model=short", *ONE_STEP)
 """For sweeps that need no more: what a cell costs goes with its parameters and its steps."""
 SECONDS = "dcpbench/seconds"
 """Where pytest's cache has how long each test took when it last ran."""
-CPU_LIMIT_S = {"check": 20.0, "test": 120.0}
+CPU_LIMIT_S = {"check": 20.0, "test": 80.0}
 """CPU seconds that a test of a tier may use, with the fixtures made for it and the ranks of its cells."""
 BEGAN = pytest.StashKey[float]()
 PARALLELISMS = ("none", "ddp", "fsdp", "hsdp", "fsdp_tp", "fsdp2", "hsdp2", "fsdp2_tp")

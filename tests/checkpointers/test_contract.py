@@ -119,6 +119,15 @@ def test_manifest_lists_the_contents(readable: Checkpointer, saved: str) -> None
     assert readable.size(saved) == sum(manifest.found.values())
 
 
+def test_readable_checkpoints_need_a_manifest(checkpointer: Checkpointer, saved: str) -> None:
+    """Else a library without one would be blamed for a checkpoint without contents."""
+    if checkpointer.unreadable:
+        assert Checkpointer.manifest(checkpointer, saved).found == checkpointer.lengths(saved)
+    else:
+        with pytest.raises(TypeError, match=r"defines neither manifest\(\) nor why it is `unreadable`"):
+            Checkpointer.manifest(checkpointer, saved)
+
+
 def test_list_with_a_tensor_is_flattened(readable: Checkpointer, tmp_path: Path) -> None:
     """Such as the learning rates of a scheduler, if they are tensors."""
     place = str(tmp_path / "one")

@@ -147,7 +147,13 @@ class Checkpointer(ABC):
         """
 
     def manifest(self, checkpoint_id: str) -> Manifest:
-        """Return the contents of a complete checkpoint; of an `unreadable` one only its files."""
+        """Return the contents of a complete checkpoint; of an `unreadable` one only its files.
+
+        Raises:
+            TypeError: a checkpointer of readable checkpoints does not define this.
+        """
+        if not self.unreadable:
+            raise TypeError(f"{type(self).__name__} defines neither manifest() nor why it is `unreadable`")
         return Manifest({}, {}, self.lengths(checkpoint_id))
 
     def read_tensor(self, checkpoint_id: str, key: str) -> torch.Tensor | None:

@@ -83,7 +83,8 @@ class Mismatch:
 
     def plain(self) -> dict[str, Any]:
         """Return it as a flat dict for JSON, without null values."""
-        flat = {**vars(self), **self.facts, "problem": self.problem.value, "where": self.where or None}
+        own = {"where": self.where or None, "by": self.by, "sides": self.sides}
+        flat = {**vars(self), "problem": self.problem.value, **self.facts, **own}
         return {key: value for key, value in flat.items() if value is not None and key != "facts"}
 
 
