@@ -73,6 +73,7 @@ def test_workloads_of_the_documentation_train_and_resume(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(sys.modules, "transformers", support.transformers)
     verdict = run_alone(workload={"target": f"{name}.build"}, saves=1).verdict
+    del sys.modules[name]  # other tests have a module of this name in another folder
     assert (verdict.status, verdict.training) == ("pass", True), verdict.reason
 
 
