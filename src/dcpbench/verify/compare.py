@@ -22,6 +22,7 @@ from dcpbench.verify.snapshot import (
     Leaf,
     Leaves,
     TensorLeaf,
+    Unreadable,
     block_digests,
     digest_of,
     kind_of,
@@ -57,10 +58,10 @@ def compare(
         if name in restored:
             mismatch = _compare_leaves(name, leaf, restored[name], recall, closely)
             found += [mismatch] if mismatch else []
-        elif not isinstance(leaf, Idle):
+        elif not isinstance(leaf, Idle | Unreadable):
             found.append(Mismatch(name, Problem.missing, kind_of(name, leaf)))
     for name, leaf in restored.items():
-        if name not in saved and not isinstance(leaf, Idle):
+        if name not in saved and not isinstance(leaf, Idle | Unreadable):
             found.append(Mismatch(name, Problem.unexpected, kind_of(name, leaf)))
     return found
 
@@ -139,10 +140,14 @@ def _compare_leaves(
         expected, actual = expected.leaf, actual.leaf
     if isinstance(expected, TensorLeaf | DigestedLeaf) and isinstance(actual, TensorLeaf | DigestedLeaf):
         return _compare_tensors(name, expected, actual, recall, closely)
-    if same_value(expected, actual):
+    if same_value(expected, actual) or (_is_nothing(expected) and _is_nothing(actual)):
         return None
     facts = {"expected": repr(expected), "actual": repr(actual)}
     return Mismatch(name, Problem.value, kind_of(name, expected), _distance(expected, actual), facts)
+
+
+def _is_nothing(leaf: Leaf) -> bool:
+    return leaf is None or isinstance(leaf, Unreadable)
 
 
 def _compare_tensors(

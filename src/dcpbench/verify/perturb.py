@@ -19,6 +19,7 @@ from dcpbench.verify.snapshot import (
     Idle,
     Leaves,
     TensorLeaf,
+    Unreadable,
     has_extra_state,
     local_part,
     persistent_tensors,
@@ -289,7 +290,7 @@ def compared_names(saved: Leaves) -> dict[str, bool]:
     return {
         name: extent is None or extent.numel > 0
         for name, extent in extents.items()
-        if not isinstance(saved[name], Idle) and (extent is None or math.prod(extent.shape))
+        if not isinstance(saved[name], Idle | Unreadable) and (extent is None or math.prod(extent.shape))
     }
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
-from dcpbench.verify.snapshot import persistent_tensors
+from dcpbench.verify.snapshot import Unreadable, persistent_tensors
 from dcpbench.workloads.components import Component
 from dcpbench.workloads.generators import ALL, RandomState, generators_of
 from dcpbench.workloads.optimizers import Optimizers
@@ -258,7 +258,7 @@ def _state_of(value: Any, name: str, known: set[int], unreadable: dict[str, str]
         return repr(value)
     if not isinstance(value, torch.dtype | torch.device | type) and not callable(value):
         unreadable[name] = type(value).__name__
-    return _NOTHING
+    return Unreadable(type(value).__name__)
 
 
 def _parts(value: Any) -> Iterator[tuple[Any, Any]] | None:
