@@ -84,8 +84,8 @@ class Idle:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """An object whose state cannot be read, such as an iterator. It is not compared with another one, nor with
-    nothing: what makes it when it is needed has none before."""
+    """Object whose state cannot be read, such as an iterator. It is not compared with another one, or with
+    None: an object that is made when it is needed does not exist before."""
 
     type_name: str
 
