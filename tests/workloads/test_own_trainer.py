@@ -75,6 +75,7 @@ SEEN = {
     trainers.OneStepOff: {"extra_equal": "progress.step"},
     trainers.SavesViews: {"model_equal": "0.weight", "loss_resume_equal": ""},
     trainers.ForgetsTheSecond: {"optim_equal": "state.3.weight.momentum_buffer"},
+    trainers.RoundsItsMainWeights: {"optim_equal": "params.group0.0", "extra_equal": ""},
     trainers.ForgetsItsDefault: {"extra_equal": "last"},
     trainers.ForgetsAPair: {"extra_equal": ""},
     trainers.ForgetsAWord: {"extra_equal": "words"},
@@ -105,8 +106,10 @@ def test_trainer_mistakes_are_reported(trainer: type) -> None:
         [
             *(trainers.SavesInTheBackground, trainers.Two, trainers.SaysWhatIsNone),
             *(trainers.DrawsNothing, trainers.KeepsSets, trainers.HasADefault, trainers.BeginsLate),
+            *(trainers.SavesNoOptimizer, trainers.LeavesOutTheSecond, trainers.TrainsMainWeights),
         ],
         *(trainers.SavesInTheBackground, trainers.DrawsNothing, trainers.KeepsSets, trainers.HasADefault),
+        *(trainers.SavesNoOptimizer, trainers.TrainsMainWeights),
     ),
 )
 def test_correct_trainer_passes(trainer: type) -> None:

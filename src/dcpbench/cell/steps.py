@@ -173,8 +173,7 @@ def train_and_save(
             finish(cell, checkpoints[-2])
     advance(cell, reference, until=cell.config.last_step)
     finish(cell, checkpoints[-1])
-    for name, kind in reference.trained.unreadable.items():
-        cell.report.not_applied[f"extra_equal of {name}"] = f"a {kind} has no state that can be read"
+    cell.report.not_applied |= reference.trained.not_judged
     if (needed := reference.trained.needs_random) is not None:
         everywhere = frozenset[str]().union(*cell.world.gathered(needed))
         _keep_random(cell, reference, checkpoints, everywhere)

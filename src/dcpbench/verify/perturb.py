@@ -65,6 +65,12 @@ def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int, saved: Leaves
                 group[key] = perturbed(group[key], key)
 
 
+def perturb_parameters(parameters: Iterable[nn.Parameter], seed: int, but: nn.Module) -> None:
+    """Change every element of those parameters of an optimizer that a model does not have, in place."""
+    of_model = {id(value) for value in but.parameters()}
+    _perturb([value for value in parameters if id(value) not in of_model], seed)
+
+
 def _change_values(state: Any) -> Iterator[torch.Tensor]:
     """Change every value in the state of an optimizer, and yield the tensors unchanged. No step is taken with
     these values, so that a flag or None can become a number."""

@@ -26,7 +26,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dcpbench.verify.audit import Entry
 from dcpbench.verify.digest import Digest, add, digest, fetch
-from dcpbench.verify.layout import Extent, ParameterParts, called_modules, extent_of, parameter_parts
+from dcpbench.verify.layout import (
+    Extent,
+    ParameterPart,
+    ParameterParts,
+    called_modules,
+    extent_of,
+    parameter_parts,
+)
 from dcpbench.verify.nested import slots
 
 LARGE_BYTES = 4 * 2**20
@@ -124,9 +131,16 @@ def snapshot_optimizer(
     model: nn.Module, optimizer: torch.optim.Optimizer, parts: ParameterParts | None = None
 ) -> Leaves:
     """Return state entries as `state.<FQN>.<entry>` and hyperparameters as `param_groups.<n>.<key>`. The
-    entry of a flat parameter is split into those of its parameters."""
+    entry of a flat parameter is split into those of its parameters. A parameter that the model does not have
+    is called `group<n>.<number>`, and is part of the state."""
     parts_by_id = parts_of_each(parts or named_parts(model))
     leaves: Leaves = {}
+    for number, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            if id(parameter) not in parts_by_id:
+                name = f"group{number}.{place}"
+                parts_by_id[id(parameter)] = {name: ParameterPart(parameter, extent_of(parameter))}
+                leaves[f"params.{name}"] = _leaf(parameter, "param")
     for parameter, entries in optimizer.state.items():
         if not isinstance(parameter, torch.Tensor):  # state that belongs to no parameter
             leaves |= snapshot_nested({parameter: entries}, "state.")

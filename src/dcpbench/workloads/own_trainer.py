@@ -15,14 +15,15 @@ from torch import nn
 
 from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
-from dcpbench.verify.snapshot import Unreadable, persistent_tensors
+from dcpbench.verify.perturb import perturb_parameters
+from dcpbench.verify.snapshot import Leaves, Unreadable, persistent_tensors
 from dcpbench.workloads.components import Component
 from dcpbench.workloads.generators import ALL, RandomState, generators_of
 from dcpbench.workloads.optimizers import Optimizers
 from dcpbench.workloads.parallelisms import buckets_kept, wrap_model
 from dcpbench.workloads.saved_objects import SavedObjects
 from dcpbench.workloads.stateful import TrainState
-from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.training_run import TrainingRun, has_gradient
 from dcpbench.workloads.workload import Batches, Workload
 from dcpbench.workloads.world import World
 
@@ -58,9 +59,10 @@ class Setup:
 class Trainer(Protocol):
     """The interface of a trainer. It also has `optimizer`, or `optimizers` if there are several.
 
-    `model` contains every parameter that they train. An optional `not_saved` names attributes that no
-    checkpoint has to restore, such as a time of day; `random` stands for the default generators, and
-    `model.base` for a part of the model, which must be the same in each trainer that is built.
+    `model` contains every parameter that they train, or what these are copied from, such as weights in full
+    precision. An optional `not_saved` names attributes that no checkpoint has to restore, such as a time of
+    day, also an optimizer; `random` stands for the default generators, and `model.base` for a part of the
+    model, which must be the same in each trainer that is built.
     """
 
     model: nn.Module
@@ -101,16 +103,14 @@ def optimizers_of(trainer: Trainer) -> list[torch.optim.Optimizer]:
 
 
 def optimizer_of(trainer: Trainer) -> torch.optim.Optimizer:
-    """Return the optimizer of a trainer, several as one.
-
-    Raises:
-        ValueError: it trains a parameter that is not in `model`.
-    """
-    several = optimizers_of(trainer)
-    held = {id(parameter) for parameter in trainer.model.parameters()}
-    for group in (group for one in several for group in one.param_groups):
-        if not all(id(parameter) in held for parameter in group["params"]):
-            raise ValueError("an optimizer of the trainer has a parameter that its model does not hold")
+    """Return the optimizer of a trainer whose state is judged, several or none as one: `not_saved` can name
+    each by an attribute, or all."""
+    left_out = set[int]()
+    for name in {*getattr(trainer, "not_saved", ())}:
+        default = optimizers_of(trainer) if name in ("optimizer", "optimizers") else None
+        held = getattr(trainer, name, default)
+        left_out |= {*map(id, held)} if isinstance(held, list | tuple) else {id(held)}
+    several = [one for one in optimizers_of(trainer) if id(one) not in left_out]
     return several[0] if len(several) == 1 else Optimizers(several)
 
 
@@ -157,7 +157,13 @@ class TrainerRun(TrainingRun):
         return {"trainer": self}
 
     def objects(self) -> dict[str, dict[str, Any]]:
-        held, self.unreadable = attributes_of(self.trainer)
+        held, unreadable = attributes_of(self.trainer)
+        self.not_judged = {
+            f"extra_equal of {name}": f"a {kind} has no state that can be read"
+            for name, kind in unreadable.items()
+        }
+        if not self.optimizer.param_groups:
+            self.not_judged["optim_equal"] = "not_saved of the trainer names its optimizer"
         return held
 
     def train(self, batches: Batches, until: int) -> list[float]:
@@ -190,6 +196,13 @@ class TrainerRun(TrainingRun):
 
     def is_at(self, step: int) -> None:
         self.train_state.step = step
+
+    def make_different(self, seed: int, optimizer: Leaves | None) -> None:
+        super().make_different(seed, optimizer)
+        perturb_parameters(self.trained, seed, but=self.model)
+
+    def _has_gradient(self) -> bool:
+        return super()._has_gradient() or has_gradient(self.trained)
 
     def forget(self, seed: int) -> None:
         """Build the trainer again, as a restarted job does, with other generators."""

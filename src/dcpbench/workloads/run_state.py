@@ -63,6 +63,8 @@ def live_state(run: TrainingRun) -> State:
         "optim_equal": snapshot_optimizer(run.model, run.optimizer, parts),
         "extra_equal": snapshot_nested(run.objects()) | run.component.saved.leaves() | run.saved.leaves(),
     }
+    if not run.optimizer.param_groups:
+        del state["optim_equal"]
     if run.random.kept:
         state[RANDOM] = snapshot_nested({"random": run.random.contents()})
     everything = {name: leaf for leaves in state.values() for name, leaf in leaves.items()}

@@ -41,14 +41,14 @@ class SavedRun:
         world: the ranks that have it.
         sizes: the sizes of their mesh.
         optimizer_state: how the state of its optimizer is saved.
-        unreadable: the types of its `objects` that cannot be compared, by name.
+        not_judged: by check, or part of one, why its state is not compared.
         left_out: the parts of the model that no checkpoint has, by FQN.
         options: of torch's state-dict functions for model and optimizer.
         comes_after: the last save or load of it, for people.
     """
 
     optimizer_state: OptimizerStateAs | None = None
-    unreadable: Mapping[str, str] = MappingProxyType({})
+    not_judged: Mapping[str, str] = MappingProxyType({})
     left_out: Collection[str] = ()
     _unchanged: Collection[str] = ()
     options = StateDictOptions()

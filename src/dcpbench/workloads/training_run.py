@@ -267,8 +267,7 @@ class TrainingRun(SavedRun):
         self.alive.append(lives[0] or self._has_gradient())
 
     def _has_gradient(self) -> bool:
-        gradients = (value.grad for value in self.model.parameters() if value.grad is not None)
-        return any(bool(local_part(dense(one)).any()) for one in gradients)
+        return has_gradient(self.model.parameters())
 
     def leave_gradients(self, batches: Batches) -> None:
         """Compute the gradients of the next step without taking it; ones if only a user's `step` can."""
@@ -278,3 +277,9 @@ class TrainingRun(SavedRun):
             return
         with buckets_kept():
             self.backward(self._batch_of_step(batches))
+
+
+def has_gradient(parameters: Iterable[nn.Parameter]) -> bool:
+    """Return whether one of these parameters has a gradient that is not zero on this rank."""
+    gradients = (value.grad for value in parameters if value.grad is not None)
+    return any(bool(local_part(dense(one)).any()) for one in gradients)
