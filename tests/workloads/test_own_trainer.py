@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from dcpbench.verdict.verdict import Verdict
 from dcpbench.workloads import lockstep
 from dcpbench.workloads.generators import ALL, RandomState
 from dcpbench.workloads.own_trainer import TrainerRun
+from support import elsewhere
 from support import own_trainer as trainers
 from support.alone import config, run_alone, world
 
@@ -27,9 +29,9 @@ NOT_MADE = {
 }
 
 
-def judged(trainer: type) -> Verdict:
+def judged(trainer: type, **options: Any) -> Verdict:
     """Return the verdict on a trainer on one rank."""
-    target = {"target": f"{trainer.__module__}.{trainer.__name__}"}
+    target = {"target": f"{trainer.__module__}.{trainer.__name__}", "options": options}
     return run_alone(checkpointer="trainer", workload=target, saves=1, train_steps=1, resume_steps=1).verdict
 
 
@@ -116,6 +118,54 @@ def test_correct_trainer_passes(trainer: type) -> None:
     verdict = judged(trainer)
     assert verdict.status == "pass", verdict.reason
     assert verdict.checks["random_equal"] is (None if issubclass(trainer, trainers.DrawsNothing) else True)
+
+
+ELSEWHERE = {
+    "plain": "plain.calls",
+    "slotted": "slotted.calls",
+    "called": "called.calls",
+    "namespace": "namespace.calls",
+    "nested": "nested.all.0.calls",
+    "bound": "bound.calls",
+    "closure": "closure.calls",
+    "scalar": "scalar",
+    "spectrum": "spectrum",
+    "letters": "letters",
+    "of_objects": "of_objects",
+}
+"""What a trainer can lose, and the name of the mismatch."""
+SHARED = {"totals": "totals.calls", "count": "count.calls"}
+"""The same, where all trainers in a process share it."""
+AFTER_A_STEP = {
+    "wrapper": "wrapper.calls",
+    "second": "second.training",
+    "optimizer": "optimizer.slow.0.weight",
+}
+"""The same, where a step can set it."""
+
+
+@pytest.mark.cell
+@pytest.mark.parametrize(
+    "lost", tiered([*ELSEWHERE, *SHARED, *AFTER_A_STEP], "plain", "spectrum", "count", "optimizer")
+)
+def test_state_is_compared_whatever_holds_it(lost: str) -> None:
+    verdict = judged(elsewhere.KeepsElsewhere, lost=lost)
+    assert verdict.status == "fail", verdict.reason
+    name = {**ELSEWHERE, **SHARED, **AFTER_A_STEP}[lost]
+    seen = {} if lost in AFTER_A_STEP else {"extra_equal": name}
+    after = {} if lost in SHARED else {"state_resume_equal": name}
+    assert failing(verdict) == {**seen, **after}
+
+
+@pytest.mark.cell
+def test_restored_state_passes_whatever_holds_it() -> None:
+    verdict = judged(elsewhere.KeepsElsewhere)
+    assert verdict.status == "pass", verdict.reason
+    told = verdict.details["ranks"][0]["not_applied"]
+    assert told["extra_equal of timed.at"] == "two uninterrupted runs differ in it"
+    assert "extra_equal of plain.made" not in told
+    compared = verdict.details["checks"]["extra_equal"]["control"]
+    assert not any("made" in name or "timed.at" in name for name in compared)
 
 
 @pytest.mark.cell

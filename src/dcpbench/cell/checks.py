@@ -29,17 +29,20 @@ from dcpbench.verify.perturb import compare_controlled, unlike
 from dcpbench.verify.plain_read import WholeValues
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import build_run, lockstep
+from dcpbench.workloads.attributes import When
 from dcpbench.workloads.build_run import copy_state
 from dcpbench.workloads.lockstep import Lockstep
 from dcpbench.workloads.run_state import (
     FLAGS,
     State,
+    as_judged,
     before_a_step,
     is_small,
     key_of,
     live_state,
     retained_copy,
     retained_state,
+    undetermined,
 )
 from dcpbench.workloads.training_run import TrainingRun
 
@@ -67,6 +70,7 @@ def verify_training(
     with cell.phase("build"):
         unsaved = steps.parallel_run(cell, cell.config.seed)
         unsaved.random.kept, unsaved.comes_after = trained.random.kept, "without a save"
+        unsaved.judged = judged = reference.record.judged
         if prepare:
             prepare(unsaved)
     if trained.why_no_twin:
@@ -81,6 +85,10 @@ def verify_training(
         _, cell.report.losses["twin"] = _train_with_twin(cell, unsaved, twin, until, where)
     with cell.phase("verify", "harmless"):
         never, saved = live_state(unsaved), live_state(trained)
+        for name in undetermined(never, saved, judged):
+            judged[name] = When.never
+            cell.report.not_applied[f"extra_equal of {name}"] = "two uninterrupted runs differ in it"
+        never, saved = as_judged(never, judged), as_judged(saved, judged)
         for check, leaves in never.items():
             where = "in the run that saved"
             cell.record("save_harmless", compare_controlled(leaves, saved[check]), where, _SAVES)
@@ -140,7 +148,7 @@ def run_controls(
     """Run the negative control of each check on a target in which everything is different or, if there is
     none, on its state `changed`."""
     controls: dict[str, Compared] = {}
-    checkpoint = replace(checkpoint, state=before_a_step(checkpoint.state))
+    checkpoint = replace(checkpoint, state=before_a_step(checkpoint.state, target.judged))
     with cell.phase("verify", "power"):
         unrestored = before_a_step(view(target))
         for check, leaves in checkpoint.state.items():
@@ -174,7 +182,7 @@ def verify_restored(
 ) -> None:
     """Check that a load has restored, bit for bit, the saved state; hooks of the model are compared after
     the resume. If `view` is of the full state, the checks of plug-ins follow."""
-    checkpoint = replace(checkpoint, state=before_a_step(checkpoint.state))
+    checkpoint = replace(checkpoint, state=before_a_step(checkpoint.state, target.judged))
     with cell.phase("verify", "equality"):
         actual, group = before_a_step(view(target)), cell.world.group
         compared: dict[str, Compared] = {}
@@ -286,7 +294,7 @@ def resume(
         if exactly or not _layout_matters(cell, target, record.why_layout_bound):
             others = (steps.unrestored_losses(cell, record, number, taken) for number in range(_UNRESTORED))
             compared[rule.check] = rule.compare(resumed, target.alive[-len(taken) :], others)
-        actual, expected = live_state(target), record.states[last]
+        actual, expected = live_state(target), as_judged(record.states[last], target.judged)
         for part, leaves in retained_copy(actual).items():
             if exactly or part == FLAGS:
                 reference = replace(checkpoint, state=expected)

@@ -25,6 +25,7 @@ from dcpbench.verify.audit import compare_manifest
 from dcpbench.verify.plain_read import compare_stored
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import build_run
+from dcpbench.workloads.attributes import Judged
 from dcpbench.workloads.run_state import RANDOM, State, promised_keys, retained_state
 from dcpbench.workloads.training_run import TrainingRun
 
@@ -39,6 +40,7 @@ class RunRecord:
         unrestored: losses of runs that are built from another seed and never restored, by their number.
         why_layout_bound: why its losses would be different under another layout, if they would.
         computes_in: dtypes that it computes in, in addition to those of its parameters.
+        judged: when that which may change is compared, as its end has shown.
         torch_version: the torch that trained it.
     """
 
@@ -47,6 +49,7 @@ class RunRecord:
     unrestored: dict[int, list[float]] = field(default_factory=dict)
     why_layout_bound: str | None = None
     computes_in: tuple[torch.dtype, ...] = ()
+    judged: Judged = field(default_factory=dict)
     torch_version: str = str(torch.__version__)
 
 
@@ -174,6 +177,8 @@ def train_and_save(
     advance(cell, reference, until=cell.config.last_step)
     finish(cell, checkpoints[-1])
     cell.report.not_applied |= reference.trained.not_judged
+    reference.record.judged.update(reference.trained.judge())
+    reference.trained.judged = reference.record.judged
     if (needed := reference.trained.needs_random) is not None:
         everywhere = frozenset[str]().union(*cell.world.gathered(needed))
         _keep_random(cell, reference, checkpoints, everywhere)

@@ -24,7 +24,7 @@ def chain(cell: Cell) -> None:
     for number, step in enumerate([*plan[1:], None]):
         saved = checkpoints[-1]
         run = steps.build_target(cell, number, saved.step)
-        run.random.kept = reference.trained.random.kept
+        run.random.kept, run.judged = reference.trained.random.kept, reference.record.judged
         checks.load_and_verify(cell, run, saved, number)
         checks.resume(cell, run, saved, reference.record, until=step)
         if step is not None:

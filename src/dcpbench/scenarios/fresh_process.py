@@ -20,7 +20,7 @@ def load_by_trainer(cell: Cell) -> None:
     left = take(cell, NEWEST_OF_RANK.format(cell.world.rank))
     saved = left.checkpoints[0].checkpoint(cell, steps.open_checkpointer(cell), how=_HOW)
     target = steps.build_target(cell)
-    target.random.kept = left.keeps_random
+    target.random.kept, target.judged = left.keeps_random, left.record.judged
     checks.load_and_verify(cell, target, saved)
     checks.resume(cell, target, saved, left.record)
     own = [one for one in cell.report.measurements if (one.phase or "").startswith("verify")]

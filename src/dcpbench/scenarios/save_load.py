@@ -20,7 +20,7 @@ def save_load(cell: Cell) -> None:
     checks.verify_training(cell, reference)
 
     target = steps.build_target(cell)
-    target.random.kept = reference.trained.random.kept
+    target.random.kept, target.judged = reference.trained.random.kept, reference.record.judged
     # The newest first, into a model that nothing was loaded into before.
     for number, checkpoint in enumerate(reversed(checkpoints)):
         before = checks.load_and_verify(cell, target, checkpoint, number)

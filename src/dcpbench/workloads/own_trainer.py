@@ -1,25 +1,22 @@
 """A user's trainer, which saves and loads itself: its arguments, and how it is run and compared."""
 
-import dataclasses
 import pkgutil
-import random
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from torch import nn
 
 from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
 from dcpbench.verify.perturb import perturb_parameters
-from dcpbench.verify.snapshot import Leaves, Unreadable, persistent_tensors
+from dcpbench.verify.snapshot import Leaves
+from dcpbench.workloads.attributes import Judged, Untrained, attributes_of, optimizer_of, optimizers_of
 from dcpbench.workloads.components import Component
 from dcpbench.workloads.generators import ALL, RandomState, generators_of
-from dcpbench.workloads.optimizers import Optimizers
+from dcpbench.workloads.optimizers import each_of
 from dcpbench.workloads.parallelisms import buckets_kept, wrap_model
 from dcpbench.workloads.saved_objects import SavedObjects
 from dcpbench.workloads.stateful import TrainState
@@ -96,24 +93,6 @@ def build_trainer(config: Config, setup: Setup) -> Trainer:
     return made
 
 
-def optimizers_of(trainer: Trainer) -> list[torch.optim.Optimizer]:
-    """Return the optimizers of a trainer."""
-    several = getattr(trainer, "optimizers", None)
-    return list(several) if several else [trainer.optimizer]  # type: ignore[attr-defined]
-
-
-def optimizer_of(trainer: Trainer) -> torch.optim.Optimizer:
-    """Return the optimizer of a trainer whose state is judged, several or none as one: `not_saved` can name
-    each by an attribute, or all."""
-    left_out = set[int]()
-    for name in {*getattr(trainer, "not_saved", ())}:
-        default = optimizers_of(trainer) if name in ("optimizer", "optimizers") else None
-        held = getattr(trainer, name, default)
-        left_out |= {*map(id, held)} if isinstance(held, list | tuple) else {id(held)}
-    several = [one for one in optimizers_of(trainer) if id(one) not in left_out]
-    return several[0] if len(several) == 1 else Optimizers(several)
-
-
 class TrainerRun(TrainingRun):
     """A user's trainer as a training run. It draws its batches, saves and loads itself."""
 
@@ -156,15 +135,18 @@ class TrainerRun(TrainingRun):
         """Return the trainer, which is not a `Stateful`."""
         return {"trainer": self}
 
-    def objects(self) -> dict[str, dict[str, Any]]:
-        held, unreadable = attributes_of(self.trainer)
+    def extra(self) -> tuple[Leaves, Leaves]:
+        attributes = attributes_of(self.trainer, each_of(self.optimizer))
         self.not_judged = {
             f"extra_equal of {name}": f"a {kind} has no state that can be read"
-            for name, kind in unreadable.items()
+            for name, kind in attributes.unreadable.items()
         }
         if not self.optimizer.param_groups:
             self.not_judged["optim_equal"] = "not_saved of the trainer names its optimizer"
-        return held
+        return attributes.leaves()
+
+    def judge(self) -> Judged:
+        return self._untrained.judged(attributes_of(self.trainer, each_of(self.optimizer)))
 
     def train(self, batches: Batches, until: int) -> list[float]:
         """Call the trainer's steps up to and including step `until`; return the ranks' mean losses.
@@ -173,6 +155,8 @@ class TrainerRun(TrainingRun):
             TypeError: a step returned no loss.
         """
         before = len(self.train_state.losses)
+        if self.judged is None and not before:
+            self._untrained = Untrained.of(attributes_of(self.trainer, each_of(self.optimizer)))
         while self.train_state.step < until:
             noting = self._noting(optimizers_of(self.trainer))
             with buckets_kept(), self.random.noting_draws(), self.random.drawn_from(), noting:
@@ -222,83 +206,3 @@ class TrainerRun(TrainingRun):
     def needs_random(self) -> frozenset[str]:
         not_saved = "random" in getattr(self.trainer, "not_saved", ())
         return frozenset(() if not_saved else self.random.drawn & self.random.states.keys())
-
-
-def attributes_of(trainer: Trainer) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the attributes of a trainer in addition to model and optimizers, as nested dictionaries of
-    tensors and plain values; and the types of those that cannot be read. A plain value of its class counts
-    until the trainer has its own."""
-    skipped = {"model", "optimizer", "optimizers", *getattr(trainer, "not_saved", ())}
-    known = {id(tensor) for tensor in persistent_tensors(trainer.model).values()}
-    own = {id(trainer.model), *map(id, optimizers_of(trainer))}
-    readable: dict[str, Any] = {}
-    unreadable: dict[str, str] = {}
-    of_class = {
-        name: value
-        for kind in reversed(type(trainer).__mro__)
-        for name, value in vars(kind).items()
-        if not name.startswith("__")
-    }
-    defaults = {name: value for name, value in of_class.items() if value is None or type(value) in _PLAIN}
-    for name, value in {**defaults, **vars(trainer)}.items():
-        if name not in skipped and id(value) not in own:
-            held = _state_of(value, name, known, unreadable)
-            if held is not _NOTHING:
-                readable[name] = held
-    return readable, unreadable
-
-
-_NOTHING = object()
-_PLAIN = (bool, int, float, str)
-
-
-def _state_of(value: Any, name: str, known: set[int], unreadable: dict[str, str]) -> Any:
-    """Return the state of an attribute; `_NOTHING` if it has no separate one."""
-    if value is None or type(value) in _PLAIN:
-        return value
-    if isinstance(value, torch.Tensor):
-        return _NOTHING if id(value) in known else value
-    if isinstance(value, set | frozenset):
-        value = _in_order(value)
-    if isinstance(value, nn.Module):
-        return {key: one for key, one in persistent_tensors(value).items() if id(one) not in known}
-    if (parts := _parts(value)) is not None:
-        states = {str(key): _state_of(one, f"{name}.{key}", known, unreadable) for key, one in parts}
-        return {key: one for key, one in states.items() if one is not _NOTHING}
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        return torch.from_numpy(value.copy())
-    if _is_collection(value) or type(value).__module__ in ("pathlib", "enum", "datetime"):
-        return repr(value)
-    if not isinstance(value, torch.dtype | torch.device | type) and not callable(value):
-        unreadable[name] = type(value).__name__
-    return Unreadable(type(value).__name__)
-
-
-def _parts(value: Any) -> Iterator[tuple[Any, Any]] | None:
-    """Return the parts of a value with their names; None for a value without parts."""
-    if isinstance(value, Mapping):
-        return iter(value.items())
-    if isinstance(value, torch.Generator):
-        return iter({"state": value.get_state()}.items())
-    if isinstance(value, random.Random):
-        return iter({"state": value.getstate()}.items())
-    if isinstance(value, np.random.Generator):
-        return iter({**value.bit_generator.state}.items())
-    if callable(getattr(value, "state_dict", None)):
-        return iter({**value.state_dict()}.items())
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return iter(vars(value).items())
-    if _is_collection(value) and not all(one is None or type(one) in _PLAIN for one in value):
-        return iter(enumerate(value))
-    return None
-
-
-def _in_order(value: Iterable[Any]) -> list[Any]:
-    """Return the elements of a set by their texts: the order in a set depends on how it grew, and on the hash
-    seed of the process."""
-    in_order = [_in_order(one) if isinstance(one, set | frozenset) else one for one in value]
-    return ["a set", *sorted(in_order, key=repr)]
-
-
-def _is_collection(value: Any) -> TypeGuard[Iterable[Any]]:
-    return isinstance(value, list | tuple | deque | bytes)

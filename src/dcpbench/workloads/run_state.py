@@ -9,7 +9,7 @@ import torch
 
 from dcpbench.verify import snapshot
 from dcpbench.verify.audit import Entry
-from dcpbench.verify.compare import Recall
+from dcpbench.verify.compare import Recall, same_leaves
 from dcpbench.verify.flags import HOOKS, snapshot_flags, snapshot_gradients
 from dcpbench.verify.layout import whole
 from dcpbench.verify.snapshot import (
@@ -26,6 +26,7 @@ from dcpbench.verify.snapshot import (
     snapshot_nested,
     snapshot_optimizer,
 )
+from dcpbench.workloads.attributes import Judged, When
 from dcpbench.workloads.training_run import TrainingRun
 
 State = dict[str, Leaves]
@@ -38,6 +39,9 @@ _PREFIXES = {"model_equal": "model.", "optim_equal": "optimizer."}
 
 RANDOM = "random_equal"
 """The check of random generators."""
+
+CHANGING = "changing"
+"""The part of a state that is compared only if training changes it."""
 
 FLAGS = "flags_equal"
 """The check of what no checkpoint contains."""
@@ -57,18 +61,21 @@ def key_of(check: str, name: str, numbers: Mapping[str, str]) -> str:
 
 def live_state(run: TrainingRun) -> State:
     """Return the state of this rank, which later steps change."""
-    parts = named_parts(run.model)
+    parts, (extra, changing) = named_parts(run.model), run.extra()
     state = {
         "model_equal": snapshot_model(run.model, parts),
         "optim_equal": snapshot_optimizer(run.model, run.optimizer, parts),
-        "extra_equal": snapshot_nested(run.objects()) | run.component.saved.leaves() | run.saved.leaves(),
+        "extra_equal": extra,
     }
+    if changing:
+        state[CHANGING] = changing
     if not run.optimizer.param_groups:
         del state["optim_equal"]
     if run.random.kept:
         state[RANDOM] = snapshot_nested({"random": run.random.contents()})
     everything = {name: leaf for leaves in state.values() for name, leaf in leaves.items()}
-    return {**state, FLAGS: snapshot_flags(run.model, run.optimizer, everything, run.clears_gradients, parts)}
+    flags = snapshot_flags(run.model, run.optimizer, everything, run.clears_gradients, parts)
+    return as_judged({**state, FLAGS: flags}, run.judged)
 
 
 def retained_state(run: TrainingRun) -> State:
@@ -81,8 +88,35 @@ def retained_copy(state: State) -> State:
     return {check: retained(leaves) for check, leaves in state.items()}
 
 
-def before_a_step(state: State) -> State:
-    """Return a state without the hooks of the model, which can install them in its first step."""
+def as_judged(state: State, judged: Judged | None) -> State:
+    """Return a state without what `judged` leaves out. What is compared after a load is in `extra_equal`."""
+    if judged is None or "extra_equal" not in state:
+        return state
+    extra, changing = state["extra_equal"], state.get(CHANGING, {})
+    loaded = {name: leaf for name, leaf in extra.items() if judged.get(name, When.loaded) is When.loaded}
+    loaded |= {name: leaf for name, leaf in changing.items() if judged.get(name) is When.loaded}
+    state = {check: leaves for check, leaves in state.items() if check != CHANGING} | {"extra_equal": loaded}
+    if When.stepped in judged.values():
+        both = {**extra, **changing}.items()
+        state[CHANGING] = {name: leaf for name, leaf in both if judged.get(name) is When.stepped}
+    return state
+
+
+def undetermined(one: State, other: State, judged: Judged) -> list[str]:
+    """Return what may change and differs between two runs that were trained alike, such as a time."""
+    of_each = [
+        {name: leaf for part in ("extra_equal", CHANGING) for name, leaf in state.get(part, {}).items()}
+        for state in (one, other)
+    ]
+    expected = {name: leaf for name, leaf in of_each[0].items() if name in judged}
+    same = same_leaves(expected, of_each[1])
+    return sorted(name for name in judged.keys() & {**of_each[0], **of_each[1]} if name not in same)
+
+
+def before_a_step(state: State, judged: Judged | None = None) -> State:
+    """Return a state, as it is `judged`, without what the first step of a run can make: hooks of the model,
+    and what is compared after a step only."""
+    state = {check: leaves for check, leaves in as_judged(state, judged).items() if check != CHANGING}
     flags = state.get(FLAGS, {})
     return {**state, FLAGS: {name: leaf for name, leaf in flags.items() if name != HOOKS}} if flags else state
 
@@ -90,7 +124,7 @@ def before_a_step(state: State) -> State:
 def as_saved(run: TrainingRun, saved: State) -> State:
     """Return a state as the state dicts of the run have it: under their names, and without frozen parameters
     if these are not saved."""
-    state = {check: leaves for check, leaves in saved.items() if check != FLAGS}
+    state = {check: leaves for check, leaves in saved.items() if check not in (FLAGS, CHANGING)}
     if run.options.ignore_frozen_params:
         frozen = {name for name, value in named_parameters(run.model).items() if not value.requires_grad}
         state["model_equal"] = {

@@ -13,7 +13,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from dcpbench.config.groups import OptimizerStateAs
 from dcpbench.verify.perturb import FUNCTION_IF_NONE, perturb_model, perturb_optimizer, perturbed
-from dcpbench.verify.snapshot import Leaves, named_parts, parts_of_each
+from dcpbench.verify.snapshot import Leaves, named_parts, parts_of_each, snapshot_nested
+from dcpbench.workloads.attributes import Judged
 from dcpbench.workloads.components import Component
 from dcpbench.workloads.generators import RandomState, generators_of, reseed
 from dcpbench.workloads.optimizers import Optimizers
@@ -44,6 +45,7 @@ class SavedRun:
         not_judged: by check, or part of one, why its state is not compared.
         left_out: the parts of the model that no checkpoint has, by FQN.
         options: of torch's state-dict functions for model and optimizer.
+        judged: when that which may change is compared; None until the reference run has decided it.
         comes_after: the last save or load of it, for people.
     """
 
@@ -52,6 +54,7 @@ class SavedRun:
     left_out: Collection[str] = ()
     _unchanged: Collection[str] = ()
     options = StateDictOptions()
+    judged: Judged | None = None
     comes_after = "before the first save"
 
     def __init__(
@@ -129,6 +132,15 @@ class SavedRun:
             "tensor_object": self.tensor_object.state_dict(),
             "train_state": asdict(self.train_state),
         }
+
+    def extra(self) -> tuple[Leaves, Leaves]:
+        """Return the state in addition to model and optimizer that is always compared, and that which is
+        compared only if training changes it."""
+        return snapshot_nested(self.objects()) | self.component.saved.leaves() | self.saved.leaves(), {}
+
+    def judge(self) -> Judged:
+        """Decide when that which may change is compared, after training."""
+        return {}
 
     def forget(self, seed: int) -> None:
         """Start over with other values in all objects."""

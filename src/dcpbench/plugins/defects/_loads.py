@@ -47,6 +47,7 @@ def load_again(cell: Cell, reference: Resumed, steps: int = 0) -> TrainingRun:
     if cell.config.load_into.filled:
         run.fill_optimizer()
     run.random.kept = frozenset(name.split(".", 2)[-1] for name in checkpoint.state.get(RANDOM, {}))
+    run.judged = reference.run.judged
     checkpoint.checkpointer.load(run.state(), checkpoint.checkpoint_id)
     run.is_at(checkpoint.step)
     return run
