@@ -230,7 +230,7 @@ def test_other_ranks_audit_and_remove_nothing() -> None:
     audited = report.checks["checkpoint_whole"]
     assert audited.compared == {f"in the checkpoint of step {step}": {} for step in (1, 2)}
     assert not any(audited.control.values())
-    assert ran.left == ["step-0001", "step-0001-again", "step-0002"]
+    assert ran.left == ["again-step-0002", "step-0001", "step-0002"]
 
 
 def test_parts_are_compared_by_place_by_default() -> None:

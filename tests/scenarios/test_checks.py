@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from dcpbench.cell import checks, explained, steps
+from dcpbench.cell import checkpoint_files, checks, explained, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.steps import RunRecord
@@ -20,7 +20,6 @@ from dcpbench.core.checks import CheckSpec
 from dcpbench.core.defects import Defect
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.verify import compare_layouts, perturb, training
-from dcpbench.verify.files import digest_files
 from dcpbench.verify.losses import ResumedRule
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import build_run, lockstep
@@ -103,7 +102,7 @@ def test_plug_in_checks_follow_each_full_load(monkeypatch: pytest.MonkeyPatch) -
     without = CheckSpec("without", "")
     monkeypatch.setattr(checks, "CHECKS", {"first": mine["first"], "no": without, "last": mine["last"]})
     alone(**ONCE)
-    places = ["step-0001 1", "step-0001 1", "step-0001-again 2"]  # loaded, set once more, saved again
+    places = ["step-0001 1", "step-0001 1", "again-step-0002 2"]  # loaded, set once more, saved again
     assert asked == [(name, place, True) for place in places for name in mine]
     asked.clear()
     alone(**ONCE, scenario="fine_tune")
@@ -145,10 +144,11 @@ def test_files_are_verified_by_rank_0_only(rank: int, tmp_path: Path) -> None:
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text(name)
-        now = partial(digest_files, tmp_path / name)
-        cell.files[str(tmp_path / name)] = name, now(), now
+        checkpointer = DcpCheckpointer(tmp_path, cell.config, cell.world)
+        place = str(tmp_path / name)
+        cell.files[place] = name, checkpointer.digests(place), checkpointer
         (tmp_path / name / "file").write_text("something else")
-    checks.verify_files(cell)
+    checkpoint_files.verify_files(cell)
     report = cell.report.checks["files_unchanged"]
     names = {"file", "a file that went", "a file that came"}
     assert {where: set(seen) for where, seen in report.compared.items()} == {

@@ -107,7 +107,7 @@ def test_trainer_has_no_audit_and_no_twin() -> None:
     expected = {place: names for place, names in expected.items() if place[0] not in not_made}
     for step in (1, 2):  # what its ranks draw is known once it has taken all its steps
         expected["side_effect_free", f"after the save of step {step}"] |= EVERY_GENERATOR
-        files = {f"checkpoint/{name}" if name in STORED else name for name in FILES}
+        files = {f"step-{step}/{name}" if name in STORED else name for name in FILES}
         expected["files_unchanged", f"in the checkpoint of step {step}"] = files
     (report,) = passed(run_alone(**SMALL, **values)).reports
     assert places_of(report) == expected
@@ -116,15 +116,17 @@ def test_trainer_has_no_audit_and_no_twin() -> None:
 
 def test_fresh_process_builds_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     dropped: list[Path] = []
-    monkeypatch.setattr(base, "drop_pages", dropped.append)
+    monkeypatch.setattr(base, "drop_pages", dropped.extend)
     values = {"checkpointer": "trainer", "workload": {"target": "support.own_trainer.Trainer"}}
     looked = Looked(config(**SMALL, **values))
     ran = passed(run_alone(**SMALL, **values, verify="deep"))
-    assert ran.left == ["newest-rank0.pt", "step-0001", "step-0002"]
-    assert [path.name for path in dropped] == ["step-0002"]
+    assert ran.left == ["newest-rank0.pt", "output"]
+    assert {path.parent.name for path in dropped} == {"step-2"}
     fresh = ran.reports[-1]
     how = ", loaded by a fresh process"
     expected = looked.loaded(2, again=False, source=False)
+    files = {f"step-2/{name}" if name in STORED else name for name in FILES}
+    expected["files_unchanged", "in the checkpoint of step 2"] = files
     for place, names in {**looked.equal("in the checkpoint of step 2"), **looked.resumed(2)}.items():
         check, where = place
         expected[check, where.replace("of step 2", f"of step 2{how}")] = names

@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 
 from dcpbench.core.mismatch import Mismatch
+from dcpbench.records.files import files_below
 from dcpbench.verify import files as files_module
 from dcpbench.verify.files import (
     compare_files,
@@ -17,6 +18,9 @@ from dcpbench.verify.files import (
     digest_late_files,
     drop_pages,
     file_id,
+    has_only_grown,
+    list_files,
+    no_files,
     recorded_syncs,
     synced_in,
 )
@@ -59,9 +63,14 @@ def test_untouched_files_are_unchanged(folder: Path) -> None:
     assert (compared.found, compared.names, compared.fired) == ([], names, names)
 
 
-def test_empty_folder_has_no_control(tmp_path: Path) -> None:
+def test_no_file_can_come_to_an_empty_folder(tmp_path: Path) -> None:
     assert digest_files(tmp_path) == {}
-    assert compare_files({}, {}).fired == {"a file that went": False, "a file that came": False}
+    compared = compare_files({}, {"late": "1 bytes, 1"})
+    assert compared.fired == {"a file that went": True, "a file that came": True}
+    assert [mismatch.name for mismatch in compared.found] == ["late"]
+    assert [one.name for one in no_files("step-2", {}).found] == ["step-2"]
+    assert no_files("step-2", {"late": "1 bytes, 1"}).found == []
+    assert no_files("step-2", {}).fired == {"step-2": True}
 
 
 def test_control_detects_a_weaker_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +86,7 @@ def test_control_detects_a_weaker_comparison(monkeypatch: pytest.MonkeyPatch) ->
         return [name for name, good in compare_files(files, files).fired.items() if good]
 
     assert fired(lambda name, then, now: True) == [*every]
-    assert fired(lambda name, then, now: name != "a") == ["b", "c"]
+    assert fired(lambda name, then, now: name != "a") == [one for one in every if one != "a"]
     assert fired(lambda name, then, now: name != "b") == [one for one in every if one != "b"]
     assert fired(lambda name, then, now: name != "c") == [one for one in every if one != "c"]
     assert fired(lambda name, then, now: now is not None) == [*files, "a file that came"]
@@ -109,7 +118,7 @@ def test_files_are_synced_before_pages_are_dropped(folder: Path, below: str) -> 
             advised.append((os.fstat(file).st_ino, file_id(file) in synced))
 
         with mock.patch.object(os, "posix_fadvise", advise):
-            drop_pages(folder / below)
+            drop_pages(files_below(folder / below))
     assert sorted(advised) == sorted(((folder / name).stat().st_ino, True) for name in (SMALL, LARGE))
 
 
@@ -160,6 +169,35 @@ def test_late_file_was_written_before_success(tmp_path: Path) -> None:
     honest = digest_files(tmp_path)
     last = max((tmp_path / name).stat().st_ctime for name in honest)
     then = {"seen": "4 bytes, of which one has changed since", "empty": "0 bytes, of another digest"}
-    late = digest_late_files(tmp_path, then, last + 1)
+    stats = files_below(tmp_path)
+    late = digest_late_files(tmp_path, stats, then, last + 1)
     assert late == {name: honest[name] for name in ("absent", "empty")}
-    assert digest_late_files(tmp_path, then, last - 1) == {}, "they came later"
+    assert digest_late_files(tmp_path, stats, then, last - 1) == {}, "they came later"
+
+
+@pytest.mark.parametrize("size", [0, 5, 2**20 + 1, 100 * 2**20 + 1])
+def test_file_that_has_only_grown_begins_with_the_same_bytes(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "log"
+    with path.open("wb") as file:
+        file.truncate(size)
+    then = digest_files(tmp_path)["log"]
+    assert not has_only_grown(path, then)
+    with path.open("ab") as file:
+        file.write(b"more")
+    assert has_only_grown(path, then)
+    if size:
+        _write(path, 0)
+        assert not has_only_grown(path, then)
+
+
+def test_listing_shows_another_length_and_another_time(folder: Path) -> None:
+    then = list_files(folder)
+    assert list_files(folder) == then
+    _write(folder / SMALL, 0, same_time=False)
+    assert [mismatch.name for mismatch in compare_files(then, list_files(folder)).found] == [SMALL]
+
+
+def test_files_that_are_removed_meanwhile_are_left_out(folder: Path) -> None:
+    paths = [*files_below(folder)]
+    (folder / SMALL).unlink()
+    assert [*digest_files(folder, paths)] == [LARGE]

@@ -3,7 +3,7 @@
 import multiprocessing
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from dcpbench.cell.checkpoint import SavedCheckpoint
-from dcpbench.checkpointers.base import PendingSave
+from dcpbench.checkpointers.base import Checkpointer, PendingSave
 from dcpbench.config.schema import Config
 from dcpbench.core.metrics import METRICS, PHASE_S, Measurement
 from dcpbench.core.mismatch import Sides
 from dcpbench.core.rank_report import CheckReport, Compared, RankReport
+from dcpbench.verify.files import FileDigests
 from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.workload import Batches, batches_of
 from dcpbench.workloads.world import World
@@ -54,8 +55,8 @@ class Cell:
         announce: notifies the driver that a phase begins, so that it can report a failure with its phase.
         report: what this rank hands to the driver at the end.
         uploads: the saves in flight.
-        files: for each checkpoint id a label, the digests of its files when it was complete, and a function
-            that computes them again.
+        files: for each checkpoint id, oldest first, a label, the digests of its files when its save reported
+            success (None if its trainer has removed it since), and its checkpointer.
         complete: the newest complete checkpoint, if there is one.
         synced: returns the files below a folder that this rank has synced.
         endings: callbacks for the end of the stage.
@@ -68,9 +69,7 @@ class Cell:
     announce: Callable[[str], None]
     report: RankReport
     uploads: Uploads
-    files: dict[str, tuple[str, Mapping[str, str], Callable[[], Mapping[str, str]]]] = field(
-        default_factory=dict
-    )
+    files: dict[str, tuple[str, FileDigests | None, Checkpointer]] = field(default_factory=dict)
     complete: list[SavedCheckpoint] = field(default_factory=list)
     synced: Callable[[Path], set[str]] = lambda folder: set()
     endings: ExitStack = field(default_factory=ExitStack)

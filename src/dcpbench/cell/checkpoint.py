@@ -12,6 +12,7 @@ from dcpbench.checkpointers.base import Checkpointer, PendingSave
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
 from dcpbench.verify.compare_layouts import compare_state
+from dcpbench.verify.files import AtSuccess
 from dcpbench.verify.perturb import compared_names, unlike
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads.run_state import (
@@ -133,12 +134,12 @@ class Checkpoint:
 @dataclass(kw_only=True)
 class SavedCheckpoint(Checkpoint):
     """A checkpoint that this stage has saved: the keys that it must contain, its save with its number from 0,
-    the time of success (`time.time`) with the digests of its files then (on rank 0), and a function that
-    compares what this process had open before with what it has open."""
+    its files when it reported success, and a function that compares what this process had open before with
+    what it has open."""
 
     source: TrainingRun
     keys: Keys
     pending: PendingSave
     number: int
-    files: Future[tuple[float, Mapping[str, str]]]
+    files: Future[AtSuccess]
     still_open: Callable[[], Compared]

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from dcpbench.cell import contract, steps
+from dcpbench.cell import checkpoint_files, contract, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import (
@@ -22,8 +23,7 @@ from dcpbench.cell.explained import (
 from dcpbench.cell.steps import ReferenceRun, RunRecord, other_seed
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import RESUMED, TWIN, Sides
-from dcpbench.core.rank_report import NOTHING, CheckReport, Compared
-from dcpbench.verify.files import compare_files
+from dcpbench.core.rank_report import CheckReport, Compared
 from dcpbench.verify.losses import ResumedRule
 from dcpbench.verify.perturb import compare_controlled, unlike
 from dcpbench.verify.plain_read import WholeValues
@@ -220,16 +220,20 @@ def verify_saved_again(cell: Cell, target: TrainingRun, checkpoint: Checkpoint) 
     out: it would cost as much as everything else in the cell."""
     if not is_small(checkpoint.state):
         return
-    name, step = f"{checkpoint.checkpoint_id}-again", target.train_state.step
+    checkpointer, step = checkpoint.checkpointer, target.train_state.step
+    beside = Path(checkpointer.name_of(step))
+    name = str(cell.folder / beside.with_name(f"again-{beside.name}"))
     state = retained_state(target)
     again = replace(checkpoint, checkpoint_id=name, step=step, state=state, how=", saved again")
     with cell.phase("verify", "saved_again"):
-        again.checkpointer.save(target.state(), again.checkpoint_id).wait()
+        checkpointer.save(target.state(), name).wait()
+        cell.world.meet()
+        checkpoint_files.replaced(cell, checkpointer, name, step, checkpointer.lengths(name))
     load_and_verify(cell, target, again)
     with cell.phase("verify", "saved_again"):
         cell.world.meet()  # a rank with a mismatch reads the saved tensor
         if cell.world.rank == 0:
-            again.checkpointer.remove(again.checkpoint_id)
+            checkpointer.remove(name)
 
 
 def verify_values(
@@ -245,15 +249,6 @@ def verify_values(
         found = explained_restored(cell, saved, compared, {check: actual})
         cell.record(check, found[check], str(saved))
     return read.leaves
-
-
-def verify_files(cell: Cell) -> None:
-    """At the end of a stage, check on rank 0 that the files of each checkpoint have not changed since its
-    save reported success."""
-    for where, then, digests in cell.files.values():
-        with cell.phase("verify", "files"):
-            compared = compare_files(then, digests()) if cell.world.rank == 0 else NOTHING
-            cell.record("files_unchanged", compared, where)
 
 
 def resume(

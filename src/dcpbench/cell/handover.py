@@ -3,7 +3,6 @@ by files in the folder of the cell."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from dcpbench.cell.steps import RunRecord
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.config.groups import Verify
 from dcpbench.verify.compare_layouts import compare_ranks
+from dcpbench.verify.files import FileDigests
 from dcpbench.verify.snapshot import PLAIN
 from dcpbench.workloads.run_state import RANDOM, State, as_saved, key_of
 from dcpbench.workloads.training_run import TrainingRun
@@ -28,13 +28,13 @@ NEWEST, NEWEST_OF_RANK = "newest.pt", "newest-rank{}.pt"
 @dataclass(frozen=True)
 class LeftCheckpoint:
     """A `Checkpoint` for other processes, in a subfolder of the cell's folder; `files` are its label and the
-    digests of its files when it was complete."""
+    digests of its files when its save reported success."""
 
     step: int
     folder: str
     state: State
     numbers: Mapping[str, str] = field(default_factory=dict)
-    files: tuple[str, Mapping[str, str]] | None = None
+    files: tuple[str, FileDigests | None] | None = None
 
     @classmethod
     def of(cls, cell: Cell, checkpoint: Checkpoint, state: State) -> "LeftCheckpoint":
@@ -46,6 +46,8 @@ class LeftCheckpoint:
     def checkpoint(self, cell: Cell, checkpointer: Checkpointer, **options: Any) -> Checkpoint:
         """Return it as a checkpoint of this process."""
         place = str(cell.folder / self.folder)
+        if self.files:
+            cell.files[place] = *self.files, checkpointer
         return Checkpoint(self.step, place, checkpointer, self.state, numbers=self.numbers, **options)
 
 
@@ -102,10 +104,6 @@ def take_over(
     state of random generators is dropped under another layout, which draws other numbers."""
     handover = take(cell, _NEXT_STAGE)
     checkpoints = [one.checkpoint(cell, checkpointer, by_content=True) for one in handover.checkpoints]
-    for left, checkpoint in zip(handover.checkpoints, checkpoints, strict=True):
-        if left.files:
-            now = partial(checkpointer.digests, checkpoint.checkpoint_id)
-            cell.files[checkpoint.checkpoint_id] = *left.files, now
     states = [*handover.record.states.values(), *(one.state for one in checkpoints)]
     for state in () if same_layout else states:
         state.pop(RANDOM, None)

@@ -4,7 +4,7 @@ import itertools
 import multiprocessing
 import pkgutil
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
-from dcpbench.cell import contract, side_effects
+from dcpbench.cell import checkpoint_files, contract, side_effects
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint
 from dcpbench.cell.explained import StoredFiles, explain_raised, explained, without_overwritten
@@ -230,11 +230,11 @@ def save(
     still_open = side_effects.open_before(cell, again=number > 0 and not keeps)
     with side_effects.unchanged(cell, run, f"after the save of step {step}", side_effects.SAVE, saved):
         with cell.phase("save"):
-            checkpoint_id = str(cell.folder / (name or f"step-{step:04d}"))
+            checkpoint_id = str(cell.folder / (name or checkpointer.name_of(step)))
             pending = checkpointer.save((state or run.state)(), checkpoint_id, slot)
             cell.uploads.follow(pending)
         with cell.phase("verify", "files"):
-            files = pending.then(partial(_digested_files, cell, checkpointer, checkpoint_id))
+            files = pending.then(partial(checkpoint_files.at_success, cell, checkpointer, checkpoint_id))
     run.comes_after = f"after the save of step {step}"
     cell.measure("save_stall_s", pending.released - pending.started, number, "save")
     if parts is not None:
@@ -254,14 +254,6 @@ def save(
     )
 
 
-def _digested_files(
-    cell: Cell, checkpointer: Checkpointer, checkpoint_id: str
-) -> tuple[float, Mapping[str, str]]:
-    """Return the time and, on rank 0, the digests of a checkpoint's files, when its save reports success."""
-    complete_at = time.time()
-    return complete_at, checkpointer.digests(checkpoint_id) if cell.world.rank == 0 else {}
-
-
 def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
     """Wait until a checkpoint is complete, audit it, and compare its files with the saved state."""
     checkpointer, checkpoint_id = checkpoint.checkpointer, checkpoint.checkpoint_id
@@ -271,7 +263,7 @@ def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
         if not cell.config.overlap_saves:  # which delays it
             cell.measure("save_s", took_s, checkpoint.number, phase)
     with cell.phase("verify", "seen"):
-        on_several_hosts = wait_until_seen(cell, checkpoint_id, str(checkpoint))
+        on_several_hosts = wait_until_seen(cell, checkpointer.folder(checkpoint_id), str(checkpoint))
     cell.measure("checkpoint_bytes", checkpointer.size(checkpoint_id), checkpoint.number, phase)
     with cell.phase("verify", "audit"):
         _audit(cell, checkpoint, on_several_hosts)
@@ -285,19 +277,13 @@ def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
 def _audit(cell: Cell, checkpoint: SavedCheckpoint, on_several_hosts: bool) -> None:
     """Compare the manifest of a checkpoint, which rank 0 reads, with what every rank had to save and has
     synced; note the digests of its files."""
-    checkpointer, checkpoint_id = checkpoint.checkpointer, checkpoint.checkpoint_id
-    complete_at, files = checkpoint.files.result()
-    if on_several_hosts and cell.world.rank == 0:
-        files = checkpointer.digests_with_late(checkpoint_id, files, complete_at)
+    checkpointer = checkpoint.checkpointer
+    files = checkpoint_files.digests_of(cell, checkpoint, on_several_hosts)
     mine = checkpoint.keys, files, _synced(cell, checkpoint)
     where = f"once the save of step {checkpoint.step} had ended"
     cell.record("side_effect_free", checkpoint.still_open(), where, side_effects.SAVE)
     keys, (files, *_), synced = zip(*cell.world.gathered(mine), strict=True)
-    if files:
-        now = partial(checkpointer.digests, checkpoint_id)
-        cell.files[checkpoint_id] = str(checkpoint), files, now
-    else:
-        cell.report.not_applied["files_unchanged"] = "it has no files"
+    checkpoint_files.follow(cell, checkpoint, files)
     if why := checkpointer.unreadable:
         cell.report.not_applied |= dict.fromkeys(("checkpoint_whole", "files_equal", "contract_held"), why)
         return
@@ -305,7 +291,7 @@ def _audit(cell: Cell, checkpoint: SavedCheckpoint, on_several_hosts: bool) -> N
     if cell.world.rank == 0:
         expected = {key: entry for of_rank in keys for key, entry in of_rank.items()}
         known = None if None in synced else set().union(*synced)
-        compared = compare_manifest(checkpointer.manifest(checkpoint_id), expected, files, known)
+        compared = compare_manifest(checkpointer.manifest(checkpoint.checkpoint_id), expected, files, known)
     cell.record("checkpoint_whole", compared, str(checkpoint))
 
 
@@ -374,7 +360,8 @@ def load(
     where = f"after the load of step {checkpoint.step}"
     source = None if checkpoint.source is target else checkpoint.source
     with cell.phase("verify", "seen"):
-        wait_until_seen(cell, checkpoint.checkpoint_id, str(checkpoint))
+        folder = checkpoint.checkpointer.folder(checkpoint.checkpoint_id)
+        wait_until_seen(cell, folder, str(checkpoint))
     still_open = side_effects.open_before(cell, again=cell.measured("load_s") > 0)
     with (
         side_effects.unchanged(cell, source, where, side_effects.LOAD),

@@ -1,10 +1,12 @@
 """The contract of checkpointers, which write and read checkpoints."""
 
 import asyncio
+import math
+import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import InitVar, dataclass
@@ -18,7 +20,13 @@ from dcpbench.checkpointers.object_store import ObjectStore
 from dcpbench.checkpointers.raw_io import RawIO
 from dcpbench.records import files
 from dcpbench.verify.audit import Manifest
-from dcpbench.verify.files import FileDigests, digest_files, digest_late_files, drop_pages
+from dcpbench.verify.files import (
+    FileDigests,
+    digest_files,
+    digest_late_files,
+    drop_pages,
+    list_files,
+)
 from dcpbench.verify.plain_read import Stored
 
 T = TypeVar("T")
@@ -127,6 +135,16 @@ class Checkpointer(ABC):
     unreadable: str | None = None
     """The reason why `manifest` cannot return the contents of its checkpoints; None if it can."""
 
+    has_files = True
+    """False if its checkpoints are not files. Otherwise one has files when its save reports success."""
+
+    prunes = False
+    """Whether it may remove checkpoints older than the newest."""
+
+    def name_of(self, step: int) -> str:
+        """Return the path, below the folder of a cell, of the checkpoint that is saved after a step."""
+        return f"step-{step:04d}"
+
     @abstractmethod
     def save(self, state: dict[str, Any], checkpoint_id: str, slot: int = 0) -> PendingSave:
         """Write a state; return when training can continue.
@@ -175,23 +193,50 @@ class Checkpointer(ABC):
         folder."""
         return self.objects.files(checkpoint_id) if self.objects else nullcontext(Path(checkpoint_id))
 
-    def lengths(self, checkpoint_id: str) -> dict[str, int]:
-        """Return the length of each file of a checkpoint by its relative path."""
-        return self.objects.lengths(checkpoint_id) if self.objects else files.file_lengths(checkpoint_id)
+    def folder(self, checkpoint_id: str) -> Path:
+        """Return the folder that contains a checkpoint's files; their names are relative to it."""
+        return Path(checkpoint_id)
 
-    def digests(self, checkpoint_id: str) -> FileDigests:
-        """Return digests of a checkpoint's files; empty if it has none."""
-        with self.files(checkpoint_id) as folder:
-            return digest_files(folder)
+    def stats(self, checkpoint_id: str) -> dict[Path, os.stat_result]:
+        """Return the stat of each file of a checkpoint that is stored in a folder, by its path."""
+        return files.files_below(self.folder(checkpoint_id))
+
+    def own(self, checkpoint_id: str, names: Iterable[str]) -> list[str]:
+        """Return those of a checkpoint's files, by name, that no other checkpoint can have."""
+        return [*names]
+
+    def lengths(self, checkpoint_id: str) -> dict[str, int]:
+        """Return the length of each file of a checkpoint by its name."""
+        if self.objects:
+            return self.objects.lengths(checkpoint_id)
+        folder, stats = self.folder(checkpoint_id), self.stats(checkpoint_id)
+        return {str(path.relative_to(folder)): stat.st_size for path, stat in stats.items()}
+
+    def digests(self, checkpoint_id: str, then: FileDigests | None = None) -> FileDigests:
+        """Return digests of a checkpoint's files, to compare with those of when its save reported success, if
+        these are given."""
+        if self.objects:
+            with self.objects.files(checkpoint_id) as copies:
+                return digest_files(copies)
+        return digest_files(self.folder(checkpoint_id), self.stats(checkpoint_id))
+
+    def listing(self, checkpoint_id: str, until: float = math.inf) -> FileDigests:
+        """Return the length and the mtime of each file that only this checkpoint has and that was last
+        changed before a time (`time.time`), however late a shared file system made that visible."""
+        if self.objects:
+            return {name: f"{length} bytes" for name, length in self.lengths(checkpoint_id).items()}
+        stats = {path: stat for path, stat in self.stats(checkpoint_id).items() if stat.st_ctime < until}
+        return list_files(self.folder(checkpoint_id), stats)
 
     def digests_with_late(self, checkpoint_id: str, then: FileDigests, complete_at: float) -> FileDigests:
         """Return the digests of when a save reported success (`time.time`), completed by files that a shared
         file system made visible later."""
-        return {**then, **digest_late_files(Path(checkpoint_id), then, complete_at)}
+        folder, stats = self.folder(checkpoint_id), self.stats(checkpoint_id)
+        return {**then, **digest_late_files(folder, stats, then, complete_at)}
 
     def drop_cached(self, checkpoint_id: str) -> None:
         """Drop the kernel's cached pages of a checkpoint's files."""
-        drop_pages(Path(checkpoint_id))
+        drop_pages(self.stats(checkpoint_id))
 
     def size(self, checkpoint_id: str) -> int:
         """Return the size of a checkpoint in bytes."""

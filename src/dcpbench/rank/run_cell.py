@@ -16,7 +16,7 @@ from torch._dynamo.utils import counters
 
 from dcpbench.cell import handover
 from dcpbench.cell.cell import Cell, Uploads
-from dcpbench.cell.checks import verify_files
+from dcpbench.cell.checkpoint_files import verify_files
 from dcpbench.cell.shared_folder import wait_until_seen
 from dcpbench.config.groups import Ending, StageWorld
 from dcpbench.config.schema import Config

@@ -183,10 +183,14 @@ def everything_below(folder: Path) -> list[Path]:
 
 
 def files_below(folder: Path, strict: bool = False) -> dict[Path, os.stat_result]:
-    """Return the stat of each file below a folder by its path, sorted. Links to files are followed, links to
-    folders are not. Raises what `walk` does."""
-    paths = (place / name for place, _, names in walk(folder, strict) for name in names)
-    return {path: path.stat() for path in sorted(filter(Path.is_file, paths))}
+    """Return the stat of each file below a folder by its path, sorted, without files that are removed
+    meanwhile. Links to files are followed, links to folders are not. Raises what `walk` does."""
+    found: dict[Path, os.stat_result] = {}
+    for path in sorted(place / name for place, _, names in walk(folder, strict) for name in names):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            if path.is_file():  # no broken link, and no link to itself
+                found[path] = path.stat()
+    return found
 
 
 def file_lengths(folder: Path | str, strict: bool = False) -> dict[str, int]:

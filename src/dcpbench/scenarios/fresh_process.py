@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from dcpbench.cell import checks, steps
+from dcpbench.cell import checkpoint_files, checks, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.handover import NEWEST, NEWEST_OF_RANK, take
 from dcpbench.checkpointers.base import Checkpointer
@@ -19,6 +19,8 @@ def load_by_trainer(cell: Cell) -> None:
     before = len(cell.report.measurements)
     left = take(cell, NEWEST_OF_RANK.format(cell.world.rank))
     saved = left.checkpoints[0].checkpoint(cell, steps.open_checkpointer(cell), how=_HOW)
+    if not checkpoint_files.remaining(cell, [saved]):
+        return
     target = steps.build_target(cell)
     target.random.kept, target.judged = left.keeps_random, left.record.judged
     checks.load_and_verify(cell, target, saved)

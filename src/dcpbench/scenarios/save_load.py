@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dcpbench.cell import checks, contract, handover, steps
+from dcpbench.cell import checkpoint_files, checks, contract, handover, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
@@ -19,6 +19,7 @@ def save_load(cell: Cell) -> None:
     checkpoints = steps.train_and_save(cell, reference)
     checks.verify_training(cell, reference)
 
+    checkpoints = checkpoint_files.remaining(cell, checkpoints)
     target = steps.build_target(cell)
     target.random.kept, target.judged = reference.trained.random.kept, reference.record.judged
     # The newest first, into a model that nothing was loaded into before.

@@ -6,9 +6,9 @@ import os
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 from unittest import mock
 
 from dcpbench.core.mismatch import Mismatch, Problem
@@ -21,37 +21,72 @@ _BLOCKS = 32
 _THREADS = 8
 
 FileDigests = Mapping[str, str]
-"""Length and digest of each file as text, by its path in the checkpoint."""
+"""Length and digest of each file as text, by its path in the checkpoint; in a listing length and mtime."""
 
 
-def digest_files(folder: Path) -> FileDigests:
-    """Return the length and the SHA-256 digest of every file below a folder. For a file of more than 32 MiB
-    only some blocks are digested, and its mtime stands for the others."""
-    paths = [*files_below(folder)]
+class AtSuccess(NamedTuple):
+    """The files of a checkpoint when its save reported success on this rank: the time (`time.time`), their
+    listing, and on rank 0 their digests."""
+
+    time: float
+    listing: FileDigests
+    digests: FileDigests
+
+
+def digest_files(folder: Path, paths: Iterable[Path] | None = None) -> FileDigests:
+    """Return the length and the SHA-256 digest of every file below a folder, or of these. For a file of more
+    than 32 MiB only some blocks are digested, and its mtime stands for the others."""
+    paths = [*(files_below(folder) if paths is None else paths)]
     with ThreadPoolExecutor(_THREADS) as pool:
-        digests = pool.map(_digest, paths)
-        return {str(path.relative_to(folder)): one for path, one in zip(paths, digests, strict=True)}
+        digests = zip(paths, pool.map(_digest_or_none, paths), strict=True)
+        return {str(path.relative_to(folder)): digest for path, digest in digests if digest}
 
 
-def _digest(path: Path) -> str:
+def _digest_or_none(path: Path) -> str | None:
+    """Return the digest of a file; None if it was removed meanwhile."""
+    with suppress(FileNotFoundError):
+        return _digest(path)
+    return None
+
+
+def _digest(path: Path, length: int | None = None) -> str:
+    """Return the length and the digest of a file, or of its first `length` bytes."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         stat = path.stat()
-        last = max(stat.st_size - 1, 0) // _BLOCK
-        if last < _BLOCKS:
-            while block := file.read(_BLOCK):
-                digest.update(block)
-            return f"{stat.st_size} bytes, {digest.hexdigest()[:32]}"
-        for number in range(_BLOCKS):
-            file.seek(number * last // (_BLOCKS - 1) * _BLOCK)
-            digest.update(file.read(_BLOCK))
-        return f"{stat.st_size} bytes of {stat.st_mtime_ns} ns, {digest.hexdigest()[:32]}"
+        size = stat.st_size if length is None else length
+        last = max(size - 1, 0) // _BLOCK
+        is_small = last < _BLOCKS
+        for number in range(min(last + 1, _BLOCKS)):
+            start = (number if is_small else number * last // (_BLOCKS - 1)) * _BLOCK
+            file.seek(start)
+            digest.update(file.read(min(_BLOCK, size - start)))  # a log may have grown since
+    time = "" if is_small else f" of {stat.st_mtime_ns} ns"
+    return f"{size} bytes{time}, {digest.hexdigest()[:32]}"
 
 
-def digest_late_files(folder: Path, then: FileDigests, complete_at: float) -> FileDigests:
-    """Digest the files that a shared file system made visible late: when the save reported success
+def has_only_grown(path: Path, then: str) -> bool:
+    """Return whether a file begins with what was digested `then`, and is longer."""
+    length, digest = int(then.partition(" ")[0]), then.rpartition(" ")[2]
+    return path.stat().st_size > length and _digest(path, length).endswith(digest)
+
+
+def list_files(folder: Path, stats: Mapping[Path, os.stat_result] | None = None) -> FileDigests:
+    """Return the length and the mtime of every file below a folder, or of these, instead of a digest. Inodes
+    are left out: some file systems give a file another one later."""
+    stats = files_below(folder) if stats is None else stats
+    return {str(path.relative_to(folder)): _listed(stat) for path, stat in stats.items()}
+
+
+def _listed(stat: os.stat_result) -> str:
+    return f"{stat.st_size} bytes of {stat.st_mtime_ns} ns"
+
+
+def digest_late_files(
+    folder: Path, stats: Mapping[Path, os.stat_result], then: FileDigests, complete_at: float
+) -> FileDigests:
+    """Digest those of these files that a shared file system made visible late: when the save reported success
     (`time.time`) they were missing, or had another length, although nothing has changed them since."""
-    stats = files_below(folder)
     late = {
         str(path.relative_to(folder)): path for path, stat in stats.items() if stat.st_ctime < complete_at
     }
@@ -69,13 +104,23 @@ def compare_files(then: FileDigests, now: FileDigests) -> Compared:
     reported = {
         path: [one.name for one in _differing(then, copy)] == [path] for path, copy in changed.items()
     }
-    less = dict([*then.items()][1:])
+    more = {**then, "another file": "0 bytes"}
     fired = {
         **reported,
-        "a file that went": bool(_differing(then, less)),
-        "a file that came": bool(_differing(less, then)),
+        "a file that went": bool(_differing(more, then)),
+        "a file that came": bool(_differing(then, more)),
     }
     return Compared(_differing(then, now), dict.fromkeys(fired, True), fired)
+
+
+def no_files(name: str, files: FileDigests) -> Compared:
+    """Report a checkpoint that has no file although its save reported success; the control has none."""
+
+    def found(files: FileDigests) -> list[Mismatch]:
+        facts = {"then": "no file", "now": "none"}
+        return [] if files else [Mismatch(name, Problem.file_changed, facts=facts)]
+
+    return Compared.of(found(files), found({}), [name])
 
 
 def _differing(then: FileDigests, now: FileDigests) -> list[Mismatch]:
@@ -88,13 +133,13 @@ def _differing(then: FileDigests, now: FileDigests) -> list[Mismatch]:
     ]
 
 
-def drop_pages(folder: Path) -> None:
-    """Sync the files below a folder, and ask the kernel to drop its cached pages of them.
+def drop_pages(paths: Iterable[Path]) -> None:
+    """Sync files, and ask the kernel to drop its cached pages of them.
 
     The kernel keeps pages that a process has mapped and those of a file system in memory. Caches of a disk or
     a file server are not affected.
     """
-    for path in files_below(folder):
+    for path in paths:
         with path.open("rb") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -122,6 +122,7 @@ def _verify_killed(cell: Cell, killing: Killing, candidates: list[Checkpoint], f
     here = cell.world.rank == 0
     saved, killed = candidates
     _, usual, _ = cell.files[saved.checkpoint_id]
+    usual = usual or {}
     before: FileDigests = usual if folder == "same" else {}
     after = digest_files(Path(killed.checkpoint_id)) if here else {}
 

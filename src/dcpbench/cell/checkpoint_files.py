@@ -1,0 +1,132 @@
+"""The files of checkpoints: that they are there when a save reports success, stay as they are, and which
+checkpoints a user's trainer has removed itself."""
+
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint
+from dcpbench.checkpointers.base import Checkpointer
+from dcpbench.core.rank_report import NOTHING
+from dcpbench.verify.files import AtSuccess, FileDigests, compare_files, has_only_grown, no_files
+from dcpbench.verify.process_state import settled
+
+CHECK = "files_unchanged"
+
+C = TypeVar("C", bound=Checkpoint)
+
+
+def at_success(cell: Cell, checkpointer: Checkpointer, checkpoint_id: str) -> AtSuccess:
+    """Describe a checkpoint's files when its save reports success on this rank. Rank 0 alone reads them."""
+    now, alone = time.time(), cell.world.size == 1
+    listing = {} if alone else checkpointer.listing(checkpoint_id)
+    return AtSuccess(now, listing, checkpointer.digests(checkpoint_id) if cell.world.rank == 0 else {})
+
+
+def digests_of(cell: Cell, checkpoint: SavedCheckpoint, on_several_hosts: bool) -> FileDigests:
+    """Compare the files that were there when the save reported success on this rank with those that are there
+    when it has on all ranks; on rank 0 return their digests of then."""
+    checkpointer, checkpoint_id = checkpoint.checkpointer, checkpoint.checkpoint_id
+    complete_at, listing, digests = checkpoint.files.result()
+    if on_several_hosts:
+        listing = {**listing, **checkpointer.listing(checkpoint_id, until=complete_at)}
+        if cell.world.rank == 0:
+            digests = checkpointer.digests_with_late(checkpoint_id, digests, complete_at)
+    if cell.world.size > 1 and checkpointer.has_files:
+        compared = compare_files(listing, checkpointer.listing(checkpoint_id))
+        cell.record(CHECK, compared, str(checkpoint))
+    return digests
+
+
+def follow(cell: Cell, checkpoint: SavedCheckpoint, digests: FileDigests) -> None:
+    """Compare the files of a checkpoint with these digests at the end of the stage; collective."""
+    checkpointer, checkpoint_id, where = checkpoint.checkpointer, checkpoint.checkpoint_id, str(checkpoint)
+    if not checkpointer.has_files:
+        cell.report.not_applied[CHECK] = "its checkpoints are not files"
+        return
+    if not digests and cell.world.rank == 0:
+
+        def missing() -> dict[str, None]:
+            return {} if checkpointer.lengths(checkpoint_id) else {checkpoint_id: None}
+
+        if settled(missing):  # else `verify_files` names them: they came after success
+            cell.record(CHECK, no_files(Path(checkpoint_id).name, {}), where)
+    replaced(cell, checkpointer, checkpoint_id, checkpoint.step, digests)
+    cell.files[checkpoint_id] = where, digests, checkpointer
+
+
+def replaced(
+    cell: Cell, checkpointer: Checkpointer, checkpoint_id: str, step: int, names: Collection[str]
+) -> None:
+    """Note which files and checkpoints of earlier saves the save of a newer checkpoint, with files of these
+    names, has written again or removed; collective."""
+    folder = checkpointer.folder(checkpoint_id)
+    for earlier, (where, then, its) in cell.files.items():
+        if then is None or earlier == checkpoint_id or its.folder(earlier) != folder:
+            continue
+        again = then.keys() & {*names}
+        for name in again if cell.world.rank == 0 else ():
+            path, why = folder / name, f"the save of step {step} wrote it again"
+            if path.is_file() and not has_only_grown(path, then[name]):
+                cell.report.not_applied[f"{CHECK} of {name} {where}"] = why
+        cell.files[earlier] = where, {name: then[name] for name in then if name not in again}, its
+    _note_removed(cell, [*cell.files])
+
+
+def remaining(cell: Cell, checkpoints: Sequence[C]) -> list[C]:
+    """Return the checkpoints that can be loaded: the newest, and the others without those of which the
+    trainer has removed files; collective."""
+    _note_removed(cell, [*cell.files][:-1])
+    newest = max(one.step for one in checkpoints)
+
+    def can_be_loaded(checkpoint: Checkpoint) -> bool:
+        _, then, checkpointer = cell.files.get(checkpoint.checkpoint_id, ("", {}, checkpoint.checkpointer))
+        return then is not None and (
+            checkpoint.step == newest or not _missing(checkpointer, checkpoint.checkpoint_id, then)
+        )
+
+    if not any(one.checkpointer.prunes for one in checkpoints):
+        return [*checkpoints]
+    loadable = cell.world.gathered([can_be_loaded(one) for one in checkpoints])[0]
+    return [one for one, can in zip(checkpoints, loadable, strict=True) if can]
+
+
+def verify_files(cell: Cell) -> None:
+    """At the end of a stage, check on rank 0 that the files of each checkpoint have not changed since its
+    save reported success; collective."""
+    _note_removed(cell, [*cell.files][:-1])
+    for checkpoint_id, (where, then, checkpointer) in cell.files.items():
+        if then is None:
+            continue
+        with cell.phase("verify", "files"):
+            compared = NOTHING
+            if cell.world.rank == 0:
+                compared = compare_files(then, checkpointer.digests(checkpoint_id, then))
+            cell.record(CHECK, compared, where)
+
+
+def _note_removed(cell: Cell, checkpoint_ids: Sequence[str]) -> None:
+    """Note which of these checkpoints the trainer has removed completely; collective."""
+    if not any(cell.files[one][2].prunes for one in checkpoint_ids):
+        return
+    removed = [one for one in checkpoint_ids if _is_removed(cell, one)]
+    for checkpoint_id in cell.world.gathered(removed)[0]:
+        where, _, checkpointer = cell.files[checkpoint_id]
+        cell.files[checkpoint_id] = where, None, checkpointer
+        cell.report.not_applied[f"{CHECK} {where}"] = "the trainer removed it, so it is not loaded"
+
+
+def _is_removed(cell: Cell, checkpoint_id: str) -> bool:
+    _, then, checkpointer = cell.files[checkpoint_id]
+    missing = _missing(checkpointer, checkpoint_id, then) if then else []
+    return bool(missing) and len(missing) == len(checkpointer.own(checkpoint_id, then or ()))
+
+
+def _missing(checkpointer: Checkpointer, checkpoint_id: str, then: FileDigests) -> list[str]:
+    """Return those of a checkpoint's own files that are not there, if it may remove checkpoints."""
+    if not checkpointer.prunes:
+        return []
+    folder = checkpointer.folder(checkpoint_id)
+    return [name for name in checkpointer.own(checkpoint_id, then) if not (folder / name).exists()]

@@ -1,0 +1,132 @@
+"""Files of checkpoints that a user's trainer writes: those beside its checkpoints, checkpoints that it
+removes, and files that come after its save has reported success."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import Finished, blocks, run, selected, tiered
+from dcpbench.checkpointers.trainer import TrainerCheckpointer
+from dcpbench.core.mismatch import Problem
+from support.alone import config, world
+
+PASS = {"PointsToTheLatest", "Logs", "KeepsOne"}
+FAIL = {
+    "OneOptimizerFile": {"optim_equal", "loss_resume_equal", "state_resume_equal"},
+    "RemovesHalf": {"files_unchanged"},
+    "WritesLate": {"files_unchanged"},
+    "EarlyOnRank1": {"files_unchanged"},
+    "WritesNothing": {"files_unchanged"},
+}
+BLAMED = {
+    "RemovesHalf": {f"step-{step}-0.pt" for step in (2, 4, 6)},  # the last by the save of the resumed run
+    "WritesLate": {f"step-{step}-1.pt" for step in (2, 4, 6)},
+    "EarlyOnRank1": {f"step-{step}-{rank}.pt" for step in (2, 4, 6) for rank in (0, 1)},
+    "WritesNothing": {f"step-{step}" for step in (2, 4, 6)},
+}
+LOADED_AND_RESUMED = {"in the checkpoint of step 2", "in the checkpoint of step 4"}
+
+
+@pytest.fixture(scope="module")
+def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    asked = {*selected(request, "trainer"), *selected(request, "wrong"), "OneOptimizerFile", "KeepsOne"}
+    targets = ",".join(f"support.trainers_files.{name}" for name in sorted(asked))
+    chains = [{"workload.target": f"support.trainers_files.{name}"} for name in selected(request, "chained")]
+    cells = [{"workload.target": targets}, *({**cell, "scenario": "chain"} for cell in chains)]
+    words = ("checkpointer=trainer", "device=cpu", "world_size=2", "parallel=ddp")
+    return run(tmp_path_factory.mktemp("files") / "sweep", *blocks(cells), *words)
+
+
+def row_of(sweep: Finished, name: str, scenario: str = "save_load") -> dict[str, Any]:
+    return sweep.row(model=f"support.trainers_files.{name}", scenario=scenario)
+
+
+def not_applied(row: dict[str, Any]) -> dict[str, str]:
+    return {
+        name.removeprefix("files_unchanged ").removeprefix("of "): why
+        for name, why in row["details"]["ranks"][0]["not_applied"].items()
+        if name.startswith("files_unchanged")
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", tiered(sorted(PASS), "KeepsOne"))
+def test_files_beside_checkpoints_are_allowed(sweep: Finished, trainer: str) -> None:
+    row = row_of(sweep, trainer)
+    assert (row["status"], row["files_unchanged"]) == ("pass", True), row["reason"]
+    if trainer == "Logs":
+        assert not_applied(row) == {}, "what only grows is a log"
+    if trainer == "PointsToTheLatest":
+        assert not_applied(row) == {
+            f"latest in the checkpoint of step {step}": f"the save of step {later} wrote it again"
+            for step, later in ((2, 4), (4, 6), (6, 4))
+        }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chained", tiered(["KeepsOne", "Logs"], "KeepsOne"))
+def test_chain_loads_the_newest_checkpoint(sweep: Finished, chained: str) -> None:
+    row = row_of(sweep, chained, "chain")
+    assert row["status"] == "pass", row["reason"]
+
+
+@pytest.mark.slow
+def test_checkpoints_that_the_trainer_removes_are_not_loaded(sweep: Finished) -> None:
+    row = row_of(sweep, "KeepsOne")
+    removed = not_applied(row)
+    assert removed.keys() >= LOADED_AND_RESUMED
+    assert set(removed.values()) == {"the trainer removed it, so it is not loaded"}
+    assert row["details"]["ranks"][0]["resumed"].keys() == {"6"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", tiered(FAIL, "OneOptimizerFile", "EarlyOnRank1"))
+def test_wrong_files_are_reported(sweep: Finished, wrong: str) -> None:
+    row = row_of(sweep, wrong)
+    failed = {name for name, check in row["details"]["checks"].items() if not check["held"]}
+    assert (row["status"], failed) == ("fail", FAIL[wrong]), row["reason"]
+    worst = row["details"]["checks"]["files_unchanged"]["worst"]
+    assert {one["name"] for one in worst} == BLAMED.get(wrong, set())
+    assert {one["problem"] for one in worst} <= {Problem.file_changed}
+
+
+@pytest.mark.slow
+def test_row_says_which_save_wrote_a_file_again(sweep: Finished) -> None:
+    again = not_applied(row_of(sweep, "OneOptimizerFile"))
+    assert again["optimizer-0.pt in the checkpoint of step 2"] == "the save of step 4 wrote it again"
+
+
+class Writes:
+    """Writes these files beside a path or, with a suffix, under it."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def save(self, path: str) -> None:
+        for name in self.names:
+            place = Path(f"{path}{name}") if name[0] in "-./" else Path(path).parent / name
+            place.parent.mkdir(exist_ok=True)
+            place.write_text(f"{path} {name}")
+
+
+def test_files_under_and_beside_the_path_are_a_checkpoints(tmp_path: Path) -> None:
+    checkpointer = TrainerCheckpointer(tmp_path, config(), world())
+    names = [checkpointer.name_of(step) for step in (2, 20)]
+    first, second = (str(tmp_path / name) for name in names)
+    checkpointer.save({"trainer": Writes("-0.pt", "/data", "latest", "of-the-first")}, first)
+    mine = {"step-2-0.pt", "step-2/data", "latest", "of-the-first"}
+    then = checkpointer.digests(first)
+    assert then.keys() == mine == checkpointer.lengths(first).keys()
+    own = ["step-2/data", "step-2-0.pt"]
+    assert checkpointer.own(first, then) == own == [*checkpointer.listing(first)]
+    checkpointer.save({"trainer": Writes(".pt", "latest")}, second)
+    assert checkpointer.digests(second).keys() == {"step-20.pt", "latest"}
+    assert checkpointer.size(second) == sum(checkpointer.lengths(second).values()) > 0
+    (tmp_path / "output" / "of-the-first").write_text(f"{first} of-the-first and more")
+    other = TrainerCheckpointer(tmp_path, config(), world())
+    now = other.digests(first, then)
+    assert {name for name in mine if now[name] != then[name]} == {"latest"}, "a log has grown"
+    other.remove(first)
+    left = sorted(path.name for path in (tmp_path / "output").iterdir())
+    assert left == ["latest", "of-the-first", "step-20.pt"]
