@@ -20,10 +20,10 @@ _THREADS_END_S = 1.0
 
 class TrainerCheckpointer(Checkpointer):
     """Calls the trainer in the state to save and load. Its checkpoints are in one folder, as in a training
-    job, so that a file beside them that each save overwrites fails the loads. Only the trainer can read them.
+    job, so that a file next to them that each save overwrites fails the loads. Only the trainer can read them.
 
     The files of a checkpoint are those under its path with any suffix (`step-2/weights`, `step-2-0.pt`), and
-    those beside it that came or changed during its save (`latest`).
+    those next to it that came or changed during its save (`latest`).
     """
 
     unreadable = "only the trainer can read its files"
@@ -80,7 +80,7 @@ class TrainerCheckpointer(Checkpointer):
         return {name: text for name, text in listed.items() if _is_under(checkpoint_id, name)}
 
     def digests(self, checkpoint_id: str, then: FileDigests | None = None) -> FileDigests:
-        """Return digests of its files; `then` names those beside its path. One of these that has only grown
+        """Return digests of its files; `then` names those next to its path. One of these that has only grown
         since is a log, and counts as unchanged."""
         if then is None:
             return super().digests(checkpoint_id)
