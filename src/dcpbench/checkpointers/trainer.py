@@ -19,8 +19,8 @@ _THREADS_END_S = 1.0
 
 
 class TrainerCheckpointer(Checkpointer):
-    """Calls the trainer in the state to save and load. Its checkpoints are in one folder, as in a training
-    job, so that a file next to them that each save overwrites fails the loads. Only the trainer can read them.
+    """Calls the trainer in the state to save and load. Its checkpoints are in one folder, as in a job, so
+    that a file next to them that each save overwrites fails the loads. Only the trainer can read them.
 
     The files of a checkpoint are those under its path with any suffix (`step-2/weights`, `step-2-0.pt`), and
     those next to it that came or changed during its save (`latest`).
