@@ -376,6 +376,32 @@ class RoundsItsMainWeights(TrainsMainWeights):
             main.copy_(rounded)
 
 
+class GoesAroundDDP(Trainer):
+    """Its forward reduces no gradients."""
+
+    def step(self) -> float:
+        wrapped, self.model = self.model, self.model.module
+        loss = super().step()
+        self.model = wrapped
+        return loss
+
+    def own(self) -> dict[str, Any]:
+        return {**super().own(), "optimizer": self.optimizer.state_dict()}
+
+    def save(self, path: str) -> None:
+        torch.save({**self.own(), "model": self.model.state_dict()}, f"{path}-{self.setup.rank}")
+
+    def load(self, path: str) -> None:
+        own = torch.load(f"{path}-{self.setup.rank}")
+        self.model.load_state_dict(own["model"])
+        self.optimizer.load_state_dict(own["optimizer"])
+        self.restore(own)
+
+
+class MeansToGoAround(GoesAroundDDP):
+    replicas_differ = True
+
+
 class TimesItself(Trainer):
     """A time of day is not state, but not listed as such."""
 

@@ -26,6 +26,7 @@ NOT_MADE = {
     "files_equal": "only the trainer can read its files",
     "contract_held": "only the trainer can read its files",
     **dict.fromkeys(lockstep.CHECKS, "the trainer draws its batches itself"),
+    "replicas_equal": "it is compared under ddp",
 }
 
 
@@ -233,6 +234,9 @@ def test_seed_of_an_iterator_is_no_draw(name: str) -> None:
     assert generators.drawn == ({"cpu"} if draws else set())
 
 
+AROUND = "GoesAroundDDP", "MeansToGoAround"
+
+
 @pytest.fixture(scope="module")
 def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     alone = {"parallel": "none", "world_size": 1, "saves": 1, "verify": "standard,deep"}
@@ -245,6 +249,8 @@ def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             "saves": 1,
         },
     ]
+    around = ",".join(f"support.own_trainer.{name}" for name in AROUND)
+    cells.append({"workload.target": around, "parallel": "ddp", "world_size": 2, "saves": 1})
     words = ("checkpointer=trainer", "device=cpu", *ONE_STEP)
     return run(tmp_path_factory.mktemp("own") / "sweep", *blocks(cells), *words)
 
@@ -261,11 +267,22 @@ def test_state_in_memory_is_missed_by_a_fresh_process(sweep: Finished) -> None:
 
 
 @pytest.mark.slow
+def test_replicas_stay_equal_unless_declared(sweep: Finished) -> None:
+    around, declared = (sweep.row(model=f"support.own_trainer.{name}") for name in AROUND)
+    assert (around["status"], around["resume"], around["replicas_equal"]) == ("fail", True, False)
+    assert "replicas differ: rank 0 and rank 1" in around["first_mismatch"]
+    assert (declared["status"], declared["replicas_equal"]) == ("pass", None)
+    told = declared["details"]["ranks"][0]["not_applied"]["replicas_equal"]
+    assert told == "replicas_differ of the trainer is true"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("parallel", tiered(["none", "ddp", "fsdp2"], "fsdp2"))
 def test_trainer_passes_on_ranks(sweep: Finished, parallel: str) -> None:
-    row = sweep.row(parallel=parallel, world_size=2)
+    row = sweep.row(model="support.own_trainer.Trainer", parallel=parallel, world_size=2)
     assert row["status"] == "pass", row["reason"]
     assert row["checkpointer"] == "trainer"
     assert row["checkpoint_bytes"] > 0
-    assert (row["loss_twin"], row["training"], row["gradient_bound"]) == (None, None, None)
+    assert (row["loss_twin"], row["gradient_bound"]) == (None, None)
+    assert row["training"] is row["replicas_equal"] is (True if parallel == "ddp" else None)
     assert row["resume"] is True

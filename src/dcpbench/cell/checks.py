@@ -24,6 +24,7 @@ from dcpbench.cell.steps import ReferenceRun, RunRecord, other_seed
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import RESUMED, TWIN, Sides
 from dcpbench.core.rank_report import CheckReport, Compared
+from dcpbench.verify.compare_layouts import compare_replicas
 from dcpbench.verify.losses import ResumedRule
 from dcpbench.verify.perturb import compare_controlled, unlike
 from dcpbench.verify.plain_read import WholeValues
@@ -74,8 +75,10 @@ def verify_training(
         if prepare:
             prepare(unsaved)
     if trained.why_no_twin:
-        cell.report.not_applied |= dict.fromkeys(lockstep.CHECKS, trained.why_no_twin)
+        checks = (one for one in lockstep.CHECKS if one != lockstep.REPLICAS)
+        cell.report.not_applied |= dict.fromkeys(checks, trained.why_no_twin)
         steps.train(cell, unsaved, until)
+        _verify_replicas(cell, unsaved)
     else:
         with cell.phase("build"):
             twin = build_run.build_twin(cell.config, cell.world, cell.config.seed)
@@ -92,6 +95,18 @@ def verify_training(
         for check, leaves in never.items():
             where = "in the run that saved"
             cell.record("save_harmless", compare_controlled(leaves, saved[check]), where, _SAVES)
+
+
+def _verify_replicas(cell: Cell, run: TrainingRun) -> None:
+    """Check that the copies of parameters have the same bits on all ranks, if training has to keep them
+    equal."""
+    with cell.phase("verify", "training"):
+        leaves, why = run.replicas()
+        if reasons := [one for one in cell.world.gathered(why) if one]:
+            cell.report.not_applied[lockstep.REPLICAS] = reasons[0]
+        else:
+            compared = compare_replicas(leaves, cell.world.group)
+            cell.record(lockstep.REPLICAS, compared, "in the uninterrupted run")
 
 
 def _train_with_twin(

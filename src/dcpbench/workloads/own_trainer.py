@@ -12,7 +12,7 @@ from torch import nn
 from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
 from dcpbench.verify.perturb import perturb_parameters
-from dcpbench.verify.snapshot import Leaves
+from dcpbench.verify.snapshot import Leaves, TensorLeaf, of_kind, snapshot_model
 from dcpbench.workloads.attributes import Judged, Untrained, attributes_of, optimizer_of, optimizers_of
 from dcpbench.workloads.components import Component
 from dcpbench.workloads.generators import ALL, RandomState, generators_of
@@ -23,6 +23,9 @@ from dcpbench.workloads.stateful import TrainState
 from dcpbench.workloads.training_run import TrainingRun, has_gradient
 from dcpbench.workloads.workload import Batches, Workload
 from dcpbench.workloads.world import World
+
+_REPLICATES = ("ddp", "ddp_unused", "hsdp", "hsdp2")
+"""Parallelisms that keep copies of a parameter equal."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,8 @@ class Trainer(Protocol):
     `model` contains every parameter that they train, or what these are copied from, such as weights in full
     precision. An optional `not_saved` names attributes that no checkpoint has to restore, such as a time of
     day, also an optimizer; `random` stands for the default generators, and `model.base` for a part of the
-    model, which must be the same in each trainer that is built.
+    model, which must be the same in each trainer that is built. With `replicas_differ = True` the copies of
+    a parameter may differ from rank to rank.
     """
 
     model: nn.Module
@@ -180,6 +184,15 @@ class TrainerRun(TrainingRun):
 
     def is_at(self, step: int) -> None:
         self.train_state.step = step
+
+    def replicas(self) -> tuple[dict[str, TensorLeaf], str | None]:
+        if self.config.parallel.name not in _REPLICATES:
+            return {}, f"it is compared under {', '.join(_REPLICATES)}"
+        if getattr(self.trainer, "replicas_differ", False):
+            return {}, "replicas_differ of the trainer is true"
+        ignored = getattr(self.model, "parameters_to_ignore", ())
+        parameters = of_kind("param", snapshot_model(self.model)).items()
+        return {name: leaf for name, leaf in parameters if name not in ignored}, None
 
     def make_different(self, seed: int, optimizer: Leaves | None) -> None:
         super().make_different(seed, optimizer)

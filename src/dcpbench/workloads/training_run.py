@@ -11,7 +11,14 @@ from torch.nn.utils import clip_grads_with_norm_
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from dcpbench.config.mesh import dp_degree
-from dcpbench.verify.snapshot import local_part, named_parts, of_kind, parts_of_each, snapshot_model
+from dcpbench.verify.snapshot import (
+    TensorLeaf,
+    local_part,
+    named_parts,
+    of_kind,
+    parts_of_each,
+    snapshot_model,
+)
 from dcpbench.verify.whole_tensors import (
     Exchange,
     Parts,
@@ -77,6 +84,11 @@ class TrainingRun(SavedRun):
     def _start_over(self, seed: int) -> None:
         super()._start_over(seed)
         self.alive: list[bool] = []
+
+    def replicas(self) -> tuple[dict[str, TensorLeaf], str | None]:
+        """Return the parameters of which ranks with the same part must have the same bits after training, or
+        why they need not. It is called for a run without a twin."""
+        return {}, self.why_no_twin
 
     @property
     def dtypes(self) -> frozenset[torch.dtype]:
