@@ -251,6 +251,39 @@ class BeginsLate(DrawsNothing):
         return super().step()
 
 
+class MakesADictionary(Trainer):
+    """Makes a dictionary at its first step, and not at the load."""
+
+    seen: dict[str, float] | None = None
+
+    def step(self) -> float:
+        self.seen = self.seen or {"first": 1.0, "last": 2.0}
+        return super().step()
+
+
+class Counting(nn.Sequential):
+    """Counts its calls, in no state dict."""
+
+    calls = 0
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        self.calls += 1
+        return super().forward(*inputs)
+
+
+class CountsInAModule(Trainer):
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.model[0] = Counting(self.model[0])
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.9)
+
+
+class CountsAndForgets(CountsInAModule):
+    def restore(self, own: dict[str, Any]) -> None:
+        super().restore({**own, "order": self.order.get_state()})
+
+
 class Unlucky(Trainer):
     """It has attributes that cannot be read, and attributes that differ each time."""
 

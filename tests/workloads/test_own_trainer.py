@@ -170,6 +170,23 @@ def test_restored_state_passes_whatever_holds_it() -> None:
 
 
 @pytest.mark.cell
+def test_attribute_that_is_none_after_the_load_is_named() -> None:
+    told = "seen (attribute) in the checkpoint of step 1: with first, last when saved, None after the load; "
+    assert told + "if no checkpoint has to restore it, list it in not_saved" in str(
+        judged(trainers.MakesADictionary).reason
+    )
+
+
+@pytest.mark.cell
+def test_values_of_modules_are_listed_and_fail_nothing() -> None:
+    alone, beside = judged(trainers.CountsInAModule), judged(trainers.CountsAndForgets)
+    assert (alone.status, beside.status) == ("pass", "fail"), alone.reason
+    for verdict in alone, beside:
+        assert verdict.details["ranks"][0]["in_no_state_dict"] == {"model.0.calls": "2, resumed 1"}
+    assert str(beside.reason).endswith("; model.0.calls: 2, resumed 1: in no state dict")
+
+
+@pytest.mark.cell
 def test_unreadable_attribute_is_reported() -> None:
     verdict = judged(trainers.Unlucky)
     assert verdict.status == "pass", verdict.reason

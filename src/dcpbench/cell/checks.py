@@ -24,13 +24,14 @@ from dcpbench.cell.steps import ReferenceRun, RunRecord, other_seed
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import RESUMED, TWIN, Sides
 from dcpbench.core.rank_report import CheckReport, Compared
+from dcpbench.verify.compare import same_value
 from dcpbench.verify.compare_layouts import compare_replicas
 from dcpbench.verify.losses import ResumedRule
 from dcpbench.verify.perturb import compare_controlled, unlike
 from dcpbench.verify.plain_read import WholeValues
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import build_run, lockstep
-from dcpbench.workloads.attributes import When
+from dcpbench.workloads.attributes import When, of_attributes
 from dcpbench.workloads.build_run import copy_state
 from dcpbench.workloads.lockstep import Lockstep
 from dcpbench.workloads.run_state import (
@@ -203,6 +204,8 @@ def verify_restored(
         compared: dict[str, Compared] = {}
         for check in checkpoint.state:
             found = checkpoint.compare(check, actual[check], group, checkpoint.recall_of(check))
+            if cell.config.own_trainer and check == "extra_equal":
+                found = of_attributes(found, checkpoint.state[check], actual[check])
             compared[check] = replace(before.controls[check], found=found)
 
         kept = without_overwritten(cell, target, compared, checkpoint.state, equal_names(actual))
@@ -319,6 +322,10 @@ def resume(
             check = part if part in (rule.check, FLAGS) else "state_resume_equal"
             cell.record(check, one, f"{where}, resumed" if part == FLAGS else where, RESUMED)
     cell.report.resumed[checkpoint.step] = resumed
+    now = target.values_of_modules()
+    for name, value in record.values_of_modules.get(last, {}).items():
+        if not same_value(value, now.get(name)):
+            cell.report.in_no_state_dict[name] = f"{value!r}, resumed {now.get(name)!r}"
 
 
 def _layout_matters(cell: Cell, run: TrainingRun, why_before: str | None) -> bool:

@@ -40,6 +40,7 @@ class RunRecord:
         unrestored: losses of runs that are built from another seed and never restored, by their number.
         why_layout_bound: why its losses would be different under another layout, if they would.
         computes_in: dtypes that it computes in, in addition to those of its parameters.
+        values_of_modules: plain values that modules have in addition to their state, after these steps.
         judged: when that which may change is compared, as its end has shown.
         torch_version: the torch that trained it.
     """
@@ -49,6 +50,7 @@ class RunRecord:
     unrestored: dict[int, list[float]] = field(default_factory=dict)
     why_layout_bound: str | None = None
     computes_in: tuple[torch.dtype, ...] = ()
+    values_of_modules: dict[int, dict[str, Any]] = field(default_factory=dict)
     judged: Judged = field(default_factory=dict)
     torch_version: str = str(torch.__version__)
 
@@ -128,6 +130,7 @@ def advance(cell: Cell, reference: ReferenceRun, until: int) -> None:
             if step in ends:
                 with cell.phase("verify", "retained"):
                     reference.record.states[step] = retained_state(run)
+                    reference.record.values_of_modules[step] = run.values_of_modules()
 
 
 def unrestored_losses(cell: Cell, record: RunRecord, number: int, taken: range) -> list[float]:

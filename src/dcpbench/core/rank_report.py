@@ -129,6 +129,8 @@ class RankReport:
         resumed: by the step of a checkpoint, the losses after it was loaded.
         skip: why the rank could not run the cell.
         not_applied: by check, why it was not run.
+        in_no_state_dict: by name, plain values of modules that no state dict has and that differ after a
+            resume; they fail no check.
         bounds: how gradients and optimizer steps were compared with the twin's.
         not_compiled: in a compiled cell, why some or all of it ran as eager code.
         graph_breaks: in a compiled cell, where and why Dynamo broke a graph.
@@ -149,6 +151,7 @@ class RankReport:
     graph_breaks: list[str] = field(default_factory=list)
     skip: str | None = None
     not_applied: dict[str, str] = field(default_factory=dict)
+    in_no_state_dict: dict[str, str] = field(default_factory=dict)
     bounds: dict[str, str] = field(default_factory=dict)
     left_behind: list[str] = field(default_factory=list)
     late_files: list[str] = field(default_factory=list)

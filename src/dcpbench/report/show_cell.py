@@ -81,6 +81,12 @@ def _sections(row: dict[str, Any]) -> Iterator[Section]:
         reason = "the same" if first.get("reason") == row["reason"] else first.get("reason")
         yield "first attempt", [_line(f"{first.get('status')}: {reason}")]
     yield from _of_checks(row, details)
+    ranks = [dict_in(rank) for rank in list_in(details.get("ranks"))]
+    values = {
+        f"{name}: {value}" for rank in ranks for name, value in dict_in(rank.get("in_no_state_dict")).items()
+    }
+    if values:
+        yield "values of modules in no state dict", [_line(one) for one in sorted(values)]
     if losses := _losses(dict_in(next(iter(list_in(details.get("ranks"))), None))):
         yield "losses of rank 0", [losses]
     seconds = dict_in(details.get("phases")).items()

@@ -13,13 +13,14 @@ from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
 from dcpbench.verify.perturb import perturb_parameters
 from dcpbench.verify.snapshot import Leaves, TensorLeaf, of_kind, snapshot_model
-from dcpbench.workloads.attributes import Judged, Untrained, attributes_of, optimizer_of, optimizers_of
+from dcpbench.workloads.attributes import Attributes, Judged, Untrained
 from dcpbench.workloads.components import Component
 from dcpbench.workloads.generators import ALL, RandomState, generators_of
 from dcpbench.workloads.optimizers import each_of
 from dcpbench.workloads.parallelisms import buckets_kept, wrap_model
 from dcpbench.workloads.saved_objects import SavedObjects
 from dcpbench.workloads.stateful import TrainState
+from dcpbench.workloads.trainer_reader import attributes_of, optimizer_of, optimizers_of
 from dcpbench.workloads.training_run import TrainingRun, has_gradient
 from dcpbench.workloads.workload import Batches, Workload
 from dcpbench.workloads.world import World
@@ -140,7 +141,7 @@ class TrainerRun(TrainingRun):
         return {"trainer": self}
 
     def extra(self) -> tuple[Leaves, Leaves]:
-        attributes = attributes_of(self.trainer, each_of(self.optimizer))
+        attributes = self._attributes()
         self.not_judged = {
             f"extra_equal of {name}": f"a {kind} has no state that can be read"
             for name, kind in attributes.unreadable.items()
@@ -149,8 +150,14 @@ class TrainerRun(TrainingRun):
             self.not_judged["optim_equal"] = "not_saved of the trainer names its optimizer"
         return attributes.leaves()
 
+    def values_of_modules(self) -> dict[str, Any]:
+        return self._attributes().of_modules
+
     def judge(self) -> Judged:
-        return self._untrained.judged(attributes_of(self.trainer, each_of(self.optimizer)))
+        return self._untrained.judged(self._attributes())
+
+    def _attributes(self) -> Attributes:
+        return attributes_of(self.trainer, each_of(self.optimizer))
 
     def train(self, batches: Batches, until: int) -> list[float]:
         """Call the trainer's steps up to and including step `until`; return the ranks' mean losses.
@@ -160,7 +167,7 @@ class TrainerRun(TrainingRun):
         """
         before = len(self.train_state.losses)
         if self.judged is None and not before:
-            self._untrained = Untrained.of(attributes_of(self.trainer, each_of(self.optimizer)))
+            self._untrained = Untrained.of(self._attributes())
         while self.train_state.step < until:
             noting = self._noting(optimizers_of(self.trainer))
             with buckets_kept(), self.random.noting_draws(), self.random.drawn_from(), noting:

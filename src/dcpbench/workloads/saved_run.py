@@ -138,6 +138,10 @@ class SavedRun:
         compared only if training changes it."""
         return snapshot_nested(self.objects()) | self.component.saved.leaves() | self.saved.leaves(), {}
 
+    def values_of_modules(self) -> dict[str, Any]:
+        """Return plain values of modules that are in no state dict, if they are listed."""
+        return {}
+
     def judge(self) -> Judged:
         """Decide when that which may change is compared, after training."""
         return {}
