@@ -24,14 +24,12 @@ from dcpbench.cell.steps import ReferenceRun, RunRecord, other_seed
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import RESUMED, TWIN, Sides
 from dcpbench.core.rank_report import CheckReport, Compared
-from dcpbench.verify.compare import same_value
-from dcpbench.verify.compare_layouts import compare_replicas
 from dcpbench.verify.losses import ResumedRule
 from dcpbench.verify.perturb import compare_controlled, unlike
 from dcpbench.verify.plain_read import WholeValues
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import build_run, lockstep
-from dcpbench.workloads.attributes import When, of_attributes
+from dcpbench.workloads.attributes import When, differing_values, of_attributes
 from dcpbench.workloads.build_run import copy_state
 from dcpbench.workloads.lockstep import Lockstep
 from dcpbench.workloads.run_state import (
@@ -102,12 +100,10 @@ def _verify_replicas(cell: Cell, run: TrainingRun) -> None:
     """Check that the copies of parameters have the same bits on all ranks, if training has to keep them
     equal."""
     with cell.phase("verify", "training"):
-        leaves, why = run.replicas()
-        if reasons := [one for one in cell.world.gathered(why) if one]:
+        if reasons := [one for one in cell.world.gathered(run.why_no_replicas) if one]:
             cell.report.not_applied[lockstep.REPLICAS] = reasons[0]
         else:
-            compared = compare_replicas(leaves, cell.world.group)
-            cell.record(lockstep.REPLICAS, compared, "in the uninterrupted run")
+            cell.record(lockstep.REPLICAS, run.compare_replicas(), "in the uninterrupted run")
 
 
 def _train_with_twin(
@@ -322,10 +318,8 @@ def resume(
             check = part if part in (rule.check, FLAGS) else "state_resume_equal"
             cell.record(check, one, f"{where}, resumed" if part == FLAGS else where, RESUMED)
     cell.report.resumed[checkpoint.step] = resumed
-    now = target.values_of_modules()
-    for name, value in record.values_of_modules.get(last, {}).items():
-        if not same_value(value, now.get(name)):
-            cell.report.in_no_state_dict[name] = f"{value!r}, resumed {now.get(name)!r}"
+    values = record.values_of_modules.get(last, {})
+    cell.report.in_no_state_dict |= differing_values(values, target.values_of_modules())
 
 
 def _layout_matters(cell: Cell, run: TrainingRun, why_before: str | None) -> bool:

@@ -12,7 +12,7 @@ from torch import nn
 from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
 from dcpbench.verify.perturb import perturb_parameters
-from dcpbench.verify.snapshot import Leaves, TensorLeaf, of_kind, snapshot_model
+from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads.attributes import Attributes, Judged, Untrained
 from dcpbench.workloads.components import Component
 from dcpbench.workloads.generators import ALL, RandomState, generators_of
@@ -192,14 +192,12 @@ class TrainerRun(TrainingRun):
     def is_at(self, step: int) -> None:
         self.train_state.step = step
 
-    def replicas(self) -> tuple[dict[str, TensorLeaf], str | None]:
+    @property
+    def why_no_replicas(self) -> str | None:
         if self.config.parallel.name not in _REPLICATES:
-            return {}, f"it is compared under {', '.join(_REPLICATES)}"
-        if getattr(self.trainer, "replicas_differ", False):
-            return {}, "replicas_differ of the trainer is true"
-        ignored = getattr(self.model, "parameters_to_ignore", ())
-        parameters = of_kind("param", snapshot_model(self.model)).items()
-        return {name: leaf for name, leaf in parameters if name not in ignored}, None
+            return f"it is compared under {', '.join(_REPLICATES)}"
+        differ = getattr(self.trainer, "replicas_differ", False)
+        return "replicas_differ of the trainer is true" if differ else None
 
     def make_different(self, seed: int, optimizer: Leaves | None) -> None:
         super().make_different(seed, optimizer)

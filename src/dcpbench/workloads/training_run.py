@@ -11,8 +11,9 @@ from torch.nn.utils import clip_grads_with_norm_
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from dcpbench.config.mesh import dp_degree
+from dcpbench.core.rank_report import Compared
+from dcpbench.verify.compare_layouts import compare_replicas
 from dcpbench.verify.snapshot import (
-    TensorLeaf,
     local_part,
     named_parts,
     of_kind,
@@ -85,10 +86,17 @@ class TrainingRun(SavedRun):
         super()._start_over(seed)
         self.alive: list[bool] = []
 
-    def replicas(self) -> tuple[dict[str, TensorLeaf], str | None]:
-        """Return the parameters of which ranks with the same part must have the same bits after training, or
-        why they need not. It is called for a run without a twin."""
-        return {}, self.why_no_twin
+    @property
+    def why_no_replicas(self) -> str | None:
+        """Why the copies of its parameters need not be equal after training, if it has no twin."""
+        return self.why_no_twin
+
+    def compare_replicas(self) -> Compared:
+        """Compare the parameters of which several ranks have the same part; collective."""
+        ignored = getattr(self.model, "parameters_to_ignore", ())
+        parameters = of_kind("param", snapshot_model(self.model)).items()
+        kept = {name: leaf for name, leaf in parameters if name not in ignored}
+        return compare_replicas(kept, self.world.group)
 
     @property
     def dtypes(self) -> frozenset[torch.dtype]:
