@@ -1,15 +1,26 @@
 """Files of checkpoints that a user's trainer writes: those beside its checkpoints, checkpoints that it
 removes, and files that come after its save has reported success."""
 
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from conftest import Finished, blocks, run, selected, tiered
+from dcpbench.cell import checkpoint_files
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint
+from dcpbench.checkpointers.base import Checkpointer
+from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
 from dcpbench.checkpointers.trainer import TrainerCheckpointer
 from dcpbench.core.mismatch import Problem
-from support.alone import config, world
+from dcpbench.core.rank_report import CheckReport
+from dcpbench.verify import process_state
+from dcpbench.verify.files import AtSuccess
+from support.alone import bare_cell, config, world
 
 PASS = {"PointsToTheLatest", "Logs", "KeepsOne"}
 FAIL = {
@@ -130,3 +141,62 @@ def test_files_under_and_beside_the_path_are_a_checkpoints(tmp_path: Path) -> No
     other.remove(first)
     left = sorted(path.name for path in (tmp_path / "output").iterdir())
     assert left == ["latest", "of-the-first", "step-20.pt"]
+
+
+@dataclass
+class Saved(Checkpoint):
+    files: Future[AtSuccess] | None = None
+
+
+def saved_by(cell: Cell, checkpointer: Checkpointer, path: Path) -> SavedCheckpoint:
+    """A checkpoint at a path, whose save reports success now."""
+    files = Future[AtSuccess]()
+    files.set_result(checkpoint_files.at_success(cell, checkpointer, str(path)))
+    return cast(SavedCheckpoint, Saved(2, str(path), checkpointer, {}, files=files))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_file_that_comes_after_success_on_a_rank_is_reported(tmp_path: Path, rank: int) -> None:
+    cell = bare_cell(tmp_path, seen_by=world(rank, 2))
+    checkpointer = TorchSaveCheckpointer(tmp_path, cell.config, cell.world)
+    checkpoint = saved_by(cell, checkpointer, tmp_path / "step-2")
+    (tmp_path / "step-2").mkdir()
+    (tmp_path / "step-2" / "late").touch()
+    digests = checkpoint_files.digests_of(cell, checkpoint, on_several_hosts=False)
+    report = cell.report.checks["files_unchanged"]
+    assert [one.name for one in report.distinct.values()] == ["late"]
+    checkpoint_files.follow(cell, checkpoint, digests)
+    checkpoint_files.verify_files(cell)
+    assert report.count == 2 - rank, "rank 0 compares them at the end too"
+
+
+def test_late_file_of_another_host_is_not_blamed(tmp_path: Path) -> None:
+    cell = bare_cell(tmp_path, seen_by=world(1, 2))
+    checkpointer = TorchSaveCheckpointer(tmp_path, cell.config, cell.world)
+    (tmp_path / "step-2").mkdir()
+    (tmp_path / "step-2" / "data").touch()
+    time.sleep(0.02)  # a ctime is one of a clock with ticks of up to 10 ms
+    checkpoint = saved_by(cell, checkpointer, tmp_path / "step-2")
+    unseen = checkpoint.files.result()._replace(listing={})
+    checkpoint.files = Future()
+    checkpoint.files.set_result(unseen)
+    checkpoint_files.digests_of(cell, checkpoint, on_several_hosts=True)
+    assert cell.report.checks["files_unchanged"].count == 0
+
+
+@pytest.mark.parametrize("has_files", [True, False])
+def test_checkpoint_without_files_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_files: bool
+) -> None:
+    monkeypatch.setattr(process_state, "_SETTLE_S", 0)
+    monkeypatch.setattr(TorchSaveCheckpointer, "has_files", has_files)
+    cell = bare_cell(tmp_path)
+    checkpoint = saved_by(cell, TorchSaveCheckpointer(tmp_path, cell.config, cell.world), tmp_path / "step-2")
+    digests = checkpoint_files.digests_of(cell, checkpoint, on_several_hosts=False)
+    checkpoint_files.follow(cell, checkpoint, digests)
+    checkpoint_files.verify_files(cell)
+    reported = [
+        one.name for one in cell.report.checks.get("files_unchanged", CheckReport()).distinct.values()
+    ]
+    assert reported == ["step-2"] * has_files
+    assert ("files_unchanged" in cell.report.not_applied) is not has_files
