@@ -190,6 +190,7 @@ def test_checkpoint_without_files_fails(
 ) -> None:
     monkeypatch.setattr(process_state, "_SETTLE_S", 0)
     monkeypatch.setattr(TorchSaveCheckpointer, "has_files", has_files)
+    monkeypatch.setattr(TorchSaveCheckpointer, "unreadable", "it is a test's")
     cell = bare_cell(tmp_path)
     checkpoint = saved_by(cell, TorchSaveCheckpointer(tmp_path, cell.config, cell.world), tmp_path / "step-2")
     digests = checkpoint_files.digests_of(cell, checkpoint, on_several_hosts=False)

@@ -46,7 +46,8 @@ def follow(cell: Cell, checkpoint: SavedCheckpoint, digests: FileDigests) -> Non
     if not checkpointer.has_files:
         cell.report.not_applied[CHECK] = "its checkpoints are not files"
         return
-    if not digests and cell.world.rank == 0:
+    # Without its files a readable checkpoint has no manifest, which fails.
+    if not digests and checkpointer.unreadable and cell.world.rank == 0:
 
         def missing() -> dict[str, None]:
             return {} if checkpointer.lengths(checkpoint_id) else {checkpoint_id: None}
