@@ -132,7 +132,7 @@ def test_value_with_a_dot_is_a_value(tmp_path: Path) -> None:
         ("fsdp", "fsdp: not a command and not key=value; did you mean parallel=fsdp?"),
         ("FSDP2", "did you mean parallel=fsdp2?"),
         ("seeds", "did you mean experiment=seeds?"),
-        ("train_step", "did you mean train_steps=2?"),
+        ("train_step", "did you mean train_steps=0?"),
         ("xyzzy", "see dcpbench --help"),
         ("run parallel=ddp hsdp2", "did you mean parallel=hsdp2?"),
         ("run parallel=ddp report", "report: a command has to come first: dcpbench report ..."),

@@ -108,7 +108,7 @@ def test_interpreter_that_exits_is_an_error(tmp_path: Path) -> None:
 
 def test_interpreter_process_ends_with_its_driver() -> None:
     ranks = OtherInterpreter(sys.executable, (), ())
-    ranks._start()
+    ranks.start()
     process = ranks._process
     assert process is not None
     ranks._connection.close()

@@ -14,13 +14,13 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions
 from dcpbench.cell import handover, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import SavedCheckpoint
+from dcpbench.cell.handover import Saved
 from dcpbench.config.groups import Verify
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.scenarios import fresh_process
 from dcpbench.verify import compare_layouts, plain_read
 from dcpbench.verify.snapshot import snapshot_nested
 from dcpbench.workloads.run_state import FLAGS
-from dcpbench.workloads.training_run import TrainingRun
 from support.alone import bare_cell, config, world
 
 pytestmark = pytest.mark.cell
@@ -34,6 +34,7 @@ def newest(tmp_path: Path, *keys: str) -> tuple[Cell, SavedCheckpoint]:
     leaves = snapshot_nested({"first": torch.zeros(2), "middle": torch.ones(2), "last": torch.ones(3)})
     state = {"model_equal": leaves, "extra_equal": {"number": 3, "other": 4}, FLAGS: {"number": True}}
     saved: Any = mock.Mock(SavedCheckpoint, step=7, state=state, checkpoint_id=str(tmp_path), numbers={})
+    saved.overlapping, saved.named = [], state
     saved.checkpointer = mock.Mock()
     saved.keys = dict.fromkeys(keys)
     saved.source = mock.Mock(options=StateDictOptions(), numbers={}, left_out=())
@@ -111,19 +112,16 @@ def test_fresh_process_reports_missing_values(missing: str, tmp_path: Path) -> N
     assert found == ({check: [(missing.removeprefix("model."), Problem.missing)]} if missing else {})
 
 
-def test_trainer_leaves_a_file_for_each_rank(tmp_path: Path) -> None:
-    cell, saved = newest(tmp_path)
-    dropped = dropped_by(saved)
-    run: Any = mock.Mock(TrainingRun, random=mock.Mock(kept=frozenset()))
-    record = steps.RunRecord([1.0])
-    standard = replace(cell, config=replace(cell.config, verify=Verify.standard))
-    handover.leave_to_trainer(standard, saved, run, record)
-    assert not [*tmp_path.iterdir()]
-    handover.leave_to_trainer(replace(cell, world=world(1, 2)), saved, run, record)
+def test_each_rank_leaves_a_file(tmp_path: Path) -> None:
+    cell, checkpoint = newest(tmp_path)
+    dropped = dropped_by(checkpoint)
+    saved = Saved([checkpoint], steps.RunRecord([1.0]), frozenset())
+    handover.leave_to_ranks(cell.vary(verify=Verify.standard), saved)
+    handover.leave_to_ranks(replace(cell, world=world(1, 2)), saved)
     assert dropped == []
-    handover.leave_to_trainer(cell, saved, run, record)
+    handover.leave_to_ranks(cell, saved)
     assert dropped == [str(tmp_path)]
-    assert {path.name for path in tmp_path.iterdir()} == {"newest-rank0.pt", "newest-rank1.pt"}
+    assert {path.name for path in tmp_path.iterdir()} == {"handover-rank0.pt", "handover-rank1.pt"}
 
 
 def test_nothing_left_means_nothing_to_load(tmp_path: Path) -> None:

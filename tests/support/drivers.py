@@ -13,19 +13,24 @@ import multiprocessing
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from multiprocessing import forkserver, process, resource_tracker, util
+from functools import partial
+from multiprocessing import forkserver, process, reduction, resource_tracker, util
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import psutil
+
+from dcpbench.rank.messages import Descriptor
 
 _LIBRARY = tuple(sys.path[next(number for number, place in enumerate(sys.path) if place.endswith(".zip")) :])
 """Entries of `sys.path` after the folder and PYTHONPATH."""
@@ -47,14 +52,22 @@ def environment(*places: Path, **variables: str) -> dict[str, str]:
     return {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(searched)}
 
 
+_restarted = forkserver.ForkServer()
+"""The server of the second interpreters of drivers, with another hash seed."""
+
+
 def start_server() -> ForkServerContext:
     """The context whose processes are forked from the server, which is started if it does not run yet and
     then lives as long as this process. In its environment is set what a driver sets for its own."""
+    if forkserver._forkserver._forkserver_pid is None:
+        _start(forkserver._forkserver)
+    return multiprocessing.get_context("forkserver")
+
+
+def _start(server: forkserver.ForkServer, **variables: str) -> None:
     from dcpbench import SAFE_PATH
     from dcpbench.executors import fork_server
 
-    if forkserver._forkserver._forkserver_pid is not None:
-        return multiprocessing.get_context("forkserver")
     imported = [
         "dcpbench.cli.run",
         "dcpbench.sweep.app",
@@ -68,14 +81,14 @@ def start_server() -> ForkServerContext:
         "support.read_once",
     ]
     # The plug-ins of a test are its drivers' alone.
-    with mock.patch.dict(os.environ, environment(DCPBENCH_PLUGINS="")):
+    with mock.patch.dict(os.environ, environment(DCPBENCH_PLUGINS="", **variables)):
         with mock.patch.object(forkserver, "ensure_running"):
             context = fork_server.fork_server(fork_server.rank_imports(compiles))
         os.environ.pop(SAFE_PATH[0])  # else it applies to every process forked from the server
         context.set_forkserver_preload([*forkserver._forkserver._preload_modules, *imported])
+        server.set_forkserver_preload([*forkserver._forkserver._preload_modules])
         with fork_server._fixed_addresses():
-            forkserver.ensure_running()
-    return context
+            server.ensure_running()
 
 
 def cpu_seconds() -> float:
@@ -107,10 +120,17 @@ class Driver:
     ) -> None:
         assert may_start, "a test that starts a driver is `slow`"
         context = start_server()
+        may_restart = any("target=" in word or word.startswith("restart=") for word in words)
+        if _restarted._forkserver_pid is None and may_restart and "PYTHONHASHSEED" not in os.environ:
+            _start(_restarted, PYTHONHASHSEED="1")
         pipes = [context.Pipe(duplex=False) for _ in range(2)]
         self._reads = [here for here, _ in pipes]
         self._process = context.Process(
-            target=_drive, args=(words, str(cwd), environment(), [there for _, there in pipes], prepare)
+            target=_drive,
+            args=(
+                *(words, str(cwd), environment(), [there for _, there in pipes]),
+                *(_restarted._forkserver_address, prepare),
+            ),
         )
         self._process.start()
         for _, there in pipes:
@@ -197,6 +217,7 @@ def _drive(
     cwd: str,
     variables: dict[str, str],
     writes: list[Connection],
+    restarted: str | None,
     prepare: Callable[[], object] | None,
 ) -> None:
     os.setsid()
@@ -211,7 +232,10 @@ def _drive(
     os.chdir(cwd)
     sys.path[:] = [cwd, *filter(None, variables["PYTHONPATH"].split(os.pathsep)), *_LIBRARY]
     import dcpbench.__main__ as program
+    from dcpbench.executors import interpreters
 
+    if restarted:
+        interpreters._agent = partial(_forked_agent, restarted, interpreters._agent)
     sys.modules["__main__"] = program
     sys.argv = [str(program.__file__), *words]
     if prepare:
@@ -219,9 +243,58 @@ def _drive(
     program.main()
 
 
+class _Agent:
+    """A process of the second interpreter; used as `subprocess.Popen` is."""
+
+    def __init__(self, process: process.BaseProcess) -> None:
+        self._process, self.pid = process, process.pid
+
+    def wait(self, timeout: float | None = None) -> None:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("the second interpreter", timeout or 0.0)
+
+
+def _forked_agent(
+    address: str, start: Callable[..., Any], python: str, connection: Connection, variables: dict[str, str]
+) -> Any:
+    """Start the second interpreter of a driver: fork it from the server that has imported everything."""
+    if python != sys.executable or variables["PYTHONHASHSEED"] != "1":
+        return start(python, connection, variables)
+
+    def connect(files: list[int]) -> tuple[int, int]:
+        """`ForkServer.connect_to_new_process` of a server of another process."""
+        with socket.socket(socket.AF_UNIX) as client, open(os.devnull) as nothing:  # noqa: PTH123
+            client.connect(address)
+            (parent_r, child_w), (child_r, parent_w) = os.pipe(), os.pipe()
+            reduction.sendfds(client, [child_r, child_w, nothing.fileno(), nothing.fileno(), *files])
+            os.close(child_r)
+            os.close(child_w)
+            return parent_r, parent_w
+
+    arguments = connection, variables, [Descriptor(1), Descriptor(2)]
+    agent = multiprocessing.get_context("forkserver").Process(target=_serve_as_agent, args=arguments)
+    with mock.patch.object(forkserver, "connect_to_new_process", connect):
+        agent.start()
+    return _Agent(agent)
+
+
+def _serve_as_agent(connection: Connection, variables: dict[str, str], prints: list[Descriptor]) -> None:
+    os.setsid()
+    for file, print_to in zip((1, 2), prints, strict=True):
+        os.dup2(print_to.number, file)
+        os.close(print_to.number)
+    _forget_server()
+    os.environ.clear()
+    os.environ.update(variables)
+    from dcpbench.executors import interpreter_agent
+
+    interpreter_agent.main(connection.fileno())
+
+
 def _forget_server() -> None:
     """Make this process one that has yet to start multiprocessing's helpers, and forks them when it does."""
-    for held in (forkserver._forkserver._forkserver_alive_fd, resource_tracker._resource_tracker._fd):
+    for held in {forkserver._forkserver._forkserver_alive_fd, resource_tracker._resource_tracker._fd}:
         os.close(held)
     forkserver._forkserver.__init__()
     resource_tracker._resource_tracker.__init__()

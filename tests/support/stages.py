@@ -18,7 +18,7 @@ def save_twice(cell: Cell, dies: bool) -> None:
     `dies`."""
     reference = steps.build(cell)
     checkpointer = steps.open_checkpointer(cell)
-    first, second = cell.config.train_steps, 2 * cell.config.train_steps
+    first, second = cell.config.steps_before_save, 2 * cell.config.steps_before_save
     steps.advance(cell, reference, first)
     saved = steps.save(cell, reference.trained, checkpointer)
     steps.finish(cell, saved)
@@ -37,7 +37,7 @@ def save_twice(cell: Cell, dies: bool) -> None:
 def load_first(cell: Cell, dies: bool) -> None:
     """State that was handed over is restored in processes without the first stage, and training continues."""
     (checkpoint,), losses = handover.take_over(cell, steps.open_checkpointer(cell), same_layout=True)
-    unfinished = cell.folder / f"step-{2 * cell.config.train_steps:04d}"
+    unfinished = cell.folder / f"step-{2 * cell.config.steps_before_save:04d}"
     assert unfinished.exists()
     assert not (unfinished / ".metadata").exists(), "the second save came to an end"
     target = steps.build_target(cell)

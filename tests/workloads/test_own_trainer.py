@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -256,9 +257,10 @@ AROUND = "GoesAroundDDP", "MeansToGoAround"
 
 @pytest.fixture(scope="module")
 def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    alone = {"parallel": "none", "world_size": 1, "saves": 1, "verify": "standard,deep"}
+    alone = {"parallel": "none", "world_size": 1, "saves": 1}
     cells = [
-        {"workload.target": "support.own_trainer.KeepsItInMemory", **alone},
+        {"workload.target": "support.own_trainer.KeepsItInMemory", "restart": "null,false", **alone},
+        {"workload.target": "support.own_trainer.KnowsItsProcess", "verify": "deep", **alone},
         {
             "workload.target": "support.own_trainer.Trainer",
             "parallel": ",".join(selected(request, "parallel") or ["fsdp2"]),
@@ -273,14 +275,28 @@ def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.slow
-def test_state_in_memory_is_missed_by_a_fresh_process(sweep: Finished) -> None:
-    standard, deep = sweep.rows[:2]
-    assert standard["status"] == "pass", standard["reason"]
-    assert deep["status"] == "fail"
-    assert (
-        "progress.step (progress) in the checkpoint of step 1, loaded by a fresh process"
-        in deep["first_mismatch"]
-    )
+def test_state_in_memory_is_missed_by_a_restart(sweep: Finished) -> None:
+    restarted, same_process = sweep.rows[:2]
+    assert (restarted["status"], same_process["status"]) == ("fail", "pass"), same_process["reason"]
+    assert (restarted["restart"], same_process["restart"]) == ("interpreter", None)
+    assert "progress.step (progress) in the checkpoint of step 1" in restarted["first_mismatch"]
+
+
+@pytest.mark.slow
+def test_what_loads_is_a_process_of_another_interpreter(sweep: Finished) -> None:
+    row = sweep.rows[2]
+    assert (row["status"], row["restart"]) == ("pass", "interpreter"), row["reason"]
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+def test_what_loads_has_another_hash_seed_than_the_users_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", "1")
+    words = ("workload.target=support.own_trainer.KnowsItsProcess", "checkpointer=trainer", "device=cpu")
+    row = run(tmp_path / "sweep", *words, "world_size=2", "parallel=ddp", "scenario=chain").rows[0]
+    assert (row["status"], row["restart"]) == ("pass", "interpreter"), row["reason"]
 
 
 @pytest.mark.slow

@@ -44,6 +44,7 @@ class Checkpoint:
         source: the live run that was saved, if it is in this process. It has trained on since: `tensors`
             returns the values that were saved.
         numbers: parameter numbers by FQN, if the optimizer state is saved under numbers.
+        saved_as: the state under the names that its state dicts have, if the live run is in another process.
         how: a suffix for messages, if it was saved or is loaded in an unusual way (`, saved again`).
         overlapping: checkpoints whose saves were in flight at the same time.
     """
@@ -55,6 +56,7 @@ class Checkpoint:
     by_content: bool = False
     source: TrainingRun | None = None
     numbers: Mapping[str, str] = field(default_factory=dict)
+    saved_as: State | None = None
     how: str = ""
     overlapping: list["Checkpoint"] = field(default_factory=list)
 
@@ -62,9 +64,14 @@ class Checkpoint:
         return f"in the checkpoint of step {self.step}{self.how}"
 
     @property
+    def named(self) -> State | None:
+        """The saved state under the names that its state dicts have, if these are known."""
+        return as_saved(self.source, self.state) if self.source else self.saved_as
+
+    @property
     def by_key(self) -> dict[str, Leaves]:
         """The saved state of each check, by the flattened keys of the checkpoint."""
-        state = as_saved(self.source, self.state) if self.source else self.state
+        state = self.named or self.state
         return {
             check: {key_of(check, name, self.numbers): leaf for name, leaf in leaves.items()}
             for check, leaves in state.items()

@@ -29,7 +29,7 @@ from dcpbench.verify.perturb import compare_controlled, unlike
 from dcpbench.verify.plain_read import WholeValues
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import build_run, lockstep
-from dcpbench.workloads.attributes import When, differing_values, of_attributes
+from dcpbench.workloads.attributes import Judged, When, differing_values, of_attributes
 from dcpbench.workloads.build_run import copy_state
 from dcpbench.workloads.lockstep import Lockstep
 from dcpbench.workloads.run_state import (
@@ -45,9 +45,6 @@ from dcpbench.workloads.run_state import (
     undetermined,
 )
 from dcpbench.workloads.training_run import TrainingRun
-
-_UNRESTORED = 5
-"""How many unrestored runs the control of a loss tries before it counts as missed."""
 
 _SAVES: Sides = ("{} without saves", "{} with them")
 
@@ -65,17 +62,28 @@ def verify_training(
         prepare: puts a new run into the state in which the reference run began.
     """
     trained = reference.trained
-    until = trained.train_state.step
-    cell.report.losses["continued"] = trained.train_state.losses
+    unsaved = train_without_saves(cell, reference.record, trained.random.kept, prepare)
+    compare_without_saves(cell, live_state(unsaved), live_state(trained), reference.record.judged)
+
+
+def train_without_saves(
+    cell: Cell,
+    record: RunRecord,
+    keeps_random: bool | frozenset[str],
+    prepare: Callable[[TrainingRun], None] | None = None,
+) -> TrainingRun:
+    """Train as the reference run was, but save nothing, and compare each step with the unwrapped twin's."""
+    until = len(record.losses)
+    cell.report.losses["continued"] = record.losses
     with cell.phase("build"):
         unsaved = steps.parallel_run(cell, cell.config.seed)
-        unsaved.random.kept, unsaved.comes_after = trained.random.kept, "without a save"
-        unsaved.judged = judged = reference.record.judged
+        unsaved.random.kept, unsaved.comes_after = keeps_random, "without a save"
+        unsaved.judged = record.judged
         if prepare:
             prepare(unsaved)
-    if trained.why_no_twin:
+    if unsaved.why_no_twin:
         checks = (one for one in lockstep.CHECKS if one != lockstep.REPLICAS)
-        cell.report.not_applied |= dict.fromkeys(checks, trained.why_no_twin)
+        cell.report.not_applied |= dict.fromkeys(checks, unsaved.why_no_twin)
         steps.train(cell, unsaved, until)
         _verify_replicas(cell, unsaved)
     else:
@@ -85,8 +93,13 @@ def verify_training(
                 copy_state(unsaved, twin)
         where = "in the uninterrupted run"
         _, cell.report.losses["twin"] = _train_with_twin(cell, unsaved, twin, until, where)
+    return unsaved
+
+
+def compare_without_saves(cell: Cell, never: State, saved: State, judged: Judged) -> None:
+    """Compare the final state of a run that never saved with that of the run that saved; of what is `judged`,
+    leave out what is not the same in two uninterrupted runs."""
     with cell.phase("verify", "harmless"):
-        never, saved = live_state(unsaved), live_state(trained)
         for name in undetermined(never, saved, judged):
             judged[name] = When.never
             cell.report.not_applied[f"extra_equal of {name}"] = "two uninterrupted runs differ in it"
@@ -229,9 +242,9 @@ def _verify_absent_key(cell: Cell, checkpoint: Checkpoint) -> None:
         contract.verify_refused(cell, BaseException, "absent", absent, present, where)
 
 
-def verify_saved_again(cell: Cell, target: TrainingRun, checkpoint: Checkpoint) -> None:
-    """Save a resumed run and load that checkpoint into the same run, made different. Large models are left
-    out: it would cost as much as everything else in the cell."""
+def verify_saved_again(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, record: RunRecord) -> None:
+    """Save a resumed run and load that checkpoint into the same run, made different; a trainer trains on.
+    Large models are left out: it would cost as much as everything else in the cell."""
     if not is_small(checkpoint.state):
         return
     checkpointer, step = checkpoint.checkpointer, target.train_state.step
@@ -244,6 +257,8 @@ def verify_saved_again(cell: Cell, target: TrainingRun, checkpoint: Checkpoint) 
         cell.world.meet()
         checkpoint_files.replaced(cell, checkpointer, name, step, checkpointer.lengths(name))
     load_and_verify(cell, target, again)
+    if cell.config.own_trainer and step + cell.config.steps_after_load in record.states:
+        resume(cell, target, again, record)
     with cell.phase("verify", "saved_again"):
         cell.world.meet()  # a rank with a mismatch reads the saved tensor
         if cell.world.rank == 0:
@@ -280,7 +295,7 @@ def resume(
             and losses have to be close.
         until: the last step; by default `resume_steps` after the checkpoint.
     """
-    last = until or checkpoint.step + cell.config.resume_steps
+    last = until or checkpoint.step + cell.config.steps_after_load
     taken = range(checkpoint.step + 1, last + 1)
     where = f"after the checkpoint of step {checkpoint.step}{checkpoint.how}"
     restored = None
@@ -301,7 +316,7 @@ def resume(
         rule = ResumedRule.of(losses, taken.start, exactly, cell.config.tolerance.value, dtypes)
         compared: dict[str, Compared] = {}
         if exactly or not _layout_matters(cell, target, record.why_layout_bound):
-            others = (steps.unrestored_losses(cell, record, number, taken) for number in range(_UNRESTORED))
+            others = steps.unrestored_losses(cell, record, taken)
             compared[rule.check] = rule.compare(resumed, target.alive[-len(taken) :], others)
         actual, expected = live_state(target), as_judged(record.states[last], target.judged)
         for part, leaves in retained_copy(actual).items():

@@ -1,17 +1,18 @@
 """Pass checkpoints and the reference run to the processes of a later stage, which may have another layout,
 by files in the folder of the cell."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
+from dcpbench.cell import steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint
 from dcpbench.cell.explained import explained_restored
-from dcpbench.cell.steps import RunRecord
+from dcpbench.cell.steps import ReferenceRun, RunRecord
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.config.groups import Verify
 from dcpbench.verify.compare_layouts import compare_ranks
@@ -20,45 +21,78 @@ from dcpbench.verify.snapshot import PLAIN
 from dcpbench.workloads.run_state import RANDOM, State, as_saved, key_of
 from dcpbench.workloads.training_run import TrainingRun
 
-_NEXT_STAGE = "handover.pt"
-NEWEST, NEWEST_OF_RANK = "newest.pt", "newest-rank{}.pt"
-"""The newest checkpoint, for a fresh process; of a user's trainer one file for each rank."""
+_NEXT_STAGE, _OF_RANK = "handover.pt", "handover-rank{}.pt"
+NEWEST = "newest.pt"
+"""The newest checkpoint, for a fresh process."""
 
 
 @dataclass(frozen=True)
 class LeftCheckpoint:
-    """A `Checkpoint` for other processes, in a subfolder of the cell's folder; `files` are its label and the
-    digests of its files when its save reported success."""
+    """A `Checkpoint` for other processes, in a subfolder of the cell's folder.
+
+    Args:
+        files: its label and the digests of its files when its save reported success.
+        overlapping: the steps of checkpoints that were in flight at the same time.
+    """
 
     step: int
     folder: str
     state: State
     numbers: Mapping[str, str] = field(default_factory=dict)
     files: tuple[str, FileDigests | None] | None = None
+    saved_as: State | None = None
+    overlapping: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, cell: Cell, checkpoint: Checkpoint, state: State) -> "LeftCheckpoint":
+    def of(cls, cell: Cell, checkpoint: Checkpoint, state: State, saved_as: State | None = None) -> Self:
         """Describe a checkpoint of this process."""
         folder = str(Path(checkpoint.checkpoint_id).relative_to(cell.folder))
         known = cell.files.get(checkpoint.checkpoint_id)
-        return cls(checkpoint.step, folder, state, checkpoint.numbers, known and known[:2])
+        beside = tuple(other.step for other in checkpoint.overlapping)
+        return cls(checkpoint.step, folder, state, checkpoint.numbers, known and known[:2], saved_as, beside)
+
+    def expect_files(self, cell: Cell, checkpoint: Checkpoint) -> None:
+        """Let the end of this stage compare its files with those of when it was complete."""
+        place = checkpoint.checkpoint_id
+        if self.files:
+            cell.files[place] = *self.files, checkpoint.checkpointer
 
     def checkpoint(self, cell: Cell, checkpointer: Checkpointer, **options: Any) -> Checkpoint:
         """Return it as a checkpoint of this process."""
         place = str(cell.folder / self.folder)
-        if self.files:
-            cell.files[place] = *self.files, checkpointer
-        return Checkpoint(self.step, place, checkpointer, self.state, numbers=self.numbers, **options)
+        more = {"numbers": self.numbers, "saved_as": self.saved_as, **options}
+        return Checkpoint(self.step, place, checkpointer, self.state, **more)
 
 
 @dataclass(frozen=True)
 class Handover:
     """The state that a stage passes to a later one: its checkpoints, oldest first, the record of the
-    reference run, and which random generators that run keeps (as in `TrainingRun`)."""
+    reference run, which random generators that run keeps (as in `TrainingRun`), and its numbers of steps by
+    key."""
 
     checkpoints: list[LeftCheckpoint]
     record: RunRecord = field(default_factory=RunRecord)
     keeps_random: bool | frozenset[str] = True
+    steps: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What runs are restored from: the checkpoints, oldest first, the record of the reference run, and which
+    random generators that run keeps."""
+
+    checkpoints: list[Checkpoint]
+    record: RunRecord
+    keeps_random: bool | frozenset[str]
+
+    @classmethod
+    def by(cls, reference: ReferenceRun, checkpoints: Iterable[Checkpoint]) -> Self:
+        """Return what the reference run of this process has saved."""
+        return cls([*checkpoints], reference.record, reference.trained.random.kept)
+
+    def prepare(self, target: TrainingRun) -> None:
+        """Let a target of loads compare what the reference run has shown to be its state."""
+        target.random.kept, target.judged = self.keeps_random, self.record.judged
 
 
 def leave(cell: Cell, handover: Handover, name: str) -> None:
@@ -67,11 +101,12 @@ def leave(cell: Cell, handover: Handover, name: str) -> None:
 
 
 def take(cell: Cell, name: str) -> Handover:
-    """Read the file of this name, which this cell wrote. It may contain any class if the workload is a
-    user's, such as arrays."""
+    """Read the file of this name, which this cell wrote. It may contain any class, such as arrays, if the
+    workload is a user's, or for the same rank of another process."""
+    own = cell.config.workload.target is not None or cell.config.restarts
     safe: list[Any] = [Handover, LeftCheckpoint, RunRecord, *PLAIN]
     with torch.serialization.safe_globals(safe):
-        handover: Handover = torch.load(cell.folder / name, weights_only=cell.config.workload.target is None)
+        handover: Handover = torch.load(cell.folder / name, weights_only=not own)
     return handover
 
 
@@ -94,7 +129,7 @@ def hand_over(cell: Cell, checkpoints: Sequence[Checkpoint], record: RunRecord) 
         left = [LeftCheckpoint.of(cell, one, full(one.state, one)) for one in checkpoints]
         states = {step: full(state) for step, state in record.states.items()}
     if cell.world.rank == 0:
-        leave(cell, Handover(left, replace(record, states=states, unrestored={})), _NEXT_STAGE)
+        leave(cell, Handover(left, replace(record, states=states)), _NEXT_STAGE)
 
 
 def take_over(
@@ -104,6 +139,8 @@ def take_over(
     state of random generators is dropped under another layout, which draws other numbers."""
     handover = take(cell, _NEXT_STAGE)
     checkpoints = [one.checkpoint(cell, checkpointer, by_content=True) for one in handover.checkpoints]
+    for left, checkpoint in zip(handover.checkpoints, checkpoints, strict=True):
+        left.expect_files(cell, checkpoint)
     states = [*handover.record.states.values(), *(one.state for one in checkpoints)]
     for state in () if same_layout else states:
         state.pop(RANDOM, None)
@@ -137,14 +174,26 @@ def stored(cell: Cell, saved: SavedCheckpoint) -> LeftCheckpoint:
     return LeftCheckpoint.of(cell, saved, state)
 
 
-def leave_to_trainer(cell: Cell, newest: Checkpoint, run: TrainingRun, record: RunRecord) -> None:
-    """Leave the newest checkpoint of a user's trainer, and the record of the reference run, to a fresh
-    process of each rank, and drop the page cache of its files."""
-    if cell.config.verify is not Verify.deep:
-        return
-    left = [LeftCheckpoint.of(cell, newest, newest.state)]
-    handover = Handover(left, replace(record, unrestored={}), run.random.kept)
+def leave_to_ranks(cell: Cell, saved: Saved) -> None:
+    """Leave everything to a new process of each rank; with `verify=deep`, drop the page cache of files."""
+    left = [LeftCheckpoint.of(cell, one, one.state, one.named) for one in saved.checkpoints]
+    numbers = {name: getattr(cell.config, name) for name in ("train_steps", "resume_steps")}
     with cell.phase("verify", "left"):
-        leave(cell, handover, NEWEST_OF_RANK.format(cell.world.rank))
-        if cell.world.rank == 0:
-            newest.checkpointer.drop_cached(newest.checkpoint_id)
+        leave(
+            cell, Handover(left, saved.record, saved.keeps_random, numbers), _OF_RANK.format(cell.world.rank)
+        )
+        for one in saved.checkpoints if cell.config.verify is Verify.deep and cell.world.rank == 0 else ():
+            one.checkpointer.drop_cached(one.checkpoint_id)
+
+
+def take_as_rank(cell: Cell) -> tuple[Cell, Saved]:
+    """Return what the stage before has left to this rank, and the cell with its numbers of steps."""
+    with cell.phase("verify", "left"):
+        handover = take(cell, _OF_RANK.format(cell.world.rank))
+    cell = cell.vary(**handover.steps)
+    checkpointer = steps.open_checkpointer(cell)
+    checkpoints = {left.step: left.checkpoint(cell, checkpointer) for left in handover.checkpoints}
+    for left in handover.checkpoints:
+        left.expect_files(cell, checkpoints[left.step])
+        checkpoints[left.step].overlapping += (checkpoints[step] for step in left.overlapping)
+    return cell, Saved([*checkpoints.values()], handover.record, handover.keeps_random)

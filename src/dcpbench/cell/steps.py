@@ -4,8 +4,8 @@ import itertools
 import multiprocessing
 import pkgutil
 import time
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,24 @@ from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint
 from dcpbench.cell.explained import StoredFiles, explain_raised, explained, without_overwritten
 from dcpbench.cell.shared_folder import wait_until_seen
 from dcpbench.checkpointers.base import Checkpointer
+from dcpbench.config.schema import FEWEST_STEPS
 from dcpbench.core.plugins import all_of
 from dcpbench.core.rank_report import NOTHING
 from dcpbench.verify.audit import compare_manifest
+from dcpbench.verify.losses import ResumedRule
 from dcpbench.verify.plain_read import compare_stored
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import build_run
 from dcpbench.workloads.attributes import Judged
 from dcpbench.workloads.run_state import RANDOM, State, promised_keys, retained_state
 from dcpbench.workloads.training_run import TrainingRun
+
+_UNRESTORED = 5
+"""How many unrestored runs the control of a loss tries before it counts as missed."""
+
+_STEPS = (FEWEST_STEPS, 3, 5, 7, 11, 13, 17, 19, 23)
+_TRAINED_S = 10.0
+"""How long the uninterrupted run of a trainer may take."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,7 @@ class RunRecord:
         states: its state after each step at which a resumed run ends.
         unrestored: losses of runs that are built from another seed and never restored, by their number.
         why_layout_bound: why its losses would be different under another layout, if they would.
+        unrestored_runs: the most that are tried.
         computes_in: dtypes that it computes in, in addition to those of its parameters.
         values_of_modules: plain values that modules have in addition to their state, after these steps.
         judged: when that which may change is compared, as its end has shown.
@@ -48,6 +58,7 @@ class RunRecord:
     losses: list[float] = field(default_factory=list)
     states: dict[int, State] = field(default_factory=dict)
     unrestored: dict[int, list[float]] = field(default_factory=dict)
+    unrestored_runs: int = _UNRESTORED
     why_layout_bound: str | None = None
     computes_in: tuple[torch.dtype, ...] = ()
     values_of_modules: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -123,7 +134,7 @@ def train(cell: Cell, run: TrainingRun, until: int) -> list[float]:
 def advance(cell: Cell, reference: ReferenceRun, until: int) -> None:
     """Train the reference run up to and including step `until`, and keep its state where resumed runs end."""
     config, run = cell.config, reference.trained
-    ends = {step + config.resume_steps for step in config.save_steps} | reference.ends
+    ends = {step + config.steps_after_load for step in config.save_steps} | reference.ends
     for step in sorted({*ends, until}):
         if run.train_state.step <= step <= until:
             train(cell, run, step)
@@ -133,15 +144,50 @@ def advance(cell: Cell, reference: ReferenceRun, until: int) -> None:
                     reference.record.values_of_modules[step] = run.values_of_modules()
 
 
-def unrestored_losses(cell: Cell, record: RunRecord, number: int, taken: range) -> list[float]:
-    """Return the losses in these steps of a run from another seed, trained on the same batches from step
-    1."""
-    known = record.unrestored.get(number, [])
-    if len(known) < taken.stop - 1:
-        run = build_run.build_unrestored(cell.config, cell.world, other_seed(cell, number))
-        known = run.train(cell.batches, max(taken.stop - 1, cell.config.last_step))
-        record.unrestored[number] = known
-    return known[taken.start - 1 : taken.stop - 1]
+def with_steps(cell: Cell, reference: ReferenceRun) -> Cell:
+    """Return the cell with the steps of a trainer before each save and after each load, as many as fit ten
+    seconds at the pace of its second step, unless they were asked for.
+
+    A prime number: then no save comes after a whole number of epochs of two to twelve batches, from eleven on
+    an epoch ends before the first save and after each load.
+    """
+    config = cell.config
+    asked: dict[str, Any] = {"train_steps": config.train_steps, "resume_steps": config.resume_steps}
+    if not config.own_trainer or all(asked.values()):
+        return cell
+    fitting = 0
+    if min(config.save_steps) >= _STEPS[0]:
+        train(cell, reference.trained, _STEPS[0] - 1)
+        began = time.perf_counter()
+        train(cell, reference.trained, _STEPS[0])
+        pace = max(cell.world.gathered(time.perf_counter() - began))
+        fitting = int(_TRAINED_S / pace / (config.saves + 1))
+    steps = max((number for number in _STEPS if number <= fitting), default=_STEPS[0])
+    asked = {name: number or steps for name, number in asked.items()}
+    cell.report.steps = asked
+    return cell.vary(**asked)
+
+
+def unrestored_losses(cell: Cell, record: RunRecord, taken: range) -> Iterator[list[float]]:
+    """Yield the losses in these steps of runs from other seeds, trained on the same batches from step 1."""
+    for number in range(record.unrestored_runs):
+        known = record.unrestored.get(number, [])
+        if len(known) < taken.stop - 1:
+            run = build_run.build_unrestored(cell.config, cell.world, other_seed(cell, number))
+            known = run.train(cell.batches, max(taken.stop - 1, cell.config.last_step))
+            record.unrestored[number] = known
+        yield known[taken.start - 1 : taken.stop - 1]
+
+
+def with_unrestored(cell: Cell, record: RunRecord) -> RunRecord:
+    """Return a record with the unrestored runs that the controls of its losses need, and no others."""
+    record = replace(record, unrestored={})
+    taken = range(cell.config.save_steps[0] + 1, len(record.losses) + 1)
+    exactly, tolerance = not cell.config.scenario.converts, cell.config.tolerance.value
+    losses = record.losses[taken.start - 1 :]
+    rule = ResumedRule.of(losses, taken.start, exactly, tolerance, record.computes_in)
+    rule.compare(losses, [True] * len(losses), unrestored_losses(cell, record, taken))
+    return replace(record, unrestored_runs=len(record.unrestored))
 
 
 def train_and_save(

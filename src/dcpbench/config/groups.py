@@ -58,11 +58,14 @@ class Only:
 class StageConfig:
     """A stage of a cell: `target(cell, **options)`, called on every rank of a world of its own.
 
-    `environment` is set in its processes before they start. Stages exchange files only.
+    `environment` is set in its processes before they start. Stages exchange files only. One that is
+    `restarted` runs under a second interpreter, one `of_each_save` as often as the cell saves.
     """
 
     target: str = MISSING
     world: StageWorld = StageWorld.save
+    restarted: bool = how_run(False)
+    of_each_save: bool = how_run(False)
     environment: dict[str, str] = field(default_factory=dict)
     ends: Ending = Ending.report
 
@@ -70,7 +73,8 @@ class StageConfig:
 @dataclass
 class ScenarioConfig:
     """The code of a cell: `target(cell, **options)` with a `dcpbench.cell.cell.Cell`, or several `stages` in
-    order, each with the same options.
+    order, each with the same options. Where what loads is a process of another interpreter than what has
+    saved, the stages are `restarts`.
 
     Cells with another value than `only` allows are skipped. A scenario that `converts` loads under
     `load_parallel` on `load_world_size` ranks. Without `process_group` it runs in one process that has none.
@@ -79,6 +83,7 @@ class ScenarioConfig:
     name: str = MISSING
     target: str | None = None
     stages: list[StageConfig] = field(default_factory=list)
+    restarts: list[StageConfig] = how_run(list)
     only: dict[str, Only] = how_run(dict)
     converts: bool = False
     process_group: bool = True

@@ -1,6 +1,6 @@
 """The configuration of a cell: the groups of `conf/` and single keys, each with its default and help."""
 
-from dataclasses import dataclass, field, is_dataclass, make_dataclass
+from dataclasses import dataclass, field, is_dataclass, make_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -21,6 +21,8 @@ REPEATS, MATRIX, PART = "repeats", "matrix", "part"
 """Further keys of a sweep: how often each cell runs, how lists are combined, which cells run here."""
 OWN_TRAINER = "dcpbench.checkpointers.trainer.TrainerCheckpointer"
 """The checkpointer for a trainer that saves and loads itself."""
+FEWEST_STEPS = 2
+"""Steps before a save and after a load, unless the configuration or the pace of a trainer decides."""
 SEED_STRIDE = 1_000_003
 """The distance between the seeds of batches of two seeds; the seed of a step's batch is one more."""
 
@@ -29,11 +31,9 @@ _FRESH = {"DCPBENCH_FRESH_PROCESS": "1"}
 """An environment of their own keeps loading processes apart from ranks that save."""
 
 FRESH_PROCESS = groups.StageConfig(
-    "dcpbench.scenarios.fresh_process.load_alone", groups.StageWorld.alone, _FRESH
+    "dcpbench.scenarios.fresh_process.load_alone", groups.StageWorld.alone, environment=_FRESH
 )
-"""The last stage of a cell with `verify=deep`."""
-FRESH_TRAINER = groups.StageConfig("dcpbench.scenarios.fresh_process.load_by_trainer", environment=_FRESH)
-"""The last stage of a trainer that saves and loads itself, on all ranks."""
+"""The last stage of a cell with `verify=deep`, unless only a user's trainer can read its checkpoints."""
 
 
 def is_about_the_sweep(key: str) -> bool:
@@ -109,14 +109,24 @@ class Config:
         "pairwise: instead of every combination of lists, cells that contain every pair of values",
     )
     repeat: int = how_run(0, "number of this run, from 0")
-    train_steps: int = key(2, "optimizer steps before each save", least=1)
-    resume_steps: int = key(2, "steps compared after each checkpoint is loaded", least=1)
+    train_steps: int = key(
+        0,
+        "optimizer steps before each save; 0: two, of a trainer (checkpointer=trainer) as many as fit ten "
+        "seconds, at most 23",
+        least=0,
+    )
+    resume_steps: int = key(0, "steps compared after each checkpoint is loaded; 0: the same", least=0)
     optimizer_state: groups.OptimizerStateAs | None = None
     saves: int = key(3, "checkpoints that a cell writes while training; each is loaded and verified", least=1)
     save_at: int | None = key(
         None, "step of a further checkpoint; 0: before the optimizer has state", least=0
     )
     overlap_saves: bool = key(False, "start each save before the previous one is complete")
+    restart: bool | None = how_run(
+        None,
+        "what loads and trains on is a new process of another interpreter than what has saved; null: where "
+        "code of yours runs (workload.target, a plug-in), in save_load, chain, convert",
+    )
     raw: bool = how_run(
         False,
         "true: also write and read each checkpoint's bytes as plain files, a bound for save_s and load_s",
@@ -191,9 +201,21 @@ class Config:
     @property
     def stages(self) -> list[groups.StageConfig]:
         """The stages of a cell, in order."""
-        if self.verify is not groups.Verify.deep:
-            return self.scenario.all_stages
-        return [*self.scenario.all_stages, FRESH_TRAINER if self.own_trainer else FRESH_PROCESS]
+        stages = self.scenario.all_stages
+        if self.restarts:
+            saves = len(self.save_steps)
+            stages = [
+                replace(stage, restarted=stage.restarted and link % 2 == 0)
+                for stage in self.scenario.restarts
+                for link in range(saves if stage.of_each_save else 1)
+            ]
+        deep = self.verify is groups.Verify.deep and not self.own_trainer
+        return [*stages, *([FRESH_PROCESS] if deep else [])]
+
+    @property
+    def restarts(self) -> bool:
+        """Whether what loads is another process than what has saved, after `restart` was decided."""
+        return bool(self.restart and self.scenario.restarts)
 
     def world_of(self, world: groups.StageWorld) -> tuple[groups.ParallelConfig, int]:
         """Return the parallelism and the number of ranks of a stage, after the world size was decided."""
@@ -218,15 +240,26 @@ class Config:
         return self.compile and scope is groups.CompileScope.layer
 
     @property
+    def steps_before_save(self) -> int:
+        """The number of steps before each save."""
+        return self.train_steps or FEWEST_STEPS
+
+    @property
+    def steps_after_load(self) -> int:
+        """The number of steps that a resumed run takes."""
+        return self.resume_steps or FEWEST_STEPS
+
+    @property
     def save_steps(self) -> list[int]:
         """The steps after which a checkpoint is written; 0 is before the optimizer has state."""
-        regular = {self.train_steps * (index + 1) for index in range(self.saves)}
+        regular = {self.steps_before_save * (index + 1) for index in range(self.saves)}
         return sorted(regular | ({self.save_at} if self.save_at is not None else set()))
 
     @property
     def last_step(self) -> int:
-        """The last step of the uninterrupted run: `resume_steps` after the last checkpoint."""
-        return self.save_steps[-1] + self.resume_steps
+        """The last step of the uninterrupted run, which ends as long after the last checkpoint as a resumed
+        one."""
+        return self.save_steps[-1] + self.steps_after_load
 
     def value_of(self, axis: str) -> str:
         """Return the value of an axis as it is written on the command line.

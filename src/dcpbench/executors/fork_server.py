@@ -34,6 +34,7 @@ _PRELOADED = (
 _PRELOADED_PACKAGES = ("cell", "checkpointers", "scenarios", "verify", "workloads")
 """Modules, and packages of dcpbench, that the server imports once for all ranks, which then detect whether a
 cell has changed them. None of them may start CUDA."""
+HASH_SEED = "PYTHONHASHSEED"
 _PROBE = "dcpbench.rank.machine_probe"
 
 _ANSWER_LIMIT_S = 120.0
@@ -119,7 +120,7 @@ def fork_server(imports: Sequence[str] = ()) -> ForkServerContext:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS, where deterministic=true
     # Cache keys of compiled graphs with a device mesh contain Python hashes: with a random hash seed, a
     # sweep would not find the graphs of an earlier one.
-    os.environ.setdefault("PYTHONHASHSEED", "0")
+    os.environ.setdefault(HASH_SEED, "0")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks share the cores, as under torchrun
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no leaked worker pools
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -8,13 +8,15 @@ import inspect
 import json
 import os
 import subprocess
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from dcpbench.config.schema import TimeoutsConfig
 from dcpbench.core.stage_end import StageEnd
 from dcpbench.executors import cleanup
 from dcpbench.executors.base import Executor, OnPhase
+from dcpbench.executors.fork_server import HASH_SEED
 from dcpbench.rank import nccl
 from dcpbench.rank.messages import CellSpec, WorldKind
 
@@ -99,6 +102,12 @@ def versions_of(python: str) -> Versions:
     return versions
 
 
+def _other_hash_seed() -> str:
+    """Return a hash seed that the driver's ranks do not have; always the same one, because keys of compiled
+    graphs contain hashes."""
+    return "2" if os.environ.get(HASH_SEED) == "1" else "1"
+
+
 class OtherInterpreter(Executor):
     """Runs the ranks of an executor under another interpreter. Its process starts with the first stage."""
 
@@ -111,8 +120,7 @@ class OtherInterpreter(Executor):
     def run(self, kind: WorldKind, spec: CellSpec, timeouts: TimeoutsConfig, on_phase: OnPhase) -> StageEnd:
         """Run a stage there. If the process has exited, return an error; the next stage starts a new one."""
         try:
-            if self._process is None:
-                self._start()
+            self.start()
             if self.interrupted:  # while it was started
                 return StageEnd(not_run="interrupted")
             self._send("run", kind, spec, timeouts)
@@ -144,18 +152,24 @@ class OtherInterpreter(Executor):
         if self._process:
             self._connection.send((method, arguments))
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start its process, which imports in the background, unless it runs.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        if self._process:
+            return
         self._connection, there = Pipe()
         self._folder = tempfile.TemporaryDirectory(prefix="dcpbench-")
         with there:
-            self._process = subprocess.Popen(
-                [self._python, "-c", _AGENT, str(there.fileno())],
-                pass_fds=[there.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=environment_of(Path(self._folder.name)),
-                start_new_session=True,  # the driver passes on Ctrl-C
-            )
+            self._process = _agent(self._python, there, self._environment() | {HASH_SEED: _other_hash_seed()})
         self._connection.send(self._parameters)
+
+    def _environment(self) -> dict[str, str]:
+        """The same Python finds modules where the driver does, also where a notebook has added a folder."""
+        same = self._python == sys.executable
+        return _environment(*filter(None, sys.path)) if same else environment_of(Path(self._folder.name))
 
     def _kill(self) -> None:
         if self._process:
@@ -164,6 +178,17 @@ class OtherInterpreter(Executor):
             self._connection.close()
             self._folder.cleanup()
             self._process = None
+
+
+def _agent(python: str, connection: Connection, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start the process of an interpreter, with its end of a connection."""
+    return subprocess.Popen(
+        [python, "-c", _AGENT, str(connection.fileno())],
+        pass_fds=[connection.fileno()],
+        stdin=subprocess.DEVNULL,
+        env=environment,
+        start_new_session=True,  # the driver passes on Ctrl-C
+    )
 
 
 def environment_of(folder: Path) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import platform
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.context import ForkServerContext
@@ -89,10 +90,8 @@ class LocalExecutor(Executor):
         Start ranks of the kind if there are none, or if one has died since the last stage. End all of them
         afterwards if a rank did not report or the stage leaked something into it.
         """
-        if kind.python and kind.python != self.python:
-            if kind.python not in self._others:
-                self._others[kind.python] = OtherInterpreter(kind.python, self.modules, self.gpus)
-            return self._others[kind.python].run(kind, spec, timeouts, on_phase)
+        if other := self._other(kind):
+            return other.run(kind, spec, timeouts, on_phase)
         if self.interrupted:  # before it began
             return StageEnd(not_run="interrupted")
         try:
@@ -121,6 +120,17 @@ class LocalExecutor(Executor):
             self._kill(kind)
         for other in self._others.values():
             other.keep_only(kinds)
+        for other in filter(None, map(self._other, kinds)):  # a stage will need it: it imports meanwhile
+            with suppress(OSError):
+                other.start()
+
+    def _other(self, kind: WorldKind) -> OtherInterpreter | None:
+        """Return the other interpreter that runs ranks of this kind; None if this one does."""
+        if kind.python in (None, self.python):
+            return None
+        if kind.python not in self._others:
+            self._others[kind.python] = OtherInterpreter(kind.python, self.modules, self.gpus)
+        return self._others[kind.python]
 
     def interrupt(self) -> None:
         self.interrupted = True

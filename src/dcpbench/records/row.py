@@ -74,6 +74,12 @@ class Row:
     python_version: str | None = _column("of the ranks, or of those that save")
     load_torch_version: str | None = _column("of `load_python`; null without")
     load_python_version: str | None = _column("of `load_python`; null without")
+    train_steps: int | None = _column("steps before each save")
+    resume_steps: int | None = _column("steps after each load")
+    restart: str | None = _column(
+        "what loads: a process of another `interpreter`, with another hash seed; on several hosts a new "
+        "`process` of the same one; null: the process that saved"
+    )
     ranks_per_gpu: int | None = _column("the most ranks that share a GPU; null on the CPU")
     backend: str | None = _column(
         "what carries collectives on the device: `nccl` or `gloo`; null without a process group"

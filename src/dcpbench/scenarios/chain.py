@@ -3,8 +3,10 @@ checkpoint that it was resumed from."""
 
 from dataclasses import replace
 
-from dcpbench.cell import checks, handover, steps
+from dcpbench.cell import checks, steps
 from dcpbench.cell.cell import Cell
+from dcpbench.cell.handover import Saved
+from dcpbench.cell.steps import ReferenceRun
 from dcpbench.core.rank_report import Skip
 
 
@@ -15,22 +17,37 @@ def chain(cell: Cell) -> None:
     Raises:
         Skip: the plan has one save.
     """
-    plan = cell.config.save_steps
-    if len(plan) < 2:
-        raise Skip(f"saves={cell.config.saves}: a chain has at least two checkpoints")
-    reference = replace(steps.build(cell), ends=frozenset(plan[1:]))
-    checkpoints = steps.train_and_save(cell, reference, at=plan[:1])
+    cell, reference, saved = begin(cell)
     checks.verify_training(cell, reference)
-    for number, step in enumerate([*plan[1:], None]):
-        saved = checkpoints[-1]
-        run = steps.build_target(cell, number, saved.step)
-        run.random.kept, run.judged = reference.trained.random.kept, reference.record.judged
-        checks.load_and_verify(cell, run, saved, number)
-        checks.resume(cell, run, saved, reference.record, until=step)
-        if step is not None:
-            checkpoints.append(steps.save(cell, run, saved.checkpointer))
-            not_loaded = replace(checkpoints[-1], how=", without a load")
-            checks.resume(cell, run, not_loaded, reference.record)
-            steps.finish(cell, checkpoints[-1])
-    if cell.config.own_trainer:
-        handover.leave_to_trainer(cell, checkpoints[-1], reference.trained, reference.record)
+    for _ in cell.config.save_steps:
+        follow(cell, saved)
+
+
+def begin(cell: Cell) -> tuple[Cell, ReferenceRun, Saved]:
+    """Train the reference run, and save the first checkpoint; return the cell with its numbers of steps.
+
+    Raises:
+        Skip: the plan has one save.
+    """
+    if len(cell.config.save_steps) < 2:
+        raise Skip(f"saves={cell.config.saves}: a chain has at least two checkpoints")
+    reference = steps.build(cell)
+    cell = steps.with_steps(cell, reference)
+    plan = cell.config.save_steps
+    reference = replace(reference, ends=frozenset(plan[1:]))
+    return cell, reference, Saved.by(reference, steps.train_and_save(cell, reference, at=plan[:1]))
+
+
+def follow(cell: Cell, saved: Saved) -> None:
+    """Resume from the newest checkpoint; if the plan has a later save, save there, and train on."""
+    number, checkpoint = len(saved.checkpoints) - 1, saved.checkpoints[-1]
+    later = cell.config.save_steps[number + 1 :]
+    run = steps.build_target(cell, number, checkpoint.step)
+    saved.prepare(run)
+    checks.load_and_verify(cell, run, checkpoint, number)
+    checks.resume(cell, run, checkpoint, saved.record, until=later[0] if later else None)
+    if later:
+        again = steps.save(cell, run, checkpoint.checkpointer)
+        checks.resume(cell, run, replace(again, how=", without a load"), saved.record)
+        steps.finish(cell, again)
+        saved.checkpoints.append(again)

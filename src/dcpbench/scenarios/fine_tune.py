@@ -37,7 +37,7 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
         raise Skip("it puts a model of the group model into another one: workload.target has its own")
     before = cell.vary(folder="pre_training")
     pretrained = steps.build(before)
-    steps.train(before, pretrained.trained, until=cell.config.train_steps)
+    steps.train(before, pretrained.trained, until=cell.config.steps_before_save)
     saved = steps.save(before, pretrained.trained, steps.open_checkpointer(before))
     steps.finish(before, saved)
     checks.verify_training(before, pretrained)

@@ -1,32 +1,17 @@
 """The last stage with `verify=deep`: processes that did not save load the newest checkpoint, after the page
-cache of its files was dropped. A user's trainer loads it itself, on as many ranks as have saved it."""
+cache of its files was dropped."""
 
 from typing import Any
 
 import torch
 
-from dcpbench.cell import checkpoint_files, checks, steps
+from dcpbench.cell import checks, steps
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.handover import NEWEST, NEWEST_OF_RANK, take
+from dcpbench.cell.handover import NEWEST, take
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.verify.plain_read import compare_stored
 
 _HOW = ", loaded by a fresh process"
-
-
-def load_by_trainer(cell: Cell) -> None:
-    """Build a user's trainer, load the newest checkpoint, and train on. Costs are not measured here."""
-    before = len(cell.report.measurements)
-    left = take(cell, NEWEST_OF_RANK.format(cell.world.rank))
-    saved = left.checkpoints[0].checkpoint(cell, steps.open_checkpointer(cell), how=_HOW)
-    if not checkpoint_files.remaining(cell, [saved]):
-        return
-    target = steps.build_target(cell)
-    target.random.kept, target.judged = left.keeps_random, left.record.judged
-    checks.load_and_verify(cell, target, saved)
-    checks.resume(cell, target, saved, left.record)
-    own = [one for one in cell.report.measurements if (one.phase or "").startswith("verify")]
-    cell.report.measurements[before:] = own
 
 
 def load_alone(cell: Cell, **_: Any) -> None:

@@ -9,7 +9,7 @@ _NAME = "checkpoint"
 def save_first(cell: Cell) -> None:
     """First stage: save under `parallel` on `world_size` ranks."""
     reference = steps.build(cell)
-    steps.advance(cell, reference, until=cell.config.train_steps)
+    steps.advance(cell, reference, until=cell.config.steps_before_save)
     steps.finish(cell, steps.save(cell, reference.trained, steps.open_checkpointer(cell), _NAME))
     cell.files.clear()  # they are overwritten
     cell.complete.clear()
@@ -27,7 +27,7 @@ def save_over_it(cell: Cell) -> None:
         save_at=None,
     )
     reference = steps.build(other)
-    steps.advance(other, reference, until=config.train_steps)
+    steps.advance(other, reference, until=config.steps_before_save)
     saved = steps.save(other, reference.trained, steps.open_checkpointer(other), _NAME)
     saved.pending.wait()
     steps.advance(other, reference, until=other.config.last_step)

@@ -39,7 +39,7 @@ def overwrite(cell: Cell) -> None:
         return saved
 
     for _ in range(2):
-        until = reference.trained.train_state.step + cell.config.train_steps
+        until = reference.trained.train_state.step + cell.config.steps_before_save
         steps.advance(cell, reference, until)
         second = save(overwriting, "checkpoint")
     steps.advance(cell, reference, until=cell.config.last_step)
@@ -58,7 +58,7 @@ def no_cpu_backend(cell: Cell) -> None:
     """Save asynchronously in a process group without a CPU backend, which the upload thread would need. The
     save is refused and leaves nothing, and training continues."""
     reference = steps.build(cell)
-    steps.train(cell, reference.trained, until=cell.config.train_steps)
+    steps.train(cell, reference.trained, until=cell.config.steps_before_save)
     device_only = new_group(backend=dist.get_default_backend_for_device(cell.world.device.type))
     without = replace(cell, world=replace(cell.world, checkpoint_group=device_only))
     refused, accepted = str(cell.folder / "refused"), str(cell.folder / "accepted")

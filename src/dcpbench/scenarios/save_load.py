@@ -6,8 +6,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dcpbench.cell import checkpoint_files, checks, contract, handover, steps
+from dcpbench.cell import checkpoint_files, checks, contract, steps
 from dcpbench.cell.cell import Cell
+from dcpbench.cell.handover import Saved
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
 
@@ -16,23 +17,25 @@ def save_load(cell: Cell) -> None:
     """A load restores the saved state bit for bit, and training continues with the losses of the reference
     run."""
     reference = steps.build(cell)
+    cell = steps.with_steps(cell, reference)
     checkpoints = steps.train_and_save(cell, reference)
     checks.verify_training(cell, reference)
+    load_and_resume(cell, Saved.by(reference, checkpoints))
 
-    checkpoints = checkpoint_files.remaining(cell, checkpoints)
+
+def load_and_resume(cell: Cell, saved: Saved) -> None:
+    """Load each checkpoint, the newest first, into a model that nothing was loaded into before; train on."""
     target = steps.build_target(cell)
-    target.random.kept, target.judged = reference.trained.random.kept, reference.record.judged
-    # The newest first, into a model that nothing was loaded into before.
+    saved.prepare(target)
+    checkpoints = checkpoint_files.remaining(cell, saved.checkpoints)
     for number, checkpoint in enumerate(reversed(checkpoints)):
         before = checks.load_and_verify(cell, target, checkpoint, number)
         if number == 0:  # a run that loads its own state does not change
             with cell.phase("load"):
                 target.set_again()
             checks.verify_restored(cell, target, checkpoint, before)
-        checks.resume(cell, target, checkpoint, reference.record)
-    checks.verify_saved_again(cell, target, checkpoints[0])
-    if cell.config.own_trainer:
-        handover.leave_to_trainer(cell, checkpoints[-1], reference.trained, reference.record)
+        checks.resume(cell, target, checkpoint, saved.record)
+    checks.verify_saved_again(cell, target, checkpoints[0], saved.record)
 
 
 def no_dist(cell: Cell) -> None:

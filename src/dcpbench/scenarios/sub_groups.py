@@ -34,7 +34,7 @@ def sub_groups(cell: Cell) -> None:
     for other, checkpoint in enumerate(reversed(checkpoints)):
         checks.load_and_verify(cell, target, checkpoint, other)
         checks.resume(cell, target, checkpoint, reference.record)
-    checks.verify_saved_again(cell, target, checkpoints[0])
+    checks.verify_saved_again(cell, target, checkpoints[0], reference.record)
 
 
 def _half(cell: Cell) -> tuple[int, World]:

@@ -132,7 +132,7 @@ class CellRunner:
         disk_bytes, cell_s = bytes_in(checkpoints), time.monotonic() - started
         attempt = Attempt(verdict, started_at, ends, cell_s, disk_bytes)
         # An injected fault that was detected damaged only the state of its cell.
-        if not attempt.is_ok or job.config.isolation is not Isolation.warm:
+        if not attempt.is_ok or job.config.isolation is not Isolation.warm or job.runs_own_code:
             self.executor.keep_only(set())
         return attempt
 
@@ -147,6 +147,8 @@ class CellRunner:
             run = RunId(self.folder.name, job.cell.name, attempt, number)
             spec = CellSpec(run, job.config, str(job.cell.folder), str(checkpoints))
             ends.append(self.executor.run(job.kind(stage), spec, job.config.timeouts, on_phase))
+            if job.config.restarts:
+                self.executor.keep_only(set())
             stopped = stop_of(ends[-1], job.expected.dies.get(number))
             if stopped or any(report.skip for report in ends[-1].reports):
                 break

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -25,6 +26,9 @@ from dcpbench.sweep.cells import SweepCell
 from dcpbench.sweep.identity import identity_of, texts_in
 from dcpbench.verdict.attempt import Expected
 from dcpbench.verdict.known_failures import KnownFailure
+
+_LOCAL = "local"
+"""The executor of one host, which can start a second interpreter."""
 
 Run = tuple[str, int]
 """The identity of a run of a cell: the digest of the cell's `CellKey`, and the repeat."""
@@ -62,6 +66,8 @@ class Job:
     def kind(self, stage: StageConfig) -> WorldKind:
         """Return the ranks that one of its stages runs on."""
         config, variables, python = self.config, dict(stage.environment), self.config.python_of(stage.world)
+        if stage.restarted and config.executor.name == _LOCAL:
+            python = python or sys.executable
         if stage.world is StageWorld.alone:
             return WorldKind(1, Device.cpu.value, False, tuple(sorted(variables.items())), python)
         world_size = config.world_of(stage.world)[1]
@@ -93,6 +99,11 @@ class Job:
     def shares_gpus(self) -> bool:
         """Whether several of its ranks share a GPU."""
         return not self.skip and (self.ranks_per_gpu or 0) > 1
+
+    @property
+    def runs_own_code(self) -> bool:
+        """Whether its ranks run code of the user's, and so are used for no other cell."""
+        return bool(own_packages(self.config))
 
     @property
     def targets(self) -> dict[str, str | None]:
@@ -139,7 +150,7 @@ def plan(cells: Sequence[SweepCell], machine: Machine) -> list[Job]:
     code, here = SweepCode(), machine.description
     for cell in cells:
         try:
-            config = validity.resolve(cell.config, machine)
+            config = with_restart(validity.resolve(cell.config, machine))
             skip = validity.why_skip(cell.config, config, machine, several_sizes, cell.overrides)
             own = config.known_failures
             known = known_failures.read(Path(own)) if own else known_failures.listed()
@@ -150,6 +161,8 @@ def plan(cells: Sequence[SweepCell], machine: Machine) -> list[Job]:
         key = identity_of(config)
         columns = _columns(cell, config, key) | {"dcpbench_commit": code.dcpbench.commit}
         columns["target_commit"] = code.commits(_own_targets(config))
+        columns |= {"train_steps": config.train_steps or None, "resume_steps": config.resume_steps or None}
+        columns["restart"] = restart_of(config)
         columns |= {"torch_version": str(here["torch"]), "python_version": here.get("python")}
         if loads:
             columns |= {"load_torch_version": loads.torch, "load_python_version": loads.python}
@@ -208,6 +221,20 @@ def code_digest(config: Config) -> str:
     version; what packages import is not included.
     """
     return digest_of([package_digest(name) for name in (*OURS, *own_packages(config))])
+
+
+def with_restart(config: Config) -> Config:
+    """Decide whether what loads is a new process: where the user's code runs, which can keep a state anywhere
+    in its process. A fault is injected into the process that dcpbench knows."""
+    wanted = bool(own_packages(config)) and config.fault.target is None
+    return replace(config, restart=wanted if config.restart is None else config.restart)
+
+
+def restart_of(config: Config) -> str | None:
+    """Return what the process that loads is new in; None if it is the one that saved."""
+    if not config.restarts:
+        return None
+    return "interpreter" if config.executor.name == _LOCAL or config.load_python else "process"
 
 
 def own_packages(config: Config) -> dict[str, list[str]]:

@@ -93,10 +93,11 @@ def row_of(job: Job, attempts: Sequence[Attempt], shared: bool = False) -> Row:
     if shared:
         kept = {name: None if spec.unit == "s" else metrics[name] for name, spec in METRICS.items()}
         metrics = kept | {SHARED_CELL_S: metrics["cell_s"]}
+    of_trainer: dict[str, int] = next((report.steps for report in last.reports if report.steps), {})
     bounds: dict[str, Any] = next((report.bounds for report in last.reports if report.bounds), {})
     row = Row(
         axes={name: job.columns.get(name) for name in AXES},
-        **{name: value for name, value in job.columns.items() if name not in AXES},
+        **{name: value for name, value in {**job.columns, **of_trainer}.items() if name not in AXES},
         **columns,
         metrics=metrics,
         flaky=flaky,

@@ -77,6 +77,9 @@ def resolve(config: Config, machine: Machine) -> Config:
         and on_hosts(config.load_parallel, config.load_world_size or int(world_size)),
         executor=replace(config.executor, hosts=asked_hosts if asked_hosts > 1 else None),
     )
+    if not config.own_trainer:
+        before, after = config.steps_before_save, config.steps_after_load
+        decided = replace(decided, train_steps=before, resume_steps=after)
     if own is None:
         return decided
     return replace(decided, model=model, optimizer=OptimizerConfig(own, own, lr=None))

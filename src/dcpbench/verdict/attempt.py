@@ -1,7 +1,7 @@
 """Judges an attempt at a cell by the ends of its stages and the cell's expected outcome."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dcpbench.config.groups import FaultConfig
 from dcpbench.core.checks import CHECKS
@@ -9,10 +9,13 @@ from dcpbench.core.mismatch import RaisedError
 from dcpbench.core.stage_end import StageEnd
 from dcpbench.verdict.first_cause import Stop, stop_of
 from dcpbench.verdict.injected_fault import with_fault
-from dcpbench.verdict.judge import failed_check, judge
+from dcpbench.verdict.judge import failed_check, first_mismatch_of, judge
 from dcpbench.verdict.known_failures import KnownFailure, with_known_failures
 from dcpbench.verdict.sentences import cause_sentence
 from dcpbench.verdict.verdict import Verdict
+
+_RESTORED = ("model_equal", "optim_equal", "extra_equal", "random_equal")
+"""The checks of what a load has restored."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ def verdict_of(expected: Expected, ends: Sequence[StageEnd]) -> Verdict:
     fault, error = expected.fault, verdict.error
     if fault and error and error.not_injected and not verdict.failed:
         return Verdict("skip", f"fault={fault.name}: {error.message}")
-    verdict = with_known_failures(expected.known_failures, verdict)
+    verdict = _as_consequence(with_known_failures(expected.known_failures, verdict))
     return with_fault(fault, max(expected.worlds), verdict) if fault else verdict
 
 
@@ -63,6 +66,22 @@ def _stopped(stop: Stop, ends: Sequence[StageEnd]) -> Verdict:
         error=stop.cause if isinstance(stop.cause, RaisedError) else None,
         raised=stop.raised,
         details=details,
+    )
+
+
+def _as_consequence(verdict: Verdict) -> Verdict:
+    """Judge a wrong restore, and not the exception that training from it has raised."""
+    wrong = [one for one in verdict.failed if one.check in _RESTORED]
+    if verdict.status != "error" or not wrong or not verdict.error or verdict.error.phase != "train":
+        return verdict
+    raised = replace(verdict.error, message=f"{verdict.error.message}, as a consequence")
+    return replace(
+        verdict,
+        status="fail",
+        reason="; ".join([*(one.sentence for one in verdict.failed), cause_sentence(raised)]),
+        checks=dict.fromkeys(CHECKS) | {one.check: False for one in verdict.failed},
+        resume=False,
+        first_mismatch=first_mismatch_of(wrong[0]),
     )
 
 

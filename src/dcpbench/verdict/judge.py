@@ -70,7 +70,7 @@ def judge(stages: Sequence[Sequence[RankReport]], worlds: Sequence[int]) -> Verd
         resume=resumes,
         training=_passed(results, training=True),
         max_abs_diff=max((one.max_abs_diff for one in results.values()), default=None),
-        first_mismatch=f"{failed[0].on_rank}: {mismatch_sentence(failed[0].first)}" if failed else None,
+        first_mismatch=first_mismatch_of(failed[0]) if failed else None,
         details={
             "checks": {check: one.details for check, one in results.items()},
             "ranks": [report.plain() for report in ranks],
@@ -83,6 +83,11 @@ def _in_no_state_dict(failed: Sequence[str], ranks: Sequence[RankReport]) -> lis
     values = {name: value for report in ranks for name, value in report.in_no_state_dict.items()}
     texts = [f"{name}: {value}: in no state dict" for name, value in values.items()]
     return [listed(texts, _NAMED, ", and")] if failed and texts else []
+
+
+def first_mismatch_of(failed: FailedCheck) -> str:
+    """Return the first mismatch of a check with its rank."""
+    return f"{failed.on_rank}: {mismatch_sentence(failed.first)}"
 
 
 class _Result(NamedTuple):

@@ -128,6 +128,7 @@ class TrainerRun(TrainingRun):
         )
         with self.random.drawn_from():
             self.trainer = build_trainer(config, setup)
+        self._is_new = True
         self._read_attributes()
 
     def _read_attributes(self) -> None:
@@ -165,7 +166,7 @@ class TrainerRun(TrainingRun):
         Raises:
             TypeError: a step returned no loss.
         """
-        before = len(self.train_state.losses)
+        before, self._is_new = len(self.train_state.losses), False
         if self.judged is None and not before:
             self._untrained = Untrained.of(self._attributes())
         while self.train_state.step < until:
@@ -185,6 +186,7 @@ class TrainerRun(TrainingRun):
 
     def load(self, path: str) -> None:
         """Call the trainer's `load`."""
+        self._is_new = False
         with self.random.drawn_from():
             self.trainer.load(path)
         self._read_attributes()
@@ -207,8 +209,10 @@ class TrainerRun(TrainingRun):
         return super()._has_gradient() or has_gradient(self.trained)
 
     def forget(self, seed: int) -> None:
-        """Build the trainer again, as a restarted job does, with other generators."""
-        self._start_over(seed)
+        """Build the trainer again, with other generators, if it has trained or loaded: a restarted job builds
+        it once."""
+        if not self._is_new:
+            self._start_over(seed)
         self.random.seed(seed)
 
     def fill_optimizer(self) -> None:

@@ -36,7 +36,7 @@ def record_saves(cell: Cell, same_folder: bool, **_: Any) -> None:
     for name in (_SAVED, _LOGS):
         (cell.folder / name).mkdir(exist_ok=True)
     reference = steps.build(cell)
-    steps.advance(cell, reference, until=cell.config.train_steps)
+    steps.advance(cell, reference, until=cell.config.steps_before_save)
     first = steps.open_checkpointer(inside)
     old = steps.save(inside, reference.trained, first, "checkpoint" if same_folder else "old")
     steps.finish(inside, old)
@@ -47,7 +47,7 @@ def record_saves(cell: Cell, same_folder: bool, **_: Any) -> None:
         shutil.copytree(inside.folder, cell.folder / _BEFORE)
     if same_folder:
         cell.files.clear()  # the second save changes them
-    steps.advance(cell, reference, until=2 * cell.config.train_steps)
+    steps.advance(cell, reference, until=2 * cell.config.steps_before_save)
     cell.world.meet()
 
     measured = len(cell.report.measurements)

@@ -27,7 +27,7 @@ def storage_failure(cell: Cell) -> None:
     Raises:
         Skip: no rank made the operation that fails.
     """
-    storage, train_steps = cell.config.storage, cell.config.train_steps
+    storage, train_steps = cell.config.storage, cell.config.steps_before_save
     sound = cell.vary(storage=sound_storage(storage))
     reference = steps.build(cell)
     in_load = storage.options["of"] == "load"

@@ -1,0 +1,83 @@
+"""A resume as a restart: what a user's code keeps anywhere in its process, such as a counter of a module, is
+gone when its job is started again. So each stage has processes of its own, and what loads runs under another
+interpreter, with another hash seed, than what has saved."""
+
+from dataclasses import replace
+
+from dcpbench.cell import checks, handover, side_effects, steps
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.checkpoint import Checkpoint
+from dcpbench.cell.handover import Saved, leave_to_ranks, take_as_rank
+from dcpbench.scenarios import chain, save_load
+from dcpbench.verify.perturb import compare_controlled
+from dcpbench.verify.snapshot import Leaves
+from dcpbench.workloads.run_state import live_state, retained_copy, retained_state
+from dcpbench.workloads.training_run import TrainingRun
+
+
+def save(cell: Cell) -> None:
+    """Train the reference run and save it."""
+    reference = steps.build(cell)
+    cell = steps.with_steps(cell, reference)
+    saved = Saved.by(reference, steps.train_and_save(cell, reference))
+    _load_beside(cell, reference.trained, saved.checkpoints[-1])
+    leave_to_ranks(cell, saved)
+
+
+def save_first(cell: Cell) -> None:
+    """Train the reference run of a chain and save its first checkpoint.
+
+    Raises:
+        Skip: the plan has one save.
+    """
+    cell, reference, saved = chain.begin(cell)
+    _load_beside(cell, reference.trained, saved.checkpoints[-1])
+    leave_to_ranks(cell, saved)
+
+
+def never_saves(cell: Cell) -> None:
+    """A run that never saves ends in the state of the one that saved."""
+    cell, saved = take_as_rank(cell)
+    run = checks.train_without_saves(cell, saved.record, saved.keeps_random)
+    last = saved.record.states[len(saved.record.losses)]
+    checks.compare_without_saves(cell, retained_state(run), last, saved.record.judged)
+    leave_to_ranks(cell, saved)
+
+
+def unrestored(cell: Cell) -> None:
+    """Train runs that are never restored, for the controls of losses; in a scenario that converts, leave
+    everything to another layout."""
+    cell, saved = take_as_rank(cell)
+    record = steps.with_unrestored(cell, saved.record)
+    if cell.config.scenario.converts:
+        handover.hand_over(cell, saved.checkpoints, record)
+    else:
+        leave_to_ranks(cell, replace(saved, record=record))
+
+
+def load(cell: Cell) -> None:
+    """Load each checkpoint and train on."""
+    save_load.load_and_resume(*take_as_rank(cell))
+
+
+def follow(cell: Cell) -> None:
+    """Resume a chain from its newest checkpoint."""
+    cell, saved = take_as_rank(cell)
+    chain.follow(cell, saved)
+    leave_to_ranks(cell, saved)
+
+
+def _load_beside(cell: Cell, source: TrainingRun, checkpoint: Checkpoint) -> None:
+    """Check that a load changes no tensor of the run that was saved, which only its process shows."""
+    target = steps.build_target(cell)
+
+    def tensors() -> Leaves:
+        state = live_state(source)
+        return state["model_equal"] | state["optim_equal"]
+
+    where = f"after the load of step {checkpoint.step}"
+    with cell.phase("verify", "side_effects"):
+        before = retained_copy({"": tensors()})[""]
+        checkpoint.checkpointer.load(target.state(), checkpoint.checkpoint_id)
+        compared = compare_controlled(before, tensors(), proven=cell.proven("side_effect_free"))
+        cell.record("side_effect_free", compared, where, side_effects.LOAD)
