@@ -86,10 +86,11 @@ def test_chain_trains_on_during_its_save() -> None:
 
 def test_chain_of_trainers() -> None:
     values = {"checkpointer": "trainer", "workload": {"target": "support.own_trainer.Trainer"}}
-    ran = passed(run_alone(**SMALL, **values, scenario="chain", verify="deep"))
-    where = "after the checkpoint of step 2"
-    for report, how in zip(ran.reports, ("", ", loaded by a fresh process"), strict=True):
-        assert ("state_resume_equal", f"{where}{how}") in places_of(report)
+    ran = passed(run_alone(**SMALL, **values, scenario="chain", restart=True))
+    *_, first, second = ran.reports
+    assert len(ran.reports) == 5
+    for report, step in ((first, 1), (second, 2)):
+        assert ("state_resume_equal", f"after the checkpoint of step {step}") in places_of(report)
 
 
 def test_fault_in_the_third_run_is_reported_there() -> None:
@@ -109,32 +110,38 @@ def test_trainer_has_no_audit_and_no_twin() -> None:
         expected["side_effect_free", f"after the save of step {step}"] |= EVERY_GENERATOR
         files = {f"step-{step}/{name}" if name in STORED else name for name in FILES}
         expected["files_unchanged", f"in the checkpoint of step {step}"] = files
+    for (check, where), names in looked.resumed(2).items():
+        expected[check, where.replace("of step 2", "of step 2, saved again")] = names
     (report,) = passed(run_alone(**SMALL, **values)).reports
     assert places_of(report) == expected
     assert report.not_applied.keys() == not_made
 
 
-def test_fresh_process_builds_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_of_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     dropped: list[Path] = []
     monkeypatch.setattr(base, "drop_pages", dropped.extend)
     values = {"checkpointer": "trainer", "workload": {"target": "support.own_trainer.Trainer"}}
     looked = Looked(config(**SMALL, **values))
-    ran = passed(run_alone(**SMALL, **values, verify="deep"))
-    assert ran.left == ["newest-rank0.pt", "output"]
-    assert {path.parent.name for path in dropped} == {"step-2"}
-    fresh = ran.reports[-1]
-    how = ", loaded by a fresh process"
-    expected = looked.loaded(2, again=False, source=False)
-    files = {f"step-2/{name}" if name in STORED else name for name in FILES}
-    expected["files_unchanged", "in the checkpoint of step 2"] = files
-    for place, names in {**looked.equal("in the checkpoint of step 2"), **looked.resumed(2)}.items():
-        check, where = place
-        expected[check, where.replace("of step 2", f"of step 2{how}")] = names
-    assert places_of(fresh) == expected
-    phases = [one.phase for one in fresh.measurements if one.phase]
-    assert "verify/resumed" in phases
-    assert all(phase.startswith("verify") for phase in phases), "it is not a cost of a save or a load"
-    assert {one.metric for one in fresh.measurements if not one.phase} == {"peak_host_bytes"}
+    ran = passed(run_alone(**SMALL, **values, restart=True, verify="deep"))
+    assert ran.left == ["handover-rank0.pt", "output"]
+    assert {path.parent.name for path in dropped} == {"step-1", "step-2"}
+    saves, never_saves, unrestored, loads = map(places_of, ran.reports)
+    files = {
+        ("files_unchanged", f"in the checkpoint of step {step}"): {
+            f"step-{step}/{name}" if name in STORED else name for name in FILES
+        }
+        for step in (1, 2)
+    }
+    assert never_saves == files | {("save_harmless", "in the run that saved"): looked.all}
+    assert unrestored == files
+    state = looked.names["model_equal"] | looked.names["optim_equal"]
+    assert saves["side_effect_free", "after the load of step 2"] == state
+    expected = save_load(looked)
+    for where in ("step 2", "step 1"):
+        assert loads.items() >= looked.equal(f"in the checkpoint of {where}").items()
+    assert loads.keys() >= looked.resumed(2).keys() | looked.resumed(1).keys() | files.keys()
+    assert not {place for place in loads if place in looked.saved(1, 2)} - files.keys()
+    assert not any(one.metric == "save_stall_s" for one in ran.reports[-1].measurements)
 
 
 def test_overlapping_saves_are_compared_like_others() -> None:

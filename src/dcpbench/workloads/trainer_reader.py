@@ -31,8 +31,8 @@ _PLAIN = (bool, int, float, str)
 _TEXTS = (complex, bytearray, range, slice, Enum)
 """Values that are compared by their texts, as are those of `_MODULES_OF_TEXTS`."""
 _MODULES_OF_TEXTS = ("datetime", "pathlib", "decimal", "fractions", "uuid")
-_OF_OPTIMIZERS = ("state", "param_groups", "defaults", "step")
-"""Attributes of an optimizer that `optim_equal` compares, or that a scheduler wraps."""
+_OF_OPTIMIZERS = ("state", "param_groups", "defaults", "step", "_opt_called")
+"""Attributes of an optimizer that `optim_equal` compares, or that a scheduler sets."""
 _MOST, _DEEPEST = 10_000, 50
 """How many objects are read at most, and how deep they are nested."""
 
