@@ -71,6 +71,7 @@ def counter() -> Callable[..., int]:
 class KeepsElsewhere(Trainer):
     """Saves and restores everything, but what it loses."""
 
+    all_of_them: ClassVar[list[object]] = []
     totals: ClassVar[dict[str, int]] = {"calls": 0}
 
     def __init__(self, setup: Setup, lost: str | None = None) -> None:
@@ -92,6 +93,8 @@ class KeepsElsewhere(Trainer):
         self.wrapper = Wrapper(self.optimizer)
         self.timed = SimpleNamespace(at=0.0)
         self.late: Tally | None = None
+        self.opaque = SimpleNamespace(them=[])
+        self.all_of_them.append(self)
         self.totals["calls"] = KeepsElsewhere.count.calls = 0  # type: ignore[attr-defined]
 
     def count(self) -> None:
@@ -100,6 +103,7 @@ class KeepsElsewhere(Trainer):
             one.calls += 1  # type: ignore[attr-defined]
         self.late = self.late or Tally()
         self.late.calls = self.progress.step
+        self.opaque.them.append(iter(()))
         self.called()
         self.bound()
         self.closure()

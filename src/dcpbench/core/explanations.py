@@ -18,6 +18,7 @@ class Explanation:
         sentence: the cause, and what to do about it.
         failed: the check that failed; others can have failed with it.
         passed: checks of which none failed, and at least one passed; null ones did not apply.
+        checkpointer: the only one of which it holds.
         raised: for an `error`: a name of PyTorch's in the exception's message, which no field of a row has.
         instead: for an `error`: the override that helps, which the cell does not have yet.
     """
@@ -25,6 +26,7 @@ class Explanation:
     sentence: str
     failed: str = ""
     passed: tuple[str, ...] = ()
+    checkpointer: str = ""
     raised: str = ""
     instead: str = ""
 
@@ -38,6 +40,7 @@ class Explanation:
         return (
             row.get("status") == "fail"
             and row.get(self.failed) is False
+            and self.checkpointer in ("", row.get("checkpointer"))
             and (not passed or (True in passed and False not in passed))
         )
 
@@ -94,6 +97,12 @@ EXPLANATIONS = (
         failed="random_equal",
     ),
     Explanation(
+        "Attributes of the trainer were not restored: save and load them, or list in its not_saved those that "
+        "no checkpoint has to restore",
+        failed="extra_equal",
+        checkpointer="trainer",
+    ),
+    Explanation(
         "Other state was not restored: it is not in the checkpoint, its load_state_dict does not set all of "
         "it, or something changed it after the load",
         failed="extra_equal",
@@ -108,6 +117,13 @@ EXPLANATIONS = (
         "plain attribute, a global, a loader's position",
         failed="loss_resume_equal",
         passed=_RESTORED,
+    ),
+    Explanation(
+        "The resumed losses are equal, but attributes that training changes are not: save and load what the "
+        "mismatch names, or list it in not_saved of the trainer",
+        failed="state_resume_equal",
+        passed=(*_RESTORED, "loss_resume_equal"),
+        checkpointer="trainer",
     ),
     Explanation(
         "Everything that was saved was restored and the resumed losses are equal, so a later step of the "

@@ -142,6 +142,8 @@ def snapshot_optimizer(
                 parts_by_id[id(parameter)] = {name: ParameterPart(parameter, extent_of(parameter))}
                 leaves[f"params.{name}"] = _leaf(parameter, "param")
     for parameter, entries in optimizer.state.items():
+        if entries is None:  # ZeRO's, of a parameter that another rank steps
+            continue
         if not isinstance(parameter, torch.Tensor):  # state that belongs to no parameter
             leaves |= snapshot_nested({parameter: entries}, "state.")
             continue

@@ -82,13 +82,13 @@ class Untrained:
 
     def judged(self, trained: Attributes) -> Judged:
         """Decide about each attribute that may change, given those after training. A step may make one that a
-        new trainer does not have."""
-        _, changing = trained.leaves()
-        unchanged = same_leaves(self.changing, changing)
+        new trainer does not have, and remove one, as when a list is no longer empty."""
+        held, changing = trained.leaves()
+        unchanged, remaining = same_leaves(self.changing, changing), held.keys() | changing.keys()
         judged = Judged()
         for name in {*self.changing, *changing}:
             judged[name] = When.never if name in unchanged else When.stepped
-            if name not in unchanged and name in self.names:
+            if name not in unchanged and name in self.names & remaining:
                 judged[name] = trained.when.get(name, When.loaded)
         return judged
 

@@ -84,7 +84,8 @@ class _Reader:
         self.found = Attributes()
         model, optimizers = trainer.model, optimizers_of(trainer)
         self._left_out = {"model", "optimizer", "optimizers", *getattr(trainer, "not_saved", ())}
-        self._package = _package(type(trainer))
+        self._trainer: type = type(trainer)
+        self._package = _package(self._trainer)
         self._tensors = {id(tensor) for tensor in persistent_tensors(model).values()}
         self._read: dict[int, Any] = {id(one): one for one in (trainer, *model.modules(), *optimizers)}
         self._keys = {id(one): name for name, one in named_parameters(model).items()}
@@ -216,7 +217,7 @@ class _Reader:
         return _package(kind) == self._package or _is_users(str(kind.__module__))
 
     def _is_gone_into(self, value: Any) -> bool:
-        if isinstance(value, Thread | BaseProcess):
+        if isinstance(value, Thread | BaseProcess | self._trainer):  # a class may list all of them
             return False
         of_any = types.FunctionType | types.SimpleNamespace | Namespace
         return isinstance(value, of_any) or self._is_own(value if isinstance(value, type) else type(value))
