@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Sampler
 from conftest import ONE_STEP, Finished, blocks, run, selected, tiered
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import WorkloadConfig
+from dcpbench.core.explanations import explanation_of
 from dcpbench.sweep import validity
 from dcpbench.verdict.verdict import Verdict
 from dcpbench.workloads import lockstep
@@ -157,6 +158,9 @@ def test_state_is_compared_whatever_holds_it(lost: str) -> None:
     seen = {} if lost in AFTER_A_STEP else {"extra_equal": name}
     after = {} if lost in SHARED else {"state_resume_equal": name}
     assert failing(verdict) == {**seen, **after}
+    row = {"status": verdict.status, "checkpointer": "trainer", **verdict.checks}
+    explained = "The resumed losses are equal, but" if lost in AFTER_A_STEP else "Attributes of the trainer"
+    assert str(explanation_of(row)).startswith(explained)
 
 
 @pytest.mark.cell

@@ -97,8 +97,8 @@ EXPLANATIONS = (
         failed="random_equal",
     ),
     Explanation(
-        "Attributes of the trainer were not restored: save and load them, or list in its not_saved those that "
-        "no checkpoint has to restore",
+        "Attributes of the trainer were not restored: save and load them, or list in its not_saved those "
+        "that no checkpoint has to restore",
         failed="extra_equal",
         checkpointer="trainer",
     ),
