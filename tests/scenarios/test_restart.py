@@ -1,0 +1,80 @@
+"""A resume is a restart: what a user's trainer keeps in its process, in a hash seed, or only until the end of
+an epoch, is lost when its job is started again."""
+
+from typing import Any
+
+import pytest
+
+from conftest import Finished, blocks, run, selected, tiered
+
+pytestmark = pytest.mark.slow
+
+RIGHT = ("Resumes", "CountsInItsModule", "MakesItsIteratorLate", "StaticGraph")
+WRONG = {
+    "OrderOfASet": "optim_equal",
+    "ForgetsTheCount": "loss_resume_equal",
+    "BeginsAgainWithEpoch0": "loss_resume_equal",
+    "Epochs3": "loss_resume_equal",
+    "Epochs9": "loss_resume_equal",
+    "Epochs12": "loss_resume_equal",
+}
+OF_EPOCHS = ("MakesItsIteratorLate", "BeginsAgainWithEpoch0", "Epochs3", "Epochs9", "Epochs12")
+SHORT: dict[str, Any] = {"train_steps": 2, "resume_steps": 2, "saves": 2}
+SCENARIOS = ("save_load", "chain")
+
+
+@pytest.fixture(scope="module")
+def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    asked = selected(request, "trainer", "scenario", "ranks")
+    cells = [
+        {
+            "workload.target": f"support.restarted_trainers.{trainer}",
+            "scenario": scenario,
+            "world_size": ranks,
+            **({} if trainer in OF_EPOCHS else SHORT),
+        }
+        for trainer, scenario, ranks in asked
+    ]
+    words = ("checkpointer=trainer", "device=cpu", "parallel=ddp", "retry=0")
+    return run(tmp_path_factory.mktemp("restart") / "sweep", *blocks(cells), *words, timeout_s=900)
+
+
+def of_each(trainers: Any, *kept: str) -> list[Any]:
+    cases = [
+        (trainer, scenario, ranks) for trainer in trainers for scenario in SCENARIOS for ranks in (2, 3, 4)
+    ]
+    return tiered(cases, *((trainer, "save_load", 2) for trainer in kept))
+
+
+def row_of(sweep: Finished, trainer: str, scenario: str, ranks: int) -> dict[str, Any]:
+    return sweep.row(model=f"support.restarted_trainers.{trainer}", scenario=scenario, world_size=ranks)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "scenario", "ranks"),
+    of_each(RIGHT, "CountsInItsModule", "MakesItsIteratorLate", "StaticGraph"),
+)
+def test_right_trainer_passes(sweep: Finished, trainer: str, scenario: str, ranks: int) -> None:
+    row = row_of(sweep, trainer, scenario, ranks)
+    assert (row["status"], row["restart"]) == ("pass", "interpreter"), row["reason"]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "scenario", "ranks"),
+    of_each(WRONG, "OrderOfASet", "ForgetsTheCount", "BeginsAgainWithEpoch0"),
+)
+def test_wrong_trainer_fails(sweep: Finished, trainer: str, scenario: str, ranks: int) -> None:
+    row = row_of(sweep, trainer, scenario, ranks)
+    assert (row["status"], row["resume"]) == ("fail", False), row["reason"]
+    assert row[WRONG[trainer]] is False
+    if trainer in OF_EPOCHS:
+        assert row["train_steps"] == row["resume_steps"] >= 2
+
+
+@pytest.mark.parametrize(
+    ("trainer", "scenario", "ranks"), of_each(["StaticGraphNoSync"], "StaticGraphNoSync")
+)
+def test_nothing_runs_before_the_first_step(sweep: Finished, trainer: str, scenario: str, ranks: int) -> None:
+    row = row_of(sweep, trainer, scenario, ranks)
+    assert row["status"] == "error"
+    assert "in train before the first save: RuntimeError: expect_autograd_hooks_" in row["reason"]
