@@ -149,3 +149,8 @@ class KeepsElsewhere(Trainer):
     def keep(self, name: str, restore: Callable[[], object]) -> None:
         if name != self.lost:
             restore()
+
+
+class LosesACount(KeepsElsewhere):
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup, "count")

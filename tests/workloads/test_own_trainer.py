@@ -274,6 +274,8 @@ def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     ]
     around = ",".join(f"support.own_trainer.{name}" for name in AROUND)
     cells.append({"workload.target": around, "parallel": "ddp", "world_size": 2, "saves": 1})
+    kept_or_lost = "support.elsewhere.KeepsElsewhere,support.elsewhere.LosesACount"
+    cells.append({"workload.target": kept_or_lost, **alone})
     words = ("checkpointer=trainer", "device=cpu", *ONE_STEP)
     return run(tmp_path_factory.mktemp("own") / "sweep", *blocks(cells), *words)
 
@@ -301,6 +303,16 @@ def test_what_loads_has_another_hash_seed_than_the_users_own(
     words = ("workload.target=support.own_trainer.KnowsItsProcess", "checkpointer=trainer", "device=cpu")
     row = run(tmp_path / "sweep", *words, "world_size=2", "parallel=ddp", "scenario=chain").rows[0]
     assert (row["status"], row["restart"]) == ("pass", "interpreter"), row["reason"]
+
+
+@pytest.mark.slow
+def test_what_functions_and_classes_keep_is_lost_by_a_restart(sweep: Finished) -> None:
+    kept, lost = sweep.rows[-2:]
+    assert (kept["status"], lost["status"]) == ("pass", "fail"), kept["reason"]
+    assert kept["restart"] == lost["restart"] == "interpreter"
+    assert "count.calls (count) in the checkpoint of step 1: saved 1, restored 0" in lost["first_mismatch"]
+    told = {name for rank in kept["details"]["ranks"] for name in rank["not_applied"]}
+    assert {"extra_equal of timed.at", "extra_equal of late.made"} <= told
 
 
 @pytest.mark.slow

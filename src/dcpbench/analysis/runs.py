@@ -112,7 +112,7 @@ def names_of(frame: pd.DataFrame) -> "pd.Series[str]":
 def why_failed(frame: pd.DataFrame) -> dict[str, list[str]]:
     """Return the short `reason` of each row, its likely `cause`, empty if none is known, and the command that
     runs it `again`."""
-    rows = records(frame[["status", "reason", "details", "parallel", *CHECKS]])
+    rows = records(frame[["status", "reason", "details", "parallel", "checkpointer", *CHECKS]])
     return {
         "reason": [short_reason(row) for row in rows],
         "cause": [explanation_of(row) or "" for row in rows],
