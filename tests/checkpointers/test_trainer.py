@@ -28,20 +28,19 @@ FAIL = {
     "RemovesHalf": {"files_unchanged"},
     "WritesLate": {"files_unchanged"},
     "EarlyOnRank1": {"files_unchanged"},
-    "WritesNothing": {"files_unchanged"},
 }
 BLAMED = {
     "RemovesHalf": {f"step-{step}-0.pt" for step in (2, 4, 6)},  # the last by the save of the resumed run
     "WritesLate": {f"step-{step}-1.pt" for step in (2, 4, 6)},
     "EarlyOnRank1": {f"step-{step}-{rank}.pt" for step in (2, 4, 6) for rank in (0, 1)},
-    "WritesNothing": {f"step-{step}" for step in (2, 4, 6)},
 }
 LOADED_AND_RESUMED = {"in the checkpoint of step 2", "in the checkpoint of step 4"}
 
 
 @pytest.fixture(scope="module")
 def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    asked = {*selected(request, "trainer"), *selected(request, "wrong"), "OneOptimizerFile", "KeepsOne"}
+    asked = {"OneOptimizerFile", "KeepsOne"}
+    asked |= {name for kind in ("trainer", "wrong", "missing") for name in selected(request, kind)}
     targets = ",".join(f"support.trainers_files.{name}" for name in sorted(asked))
     chains = [{"workload.target": f"support.trainers_files.{name}"} for name in selected(request, "chained")]
     cells = [{"workload.target": targets}, *({**cell, "scenario": "chain"} for cell in chains)]
@@ -61,9 +60,11 @@ def row_of(sweep: Finished, name: str, scenario: str = "save_load") -> dict[str,
 
 
 def not_applied(row: dict[str, Any]) -> dict[str, str]:
+    """Why files and checkpoints of a cell are not compared, by name, in all of its stages."""
     return {
         name.removeprefix("files_unchanged ").removeprefix("of "): why
-        for name, why in row["details"]["ranks"][0]["not_applied"].items()
+        for rank in row["details"]["ranks"]
+        for name, why in rank["not_applied"].items()
         if name.startswith("files_unchanged")
     }
 
@@ -108,6 +109,14 @@ def test_wrong_files_are_reported(sweep: Finished, wrong: str) -> None:
     worst = row["details"]["checks"]["files_unchanged"]["worst"]
     assert {one["name"] for one in worst} == BLAMED.get(wrong, set())
     assert {one["problem"] for one in worst} <= {Problem.file_changed}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("missing", tiered(["WritesNothing"]))
+def test_save_without_files_is_reported(sweep: Finished, missing: str) -> None:
+    row = row_of(sweep, missing)
+    assert row["status"] == "error", "another process loads it"
+    assert "files_unchanged: rank 0: step-2 in the checkpoint of step 2: no file when" in row["reason"]
 
 
 @pytest.mark.slow

@@ -88,10 +88,13 @@ class WritesLate(Trainer):
     """Returns before the file of rank 1 is written."""
 
     def save(self, path: str) -> None:
+        if self.rank == 0:
+            super().save(path)
+            return
         state = copy.deepcopy(self.state())
 
         def write() -> None:
-            time.sleep(LATE_S * self.rank)
+            time.sleep(LATE_S)
             torch.save(state, f"{path}-{self.rank}.pt")
 
         threading.Thread(target=write).start()

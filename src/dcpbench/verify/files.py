@@ -4,6 +4,7 @@ import ctypes
 import hashlib
 import os
 import struct
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -61,8 +62,8 @@ def _digest(path: Path, length: int | None = None) -> str:
             start = (number if is_small else number * last // (_BLOCKS - 1)) * _BLOCK
             file.seek(start)
             digest.update(file.read(min(_BLOCK, size - start)))  # a log may have grown since
-    time = "" if is_small else f" of {stat.st_mtime_ns} ns"
-    return f"{size} bytes{time}, {digest.hexdigest()[:32]}"
+    mtime = "" if is_small else f" of {stat.st_mtime_ns} ns"
+    return f"{size} bytes{mtime}, {digest.hexdigest()[:32]}"
 
 
 def has_only_grown(path: Path, then: str) -> bool:
@@ -79,7 +80,8 @@ def list_files(folder: Path, stats: Mapping[Path, os.stat_result] | None = None)
 
 
 def _listed(stat: os.stat_result) -> str:
-    return f"{stat.st_size} bytes of {stat.st_mtime_ns} ns"
+    seconds, nanoseconds = divmod(stat.st_mtime_ns, 10**9)
+    return f"{stat.st_size} bytes of {time.strftime('%H:%M:%S', time.gmtime(seconds))}.{nanoseconds:09} UTC"
 
 
 def digest_late_files(
