@@ -13,13 +13,12 @@ from conftest import Finished, blocks, run, selected, tiered
 from dcpbench.cell import checkpoint_files
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint
-from dcpbench.checkpointers.base import Checkpointer
+from dcpbench.checkpointers.base import AtSuccess, Checkpointer
 from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
 from dcpbench.checkpointers.trainer import TrainerCheckpointer
 from dcpbench.core.mismatch import Problem
 from dcpbench.core.rank_report import CheckReport
 from dcpbench.verify import process_state
-from dcpbench.verify.files import AtSuccess
 from support.alone import bare_cell, config, world
 
 PASS = {"PointsToTheLatest", "Logs", "KeepsOne"}
@@ -168,7 +167,7 @@ class Saved(Checkpoint):
 def saved_by(cell: Cell, checkpointer: Checkpointer, path: Path) -> SavedCheckpoint:
     """A checkpoint at a path, whose save reports success now."""
     files = Future[AtSuccess]()
-    files.set_result(checkpoint_files.at_success(cell, checkpointer, str(path)))
+    files.set_result(checkpointer.at_success(str(path), cell.world.rank, cell.world.size == 1))
     return cast(SavedCheckpoint, Saved(2, str(path), checkpointer, {}, files=files))
 
 

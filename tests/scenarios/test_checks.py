@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from dcpbench.cell import checkpoint_files, checks, explained, steps
+from dcpbench.cell import checkpoint_files, checks, explained, steps, unrestored
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.steps import RunRecord
+from dcpbench.cell.unrestored import unrestored_losses
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
 from dcpbench.core.checks import CheckSpec
@@ -299,19 +300,19 @@ def test_control_differs_in_values_only(monkeypatch: pytest.MonkeyPatch) -> None
 def test_unrestored_run_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cell, record = bare_cell(tmp_path, config(**SMALL)), RunRecord()
     built: list[int] = []
-    honest = steps.build_run.build_unrestored
+    honest = unrestored.build_run.build_unrestored
 
     def build_unrestored(config: Any, world: Any, seed: int) -> TrainingRun:
         built.append(seed)
         return honest(config, world, seed)
 
-    monkeypatch.setattr(steps.build_run, "build_unrestored", build_unrestored)
-    everything = next(steps.unrestored_losses(cell, record, range(1, 4)))
+    monkeypatch.setattr(unrestored.build_run, "build_unrestored", build_unrestored)
+    everything = next(unrestored_losses(cell, record, range(1, 4)))
     assert len(set(everything)) == 3
-    assert next(steps.unrestored_losses(cell, record, range(2, 4))) == everything[1:]
-    assert next(steps.unrestored_losses(cell, record, range(2, 3))) == everything[1:2]
+    assert next(unrestored_losses(cell, record, range(2, 4))) == everything[1:]
+    assert next(unrestored_losses(cell, record, range(2, 3))) == everything[1:2]
     assert len(built) == 1
-    several = steps.unrestored_losses(cell, record, range(1, 6))
+    several = unrestored_losses(cell, record, range(1, 6))
     longer = next(several)
     assert longer[:3] == everything
     assert len(longer) == 5

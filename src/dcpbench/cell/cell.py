@@ -3,7 +3,7 @@
 import multiprocessing
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,7 +17,6 @@ from dcpbench.config.schema import Config
 from dcpbench.core.metrics import METRICS, PHASE_S, Measurement
 from dcpbench.core.mismatch import Sides
 from dcpbench.core.rank_report import CheckReport, Compared, RankReport
-from dcpbench.verify.files import FileDigests
 from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.workload import Batches, batches_of
 from dcpbench.workloads.world import World
@@ -69,7 +68,7 @@ class Cell:
     announce: Callable[[str], None]
     report: RankReport
     uploads: Uploads
-    files: dict[str, tuple[str, FileDigests | None, Checkpointer]] = field(default_factory=dict)
+    files: dict[str, tuple[str, Mapping[str, str] | None, Checkpointer]] = field(default_factory=dict)
     complete: list[SavedCheckpoint] = field(default_factory=list)
     synced: Callable[[Path], set[str]] = lambda folder: set()
     endings: ExitStack = field(default_factory=ExitStack)

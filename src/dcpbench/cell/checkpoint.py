@@ -8,11 +8,10 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from dcpbench.checkpointers.base import Checkpointer, PendingSave
+from dcpbench.checkpointers.base import AtSuccess, Checkpointer, PendingSave
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
 from dcpbench.verify.compare_layouts import compare_state
-from dcpbench.verify.files import AtSuccess
 from dcpbench.verify.perturb import compared_names, unlike
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads.run_state import (

@@ -1,31 +1,21 @@
 """The files of checkpoints: that they are there when a save reports success, stay as they are, and which
 checkpoints a user's trainer has removed itself."""
 
-import time
-from collections.abc import Collection, Sequence
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.core.rank_report import NOTHING
-from dcpbench.verify.files import AtSuccess, FileDigests, compare_files, has_only_grown, no_files
-from dcpbench.verify.process_state import settled
+from dcpbench.verify.files import compare_files
 
 CHECK = "files_unchanged"
 
 C = TypeVar("C", bound=Checkpoint)
 
 
-def at_success(cell: Cell, checkpointer: Checkpointer, checkpoint_id: str) -> AtSuccess:
-    """Describe a checkpoint's files when its save reports success on this rank. Rank 0 alone reads them."""
-    now, alone = time.time(), cell.world.size == 1
-    listing = {} if alone else checkpointer.listing(checkpoint_id)
-    return AtSuccess(now, listing, checkpointer.digests(checkpoint_id) if cell.world.rank == 0 else {})
-
-
-def digests_of(cell: Cell, checkpoint: SavedCheckpoint, on_several_hosts: bool) -> FileDigests:
+def digests_of(cell: Cell, checkpoint: SavedCheckpoint, on_several_hosts: bool) -> Mapping[str, str]:
     """Compare the files that were there when the save reported success on this rank with those that are there
     when it has on all ranks; on rank 0 return their digests of then."""
     checkpointer, checkpoint_id = checkpoint.checkpointer, checkpoint.checkpoint_id
@@ -40,20 +30,16 @@ def digests_of(cell: Cell, checkpoint: SavedCheckpoint, on_several_hosts: bool) 
     return digests
 
 
-def follow(cell: Cell, checkpoint: SavedCheckpoint, digests: FileDigests) -> None:
+def follow(cell: Cell, checkpoint: SavedCheckpoint, digests: Mapping[str, str]) -> None:
     """Compare the files of a checkpoint with these digests at the end of the stage; collective."""
     checkpointer, checkpoint_id, where = checkpoint.checkpointer, checkpoint.checkpoint_id, str(checkpoint)
     if not checkpointer.has_files:
         cell.report.not_applied[CHECK] = "its checkpoints are not files"
         return
     # Without its files a readable checkpoint has no manifest, which fails.
-    if not digests and checkpointer.unreadable and cell.world.rank == 0:
-
-        def missing() -> dict[str, None]:
-            return {} if checkpointer.lengths(checkpoint_id) else {checkpoint_id: None}
-
-        if settled(missing):  # else `verify_files` names them: they came after success
-            cell.record(CHECK, no_files(Path(checkpoint_id).name, {}), where)
+    empty = not digests and checkpointer.unreadable and cell.world.rank == 0
+    if empty and (compared := checkpointer.without_files(checkpoint_id)):  # else `verify_files` names them
+        cell.record(CHECK, compared, where)
     replaced(cell, checkpointer, checkpoint_id, checkpoint.step, digests)
     cell.files[checkpoint_id] = where, digests, checkpointer
 
@@ -68,10 +54,8 @@ def replaced(
         if then is None or earlier == checkpoint_id or its.folder(earlier) != folder:
             continue
         again = then.keys() & {*names}
-        for name in again if cell.world.rank == 0 else ():
-            path, why = folder / name, f"the save of step {step} wrote it again"
-            if path.is_file() and not has_only_grown(path, then[name]):
-                cell.report.not_applied[f"{CHECK} of {name} {where}"] = why
+        for name in its.written_again(earlier, then, again) if cell.world.rank == 0 else ():
+            cell.report.not_applied[f"{CHECK} of {name} {where}"] = f"the save of step {step} wrote it again"
         cell.files[earlier] = where, {name: then[name] for name in then if name not in again}, its
     _note_removed(cell, [*cell.files])
 
@@ -125,7 +109,7 @@ def _is_removed(cell: Cell, checkpoint_id: str) -> bool:
     return bool(missing) and len(missing) == len(checkpointer.own(checkpoint_id, then or ()))
 
 
-def _missing(checkpointer: Checkpointer, checkpoint_id: str, then: FileDigests) -> list[str]:
+def _missing(checkpointer: Checkpointer, checkpoint_id: str, then: Mapping[str, str]) -> list[str]:
     """Return those of a checkpoint's own files that are not there, if it may remove checkpoints."""
     if not checkpointer.prunes:
         return []

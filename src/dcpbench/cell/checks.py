@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dcpbench.cell import checkpoint_files, contract, steps
+from dcpbench.cell import checkpoint_files, contract, steps, unrestored
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import (
@@ -115,8 +115,12 @@ def _verify_replicas(cell: Cell, run: TrainingRun) -> None:
     with cell.phase("verify", "training"):
         if reasons := [one for one in cell.world.gathered(run.why_no_replicas) if one]:
             cell.report.not_applied[lockstep.REPLICAS] = reasons[0]
+            return
+        compared = run.compare_replicas()
+        if any(cell.world.gathered(bool(compared.names))):
+            cell.record(lockstep.REPLICAS, compared, "in the uninterrupted run")
         else:
-            cell.record(lockstep.REPLICAS, run.compare_replicas(), "in the uninterrupted run")
+            cell.report.not_applied[lockstep.REPLICAS] = lockstep.NO_REPLICAS
 
 
 def _train_with_twin(
@@ -316,7 +320,7 @@ def resume(
         rule = ResumedRule.of(losses, taken.start, exactly, cell.config.tolerance.value, dtypes)
         compared: dict[str, Compared] = {}
         if exactly or not _layout_matters(cell, target, record.why_layout_bound):
-            others = steps.unrestored_losses(cell, record, taken)
+            others = unrestored.unrestored_losses(cell, record, taken)
             compared[rule.check] = rule.compare(resumed, target.alive[-len(taken) :], others)
         actual, expected = live_state(target), as_judged(record.states[last], target.judged)
         for part, leaves in retained_copy(actual).items():

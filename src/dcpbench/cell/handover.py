@@ -16,7 +16,6 @@ from dcpbench.cell.steps import ReferenceRun, RunRecord
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.config.groups import Verify
 from dcpbench.verify.compare_layouts import compare_ranks
-from dcpbench.verify.files import FileDigests
 from dcpbench.verify.snapshot import PLAIN
 from dcpbench.workloads.run_state import RANDOM, State, as_saved, key_of
 from dcpbench.workloads.training_run import TrainingRun
@@ -39,7 +38,7 @@ class LeftCheckpoint:
     folder: str
     state: State
     numbers: Mapping[str, str] = field(default_factory=dict)
-    files: tuple[str, FileDigests | None] | None = None
+    files: tuple[str, Mapping[str, str] | None] | None = None
     saved_as: State | None = None
     overlapping: tuple[int, ...] = ()
 

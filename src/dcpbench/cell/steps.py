@@ -4,8 +4,8 @@ import itertools
 import multiprocessing
 import pkgutil
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from dcpbench.config.schema import FEWEST_STEPS
 from dcpbench.core.plugins import all_of
 from dcpbench.core.rank_report import NOTHING
 from dcpbench.verify.audit import compare_manifest
-from dcpbench.verify.losses import ResumedRule
 from dcpbench.verify.plain_read import compare_stored
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import build_run
@@ -168,28 +167,6 @@ def with_steps(cell: Cell, reference: ReferenceRun) -> Cell:
     return cell.vary(**asked)
 
 
-def unrestored_losses(cell: Cell, record: RunRecord, taken: range) -> Iterator[list[float]]:
-    """Yield the losses in these steps of runs from other seeds, trained on the same batches from step 1."""
-    for number in range(record.unrestored_runs):
-        known = record.unrestored.get(number, [])
-        if len(known) < taken.stop - 1:
-            run = build_run.build_unrestored(cell.config, cell.world, other_seed(cell, number))
-            known = run.train(cell.batches, max(taken.stop - 1, cell.config.last_step))
-            record.unrestored[number] = known
-        yield known[taken.start - 1 : taken.stop - 1]
-
-
-def with_unrestored(cell: Cell, record: RunRecord) -> RunRecord:
-    """Return a record with the unrestored runs that the controls of its losses need, and no others."""
-    record = replace(record, unrestored={})
-    taken = range(cell.config.save_steps[0] + 1, len(record.losses) + 1)
-    exactly, tolerance = not cell.config.scenario.converts, cell.config.tolerance.value
-    losses = record.losses[taken.start - 1 :]
-    rule = ResumedRule.of(losses, taken.start, exactly, tolerance, record.computes_in)
-    rule.compare(losses, [True] * len(losses), unrestored_losses(cell, record, taken))
-    return replace(record, unrestored_runs=len(record.unrestored))
-
-
 def train_and_save(
     cell: Cell,
     reference: ReferenceRun,
@@ -283,7 +260,9 @@ def save(
             pending = checkpointer.save((state or run.state)(), checkpoint_id, slot)
             cell.uploads.follow(pending)
         with cell.phase("verify", "files"):
-            files = pending.then(partial(checkpoint_files.at_success, cell, checkpointer, checkpoint_id))
+            files = pending.then(
+                partial(checkpointer.at_success, checkpoint_id, cell.world.rank, cell.world.size == 1)
+            )
     run.comes_after = f"after the save of step {step}"
     cell.measure("save_stall_s", pending.released - pending.started, number, "save")
     if parts is not None:

@@ -6,18 +6,19 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import InitVar, dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from dcpbench.checkpointers.object_store import ObjectStore
 from dcpbench.checkpointers.raw_io import RawIO
+from dcpbench.core.rank_report import Compared
 from dcpbench.records import files
 from dcpbench.verify.audit import Manifest
 from dcpbench.verify.files import (
@@ -25,9 +26,12 @@ from dcpbench.verify.files import (
     digest_files,
     digest_late_files,
     drop_pages,
+    has_only_grown,
     list_files,
+    no_files,
 )
 from dcpbench.verify.plain_read import Stored
+from dcpbench.verify.process_state import settled
 
 T = TypeVar("T")
 
@@ -115,6 +119,15 @@ class PendingSave:
     def when_ended(self, callback: Callable[[], None]) -> None:
         """Call `callback` after the save has succeeded or failed; immediately if it already has."""
         self._completed.add_done_callback(lambda _: callback())
+
+
+class AtSuccess(NamedTuple):
+    """The files of a checkpoint when its save reported success on this rank: the time (`time.time`), their
+    listing, and on rank 0 their digests."""
+
+    time: float
+    listing: FileDigests
+    digests: FileDigests
 
 
 class Checkpointer(ABC):
@@ -227,6 +240,30 @@ class Checkpointer(ABC):
             return {name: f"{length} bytes" for name, length in self.lengths(checkpoint_id).items()}
         stats = {path: stat for path, stat in self.stats(checkpoint_id).items() if stat.st_ctime < until}
         return list_files(self.folder(checkpoint_id), stats)
+
+    def at_success(self, checkpoint_id: str, rank: int, alone: bool) -> AtSuccess:
+        """Describe a checkpoint's files when its save reports success on this rank. Rank 0 alone reads them;
+        `alone` it needs no listing."""
+        now = time.time()
+        listing = {} if alone else self.listing(checkpoint_id)
+        return AtSuccess(now, listing, self.digests(checkpoint_id) if rank == 0 else {})
+
+    def without_files(self, checkpoint_id: str) -> Compared | None:
+        """Return the mismatch of a checkpoint that has no files although its save reported success; None if
+        they come soon, when they differ from those of then."""
+
+        def missing() -> dict[str, None]:
+            return {} if self.lengths(checkpoint_id) else {checkpoint_id: None}
+
+        return no_files(Path(checkpoint_id).name, {}) if settled(missing) else None
+
+    def written_again(self, checkpoint_id: str, then: FileDigests, names: Collection[str]) -> list[str]:
+        """Return those of a checkpoint's files with these names that are not as then, and not only longer."""
+        folder = self.folder(checkpoint_id)
+        paths = {name: folder / name for name in then if name in names}
+        return [
+            name for name, path in paths.items() if path.is_file() and not has_only_grown(path, then[name])
+        ]
 
     def digests_with_late(self, checkpoint_id: str, then: FileDigests, complete_at: float) -> FileDigests:
         """Return the digests of when a save reported success (`time.time`), completed by files that a shared

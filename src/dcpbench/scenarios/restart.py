@@ -8,6 +8,7 @@ from dcpbench.cell import checks, handover, side_effects, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.handover import Saved, leave_to_ranks, take_as_rank
+from dcpbench.cell.unrestored import with_unrestored
 from dcpbench.scenarios import chain, save_load
 from dcpbench.verify.perturb import compare_controlled
 from dcpbench.verify.snapshot import Leaves
@@ -48,7 +49,7 @@ def unrestored(cell: Cell) -> None:
     """Train runs that are never restored, for the controls of losses; in a scenario that converts, leave
     everything to another layout."""
     cell, saved = take_as_rank(cell)
-    record = steps.with_unrestored(cell, saved.record)
+    record = with_unrestored(cell, saved.record)
     if cell.config.scenario.converts:
         handover.hand_over(cell, saved.checkpoints, record)
     else:
@@ -68,16 +69,21 @@ def follow(cell: Cell) -> None:
 
 
 def _load_beside(cell: Cell, source: TrainingRun, checkpoint: Checkpoint) -> None:
-    """Check that a load changes no tensor of the run that was saved, which only its process shows."""
+    """Check that a load changes no tensor of the run that was saved, which only its process shows. It is not
+    one of the loads whose time is measured."""
+    measured = len(cell.report.measurements)
     target = steps.build_target(cell)
 
     def tensors() -> Leaves:
         state = live_state(source)
         return state["model_equal"] | state["optim_equal"]
 
-    where = f"after the load of step {checkpoint.step}"
     with cell.phase("verify", "side_effects"):
         before = retained_copy({"": tensors()})[""]
-        checkpoint.checkpointer.load(target.state(), checkpoint.checkpoint_id)
+    steps.load(cell, target, replace(checkpoint, source=None))
+    with cell.phase("verify", "side_effects"):
         compared = compare_controlled(before, tensors(), proven=cell.proven("side_effect_free"))
+        where = f"after the load of step {checkpoint.step}"
         cell.record("side_effect_free", compared, where, side_effects.LOAD)
+    own = [one for one in cell.report.measurements[measured:] if (one.phase or "").startswith("verify")]
+    cell.report.measurements[measured:] = own

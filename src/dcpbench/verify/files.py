@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 from unittest import mock
 
 from dcpbench.core.mismatch import Mismatch, Problem
@@ -23,15 +23,6 @@ _THREADS = 8
 
 FileDigests = Mapping[str, str]
 """Length and digest of each file as text, by its path in the checkpoint; in a listing length and mtime."""
-
-
-class AtSuccess(NamedTuple):
-    """The files of a checkpoint when its save reported success on this rank: the time (`time.time`), their
-    listing, and on rank 0 their digests."""
-
-    time: float
-    listing: FileDigests
-    digests: FileDigests
 
 
 def digest_files(folder: Path, paths: Iterable[Path] | None = None) -> FileDigests:

@@ -45,6 +45,7 @@ GRADIENT, STEP, REPLICAS, LOSS = "gradient_close", "step_equal", "replicas_equal
 CHECKS = (GRADIENT, STEP, REPLICAS, LOSS)
 """The checks that `Lockstep` makes."""
 
+NO_REPLICAS = "no two ranks have the same part of anything"
 GRAD_NORM = "norm of all gradients"
 _OF_WHOLE = f"{LOSS} of whole batches"
 _NOT_A_MEAN = (
@@ -331,7 +332,7 @@ class Lockstep:
             made[LOSS] = self._compare_losses()
         made[REPLICAS] = self._compare_replicas()
         if not made[REPLICAS].fired:
-            self.not_applied[REPLICAS] = "no two ranks have the same part of anything"
+            self.not_applied[REPLICAS] = NO_REPLICAS
         return {check: one for check, one in made.items() if check not in self.not_applied}
 
     def _compare_losses(self) -> Compared:
