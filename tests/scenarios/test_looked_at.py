@@ -135,7 +135,7 @@ def test_stages_of_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     assert never_saves == files | {("save_harmless", "in the run that saved"): looked.all}
     assert unrestored == files
     state = looked.names["model_equal"] | looked.names["optim_equal"]
-    assert saves["side_effect_free", "after the load of step 2"] == state
+    assert saves["side_effect_free", "after the load of step 2"] >= state
     for where in ("step 2", "step 1"):
         assert loads.items() >= looked.equal(f"in the checkpoint of {where}").items()
     assert loads.keys() >= looked.resumed(2).keys() | looked.resumed(1).keys() | files.keys()

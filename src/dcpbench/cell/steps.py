@@ -19,7 +19,6 @@ from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint
 from dcpbench.cell.explained import StoredFiles, explain_raised, explained, without_overwritten
 from dcpbench.cell.shared_folder import wait_until_seen
 from dcpbench.checkpointers.base import Checkpointer
-from dcpbench.config.schema import FEWEST_STEPS
 from dcpbench.core.plugins import all_of
 from dcpbench.core.rank_report import NOTHING
 from dcpbench.verify.audit import compare_manifest
@@ -32,10 +31,6 @@ from dcpbench.workloads.training_run import TrainingRun
 
 _UNRESTORED = 5
 """How many unrestored runs the control of a loss tries before it counts as missed."""
-
-_STEPS = (FEWEST_STEPS, 3, 5, 7, 11, 13, 17, 19, 23)
-_TRAINED_S = 10.0
-"""How long the uninterrupted run of a trainer may take."""
 
 
 @dataclass(frozen=True)
@@ -141,30 +136,6 @@ def advance(cell: Cell, reference: ReferenceRun, until: int) -> None:
                 with cell.phase("verify", "retained"):
                     reference.record.states[step] = retained_state(run)
                     reference.record.values_of_modules[step] = run.values_of_modules()
-
-
-def with_steps(cell: Cell, reference: ReferenceRun) -> Cell:
-    """Return the cell with the steps of a trainer before each save and after each load, as many as fit ten
-    seconds at the pace of its second step, unless they were asked for.
-
-    A prime number: then no save comes after a whole number of epochs of two to twelve batches, from eleven on
-    an epoch ends before the first save and after each load.
-    """
-    config = cell.config
-    asked: dict[str, Any] = {"train_steps": config.train_steps, "resume_steps": config.resume_steps}
-    if not config.own_trainer or all(asked.values()):
-        return cell
-    fitting = 0
-    if min(config.save_steps) >= _STEPS[0]:
-        train(cell, reference.trained, _STEPS[0] - 1)
-        began = time.perf_counter()
-        train(cell, reference.trained, _STEPS[0])
-        pace = max(cell.world.gathered(time.perf_counter() - began))
-        fitting = int(_TRAINED_S / pace / (config.saves + 1))
-    steps = max((number for number in _STEPS if number <= fitting), default=_STEPS[0])
-    asked = {name: number or steps for name, number in asked.items()}
-    cell.report.steps = asked
-    return cell.vary(**asked)
 
 
 def train_and_save(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from dcpbench.cell import checks, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.handover import Saved
+from dcpbench.cell.pace import with_steps
 from dcpbench.cell.steps import ReferenceRun
 from dcpbench.core.rank_report import Skip
 
@@ -32,7 +33,7 @@ def begin(cell: Cell) -> tuple[Cell, ReferenceRun, Saved]:
     if len(cell.config.save_steps) < 2:
         raise Skip(f"saves={cell.config.saves}: a chain has at least two checkpoints")
     reference = steps.build(cell)
-    cell = steps.with_steps(cell, reference)
+    cell = with_steps(cell, reference)
     plan = cell.config.save_steps
     reference = replace(reference, ends=frozenset(plan[1:]))
     return cell, reference, Saved.by(reference, steps.train_and_save(cell, reference, at=plan[:1]))

@@ -8,6 +8,7 @@ from dcpbench.cell import checks, handover, side_effects, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.handover import Saved, leave_to_ranks, take_as_rank
+from dcpbench.cell.pace import with_steps
 from dcpbench.cell.unrestored import with_unrestored
 from dcpbench.scenarios import chain, save_load
 from dcpbench.verify.perturb import compare_controlled
@@ -19,7 +20,7 @@ from dcpbench.workloads.training_run import TrainingRun
 def save(cell: Cell) -> None:
     """Train the reference run and save it."""
     reference = steps.build(cell)
-    cell = steps.with_steps(cell, reference)
+    cell = with_steps(cell, reference)
     saved = Saved.by(reference, steps.train_and_save(cell, reference))
     _load_beside(cell, reference.trained, saved.checkpoints[-1])
     leave_to_ranks(cell, saved)

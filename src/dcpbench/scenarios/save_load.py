@@ -9,6 +9,7 @@ import torch.distributed as dist
 from dcpbench.cell import checkpoint_files, checks, contract, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.handover import Saved
+from dcpbench.cell.pace import with_steps
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
 
@@ -17,7 +18,7 @@ def save_load(cell: Cell) -> None:
     """A load restores the saved state bit for bit, and training continues with the losses of the reference
     run."""
     reference = steps.build(cell)
-    cell = steps.with_steps(cell, reference)
+    cell = with_steps(cell, reference)
     checkpoints = steps.train_and_save(cell, reference)
     checks.verify_training(cell, reference)
     load_and_resume(cell, Saved.by(reference, checkpoints))
