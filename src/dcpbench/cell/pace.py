@@ -16,8 +16,8 @@ def with_steps(cell: Cell, reference: ReferenceRun) -> Cell:
     """Return the cell with the steps of a trainer before each save and after each load, as many as fit ten
     seconds at the pace of its second step, unless they were asked for.
 
-    It is a prime number. From 13 on, no save comes after a whole number of epochs of two to twelve batches, and
-    an epoch ends before the first save and after each load.
+    It is prime. From 13 on, no save comes after a whole number of epochs of two to twelve batches, and an
+    epoch ends before the first save and after each load.
     """
     config, run = cell.config, reference.trained
     asked: dict[str, Any] = {"train_steps": config.train_steps, "resume_steps": config.resume_steps}
