@@ -75,6 +75,7 @@ def train_without_saves(
     """Train as the reference run was, but save nothing, and compare each step with the unwrapped twin's."""
     until = len(record.losses)
     cell.report.losses["continued"] = record.losses
+    cell.report.trains = "without a save"
     with cell.phase("build"):
         unsaved = steps.parallel_run(cell, cell.config.seed)
         unsaved.random.kept, unsaved.comes_after = keeps_random, "without a save"

@@ -101,6 +101,7 @@ def build_target(cell: Cell, number: int = 0, step: int = 0) -> TrainingRun:
         step: after which the checkpoint was saved that it is for.
     """
     into = cell.config.load_into
+    cell.report.trains = "before the load"
     with cell.phase("build"):
         target = parallel_run(cell, other_seed(cell, number), into.scheduler)
         target.component.prepare(target.model, step)

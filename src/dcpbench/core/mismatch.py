@@ -133,7 +133,7 @@ class RaisedError:
         note: a sentence about the circumstances (a full disk).
         not_injected: True if the cell's fault cannot be injected (`NothingToInjectError`).
         line: file and line of the user's code that it comes from, if there is any.
-        when: in training, whether that was before or after a save or a load.
+        when: in a build or in training, whether that was before or after a save or a load.
         by: the known defect of torch that raises exactly this, if one does.
     """
 

@@ -137,7 +137,7 @@ class RankReport:
         graph_breaks: in a compiled cell, where and why Dynamo broke a graph.
         left_behind: changes of the process that the cell leaked.
         late_files: files that its host saw later than another host.
-        trains: which save or load the run that trains comes after.
+        trains: which save or load the run that is built or trains comes before or after.
         raised_by: the known defect of torch that made a load raise, if one did.
         interpreter: the Python that it ran under, if it is not the driver's.
         replaced: names of values that JSON cannot contain and that were replaced by text or null.

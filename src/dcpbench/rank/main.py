@@ -239,7 +239,7 @@ def _failed(error: BaseException, rank: _Rank) -> Failed:
         unprintable or _full(rank.cell.checkpoints if rank.cell else None),
         isinstance(cause, NothingToInjectError),
         user_line(cause, frames),
-        rank.report.trains if rank.report and rank.phase == "train" else None,
+        rank.report.trains if rank.report and rank.phase in ("build", "train") else None,
         rank.report.raised_by if rank.report else None,
     )
     secondary = of_a_peer or any(echo in message for echo in _ECHOES)
