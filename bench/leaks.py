@@ -53,7 +53,9 @@ def main() -> int:
     for isolation in ("warm", "fresh"):
         swept = rows(isolation, [*LEAKS, next(iter(LEAKS))])
         for what, culprit, after in zip(LEAKS, swept, swept[1:], strict=False):
-            is_told = all(rank["left_behind"] for rank in culprit["details"]["ranks"])
+            is_told = all(
+                rank["left_behind"] for rank in culprit["details"].get("ranks", [{"left_behind": []}])
+            )
             like = seen(after) == seen(alone)
             silent += not like and after["status"] == "pass"
             blamed += after["status"] != "pass"

@@ -9,6 +9,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -46,7 +47,7 @@ _kept: list[Any] = []
 LEAKS: dict[str, Callable[[], object]] = {
     "autocast": lambda: torch.set_autocast_enabled("cpu", True),
     "cached_plans": lambda: dcp.SavePlanner._cached_all_plans.update(DefaultSavePlanner=[]),
-    "checkpoint_process": lambda: setattr(_async_process_executor, "_CHECKPOINT_PROCESS", "another's"),
+    "checkpoint_process": lambda: setattr(_async_process_executor, "_CHECKPOINT_PROCESS", mock.Mock()),
     "child": lambda: _kept.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])),
     "code_of_forward": lambda: setattr(nn.Linear.forward, "__code__", _forward.__code__),
     "default_device": lambda: torch.set_default_device("meta"),
