@@ -66,7 +66,7 @@ def restored_run_saved_wrong(target: "Target") -> None:
     optimizer = target.state["optimizer"]
     for group in optimizer.get("param_groups", [optimizer]):  # flattened, it has no groups
         for key in group:
-            if target.folder.name.endswith("-again") and key.rpartition(".")[2] == "lr":
+            if target.folder.name.startswith("again-") and key.rpartition(".")[2] == "lr":
                 group[key] *= 2
 
 
