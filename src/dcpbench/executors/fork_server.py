@@ -66,6 +66,7 @@ class Machine:
     Args:
         description: goes into `environment.json`.
         hosts: returns how many hosts run a number of ranks on a type of device.
+        has_interpreters: whether ranks can run under a second interpreter.
         versions_of: returns the versions of another interpreter, or raises `ConfigError`.
         target_errors: returns why ranks cannot use a `workload.target`, see `target_errors`.
     """
@@ -74,6 +75,7 @@ class Machine:
     description: dict[str, Any]
     _more: Connection | None = None
     hosts: Callable[[int, str], int] = lambda ranks, device: 1
+    has_interpreters: bool = False
     versions_of: Callable[[str], Any] = _no_other_interpreter
     target_errors: Callable[[Sequence[Config]], TargetErrors] = lambda configs: TargetErrors(None)
 

@@ -45,11 +45,12 @@ class LocalEngine(Engine):
 
     def assumed(self, on_cpu: bool) -> Machine | None:
         has_gpus = any(Path("/dev", name).exists() for name in _GPU_DRIVERS)
-        return None if has_gpus and not on_cpu else Machine(0, {"torch": "0"})
+        return None if has_gpus and not on_cpu else Machine(0, {"torch": "0"}, has_interpreters=True)
 
     def probe(self) -> Machine:
         checking = partial(fork_server.target_errors, self._context)
-        return replace(fork_server.probe(self._context), versions_of=versions_of, target_errors=checking)
+        here = fork_server.probe(self._context)
+        return replace(here, has_interpreters=True, versions_of=versions_of, target_errors=checking)
 
     def executor(self, gpus: tuple[int, ...]) -> "LocalExecutor":
         cleanup.adopt_orphans()

@@ -27,9 +27,6 @@ from dcpbench.sweep.identity import identity_of, texts_in
 from dcpbench.verdict.attempt import Expected
 from dcpbench.verdict.known_failures import KnownFailure
 
-_LOCAL = "local"
-"""The executor of one host, which can start a second interpreter."""
-
 Run = tuple[str, int]
 """The identity of a run of a cell: the digest of the cell's `CellKey`, and the repeat."""
 
@@ -39,7 +36,8 @@ class Job:
     """A cell with its device and world size decided, the reason to `skip` it, if any, and its known failures.
     `columns` are those of its row that are known before it runs. Its ranks use up to `gpus`, and share them
     if there are fewer; `backend` carries collectives on GPUs. `code` is the source of each package that its
-    ranks run. `error` is why its workload cannot be used, if that was found."""
+    ranks run. `error` is why its workload cannot be used, if that was found. With `has_interpreters` ranks
+    can run under a second interpreter."""
 
     cell: SweepCell
     config: Config
@@ -51,6 +49,7 @@ class Job:
     backend: Backend = Backend.nccl
     code: Mapping[str, Source] = field(default_factory=dict)
     error: str | None = None
+    has_interpreters: bool = False
 
     @property
     def run(self) -> Run:
@@ -66,7 +65,7 @@ class Job:
     def kind(self, stage: StageConfig) -> WorldKind:
         """Return the ranks that one of its stages runs on."""
         config, variables, python = self.config, dict(stage.environment), self.config.python_of(stage.world)
-        if stage.restarted and config.executor.name == _LOCAL:
+        if stage.restarted and self.has_interpreters:
             python = python or sys.executable
         if stage.world is StageWorld.alone:
             return WorldKind(1, Device.cpu.value, False, tuple(sorted(variables.items())), python)
@@ -162,7 +161,7 @@ def plan(cells: Sequence[SweepCell], machine: Machine) -> list[Job]:
         columns = _columns(cell, config, key) | {"dcpbench_commit": code.dcpbench.commit}
         columns["target_commit"] = code.commits(_own_targets(config))
         columns |= {"train_steps": config.train_steps or None, "resume_steps": config.resume_steps or None}
-        columns["restart"] = restart_of(config)
+        columns["restart"] = restart_of(config, machine)
         columns |= {"torch_version": str(here["torch"]), "python_version": here.get("python")}
         if loads:
             columns |= {"load_torch_version": loads.torch, "load_python_version": loads.python}
@@ -173,6 +172,7 @@ def plan(cells: Sequence[SweepCell], machine: Machine) -> list[Job]:
         backend = validity.backend_of(config, machine) if gpus else Backend.gloo
         sources = code.sources(own_packages(config))
         made = Job(cell, config, key, skip, expected, columns, gpus, backend, sources)
+        made = replace(made, has_interpreters=machine.has_interpreters)
         if not skip and config.scenario.process_group:
             columns |= {"ranks_per_gpu": made.ranks_per_gpu, "backend": backend.value}
         jobs.append(made)
@@ -230,11 +230,10 @@ def with_restart(config: Config) -> Config:
     return replace(config, restart=wanted if config.restart is None else config.restart)
 
 
-def restart_of(config: Config) -> str | None:
-    """Return what the process that loads is new in; None if it is the one that saved."""
-    if not config.restarts:
-        return None
-    return "interpreter" if config.executor.name == _LOCAL or config.load_python else "process"
+def restart_of(config: Config, machine: Machine) -> str | None:
+    """Return what is new of the process that loads; None if it is the one that saved."""
+    new = "interpreter" if machine.has_interpreters or config.load_python else "process"
+    return new if config.restarts else None
 
 
 def own_packages(config: Config) -> dict[str, list[str]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import SMALL, Finished, alive_in, dcpbench, run, start, wait_for, words_of
+from conftest import ONE_STEP, SMALL, Finished, alive_in, dcpbench, run, start, wait_for, words_of
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
 from support.drivers import plant
@@ -68,6 +68,18 @@ def test_all_hosts_read_checkpoints_in_a_store(
         checks = ("checkpoint_whole", "files_equal", "files_unchanged")
         assert [row[check] for check in checks] == [True] * 3
     assert kept == {".metadata", *(f"__{rank}_0.distcp" for rank in range(4))}
+
+
+def test_trainer_is_loaded_by_new_processes_on_two_hosts(two: Hosts, tmp_path: Path) -> None:
+    targets = "workload.target=support.own_trainer.Trainer,support.own_trainer.KeepsItInMemory"
+    words = ("checkpointer=trainer", "device=cpu", "parallel=ddp", "world_size=2", "saves=1", "retry=0")
+    swept = run(tmp_path / "sweep", "-m", targets, *words, *ONE_STEP, *two.words)
+    assert [(row["status"], row["restart"]) for row in swept.rows] == [
+        ("pass", "process"),
+        ("fail", "process"),
+    ]
+    assert "progress.step" in swept.rows[1]["first_mismatch"]
+    assert {rank["host"] for rank in swept.rows[0]["details"]["ranks"]} == {"127.0.0.2", "127.0.0.3"}
 
 
 @pytest.fixture(scope="module")
