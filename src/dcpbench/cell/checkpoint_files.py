@@ -53,16 +53,16 @@ def replaced(
     for earlier, (where, then, its) in cell.files.items():
         if then is None or earlier == checkpoint_id or its.folder(earlier) != folder:
             continue
-        again = then.keys() & {*names}
-        for name in its.written_again(earlier, then, again) if cell.world.rank == 0 else ():
+        again = {name: then[name] for name in then if name in names}
+        for name in its.written_again(earlier, again) if cell.world.rank == 0 else ():
             cell.report.not_applied[f"{CHECK} of {name} {where}"] = f"the save of step {step} wrote it again"
         cell.files[earlier] = where, {name: then[name] for name in then if name not in again}, its
     _note_removed(cell, [*cell.files])
 
 
 def remaining(cell: Cell, checkpoints: Sequence[C]) -> list[C]:
-    """Return the checkpoints that can be loaded: the newest, and the others without those of which the
-    trainer has removed files; collective."""
+    """Return the checkpoints that can be loaded: the newest, and others if the trainer has removed none of
+    their files; collective."""
     _note_removed(cell, [*cell.files][:-1])
     newest = max(one.step for one in checkpoints)
 

@@ -50,24 +50,24 @@ class LeftCheckpoint:
         beside = tuple(other.step for other in checkpoint.overlapping)
         return cls(checkpoint.step, folder, state, checkpoint.numbers, known and known[:2], saved_as, beside)
 
-    def expect_files(self, cell: Cell, checkpoint: Checkpoint) -> None:
-        """Let the end of this stage compare its files with those of when it was complete."""
-        place = checkpoint.checkpoint_id
-        if self.files:
-            cell.files[place] = *self.files, checkpoint.checkpointer
-
     def checkpoint(self, cell: Cell, checkpointer: Checkpointer, **options: Any) -> Checkpoint:
         """Return it as a checkpoint of this process."""
         place = str(cell.folder / self.folder)
         more = {"numbers": self.numbers, "saved_as": self.saved_as, **options}
         return Checkpoint(self.step, place, checkpointer, self.state, **more)
 
+    def followed(self, cell: Cell, checkpointer: Checkpointer, **options: Any) -> Checkpoint:
+        """Return the same, and let the end of this stage compare its files with those of when it was
+        complete."""
+        checkpoint = self.checkpoint(cell, checkpointer, **options)
+        if self.files:
+            cell.files[checkpoint.checkpoint_id] = *self.files, checkpointer
+        return checkpoint
+
 
 @dataclass(frozen=True)
 class Handover:
-    """The state that a stage passes to a later one: its checkpoints, oldest first, the record of the
-    reference run, which random generators that run keeps (as in `TrainingRun`), and its numbers of steps by
-    key."""
+    """The state that a stage passes to a later one: as in `Saved`, and the numbers of steps by key."""
 
     checkpoints: list[LeftCheckpoint]
     record: RunRecord = field(default_factory=RunRecord)
@@ -77,8 +77,8 @@ class Handover:
 
 @dataclass(frozen=True)
 class Saved:
-    """What runs are restored from: the checkpoints, oldest first, the record of the reference run, and which
-    random generators that run keeps."""
+    """What runs are restored from: the checkpoints, oldest first; the record of the reference run; the random
+    generators that it keeps (as in `TrainingRun`)."""
 
     checkpoints: list[Checkpoint]
     record: RunRecord
@@ -137,9 +137,7 @@ def take_over(
     """Return the checkpoints of the stage before, the oldest first, and the record of the reference run. The
     state of random generators is dropped under another layout, which draws other numbers."""
     handover = take(cell, _NEXT_STAGE)
-    checkpoints = [one.checkpoint(cell, checkpointer, by_content=True) for one in handover.checkpoints]
-    for left, checkpoint in zip(handover.checkpoints, checkpoints, strict=True):
-        left.expect_files(cell, checkpoint)
+    checkpoints = [left.followed(cell, checkpointer, by_content=True) for left in handover.checkpoints]
     states = [*handover.record.states.values(), *(one.state for one in checkpoints)]
     for state in () if same_layout else states:
         state.pop(RANDOM, None)
@@ -191,8 +189,7 @@ def take_as_rank(cell: Cell) -> tuple[Cell, Saved]:
         handover = take(cell, _OF_RANK.format(cell.world.rank))
     cell = cell.vary(**handover.steps)
     checkpointer = steps.open_checkpointer(cell)
-    checkpoints = {left.step: left.checkpoint(cell, checkpointer) for left in handover.checkpoints}
+    checkpoints = {left.step: left.followed(cell, checkpointer) for left in handover.checkpoints}
     for left in handover.checkpoints:
-        left.expect_files(cell, checkpoints[left.step])
         checkpoints[left.step].overlapping += (checkpoints[step] for step in left.overlapping)
     return cell, Saved([*checkpoints.values()], handover.record, handover.keeps_random)

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import InitVar, dataclass
@@ -257,10 +257,9 @@ class Checkpointer(ABC):
 
         return no_files(Path(checkpoint_id).name, {}) if settled(missing) else None
 
-    def written_again(self, checkpoint_id: str, then: FileDigests, names: Collection[str]) -> list[str]:
-        """Return those of a checkpoint's files with these names that are not as then, and not only longer."""
-        folder = self.folder(checkpoint_id)
-        paths = {name: folder / name for name in then if name in names}
+    def written_again(self, checkpoint_id: str, then: FileDigests) -> list[str]:
+        """Return those of these files that are not as then, and not only longer; not those that are gone."""
+        paths = {name: self.folder(checkpoint_id) / name for name in then}
         return [
             name for name, path in paths.items() if path.is_file() and not has_only_grown(path, then[name])
         ]

@@ -18,7 +18,7 @@ class Explanation:
         sentence: the cause, and what to do about it.
         failed: the check that failed; others can have failed with it.
         passed: checks of which none failed, and at least one passed; null ones did not apply.
-        checkpointer: the only one of which it holds.
+        checkpointer: it holds for this one alone; empty: for all.
         raised: for an `error`: a name of PyTorch's in the exception's message, which no field of a row has.
         instead: for an `error`: the override that helps, which the cell does not have yet.
     """

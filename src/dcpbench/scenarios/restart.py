@@ -8,7 +8,7 @@ from dcpbench.cell import checks, handover, side_effects, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.handover import Saved, leave_to_ranks, take_as_rank
-from dcpbench.cell.pace import with_steps
+from dcpbench.cell.steps import ReferenceRun
 from dcpbench.cell.unrestored import with_unrestored
 from dcpbench.scenarios import chain, save_load
 from dcpbench.verify.perturb import compare_controlled
@@ -19,11 +19,7 @@ from dcpbench.workloads.training_run import TrainingRun
 
 def save(cell: Cell) -> None:
     """Train the reference run and save it."""
-    reference = steps.build(cell)
-    cell = with_steps(cell, reference)
-    saved = Saved.by(reference, steps.train_and_save(cell, reference))
-    _load_beside(cell, reference.trained, saved.checkpoints[-1])
-    leave_to_ranks(cell, saved)
+    _leave_saved(*save_load.begin(cell))
 
 
 def save_first(cell: Cell) -> None:
@@ -32,9 +28,7 @@ def save_first(cell: Cell) -> None:
     Raises:
         Skip: the plan has one save.
     """
-    cell, reference, saved = chain.begin(cell)
-    _load_beside(cell, reference.trained, saved.checkpoints[-1])
-    leave_to_ranks(cell, saved)
+    _leave_saved(*chain.begin(cell))
 
 
 def never_saves(cell: Cell) -> None:
@@ -66,6 +60,11 @@ def follow(cell: Cell) -> None:
     """Resume a chain from its newest checkpoint."""
     cell, saved = take_as_rank(cell)
     chain.follow(cell, saved)
+    leave_to_ranks(cell, saved)
+
+
+def _leave_saved(cell: Cell, reference: ReferenceRun, saved: Saved) -> None:
+    _load_beside(cell, reference.trained, saved.checkpoints[-1])
     leave_to_ranks(cell, saved)
 
 

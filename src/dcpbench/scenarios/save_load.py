@@ -10,6 +10,7 @@ from dcpbench.cell import checkpoint_files, checks, contract, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.handover import Saved
 from dcpbench.cell.pace import with_steps
+from dcpbench.cell.steps import ReferenceRun
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
 
@@ -17,11 +18,16 @@ from dcpbench.core.rank_report import Compared
 def save_load(cell: Cell) -> None:
     """A load restores the saved state bit for bit, and training continues with the losses of the reference
     run."""
+    cell, reference, saved = begin(cell)
+    checks.verify_training(cell, reference)
+    load_and_resume(cell, saved)
+
+
+def begin(cell: Cell) -> tuple[Cell, ReferenceRun, Saved]:
+    """Train the reference run and save it; return the cell with its numbers of steps."""
     reference = steps.build(cell)
     cell = with_steps(cell, reference)
-    checkpoints = steps.train_and_save(cell, reference)
-    checks.verify_training(cell, reference)
-    load_and_resume(cell, Saved.by(reference, checkpoints))
+    return cell, reference, Saved.by(reference, steps.train_and_save(cell, reference))
 
 
 def load_and_resume(cell: Cell, saved: Saved) -> None:

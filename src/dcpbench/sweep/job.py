@@ -149,7 +149,9 @@ def plan(cells: Sequence[SweepCell], machine: Machine) -> list[Job]:
     code, here = SweepCode(), machine.description
     for cell in cells:
         try:
-            config = with_restart(validity.resolve(cell.config, machine))
+            config = validity.resolve(cell.config, machine)
+            packages = own_packages(config)
+            config = with_restart(config, bool(packages))
             skip = validity.why_skip(cell.config, config, machine, several_sizes, cell.overrides)
             own = config.known_failures
             known = known_failures.read(Path(own)) if own else known_failures.listed()
@@ -170,9 +172,9 @@ def plan(cells: Sequence[SweepCell], machine: Machine) -> list[Job]:
         columns |= {"expected_digest": expected_digest(config, expected), "code_digest": code_digest(config)}
         gpus = machine.gpus if config.device is Device.cuda else 0
         backend = validity.backend_of(config, machine) if gpus else Backend.gloo
-        sources = code.sources(own_packages(config))
-        made = Job(cell, config, key, skip, expected, columns, gpus, backend, sources)
-        made = replace(made, has_interpreters=machine.has_interpreters)
+        ranks = gpus, backend, code.sources(packages)
+        has = machine.has_interpreters
+        made = Job(cell, config, key, skip, expected, columns, *ranks, has_interpreters=has)
         if not skip and config.scenario.process_group:
             columns |= {"ranks_per_gpu": made.ranks_per_gpu, "backend": backend.value}
         jobs.append(made)
@@ -223,10 +225,10 @@ def code_digest(config: Config) -> str:
     return digest_of([package_digest(name) for name in (*OURS, *own_packages(config))])
 
 
-def with_restart(config: Config) -> Config:
+def with_restart(config: Config, runs_own_code: bool) -> Config:
     """Decide whether what loads is a new process: where the user's code runs, which can keep a state anywhere
     in its process. A fault is injected into the process that dcpbench knows."""
-    wanted = bool(own_packages(config)) and config.fault.target is None
+    wanted = runs_own_code and config.fault.target is None
     return replace(config, restart=wanted if config.restart is None else config.restart)
 
 

@@ -1,4 +1,4 @@
-"""What is known of the attributes of a user's trainer, in addition to its model and its optimizers."""
+"""The attributes of a user's trainer, besides its model and its optimizers, and when each is compared."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

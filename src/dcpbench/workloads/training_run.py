@@ -92,7 +92,7 @@ class TrainingRun(SavedRun):
         return self.why_no_twin
 
     def compare_replicas(self) -> Compared:
-        """Compare the parameters of which several ranks have the same part; collective."""
+        """Compare the parameters whose parts several ranks have; collective."""
         ignored = getattr(self.model, "parameters_to_ignore", ())
         parameters = of_kind("param", snapshot_model(self.model)).items()
         kept = {name: leaf for name, leaf in parameters if name not in ignored}
