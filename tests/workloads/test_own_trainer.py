@@ -19,7 +19,7 @@ from dcpbench.verdict.verdict import Verdict
 from dcpbench.workloads import lockstep
 from dcpbench.workloads.generators import ALL, RandomState
 from dcpbench.workloads.own_trainer import TrainerRun
-from support import elsewhere
+from support import elsewhere, own_optimizers
 from support import own_trainer as trainers
 from support.alone import config, run_alone, world
 
@@ -79,8 +79,8 @@ SEEN = {
     trainers.ForgetsTheOrder: {"extra_equal": "order.state", "loss_resume_equal": ""},
     trainers.OneStepOff: {"extra_equal": "progress.step"},
     trainers.SavesViews: {"model_equal": "0.weight", "loss_resume_equal": ""},
-    trainers.ForgetsTheSecond: {"optim_equal": "state.3.weight.momentum_buffer"},
-    trainers.RoundsItsMainWeights: {"optim_equal": "params.group0.0", "extra_equal": ""},
+    own_optimizers.ForgetsTheSecond: {"optim_equal": "state.3.weight.momentum_buffer"},
+    own_optimizers.RoundsItsMainWeights: {"optim_equal": "params.group0.0", "extra_equal": ""},
     trainers.ForgetsItsDefault: {"extra_equal": "last"},
     trainers.ForgetsAPair: {"extra_equal": ""},
     trainers.ForgetsAWord: {"extra_equal": "words"},
@@ -88,7 +88,7 @@ SEEN = {
 }
 OF_EACH_CHECK = (
     *(trainers.ForgetsTheScheduler, trainers.ForgetsTheGenerators, trainers.SavesViews),
-    *(trainers.ForgetsTheSecond, trainers.TimesItself),
+    *(own_optimizers.ForgetsTheSecond, trainers.TimesItself),
 )
 
 
@@ -109,12 +109,16 @@ def test_trainer_mistakes_are_reported(trainer: type) -> None:
     "trainer",
     tiered(
         [
-            *(trainers.SavesInTheBackground, trainers.Two, trainers.SaysWhatIsNone),
+            *(trainers.SavesInTheBackground, own_optimizers.Two, trainers.SaysWhatIsNone),
             *(trainers.DrawsNothing, trainers.KeepsSets, trainers.HasADefault, trainers.BeginsLate),
-            *(trainers.SavesNoOptimizer, trainers.LeavesOutTheSecond, trainers.TrainsMainWeights),
+            *(
+                own_optimizers.SavesNoOptimizer,
+                own_optimizers.LeavesOutTheSecond,
+                own_optimizers.TrainsMainWeights,
+            ),
         ],
         *(trainers.SavesInTheBackground, trainers.DrawsNothing, trainers.KeepsSets, trainers.HasADefault),
-        *(trainers.SavesNoOptimizer, trainers.TrainsMainWeights),
+        *(own_optimizers.SavesNoOptimizer, own_optimizers.TrainsMainWeights),
     ),
 )
 def test_correct_trainer_passes(trainer: type) -> None:
