@@ -10,19 +10,17 @@ import torch
 
 from dcpbench.cell import steps
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint
+from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import explained_restored
 from dcpbench.cell.steps import ReferenceRun, RunRecord
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.config.groups import Verify
 from dcpbench.verify.compare_layouts import compare_ranks
 from dcpbench.verify.snapshot import PLAIN
-from dcpbench.workloads.run_state import RANDOM, State, as_saved, key_of
+from dcpbench.workloads.run_state import RANDOM, State
 from dcpbench.workloads.training_run import TrainingRun
 
 _NEXT_STAGE, _OF_RANK = "handover.pt", "handover-rank{}.pt"
-NEWEST = "newest.pt"
-"""The newest checkpoint, for a fresh process."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +125,7 @@ def hand_over(cell: Cell, checkpoints: Sequence[Checkpoint], record: RunRecord) 
     with cell.phase("verify", "handover"):
         left = [LeftCheckpoint.of(cell, one, full(one.state, one)) for one in checkpoints]
         states = {step: full(state) for step, state in record.states.items()}
+        _drop_cached(cell, checkpoints)
     if cell.world.rank == 0:
         leave(cell, Handover(left, replace(record, states=states)), _NEXT_STAGE)
 
@@ -144,43 +143,21 @@ def take_over(
     return checkpoints, handover.record
 
 
-def leave_newest(cell: Cell) -> None:
-    """At the end of a stage, leave its newest complete checkpoint to a fresh process, and drop the page cache
-    of its files; collective."""
-    if cell.config.verify is not Verify.deep or cell.config.own_trainer or not cell.complete:
-        return
-    (newest,) = cell.complete
-    left = stored(cell, newest)
-    with cell.phase("verify", "left"):
-        if cell.world.rank == 0:
-            leave(cell, Handover([left]), NEWEST)
-            newest.checkpointer.drop_cached(newest.checkpoint_id)
-
-
-def stored(cell: Cell, saved: SavedCheckpoint) -> LeftCheckpoint:
-    """Describe a checkpoint to a process that did not save it; collective. Values on which the ranks disagree
-    are left out: no load can restore them on all ranks, which other checks report."""
-    state: State = {}
-    with cell.phase("verify", "left"):
-        for check, leaves in as_saved(saved.source, saved.state).items():
-            names = (name for name in leaves if key_of(check, name, saved.numbers) in saved.keys)
-            full, compared = compare_ranks({name: leaves[name] for name in names}, cell.world.group)
-            differing = {finding.name for finding in compared.found}
-            if agreed := {name: leaf for name, leaf in full.items() if name not in differing}:
-                state[check] = agreed
-    return LeftCheckpoint.of(cell, saved, state)
-
-
 def leave_to_ranks(cell: Cell, saved: Saved) -> None:
-    """Leave everything to a new process of each rank; with `verify=deep`, drop the page cache of files."""
+    """Leave everything to a new process of each rank."""
     left = [LeftCheckpoint.of(cell, one, one.state, one.named) for one in saved.checkpoints]
     numbers = {name: getattr(cell.config, name) for name in ("train_steps", "resume_steps")}
     with cell.phase("verify", "left"):
         leave(
             cell, Handover(left, saved.record, saved.keeps_random, numbers), _OF_RANK.format(cell.world.rank)
         )
-        for one in saved.checkpoints if cell.config.verify is Verify.deep and cell.world.rank == 0 else ():
-            one.checkpointer.drop_cached(one.checkpoint_id)
+        _drop_cached(cell, saved.checkpoints)
+
+
+def _drop_cached(cell: Cell, checkpoints: Iterable[Checkpoint]) -> None:
+    """With `verify=deep`, drop the page cache of the files on rank 0."""
+    for checkpoint in checkpoints if cell.config.verify is Verify.deep and cell.world.rank == 0 else ():
+        checkpoint.checkpointer.drop_cached(checkpoint.checkpoint_id)
 
 
 def take_as_rank(cell: Cell) -> tuple[Cell, Saved]:

@@ -27,13 +27,6 @@ SEED_STRIDE = 1_000_003
 """The distance between the seeds of batches of two seeds; the seed of a step's batch is one more."""
 
 _WITH_AXES = "ConfigWithAxes"
-_FRESH = {"DCPBENCH_FRESH_PROCESS": "1"}
-"""An environment of their own keeps loading processes apart from ranks that save."""
-
-FRESH_PROCESS = groups.StageConfig(
-    "dcpbench.scenarios.fresh_process.load_alone", groups.StageWorld.alone, environment=_FRESH
-)
-"""The last stage of a cell with `verify=deep`, unless only a user's trainer can read its checkpoints."""
 
 
 def is_about_the_sweep(key: str) -> bool:
@@ -96,8 +89,8 @@ class Config:
     load_world_size: int | None = key(None, least=1)
     load_python: str | None = key(
         None,
-        "Python interpreter, with another torch, for processes that load and did not save: in a scenario "
-        "that converts, with verify=deep; null: this one",
+        "Python interpreter, with another torch, for processes that load and did not save, in a scenario "
+        "that converts; null: this one",
     )
     seed: int = 0
     repeats: int = how_run(
@@ -125,7 +118,7 @@ class Config:
     restart: bool | None = how_run(
         None,
         "what loads and trains on is a new process of another interpreter than what has saved; null: where "
-        "code of yours runs (workload.target, a plug-in), in save_load, chain, convert",
+        "code of yours runs (workload.target, a plug-in) and with verify=deep, in save_load, chain, convert",
     )
     raw: bool = how_run(
         False,
@@ -137,7 +130,8 @@ class Config:
     )
     verify: groups.Verify = how_run(
         groups.Verify.standard,
-        "deep: finally a fresh process loads the newest checkpoint from disk, its cached pages dropped",
+        "deep: what loads is a new process, after the cached pages of the files were dropped, in save_load, "
+        "chain, convert",
     )
     timeouts: TimeoutsConfig = how_run(TimeoutsConfig)
     retry: int = how_run(
@@ -201,16 +195,14 @@ class Config:
     @property
     def stages(self) -> list[groups.StageConfig]:
         """The stages of a cell, in order."""
-        stages = self.scenario.all_stages
-        if self.restarts:
-            saves = len(self.save_steps)
-            stages = [
-                replace(stage, restarted=stage.restarted and link % 2 == 0)
-                for stage in self.scenario.restarts
-                for link in range(saves if stage.of_each_save else 1)
-            ]
-        deep = self.verify is groups.Verify.deep and not self.own_trainer
-        return [*stages, *([FRESH_PROCESS] if deep else [])]
+        if not self.restarts:
+            return self.scenario.all_stages
+        saves = len(self.save_steps)
+        return [
+            replace(stage, restarted=stage.restarted and link % 2 == 0)
+            for stage in self.scenario.restarts
+            for link in range(saves if stage.of_each_save else 1)
+        ]
 
     @property
     def restarts(self) -> bool:

@@ -14,7 +14,6 @@ import torch._inductor.config
 import torch.utils.deterministic
 from torch._dynamo.utils import counters
 
-from dcpbench.cell import handover
 from dcpbench.cell.cell import Cell, Uploads
 from dcpbench.cell.checkpoint_files import verify_files
 from dcpbench.cell.shared_folder import wait_until_seen
@@ -70,7 +69,6 @@ def run_cell(
         return
     if alone:  # its memory is not a cost of saving or loading
         return
-    handover.leave_newest(cell)
     if spec.run.stage + 1 < len(config.stages) and stage.ends is Ending.report:
         wait_until_seen(cell, folder, "of this stage")
     if config.compile:

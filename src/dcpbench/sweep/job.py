@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.groups import Device, Ending, StageConfig, StageWorld
+from dcpbench.config.groups import Device, Ending, StageConfig, StageWorld, Verify
 from dcpbench.config.schema import Config
 from dcpbench.config.text import counted
 from dcpbench.core.axes import AXES
@@ -226,9 +226,9 @@ def code_digest(config: Config) -> str:
 
 
 def with_restart(config: Config, runs_own_code: bool) -> Config:
-    """Decide whether what loads is a new process: where the user's code runs, which can keep a state anywhere
-    in its process. A fault is injected into the process that dcpbench knows."""
-    wanted = runs_own_code and config.fault.target is None
+    """Decide whether what loads is a new process: with `verify=deep`, and where the user's code runs, which
+    can keep a state anywhere in its process. A fault is injected into the process that dcpbench knows."""
+    wanted = config.verify is Verify.deep or (runs_own_code and config.fault.target is None)
     return replace(config, restart=wanted if config.restart is None else config.restart)
 
 

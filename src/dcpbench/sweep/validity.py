@@ -220,7 +220,7 @@ def _limits_of_cells(
         loads = f"{named} loads on the ranks that it saved with"
         yield Limit(f"load_world_size={config.load_world_size}: {loads}")
     if config.load_python and not any(config.python_of(stage.world) for stage in config.stages):
-        loads = f"{named} loads in the processes that saved (with verify=deep another one loads too)"
+        loads = f"{named} loads under the Python that saved; scenario=convert does not"
         yield Limit(f"load_python={config.load_python}: {loads}")
     if config.device is Device.cuda:
         yield from _limits_of_shared_gpus(config, machine)

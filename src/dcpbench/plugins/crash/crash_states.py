@@ -11,12 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
-from dcpbench.cell import contract, handover, steps
+from dcpbench.cell import contract, steps
 from dcpbench.cell.cell import Cell
+from dcpbench.cell.checkpoint import SavedCheckpoint
 from dcpbench.cell.checks import verify_values
-from dcpbench.cell.handover import Handover, leave, take
+from dcpbench.cell.handover import Handover, LeftCheckpoint, leave, take
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
@@ -25,7 +27,8 @@ from dcpbench.plugins.crash.loading import Judge, Loaded, Loader, Values, folder
 from dcpbench.plugins.crash.operations import Kind, Record, Tree, tree_of
 from dcpbench.plugins.crash.recording import read_record, recording
 from dcpbench.plugins.crash.survey import BREAKS, StateKind, Survey, survey
-from dcpbench.scenarios import fresh_process
+from dcpbench.verify.compare_layouts import compare_ranks
+from dcpbench.workloads.run_state import State, as_saved, key_of
 
 _SAVED, _BEFORE, _LOGS, _LEFT = "saved", "before", "logs", "saves.pt"
 
@@ -42,7 +45,7 @@ def record_saves(cell: Cell, same_folder: bool, **_: Any) -> None:
     steps.finish(inside, old)
     first.close()  # ends the uploading process too, so that the next one is recorded
     before = str(Path(_BEFORE) / Path(old.checkpoint_id).name)
-    left = [replace(handover.stored(cell, old), folder=before)]
+    left = [replace(_left(cell, old), folder=before)]
     if cell.world.rank == 0:
         shutil.copytree(inside.folder, cell.folder / _BEFORE)
     if same_folder:
@@ -61,12 +64,26 @@ def record_saves(cell: Cell, same_folder: bool, **_: Any) -> None:
                 raise  # otherwise it has to be refused
         else:
             recorder.note(Kind.success)
-            left.append(handover.stored(cell, new))
+            left.append(_left(cell, new))
     second.close()
     # A recorded save takes longer.
     del cell.report.measurements[measured:]
     if cell.world.rank == 0:
         leave(cell, Handover(left), _LEFT)
+
+
+def _left(cell: Cell, saved: SavedCheckpoint) -> LeftCheckpoint:
+    """Describe a checkpoint to one process that loads it alone; collective. Values on which the ranks disagree
+    are left out: no load can restore them on all ranks, which other checks report."""
+    state: State = {}
+    with cell.phase("verify", "left"):
+        for check, leaves in as_saved(saved.source, saved.state).items():
+            names = (name for name in leaves if key_of(check, name, saved.numbers) in saved.keys)
+            full, compared = compare_ranks({name: leaves[name] for name in names}, cell.world.group)
+            differing = {finding.name for finding in compared.found}
+            if agreed := {name: leaf for name, leaf in full.items() if name not in differing}:
+                state[check] = agreed
+    return LeftCheckpoint.of(cell, saved, state)
 
 
 def load_states(cell: Cell, same_folder: bool, samples: int) -> None:
@@ -99,12 +116,22 @@ def _load_complete(cell: Cell, checkpointer: Checkpointer) -> tuple[int, list[Va
     left, values = take(cell, _LEFT).checkpoints, list[Values]()
     for checkpoint in left:
         saved = checkpoint.checkpoint(cell, checkpointer, by_content=True)
-        loaded = fresh_process.empty_values(checkpointer, saved.checkpoint_id)
+        loaded = _empty_values(checkpointer, saved.checkpoint_id)
         with cell.phase("verify", "complete"):
             checkpointer.load(loaded, saved.checkpoint_id)
             verify_values(cell, saved, loaded, None)
         values.append(plain(loaded))
     return left[-1].step, values
+
+
+def _empty_values(checkpointer: Checkpointer, checkpoint_id: str) -> dict[str, Any]:
+    """Return a state dict, by flattened keys, that a load of everything in a checkpoint fills."""
+    return {
+        key: None
+        if entry.shape is None
+        else torch.empty(entry.shape, dtype=getattr(torch, str(entry.dtype).removeprefix("torch.")))
+        for key, entry in checkpointer.manifest(checkpoint_id).entries.items()
+    }
 
 
 def _verify_record(cell: Cell, record: Record, saved: Tree) -> None:

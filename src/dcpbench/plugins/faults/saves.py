@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _KEY = rf"model\.{A_BIAS}"
 _OF_DCP = {"checkpointer": Only(["dcp"], "it damages files as DCP lays them out")}
 _FILES_OF_DATA = f"*{DATA_SUFFIX}"
-_DEEP = {"verify": Only(["deep"], "only a fresh process can detect it")}
+_DEEP = {"verify": Only(["deep"], "only a new process can detect it")}
 _UNEQUAL = tuple(
     Expect(check) for check in ("model_equal", "optim_equal", "extra_equal", "loss_resume_equal")
 )
@@ -318,4 +318,4 @@ def value_served_from_memory(target: "Target") -> None:
         target.kept[target.folder.name] = scheduler["last_epoch"]
         scheduler["last_epoch"] += 1
     else:
-        scheduler.last_epoch = target.kept[target.folder.name]
+        scheduler.last_epoch = target.kept.get(target.folder.name, scheduler.last_epoch)
