@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dcpbench.cell.checkpoint import SavedCheckpoint
+from dcpbench.cell.window import Window
 from dcpbench.checkpointers.base import Checkpointer, PendingSave
 from dcpbench.config.schema import Config
 from dcpbench.core.metrics import METRICS, PHASE_S, Measurement
@@ -60,6 +61,7 @@ class Cell:
         synced: returns the files below a folder that this rank has synced.
         endings: callbacks for the end of the stage.
         children_before: child processes that this rank had before the cell.
+        chosen: the steps of a trainer, which the run that never saves has chosen.
     """
 
     config: Config
@@ -73,6 +75,13 @@ class Cell:
     synced: Callable[[Path], set[str]] = lambda folder: set()
     endings: ExitStack = field(default_factory=ExitStack)
     children_before: set[BaseProcess] = field(default_factory=lambda: set(multiprocessing.active_children()))
+
+    chosen: Window | None = None
+
+    @property
+    def window(self) -> Window:
+        """The steps after which it saves, and how far its runs train."""
+        return self.chosen or Window.of(self.config)
 
     @cached_property
     def batches(self) -> Batches:

@@ -1,21 +1,45 @@
-"""The attributes of a user's trainer, besides its model and its optimizers, and when each is compared."""
+"""The attributes of a user's trainer in addition to its model and its optimizer, and when each is compared.
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+Losses and state after a restart judge a trainer. What it has is read only as far as it is plain, so that no
+object of the user's is called or searched: numbers, texts, tensors, arrays, generators, and collections of
+these. One level more is read after a step: plain attributes of objects of the user's classes, and what has a
+`state_dict()`.
+"""
+
+import dataclasses
+import functools
+import random
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from dcpbench.config.text import listed
 from dcpbench.core.mismatch import Mismatch, Problem, Sides
-from dcpbench.verify.compare import same_leaves, same_value
+from dcpbench.verify.compare import same_leaves
 from dcpbench.verify.snapshot import (
     DigestedLeaf,
     Leaves,
     TensorLeaf,
-    retained,
+    persistent_tensors,
     snapshot_nested,
 )
+from dcpbench.workloads.optimizers import Optimizers
 
+_SCALARS = (bool, int, float, complex, str, bytes, np.generic, type(None))
+_COLLECTIONS = (list, tuple, set, frozenset, deque)
+_GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+_DEEPEST = 50
+"""How deep plain values are nested at most."""
+_OF_SCHEDULERS = ("_step_count", "_get_lr_called_within_step", "_is_initial", "_initial_step")
+"""Bookkeeping of torch's schedulers, which differs in one that is built at the step of a checkpoint."""
 _NOTHING = {"None", "absent"}
 _OF_ATTRIBUTES: Sides = (
     "{} when saved",
@@ -24,73 +48,180 @@ _OF_ATTRIBUTES: Sides = (
 
 
 class When(StrEnum):
-    """When an attribute is compared: from the load on, from the first step after it on, or never."""
+    """When an attribute is compared: from the load on, or from the first step after it on."""
 
     loaded = "loaded"
     stepped = "stepped"
-    never = "never"
 
 
 Judged = dict[str, When]
-"""When each attribute is compared that may change, by name; never without an entry."""
+"""When each attribute is compared, by the name of its leaf; one without an entry never is."""
 
 
-@dataclass
-class Attributes:
-    """The attributes of a trainer, by their names with dots.
-
-    Args:
-        held: those that are compared always.
-        changing: those that are compared only if training changes them: what objects of the user's classes,
-            these classes and functions have, and NumPy's values.
-        when: of these, the earliest comparison.
-        unreadable: the types of those that cannot be read.
-        of_modules: plain values of modules, which are in no state dict.
-    """
-
-    held: dict[str, Any] = field(default_factory=dict)
-    changing: dict[str, Any] = field(default_factory=dict)
-    when: Judged = field(default_factory=dict)
-    unreadable: dict[str, str] = field(default_factory=dict)
-    of_modules: dict[str, Any] = field(default_factory=dict)
-
-    def leaves(self) -> tuple[Leaves, Leaves]:
-        """Return what is held, and what may change."""
-        return _leaves(self.held), _leaves(self.changing)
+def judged_of(built: Leaves, stepped: Leaves, trained: Leaves) -> Judged:
+    """Decide about each attribute, given those of a new trainer, after its first step and after training: only
+    what training changes is compared. An attribute that a new trainer lacks, or that is None there, can be
+    made by a step, so it is compared after one."""
+    before = stepped | built
+    unchanged = same_leaves(before, trained)
+    changed = (trained.keys() | before.keys()) - unchanged
+    return {name: When.stepped if built.get(name) is None else When.loaded for name in changed}
 
 
-def _leaves(values: Mapping[str, Any]) -> Leaves:
+def optimizers_of(trainer: Any) -> list[torch.optim.Optimizer]:
+    """Return the optimizers of a trainer."""
+    several = getattr(trainer, "optimizers", None)
+    return list(several) if several else [trainer.optimizer]
+
+
+def optimizer_of(trainer: Any) -> torch.optim.Optimizer:
+    """Return the optimizer of a trainer whose state is compared, several or none as one: `not_saved` can name
+    each by an attribute, or all."""
+    left_out = set[int]()
+    for name in {*getattr(trainer, "not_saved", ())}:
+        default = optimizers_of(trainer) if name in ("optimizer", "optimizers") else None
+        value = getattr(trainer, name, default)
+        left_out |= {*map(id, value)} if isinstance(value, list | tuple) else {id(value)}
+    several = [optimizer for optimizer in optimizers_of(trainer) if id(optimizer) not in left_out]
+    return several[0] if len(several) == 1 else Optimizers(several)
+
+
+def own_attributes(trainer: Any) -> Leaves:
+    """Return the plain attributes of a trainer. No method of it, or of what it holds, is called."""
     leaves: Leaves = {}
-    for name, value in values.items():
-        prefix, dot, last = name.rpartition(".")
-        leaves |= snapshot_nested({last: value}, prefix + dot)
+    for name, value in _named(trainer):
+        if is_plain(value) and not _is_of_model(value, trainer):
+            leaves |= snapshot_nested({name: _as_leaves(value)})
     return leaves
 
 
-@dataclass(frozen=True)
-class Untrained:
-    """The attributes of a trainer before its first step: a copy of those that may change, and all names."""
+def inner_attributes(trainer: Any) -> tuple[Leaves, dict[str, str]]:
+    """Return, of the objects that a trainer's attributes hold, the states of those with a `state_dict()` and
+    the plain attributes of those of the user's classes; and, by name, why others are not read."""
+    leaves: Leaves = {}
+    unread: dict[str, str] = {}
+    compared = {id(holder) for holder in (trainer, *trainer.model.modules(), *optimizers_of(trainer))}
+    for attribute, value in _named(trainer):
+        for name, holder in () if is_plain(value) else _held(attribute, value):
+            if id(holder) in compared or is_plain(holder):
+                continue
+            try:
+                state = _state_of(holder)
+            except Exception as error:  # noqa: BLE001 - any exception of the user's code
+                unread[name] = f"its state_dict() raised {type(error).__name__}: {error}"
+                continue
+            if isinstance(state, Mapping):
+                plain = {key: _as_leaves(part) for key, part in state.items() if is_plain(part)}
+                leaves |= snapshot_nested({name: plain})
+            elif isinstance(holder, Iterable):
+                unread[name] = f"a {type(holder).__name__} has no state that can be read"
+    return leaves, unread
 
-    changing: Leaves
-    names: frozenset[str]
 
-    @classmethod
-    def of(cls, attributes: Attributes) -> "Untrained":
-        """Copy the attributes."""
-        held, changing = attributes.leaves()
-        return cls(retained(changing), frozenset({*held, *changing}))
+def is_plain(value: Any, depth: int = 0) -> bool:
+    """Return whether a value is a number, a text, a tensor, an array, a generator, None or a collection of
+    these."""
+    if isinstance(value, _SCALARS + _GENERATORS + (np.ndarray,)):
+        return True
+    if isinstance(value, torch.Tensor):
+        return not isinstance(value, nn.Parameter)
+    if depth >= _DEEPEST:
+        return False
+    if isinstance(value, Mapping):
+        keys = all(isinstance(key, _SCALARS) for key in value)
+        return keys and all(is_plain(part, depth + 1) for part in value.values())
+    return isinstance(value, _COLLECTIONS) and all(is_plain(part, depth + 1) for part in value)
 
-    def judged(self, trained: Attributes) -> Judged:
-        """Decide about each attribute that may change, given those after training. A step may make one that a
-        new trainer does not have, and remove one, as when a list is no longer empty."""
-        held, changing = trained.leaves()
-        unchanged, remaining = same_leaves(self.changing, changing), held.keys() | changing.keys()
-        judged = Judged()
-        for name in {*self.changing, *changing}:
-            judged[name] = When.never if name in unchanged else When.stepped
-            if name not in unchanged and name in self.names & remaining:
-                judged[name] = trained.when.get(name, When.loaded)
-        return judged
+
+def _named(trainer: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of a trainer that can be compared, by name."""
+    left_out = {"model", "optimizer", "optimizers", *getattr(trainer, "not_saved", ())}
+    attributes = getattr(trainer, "__dict__", {})
+    yield from ((name, value) for name, value in attributes.items() if name not in left_out)
+
+
+def _is_of_model(value: Any, trainer: Any) -> bool:
+    return isinstance(value, torch.Tensor) and any(
+        value is tensor for tensor in persistent_tensors(trainer.model).values()
+    )
+
+
+def _held(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield an object, or the objects in a collection, by name."""
+    if isinstance(value, Mapping):
+        yield from ((f"{name}.{key}", part) for key, part in value.items())
+    elif isinstance(value, list | tuple | deque):
+        yield from ((f"{name}.{number}", part) for number, part in enumerate(value))
+    else:
+        yield name, value
+
+
+def _state_of(holder: Any) -> Mapping[Any, Any] | None:
+    """Return the state of an object; None if it has none that can be read."""
+    if isinstance(holder, type):
+        return None
+    if isinstance(holder, nn.Module):
+        return {key: tensor.detach() for key, tensor in persistent_tensors(holder).items()}
+    if callable(getattr(holder, "state_dict", None)):
+        state = holder.state_dict()
+        return _without_bookkeeping(state) if isinstance(holder, LRScheduler) else state
+    if dataclasses.is_dataclass(holder) or _is_users(type(holder).__module__):
+        return getattr(holder, "__dict__", None)
+    return None
+
+
+def _without_bookkeeping(state: Any) -> Any:
+    """Return the state of a scheduler, and of those inside it, without what torch counts for its warnings."""
+    if isinstance(state, Mapping):
+        kept = {key: value for key, value in state.items() if key not in _OF_SCHEDULERS}
+        return {key: _without_bookkeeping(value) for key, value in kept.items()}
+    return [_without_bookkeeping(part) for part in state] if isinstance(state, list) else state
+
+
+def _as_leaves(value: Any) -> Any:
+    """Return a plain value as `snapshot_nested` takes it. A collection of numbers and texts is one leaf."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return _as_tensor(value)
+    if isinstance(value, torch.Generator):
+        return {"state": value.get_state()}
+    if isinstance(value, random.Random):
+        return {"state": repr(value.getstate())}
+    if isinstance(value, np.random.Generator):
+        return {"state": _as_leaves(value.bit_generator.state)}
+    if isinstance(value, np.random.RandomState):
+        return {"state": _as_leaves(value.get_state(legacy=False))}
+    if isinstance(value, set | frozenset):
+        # The order in a set depends on how it grew, and on the hash seed of the process.
+        return "a set: " + ", ".join(sorted(repr(_as_leaves(part)) for part in value))
+    if isinstance(value, Mapping):
+        return {key: _as_leaves(part) for key, part in value.items()}
+    if isinstance(value, list | tuple | deque):
+        parts = [_as_leaves(part) for part in value]
+        return repr(parts) if all(isinstance(part, _SCALARS) for part in parts) else dict(enumerate(parts))
+    return value if isinstance(value, bool | int | float | str | torch.Tensor | None) else repr(value)
+
+
+def _as_tensor(array: Any) -> Any:
+    """Return an array as a tensor, or as a text if torch has no dtype for it."""
+    try:
+        return torch.from_numpy(array.copy())
+    except (TypeError, ValueError):
+        return f"{array.dtype}: {array.tolist()}"
+
+
+@functools.cache
+def _is_users(module: str) -> bool:
+    """Return whether a module comes neither with Python nor with an installed package."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    top = module.partition(".")[0]
+    installed = {"site-packages", "dist-packages"}
+    return (
+        file is not None
+        and top not in {*sys.stdlib_module_names, "dcpbench"}
+        and installed.isdisjoint(Path(file).parts)
+    )
 
 
 def of_attributes(found: Iterable[Mismatch], saved: Leaves, restored: Leaves) -> list[Mismatch]:
@@ -106,12 +237,6 @@ def of_attributes(found: Iterable[Mismatch], saved: Leaves, restored: Leaves) ->
             facts = {"expected": expected, "actual": actual}
             merged[name] = Mismatch(name, Problem.value, "attribute", facts=facts, sides=_OF_ATTRIBUTES)
     return [*merged.values()]
-
-
-def differing_values(expected: Mapping[str, Any], resumed: Mapping[str, Any]) -> dict[str, str]:
-    """Return the values that differ after a resume, as texts by name."""
-    unlike = [name for name, value in expected.items() if not same_value(value, resumed.get(name))]
-    return {name: f"{expected[name]!r}, resumed {resumed.get(name)!r}" for name in unlike}
 
 
 def _described(attribute: str, leaves: Leaves) -> str:

@@ -1,6 +1,7 @@
 """A user's trainer, which saves and loads itself: its arguments, and how it is run and compared."""
 
 import pkgutil
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -13,20 +14,40 @@ from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
 from dcpbench.verify.perturb import perturb_parameters
 from dcpbench.verify.snapshot import Leaves
-from dcpbench.workloads.attributes import Attributes, Judged, Untrained
+from dcpbench.workloads.attributes import (
+    inner_attributes,
+    optimizer_of,
+    optimizers_of,
+    own_attributes,
+)
 from dcpbench.workloads.components import Component
-from dcpbench.workloads.generators import ALL, RandomState, generators_of
-from dcpbench.workloads.optimizers import each_of
+from dcpbench.workloads.epochs import EpochEnds
+from dcpbench.workloads.generators import ALL, RandomState
 from dcpbench.workloads.parallelisms import buckets_kept, wrap_model
 from dcpbench.workloads.saved_objects import SavedObjects
 from dcpbench.workloads.stateful import TrainState
-from dcpbench.workloads.trainer_reader import attributes_of, optimizer_of, optimizers_of
 from dcpbench.workloads.training_run import TrainingRun, has_gradient
 from dcpbench.workloads.workload import Batches, Workload
 from dcpbench.workloads.world import World
 
 _REPLICATES = ("ddp", "ddp_unused", "hsdp", "hsdp2")
 """Parallelisms that keep copies of a parameter equal."""
+_ENDS_WITHIN_S = 10.0
+"""How long a rank whose trainer has ended waits for the others to end in the same step."""
+_SCHEDULES = "lr_scheduler.py"
+"""The file of torch's schedules, one of which raises at the step after its last."""
+
+
+class TrainingEndedError(Exception):
+    """A trainer takes no further step, on any rank.
+
+    Args:
+        step: the last one that it has taken.
+    """
+
+    def __init__(self, step: int, why: str) -> None:
+        super().__init__(f"the trainer ended after step {step}: {why}")
+        self.step = step
 
 
 @dataclass(frozen=True)
@@ -61,20 +82,20 @@ class Trainer(Protocol):
     """The interface of a trainer. It also has `optimizer`, or `optimizers` if there are several.
 
     `model` contains every parameter that they train, or what these are copied from, such as weights in full
-    precision. An optional `not_saved` names attributes that no checkpoint has to restore, such as a time of
-    day, also an optimizer; `random` stands for the default generators, and `model.base` for a part of the
-    model, which must be the same in each trainer that is built. With `replicas_differ = True` the copies of
-    a parameter may differ from rank to rank.
+    precision. An optional `not_saved` names attributes that no checkpoint has to restore, also an optimizer;
+    `model.base` stands for a part of the model, which must be the same in each trainer that is built. With
+    `replicas_differ = True` the copies of a parameter may differ from rank to rank.
     """
 
     model: nn.Module
 
     def step(self) -> float | torch.Tensor:
-        """Train one step; return this rank's loss."""
+        """Train one step; return this rank's loss. A trainer whose data is over raises StopIteration."""
 
     def save(self, path: str) -> Future[Any] | None:
         """Write a checkpoint, a file or a folder, to a new path; all ranks call it. A returned future is done
-        when the checkpoint is complete on all ranks; without one it is complete when all have returned."""
+        when the checkpoint is complete on all ranks; without one it is complete when all have returned. The
+        next save waits for neither."""
 
     def load(self, path: str) -> object:
         """Restore what was saved there; all ranks call it."""
@@ -99,7 +120,11 @@ def build_trainer(config: Config, setup: Setup) -> Trainer:
 
 
 class TrainerRun(TrainingRun):
-    """A user's trainer as a training run. It draws its batches, saves and loads itself."""
+    """A user's trainer as a training run. It draws its batches, saves and loads itself.
+
+    Attributes:
+        epochs: where its epochs end.
+    """
 
     why_no_twin = "the trainer draws its batches itself, and no plain model in one process sees the same"
     clears_gradients = False
@@ -107,14 +132,13 @@ class TrainerRun(TrainingRun):
     def __init__(self, config: Config, world: World, seed: int) -> None:
         self.config, self.world, self.sizes = config, world, config.parallel.mesh_sizes(world.size)
         self.component, self.saved = Component(), SavedObjects({})
-        self.random = RandomState(
-            seed, world.rank, world.device, ALL, of_model=lambda: generators_of(self.model)
-        )
+        self.random = RandomState(seed, world.rank, world.device, ALL)
+        self.random.kept = False
         self._start_over(seed)
 
     def _start_over(self, seed: int) -> None:
         config, world, sizes = self.config, self.world, self.sizes
-        self.train_state, self.alive = TrainState(), []
+        self.train_state, self.alive, self.epochs = TrainState(), [], EpochEnds()
         self.random.seed(seed)
         setup = Setup(
             config.parallel.name,
@@ -128,53 +152,54 @@ class TrainerRun(TrainingRun):
         )
         with self.random.drawn_from():
             self.trainer = build_trainer(config, setup)
-        self._is_new = True
+        self._is_new, self._has_stepped = True, False
         self._read_attributes()
 
     def _read_attributes(self) -> None:
         """Read model and optimizer again: a trainer may replace them."""
         self.model, self.optimizer = self.trainer.model, optimizer_of(self.trainer)
         not_saved = getattr(self.trainer, "not_saved", ())
-        self.left_out = [one.removeprefix("model.") for one in not_saved if one.startswith("model.")]
+        self.left_out = [name.removeprefix("model.") for name in not_saved if name.startswith("model.")]
 
     def state(self) -> dict[str, Any]:
         """Return the trainer, which is not a `Stateful`."""
         return {"trainer": self}
 
     def extra(self) -> tuple[Leaves, Leaves]:
-        attributes = self._attributes()
-        self.not_judged = {
-            f"extra_equal of {name}": f"a {kind} has no state that can be read"
-            for name, kind in attributes.unreadable.items()
-        }
+        """Return the attributes of the trainer. Objects that it holds are read after a step alone: to read a
+        new one, such as a loader, can change it."""
+        inner, unread = inner_attributes(self.trainer) if self._has_stepped else ({}, {})
+        self.not_judged = {f"extra_equal of {name}": why for name, why in unread.items()}
         if not self.optimizer.param_groups:
             self.not_judged["optim_equal"] = "not_saved of the trainer names its optimizer"
-        return attributes.leaves()
-
-    def values_of_modules(self) -> dict[str, Any]:
-        return self._attributes().of_modules
-
-    def judge(self) -> Judged:
-        return self._untrained.judged(self._attributes())
-
-    def _attributes(self) -> Attributes:
-        return attributes_of(self.trainer, each_of(self.optimizer))
+        return {}, own_attributes(self.trainer) | inner
 
     def train(self, batches: Batches, until: int) -> list[float]:
         """Call the trainer's steps up to and including step `until`; return the ranks' mean losses.
 
         Raises:
             TypeError: a step returned no loss.
+            TrainingEndedError: the trainer ended before, on all ranks.
+            RuntimeError: it ended on this rank alone.
         """
         before, self._is_new = len(self.train_state.losses), False
-        if self.judged is None and not before:
-            self._untrained = Untrained.of(self._attributes())
         while self.train_state.step < until:
+            step = self.train_state.step + 1
             noting = self._noting(optimizers_of(self.trainer))
-            with buckets_kept(), self.random.noting_draws(), self.random.drawn_from(), noting:
-                loss = self.trainer.step()
+            with buckets_kept(), self.random.drawn_from(), self.epochs.noting(step), noting:
+                try:
+                    loss = self.trainer.step()
+                except (StopIteration, ValueError) as error:
+                    if not _is_end(error):
+                        raise
+                    why = f"{type(error).__name__} {error}".strip()
+                    if not self.world.all_meet(_ENDS_WITHIN_S):
+                        alone = f"the trainer ended in step {step} on this rank, and not on all: {why}"
+                        raise RuntimeError(alone) from error
+                    raise TrainingEndedError(step - 1, why) from error
             if not isinstance(loss, float | torch.Tensor):
                 raise TypeError(f"step() of the trainer returned a {type(loss).__name__}, not its loss")
+            self._has_stepped = True
             self._read_attributes()
             self.train_state.record(self.world.means([torch.as_tensor(loss)], [1])[0])
         return self.train_state.losses[before:]
@@ -186,7 +211,7 @@ class TrainerRun(TrainingRun):
 
     def load(self, path: str) -> None:
         """Call the trainer's `load`."""
-        self._is_new = False
+        self._is_new = self._has_stepped = False
         with self.random.drawn_from():
             self.trainer.load(path)
         self._read_attributes()
@@ -224,7 +249,11 @@ class TrainerRun(TrainingRun):
     def may_be_constant(self, name: str) -> bool:
         return True
 
-    @property
-    def needs_random(self) -> frozenset[str]:
-        not_saved = "random" in getattr(self.trainer, "not_saved", ())
-        return frozenset(() if not_saved else self.random.drawn & self.random.states.keys())
+
+def _is_end(error: BaseException) -> bool:
+    """Return whether an exception of a step says that there is no further one: its data is over, or a
+    schedule of torch is."""
+    if isinstance(error, StopIteration):
+        return True
+    raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
+    return raised_in.endswith(f"torch/optim/{_SCHEDULES}")

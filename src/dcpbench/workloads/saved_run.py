@@ -45,7 +45,8 @@ class SavedRun:
         not_judged: by check, or part of one, why its state is not compared.
         left_out: the parts of the model that no checkpoint has, by FQN.
         options: of torch's state-dict functions for model and optimizer.
-        judged: when that which may change is compared; None until the reference run has decided it.
+        judged: when each attribute of a trainer is compared; None until training has shown it, and of a
+            workload, which says itself what is saved.
         comes_after: the last save or load of it, for people.
     """
 
@@ -140,10 +141,6 @@ class SavedRun:
 
     def values_of_modules(self) -> dict[str, Any]:
         """Return plain values of modules that are in no state dict, if they are listed."""
-        return {}
-
-    def judge(self) -> Judged:
-        """Decide when that which may change is compared, after training."""
         return {}
 
     def forget(self, seed: int) -> None:

@@ -95,6 +95,17 @@ class World:
         if self.group is not None:
             dist.barrier(self.group)
 
+    def all_meet(self, within_s: float) -> bool:
+        """Return whether all ranks came to this call within these seconds, also where others may be in a
+        collective of another group."""
+        if self.checkpoint_group is None:
+            return True
+        try:
+            dist.monitored_barrier(self.checkpoint_group, timedelta(seconds=within_s))
+        except RuntimeError:
+            return False
+        return True
+
     def gathered(self, value: Any) -> list[Any]:
         """Return the values of all ranks, by rank; collective."""
         return gathered(value, self.group)
