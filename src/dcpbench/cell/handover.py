@@ -12,13 +12,13 @@ from dcpbench.cell import steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import explained_restored
-from dcpbench.cell.steps import ReferenceRun, RunRecord
+from dcpbench.cell.steps import RunRecord
+from dcpbench.cell.window import Window
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.config.groups import Verify
 from dcpbench.verify.compare_layouts import compare_ranks
 from dcpbench.verify.snapshot import PLAIN
 from dcpbench.workloads.run_state import RANDOM, State
-from dcpbench.workloads.training_run import TrainingRun
 
 _NEXT_STAGE, _OF_RANK = "handover.pt", "handover-rank{}.pt"
 
@@ -65,31 +65,19 @@ class LeftCheckpoint:
 
 @dataclass(frozen=True)
 class Handover:
-    """The state that a stage passes to a later one: as in `Saved`, and the numbers of steps by key."""
+    """The state that a stage passes to a later one: as in `Saved`, and the steps of a trainer."""
 
     checkpoints: list[LeftCheckpoint]
     record: RunRecord = field(default_factory=RunRecord)
-    keeps_random: bool | frozenset[str] = True
-    steps: Mapping[str, Any] = field(default_factory=dict)
+    window: Window | None = None
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What runs are restored from: the checkpoints, oldest first; the record of the reference run; the random
-    generators that it keeps (as in `TrainingRun`)."""
+    """What runs are restored from: the checkpoints, oldest first, and the record of the reference run."""
 
     checkpoints: list[Checkpoint]
     record: RunRecord
-    keeps_random: bool | frozenset[str]
-
-    @classmethod
-    def by(cls, reference: ReferenceRun, checkpoints: Iterable[Checkpoint]) -> Self:
-        """Return what the reference run of this process has saved."""
-        return cls([*checkpoints], reference.record, reference.trained.random.kept)
-
-    def prepare(self, target: TrainingRun) -> None:
-        """Let a target of loads compare what the reference run has shown to be its state."""
-        target.random.kept, target.judged = self.keeps_random, self.record.judged
 
 
 def leave(cell: Cell, handover: Handover, name: str) -> None:
@@ -137,20 +125,19 @@ def take_over(
     state of random generators is dropped under another layout, which draws other numbers."""
     handover = take(cell, _NEXT_STAGE)
     checkpoints = [left.followed(cell, checkpointer, by_content=True) for left in handover.checkpoints]
-    states = [*handover.record.states.values(), *(one.state for one in checkpoints)]
-    for state in () if same_layout else states:
-        state.pop(RANDOM, None)
-    return checkpoints, handover.record
+    record = handover.record
+    if not same_layout:
+        record.keeps_random = False
+        for state in (*record.states.values(), *(one.state for one in checkpoints)):
+            state.pop(RANDOM, None)
+    return checkpoints, record
 
 
 def leave_to_ranks(cell: Cell, saved: Saved) -> None:
     """Leave everything to a new process of each rank."""
     left = [LeftCheckpoint.of(cell, one, one.state, one.named) for one in saved.checkpoints]
-    numbers = {name: getattr(cell.config, name) for name in ("train_steps", "resume_steps")}
     with cell.phase("verify", "left"):
-        leave(
-            cell, Handover(left, saved.record, saved.keeps_random, numbers), _OF_RANK.format(cell.world.rank)
-        )
+        leave(cell, Handover(left, saved.record, cell.chosen), _OF_RANK.format(cell.world.rank))
         _drop_cached(cell, saved.checkpoints)
 
 
@@ -161,12 +148,12 @@ def _drop_cached(cell: Cell, checkpoints: Iterable[Checkpoint]) -> None:
 
 
 def take_as_rank(cell: Cell) -> tuple[Cell, Saved]:
-    """Return what the stage before has left to this rank, and the cell with its numbers of steps."""
+    """Return what the stage before has left to this rank, and the cell with its steps."""
     with cell.phase("verify", "left"):
         handover = take(cell, _OF_RANK.format(cell.world.rank))
-    cell = cell.vary(**handover.steps)
+    cell = replace(cell, chosen=handover.window)
     checkpointer = steps.open_checkpointer(cell)
     checkpoints = {left.step: left.followed(cell, checkpointer) for left in handover.checkpoints}
     for left in handover.checkpoints:
         checkpoints[left.step].overlapping += (checkpoints[step] for step in left.overlapping)
-    return cell, Saved([*checkpoints.values()], handover.record, handover.keeps_random)
+    return cell, Saved([*checkpoints.values()], handover.record)
