@@ -1,15 +1,15 @@
 """The checks of scenarios. Each brings its negative control, which shows in the cell that it could fail."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from dcpbench.cell import checkpoint_files, contract, steps, unrestored
+from dcpbench.cell import contract, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import (
@@ -21,6 +21,7 @@ from dcpbench.cell.explained import (
     without_overwritten,
 )
 from dcpbench.cell.steps import ReferenceRun, RunRecord, other_seed
+from dcpbench.config.text import listed
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import RESUMED, TWIN, Sides
 from dcpbench.core.rank_report import CheckReport, Compared
@@ -29,11 +30,14 @@ from dcpbench.verify.perturb import compare_controlled, unlike
 from dcpbench.verify.plain_read import WholeValues
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import build_run, lockstep
-from dcpbench.workloads.attributes import Judged, When, differing_values, of_attributes
+from dcpbench.workloads.attributes import of_attributes
 from dcpbench.workloads.build_run import copy_state
 from dcpbench.workloads.lockstep import Lockstep
+from dcpbench.workloads.own_trainer import TrainingEndedError
 from dcpbench.workloads.run_state import (
+    CHANGING,
     FLAGS,
+    RANDOM,
     State,
     as_judged,
     before_a_step,
@@ -42,10 +46,11 @@ from dcpbench.workloads.run_state import (
     live_state,
     retained_copy,
     retained_state,
-    undetermined,
 )
 from dcpbench.workloads.training_run import TrainingRun
 
+HARMLESS = "save_harmless"
+"""The check that saves change nothing."""
 _SAVES: Sides = ("{} without saves", "{} with them")
 
 View = Callable[[TrainingRun], State]
@@ -62,28 +67,34 @@ def verify_training(
         prepare: puts a new run into the state in which the reference run began.
     """
     record = reference.record
-    unsaved = train_without_saves(cell, record, prepare)
-    compare_without_saves(cell, live_state(unsaved), live_state(reference.trained), record.judged)
+    unsaved = train_without_saves(cell, record, len(record.losses), prepare)
+    compare_without_saves(cell, live_state(unsaved), live_state(reference.trained))
 
 
-def train_without_saves(
-    cell: Cell, record: RunRecord, prepare: Callable[[TrainingRun], None] | None = None
-) -> TrainingRun:
-    """Train as the reference run was, but save nothing, and compare each step with the unwrapped twin's."""
-    until = len(record.losses)
-    cell.report.losses["continued"] = record.losses
+def build_without_saves(cell: Cell, record: RunRecord) -> TrainingRun:
+    """Build a run that never saves; `record` says what it has to keep."""
     cell.report.trains = "without a save"
     with cell.phase("build"):
         unsaved = steps.parallel_run(cell, cell.config.seed)
-        unsaved.random.kept, unsaved.judged = record.keeps_random, record.judged
-        unsaved.comes_after = "without a save"
-        if prepare:
-            prepare(unsaved)
+        unsaved.random.kept, unsaved.comes_after = record.keeps_random, "without a save"
     if unsaved.why_no_twin:
         checks = (one for one in lockstep.CHECKS if one != lockstep.REPLICAS)
         cell.report.not_applied |= dict.fromkeys(checks, unsaved.why_no_twin)
+    return unsaved
+
+
+def train_without_saves(
+    cell: Cell, record: RunRecord, until: int, prepare: Callable[[TrainingRun], None] | None = None
+) -> TrainingRun:
+    """Train a run that never saves up to and including step `until`, and compare each step with the unwrapped
+    twin's."""
+    unsaved = build_without_saves(cell, record)
+    if prepare:
+        with cell.phase("build"):
+            prepare(unsaved)
+    if unsaved.why_no_twin:
         steps.train(cell, unsaved, until)
-        _verify_replicas(cell, unsaved)
+        verify_replicas(cell, unsaved)
     else:
         with cell.phase("build"):
             twin = build_run.build_twin(cell.config, cell.world, cell.config.seed)
@@ -94,20 +105,15 @@ def train_without_saves(
     return unsaved
 
 
-def compare_without_saves(cell: Cell, never: State, saved: State, judged: Judged) -> None:
-    """Compare the final state of a run that never saved with that of the run that saved; of what is `judged`,
-    leave out what is not the same in two uninterrupted runs."""
+def compare_without_saves(cell: Cell, never: State, saved: State) -> None:
+    """Compare the final state of a run that never saved with that of the run that saved."""
     with cell.phase("verify", "harmless"):
-        for name in undetermined(never, saved, judged):
-            judged[name] = When.never
-            cell.report.not_applied[f"extra_equal of {name}"] = "two uninterrupted runs differ in it"
-        never, saved = as_judged(never, judged), as_judged(saved, judged)
         for check, leaves in never.items():
-            where = "in the run that saved"
-            cell.record("save_harmless", compare_controlled(leaves, saved[check]), where, _SAVES)
+            compared = compare_controlled(leaves, saved[check])
+            cell.record(HARMLESS, compared, "in the run that saved", _SAVES)
 
 
-def _verify_replicas(cell: Cell, run: TrainingRun) -> None:
+def verify_replicas(cell: Cell, run: TrainingRun) -> None:
     """Check that the copies of parameters have the same bits on all ranks, if training has to keep them
     equal."""
     with cell.phase("verify", "training"):
@@ -250,16 +256,14 @@ def verify_saved_again(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, 
     if not is_small(checkpoint.state):
         return
     checkpointer, step = checkpoint.checkpointer, target.train_state.step
-    beside = Path(checkpointer.name_of(step))
-    name = str(cell.folder / beside.with_name(f"again-{beside.name}"))
+    name = str(cell.folder / "again" / checkpointer.name_of(step))
     state = retained_state(target)
     again = replace(checkpoint, checkpoint_id=name, step=step, state=state, how=", saved again")
     with cell.phase("verify", "saved_again"):
         checkpointer.save(target.state(), name).wait()
         cell.world.meet()
-        checkpoint_files.replaced(cell, checkpointer, name, step, checkpointer.lengths(name))
     load_and_verify(cell, target, again)
-    if cell.config.own_trainer and step + cell.config.steps_after_load in record.states:
+    if cell.config.own_trainer and cell.window.end_of(step) in record.states:
         resume(cell, target, again, record)
     with cell.phase("verify", "saved_again"):
         cell.world.meet()  # a rank with a mismatch reads the saved tensor
@@ -297,15 +301,18 @@ def resume(
             and losses have to be close.
         until: the last step; by default `resume_steps` after the checkpoint.
     """
-    last = until or checkpoint.step + cell.config.steps_after_load
+    last = until or cell.window.end_of(checkpoint.step)
     taken = range(checkpoint.step + 1, last + 1)
     where = f"after the checkpoint of step {checkpoint.step}{checkpoint.how}"
     restored = None
     if needs_copy(cell, "resumed"):
         with cell.phase("verify", "known_defects"):
             restored = build_run.build_plain_copy(cell.config, cell.world, target)
-    before = [*target.train_state.losses]
-    if exactly or target.why_no_twin:
+    before, ended = [*target.train_state.losses], False
+    generators = dict(target.random.states)
+    if cell.config.own_trainer:
+        resumed, ended = _resume_trainer(cell, target, checkpoint, record, last)
+    elif exactly or target.why_no_twin:
         resumed = steps.train(cell, target, last)
     else:
         with cell.phase("build"):
@@ -318,11 +325,11 @@ def resume(
         rule = ResumedRule.of(losses, taken.start, exactly, cell.config.tolerance.value, dtypes)
         compared: dict[str, Compared] = {}
         if exactly or not _layout_matters(cell, target, record.why_layout_bound):
-            others = unrestored.unrestored_losses(cell, record, taken)
+            others = unrestored_losses(cell, record)
             compared[rule.check] = rule.compare(resumed, target.alive[-len(taken) :], others)
         actual, expected = live_state(target), as_judged(record.states[last], target.judged)
         for part, leaves in retained_copy(actual).items():
-            if exactly or part == FLAGS:
+            if not ended and (exactly or part == FLAGS):
                 reference = replace(checkpoint, state=expected)
                 compared[part] = reference.compared(part, leaves, cell.world.group)
 
@@ -335,8 +342,60 @@ def resume(
             check = part if part in (rule.check, FLAGS) else "state_resume_equal"
             cell.record(check, one, f"{where}, resumed" if part == FLAGS else where, RESUMED)
     cell.report.resumed[checkpoint.step] = resumed
-    values = record.values_of_modules.get(last, {})
-    cell.report.in_no_state_dict |= differing_values(values, target.values_of_modules())
+    if cell.config.own_trainer:
+        _report_generators(cell, generators, record, checkpoint.step, last, compared[rule.check])
+
+
+def _resume_trainer(
+    cell: Cell, target: TrainingRun, checkpoint: Checkpoint, record: RunRecord, last: int
+) -> tuple[list[float], bool]:
+    """Train a restored trainer on, and compare what its objects have after its first step with the reference
+    run's. Return its losses, and whether it ended before step `last`."""
+    try:
+        first = steps.train(cell, target, checkpoint.step + 1)
+        with cell.phase("verify", "resumed"):
+            expected, actual = (
+                as_judged({"extra_equal": {}, CHANGING: leaves}, record.judged)[CHANGING]
+                for leaves in (record.stepped[checkpoint.step + 1], target.extra()[1])
+            )
+            where = f"one step after the checkpoint of step {checkpoint.step}{checkpoint.how}"
+            cell.record("state_resume_equal", compare_controlled(expected, actual), where, RESUMED)
+        return [*first, *steps.train(cell, target, last)], False
+    except TrainingEndedError as early:
+        cell.report.not_applied["state_resume_equal"] = str(early)
+        return target.train_state.losses[-(early.step - checkpoint.step) :], True
+
+
+def _report_generators(
+    cell: Cell,
+    restored: Mapping[str, torch.Tensor],
+    record: RunRecord,
+    step: int,
+    last: int,
+    losses: Compared,
+) -> None:
+    """Report the default generators that a trainer draws from and does not restore. Losses and state show
+    whether a step depends on them."""
+    saved, later = record.generators[step], record.generators[last]
+    names = [
+        name
+        for name, state in saved.items()
+        if not torch.equal(state, later[name]) and not torch.equal(state, restored[name])
+    ]
+    if names:
+        needed = "" if losses.found else "; no step of the window depended on it"
+        cell.report.not_applied[RANDOM] = f"{listed(names)}: drawn from and not restored{needed}"
+
+
+def unrestored_losses(cell: Cell, record: RunRecord) -> list[float]:
+    """Return the losses, from step 1 on, of a run from another seed that trains on the same batches and is
+    never restored; it is trained once."""
+    if not record.unrestored:
+        run = build_run.build_unrestored(cell.config, cell.world, other_seed(cell, 0))
+        with suppress(TrainingEndedError):  # its losses until then can show a difference
+            run.train(cell.batches, max(cell.window.last, len(record.losses)))
+        record.unrestored = run.train_state.losses
+    return record.unrestored
 
 
 def _layout_matters(cell: Cell, run: TrainingRun, why_before: str | None) -> bool:

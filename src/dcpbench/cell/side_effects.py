@@ -9,7 +9,6 @@ from dcpbench.core.rank_report import Compared
 from dcpbench.verify.perturb import compare_controlled
 from dcpbench.verify.process_state import snapshot_process, watched
 from dcpbench.verify.snapshot import Leaves
-from dcpbench.workloads.attributes import Judged
 from dcpbench.workloads.generators import states_of_generators
 from dcpbench.workloads.run_state import (
     CHANGING,
@@ -32,11 +31,10 @@ def unchanged(
     """Context manager: check that neither the process nor a training run changes; `state` is a copy of the
     run's state, if there is one already."""
     with cell.phase("verify", "side_effects"):
-        judged = (run and run.judged) or {}
-        before = _observed(cell, state or (retained_state(run) if run else {}), judged)
+        before = _observed(cell, state or (retained_state(run) if run else {}))
     yield
     with cell.phase("verify", "side_effects"):
-        after = _observed(cell, live_state(run) if run else {}, judged)
+        after = _observed(cell, live_state(run) if run else {})
         # Controls of a state cost as much as its comparison: one of each name is enough in a cell.
         compared = compare_controlled(before, after, proven=cell.proven("side_effect_free"))
         cell.record("side_effect_free", compared, where, sides)
@@ -66,8 +64,9 @@ def open_before(cell: Cell, again: bool) -> Callable[[], Compared]:
     return watched(cell.folder, again and not config.overlap_saves and not config.storage.url)
 
 
-def _observed(cell: Cell, state: State, judged: Judged) -> Leaves:
-    parts = (leaves for check, leaves in state.items() if check != CHANGING)
-    leaves = {name: leaf for part in parts for name, leaf in part.items() if name not in judged}
+def _observed(cell: Cell, state: State) -> Leaves:
+    # A trainer may note its saves in its attributes.
+    left_out = ("extra_equal", CHANGING) if cell.config.own_trainer else ()
+    leaves = {name: leaf for part in state for name, leaf in state[part].items() if part not in left_out}
     device = cell.world.device
     return leaves | snapshot_process(states_of_generators(device), device)

@@ -23,14 +23,12 @@ from dcpbench.core.plugins import all_of
 from dcpbench.core.rank_report import NOTHING
 from dcpbench.verify.audit import compare_manifest
 from dcpbench.verify.plain_read import compare_stored
-from dcpbench.verify.snapshot import Leaves
+from dcpbench.verify.snapshot import Leaves, retained
 from dcpbench.workloads import build_run
 from dcpbench.workloads.attributes import Judged
-from dcpbench.workloads.run_state import RANDOM, State, promised_keys, retained_state
+from dcpbench.workloads.generators import States
+from dcpbench.workloads.run_state import RANDOM, State, only_generators, promised_keys, retained_state
 from dcpbench.workloads.training_run import TrainingRun
-
-_UNRESTORED = 5
-"""How many unrestored runs the control of a loss tries before it counts as missed."""
 
 
 @dataclass
@@ -40,24 +38,24 @@ class RunRecord:
     Args:
         losses: from step 1 on.
         states: its state after each step at which a resumed run ends.
-        unrestored: losses of runs that are built from another seed and never restored, by their number.
+        unrestored: losses of a run that is built from another seed and never restored, from step 1 on.
         why_layout_bound: why its losses would be different under another layout, if they would.
-        unrestored_runs: the most that are tried.
         computes_in: dtypes that it computes in, in addition to those of its parameters.
-        values_of_modules: plain values that modules have in addition to their state, after these steps.
-        judged: when that which may change is compared, as its end has shown.
+        judged: when each attribute of a trainer is compared, as the run that never saves has shown.
+        stepped: attributes of a trainer one step after each save.
+        generators: the default ones of a trainer, after each save and where resumed runs end.
         keeps_random: the random generators that it keeps (as in `RandomState.kept`), as its end has shown.
         torch_version: the torch that trained it.
     """
 
     losses: list[float] = field(default_factory=list)
     states: dict[int, State] = field(default_factory=dict)
-    unrestored: dict[int, list[float]] = field(default_factory=dict)
-    unrestored_runs: int = _UNRESTORED
+    unrestored: list[float] = field(default_factory=list)
     why_layout_bound: str | None = None
     computes_in: tuple[torch.dtype, ...] = ()
-    values_of_modules: dict[int, dict[str, Any]] = field(default_factory=dict)
-    judged: Judged = field(default_factory=dict)
+    judged: Judged | None = None
+    stepped: dict[int, Leaves] = field(default_factory=dict)
+    generators: dict[int, States] = field(default_factory=dict)
     keeps_random: bool | frozenset[str] = True
     torch_version: str = str(torch.__version__)
 
@@ -85,12 +83,16 @@ def parallel_run(cell: Cell, seed: int, scheduler: bool = True) -> TrainingRun:
     return run
 
 
-def build(cell: Cell) -> ReferenceRun:
-    """Build the reference run."""
+def build(cell: Cell, unsaved: RunRecord | None = None) -> ReferenceRun:
+    """Build the reference run; `unsaved` is the record of the run that never saves, if that came before."""
     with cell.phase("build"):
         run = parallel_run(cell, cell.config.seed)
         why = run.why_no_twin or run.why_layout_bound
         record = RunRecord(run.train_state.losses, why_layout_bound=why, computes_in=(*run.computes_in,))
+        if unsaved:
+            record.unrestored, record.judged = unsaved.unrestored, unsaved.judged
+        run.judged = record.judged
+        cell.report.losses["continued"] = record.losses
         return ReferenceRun(run, record)
 
 
@@ -132,15 +134,20 @@ def train(cell: Cell, run: TrainingRun, until: int) -> list[float]:
 
 def advance(cell: Cell, reference: ReferenceRun, until: int) -> None:
     """Train the reference run up to and including step `until`, and keep its state where resumed runs end."""
-    config, run = cell.config, reference.trained
-    ends = {step + config.steps_after_load for step in config.save_steps} | reference.ends
-    for step in sorted({*ends, until}):
-        if run.train_state.step <= step <= until:
-            train(cell, run, step)
+    run, record, saves = reference.trained, reference.record, cell.window.saves
+    ends = cell.window.ends | reference.ends
+    first_steps = {step + 1 for step in saves} if cell.config.own_trainer else set[int]()
+    for step in sorted({*ends, *first_steps, until}):
+        if not run.train_state.step <= step <= until:
+            continue
+        train(cell, run, step)
+        with cell.phase("verify", "retained"):
             if step in ends:
-                with cell.phase("verify", "retained"):
-                    reference.record.states[step] = retained_state(run)
-                    reference.record.values_of_modules[step] = run.values_of_modules()
+                record.states[step] = retained_state(run)
+            if step in first_steps:
+                record.stepped[step] = retained(run.extra()[1])
+            if cell.config.own_trainer:
+                record.generators[step] = dict(run.random.states)
 
 
 def train_and_save(
@@ -154,20 +161,21 @@ def train_and_save(
     """Train the reference run and save it at each step of the plan, then train it to the end.
 
     Training continues while a save is in flight. A save is finished before the next one begins or, with
-    `overlap_saves`, just after; saves that overlap are in two slots of the checkpointer.
+    `overlap_saves`, just after; saves that overlap are in two slots of the checkpointer. Those of a user's
+    trainer are called as in its job: one after the other, and finished at the end.
 
     Args:
         state, extra, parts: as in `save`.
         at: save at these steps only.
     """
-    overlap = cell.config.overlap_saves
+    overlap, at_the_end = cell.config.overlap_saves, cell.config.own_trainer
     checkpointer = open_checkpointer(cell)
     save_one = partial(save, cell, reference.trained, checkpointer, state=state, extra=extra, parts=parts)
     checkpoints: list[SavedCheckpoint] = []
     slots = itertools.cycle((1, 2) if overlap else (0,))
-    for slot, step in zip(slots, at or cell.config.save_steps, strict=False):
+    for slot, step in zip(slots, at or cell.window.saves, strict=False):
         advance(cell, reference, until=step)
-        if checkpoints and not overlap:
+        if checkpoints and not overlap and not at_the_end:
             finish(cell, checkpoints[-1])
         checkpoints.append(save_one(slot=slot, retained=reference.record.states.get(step)))
         if overlap and len(checkpoints) == 1:
@@ -176,18 +184,17 @@ def train_and_save(
             for one, other in itertools.permutations(checkpoints[-2:]):
                 one.overlapping.append(other)
             finish(cell, checkpoints[-2])
-    advance(cell, reference, until=cell.config.last_step)
-    finish(cell, checkpoints[-1])
+    advance(cell, reference, until=cell.window.last)
+    for checkpoint in checkpoints if at_the_end else checkpoints[-1:]:
+        finish(cell, checkpoint)
     decide_state(cell, reference, checkpoints)
     return checkpoints
 
 
 def decide_state(cell: Cell, reference: ReferenceRun, checkpoints: Iterable[Checkpoint]) -> None:
     """Decide what a load has to restore, after the last step of the reference run; collective."""
-    run, record = reference.trained, reference.record
+    run = reference.trained
     cell.report.not_applied |= run.not_judged
-    record.judged.update(run.judge())
-    run.judged = record.judged
     if (needed := run.needs_random) is not None:
         everywhere = frozenset[str]().union(*cell.world.gathered(needed))
         _keep_random(cell, reference, checkpoints, everywhere)
@@ -197,15 +204,12 @@ def _keep_random(
     cell: Cell, reference: ReferenceRun, checkpoints: Iterable[Checkpoint], needed: frozenset[str]
 ) -> None:
     """Drop the state of generators that training does not draw from."""
-    random = reference.trained.random
-    random.kept = reference.record.keeps_random = needed
-    names = {f"random.{random.key}.{name}" for name in needed}
+    run, record = reference.trained, reference.record
+    run.random.kept = record.keeps_random = needed
     if not needed:
         cell.report.not_applied[RANDOM] = "no step of the trainer draws random numbers that must be restored"
-    states = [*reference.record.states.values(), *(one.state for one in checkpoints)]
-    for state in states:
-        if kept := {name: leaf for name, leaf in state.pop(RANDOM, {}).items() if name in names}:
-            state[RANDOM] = kept
+    for state in (*record.states.values(), *(checkpoint.state for checkpoint in checkpoints)):
+        only_generators(state, run.random)
 
 
 def save(
@@ -294,6 +298,10 @@ def _audit(cell: Cell, checkpoint: SavedCheckpoint, on_several_hosts: bool) -> N
     cell.record("side_effect_free", checkpoint.still_open(), where, side_effects.SAVE)
     keys, (files, *_), synced = zip(*cell.world.gathered(mine), strict=True)
     checkpoint_files.follow(cell, checkpoint, files)
+    late = checkpointer.late.get(checkpoint.checkpoint_id, ())
+    cell.report.late_files += (
+        f"{name} {checkpoint}: not there yet when save returned on this rank" for name in late
+    )
     if why := checkpointer.unreadable:
         cell.report.not_applied |= dict.fromkeys(("checkpoint_whole", "files_equal", "contract_held"), why)
         return
@@ -383,6 +391,10 @@ def load(
             checkpoint.checkpointer.load(target.state() if state is None else state, checkpoint.checkpoint_id)
         except CheckpointException as error:
             explain_raised(cell, checkpoint, error)
+            raise
+        except FileNotFoundError as error:
+            if cell.config.own_trainer:
+                raise FileNotFoundError(f"{error}; {checkpoint_files.missing(cell, checkpoint)}") from error
             raise
         if install:
             install()

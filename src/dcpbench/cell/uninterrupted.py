@@ -1,48 +1,107 @@
-"""The run that never saves. The run that saves has to end in its state; and where a user's trainer is run, it
-comes first and shows how fast the trainer is, where its epochs end, and where it ends itself."""
+"""The run that never saves comes before the run that saves, which has to end in the same state. A user's
+trainer shows in it how fast it is, where its epochs end, and where it ends itself."""
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
-from dcpbench.cell import steps
+from dcpbench.cell import checks, steps
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import explained
-from dcpbench.cell.steps import RunRecord, other_seed
-from dcpbench.cell.window import LONGEST, window_of_trainer
-from dcpbench.core.mismatch import TWIN, Sides
+from dcpbench.cell.steps import ReferenceRun, RunRecord
+from dcpbench.cell.window import LONGEST, Window, window_of_trainer
+from dcpbench.config.schema import FEWEST_STEPS
 from dcpbench.verify.compare import same_leaves
 from dcpbench.verify.losses import compare_losses
-from dcpbench.verify.perturb import compare_controlled
 from dcpbench.verify.snapshot import Leaves, retained
-from dcpbench.workloads import build_run, lockstep
-from dcpbench.workloads.attributes import judged_of
-from dcpbench.workloads.build_run import copy_state
-from dcpbench.workloads.lockstep import Lockstep
+from dcpbench.workloads.attributes import Judged, judged_of, own_attributes
 from dcpbench.workloads.own_trainer import TrainerRun, TrainingEndedError
-from dcpbench.workloads.run_state import ATTRIBUTES, RANDOM, State, live_state, only_generators, retained_state
-from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.run_state import CHANGING, State, live_state, only_generators, retained_state
 
-_WHERE = "in the uninterrupted run"
-_SAVES: Sides = ("{} without saves", "{} with them")
 _TRAINED_S = 10.0
 """How long the uninterrupted run of a trainer may take."""
 _EPOCHS_WITHIN = LONGEST // 2
-"""The most steps in which an epoch's end is looked for."""
-HARMLESS = "save_harmless"
+"""The most steps in which the end of a trainer's first epoch is looked for."""
 
 
-def begin(cell: Cell, exactly: bool = False) -> tuple[Cell, TrainingRun, RunRecord]:
-    """Train the run that never saves. Return the cell with its steps, the run, and its record.
+def begin(cell: Cell, exactly: bool = False) -> tuple[Cell, RunRecord]:
+    """Train the run that never saves, and one that is never restored. Return the cell with its steps, and the
+    record of the first.
 
     Args:
         exactly: a trainer saves as often as the configuration asks for, and not for its epochs in addition.
     """
-    with _building(cell) as run_of:
-        run = run_of()
-    if isinstance(run, TrainerRun):
-        return _begin_trainer(cell, run, exactly)
-    _train(cell, run, cell.window.last)
-    record = RunRecord(run.train_state.losses, {cell.window.last: retained_state(run)})
-    return cell, run, record
+    record = RunRecord()
+    if cell.config.own_trainer:
+        cell = _train_trainer(cell, record, exactly)
+    else:
+        run = checks.train_without_saves(cell, record, cell.window.last)
+        record.losses += run.train_state.losses
+        with cell.phase("verify", "retained"):
+            record.states[cell.window.last] = retained_state(run)
+    checks.unrestored_losses(cell, record)
+    return cell, record
+
+
+def compare(cell: Cell, unsaved: RunRecord, reference: ReferenceRun) -> None:
+    """Compare the final state of the run that saved with that of the run that never did. A trainer that does
+    not repeat itself before its first save cannot show what a save changes."""
+    record, saved = reference.record, live_state(reference.trained)
+    never = dict(unsaved.states[cell.window.last])
+    only_generators(never, reference.trained.random)
+    if record.judged is not None:
+        _leave_out_attributes(cell, record.judged, never, saved)
+        first = cell.window.saves[0]
+        if wrong := compare_losses(unsaved.losses[:first], record.losses[:first], 1):
+            why = f"the trainer does not repeat itself: the {wrong[0].name} is another, before any save"
+            cell.report.not_applied[checks.HARMLESS] = why
+            return
+    checks.compare_without_saves(cell, never, saved)
+
+
+def _leave_out_attributes(cell: Cell, judged: Judged, never: State, saved: State) -> None:
+    """Leave the attributes of a trainer out of both states. Those that differ are not compared after a load
+    either: a save changes them, such as a path that it notes, or each run does, such as a time."""
+    attributes, others = (state.pop("extra_equal") | state.pop(CHANGING, {}) for state in (never, saved))
+    expected = {name: leaf for name, leaf in attributes.items() if name in judged}
+    equal = same_leaves(expected, others) | (judged.keys() - attributes.keys() - others.keys())
+    for name in sorted(judged.keys() - equal):
+        del judged[name]
+        why = "a save changes it, or it differs between two uninterrupted runs"
+        cell.report.not_applied[f"extra_equal of {name}"] = why
+
+
+def _train_trainer(cell: Cell, record: RunRecord, exactly: bool) -> Cell:
+    """Train a trainer without saves, choose its steps, and note what training changes; return the cell with
+    these steps."""
+    config, gathered = cell.config, cell.world.gathered
+    run = checks.build_without_saves(cell, record)
+    assert isinstance(run, TrainerRun)
+    built, stepped, newest = retained(own_attributes(run.trainer)), Leaves(), State()
+    most = max(LONGEST, config.last_step if config.train_steps else 0)
+    looks_until = 0 if config.train_steps else _EPOCHS_WITHIN
+
+    def chosen() -> Window:
+        return window_of_trainer(config, gathered(run.epochs.steps)[0], most, exactly)
+
+    while run.train_state.step < max(chosen().last, min(most, looks_until)):
+        began = time.perf_counter()
+        try:
+            steps.train(cell, run, run.train_state.step + 1)
+        except TrainingEndedError as ended:
+            most = ended.step
+            break
+        pace = max(gathered(time.perf_counter() - began))
+        with cell.phase("verify", "retained"):
+            newest = retained_state(run)
+        if run.train_state.step == 1:
+            stepped = newest[CHANGING]
+        elif run.train_state.step == FEWEST_STEPS:
+            most = min(most, max(int(_TRAINED_S / pace), config.last_step))
+        if run.train_state.step == chosen().last:
+            record.states[run.train_state.step] = newest
+    window = chosen()
+    record.states = {window.last: record.states.get(window.last, newest)}
+    record.losses += run.train_state.losses[: window.last]
+    record.judged = judged_of(built, stepped, newest[CHANGING])
+    cell.report.steps = {"save_steps": " ".join(map(str, window.saves)), "resume_steps": window.resume_steps}
+    checks.verify_replicas(cell, run)
+    return replace(cell, chosen=window)

@@ -6,11 +6,12 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import InitVar, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -26,7 +27,6 @@ from dcpbench.verify.files import (
     digest_files,
     digest_late_files,
     drop_pages,
-    has_only_grown,
     list_files,
     no_files,
 )
@@ -151,8 +151,11 @@ class Checkpointer(ABC):
     has_files = True
     """False if its checkpoints are not files. Otherwise one has files when its save reports success."""
 
-    prunes = False
-    """Whether it may remove checkpoints older than the newest."""
+    removed: Mapping[str, str] = MappingProxyType({})
+    """The name of the save that removed a checkpoint, by checkpoint id."""
+
+    late: Mapping[str, Sequence[str]] = MappingProxyType({})
+    """The files that came or changed after a save had returned on this rank, by checkpoint id."""
 
     def name_of(self, step: int) -> str:
         """Return the path, below the folder of a cell, of the checkpoint that is saved after a step."""
@@ -214,10 +217,6 @@ class Checkpointer(ABC):
         """Return the stat of each file of a checkpoint that is stored in a folder, by its path."""
         return files.files_below(self.folder(checkpoint_id))
 
-    def own(self, checkpoint_id: str, names: Iterable[str]) -> list[str]:
-        """Return those of a checkpoint's files, by name, that no other checkpoint can have."""
-        return [*names]
-
     def lengths(self, checkpoint_id: str) -> dict[str, int]:
         """Return the length of each file of a checkpoint by its name."""
         if self.objects:
@@ -225,9 +224,8 @@ class Checkpointer(ABC):
         folder, stats = self.folder(checkpoint_id), self.stats(checkpoint_id)
         return {str(path.relative_to(folder)): stat.st_size for path, stat in stats.items()}
 
-    def digests(self, checkpoint_id: str, then: FileDigests | None = None) -> FileDigests:
-        """Return digests of a checkpoint's files, to compare with those of when its save reported success, if
-        these are given."""
+    def digests(self, checkpoint_id: str) -> FileDigests:
+        """Return digests of a checkpoint's files."""
         if self.objects:
             with self.objects.files(checkpoint_id) as copies:
                 return digest_files(copies)
@@ -256,13 +254,6 @@ class Checkpointer(ABC):
             return {} if self.lengths(checkpoint_id) else {checkpoint_id: None}
 
         return no_files(Path(checkpoint_id).name, {}) if settled(missing) else None
-
-    def written_again(self, checkpoint_id: str, then: FileDigests) -> list[str]:
-        """Return those of these files that are not as then, and not only longer; not those that are gone."""
-        paths = {name: self.folder(checkpoint_id) / name for name in then}
-        return [
-            name for name, path in paths.items() if path.is_file() and not has_only_grown(path, then[name])
-        ]
 
     def digests_with_late(self, checkpoint_id: str, then: FileDigests, complete_at: float) -> FileDigests:
         """Return the digests of when a save reported success (`time.time`), completed by files that a shared

@@ -127,7 +127,7 @@ class RankReport:
         checks: by the name of the check.
         losses: losses of the reference run and of the twin, from step 1.
         resumed: by the step of a checkpoint, the losses after it was loaded.
-        steps: of a trainer, how many it takes before each save and after each load, by key.
+        steps: of a trainer, the steps after which it saves and how many it takes after a load, by column.
         skip: why the rank could not run the cell.
         not_applied: by check, why it was not run.
         in_no_state_dict: by name, plain values of modules that no state dict has and that differ after a
@@ -148,7 +148,7 @@ class RankReport:
     measurements: list[Measurement] = field(default_factory=list)
     losses: dict[str, list[float]] = field(default_factory=dict)
     resumed: dict[int, list[float]] = field(default_factory=dict)
-    steps: dict[str, int] = field(default_factory=dict)
+    steps: dict[str, int | str] = field(default_factory=dict)
     not_compiled: str | None = None
     graph_breaks: list[str] = field(default_factory=list)
     skip: str | None = None

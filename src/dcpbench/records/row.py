@@ -75,7 +75,8 @@ class Row:
     load_torch_version: str | None = _column("of `load_python`; null without")
     load_python_version: str | None = _column("of `load_python`; null without")
     train_steps: int | None = _column("steps before each save")
-    resume_steps: int | None = _column("steps after each load")
+    save_steps: str | None = _column("of a trainer, the steps after which it saved")
+    resume_steps: int | None = _column("steps after each load, of a trainer at most")
     restart: str | None = _column(
         "what loads: a process of another `interpreter`, with another hash seed; on several hosts a new "
         "`process` of the same one; null: the process that saved"

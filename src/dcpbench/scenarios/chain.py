@@ -3,11 +3,10 @@ checkpoint that it was resumed from."""
 
 from dataclasses import replace
 
-from dcpbench.cell import checks, steps
+from dcpbench.cell import checks, steps, uninterrupted
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.handover import Saved
-from dcpbench.cell.pace import with_steps
-from dcpbench.cell.steps import ReferenceRun
+from dcpbench.cell.steps import ReferenceRun, RunRecord
 from dcpbench.core.rank_report import Skip
 
 
@@ -18,32 +17,37 @@ def chain(cell: Cell) -> None:
     Raises:
         Skip: the plan has one save.
     """
-    cell, reference, saved = begin(cell)
-    checks.verify_training(cell, reference)
-    for _ in cell.config.save_steps:
+    cell, unsaved = begin(cell)
+    _, saved = save(cell, unsaved)
+    for _ in cell.window.saves:
         follow(cell, saved)
 
 
-def begin(cell: Cell) -> tuple[Cell, ReferenceRun, Saved]:
-    """Train the reference run, and save the first checkpoint; return the cell with its numbers of steps.
+def begin(cell: Cell) -> tuple[Cell, RunRecord]:
+    """Train the run that never saves; return the cell with its steps, and the record of that run.
 
     Raises:
         Skip: the plan has one save.
     """
     if len(cell.config.save_steps) < 2:
         raise Skip(f"saves={cell.config.saves}: a chain has at least two checkpoints")
-    reference = steps.build(cell)
-    cell = with_steps(cell, reference)
-    plan = cell.config.save_steps
-    reference = replace(reference, ends=frozenset(plan[1:]))
+    return uninterrupted.begin(cell, exactly=True)
+
+
+def save(cell: Cell, unsaved: RunRecord) -> tuple[ReferenceRun, Saved]:
+    """Train the reference run, and save the first checkpoint; it ends in the state of the run that never
+    saves."""
+    plan = cell.window.saves
+    reference = replace(steps.build(cell, unsaved), ends=frozenset(plan[1:]))
     checkpoints = steps.train_and_save(cell, reference, at=plan[:1])
-    return cell, reference, Saved([*checkpoints], reference.record)
+    uninterrupted.compare(cell, unsaved, reference)
+    return reference, Saved([*checkpoints], reference.record)
 
 
 def follow(cell: Cell, saved: Saved) -> None:
     """Resume from the newest checkpoint; if the plan has a later save, save there, and train on."""
     number, checkpoint = len(saved.checkpoints) - 1, saved.checkpoints[-1]
-    later = cell.config.save_steps[number + 1 :]
+    later = cell.window.saves[number + 1 :]
     run = steps.build_target(cell, saved.record, number, checkpoint.step)
     checks.load_and_verify(cell, run, checkpoint, number)
     checks.resume(cell, run, checkpoint, saved.record, until=later[0] if later else None)

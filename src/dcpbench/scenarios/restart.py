@@ -2,52 +2,44 @@
 gone when its job is started again. So each stage has processes of its own, and what loads runs under another
 interpreter, with another hash seed, than what has saved."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
-from dcpbench.cell import checks, handover, side_effects, steps
+from dcpbench.cell import handover, side_effects, steps, uninterrupted
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.handover import Saved, leave_to_ranks, take_as_rank
-from dcpbench.cell.steps import ReferenceRun
-from dcpbench.cell.unrestored import with_unrestored
+from dcpbench.cell.steps import ReferenceRun, RunRecord
 from dcpbench.scenarios import chain, save_load
 from dcpbench.verify.perturb import compare_controlled
 from dcpbench.verify.snapshot import Leaves
-from dcpbench.workloads.run_state import live_state, retained_copy, retained_state
+from dcpbench.workloads.run_state import live_state, retained_copy
 
 
-def save(cell: Cell) -> None:
-    """Train the reference run and save it."""
-    _leave_saved(*save_load.begin(cell))
+def never_saves(cell: Cell) -> None:
+    """Train the run that never saves, and one that is never restored, for the controls of losses."""
+    cell, unsaved = uninterrupted.begin(cell)
+    leave_to_ranks(cell, Saved([], unsaved))
 
 
-def save_first(cell: Cell) -> None:
-    """Train the reference run of a chain and save its first checkpoint.
+def never_saves_in_chain(cell: Cell) -> None:
+    """Train them for a chain.
 
     Raises:
         Skip: the plan has one save.
     """
-    _leave_saved(*chain.begin(cell))
+    cell, unsaved = chain.begin(cell)
+    leave_to_ranks(cell, Saved([], unsaved))
 
 
-def never_saves(cell: Cell) -> None:
-    """A run that never saves ends in the state of the one that saved."""
-    cell, saved = take_as_rank(cell)
-    run = checks.train_without_saves(cell, saved.record)
-    last = saved.record.states[len(saved.record.losses)]
-    checks.compare_without_saves(cell, retained_state(run), last, saved.record.judged)
-    leave_to_ranks(cell, saved)
+def save(cell: Cell) -> None:
+    """Train the reference run and save it; in a scenario that converts, leave it to another layout."""
+    _save_by(save_load.save, cell)
 
 
-def unrestored(cell: Cell) -> None:
-    """Train runs that are never restored, for the controls of losses; in a scenario that converts, leave
-    everything to another layout."""
-    cell, saved = take_as_rank(cell)
-    record = with_unrestored(cell, saved.record)
-    if cell.config.scenario.converts:
-        handover.hand_over(cell, saved.checkpoints, record)
-    else:
-        leave_to_ranks(cell, replace(saved, record=record))
+def save_first(cell: Cell) -> None:
+    """Train the reference run of a chain and save its first checkpoint."""
+    _save_by(chain.save, cell)
 
 
 def load(cell: Cell) -> None:
@@ -62,9 +54,14 @@ def follow(cell: Cell) -> None:
     leave_to_ranks(cell, saved)
 
 
-def _leave_saved(cell: Cell, reference: ReferenceRun, saved: Saved) -> None:
+def _save_by(save: Callable[[Cell, RunRecord], tuple[ReferenceRun, Saved]], cell: Cell) -> None:
+    cell, unsaved = take_as_rank(cell)
+    reference, saved = save(cell, unsaved.record)
     _load_beside(cell, reference, saved.checkpoints[-1])
-    leave_to_ranks(cell, saved)
+    if cell.config.scenario.converts:
+        handover.hand_over(cell, saved.checkpoints, saved.record)
+    else:
+        leave_to_ranks(cell, saved)
 
 
 def _load_beside(cell: Cell, reference: ReferenceRun, checkpoint: Checkpoint) -> None:

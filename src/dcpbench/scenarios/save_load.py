@@ -6,11 +6,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dcpbench.cell import checkpoint_files, checks, contract, steps
+from dcpbench.cell import checkpoint_files, checks, contract, steps, uninterrupted
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.handover import Saved
-from dcpbench.cell.pace import with_steps
-from dcpbench.cell.steps import ReferenceRun
+from dcpbench.cell.steps import ReferenceRun, RunRecord
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
 
@@ -18,17 +17,17 @@ from dcpbench.core.rank_report import Compared
 def save_load(cell: Cell) -> None:
     """A load restores the saved state bit for bit, and training continues with the losses of the reference
     run."""
-    cell, reference, saved = begin(cell)
-    checks.verify_training(cell, reference)
+    cell, unsaved = uninterrupted.begin(cell)
+    _, saved = save(cell, unsaved)
     load_and_resume(cell, saved)
 
 
-def begin(cell: Cell) -> tuple[Cell, ReferenceRun, Saved]:
-    """Train the reference run and save it; return the cell with its numbers of steps."""
-    reference = steps.build(cell)
-    cell = with_steps(cell, reference)
+def save(cell: Cell, unsaved: RunRecord) -> tuple[ReferenceRun, Saved]:
+    """Train the reference run and save it; it ends in the state of the run that never saves."""
+    reference = steps.build(cell, unsaved)
     checkpoints = steps.train_and_save(cell, reference)
-    return cell, reference, Saved([*checkpoints], reference.record)
+    uninterrupted.compare(cell, unsaved, reference)
+    return reference, Saved([*checkpoints], reference.record)
 
 
 def load_and_resume(cell: Cell, saved: Saved) -> None:

@@ -41,26 +41,20 @@ def _digest_or_none(path: Path) -> str | None:
     return None
 
 
-def _digest(path: Path, length: int | None = None) -> str:
-    """Return the length and the digest of a file, or of its first `length` bytes."""
+def _digest(path: Path) -> str:
+    """Return the length and the digest of a file."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         stat = path.stat()
-        size = stat.st_size if length is None else length
+        size = stat.st_size
         last = max(size - 1, 0) // _BLOCK
         is_small = last < _BLOCKS
         for number in range(min(last + 1, _BLOCKS)):
             start = (number if is_small else number * last // (_BLOCKS - 1)) * _BLOCK
             file.seek(start)
-            digest.update(file.read(min(_BLOCK, size - start)))  # a log may have grown since
+            digest.update(file.read(_BLOCK))
     mtime = "" if is_small else f" of {stat.st_mtime_ns} ns"
     return f"{size} bytes{mtime}, {digest.hexdigest()[:32]}"
-
-
-def has_only_grown(path: Path, then: str) -> bool:
-    """Return whether a file begins with what was digested `then`, and is longer."""
-    length, digest = int(then.partition(" ")[0]), then.rpartition(" ")[2]
-    return path.stat().st_size > length and _digest(path, length).endswith(digest)
 
 
 def list_files(folder: Path, stats: Mapping[Path, os.stat_result] | None = None) -> FileDigests:

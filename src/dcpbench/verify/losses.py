@@ -88,23 +88,21 @@ class ResumedRule:
         """Compare losses with the uninterrupted run's."""
         return compare_losses(self.expected, losses, self.first, self.tolerance)
 
-    def compare(
-        self, losses: list[float], alive: Sequence[bool], unrestored: Iterable[list[float]]
-    ) -> Compared:
-        """Compare losses. The control is the losses of unrestored models, which must be reported.
+    def compare(self, losses: list[float], alive: Sequence[bool], unrestored: list[float]) -> Compared:
+        """Compare losses. The control is the losses of an unrestored model, from step 1 on, which must be
+        reported.
 
         A loss can show a difference if it is finite and not zero, and there was a gradient (`alive`). The
-        losses of two models can be close at some steps by coincidence, so several models are tried.
+        losses of two models can be close at some steps by coincidence: there the loss of the unrestored
+        model's step before must be reported.
         """
         usable = {
             loss_name(step): math.isfinite(loss) and loss != 0.0 and has_gradient
             for step, (loss, has_gradient) in enumerate(zip(losses, alive, strict=False), self.first)
         }
-        reported: set[str] = set()
-        for other in unrestored:
-            reported |= {mismatch.name for mismatch in self.wrong(other)}
-            if usable.keys() <= reported:
-                break
+        last = self.first + len(self.expected) - 1
+        others = (unrestored[self.first - 1 - back : last - back] for back in (0, 1) if back < self.first)
+        reported = {mismatch.name for other in others for mismatch in self.wrong(other)}
         fired = {name: is_usable and name in reported for name, is_usable in usable.items()}
         return Compared(self.wrong(losses), dict.fromkeys(self.by_name(self.expected), True), fired)
 

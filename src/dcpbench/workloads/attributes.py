@@ -59,8 +59,8 @@ Judged = dict[str, When]
 
 
 def judged_of(built: Leaves, stepped: Leaves, trained: Leaves) -> Judged:
-    """Decide about each attribute, given those of a new trainer, after its first step and after training: only
-    what training changes is compared. An attribute that a new trainer lacks, or that is None there, can be
+    """Decide about each attribute, given those of a new trainer, after its first step and after training:
+    only what training changes is compared. An attribute that a new trainer lacks, or that is None there, can be
     made by a step, so it is compared after one."""
     before = stepped | built
     unchanged = same_leaves(before, trained)
@@ -156,8 +156,8 @@ def _held(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def _state_of(holder: Any) -> Mapping[Any, Any] | None:
-    """Return the state of an object; None if it has none that can be read."""
+def _state_of(holder: Any) -> Any:
+    """Return the state of an object, a mapping; None if it has none that can be read."""
     if isinstance(holder, type):
         return None
     if isinstance(holder, nn.Module):
@@ -166,7 +166,7 @@ def _state_of(holder: Any) -> Mapping[Any, Any] | None:
         state = holder.state_dict()
         return _without_bookkeeping(state) if isinstance(holder, LRScheduler) else state
     if dataclasses.is_dataclass(holder) or _is_users(type(holder).__module__):
-        return getattr(holder, "__dict__", None)
+        return vars(holder) if hasattr(holder, "__dict__") else None
     return None
 
 

@@ -9,7 +9,7 @@ import torch
 
 from dcpbench.verify import snapshot
 from dcpbench.verify.audit import Entry
-from dcpbench.verify.compare import Recall, same_leaves
+from dcpbench.verify.compare import Recall
 from dcpbench.verify.flags import HOOKS, snapshot_flags, snapshot_gradients
 from dcpbench.verify.layout import whole
 from dcpbench.verify.snapshot import (
@@ -27,6 +27,7 @@ from dcpbench.verify.snapshot import (
     snapshot_optimizer,
 )
 from dcpbench.workloads.attributes import Judged, When
+from dcpbench.workloads.generators import RandomState
 from dcpbench.workloads.training_run import TrainingRun
 
 State = dict[str, Leaves]
@@ -41,7 +42,7 @@ RANDOM = "random_equal"
 """The check of random generators."""
 
 CHANGING = "changing"
-"""The part of a state that is compared only if training changes it."""
+"""The attributes of a trainer that are compared only after a step."""
 
 FLAGS = "flags_equal"
 """The check of what no checkpoint contains."""
@@ -73,7 +74,9 @@ def live_state(run: TrainingRun) -> State:
         del state["optim_equal"]
     if run.random.kept:
         state[RANDOM] = snapshot_nested({"random": run.random.contents()})
-    everything = {name: leaf for leaves in state.values() for name, leaf in leaves.items()}
+    everything = {
+        name: leaf for part, leaves in state.items() if part != CHANGING for name, leaf in leaves.items()
+    }
     flags = snapshot_flags(run.model, run.optimizer, everything, run.clears_gradients, parts)
     return as_judged({**state, FLAGS: flags}, run.judged)
 
@@ -89,28 +92,24 @@ def retained_copy(state: State) -> State:
 
 
 def as_judged(state: State, judged: Judged | None) -> State:
-    """Return a state without what `judged` leaves out. What is compared after a load is in `extra_equal`."""
+    """Return a state without the attributes of a trainer that are not compared. Those that are compared after
+    a load are in `extra_equal`, the others in `CHANGING`."""
     if judged is None or "extra_equal" not in state:
         return state
-    extra, changing = state["extra_equal"], state.get(CHANGING, {})
-    loaded = {name: leaf for name, leaf in extra.items() if judged.get(name, When.loaded) is When.loaded}
-    loaded |= {name: leaf for name, leaf in changing.items() if judged.get(name) is When.loaded}
-    state = {check: leaves for check, leaves in state.items() if check != CHANGING} | {"extra_equal": loaded}
-    if When.stepped in judged.values():
-        both = {**extra, **changing}.items()
-        state[CHANGING] = {name: leaf for name, leaf in both if judged.get(name) is When.stepped}
-    return state
+    attributes = {**state["extra_equal"], **state.get(CHANGING, {})}
+
+    def compared(when: When) -> Leaves:
+        return {name: leaf for name, leaf in attributes.items() if judged.get(name) is when}
+
+    return {**state, "extra_equal": compared(When.loaded), CHANGING: compared(When.stepped)}
 
 
-def undetermined(one: State, other: State, judged: Judged) -> list[str]:
-    """Return what may change and differs between two runs that were trained alike, such as a time."""
-    of_each = [
-        {name: leaf for part in ("extra_equal", CHANGING) for name, leaf in state.get(part, {}).items()}
-        for state in (one, other)
-    ]
-    expected = {name: leaf for name, leaf in of_each[0].items() if name in judged}
-    same = same_leaves(expected, of_each[1])
-    return sorted(name for name in judged.keys() & {**of_each[0], **of_each[1]} if name not in same)
+def only_generators(state: State, random: RandomState) -> None:
+    """Drop the generators from a state that are not compared."""
+    names = random.contents()[random.key]
+    kept = {f"random.{random.key}.{name}" for name in names}
+    if leaves := {name: leaf for name, leaf in state.pop(RANDOM, {}).items() if name in kept}:
+        state[RANDOM] = leaves
 
 
 def before_a_step(state: State, judged: Judged | None = None) -> State:

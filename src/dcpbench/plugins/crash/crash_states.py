@@ -73,8 +73,8 @@ def record_saves(cell: Cell, same_folder: bool, **_: Any) -> None:
 
 
 def _left(cell: Cell, saved: SavedCheckpoint) -> LeftCheckpoint:
-    """Describe a checkpoint to one process that loads it alone; collective. Values on which the ranks disagree
-    are left out: no load can restore them on all ranks, which other checks report."""
+    """Describe a checkpoint to one process that loads it alone; collective. Values on which the ranks
+    disagree are left out: no load can restore them on all ranks, which other checks report."""
     state: State = {}
     with cell.phase("verify", "left"):
         for check, leaves in as_saved(saved.source, saved.state).items():
