@@ -42,10 +42,12 @@ def follow(cell: Cell, checkpoint: SavedCheckpoint, digests: Mapping[str, str]) 
         cell.files[checkpoint_id] = where, None, checkpointer
         return
     # Without its files a readable checkpoint has no manifest, which fails.
-    empty = not digests and checkpointer.unreadable and cell.world.rank == 0
-    if empty and (compared := checkpointer.without_files(checkpoint_id)):  # else `verify_files` names them
+    empty = not digests and checkpointer.unreadable
+    compared = checkpointer.without_files(checkpoint_id) if empty and cell.world.rank == 0 else None
+    if compared:  # else `verify_files` names them
         cell.record(CHECK, compared, where)
-    cell.files[checkpoint_id] = where, digests, checkpointer
+    has_none = cell.world.gathered(compared is not None)[0]
+    cell.files[checkpoint_id] = where, None if has_none else digests, checkpointer
 
 
 def remaining(cell: Cell, checkpoints: Sequence[C]) -> list[C]:

@@ -263,7 +263,7 @@ def verify_saved_again(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, 
         checkpointer.save(target.state(), name).wait()
         cell.world.meet()
     load_and_verify(cell, target, again)
-    if cell.config.own_trainer and cell.window.end_of(step) in record.states:
+    if cell.config.own_trainer and step < cell.window.end_of(step) in record.states:
         resume(cell, target, again, record)
     with cell.phase("verify", "saved_again"):
         cell.world.meet()  # a rank with a mismatch reads the saved tensor

@@ -91,6 +91,7 @@ def build(cell: Cell, unsaved: RunRecord | None = None) -> ReferenceRun:
         record = RunRecord(run.train_state.losses, why_layout_bound=why, computes_in=(*run.computes_in,))
         if unsaved:
             record.unrestored, record.judged = unsaved.unrestored, unsaved.judged
+            record.keeps_random = unsaved.keeps_random
         run.judged = record.judged
         cell.report.losses["continued"] = record.losses
         return ReferenceRun(run, record)
@@ -136,7 +137,7 @@ def advance(cell: Cell, reference: ReferenceRun, until: int) -> None:
     """Train the reference run up to and including step `until`, and keep its state where resumed runs end."""
     run, record, saves = reference.trained, reference.record, cell.window.saves
     ends = cell.window.ends | reference.ends
-    first_steps = {step + 1 for step in saves} if cell.config.own_trainer else set[int]()
+    first_steps = {step + 1 for step in (*saves, *ends)} if cell.config.own_trainer else set[int]()
     for step in sorted({*ends, *first_steps, until}):
         if not run.train_state.step <= step <= until:
             continue
@@ -185,6 +186,11 @@ def train_and_save(
                 one.overlapping.append(other)
             finish(cell, checkpoints[-2])
     advance(cell, reference, until=cell.window.last)
+    if at_the_end:
+        for checkpoint in checkpoints:
+            checkpoint.pending.wait()
+        cell.world.meet()
+        checkpointer.note_removed(checkpoints[-1].checkpoint_id)
     for checkpoint in checkpoints if at_the_end else checkpoints[-1:]:
         finish(cell, checkpoint)
     decide_state(cell, reference, checkpoints)
@@ -298,10 +304,8 @@ def _audit(cell: Cell, checkpoint: SavedCheckpoint, on_several_hosts: bool) -> N
     cell.record("side_effect_free", checkpoint.still_open(), where, side_effects.SAVE)
     keys, (files, *_), synced = zip(*cell.world.gathered(mine), strict=True)
     checkpoint_files.follow(cell, checkpoint, files)
-    late = checkpointer.late.get(checkpoint.checkpoint_id, ())
-    cell.report.late_files += (
-        f"{name} {checkpoint}: not there yet when save returned on this rank" for name in late
-    )
+    for name in checkpointer.late.get(checkpoint.checkpoint_id, ()):
+        cell.report.late_files.append(f"{name} {checkpoint}: not there when save returned on this rank")
     if why := checkpointer.unreadable:
         cell.report.not_applied |= dict.fromkeys(("checkpoint_whole", "files_equal", "contract_held"), why)
         return

@@ -29,7 +29,7 @@ def begin(cell: Cell, exactly: bool = False) -> tuple[Cell, RunRecord]:
     Args:
         exactly: a trainer saves as often as the configuration asks for, and not for its epochs in addition.
     """
-    record = RunRecord()
+    record = RunRecord(keeps_random=not cell.config.own_trainer)
     if cell.config.own_trainer:
         cell = _train_trainer(cell, record, exactly)
     else:

@@ -261,6 +261,10 @@ class Checkpointer(ABC):
         folder, stats = self.folder(checkpoint_id), self.stats(checkpoint_id)
         return {**then, **digest_late_files(folder, stats, then, complete_at)}
 
+    def note_removed(self, newest: str) -> None:
+        """Note in `removed` which checkpoints are gone after the save of the newest."""
+        return
+
     def drop_cached(self, checkpoint_id: str) -> None:
         """Drop the kernel's cached pages of a checkpoint's files."""
         drop_pages(self.stats(checkpoint_id))

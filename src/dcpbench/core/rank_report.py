@@ -148,7 +148,7 @@ class RankReport:
     measurements: list[Measurement] = field(default_factory=list)
     losses: dict[str, list[float]] = field(default_factory=dict)
     resumed: dict[int, list[float]] = field(default_factory=dict)
-    steps: dict[str, int | str] = field(default_factory=dict)
+    steps: dict[str, Any] = field(default_factory=dict)
     not_compiled: str | None = None
     graph_breaks: list[str] = field(default_factory=list)
     skip: str | None = None

@@ -93,7 +93,7 @@ def row_of(job: Job, attempts: Sequence[Attempt], shared: bool = False) -> Row:
     if shared:
         kept = {name: None if spec.unit == "s" else metrics[name] for name, spec in METRICS.items()}
         metrics = kept | {SHARED_CELL_S: metrics["cell_s"]}
-    of_trainer: dict[str, int | str] = next((report.steps for report in last.reports if report.steps), {})
+    of_trainer: dict[str, Any] = next((report.steps for report in last.reports if report.steps), {})
     bounds: dict[str, Any] = next((report.bounds for report in last.reports if report.bounds), {})
     row = Row(
         axes={name: job.columns.get(name) for name in AXES},

@@ -104,7 +104,7 @@ def no_files(name: str, files: FileDigests) -> Compared:
     """Report a checkpoint that has no file although its save reported success; the control has none."""
 
     def found(files: FileDigests) -> list[Mismatch]:
-        facts = {"then": "no file", "now": "none"}
+        facts = {"then": "a checkpoint", "now": "no file: its save wrote none under its path, or removed it"}
         return [] if files else [Mismatch(name, Problem.file_changed, facts=facts)]
 
     return Compared.of(found(files), found({}), [name])

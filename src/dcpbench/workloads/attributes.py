@@ -60,8 +60,8 @@ Judged = dict[str, When]
 
 def judged_of(built: Leaves, stepped: Leaves, trained: Leaves) -> Judged:
     """Decide about each attribute, given those of a new trainer, after its first step and after training:
-    only what training changes is compared. An attribute that a new trainer lacks, or that is None there, can be
-    made by a step, so it is compared after one."""
+    only what training changes is compared. A step can make an attribute that a new trainer lacks, or that is
+    None there, so it is compared after one."""
     before = stepped | built
     unchanged = same_leaves(before, trained)
     changed = (trained.keys() | before.keys()) - unchanged
