@@ -384,8 +384,9 @@ def load(
     with cell.phase("verify", "seen"):
         folder = checkpoint.checkpointer.folder(checkpoint.checkpoint_id)
         wait_until_seen(cell, folder, str(checkpoint))
-    still_open = side_effects.open_before(cell, again=cell.measured("load_s") > 0)
+    opens = side_effects.load_of_trainer if cell.config.own_trainer else side_effects.load_of_own
     with (
+        opens(cell, where),
         side_effects.unchanged(cell, source, where, side_effects.LOAD),
         side_effects.gradients_unchanged(cell, target, where),
         cell.phase("load"),
@@ -407,4 +408,3 @@ def load(
         cell.world.synchronize()
         took_s = time.perf_counter() - began
     cell.measure("load_s", took_s, cell.measured("load_s"), "load")
-    cell.record("side_effect_free", still_open(), where, side_effects.LOAD)

@@ -5,7 +5,7 @@ interpreter, with another hash seed, than what has saved."""
 from collections.abc import Callable
 from dataclasses import replace
 
-from dcpbench.cell import handover, side_effects, steps, uninterrupted
+from dcpbench.cell import checkpoint_files, handover, side_effects, steps, uninterrupted
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.handover import Saved, leave_to_ranks, take_as_rank
@@ -57,7 +57,8 @@ def follow(cell: Cell) -> None:
 def _save_by(save: Callable[[Cell, RunRecord], tuple[ReferenceRun, Saved]], cell: Cell) -> None:
     cell, unsaved = take_as_rank(cell)
     reference, saved = save(cell, unsaved.record)
-    _load_beside(cell, reference, saved.checkpoints[-1])
+    for checkpoint in checkpoint_files.remaining(cell, saved.checkpoints)[-1:]:
+        _load_beside(cell, reference, checkpoint)
     if cell.config.scenario.converts:
         handover.hand_over(cell, saved.checkpoints, saved.record)
     else:

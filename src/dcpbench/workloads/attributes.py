@@ -69,9 +69,13 @@ def judged_of(built: Leaves, stepped: Leaves, trained: Leaves) -> Judged:
 
 
 def optimizers_of(trainer: Any) -> list[torch.optim.Optimizer]:
-    """Return the optimizers of a trainer."""
+    """Return the optimizers of a trainer; of ZeroRedundancyOptimizer the one inside, which has the state of
+    this rank."""
     several = getattr(trainer, "optimizers", None)
-    return list(several) if several else [trainer.optimizer]
+    optimizers = list(several) if several else [trainer.optimizer]
+    inner = (getattr(optimizer, "optim", None) for optimizer in optimizers)
+    pairs = zip(inner, optimizers, strict=True)
+    return [one if isinstance(one, torch.optim.Optimizer) else optimizer for one, optimizer in pairs]
 
 
 def optimizer_of(trainer: Any) -> torch.optim.Optimizer:
@@ -81,7 +85,8 @@ def optimizer_of(trainer: Any) -> torch.optim.Optimizer:
     for name in {*getattr(trainer, "not_saved", ())}:
         default = optimizers_of(trainer) if name in ("optimizer", "optimizers") else None
         value = getattr(trainer, name, default)
-        left_out |= {*map(id, value)} if isinstance(value, list | tuple) else {id(value)}
+        for optimizer in value if isinstance(value, list | tuple) else [value]:
+            left_out |= {id(optimizer), id(getattr(optimizer, "optim", None))}
     several = [optimizer for optimizer in optimizers_of(trainer) if id(optimizer) not in left_out]
     return several[0] if len(several) == 1 else Optimizers(several)
 
