@@ -116,7 +116,12 @@ class Cell:
         the run comes after."""
         self.report.trains = run.comes_after
         with self.phase("train"):
-            yield
+            try:
+                yield
+            except Exception:
+                if self.config.own_trainer:
+                    self.report.trains += f", in step {run.train_state.step + 1}"
+                raise
 
     def measure(
         self, metric: str, value: float | None, save: int | None = None, phase: str | None = None

@@ -36,18 +36,14 @@ def follow(cell: Cell, checkpoint: SavedCheckpoint, digests: Mapping[str, str]) 
     if not checkpointer.has_files:
         cell.report.not_applied[CHECK] = "its checkpoints are not files"
         return
-    remover = checkpointer.removed.get(checkpoint_id)
-    if removed := cell.world.gathered(remover)[0]:
-        cell.report.not_applied[f"{CHECK} {where}"] = f"the save of {removed} removed it, so it is not loaded"
-        cell.files[checkpoint_id] = where, None, checkpointer
-        return
     # Without its files a readable checkpoint has no manifest, which fails.
-    empty = not digests and checkpointer.unreadable
+    empty = not digests and checkpointer.unreadable and checkpoint_id not in checkpointer.removed
     compared = checkpointer.without_files(checkpoint_id) if empty and cell.world.rank == 0 else None
     if compared:  # else `verify_files` names them
         cell.record(CHECK, compared, where)
     has_none = cell.world.gathered(compared is not None)[0]
     cell.files[checkpoint_id] = where, None if has_none else digests, checkpointer
+    _note_removed(cell)
 
 
 def remaining(cell: Cell, checkpoints: Sequence[C]) -> list[C]:
@@ -69,6 +65,7 @@ def missing(cell: Cell, checkpoint: Checkpoint) -> str:
 def verify_files(cell: Cell) -> None:
     """At the end of a stage, check on rank 0 that the files of each checkpoint have not changed since its
     save reported success; collective."""
+    _note_removed(cell)
     for checkpoint_id, (where, then, checkpointer) in cell.files.items():
         if then is None:
             continue
@@ -77,3 +74,15 @@ def verify_files(cell: Cell) -> None:
             if cell.world.rank == 0:
                 compared = compare_files(then, checkpointer.digests(checkpoint_id))
             cell.record(CHECK, compared, where)
+
+
+def _note_removed(cell: Cell) -> None:
+    """Note which checkpoints the trainer has removed, and in which save; collective."""
+    for checkpoint_id, (where, digests, checkpointer) in [*cell.files.items()]:
+        if digests is not None and (
+            remover := cell.world.gathered(checkpointer.removed.get(checkpoint_id))[0]
+        ):
+            cell.files[checkpoint_id] = where, None, checkpointer
+            cell.report.not_applied[f"{CHECK} {where}"] = (
+                f"the save of {remover} removed it, so it is not loaded"
+            )

@@ -263,7 +263,8 @@ def verify_saved_again(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, 
         checkpointer.save(target.state(), name).wait()
         cell.world.meet()
     load_and_verify(cell, target, again)
-    if cell.config.own_trainer and step < cell.window.end_of(step) in record.states:
+    end = cell.window.end_of(step)
+    if cell.config.own_trainer and step < end and {step, end} <= record.states.keys():
         resume(cell, target, again, record)
     with cell.phase("verify", "saved_again"):
         cell.world.meet()  # a rank with a mismatch reads the saved tensor

@@ -60,6 +60,7 @@ class LeftCheckpoint:
         checkpoint = self.checkpoint(cell, checkpointer, **options)
         if self.files:
             cell.files[checkpoint.checkpoint_id] = *self.files, checkpointer
+            checkpointer.note_removed(checkpoint.checkpoint_id)
         return checkpoint
 
 

@@ -68,14 +68,21 @@ def judged_of(built: Leaves, stepped: Leaves, trained: Leaves) -> Judged:
     return {name: When.stepped if built.get(name) is None else When.loaded for name in changed}
 
 
+class ZeroOptimizer(Optimizers):
+    """ZeroRedundancyOptimizer: its groups, and the state of the optimizer inside it, which steps the
+    parameters of this rank. Its own state is that of the last load."""
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The state of the parameters that this rank steps."""
+        (zero,) = self.optimizers
+        return zero.optim.state  # type: ignore[attr-defined]
+
+
 def optimizers_of(trainer: Any) -> list[torch.optim.Optimizer]:
-    """Return the optimizers of a trainer; of ZeroRedundancyOptimizer the one inside, which has the state of
-    this rank."""
+    """Return the optimizers of a trainer."""
     several = getattr(trainer, "optimizers", None)
-    optimizers = list(several) if several else [trainer.optimizer]
-    inner = (getattr(optimizer, "optim", None) for optimizer in optimizers)
-    pairs = zip(inner, optimizers, strict=True)
-    return [one if isinstance(one, torch.optim.Optimizer) else optimizer for one, optimizer in pairs]
+    return list(several) if several else [trainer.optimizer]
 
 
 def optimizer_of(trainer: Any) -> torch.optim.Optimizer:
@@ -85,9 +92,12 @@ def optimizer_of(trainer: Any) -> torch.optim.Optimizer:
     for name in {*getattr(trainer, "not_saved", ())}:
         default = optimizers_of(trainer) if name in ("optimizer", "optimizers") else None
         value = getattr(trainer, name, default)
-        for optimizer in value if isinstance(value, list | tuple) else [value]:
-            left_out |= {id(optimizer), id(getattr(optimizer, "optim", None))}
-    several = [optimizer for optimizer in optimizers_of(trainer) if id(optimizer) not in left_out]
+        left_out |= {*map(id, value)} if isinstance(value, list | tuple) else {id(value)}
+    several = [
+        ZeroOptimizer([optimizer]) if hasattr(optimizer, "optim") else optimizer
+        for optimizer in optimizers_of(trainer)
+        if id(optimizer) not in left_out
+    ]
     return several[0] if len(several) == 1 else Optimizers(several)
 
 

@@ -100,8 +100,10 @@ class World:
         collective of another group."""
         if self.checkpoint_group is None:
             return True
+        barrier = dist.barrier(self.checkpoint_group, async_op=True)
+        assert barrier is not None
         try:
-            dist.monitored_barrier(self.checkpoint_group, timedelta(seconds=within_s))
+            barrier.wait(timedelta(seconds=within_s))
         except RuntimeError:
             return False
         return True
