@@ -115,7 +115,7 @@ def test_fresh_process_reports_missing_values(missing: str, tmp_path: Path) -> N
 def test_each_rank_leaves_a_file(tmp_path: Path) -> None:
     cell, checkpoint = newest(tmp_path)
     dropped = dropped_by(checkpoint)
-    saved = Saved([checkpoint], steps.RunRecord([1.0]), frozenset())
+    saved = Saved([checkpoint], steps.RunRecord([1.0]))
     handover.leave_to_ranks(cell.vary(verify=Verify.standard), saved)
     handover.leave_to_ranks(replace(cell, world=world(1, 2)), saved)
     assert dropped == []

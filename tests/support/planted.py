@@ -64,8 +64,8 @@ def _touching_the_optimizer() -> Iterator[None]:
     targets: list[Any] = []
     build_target = steps.build_target
 
-    def remember(cell: Cell) -> Any:
-        targets.append(build_target(cell))
+    def remember(*args: Any) -> Any:
+        targets.append(build_target(*args))
         return targets[-1]
 
     def touch(load: Load, state: State) -> None:

@@ -36,10 +36,10 @@ def save_twice(cell: Cell, dies: bool) -> None:
 
 def load_first(cell: Cell, dies: bool) -> None:
     """State that was handed over is restored in processes without the first stage, and training continues."""
-    (checkpoint,), losses = handover.take_over(cell, steps.open_checkpointer(cell), same_layout=True)
+    (checkpoint,), record = handover.take_over(cell, steps.open_checkpointer(cell), same_layout=True)
     unfinished = cell.folder / f"step-{2 * cell.config.steps_before_save:04d}"
     assert unfinished.exists()
     assert not (unfinished / ".metadata").exists(), "the second save came to an end"
-    target = steps.build_target(cell)
+    target = steps.build_target(cell, record)
     checks.load_and_verify(cell, target, checkpoint)
-    checks.resume(cell, target, checkpoint, losses)
+    checks.resume(cell, target, checkpoint, record)

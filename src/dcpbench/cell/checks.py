@@ -61,16 +61,13 @@ def verify_training(
     Args:
         prepare: puts a new run into the state in which the reference run began.
     """
-    trained = reference.trained
-    unsaved = train_without_saves(cell, reference.record, trained.random.kept, prepare)
-    compare_without_saves(cell, live_state(unsaved), live_state(trained), reference.record.judged)
+    record = reference.record
+    unsaved = train_without_saves(cell, record, prepare)
+    compare_without_saves(cell, live_state(unsaved), live_state(reference.trained), record.judged)
 
 
 def train_without_saves(
-    cell: Cell,
-    record: RunRecord,
-    keeps_random: bool | frozenset[str],
-    prepare: Callable[[TrainingRun], None] | None = None,
+    cell: Cell, record: RunRecord, prepare: Callable[[TrainingRun], None] | None = None
 ) -> TrainingRun:
     """Train as the reference run was, but save nothing, and compare each step with the unwrapped twin's."""
     until = len(record.losses)
@@ -78,8 +75,8 @@ def train_without_saves(
     cell.report.trains = "without a save"
     with cell.phase("build"):
         unsaved = steps.parallel_run(cell, cell.config.seed)
-        unsaved.random.kept, unsaved.comes_after = keeps_random, "without a save"
-        unsaved.judged = record.judged
+        unsaved.random.kept, unsaved.judged = record.keeps_random, record.judged
+        unsaved.comes_after = "without a save"
         if prepare:
             prepare(unsaved)
     if unsaved.why_no_twin:

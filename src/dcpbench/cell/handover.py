@@ -1,7 +1,7 @@
 """Pass checkpoints and the reference run to the processes of a later stage, which may have another layout,
 by files in the folder of the cell."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -12,13 +12,12 @@ from dcpbench.cell import steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint
 from dcpbench.cell.explained import explained_restored
-from dcpbench.cell.steps import ReferenceRun, RunRecord
+from dcpbench.cell.steps import RunRecord
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.config.groups import Verify
 from dcpbench.verify.compare_layouts import compare_ranks
 from dcpbench.verify.snapshot import PLAIN
 from dcpbench.workloads.run_state import RANDOM, State, as_saved, key_of
-from dcpbench.workloads.training_run import TrainingRun
 
 _NEXT_STAGE, _OF_RANK = "handover.pt", "handover-rank{}.pt"
 NEWEST = "newest.pt"
@@ -71,27 +70,15 @@ class Handover:
 
     checkpoints: list[LeftCheckpoint]
     record: RunRecord = field(default_factory=RunRecord)
-    keeps_random: bool | frozenset[str] = True
     steps: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What runs are restored from: the checkpoints, oldest first; the record of the reference run; the random
-    generators that it keeps (as in `TrainingRun`)."""
+    """What runs are restored from: the checkpoints, oldest first, and the record of the reference run."""
 
     checkpoints: list[Checkpoint]
     record: RunRecord
-    keeps_random: bool | frozenset[str]
-
-    @classmethod
-    def by(cls, reference: ReferenceRun, checkpoints: Iterable[Checkpoint]) -> Self:
-        """Return what the reference run of this process has saved."""
-        return cls([*checkpoints], reference.record, reference.trained.random.kept)
-
-    def prepare(self, target: TrainingRun) -> None:
-        """Let a target of loads compare what the reference run has shown to be its state."""
-        target.random.kept, target.judged = self.keeps_random, self.record.judged
 
 
 def leave(cell: Cell, handover: Handover, name: str) -> None:
@@ -138,10 +125,12 @@ def take_over(
     state of random generators is dropped under another layout, which draws other numbers."""
     handover = take(cell, _NEXT_STAGE)
     checkpoints = [left.followed(cell, checkpointer, by_content=True) for left in handover.checkpoints]
-    states = [*handover.record.states.values(), *(one.state for one in checkpoints)]
-    for state in () if same_layout else states:
-        state.pop(RANDOM, None)
-    return checkpoints, handover.record
+    record = handover.record
+    if not same_layout:
+        record.keeps_random = False
+        for state in (*record.states.values(), *(one.state for one in checkpoints)):
+            state.pop(RANDOM, None)
+    return checkpoints, record
 
 
 def leave_newest(cell: Cell) -> None:
@@ -176,9 +165,7 @@ def leave_to_ranks(cell: Cell, saved: Saved) -> None:
     left = [LeftCheckpoint.of(cell, one, one.state, one.named) for one in saved.checkpoints]
     numbers = {name: getattr(cell.config, name) for name in ("train_steps", "resume_steps")}
     with cell.phase("verify", "left"):
-        leave(
-            cell, Handover(left, saved.record, saved.keeps_random, numbers), _OF_RANK.format(cell.world.rank)
-        )
+        leave(cell, Handover(left, saved.record, numbers), _OF_RANK.format(cell.world.rank))
         for one in saved.checkpoints if cell.config.verify is Verify.deep and cell.world.rank == 0 else ():
             one.checkpointer.drop_cached(one.checkpoint_id)
 
@@ -192,4 +179,4 @@ def take_as_rank(cell: Cell) -> tuple[Cell, Saved]:
     checkpoints = {left.step: left.followed(cell, checkpointer) for left in handover.checkpoints}
     for left in handover.checkpoints:
         checkpoints[left.step].overlapping += (checkpoints[step] for step in left.overlapping)
-    return cell, Saved([*checkpoints.values()], handover.record, handover.keeps_random)
+    return cell, Saved([*checkpoints.values()], handover.record)

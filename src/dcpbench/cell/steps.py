@@ -33,7 +33,7 @@ _UNRESTORED = 5
 """How many unrestored runs the control of a loss tries before it counts as missed."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunRecord:
     """Record of the reference run, which resumed runs are compared with.
 
@@ -46,6 +46,7 @@ class RunRecord:
         computes_in: dtypes that it computes in, in addition to those of its parameters.
         values_of_modules: plain values that modules have in addition to their state, after these steps.
         judged: when that which may change is compared, as its end has shown.
+        keeps_random: the random generators that it keeps (as in `RandomState.kept`), as its end has shown.
         torch_version: the torch that trained it.
     """
 
@@ -57,6 +58,7 @@ class RunRecord:
     computes_in: tuple[torch.dtype, ...] = ()
     values_of_modules: dict[int, dict[str, Any]] = field(default_factory=dict)
     judged: Judged = field(default_factory=dict)
+    keeps_random: bool | frozenset[str] = True
     torch_version: str = str(torch.__version__)
 
 
@@ -92,11 +94,12 @@ def build(cell: Cell) -> ReferenceRun:
         return ReferenceRun(run, record)
 
 
-def build_target(cell: Cell, number: int = 0, step: int = 0) -> TrainingRun:
+def build_target(cell: Cell, record: RunRecord, number: int = 0, step: int = 0) -> TrainingRun:
     """Build a load target from another seed. Unless the cell wants an empty optimizer, that gets the state
     which DCP gives a fresh one.
 
     Args:
+        record: of the reference run, which has shown what is its state.
         number: of the target; each has its own seed.
         step: after which the checkpoint was saved that it is for.
     """
@@ -104,6 +107,7 @@ def build_target(cell: Cell, number: int = 0, step: int = 0) -> TrainingRun:
     cell.report.trains = "before the load"
     with cell.phase("build"):
         target = parallel_run(cell, other_seed(cell, number), into.scheduler)
+        target.random.kept, target.judged = record.keeps_random, record.judged
         target.component.prepare(target.model, step)
         if into.filled:
             target.fill_optimizer()
@@ -174,28 +178,34 @@ def train_and_save(
             finish(cell, checkpoints[-2])
     advance(cell, reference, until=cell.config.last_step)
     finish(cell, checkpoints[-1])
-    cell.report.not_applied |= reference.trained.not_judged
-    reference.record.judged.update(reference.trained.judge())
-    reference.trained.judged = reference.record.judged
-    if (needed := reference.trained.needs_random) is not None:
+    decide_state(cell, reference, checkpoints)
+    return checkpoints
+
+
+def decide_state(cell: Cell, reference: ReferenceRun, checkpoints: Iterable[Checkpoint]) -> None:
+    """Decide what a load has to restore, after the last step of the reference run; collective."""
+    run, record = reference.trained, reference.record
+    cell.report.not_applied |= run.not_judged
+    record.judged.update(run.judge())
+    run.judged = record.judged
+    if (needed := run.needs_random) is not None:
         everywhere = frozenset[str]().union(*cell.world.gathered(needed))
         _keep_random(cell, reference, checkpoints, everywhere)
-    return checkpoints
 
 
 def _keep_random(
     cell: Cell, reference: ReferenceRun, checkpoints: Iterable[Checkpoint], needed: frozenset[str]
 ) -> None:
-    """Drop the state of default generators that training does not draw from."""
-    reference.trained.random.kept = needed
+    """Drop the state of generators that training does not draw from."""
+    random = reference.trained.random
+    random.kept = reference.record.keeps_random = needed
+    names = {f"random.{random.key}.{name}" for name in needed}
     if not needed:
         cell.report.not_applied[RANDOM] = "no step of the trainer draws random numbers that must be restored"
     states = [*reference.record.states.values(), *(one.state for one in checkpoints)]
-    for state in {id(one): one for one in states}.values():  # a state may be in both
-        if kept := {name: leaf for name, leaf in state[RANDOM].items() if name.split(".", 2)[-1] in needed}:
+    for state in states:
+        if kept := {name: leaf for name, leaf in state.pop(RANDOM, {}).items() if name in names}:
             state[RANDOM] = kept
-        else:
-            del state[RANDOM]
 
 
 def save(

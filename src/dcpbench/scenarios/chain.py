@@ -36,15 +36,15 @@ def begin(cell: Cell) -> tuple[Cell, ReferenceRun, Saved]:
     cell = with_steps(cell, reference)
     plan = cell.config.save_steps
     reference = replace(reference, ends=frozenset(plan[1:]))
-    return cell, reference, Saved.by(reference, steps.train_and_save(cell, reference, at=plan[:1]))
+    checkpoints = steps.train_and_save(cell, reference, at=plan[:1])
+    return cell, reference, Saved([*checkpoints], reference.record)
 
 
 def follow(cell: Cell, saved: Saved) -> None:
     """Resume from the newest checkpoint; if the plan has a later save, save there, and train on."""
     number, checkpoint = len(saved.checkpoints) - 1, saved.checkpoints[-1]
     later = cell.config.save_steps[number + 1 :]
-    run = steps.build_target(cell, number, checkpoint.step)
-    saved.prepare(run)
+    run = steps.build_target(cell, saved.record, number, checkpoint.step)
     checks.load_and_verify(cell, run, checkpoint, number)
     checks.resume(cell, run, checkpoint, saved.record, until=later[0] if later else None)
     if later:

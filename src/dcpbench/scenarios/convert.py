@@ -5,7 +5,6 @@ import torch
 
 from dcpbench.cell import checks, handover, steps
 from dcpbench.cell.cell import Cell
-from dcpbench.workloads.run_state import RANDOM
 
 
 def train_and_save(cell: Cell) -> None:
@@ -23,9 +22,7 @@ def load_and_resume(cell: Cell) -> None:
     same_layout = config.loading == config.parallel and cell.world.size == config.world_size
     loading = cell.vary(parallel=config.loading, world_size=cell.world.size)
     checkpoints, record = handover.take_over(loading, steps.open_checkpointer(loading), same_layout)
-    target = steps.build_target(loading)
-    saved_random = checkpoints[0].state.get(RANDOM, {})
-    target.random.kept = same_layout and frozenset(name.split(".", 2)[-1] for name in saved_random)
+    target = steps.build_target(loading, record)
     exactly = same_layout and record.torch_version == torch.__version__
     for number, checkpoint in enumerate(reversed(checkpoints)):
         checks.load_and_verify(loading, target, checkpoint, number)

@@ -63,7 +63,7 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
     verify_frozen(reference.trained, "after the fine-tuning")
     checks.verify_training(tuning, reference, load_pretrained)
 
-    target = steps.build_target(tuning)
+    target = steps.build_target(tuning, reference.record)
     target.draws = reference.trained.draws
     for number, checkpoint in enumerate(reversed(checkpoints)):
         unrestored = checks.make_different(tuning, target, checkpoint, number)

@@ -19,6 +19,7 @@ from dcpbench.cell import checks, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.shared_folder import wait_until_seen
+from dcpbench.cell.steps import RunRecord
 from dcpbench.verify.nested import slots
 from dcpbench.workloads.run_state import as_saved
 
@@ -45,16 +46,16 @@ def formats(cell: Cell) -> None:
         values = {key: container[name] for container, name, key in slots(held)}
         checks.verify_values(cell, in_file, values, cell.world.group)
 
-    _verify_broadcast(cell, saved, file)
-    target = steps.build_target(cell)
+    _verify_broadcast(cell, reference.record, saved, file)
+    target = steps.build_target(cell, reference.record)
     converted = checkpoint(again, state=saved.state, source=saved.source, how=", converted and back")
     checks.load_and_verify(cell, target, converted)
     checks.resume(cell, target, converted, reference.record)
 
 
-def _verify_broadcast(cell: Cell, saved: Checkpoint, file: str) -> None:
+def _verify_broadcast(cell: Cell, record: RunRecord, saved: Checkpoint, file: str) -> None:
     """Torch's broadcasting reader of the file, which reads tensors only, restores the model."""
-    target = steps.build_target(cell)
+    target = steps.build_target(cell, record)
     model = target.state()["model"]
     why = None
     if not dist.is_initialized():

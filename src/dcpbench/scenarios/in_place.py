@@ -21,7 +21,7 @@ def in_place(cell: Cell) -> None:
     checkpoint = steps.train_and_save(cell, reference)[-1]
     checks.verify_training(cell, reference)
 
-    target = steps.build_target(cell)
+    target = steps.build_target(cell, reference.record)
     unrestored = checks.make_different(cell, target, checkpoint)
     stateful = target.state()
     given = {name: each.state_dict() for name, each in stateful.items()}

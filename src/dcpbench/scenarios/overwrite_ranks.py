@@ -31,8 +31,9 @@ def save_over_it(cell: Cell) -> None:
     saved = steps.save(other, reference.trained, steps.open_checkpointer(other), _NAME)
     saved.pending.wait()
     steps.advance(other, reference, until=other.config.last_step)
+    steps.decide_state(other, reference, [saved])
     checks.verify_training(other, reference)
 
-    target = steps.build_target(other)
+    target = steps.build_target(other, reference.record)
     checks.load_and_verify(other, target, saved)
     checks.resume(other, target, saved, reference.record)

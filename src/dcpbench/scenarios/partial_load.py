@@ -33,7 +33,7 @@ def partial_load(cell: Cell) -> None:
     _verify_below(cell, "optimizer.state", "optim_equal", moments, checkpoint)
 
     model_only = replace(checkpoint, state={"model_equal": checkpoint.state["model_equal"]})
-    target = steps.build_target(cell)
+    target = steps.build_target(cell, reference.record)
     unrestored = checks.make_different(cell, target, checkpoint)
     before = retained_state(target)
     rest = target.state()
@@ -49,7 +49,7 @@ def _verify_untouched(cell: Cell, target: TrainingRun, before: State, saved: Che
     """Check that everything in a target but its model is as before the load, and not as saved."""
     with cell.phase("verify", "equality"):
         now, then, loaded = (
-            {**state["optim_equal"], **state["extra_equal"], **state[RANDOM]}
+            {**state["optim_equal"], **state["extra_equal"], **state.get(RANDOM, {})}
             for state in (live_state(target), before, saved.state)
         )
         compared = compare_controlled(then, now, unlike(then, loaded, ()))

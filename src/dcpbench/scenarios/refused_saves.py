@@ -43,13 +43,14 @@ def overwrite(cell: Cell) -> None:
         steps.advance(cell, reference, until)
         second = save(overwriting, "checkpoint")
     steps.advance(cell, reference, until=cell.config.last_step)
+    steps.decide_state(cell, reference, [second])
     again, elsewhere = (partial(save, refusing, name) for name in ("checkpoint", "elsewhere"))
     # Without collectives ranks do not learn of their peers' exceptions: each raises its own.
     kind = CheckpointException if cell.config.save.uses_collectives else RuntimeError
     contract.verify_refused(cell, kind, "Checkpoint already exists", again, elsewhere)
     checks.verify_training(cell, reference)
 
-    target = steps.build_target(cell)
+    target = steps.build_target(cell, reference.record)
     checks.load_and_verify(cell, target, second)
     checks.resume(cell, target, second, reference.record)
 

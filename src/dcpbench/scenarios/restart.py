@@ -14,7 +14,6 @@ from dcpbench.scenarios import chain, save_load
 from dcpbench.verify.perturb import compare_controlled
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads.run_state import live_state, retained_copy, retained_state
-from dcpbench.workloads.training_run import TrainingRun
 
 
 def save(cell: Cell) -> None:
@@ -34,7 +33,7 @@ def save_first(cell: Cell) -> None:
 def never_saves(cell: Cell) -> None:
     """A run that never saves ends in the state of the one that saved."""
     cell, saved = take_as_rank(cell)
-    run = checks.train_without_saves(cell, saved.record, saved.keeps_random)
+    run = checks.train_without_saves(cell, saved.record)
     last = saved.record.states[len(saved.record.losses)]
     checks.compare_without_saves(cell, retained_state(run), last, saved.record.judged)
     leave_to_ranks(cell, saved)
@@ -64,18 +63,18 @@ def follow(cell: Cell) -> None:
 
 
 def _leave_saved(cell: Cell, reference: ReferenceRun, saved: Saved) -> None:
-    _load_beside(cell, reference.trained, saved.checkpoints[-1])
+    _load_beside(cell, reference, saved.checkpoints[-1])
     leave_to_ranks(cell, saved)
 
 
-def _load_beside(cell: Cell, source: TrainingRun, checkpoint: Checkpoint) -> None:
+def _load_beside(cell: Cell, reference: ReferenceRun, checkpoint: Checkpoint) -> None:
     """Check that a load changes no tensor of the run that was saved, which only its process shows. It is not
     one of the loads whose time is measured."""
     measured = len(cell.report.measurements)
-    target = steps.build_target(cell)
+    target = steps.build_target(cell, reference.record)
 
     def tensors() -> Leaves:
-        state = live_state(source)
+        state = live_state(reference.trained)
         return state["model_equal"] | state["optim_equal"]
 
     with cell.phase("verify", "side_effects"):

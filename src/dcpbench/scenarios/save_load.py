@@ -27,13 +27,13 @@ def begin(cell: Cell) -> tuple[Cell, ReferenceRun, Saved]:
     """Train the reference run and save it; return the cell with its numbers of steps."""
     reference = steps.build(cell)
     cell = with_steps(cell, reference)
-    return cell, reference, Saved.by(reference, steps.train_and_save(cell, reference))
+    checkpoints = steps.train_and_save(cell, reference)
+    return cell, reference, Saved([*checkpoints], reference.record)
 
 
 def load_and_resume(cell: Cell, saved: Saved) -> None:
     """Load each checkpoint, the newest first, into a model that nothing was loaded into before; train on."""
-    target = steps.build_target(cell)
-    saved.prepare(target)
+    target = steps.build_target(cell, saved.record)
     checkpoints = checkpoint_files.remaining(cell, saved.checkpoints)
     for number, checkpoint in enumerate(reversed(checkpoints)):
         before = checks.load_and_verify(cell, target, checkpoint, number)

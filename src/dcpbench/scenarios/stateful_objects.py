@@ -51,7 +51,7 @@ def object_scenario(
     checkpoint = steps.train_and_save(cell, reference, state=saved_state, extra=retained(promised))[-1]
     checks.verify_training(cell, reference)
 
-    target = steps.build_target(cell)
+    target = steps.build_target(cell, reference.record)
     unrestored = checks.make_different(cell, target, checkpoint)
     before = _leaves(fresh)
     state = {**target.state(), **fresh}

@@ -30,7 +30,7 @@ def sub_groups(cell: Cell) -> None:
     number, half = _half(cell)
     _save_and_load(cell, number, half)
 
-    target = steps.build_target(cell)
+    target = steps.build_target(cell, reference.record)
     for other, checkpoint in enumerate(reversed(checkpoints)):
         checks.load_and_verify(cell, target, checkpoint, other)
         checks.resume(cell, target, checkpoint, reference.record)

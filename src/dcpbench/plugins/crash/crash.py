@@ -70,7 +70,7 @@ def go_on(cell: Cell, kill: Kill, at: str, folder: str) -> None:
     _verify_killed(cell, killing, candidates, folder)
     if folder == "same":
         cell.files.clear()  # the killed save may have changed them
-    target = steps.build_target(cell)
+    target = steps.build_target(cell, record)
     found = _load_newest(cell, target, candidates)
     if found is None:
         return
@@ -113,6 +113,7 @@ def _train_and_save(cell: Cell, folder: str) -> tuple[TrainingRun, Checkpointer]
     steps.train(cell, run, last)
     state = retained_state(run)
     killed = Checkpoint(last, _place(cell, folder, last), checkpointer, state, numbers=run.numbers)
+    steps.decide_state(cell, reference, [saved, killed])
     handover.hand_over(cell, [saved, killed], reference.record)
     return run, checkpointer
 

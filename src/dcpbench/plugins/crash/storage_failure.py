@@ -52,7 +52,9 @@ def storage_failure(cell: Cell) -> None:
         _skip_unless_failed(cell)
     if any(gathered(cell.report.checks["checkpoint_whole"].count, cell.world.group)):
         return  # the result of its load is undefined
-    target, saved = steps.build_target(cell), replace(newer[0], checkpointer=checkpointer)
+    steps.decide_state(cell, reference, newer)
+    target = steps.build_target(cell, reference.record)
+    saved = replace(newer[0], checkpointer=checkpointer)
     if in_load:
         before = checks.make_different(cell, target, saved)
         by_failing = replace(saved, checkpointer=failing)
@@ -61,7 +63,7 @@ def storage_failure(cell: Cell) -> None:
         if not raised:
             checks.verify_restored(cell, target, saved, before)
             return
-        target = steps.build_target(cell, 1)  # some of it may have been loaded
+        target = steps.build_target(cell, reference.record, 1)  # some of it may have been loaded
     checks.load_and_verify(cell, target, saved, 1)
 
 

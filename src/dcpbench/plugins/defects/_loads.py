@@ -14,7 +14,7 @@ from dcpbench.plugins.defects._cells import fsdp1_sizes
 from dcpbench.plugins.defects._other_run import as_resumed
 from dcpbench.verify.snapshot import TensorLeaf
 from dcpbench.workloads import build_run
-from dcpbench.workloads.run_state import FLAGS, RANDOM, State, live_state
+from dcpbench.workloads.run_state import FLAGS, State, live_state
 from dcpbench.workloads.training_run import TrainingRun
 
 
@@ -46,8 +46,7 @@ def load_again(cell: Cell, reference: Resumed, steps: int = 0) -> TrainingRun:
     run.component.prepare(run.model, checkpoint.step)
     if cell.config.load_into.filled:
         run.fill_optimizer()
-    run.random.kept = frozenset(name.split(".", 2)[-1] for name in checkpoint.state.get(RANDOM, {}))
-    run.judged = reference.run.judged
+    run.random.kept, run.judged = reference.run.random.kept, reference.run.judged
     checkpoint.checkpointer.load(run.state(), checkpoint.checkpoint_id)
     run.is_at(checkpoint.step)
     return run
