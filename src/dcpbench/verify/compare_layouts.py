@@ -18,7 +18,7 @@ from dcpbench.verify.compare import Recall, compare, same_value, with_place
 from dcpbench.verify.digest import Digest, add
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.perturb import all_different
-from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaf, Leaves, TensorLeaf, digested
+from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaf, Leaves, TensorLeaf, digested, names_parameters
 
 _BY_DIGEST = (Problem.digests_differ, Problem.replicas)
 
@@ -167,8 +167,10 @@ def _add_up(name: str, by_rank: Mapping[int, Any]) -> tuple[Leaf, Mismatch | Non
     """Return the digest of a tensor from the digests of its parts; for another value that of one rank."""
     first = next(iter(by_rank.values()))
     if not isinstance(first, DigestedLeaf):
-        if name.endswith(".params") and (joined := _joined(by_rank)):
+        are_names = all(names_parameters(name, value) for value in by_rank.values())
+        if are_names and (joined := _joined(by_rank)):
             return joined, None
+    if not all(isinstance(part, DigestedLeaf) for part in by_rank.values()):
         return first, _disagreement(name, by_rank)
     shapes = {(part.extent.shape, part.dtype) for part in by_rank.values()}
     if len(shapes) > 1:

@@ -22,6 +22,7 @@ from dcpbench.verify.snapshot import (
     Unreadable,
     has_extra_state,
     local_part,
+    names_parameters,
     persistent_tensors,
     plain_fqn,
 )
@@ -270,7 +271,7 @@ def unlike(expected: Leaves, state: Leaves, constants: Iterable[str] | None = No
     """
     if constants is not None:
         # The names of a group's parameters cannot be changed in a live optimizer.
-        names = {name: leaf for name, leaf in state.items() if name.endswith(".params")}
+        names = {name: leaf for name, leaf in state.items() if names_parameters(name, leaf)}
         return with_changed_constants(expected, {**state, **all_different(names)}, constants)
     values = [name for name, leaf in state.items() if not isinstance(leaf, TensorLeaf | DigestedLeaf)]
     return with_changed_constants(expected, all_different(state), values)

@@ -13,6 +13,7 @@ the same digests.
 import copy
 import math
 import pickle
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -44,6 +45,8 @@ BLOCK = 2**22
 _UNCHANGING = (int, float, str, type(None))
 """Types of values that are not copied, because they are immutable and numerous."""
 
+_GROUP = re.compile(r"param_groups\.\d+\.params")
+
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 """Parts of a name that wrappers of a module add."""
 
@@ -62,6 +65,9 @@ class TensorLeaf:
     def dtype(self) -> torch.dtype:
         return self.local.dtype
 
+    def __repr__(self) -> str:
+        return f"a tensor of {self.dtype}"
+
 
 @dataclass(frozen=True)
 class DigestedLeaf:
@@ -74,6 +80,9 @@ class DigestedLeaf:
     kind: str
     blocks: tuple[Digest, ...]
     of_ranks: tuple[Digest, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"a tensor of {self.dtype}"
 
     def block_ends(self, number: int) -> tuple[list[int], list[int]]:
         """Return the indices in the full tensor of a block's first and last element."""
@@ -178,6 +187,11 @@ def by_parameter(leaves: Leaves) -> Leaves:
             names = leaves[f"param_groups.{rest[0]}.params"]
             found |= {f"param_groups.{fqn}.{rest[1]}": leaf for fqn in names}
     return found
+
+
+def names_parameters(name: str, leaf: Leaf) -> bool:
+    """Return whether a leaf is the list of the parameters in a group of an optimizer."""
+    return isinstance(leaf, list) and _GROUP.fullmatch(name) is not None
 
 
 def may_be_absent(name: str, actual: Leaves) -> bool:

@@ -8,13 +8,7 @@ from typing import Any
 from dcpbench.config.text import listed
 from dcpbench.core.mismatch import Mismatch, Problem, Sides
 from dcpbench.verify.compare import same_leaves, same_value
-from dcpbench.verify.snapshot import (
-    DigestedLeaf,
-    Leaves,
-    TensorLeaf,
-    retained,
-    snapshot_nested,
-)
+from dcpbench.verify.snapshot import Leaves, retained, snapshot_nested
 
 _NOTHING = {"None", "absent"}
 _OF_ATTRIBUTES: Sides = (
@@ -116,7 +110,6 @@ def differing_values(expected: Mapping[str, Any], resumed: Mapping[str, Any]) ->
 
 def _described(attribute: str, leaves: Leaves) -> str:
     if attribute in leaves:
-        leaf = leaves[attribute]
-        return f"a tensor of {leaf.dtype}" if isinstance(leaf, TensorLeaf | DigestedLeaf) else repr(leaf)
+        return repr(leaves[attribute])
     below = [name.removeprefix(f"{attribute}.") for name in leaves if name.startswith(f"{attribute}.")]
     return f"with {listed(below)}" if below else "absent"

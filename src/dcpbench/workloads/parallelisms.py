@@ -289,11 +289,12 @@ def compiled(model: nn.Module) -> Any:
 
 
 def fully_shard_options(config: ParallelConfig) -> dict[str, Any]:
-    """Return the options of `fully_shard`, with policies built from the configuration."""
-    options: dict[str, Any] = {**config.options}
+    """Return the options of `fully_shard`, with policies built from the configuration; null is torch's
+    default."""
+    options: dict[str, Any] = {name: value for name, value in config.options.items() if value is not None}
     if "mp_policy" in options:
         policy = {
-            name: getattr(torch, value) if name.endswith("_dtype") else value
+            name: getattr(torch, value) if isinstance(value, str) else value
             for name, value in options["mp_policy"].items()
         }
         options["mp_policy"] = MixedPrecisionPolicy(**policy)

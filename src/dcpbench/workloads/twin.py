@@ -13,12 +13,14 @@ import torch.distributed as dist
 from torch import nn
 
 from dcpbench.verify.layout import ParameterParts
+from dcpbench.verify.losses import rounding
 from dcpbench.verify.perturb import jitter
 from dcpbench.verify.snapshot import (
     Leaves,
     TensorLeaf,
     named_parameters,
     named_parts,
+    names_parameters,
     of_kind,
     plain_fqn,
     retained,
@@ -376,10 +378,11 @@ def state_of(run: TrainingRun, parts: ParameterParts | None = None) -> Leaves:
     held |= run.saved.module_leaves()
     tensors = {name: leaf for name, leaf in held.items() if isinstance(leaf, TensorLeaf)}
     optimizer = snapshot_optimizer(run.model, run.optimizer, parts)
-    return {**tensors, **{name: leaf for name, leaf in optimizer.items() if not name.endswith(".params")}}
+    values = {name: leaf for name, leaf in optimizer.items() if not names_parameters(name, leaf)}
+    return {**tensors, **values}
 
 
 def _unit(dtype: torch.dtype) -> float:
     """Return the relative rounding of a dtype: the distance from 1 to the next number, half of it in 16
-    bits."""
-    return torch.finfo(dtype).eps * (0.5 if dtype.itemsize == 2 else 1.0)
+    bits; 0 for a dtype that nothing is trained in, such as that of frozen integers."""
+    return rounding([dtype]) * (0.5 if dtype.itemsize == 2 else 1.0)

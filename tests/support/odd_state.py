@@ -1,0 +1,100 @@
+"""Workloads with names that dcpbench uses itself, and with dtypes that nothing is trained in."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from dcpbench.workloads.workload import Workload
+from support.ordinary_workloads import WIDTH, inputs, net, reversed_loss
+
+
+class Shaken(nn.Module):
+    """Has a generator that is never drawn from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.source = net(), torch.Generator().manual_seed(5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.net(x)
+        return out
+
+
+def idle_generator() -> Workload:
+    return Workload(Shaken(), inputs, reversed_loss)
+
+
+class Counted:
+    """Has, by names of dcpbench's, numbers and texts of a model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        names = [name for name, _ in model.named_parameters()]
+        groups = {"params": len(names), "param_groups.0.params": names}
+        self.values: dict[str, Any] = {"params": sum(map(len, names)), "state": groups, "random.rank0.cpu": 1}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.values
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.values = state
+
+
+def names_of_dcpbench() -> Workload:
+    objects = ("param_groups", "requires_grad", "training")
+    return Workload(
+        net(), inputs, reversed_loss, state=lambda model: {name: Counted(model) for name in objects}
+    )
+
+
+class OnFrozen(nn.Module):
+    """Trains a layer behind a frozen one, whose weights have any dtype."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.weight, self.out = nn.Parameter(weight, requires_grad=False), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.out(F.gelu(x @ self.weight.to(x.dtype).t() / 8))
+        return out
+
+
+def frozen(dtype: torch.dtype) -> Workload:
+    weight = torch.randint(-8, 9, (2 * WIDTH, WIDTH)).to(dtype)
+
+    def fused(model: nn.Module) -> torch.optim.Optimizer:
+        """Return an optimizer whose steps are compared within a rounding, so that a control changes all."""
+        return torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], fused=True)
+
+    return Workload(OnFrozen(weight), inputs, reversed_loss, fused)
+
+
+def frozen_integers() -> Workload:
+    return frozen(torch.int8)
+
+
+def frozen_flags() -> Workload:
+    return frozen(torch.bool)
+
+
+def frozen_float8() -> Workload:
+    return frozen(torch.float8_e4m3fn)
+
+
+class Masked(nn.Module):
+    """Chooses and orders inputs by frozen parameters, which mixed precision does not cast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+        self.kept = nn.Parameter(torch.arange(WIDTH) % 3 > 0, requires_grad=False)
+        self.order = nn.Parameter(torch.arange(WIDTH).flip(0), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.net(torch.where(self.kept, x[:, self.order], 0.0))
+        return out
+
+
+def masked() -> Workload:
+    return Workload(Masked(), inputs, reversed_loss)
