@@ -22,7 +22,7 @@ from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.core.plugins import all_of
 from dcpbench.core.rank_report import NOTHING
 from dcpbench.verify.audit import compare_manifest
-from dcpbench.verify.plain_read import compare_stored
+from dcpbench.verify.plain_read import compare_stored, read_elsewhere
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import build_run
 from dcpbench.workloads.attributes import Judged
@@ -321,13 +321,13 @@ def _compare_files(cell: Cell, checkpoint: SavedCheckpoint) -> None:
     if not stored:
         cell.report.not_applied.setdefault("files_equal", "nothing else reads files of this format")
         return
-    here = cell.world.rank, cell.world.size, cell.world.device
     parts = checkpoint.by_key.values()
-    seen = compare_stored(parts, stored, *here)
+    where = cell.world.device, read_elsewhere(parts, cell.world.group)
+    seen = compare_stored(parts, stored, *where)
     names = frozenset(one.name for one in seen.found)
 
     def equal(_: str, state: State) -> set[str]:
-        again = compare_stored(state.values(), stored, *here)
+        again = compare_stored(state.values(), stored, *where)
         return again.names.keys() - {one.name for one in again.found}
 
     about = partial(StoredFiles, checkpoint, stored, names)

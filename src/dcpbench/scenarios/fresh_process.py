@@ -29,7 +29,7 @@ def load_alone(cell: Cell, **_: Any) -> None:
         checkpointer.load(loaded, saved.checkpoint_id)
         held = checks.verify_values(cell, saved, loaded, None)
         if in_files := checkpointer.stored(saved.checkpoint_id):
-            compared = compare_stored([held], in_files, 0, 1, cell.world.device)
+            compared = compare_stored([held], in_files, cell.world.device)
             cell.record("files_equal", compared, str(saved), ("loaded {}", "{} in the files"))
 
 
