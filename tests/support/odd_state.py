@@ -1,13 +1,16 @@
-"""Workloads with names that dcpbench uses itself, and with dtypes that nothing is trained in."""
+"""Workloads with state that most do not have: names that dcpbench uses itself, dtypes that nothing is trained
+in, idle generators, and copies of buffers."""
 
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
+from torch.optim.swa_utils import AveragedModel
 
 from dcpbench.workloads.workload import Workload
-from support.ordinary_workloads import WIDTH, inputs, net, reversed_loss
+from support.ordinary_state import batch_norm
+from support.ordinary_workloads import WIDTH, inputs, net, reversed_loss, wrongly_loaded
 
 
 class Shaken(nn.Module):
@@ -98,3 +101,32 @@ class Masked(nn.Module):
 
 def masked() -> Workload:
     return Workload(Masked(), inputs, reversed_loss)
+
+
+def averaged_norm(wrong: bool = False) -> Workload:
+    """Saves an average of a model, with the running statistics of the model on each rank; a load of the
+    average can change one of them."""
+    made = dict[str, AveragedModel]()
+    workload = batch_norm()
+
+    def state(model: nn.Module) -> dict[str, Any]:
+        average = AveragedModel(batch_norm().model)
+        made["average"] = average
+        if wrong:
+            wrongly_loaded(average, lambda module: module.module[1].running_var[3].add_(1))
+        return {"average": average}
+
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        def follow(*_: Any) -> None:
+            for mine, theirs in zip(made["average"].module.buffers(), model.buffers(), strict=True):
+                mine.copy_(theirs)
+
+        adam = torch.optim.AdamW(model.parameters())
+        adam.register_step_post_hook(follow)
+        return adam
+
+    return Workload(workload.model, inputs, reversed_loss, optimizer, state=state)
+
+
+def wrong_average_in_load() -> Workload:
+    return averaged_norm(wrong=True)

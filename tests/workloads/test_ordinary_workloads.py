@@ -53,10 +53,12 @@ BLOCKS = (
     "arrays_by_torch_save",
     *("buffers_converted", "buffers_by_content", "buffers_in_chain", "large_buffers"),
     *("idle_generator", "idle_generator_elsewhere", "names_of_dcpbench", "frozen_dtypes", "mixed_dtypes"),
+    *("buffers_of_component", "buffers_of_average"),
 )
 KEPT = (
     *("errors", "state", "not_saved", "buffers_and_more", "touched_and_more", "without_gradient"),
     *("refused_by_torch", "steps", "wrong_steps", "idle_generator", "names_of_dcpbench", "frozen_dtypes"),
+    "buffers_of_component",
 )
 """Blocks of each kind: `make test` has their first workload, under the last of their parallelisms."""
 
@@ -74,6 +76,10 @@ TORCHS: dict[str, dict[str, tuple[str, str]]] = {
     "running_center": {"": ("xfail", BUFFERS)},
     "large_buffers": {"": ("xfail", BUFFERS)},
     "buffer_of_no_rank": {"": ("fail", "known failure buffers-of-some-rank: model_equal: net.1.running_var")},
+    "averaged_norm": {"": ("xfail", BUFFERS)},
+    "wrong_average_in_load": {
+        "": ("fail", "known failure buffers-of-some-rank: extra_equal: average.module.1.running_var")
+    },
     "wrong_weight_in_load": {"": ("fail", "known failure buffers-of-some-rank: model_equal: net.2.bias")},
     "wrong_buffer_in_load": {"": ("fail", "net.1.running_var (buffer) in the checkpoint")},
     "unused_parameters": {
