@@ -45,7 +45,7 @@ BLOCK = 2**22
 _UNCHANGING = (int, float, str, type(None))
 """Types of values that are not copied, because they are immutable and numerous."""
 
-_GROUP = re.compile(r"param_groups\.\d+\.params")
+_GROUP = re.compile(r"(optimizer\.)?param_groups\.\d+\.params")
 
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 """Parts of a name that wrappers of a module add."""

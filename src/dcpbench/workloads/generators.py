@@ -138,10 +138,12 @@ class RandomState:
                 self.drawn |= set() if torch.equal(before["cpu"], default) else {"cpu"}
                 before["cpu"] = torch.get_rng_state()
 
-        with mock.patch.object(_BaseDataLoaderIter, "__init__", without_seed):
-            yield
-        after = self._every()
-        self.drawn |= {name for name in before if not same_value(before[name], after.get(name))}
+        try:
+            with mock.patch.object(_BaseDataLoaderIter, "__init__", without_seed):
+                yield
+        finally:
+            after = self._every()
+            self.drawn |= {name for name in before if not same_value(before[name], after.get(name))}
 
     def contents(self) -> dict[str, Any]:
         """Return the states that a load has to restore, for comparison."""
