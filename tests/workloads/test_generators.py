@@ -56,9 +56,13 @@ def test_own_models_keep_their_keys() -> None:
 
 
 def test_draws_of_a_step_that_raises_are_noted() -> None:
-    random_state = RandomState(3, 0, CPU)
-    with pytest.raises(ValueError, match="after a draw"), random_state.noting_draws():
-        with random_state.drawn_from():
+    run = RandomState(3, 0, CPU)
+
+    def step() -> None:
+        with run.noting_draws(), run.drawn_from():
             torch.rand(())
-        raise ValueError("after a draw")
-    assert random_state.drawn == {"cpu"}
+            raise ValueError("after a draw")
+
+    with pytest.raises(ValueError, match="after a draw"):
+        step()
+    assert run.drawn == {"cpu"}
