@@ -130,3 +130,35 @@ def averaged_norm(wrong: bool = False) -> Workload:
 
 def wrong_average_in_load() -> Workload:
     return averaged_norm(wrong=True)
+
+
+class Unusual(nn.Module):
+    """Has generators in a list and a dictionary, an empty list as extra state, and a buffer of two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.passes = net(), 0
+        self.sources = [torch.Generator().manual_seed(1)]
+        self.by_name = {"second": torch.Generator().manual_seed(2)}
+        self.register_buffer("scale", torch.ones(WIDTH))
+        self.register_buffer("same", self.scale)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        for source in (*self.sources, *self.by_name.values()):
+            x = x * (1 + 0.01 * torch.rand(x.shape, generator=source))
+        out: torch.Tensor = self.net(x * self.scale)
+        return out
+
+    def get_extra_state(self) -> Any:
+        states = [one.get_state() for one in (*self.sources, *self.by_name.values())]
+        return {"passes": self.passes, "states": states, "queue": [], "empty": ((), [None])}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.passes = state["passes"]
+        for source, one in zip((*self.sources, *self.by_name.values()), state["states"], strict=True):
+            source.set_state(one)
+
+
+def unusual() -> Workload:
+    return Workload(Unusual(), inputs, reversed_loss)

@@ -53,12 +53,12 @@ BLOCKS = (
     "arrays_by_torch_save",
     *("buffers_converted", "buffers_by_content", "buffers_in_chain", "large_buffers"),
     *("idle_generator", "idle_generator_elsewhere", "names_of_dcpbench", "frozen_dtypes", "mixed_dtypes"),
-    *("buffers_of_component", "buffers_of_average"),
+    *("buffers_of_component", "buffers_of_average", "unusual"),
 )
 KEPT = (
     *("errors", "state", "not_saved", "buffers_and_more", "touched_and_more", "without_gradient"),
     *("refused_by_torch", "steps", "wrong_steps", "idle_generator", "names_of_dcpbench", "frozen_dtypes"),
-    "buffers_of_component",
+    *("buffers_of_component", "unusual"),
 )
 """Blocks of each kind: `make test` has their first workload, under the last of their parallelisms."""
 

@@ -298,7 +298,7 @@ def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     return {
         plain_fqn(model, f"{prefix}.{name}".lstrip(".")): value
         for prefix, module in model.named_modules(remove_duplicate=False)
-        for name, value in module.named_buffers(recurse=False)
+        for name, value in module.named_buffers(recurse=False, remove_duplicate=False)
         if name not in module._non_persistent_buffers_set
     }
 

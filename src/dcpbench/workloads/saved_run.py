@@ -52,7 +52,7 @@ class SavedRun:
     optimizer_state: OptimizerStateAs | None = None
     not_judged: Mapping[str, str] = MappingProxyType({})
     left_out: Collection[str] = ()
-    _unchanged: Collection[str] = ()
+    _extra_state: Collection[str] = ()
     options = StateDictOptions()
     judged: Judged | None = None
     comes_after = "before the first save"
@@ -162,7 +162,7 @@ class SavedRun:
     def make_different(self, seed: int, optimizer: Leaves | None) -> None:
         """Change everything that a load restores; `optimizer` is the saved optimizer state."""
         self.forget(seed)
-        self._unchanged = perturb_model(self.model, seed, self.is_left_out)
+        self._extra_state = perturb_model(self.model, seed, self.is_left_out)
         perturb_optimizer(self.optimizer, seed, optimizer)
 
     def fill_optimizer(self) -> None:
@@ -202,9 +202,9 @@ class SavedRun:
         return _is_within(name, self.left_out)
 
     def may_be_constant_in_model(self, name: str) -> bool:
-        """Return whether a part of the model may be the same in a new run: it is left out, or is extra state
-        that refuses other values."""
-        return _is_within(name, (*self.left_out, *self._unchanged))
+        """Return whether a part of the model may be the same in a new run: it is left out, or is extra
+        state."""
+        return _is_within(name, (*self.left_out, *self._extra_state))
 
     @property
     def needs_random(self) -> frozenset[str] | None:
