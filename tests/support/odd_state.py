@@ -36,6 +36,7 @@ class Counted:
         names = [name for name, _ in model.named_parameters()]
         groups = {"params": len(names), "param_groups.0.params": names}
         self.values: dict[str, Any] = {"params": sum(map(len, names)), "state": groups, "random.rank0.cpu": 1}
+        self.values["nothing"] = torch.empty(0, 2)
 
     def state_dict(self) -> dict[str, Any]:
         return self.values
@@ -162,3 +163,11 @@ class Unusual(nn.Module):
 
 def unusual() -> Workload:
     return Workload(Unusual(), inputs, reversed_loss)
+
+
+def other_averages() -> Workload:
+    """Saves objects under names that a component and a scenario have as well."""
+    objects = ("ema", "plain", "gathering")
+    return Workload(
+        net(), inputs, reversed_loss, state=lambda model: {name: Counted(model) for name in objects}
+    )

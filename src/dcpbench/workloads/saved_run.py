@@ -18,7 +18,7 @@ from dcpbench.workloads.attributes import Judged
 from dcpbench.workloads.components import Component
 from dcpbench.workloads.generators import RandomState, generators_of, reseed
 from dcpbench.workloads.optimizers import Optimizers
-from dcpbench.workloads.saved_objects import SavedObjects
+from dcpbench.workloads.saved_objects import SavedObjects, skip_taken
 from dcpbench.workloads.stateful import (
     ModelState,
     MovingObject,
@@ -71,6 +71,7 @@ class SavedRun:
         self.model, self.world, self.sizes = model, world, sizes
         self.component = component
         objects = workload.state(model) if callable(workload.state) else workload.state or {}
+        skip_taken(objects, component.saved.state(self.options), "the component")
         self.saved = SavedObjects(objects, partial(is_not_saved, workload))
         made = workload.optimizer(model)
         self.optimizer = Optimizers(made) if isinstance(made, list) else made
