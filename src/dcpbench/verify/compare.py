@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dcpbench.core.mismatch import AS_STORED, Mismatch, Problem
 from dcpbench.verify.digest import add
@@ -107,8 +108,7 @@ def same_value(expected: Any, actual: Any) -> bool:
     if type(expected) is not type(actual):
         return False
     if isinstance(expected, torch.Tensor):
-        same_type = expected.dtype == actual.dtype and expected.shape == actual.shape
-        return same_type and torch.equal(bits(expected), bits(actual.to(expected.device)))
+        return _same_tensors(expected, actual)
     if isinstance(expected, np.ndarray):
         same_type = expected.dtype == actual.dtype and expected.shape == actual.shape
         return same_type and same_value(
@@ -131,6 +131,38 @@ def same_value(expected: Any, actual: Any) -> bool:
     if has_equality or not hasattr(expected, "__dict__") or inspect.isroutine(expected):
         return bool(expected == actual)
     return expected is actual or same_value(vars(expected), vars(actual))
+
+
+def _same_tensors(expected: torch.Tensor, actual: torch.Tensor) -> bool:
+    """Return whether two tensors have the same dtype, shape and bits.
+
+    Raises:
+        TypeError: a subclass of tensors has no elements that can be read.
+    """
+    if (expected.dtype, expected.layout) != (actual.dtype, actual.layout):
+        return False
+    inner = [inner_tensors(one) for one in (expected, actual)]
+    if inner != [None, None]:
+        return same_value(*inner)
+    if expected.shape != actual.shape:
+        return False
+    try:
+        return torch.equal(bits(expected), bits(actual.to(expected.device)))
+    except (RuntimeError, TypeError) as error:
+        kind = type(expected).__name__
+        raise TypeError(f"contains a {kind} ({expected.layout}), which cannot be compared: {error}") from None
+
+
+def inner_tensors(tensor: torch.Tensor) -> Any:
+    """Return the tensors that a nested or sparse tensor, or a subclass, consists of; None of others."""
+    if tensor.is_nested:
+        return [*tensor.unbind()]
+    if tensor.layout is torch.sparse_coo:
+        tensor = tensor.coalesce()
+        return [tuple(tensor.shape), tensor.indices(), tensor.values()]
+    if is_traceable_wrapper_subclass(tensor):
+        return {name: getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]}
+    return None
 
 
 def _compare_leaves(

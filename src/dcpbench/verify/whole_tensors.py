@@ -197,6 +197,19 @@ def real_elements(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).double()
 
 
+def magnitudes(gradient: torch.Tensor) -> torch.Tensor:
+    """Return the magnitudes of the elements of a gradient, in float64; of a row that a sparse gradient has
+    several times, the sum of their magnitudes for each time, as that many are summed."""
+    if not gradient.is_sparse or gradient.is_complex():
+        return real_elements(dense(gradient)).abs()
+    rows, values = gradient._indices(), gradient._values().double()
+    size, times = (
+        torch.sparse_coo_tensor(rows, terms, gradient.shape, check_invariants=False).to_dense()
+        for terms in (values.abs(), torch.ones_like(values))
+    )
+    return (size * times).reshape(-1)
+
+
 def local_gradient(gradient: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a gradient, dense and reduced."""
     if isinstance(gradient, DTensor) and any(one.is_partial() for one in gradient.placements):
