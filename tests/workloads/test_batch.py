@@ -97,7 +97,7 @@ def test_list_for_each_sample_is_shared_by_its_items() -> None:
 @pytest.mark.parametrize(
     ("batch", "error", "message"),
     [
-        ({"x": numbers(4), "edges": numbers(7)}, ValueError, r"x: \(4,\), edges: \(7,\).* pass share"),
+        ({"x": numbers(4), "edges": numbers(7)}, ValueError, r"shapes \(4,\), \(7,\) .* pass share"),
         ({"x": Own(numbers())}, TypeError, "contains a Own, in which dcpbench finds no tensors"),
         ({"x": {1, 2}}, TypeError, "contains a set"),
     ],

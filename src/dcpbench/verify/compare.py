@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dcpbench.core.mismatch import AS_STORED, Mismatch, Problem
 from dcpbench.verify.digest import add
@@ -26,6 +25,7 @@ from dcpbench.verify.snapshot import (
     Unreadable,
     block_digests,
     digest_of,
+    is_composite,
     kind_of,
 )
 
@@ -108,7 +108,11 @@ def same_value(expected: Any, actual: Any) -> bool:
     if type(expected) is not type(actual):
         return False
     if isinstance(expected, torch.Tensor):
-        return _same_tensors(expected, actual)
+        if is_composite(expected):
+            same_type = (expected.dtype, expected.layout) == (actual.dtype, actual.layout)
+            return same_type and same_value(*map(_inner_tensors, (expected, actual)))
+        same_type = expected.dtype == actual.dtype and expected.shape == actual.shape
+        return same_type and torch.equal(bits(expected), bits(actual.to(expected.device)))
     if isinstance(expected, np.ndarray):
         same_type = expected.dtype == actual.dtype and expected.shape == actual.shape
         return same_type and same_value(
@@ -133,36 +137,14 @@ def same_value(expected: Any, actual: Any) -> bool:
     return expected is actual or same_value(vars(expected), vars(actual))
 
 
-def _same_tensors(expected: torch.Tensor, actual: torch.Tensor) -> bool:
-    """Return whether two tensors have the same dtype, shape and bits.
-
-    Raises:
-        TypeError: a subclass of tensors has no elements that can be read.
-    """
-    if (expected.dtype, expected.layout) != (actual.dtype, actual.layout):
-        return False
-    inner = [inner_tensors(one) for one in (expected, actual)]
-    if inner != [None, None]:
-        return same_value(*inner)
-    if expected.shape != actual.shape:
-        return False
-    try:
-        return torch.equal(bits(expected), bits(actual.to(expected.device)))
-    except (RuntimeError, TypeError) as error:
-        kind = type(expected).__name__
-        raise TypeError(f"contains a {kind} ({expected.layout}), which cannot be compared: {error}") from None
-
-
-def inner_tensors(tensor: torch.Tensor) -> Any:
-    """Return the tensors that a nested or sparse tensor, or a subclass, consists of; None of others."""
+def _inner_tensors(tensor: Any) -> Any:
+    """Return the tensors that a nested or sparse tensor, or one of a subclass, consists of."""
     if tensor.is_nested:
-        return [*tensor.unbind()]
-    if tensor.layout is torch.sparse_coo:
-        tensor = tensor.coalesce()
-        return [tuple(tensor.shape), tensor.indices(), tensor.values()]
-    if is_traceable_wrapper_subclass(tensor):
+        return tensor.unbind()
+    if tensor.layout is torch.strided:
         return {name: getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]}
-    return None
+    tensor = tensor.to_sparse().coalesce()
+    return [tensor.shape, tensor.indices(), tensor.values()]
 
 
 def _compare_leaves(

@@ -21,7 +21,7 @@ from dcpbench.core.rank_report import Skip
 from dcpbench.verify.compare import same_value
 from dcpbench.verify.snapshot import named_as_saved
 from dcpbench.workloads import parallelisms
-from dcpbench.workloads.batch import Batch, Share, check_containers, share_of, to_device
+from dcpbench.workloads.batch import Batch, Share, share_of, to_device
 from dcpbench.workloads.batch import leaves as leaves_of
 from dcpbench.workloads.layers import layers
 from dcpbench.workloads.optimizers import each_of
@@ -59,8 +59,8 @@ class Workload:
             counts by its samples. Gradients are reduced after each part: there is no `no_sync`.
         share: `share(batch, number, of)` returns the part of a global batch for one of several data-parallel
             ranks, numbered from 0. By default samples are along the first dimension of tensors and arrays, or
-            the items of lists (see `share_of`); graphs, packed sequences and the like need a function, and so
-            does a batch whose shapes do not show what a sample is.
+            the items of lists (see `share_of`); graphs, packed sequences and other batches whose shapes do
+            not show what a sample is need a function.
         step: `step(model, optimizers, share)` in place of `loss`, for more than one backward pass before one
             step: it computes gradients, steps and returns the loss. `optimizers` is a list, also of one.
             Gradients are cleared after it. Until an optimizer steps, or torch clips them, gradients must be
@@ -317,13 +317,12 @@ def first_batch(config: Config, workload: Workload, device: torch.device) -> Bat
                 raise ValueError(f"{where} has no more data: {_DRAW}") from error
         if isinstance(drawn[-1], Iterator):
             raise TypeError(f"{where} returned a {type(drawn[-1]).__name__}; return one batch")
-    try:
-        if workload.share is share_of:
-            check_containers(drawn[0])
-        is_same = same_value(*map(leaves_of, drawn))
-    except TypeError as error:
-        raise TypeError(f"{where} {error}") from None
-    if not is_same:
+    if workload.share is share_of:
+        try:
+            share_of(drawn[0], 0, 1)
+        except TypeError as error:
+            raise TypeError(f"{where} {error}") from None
+    if not same_value(*map(leaves_of, drawn)):
         raise ValueError(f"{where} returned two different batches for the same generator: {_DRAW}")
     return drawn[0]
 
@@ -342,7 +341,8 @@ def check_shares(config: Config, workload: Workload, batch: Batch, of: int) -> N
             if workload.share is not share_of:
                 raise
             where = f"workload.target={config.workload.target}: batch(generator)"
-            raise type(error)(f"{where}: {error}") from None
+            colon = ":" if isinstance(error, ValueError) else ""
+            raise type(error)(f"{where}{colon} {error}") from None
 
 
 _DRAW = "draw each batch with the generator alone, not from an iterator"
