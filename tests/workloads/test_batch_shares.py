@@ -1,7 +1,9 @@
 """Shares are never guessed: a table of batches, with the parts of each for 2 and 3 ranks, or its refusal."""
 
 import dataclasses
+import threading
 import warnings
+import weakref
 from collections import OrderedDict, UserDict, namedtuple
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
+from dcpbench.verify.compare import same_value
 from dcpbench.workloads.batch import leaves, samples_of, share_of
 
 Pair = namedtuple("Pair", "x y")
@@ -193,6 +196,26 @@ def numbers_in(part: Any) -> list[int]:
             number = np.unique(np.concatenate([np.ravel(np.asarray(one)) for one in tensors]))
             numbers.append(int(number.item()))
     return numbers
+
+
+class Graph:
+    """Contains itself, references that are equal by identity alone, and what has no tensors."""
+
+    __slots__ = ("__weakref__", "buffer", "lock", "moment", "nodes", "parent")
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.nodes, self.parent = [{"x": x}, self], weakref.ref(self)
+        self.lock, self.moment, self.buffer = threading.Lock(), object(), np.ones(2)
+
+
+def test_tensors_in_objects_are_compared() -> None:
+    first, again, other = Graph(X), Graph(rows()), Graph(rows() + 1)
+    assert len(leaves(first)) == 2
+    assert same_value(leaves(first), leaves(again))
+    assert not same_value(leaves(first), leaves(other))
+    packed = pack_sequence(ragged((3, 2)))
+    assert same_value(leaves(packed), leaves(pack_sequence(ragged((3, 2)))))
+    assert not same_value(leaves(packed), leaves(pack_sequence(ragged((2, 2)))))
 
 
 @pytest.mark.parametrize("of", [2, 3])
