@@ -158,7 +158,7 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         ("returns_none", "built.returns_none: returned a NoneType; must return a dcpbench.api.Workload"),
         ("no_module", "built.no_module: model is a function; pass a torch.nn.Module"),
         ("lazy", "built.lazy: model: 0.weight has no shape before the first forward pass .*"),
-        ("small", "built.small: batch(generator): 2 samples for 3 shares: each needs one"),
+        ("small", "built.small: batch(generator): 2 samples for 3 shares: each needs one; shapes (2, 4)"),
         ("unknown", "built.unknown: batch(generator) contains a object, .*"),
         ("raises_in_batch", "built.raises_in_batch: IndexError: .* (built.py:27)"),
         ("raises_in_share", "built.raises_in_share: ValueError: cannot (built.py:31)"),

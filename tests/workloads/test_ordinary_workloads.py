@@ -20,6 +20,8 @@ REFUSED = {
     "lazy_module": "model: 0.weight has no shape before the first forward pass (a lazy module); call the",
     "average_of_a_model_without_copies": "TypeError: cannot pickle 'module' object",
     "packed_sequence": f"batch(generator) contains a PackedSequence, {UNKNOWN}",
+    "packed_values": "batch(generator): shapes (12, 8), (4,) do not show what a sample is: pass share(",
+    "equal_images": "batch(generator): shapes (4, 8) do not show what a sample is: pass share(",
 }
 """Parts of the reasons of workloads that are an error."""
 NOT_RESTORED = {
@@ -38,7 +40,18 @@ WRONG = {
 }
 """The check that reports a wrong training."""
 BLOCKS = (
-    *("batches", "uneven", "losses", "share_only", "names", "hooks", "errors", "blocks", "unused"),
+    *(
+        "batches",
+        "unchanged",
+        "uneven",
+        "losses",
+        "share_only",
+        "names",
+        "hooks",
+        "errors",
+        "blocks",
+        "unused",
+    ),
     *("extra_state", "optimizer_dtypes", "generators", "buckets", "state", "not_saved", "arrays_converted"),
     *("buffers", "buffers_and_more", "touched", "touched_and_more", "without_gradient", "tensor_lr"),
     *("refused_by_torch", "refused_by_fsdp1", "beside_refused", "one_element", "second_derivatives"),
@@ -56,7 +69,15 @@ BLOCKS = (
     *("buffers_of_component", "buffers_of_average", "unusual"),
 )
 KEPT = (
-    *("errors", "state", "not_saved", "buffers_and_more", "touched_and_more", "without_gradient"),
+    *(
+        "unchanged",
+        "errors",
+        "state",
+        "not_saved",
+        "buffers_and_more",
+        "touched_and_more",
+        "without_gradient",
+    ),
     *("refused_by_torch", "steps", "wrong_steps", "idle_generator", "names_of_dcpbench", "frozen_dtypes"),
     *("buffers_of_component", "unusual"),
 )

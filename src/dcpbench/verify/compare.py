@@ -25,6 +25,7 @@ from dcpbench.verify.snapshot import (
     Unreadable,
     block_digests,
     digest_of,
+    is_composite,
     kind_of,
 )
 
@@ -107,6 +108,9 @@ def same_value(expected: Any, actual: Any) -> bool:
     if type(expected) is not type(actual):
         return False
     if isinstance(expected, torch.Tensor):
+        if is_composite(expected):
+            same_type = (expected.dtype, expected.layout) == (actual.dtype, actual.layout)
+            return same_type and same_value(*map(_inner_tensors, (expected, actual)))
         same_type = expected.dtype == actual.dtype and expected.shape == actual.shape
         return same_type and torch.equal(bits(expected), bits(actual.to(expected.device)))
     if isinstance(expected, np.ndarray):
@@ -131,6 +135,16 @@ def same_value(expected: Any, actual: Any) -> bool:
     if has_equality or not hasattr(expected, "__dict__") or inspect.isroutine(expected):
         return bool(expected == actual)
     return expected is actual or same_value(vars(expected), vars(actual))
+
+
+def _inner_tensors(tensor: Any) -> Any:
+    """Return the tensors that a nested or sparse tensor, or one of a subclass, consists of."""
+    if tensor.is_nested:
+        return tensor.unbind()
+    if tensor.layout is torch.strided:
+        return {name: getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]}
+    tensor = tensor.to_sparse().coalesce()
+    return [tensor.shape, tensor.indices(), tensor.values()]
 
 
 def _compare_leaves(

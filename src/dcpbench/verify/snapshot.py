@@ -24,7 +24,9 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from dcpbench.core.rank_report import Skip
 from dcpbench.verify.audit import Entry
 from dcpbench.verify.digest import Digest, add, digest, fetch
 from dcpbench.verify.layout import (
@@ -342,6 +344,12 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to_local().detach()
 
 
+def is_composite(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor consists of others: a nested or sparse one, or one of a subclass."""
+    is_plain = tensor.layout is torch.strided and not tensor.is_nested
+    return not is_plain or is_traceable_wrapper_subclass(tensor)
+
+
 def kind_of(name: str, leaf: Leaf) -> str:
     """Return the kind of state of a leaf; for other values than tensors the key or the object's name."""
     if kind := getattr(leaf, "kind", None):
@@ -352,7 +360,7 @@ def kind_of(name: str, leaf: Leaf) -> str:
 
 def _leaf(value: Any, kind: str, extent: Extent | None = None) -> Leaf:
     """Return the leaf of a value; `extent` is that of a tensor that is part of another without being a
-    DTensor."""
+    DTensor. A cell with a tensor that cannot be compared is a skip."""
     if not isinstance(value, torch.Tensor):
         if isinstance(value, _UNCHANGING):
             return value
@@ -363,8 +371,12 @@ def _leaf(value: Any, kind: str, extent: Extent | None = None) -> Leaf:
         except Exception as error:
             instead = "keep a number, text, list or dictionary that it can be built from"
             raise TypeError(f"{kind!r} in the state cannot be saved: {error}; {instead}") from error
+    local = local_part(value)
+    if is_composite(local):
+        name = type(local).__name__ if local.layout is torch.strided else local.layout
+        raise Skip(f"{kind!r} in the state, of type {name}, cannot be compared")
     return TensorLeaf(
-        local=local_part(value),
+        local=local,
         extent=extent or extent_of(value),
         placements=str(value.placements) if isinstance(value, DTensor) else None,
         kind=kind,

@@ -47,6 +47,7 @@ class SavedRun:
         options: of torch's state-dict functions for model and optimizer.
         judged: when that which may change is compared; None until the reference run has decided it.
         comes_after: the last save or load of it, for people.
+        adds_noise: whether its batches change by noise; a user's do not.
     """
 
     optimizer_state: OptimizerStateAs | None = None
@@ -79,7 +80,9 @@ class SavedRun:
         self._scheduler = workload.scheduler(self.optimizer) if scheduler and workload.scheduler else None
         unsaved = frozenset(name for name in generators if is_not_saved(workload, f"random.{name}"))
         # Only a user's model has generators; it may draw from Python's too.
-        of_model = partial(generators_of, model) if "python" in generators else dict
+        is_users = "python" in generators
+        of_model = partial(generators_of, model) if is_users else dict
+        self.adds_noise = not is_users
         self.random = RandomState(seed, world.rank, world.device, generators, unsaved, of_model)
         self._start_over(seed)
 

@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from dcpbench.core.rank_report import Skip
 from dcpbench.verify.compare import bits
-from dcpbench.workloads.batch import Batch, mapped
+from dcpbench.workloads.batch import Batch
 from dcpbench.workloads.optimizers import each_of
 
 
@@ -214,16 +214,9 @@ class Noise:
         self.generator = torch.Generator().manual_seed(seed)
 
     def added(self, batch: Batch) -> Batch:
-        """Return a global batch with noise in its first floating-point tensor, if it has one."""
-        due = [True]
-
-        def noisy(tensor: Any) -> Any:
-            if not (due and isinstance(tensor, torch.Tensor) and tensor.is_floating_point()):
-                return tensor
-            due.clear()
-            return tensor + self.like(tensor)
-
-        return mapped(noisy, batch, unknown=lambda item: item)
+        """Return a global batch of inputs and targets with noise in its inputs."""
+        inputs, targets = batch
+        return inputs + self.like(inputs), targets
 
     def like(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return noise for a tensor, drawn on the CPU."""

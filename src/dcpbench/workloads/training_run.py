@@ -132,7 +132,8 @@ class TrainingRun(SavedRun):
     def _batch_of_step(self, batches: Batches) -> Batch:
         with self.random.drawn_from():
             number = self.component.number_of_batch(self.train_state.step + 1)
-            return self.noise.added(batches.at(number))
+            batch = batches.at(number)
+            return self.noise.added(batch) if self.adds_noise else batch
 
     def backward(self, batch: Batch) -> torch.Tensor:
         """Compute the gradients of this rank's share of a global batch; return its loss, a scalar."""

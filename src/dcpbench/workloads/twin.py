@@ -28,7 +28,7 @@ from dcpbench.verify.snapshot import (
     snapshot_optimizer,
 )
 from dcpbench.verify.training import step_tolerances
-from dcpbench.verify.whole_tensors import Exchange, assembled, dense, real_elements
+from dcpbench.verify.whole_tensors import Exchange, assembled, dense, magnitudes, real_elements
 from dcpbench.workloads.batch import Batch, mapped
 from dcpbench.workloads.generators import set_generator, state_of_generator
 from dcpbench.workloads.optimizers import each_of, kept, repeats_on_parts
@@ -131,21 +131,21 @@ class Twin:
                 value.requires_grad_(was)
 
     def jittered(self) -> list[Pass]:
-        """Make passes with parameters and inputs that differ by a rounding, and undo their effects."""
+        """Make passes with parameters, and inputs that are not a user's, that differ by a rounding, and undo
+        their effects."""
         return [self._passed(batch) for batch in self._jittered()]
 
     def _jittered(self) -> Iterator[Batch]:
-        """Yield the batch, while parameters and inputs differ by a rounding."""
+        """Yield the batch, while parameters, and inputs that are not a user's, differ by a rounding."""
         share = max((_unit(one) for one in self.computes_in), default=0.0)
 
         def jittered(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return value
             jitter([copied := value.clone()], share, seed=_JITTERED)
             return copied
 
         for number in range(_JITTERED):
-            other = mapped(jittered, self._batch, unknown=lambda value: value)
+            # A user's inputs can be labels or masks, which a loss accepts exactly as they are.
+            other = mapped(jittered, self._batch) if self.run.adds_noise else self._batch
             with self._undone():
                 self._restart()
                 jitter(self.model.parameters(), share, seed=number)
@@ -223,7 +223,7 @@ class Twin:
         sizes: dict[str, torch.Tensor] = {}
 
         def add(name: str, gradient: torch.Tensor) -> None:
-            sizes[name] = real_elements(dense(gradient)).abs() + sizes.get(name, 0)
+            sizes[name] = magnitudes(gradient) + sizes.get(name, 0)
 
         accumulated = self.parameters.items() if self.run.accumulate > 1 else ()
         with ExitStack() as hooks, self.run.recording() as gradients:
@@ -232,7 +232,7 @@ class Twin:
                     hooks.callback(one.register_hook(partial(add, name)).remove)
             loss = float(self.run.backward(batch).detach())
         elements = {name: real_elements(dense(value)) for name, value in gradients.items()}
-        sizes = sizes or {name: one.abs() for name, one in elements.items()}
+        sizes = sizes or {name: magnitudes(value) for name, value in gradients.items()}
         return Pass(loss, elements, sizes, retained(of_kind("buffer", snapshot_model(self.model))))
 
     def _note_dtype(self, _: nn.Module, __: Any, output: Any) -> None:

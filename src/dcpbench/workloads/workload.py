@@ -59,7 +59,8 @@ class Workload:
             counts by its samples. Gradients are reduced after each part: there is no `no_sync`.
         share: `share(batch, number, of)` returns the part of a global batch for one of several data-parallel
             ranks, numbered from 0. By default samples are along the first dimension of tensors and arrays, or
-            the items of lists (see `share_of`); graphs, packed sequences and the like need a function.
+            the items of lists (see `share_of`); graphs, packed sequences and other batches whose shapes do
+            not show what a sample is need a function.
         step: `step(model, optimizers, share)` in place of `loss`, for more than one backward pass before one
             step: it computes gradients, steps and returns the loss. `optimizers` is a list, also of one.
             Gradients are cleared after it. Until an optimizer steps, or torch clips them, gradients must be
@@ -330,16 +331,18 @@ def check_shares(config: Config, workload: Workload, batch: Batch, of: int) -> N
     """Divide a batch as ranks do.
 
     Raises:
-        ValueError: it has too few samples, or tensors that cannot be divided evenly.
+        TypeError, ValueError: dcpbench cannot divide it.
         Exception: any exception of a user's `share`.
     """
     for number in range(of) if of > 1 else ():
         try:
             workload.share(batch, number, of)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             if workload.share is not share_of:
                 raise
-            raise ValueError(f"workload.target={config.workload.target}: batch(generator): {error}") from None
+            where = f"workload.target={config.workload.target}: batch(generator)"
+            colon = ":" if isinstance(error, ValueError) else ""
+            raise type(error)(f"{where}{colon} {error}") from None
 
 
 _DRAW = "draw each batch with the generator alone, not from an iterator"
