@@ -25,6 +25,7 @@ REFUSED = {
 NOT_RESTORED = {
     "low_state": "optim_equal",  # torch loads moments as float32
     "masters": "model_equal",
+    "groups_of_other_members": "optim_equal",
     "forgets_the_sampler": "loss_resume_equal",
     "forgets_python_random": "random_equal",
     "forgets_its_generator": "random_equal",
@@ -51,6 +52,7 @@ BLOCKS = (
     *("integer_keys", "integer_keys_and_more", "own_experts", "tuples", "several_optimizers"),
     *("empty_group", "empty_group_fsdp1", "empty_group_flattened", "errors_like_torchs"),
     "arrays_by_torch_save",
+    *("regrouped", "buffers_of_a_frozen_module"),
     *("buffers_converted", "buffers_by_content", "buffers_in_chain", "large_buffers"),
 )
 KEPT = (
@@ -70,6 +72,7 @@ BESIDE_LATE = "in addition to known failure second-derivatives-fsdp2: "
 TORCHS: dict[str, dict[str, tuple[str, str]]] = {
     "batch_norm": {"parallel=ddp,save=sync_dedup_lowest,": ("pass", ""), "": ("xfail", BUFFERS)},
     "gan": {"parallel=hsdp,": ("xfail", ONE_SHARD), "": ("pass", "")},
+    "frozen_target_with_buffers": {"": ("xfail", BUFFERS)},
     "running_center": {"": ("xfail", BUFFERS)},
     "large_buffers": {"": ("xfail", BUFFERS)},
     "buffer_of_no_rank": {"": ("fail", "known failure buffers-of-some-rank: model_equal: net.1.running_var")},

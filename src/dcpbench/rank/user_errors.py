@@ -9,6 +9,7 @@ from pathlib import Path
 from traceback import FrameSummary
 
 import torch
+from torch.optim import Optimizer
 
 import dcpbench
 
@@ -54,6 +55,13 @@ def is_refusal(error: BaseException) -> bool:
 def is_of_ranks(error: BaseException) -> bool:
     """Return whether an exception comes from torch.distributed."""
     return any(file.startswith(_OF_DISTRIBUTED) for file in _files(error))
+
+
+def optimizer_of(error: BaseException) -> Optimizer | None:
+    """Return the innermost optimizer in whose methods an exception was raised."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    selves = (frame.f_locals.get("self") for frame in reversed(frames))
+    return next((each for each in selves if isinstance(each, Optimizer)), None)
 
 
 def _files(error: BaseException) -> list[str]:

@@ -1,7 +1,9 @@
 """Optimizers that combine several of torch's, or need more than plain values."""
 
 import copy
-from collections.abc import Callable, Iterable
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -46,6 +48,18 @@ class Optimizers(torch.optim.Optimizer):
             numbers = {number for group in own for number in group["params"]}
             state = {number: held for number, held in state_dict["state"].items() if number in numbers}
             one.load_state_dict({"state": state, "param_groups": own})
+
+
+def listed(returned: Any) -> list[Any]:
+    """Return the optimizers or schedulers that a user's function returned: one, or a list or dictionary."""
+    if isinstance(returned, Mapping):
+        return [*returned.values()]
+    return [*returned] if isinstance(returned, list | tuple) else [returned]
+
+
+def merged(returned: Any) -> torch.optim.Optimizer:
+    """Return the optimizers that a user's function returned as one."""
+    return Optimizers(listed(returned)) if isinstance(returned, Mapping | list | tuple) else returned
 
 
 class InBackward(Optimizers):
@@ -114,6 +128,36 @@ def _attributes(optimizer: torch.optim.Optimizer) -> list[str]:
 def each_of(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
     """Return the optimizers that an optimizer consists of."""
     return optimizer.optimizers if isinstance(optimizer, Optimizers) else [optimizer]
+
+
+def without_closure(optimizer: torch.optim.Optimizer) -> Skip:
+    """Return the refusal of an optimizer whose `step` needs a closure."""
+    return Skip(
+        "torch's get_optimizer_state_dict calls step() without a closure, which "
+        f"{type(optimizer).__name__} refuses, and so does the training loop of a Workload; use "
+        "checkpointer=trainer"
+    )
+
+
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether a step raises only without a closure. It is tried on a small parameter."""
+    step = type(optimizer).step
+    if "closure" not in inspect.signature(step).parameters:
+        return False
+    parameter = nn.Parameter(torch.ones(2, 2))
+
+    def raised(*closure: Any) -> str | None:
+        parameter.grad = torch.ones_like(parameter)
+        tried = object.__new__(type(optimizer))
+        groups = [{**optimizer.param_groups[0], "params": [parameter]}]
+        vars(tried).update(vars(optimizer), state=defaultdict(dict), param_groups=groups)
+        try:
+            step(tried, *closure)
+        except Exception as error:  # noqa: BLE001 - of any class
+            return repr(error)
+        return None
+
+    return raised() not in (None, raised(lambda: torch.zeros(())))
 
 
 def repeats_on_parts(optimizer: torch.optim.Optimizer) -> bool:

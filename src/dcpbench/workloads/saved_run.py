@@ -6,10 +6,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions
-from torch.optim.lr_scheduler import LRScheduler
 
 from dcpbench.config.groups import OptimizerStateAs
 from dcpbench.verify.perturb import FUNCTION_IF_NONE, perturb_model, perturb_optimizer, perturbed
@@ -17,8 +15,9 @@ from dcpbench.verify.snapshot import Leaves, named_parts, parts_of_each, snapsho
 from dcpbench.workloads.attributes import Judged
 from dcpbench.workloads.components import Component
 from dcpbench.workloads.generators import RandomState, generators_of, reseed
-from dcpbench.workloads.optimizers import Optimizers
+from dcpbench.workloads.optimizers import listed, merged
 from dcpbench.workloads.saved_objects import SavedObjects
+from dcpbench.workloads.schedulers import as_one
 from dcpbench.workloads.stateful import (
     ModelState,
     MovingObject,
@@ -41,6 +40,8 @@ class SavedRun:
     Attributes:
         world: the ranks that have it.
         sizes: the sizes of their mesh.
+        optimizers: as the workload returned them: one, or a list or dictionary.
+        optimizer: all of them as one.
         optimizer_state: how the state of its optimizer is saved.
         not_judged: by check, or part of one, why its state is not compared.
         left_out: the parts of the model that no checkpoint has, by FQN.
@@ -72,10 +73,12 @@ class SavedRun:
         self.component = component
         objects = workload.state(model) if callable(workload.state) else workload.state or {}
         self.saved = SavedObjects(objects, partial(is_not_saved, workload))
-        made = workload.optimizer(model)
-        self.optimizer = Optimizers(made) if isinstance(made, list) else made
-        self._make_scheduler, self._scheduled_later = workload.scheduler, not scheduler
-        self._scheduler = workload.scheduler(self.optimizer) if scheduler and workload.scheduler else None
+        self.optimizers = workload.optimizer(model)
+        self.optimizer = merged(self.optimizers)
+        self._make_schedulers, self._scheduled_later = workload.scheduler, not scheduler
+        self._schedulers: Any = None
+        if scheduler and workload.scheduler:
+            self._schedulers = workload.scheduler(self.optimizers)
         unsaved = frozenset(name for name in generators if is_not_saved(workload, f"random.{name}"))
         # Only a user's model has generators; it may draw from Python's too.
         of_model = partial(generators_of, model) if "python" in generators else dict
@@ -92,29 +95,35 @@ class SavedRun:
     @property
     def has_scheduler(self) -> bool:
         """Whether there is a learning rate scheduler."""
-        return self._make_scheduler is not None
+        return self._make_schedulers is not None
 
     @property
-    def scheduler(self) -> LRScheduler:
-        """The learning rate scheduler."""
-        assert self._scheduler is not None, "a load creates it"
-        return self._scheduler
+    def schedulers(self) -> list[Any]:
+        """The learning rate schedulers that exist."""
+        return [] if self._schedulers is None else listed(self._schedulers)
 
-    def _make_later(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
-        assert self._make_scheduler is not None
-        made = self._make_scheduler(optimizer)
-        if optimizer is self.optimizer:
-            self._scheduler = made
-        return made
+    @property
+    def scheduler(self) -> Any:
+        """The learning rate scheduler, or several as one."""
+        assert self._schedulers is not None, "a load creates it"
+        return as_one(self._schedulers)
+
+    def _make_later(self, keep: bool) -> Any:
+        assert self._make_schedulers is not None
+        made = self._make_schedulers(self.optimizers)
+        if keep:
+            self._schedulers = made
+        return as_one(made)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint contains: one `Stateful` for each top-level key."""
         optimizer = PlainOptimizerState if self.optimizer_state else OptimizerState
         made_later = SchedulerMadeByLoad(self._make_later, self.optimizer)
+        scheduler = self.scheduler if self.schedulers else made_later
         return {
             "model": ModelState(self.model, self.options, self.is_left_out if self.left_out else None),
             "optimizer": optimizer(self.model, self.optimizer, self.options),
-            **({"scheduler": self._scheduler or made_later} if self.has_scheduler else {}),
+            **({"scheduler": scheduler} if self.has_scheduler else {}),
             "noise": self.noise,
             "tensor_object": self.tensor_object,
             "train_state": self.train_state,
@@ -125,7 +134,7 @@ class SavedRun:
 
     def objects(self) -> dict[str, dict[str, Any]]:
         """Return the state in addition to model and optimizer, for comparison."""
-        scheduler = dict(self._scheduler.state_dict()) if self._scheduler else {}
+        scheduler = dict(self.scheduler.state_dict()) if self.schedulers else {}
         return {
             **({"scheduler": scheduler} if self.has_scheduler else {}),
             "noise": self.noise.state_dict(),
@@ -155,7 +164,7 @@ class SavedRun:
         for generator in self.random.of_model().values():
             reseed(generator, seed)
         if self._scheduled_later:
-            self._scheduler = None
+            self._schedulers = None
         elif self.has_scheduler:
             self.scheduler.load_state_dict(perturbed(self.scheduler.state_dict()))
 

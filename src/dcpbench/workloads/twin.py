@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dcpbench.verify.layout import ParameterParts
+from dcpbench.verify.layout import ParameterParts, called_modules
 from dcpbench.verify.perturb import jitter
 from dcpbench.verify.snapshot import (
     Leaves,
@@ -30,6 +30,7 @@ from dcpbench.verify.whole_tensors import Exchange, assembled, dense, real_eleme
 from dcpbench.workloads.batch import Batch, mapped
 from dcpbench.workloads.generators import set_generator, state_of_generator
 from dcpbench.workloads.optimizers import each_of, kept, repeats_on_parts
+from dcpbench.workloads.parallelisms import is_trained
 from dcpbench.workloads.training_run import TrainingRun
 
 _JITTERED = 2
@@ -81,8 +82,8 @@ class Twin:
         """Begin a step with this batch, and with the buffers of the first rank of `group`, if there is one;
         collective over it."""
         self._batch, self._group = batch, group
-        if group:
-            receive_buffers(self.model, group)
+        for module in wrapped_modules(self.model) if group else ():
+            receive_buffers(module, group)
         self._begin_again = self._kept()
 
     def loss_of_whole(self, at_beginning: bool = True) -> float:
@@ -339,7 +340,12 @@ def inexact_steps(run: TrainingRun, twin: TrainingRun, split: bool) -> Inexact:
     return Inexact(measured, rounded - measured, other_kernels=fused)
 
 
-def receive_buffers(module: nn.Module, group: dist.ProcessGroup) -> None:
+def wrapped_modules(model: nn.Module) -> list[nn.Module]:
+    """Return the called modules of a twin that DDP wraps in the run."""
+    return [module for module in called_modules(model) if is_trained(module)]
+
+
+def receive_buffers(module: nn.Module, group: dist.ProcessGroup | None) -> None:
     """Replace buffers by those of the first rank, as DDP does before a forward pass; collective."""
     for buffer in module.buffers():
         received = buffer.to(torch.device("cpu"))

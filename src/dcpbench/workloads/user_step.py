@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.utils import clip_grad
 
 from dcpbench.verify.snapshot import local_part
+from dcpbench.workloads.optimizers import needs_closure, without_closure
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ def each_use(
 
     def stepping(number: int, optimizer: torch.optim.Optimizer, args: Any, options: Any) -> None:
         if any(one is not None for one in (*args[1:], options.get("closure"))):
+            if needs_closure(optimizer):
+                raise without_closure(optimizer)
             raise ValueError(
                 "step: an optimizer's step has a closure; call backward() before it, and step() without one"
             )

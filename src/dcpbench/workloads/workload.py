@@ -14,22 +14,21 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.parameter import is_lazy
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim import Optimizer
 
 from dcpbench.config.schema import SEED_STRIDE, Config
-from dcpbench.core.rank_report import Skip
 from dcpbench.verify.compare import same_value
 from dcpbench.verify.snapshot import named_as_saved
 from dcpbench.workloads import parallelisms
 from dcpbench.workloads.batch import Batch, Share, share_of, to_device
 from dcpbench.workloads.batch import leaves as leaves_of
 from dcpbench.workloads.layers import layers
-from dcpbench.workloads.optimizers import each_of
+from dcpbench.workloads.optimizers import each_of, listed, without_closure
 from dcpbench.workloads.saved_objects import TAKEN, State
 
 Loss = Callable[[nn.Module, Batch], Any]
 """Returns a scalar or, in a user's workload, a dictionary of scalars."""
-UserStep = Callable[[nn.Module, list[torch.optim.Optimizer], Batch], Any]
+UserStep = Callable[[nn.Module, Any, Batch], Any]
 """Takes a step and returns its loss, as `Loss` does."""
 
 
@@ -50,10 +49,11 @@ class Workload:
         loss: `loss(model, share)` of the wrapped model and a rank's share of a batch: the mean over its
             samples, a scalar, or a dictionary of scalars, whose sum is trained on. For mixed precision use
             `torch.autocast` in it.
-        optimizer: `optimizer(model)` of the wrapped model; a list if there are several. There
+        optimizer: `optimizer(model)` of the wrapped model; a list or dictionary if there are several. There
             `model.named_parameters()` has the names of the plain model.
-        scheduler: `scheduler(optimizer)`, if there is one; it is stepped after each step, a
-            `ReduceLROnPlateau` with the mean loss of all ranks.
+        scheduler: `scheduler(optimizer)` of what `optimizer` returned, if there is one; a list or dictionary
+            if there are several. Each is stepped after each step, a `ReduceLROnPlateau` with the mean loss of
+            all ranks.
         clip_grad_norm: scale all gradients down before each step, so that their common norm is at most this.
         accumulate: the number of parts of a rank's share, whose gradients accumulate before a step; each
             counts by its samples. Gradients are reduced after each part: there is no `no_sync`.
@@ -61,7 +61,8 @@ class Workload:
             ranks, numbered from 0. By default samples are along the first dimension of tensors and arrays, or
             the items of lists (see `share_of`); graphs, packed sequences and the like need a function.
         step: `step(model, optimizers, share)` in place of `loss`, for more than one backward pass before one
-            step: it computes gradients, steps and returns the loss. `optimizers` is a list, also of one.
+            step: it computes gradients, steps and returns the loss. `optimizers` is the list or dictionary
+            that `optimizer` returned; a list, also of one.
             Gradients are cleared after it. Until an optimizer steps, or torch clips them, gradients must be
             sums over samples.
         layers: names of the layers that are sharded, recomputed or compiled separately, such as
@@ -80,8 +81,8 @@ class Workload:
     model: nn.Module
     batch: Callable[[torch.Generator], Batch]
     loss: Loss | None = None
-    optimizer: Callable[[nn.Module], torch.optim.Optimizer | list[torch.optim.Optimizer]] = adam
-    scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None = None
+    optimizer: Callable[[nn.Module], Optimizer | list[Optimizer] | dict[str, Optimizer]] = adam
+    scheduler: Callable[[Any], Any] | None = None
     clip_grad_norm: float | None = None
     accumulate: int = 1
     share: Share = share_of
@@ -144,7 +145,8 @@ def workload_of(config: Config) -> Workload:
         raise TypeError(f"{where}: state is a {kind}; pass a dictionary, or a function (see Workload)")
     made = replace(
         made,
-        optimizer=partial(_without_closure, made.optimizer),
+        optimizer=partial(_optimizers, made.optimizer, where),
+        scheduler=partial(_schedulers, made.scheduler, where) if made.scheduler else None,
         state=partial(_objects, made.state, where),
     )
     if made.loss:
@@ -208,23 +210,39 @@ def _total(function: Callable[..., Any], where: str, *args: Any) -> torch.Tensor
     return total
 
 
-def _without_closure(make: Callable[[nn.Module], Any], model: nn.Module) -> Any:
-    """Make the optimizer of a user's workload.
+def _optimizers(make: Callable[[nn.Module], Any], where: str, model: nn.Module) -> Any:
+    """Make the optimizers of a user's workload.
 
     Raises:
-        Skip: its `step` needs a closure.
+        Skip: a `step` needs a closure.
     """
     with named_as_saved(model):
-        made = make(model)
-    for one in made if isinstance(made, list) else [made]:
-        closure = inspect.signature(one.step).parameters.get("closure")
+        returned = make(model)
+    for optimizer in _listed(returned, where, "optimizer", ("step", "state_dict", "zero_grad")):
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
         if closure and closure.default is closure.empty:
-            kind = type(one).__name__
-            raise Skip(
-                f"torch's get_optimizer_state_dict calls step() without a closure, which {kind} refuses, and "
-                "so does the training loop of a Workload; use checkpointer=trainer"
-            )
-    return made
+            raise without_closure(optimizer)
+    return returned
+
+
+def _schedulers(make: Callable[[Any], Any], where: str, optimizers: Any) -> Any:
+    """Make the schedulers of a user's workload."""
+    returned = make(optimizers)
+    _listed(returned, where, "scheduler", ("step", "state_dict", "load_state_dict"))
+    return returned
+
+
+def _listed(returned: Any, where: str, what: str, methods: Sequence[str]) -> list[Any]:
+    """Return the optimizers or schedulers that a user's function returned.
+
+    Raises:
+        TypeError: one lacks a method.
+    """
+    for made in (several := listed(returned)):
+        if not all(callable(getattr(made, method, None)) for method in methods):
+            instead = f"return a torch {what}, or a list or dictionary of them"
+            raise TypeError(f"{where}: {what} returned a {type(made).__name__}; {instead}")
+    return several
 
 
 def of_groups(config: Config) -> Workload:
