@@ -1,5 +1,5 @@
-"""Workloads whose functions return several optimizers and schedulers, or build groups in any order, and a model
-with a part that is not trained."""
+"""Workloads whose functions return several optimizers and schedulers, or build groups in any order, and a
+model with a part that is not trained."""
 
 from typing import Any
 

@@ -71,10 +71,12 @@ class Resumed:
 
 @dataclass(frozen=True)
 class RaisedInLoad:
-    """The reference of a load that raised on every rank: the checkpoint, and the texts of the exceptions."""
+    """The reference of a load that raised: the checkpoint, the texts of the exceptions, and the run that it
+    was loaded into."""
 
     checkpoint: Checkpoint
     texts: frozenset[str]
+    target: TrainingRun
 
 
 def explained_restored(
@@ -138,7 +140,7 @@ def without_overwritten(
     done = dict(compared)
     for check, one in compared.items():
         if first[check] and cell.world.rank:
-            # A frozen module beside the wrapped ones keeps its buffers.
+            # A frozen module, which DDP does not wrap, keeps its buffers.
             names = {*equal(check, first)} - (persistent_buffers(run.model).keys() - broadcast)
             done[check] = replace(one, found=[each for each in one.found if each.name not in names])
     return done
@@ -171,12 +173,16 @@ def explained(
     return {check: replace(one, found=found[check]) for check, one in compared.items()}
 
 
-def explain_raised(cell: Cell, checkpoint: Checkpoint, error: CheckpointException) -> None:
+def explain_raised(cell: Cell, checkpoint: Checkpoint, target: TrainingRun, error: Exception) -> None:
     """Report the defect that makes a load raise, if there is one. DCP raises the exceptions of all ranks on
-    every rank, so this can be collective."""
-    about = RaisedInLoad(checkpoint, frozenset(str(cause) for cause, _ in error.failures.values()))
+    every rank, so this can be collective; another exception is of this rank alone."""
+    moment: Moment = "refused"
+    texts = [str(error)]
+    if isinstance(error, CheckpointException):
+        texts, moment = [str(cause) for cause, _ in error.failures.values()], "raised"
+    about = RaisedInLoad(checkpoint, frozenset(texts), target)
     with cell.phase("verify", "known_defects"):
-        defects = defects_at(cell, "raised").items()
-        causes = (by for by, one in defects if about.texts <= {*one.expected(cell, "raised", about)})
+        defects = defects_at(cell, moment).items()
+        causes = (by for by, one in defects if about.texts <= {*one.expected(cell, moment, about)})
         cell.report.raised_by = next(causes, None)
     cell.announce("load")

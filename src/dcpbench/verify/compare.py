@@ -31,9 +31,6 @@ from dcpbench.verify.snapshot import (
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-_PARAMETERS = re.compile(r"(optimizer\.)?param_groups\.\d+\.params")
-"""The names of leaves that contain the FQNs of a group's parameters."""
-
 Recall = Callable[[str], torch.Tensor | None]
 """Reads a full tensor from a checkpoint by the name of a leaf, to the CPU; None if there is none."""
 
@@ -144,9 +141,9 @@ def _compare_leaves(
         expected, actual = expected.leaf, actual.leaf
     if isinstance(expected, TensorLeaf | DigestedLeaf) and isinstance(actual, TensorLeaf | DigestedLeaf):
         return _compare_tensors(name, expected, actual, recall, closely)
+    if re.fullmatch(r"(optimizer\.)?param_groups\.\d+\.params", name):
+        expected, actual = in_order(expected), in_order(actual)
     if same_value(expected, actual) or (_is_nothing(expected) and _is_nothing(actual)):
-        return None
-    if _PARAMETERS.fullmatch(name) and same_value(*map(in_order, (expected, actual))):
         return None
     facts = {"expected": repr(expected), "actual": repr(actual)}
     return Mismatch(name, Problem.value, kind_of(name, expected), _distance(expected, actual), facts)

@@ -1,8 +1,6 @@
 """Optimizers that combine several of torch's, or need more than plain values."""
 
 import copy
-import inspect
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -50,16 +48,23 @@ class Optimizers(torch.optim.Optimizer):
             one.load_state_dict({"state": state, "param_groups": own})
 
 
-def listed(returned: Any) -> list[Any]:
-    """Return the optimizers or schedulers that a user's function returned: one, or a list or dictionary."""
-    if isinstance(returned, Mapping):
-        return [*returned.values()]
-    return [*returned] if isinstance(returned, list | tuple) else [returned]
+SEVERAL = (Mapping, list, tuple)
+"""What a user's function returns for several optimizers or schedulers."""
 
 
-def merged(returned: Any) -> torch.optim.Optimizer:
-    """Return the optimizers that a user's function returned as one."""
-    return Optimizers(listed(returned)) if isinstance(returned, Mapping | list | tuple) else returned
+def listed(returned: Any, what: str) -> list[Any]:
+    """Return the optimizers or schedulers that a user's function returned, one or several.
+
+    Raises:
+        TypeError: one of them has no `step`.
+    """
+    several = returned.values() if isinstance(returned, Mapping) else returned
+    several = [*several] if isinstance(returned, SEVERAL) else [returned]
+    for one in several:
+        if not hasattr(one, "step"):
+            fix = f"return {what}s of torch: one, or a list or dictionary of them"
+            raise TypeError(f"{what} of the Workload returned a {type(one).__name__}; {fix}")
+    return several
 
 
 class InBackward(Optimizers):
@@ -130,34 +135,13 @@ def each_of(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
     return optimizer.optimizers if isinstance(optimizer, Optimizers) else [optimizer]
 
 
-def without_closure(optimizer: torch.optim.Optimizer) -> Skip:
-    """Return the refusal of an optimizer whose `step` needs a closure."""
+def refused_closure(optimizer: torch.optim.Optimizer) -> Skip:
+    """Return why an optimizer whose `step` needs a closure is skipped."""
     return Skip(
         "torch's get_optimizer_state_dict calls step() without a closure, which "
         f"{type(optimizer).__name__} refuses, and so does the training loop of a Workload; use "
         "checkpointer=trainer"
     )
-
-
-def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether a step raises only without a closure. It is tried on a small parameter."""
-    step = type(optimizer).step
-    if "closure" not in inspect.signature(step).parameters:
-        return False
-    parameter = nn.Parameter(torch.ones(2, 2))
-
-    def raised(*closure: Any) -> str | None:
-        parameter.grad = torch.ones_like(parameter)
-        tried = object.__new__(type(optimizer))
-        groups = [{**optimizer.param_groups[0], "params": [parameter]}]
-        vars(tried).update(vars(optimizer), state=defaultdict(dict), param_groups=groups)
-        try:
-            step(tried, *closure)
-        except Exception as error:  # noqa: BLE001 - of any class
-            return repr(error)
-        return None
-
-    return raised() not in (None, raised(lambda: torch.zeros(())))
 
 
 def repeats_on_parts(optimizer: torch.optim.Optimizer) -> bool:

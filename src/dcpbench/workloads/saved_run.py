@@ -15,9 +15,9 @@ from dcpbench.verify.snapshot import Leaves, named_parts, parts_of_each, snapsho
 from dcpbench.workloads.attributes import Judged
 from dcpbench.workloads.components import Component
 from dcpbench.workloads.generators import RandomState, generators_of, reseed
-from dcpbench.workloads.optimizers import listed, merged
+from dcpbench.workloads.optimizers import SEVERAL, Optimizers, listed
 from dcpbench.workloads.saved_objects import SavedObjects
-from dcpbench.workloads.schedulers import as_one
+from dcpbench.workloads.schedulers import Schedulers
 from dcpbench.workloads.stateful import (
     ModelState,
     MovingObject,
@@ -74,11 +74,10 @@ class SavedRun:
         objects = workload.state(model) if callable(workload.state) else workload.state or {}
         self.saved = SavedObjects(objects, partial(is_not_saved, workload))
         self.optimizers = workload.optimizer(model)
-        self.optimizer = merged(self.optimizers)
-        self._make_schedulers, self._scheduled_later = workload.scheduler, not scheduler
-        self._schedulers: Any = None
-        if scheduler and workload.scheduler:
-            self._schedulers = workload.scheduler(self.optimizers)
+        each = listed(self.optimizers, "optimizer")
+        self.optimizer = Optimizers(each) if isinstance(self.optimizers, SEVERAL) else self.optimizers
+        self._make_scheduler, self._scheduled_later = workload.scheduler, not scheduler
+        self._scheduler = self._scheduler_made() if scheduler and workload.scheduler else None
         unsaved = frozenset(name for name in generators if is_not_saved(workload, f"random.{name}"))
         # Only a user's model has generators; it may draw from Python's too.
         of_model = partial(generators_of, model) if "python" in generators else dict
@@ -95,35 +94,39 @@ class SavedRun:
     @property
     def has_scheduler(self) -> bool:
         """Whether there is a learning rate scheduler."""
-        return self._make_schedulers is not None
-
-    @property
-    def schedulers(self) -> list[Any]:
-        """The learning rate schedulers that exist."""
-        return [] if self._schedulers is None else listed(self._schedulers)
+        return self._make_scheduler is not None
 
     @property
     def scheduler(self) -> Any:
         """The learning rate scheduler, or several as one."""
-        assert self._schedulers is not None, "a load creates it"
-        return as_one(self._schedulers)
+        assert self._scheduler is not None, "a load creates it"
+        return self._scheduler
 
-    def _make_later(self, keep: bool) -> Any:
-        assert self._make_schedulers is not None
-        made = self._make_schedulers(self.optimizers)
-        if keep:
-            self._schedulers = made
-        return as_one(made)
+    @property
+    def schedulers(self) -> list[Any]:
+        """Each learning rate scheduler; none before a load creates them."""
+        if isinstance(self._scheduler, Schedulers):
+            return [*self._scheduler.by_key.values()]
+        return [] if self._scheduler is None else [self._scheduler]
+
+    def _scheduler_made(self) -> Any:
+        assert self._make_scheduler is not None
+        made = self._make_scheduler(self.optimizers)
+        listed(made, "scheduler")
+        return Schedulers(made) if isinstance(made, SEVERAL) else made
+
+    def _make_later(self) -> Any:
+        self._scheduler = self._scheduler_made()
+        return self._scheduler
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint contains: one `Stateful` for each top-level key."""
         optimizer = PlainOptimizerState if self.optimizer_state else OptimizerState
-        made_later = SchedulerMadeByLoad(self._make_later, self.optimizer)
-        scheduler = self.scheduler if self.schedulers else made_later
+        made_later = SchedulerMadeByLoad(self._scheduler_made, self._make_later, self.optimizer)
         return {
             "model": ModelState(self.model, self.options, self.is_left_out if self.left_out else None),
             "optimizer": optimizer(self.model, self.optimizer, self.options),
-            **({"scheduler": scheduler} if self.has_scheduler else {}),
+            **({"scheduler": self._scheduler or made_later} if self.has_scheduler else {}),
             "noise": self.noise,
             "tensor_object": self.tensor_object,
             "train_state": self.train_state,
@@ -134,7 +137,7 @@ class SavedRun:
 
     def objects(self) -> dict[str, dict[str, Any]]:
         """Return the state in addition to model and optimizer, for comparison."""
-        scheduler = dict(self.scheduler.state_dict()) if self.schedulers else {}
+        scheduler = dict(self._scheduler.state_dict()) if self._scheduler else {}
         return {
             **({"scheduler": scheduler} if self.has_scheduler else {}),
             "noise": self.noise.state_dict(),
@@ -164,7 +167,7 @@ class SavedRun:
         for generator in self.random.of_model().values():
             reseed(generator, seed)
         if self._scheduled_later:
-            self._schedulers = None
+            self._scheduler = None
         elif self.has_scheduler:
             self.scheduler.load_state_dict(perturbed(self.scheduler.state_dict()))
 

@@ -1,10 +1,10 @@
 """Schedulers that combine several of torch's."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, LRScheduler, SequentialLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, SequentialLR
 
 
 def warmup_then_cosine(optimizer: Optimizer, warmup: int, steps: int) -> SequentialLR:
@@ -22,20 +22,15 @@ def by_lambda(optimizer: Optimizer, gamma: float) -> LambdaLR:
 class Schedulers:
     """Several schedulers, saved as one under their keys or numbers."""
 
-    def __init__(self, schedulers: Mapping[Any, LRScheduler] | Sequence[LRScheduler]) -> None:
+    def __init__(self, schedulers: Any) -> None:
         keyed = schedulers.items() if isinstance(schedulers, Mapping) else enumerate(schedulers)
-        self._by_key = {str(key): scheduler for key, scheduler in keyed}
+        self.by_key = {str(key): scheduler for key, scheduler in keyed}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of each."""
-        return {key: scheduler.state_dict() for key, scheduler in self._by_key.items()}
+        return {key: scheduler.state_dict() for key, scheduler in self.by_key.items()}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state of each."""
-        for key, scheduler in self._by_key.items():
+        for key, scheduler in self.by_key.items():
             scheduler.load_state_dict(state_dict[key])
-
-
-def as_one(returned: Any) -> Any:
-    """Return the schedulers that a user's function returned as one."""
-    return Schedulers(returned) if isinstance(returned, Mapping | list | tuple) else returned

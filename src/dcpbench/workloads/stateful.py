@@ -143,24 +143,25 @@ class SchedulerMadeByLoad:
     their values while it is made.
 
     Args:
-        make: makes the scheduler; whether it becomes that of the run is its argument.
+        make: makes another scheduler.
+        make_kept: makes that of the run.
     """
 
-    def __init__(self, make: Callable[[bool], Any], optimizer: Optimizer) -> None:
-        self._make, self._optimizer = make, optimizer
+    def __init__(self, make: Callable[[], Any], make_kept: Callable[[], Any], optimizer: Optimizer) -> None:
+        self._make, self._make_kept, self._optimizer = make, make_kept, optimizer
 
     def state_dict(self) -> dict[str, Any]:
         before = [(group, dict(group)) for group in self._optimizer.param_groups]
         for group, values in before:
             group |= {key: copy.deepcopy(value) for key, value in values.items() if key != "params"}
-        state: dict[str, Any] = self._make(False).state_dict()
+        state: dict[str, Any] = self._make().state_dict()
         for group, values in before:
             group.clear()
             group.update(values)
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._make(True).load_state_dict(state_dict)
+        self._make_kept().load_state_dict(state_dict)
 
 
 class TensorObject:

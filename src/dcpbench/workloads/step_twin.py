@@ -8,19 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from dcpbench.verify.layout import called_modules
 from dcpbench.verify.snapshot import Leaves, of_kind, retained, snapshot_model
 from dcpbench.verify.whole_tensors import dense, real_elements
 from dcpbench.workloads.batch import Batch
 from dcpbench.workloads.optimizers import kept
-from dcpbench.workloads.twin import (
-    Inexact,
-    Pass,
-    Twin,
-    jitter_gradients,
-    receive_buffers,
-    state_of,
-    wrapped_modules,
-)
+from dcpbench.workloads.twin import Inexact, Pass, Twin, jitter_gradients, receive_buffers, state_of
 from dcpbench.workloads.user_step import Use
 
 _AFTER_USE = 16
@@ -138,7 +131,7 @@ class StepTwin(Twin):
                 if one.requires_grad:
                     hooks.callback(one.register_hook(lambda gradient, one=one: add(one, gradient)).remove)
             if group := self._group:
-                for module in wrapped_modules(self.model):
+                for module in called_modules(self.model):
                     receive = module.register_forward_pre_hook(lambda one, _: receive_buffers(one, group))
                     hooks.callback(receive.remove)
             loss = float(self.run.take_user_step(batch, use))

@@ -242,7 +242,10 @@ class TrainingRun(SavedRun):
         for module in (self.model, *self.saved.modules.values()):
             reshard(module)
         for scheduler in self.schedulers:
-            scheduler.step(*[loss] * isinstance(scheduler, ReduceLROnPlateau))
+            if isinstance(scheduler, ReduceLROnPlateau):
+                scheduler.step(loss)
+            else:
+                scheduler.step()
         self.tensor_object.advance()
         self.train_state.record(loss)
 

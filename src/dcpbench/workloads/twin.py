@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -82,8 +83,8 @@ class Twin:
         """Begin a step with this batch, and with the buffers of the first rank of `group`, if there is one;
         collective over it."""
         self._batch, self._group = batch, group
-        for module in wrapped_modules(self.model) if group else ():
-            receive_buffers(module, group)
+        if group:
+            receive_buffers(self.model, group)
         self._begin_again = self._kept()
 
     def loss_of_whole(self, at_beginning: bool = True) -> float:
@@ -340,14 +341,9 @@ def inexact_steps(run: TrainingRun, twin: TrainingRun, split: bool) -> Inexact:
     return Inexact(measured, rounded - measured, other_kernels=fused)
 
 
-def wrapped_modules(model: nn.Module) -> list[nn.Module]:
-    """Return the called modules of a twin that DDP wraps in the run."""
-    return [module for module in called_modules(model) if is_trained(module)]
-
-
-def receive_buffers(module: nn.Module, group: dist.ProcessGroup | None) -> None:
+def receive_buffers(model: nn.Module, group: dist.ProcessGroup) -> None:
     """Replace buffers by those of the first rank, as DDP does before a forward pass; collective."""
-    for buffer in module.buffers():
+    for buffer in chain(*(module.buffers() for module in called_modules(model) if is_trained(module))):
         received = buffer.to(torch.device("cpu"))
         dist.broadcast(received, 0, group=group)
         buffer.data.copy_(received)  # a backward pass may still need it, as with DDP

@@ -23,7 +23,7 @@ from dcpbench.workloads import parallelisms
 from dcpbench.workloads.batch import Batch, Share, share_of, to_device
 from dcpbench.workloads.batch import leaves as leaves_of
 from dcpbench.workloads.layers import layers
-from dcpbench.workloads.optimizers import each_of, listed, without_closure
+from dcpbench.workloads.optimizers import each_of, listed, refused_closure
 from dcpbench.workloads.saved_objects import TAKEN, State
 
 Loss = Callable[[nn.Module, Batch], Any]
@@ -145,8 +145,7 @@ def workload_of(config: Config) -> Workload:
         raise TypeError(f"{where}: state is a {kind}; pass a dictionary, or a function (see Workload)")
     made = replace(
         made,
-        optimizer=partial(_optimizers, made.optimizer, where),
-        scheduler=partial(_schedulers, made.scheduler, where) if made.scheduler else None,
+        optimizer=partial(_without_closure, made.optimizer),
         state=partial(_objects, made.state, where),
     )
     if made.loss:
@@ -210,39 +209,19 @@ def _total(function: Callable[..., Any], where: str, *args: Any) -> torch.Tensor
     return total
 
 
-def _optimizers(make: Callable[[nn.Module], Any], where: str, model: nn.Module) -> Any:
+def _without_closure(make: Callable[[nn.Module], Any], model: nn.Module) -> Any:
     """Make the optimizers of a user's workload.
 
     Raises:
         Skip: a `step` needs a closure.
     """
     with named_as_saved(model):
-        returned = make(model)
-    for optimizer in _listed(returned, where, "optimizer", ("step", "state_dict", "zero_grad")):
-        closure = inspect.signature(optimizer.step).parameters.get("closure")
+        made = make(model)
+    for one in listed(made, "optimizer"):
+        closure = inspect.signature(one.step).parameters.get("closure")
         if closure and closure.default is closure.empty:
-            raise without_closure(optimizer)
-    return returned
-
-
-def _schedulers(make: Callable[[Any], Any], where: str, optimizers: Any) -> Any:
-    """Make the schedulers of a user's workload."""
-    returned = make(optimizers)
-    _listed(returned, where, "scheduler", ("step", "state_dict", "load_state_dict"))
-    return returned
-
-
-def _listed(returned: Any, where: str, what: str, methods: Sequence[str]) -> list[Any]:
-    """Return the optimizers or schedulers that a user's function returned.
-
-    Raises:
-        TypeError: one lacks a method.
-    """
-    for made in (several := listed(returned)):
-        if not all(callable(getattr(made, method, None)) for method in methods):
-            instead = f"return a torch {what}, or a list or dictionary of them"
-            raise TypeError(f"{where}: {what} returned a {type(made).__name__}; {instead}")
-    return several
+            raise refused_closure(one)
+    return made
 
 
 def of_groups(config: Config) -> Workload:
