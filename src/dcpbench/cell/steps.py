@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.cell import checkpoint_files, contract, side_effects
 from dcpbench.cell.cell import Cell
@@ -381,11 +380,11 @@ def load(
         began = time.perf_counter()
         try:
             checkpoint.checkpointer.load(target.state() if state is None else state, checkpoint.checkpoint_id)
-        except CheckpointException as error:
-            explain_raised(cell, checkpoint, error)
+            if install:
+                install()
+        except Exception as error:
+            explain_raised(cell, checkpoint, target, error)
             raise
-        if install:
-            install()
         target.is_at(checkpoint.step)
         target.comes_after = where
         cell.world.synchronize()

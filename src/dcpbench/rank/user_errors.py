@@ -7,8 +7,10 @@ import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from traceback import FrameSummary
+from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 import dcpbench
 
@@ -54,6 +56,25 @@ def is_refusal(error: BaseException) -> bool:
 def is_of_ranks(error: BaseException) -> bool:
     """Return whether an exception comes from torch.distributed."""
     return any(file.startswith(_OF_DISTRIBUTED) for file in _files(error))
+
+
+def needs_closure(error: BaseException) -> Optimizer | None:
+    """Return the optimizer whose `step` has raised, if it raises only without a closure."""
+    variables = [frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__)]
+    steps = [one["self"] for one in variables if "closure" in one and isinstance(one.get("self"), Optimizer)]
+    if not steps:
+        return None
+    optimizer = steps[-1]
+
+    def raised(*closure: Any) -> str | None:
+        try:
+            optimizer.step(*closure)
+        except Exception as other:  # noqa: BLE001 - of any class
+            return repr(other)
+        return None
+
+    again = raised()
+    return optimizer if again == repr(error) != raised(lambda: torch.zeros(())) else None
 
 
 def _files(error: BaseException) -> list[str]:

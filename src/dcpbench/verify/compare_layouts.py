@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
-from dcpbench.verify.compare import Recall, compare, same_value, with_place
+from dcpbench.verify.compare import Recall, compare, in_order, same_value, with_place
 from dcpbench.verify.digest import Digest, add
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.perturb import all_different
@@ -201,7 +201,8 @@ def _add_up(name: str, by_rank: Mapping[int, Any]) -> tuple[Leaf, Mismatch | Non
 def _joined(by_rank: Mapping[int, Any]) -> list[str] | None:
     """Return the names of a group's parameters on all stages of a pipeline; None if different stages share a
     name."""
-    parts = {str(names): names for names in by_rank.values()}  # in a control they need not be names
+    # In a control they need not be names.
+    parts = {str(in_order(names)): names for names in by_rank.values()}
     names = [name for part in parts.values() for name in part]
     return names if len({*map(str, names)}) == len(names) else None
 

@@ -6,10 +6,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions
-from torch.optim.lr_scheduler import LRScheduler
 
 from dcpbench.config.groups import OptimizerStateAs
 from dcpbench.verify.perturb import FUNCTION_IF_NONE, perturb_model, perturb_optimizer, perturbed
@@ -17,8 +15,9 @@ from dcpbench.verify.snapshot import Leaves, named_parts, parts_of_each, snapsho
 from dcpbench.workloads.attributes import Judged
 from dcpbench.workloads.components import Component
 from dcpbench.workloads.generators import RandomState, generators_of, reseed
-from dcpbench.workloads.optimizers import Optimizers
+from dcpbench.workloads.optimizers import SEVERAL, Optimizers, listed
 from dcpbench.workloads.saved_objects import SavedObjects, skip_taken
+from dcpbench.workloads.schedulers import Schedulers
 from dcpbench.workloads.stateful import (
     ModelState,
     MovingObject,
@@ -41,6 +40,8 @@ class SavedRun:
     Attributes:
         world: the ranks that have it.
         sizes: the sizes of their mesh.
+        optimizers: as the workload returned them: one, or a list or dictionary.
+        optimizer: all of them as one.
         optimizer_state: how the state of its optimizer is saved.
         not_judged: by check, or part of one, why its state is not compared.
         left_out: the parts of the model that no checkpoint has, by FQN.
@@ -74,10 +75,11 @@ class SavedRun:
         objects = workload.state(model) if callable(workload.state) else workload.state or {}
         skip_taken(objects, component.saved.state(self.options), "the component")
         self.saved = SavedObjects(objects, partial(is_not_saved, workload))
-        made = workload.optimizer(model)
-        self.optimizer = Optimizers(made) if isinstance(made, list) else made
+        self.optimizers = workload.optimizer(model)
+        each = listed(self.optimizers, "optimizer")
+        self.optimizer = Optimizers(each) if isinstance(self.optimizers, SEVERAL) else self.optimizers
         self._make_scheduler, self._scheduled_later = workload.scheduler, not scheduler
-        self._scheduler = workload.scheduler(self.optimizer) if scheduler and workload.scheduler else None
+        self._scheduler = self._scheduler_made() if scheduler and workload.scheduler else None
         unsaved = frozenset(name for name in generators if is_not_saved(workload, f"random.{name}"))
         # Only a user's model has generators; it may draw from Python's too.
         is_users = "python" in generators
@@ -99,22 +101,32 @@ class SavedRun:
         return self._make_scheduler is not None
 
     @property
-    def scheduler(self) -> LRScheduler:
-        """The learning rate scheduler."""
+    def scheduler(self) -> Any:
+        """The learning rate scheduler, or several as one."""
         assert self._scheduler is not None, "a load creates it"
         return self._scheduler
 
-    def _make_later(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
+    @property
+    def schedulers(self) -> list[Any]:
+        """Each learning rate scheduler; none before a load creates them."""
+        if isinstance(self._scheduler, Schedulers):
+            return [*self._scheduler.by_key.values()]
+        return [] if self._scheduler is None else [self._scheduler]
+
+    def _scheduler_made(self) -> Any:
         assert self._make_scheduler is not None
-        made = self._make_scheduler(optimizer)
-        if optimizer is self.optimizer:
-            self._scheduler = made
-        return made
+        made = self._make_scheduler(self.optimizers)
+        listed(made, "scheduler")
+        return Schedulers(made) if isinstance(made, SEVERAL) else made
+
+    def _make_later(self) -> Any:
+        self._scheduler = self._scheduler_made()
+        return self._scheduler
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint contains: one `Stateful` for each top-level key."""
         optimizer = PlainOptimizerState if self.optimizer_state else OptimizerState
-        made_later = SchedulerMadeByLoad(self._make_later, self.optimizer)
+        made_later = SchedulerMadeByLoad(self._scheduler_made, self._make_later, self.optimizer)
         return {
             "model": ModelState(self.model, self.options, self.is_left_out if self.left_out else None),
             "optimizer": optimizer(self.model, self.optimizer, self.options),

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from dcpbench.verify.layout import ParameterParts
+from dcpbench.verify.layout import ParameterParts, called_modules
 from dcpbench.verify.losses import rounding
 from dcpbench.verify.perturb import jitter
 from dcpbench.verify.snapshot import (
@@ -32,6 +33,7 @@ from dcpbench.verify.whole_tensors import Exchange, assembled, dense, magnitudes
 from dcpbench.workloads.batch import Batch, mapped
 from dcpbench.workloads.generators import set_generator, state_of_generator
 from dcpbench.workloads.optimizers import each_of, kept, repeats_on_parts
+from dcpbench.workloads.parallelisms import is_trained
 from dcpbench.workloads.training_run import TrainingRun
 
 _JITTERED = 2
@@ -341,9 +343,9 @@ def inexact_steps(run: TrainingRun, twin: TrainingRun, split: bool) -> Inexact:
     return Inexact(measured, rounded - measured, other_kernels=fused)
 
 
-def receive_buffers(module: nn.Module, group: dist.ProcessGroup) -> None:
+def receive_buffers(model: nn.Module, group: dist.ProcessGroup) -> None:
     """Replace buffers by those of the first rank, as DDP does before a forward pass; collective."""
-    for buffer in module.buffers():
+    for buffer in chain(*(module.buffers() for module in called_modules(model) if is_trained(module))):
         received = buffer.to(torch.device("cpu"))
         dist.broadcast(received, 0, group=group)
         buffer.data.copy_(received)  # a backward pass may still need it, as with DDP
