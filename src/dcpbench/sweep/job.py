@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dcpbench.config.errors import ConfigError
-from dcpbench.config.groups import Device, Ending, StageConfig, StageWorld
+from dcpbench.config.errors import ConfigError, value_text
+from dcpbench.config.groups import Device, Ending, Sharing, StageConfig, StageWorld
 from dcpbench.config.schema import Config
 from dcpbench.config.text import counted
 from dcpbench.core.axes import AXES
@@ -23,7 +23,7 @@ from dcpbench.records.source import DCPBENCH, Source, is_own, joined, package_of
 from dcpbench.records.user_code import SweepCode
 from dcpbench.sweep import known_failures, validity
 from dcpbench.sweep.cells import SweepCell
-from dcpbench.sweep.identity import identity_of, texts_in
+from dcpbench.sweep.identity import differences_in_run, identity_of, texts_in
 from dcpbench.verdict.attempt import Expected
 from dcpbench.verdict.known_failures import KnownFailure
 
@@ -178,7 +178,24 @@ def plan(cells: Sequence[SweepCell], machine: Machine) -> list[Job]:
         if not skip and config.scenario.process_group:
             columns |= {"ranks_per_gpu": made.ranks_per_gpu, "backend": backend.value}
         jobs.append(made)
+    _refuse_equal_runs(jobs)
     return jobs
+
+
+def _refuse_equal_runs(jobs: Sequence[Job]) -> None:
+    """Refuse cells that differ only in how they run: they would count as repeats of one. Cells with
+    `sharing=correctness` have no times, and can be in a sweep that times the same cells.
+
+    Raises:
+        ConfigError: there are such cells.
+    """
+    first: dict[tuple[Run, bool], Job] = {}
+    for job in jobs:
+        other = first.setdefault((job.run, job.config.sharing is Sharing.correctness), job)
+        for key, values in differences_in_run(other.config, job.config).items():
+            both = " and ".join(f"{key}={value_text(value)}" for value in values)
+            why = f"cells that differ only in how they run ({both}) would count as repeats of one"
+            raise ConfigError(f"{other.cell.name} and {job.cell.name}: {why}; run a sweep for each value")
 
 
 def expected_digest(config: Config, expected: Sequence[KnownFailure]) -> str:
