@@ -14,7 +14,7 @@ from dcpbench.config.schema import Config
 from dcpbench.config.text import counted
 from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import CellKey, digest_of
-from dcpbench.core.plugins import plugin_names
+from dcpbench.core.plugins import Plugin, plugin_names, plugins
 from dcpbench.executors import shared_gpus
 from dcpbench.executors.fork_server import Machine
 from dcpbench.rank.messages import Backend, WorldKind
@@ -232,14 +232,15 @@ def environment_of(machine: Machine, jobs: Sequence[Job]) -> dict[str, Any]:
     }
 
 
-def code_digest(config: Config) -> str:
+def code_digest(config: Config, hooks: bool = True) -> str:
     """Return a digest of the sources of dcpbench, of each package that a `target` of the configuration names,
-    and of the packages of plug-ins.
+    and of the packages of plug-ins that the cell uses.
 
     It is the same in a checkout and in the wheel that is built from it. Torch's targets are identified by its
-    version; what packages import is not included.
+    version; what packages import is not included. Without `hooks` it is that of a row that was written before
+    plug-ins were installed whose hooks run in every cell.
     """
-    return digest_of([package_digest(name) for name in (*OURS, *own_packages(config))])
+    return digest_of([package_digest(name) for name in (*OURS, *own_packages(config, hooks))])
 
 
 def with_restart(config: Config, runs_own_code: bool) -> Config:
@@ -255,12 +256,25 @@ def restart_of(config: Config, machine: Machine) -> str | None:
     return new if config.restarts else None
 
 
-def own_packages(config: Config) -> dict[str, list[str]]:
+def own_packages(config: Config, hooks: bool = True) -> dict[str, list[str]]:
     """Return the user's packages whose code ranks run, sorted, with the targets and plug-ins in each."""
     found: dict[str, list[str]] = {}
-    for target in sorted(_own_targets(config) | {name for name in plugin_names() if is_own(name)}):
+    used = {
+        module
+        for module, plugin in zip(plugin_names(), plugins(), strict=True)
+        if _uses(config, plugin, hooks)
+    }
+    for target in sorted(_own_targets(config) | {*filter(is_own, used)}):
         found.setdefault(package_of(target), []).append(target)
     return dict(sorted(found.items()))
+
+
+def _uses(config: Config, plugin: Plugin, hooks: bool) -> bool:
+    """Return whether a cell runs code of a plug-in that no target names: for one of its axes, or `hooks`,
+    which run in every cell."""
+    probes = [*(check.probe for check in plugin.checks), *(metric.probe for metric in plugin.metrics)]
+    in_every = hooks and any([*plugin.built, *plugin.checkpointers, *probes])
+    return in_every or any(getattr(config, axis.name, None) is not None for axis in plugin.axes)
 
 
 def _own_targets(config: Config) -> set[str]:
