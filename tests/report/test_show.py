@@ -303,15 +303,15 @@ def test_files_are_written_atomically(matrix: Path, monkeypatch: pytest.MonkeyPa
     assert sorted(path.name for path in matrix.iterdir()) == ["report.md", "results.jsonl"]
 
 
-def test_report_rewrites_the_files_of_a_sweep(matrix: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(matrix)]) == 0
-    assert {path.name for path in matrix.iterdir()} == {"results.jsonl", "report.html", "junit.xml"}
-    (matrix / "report.html").unlink()
-    (matrix / "report.html").mkdir()
-    assert main([str(matrix)]) == 0
-    said = capsys.readouterr()
-    assert "4 cells in 12 runs" in said.out
-    assert said.err.startswith("dcpbench: report.html and junit.xml were not written: ")
+def test_report_writes_no_file_without_o(
+    matrix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path.name: path.stat().st_mtime_ns for path in (matrix, *matrix.iterdir())}
+    for options in ([], ["--cells"], ["--format", "html"], ["-o", str(tmp_path / "page.html")]):
+        assert main([str(matrix), *options]) == 0
+    assert {path.name: path.stat().st_mtime_ns for path in (matrix, *matrix.iterdir())} == before
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+    assert capsys.readouterr().err == ""
 
 
 def test_again_commands_are_quoted_for_a_shell() -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 from rich.console import Console
 
-from conftest import SMALL, TESTS, Finished, environment
+from conftest import SMALL, TESTS, Finished, blocks, environment, tiered
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Device, ParallelConfig, PlanAs, ScenarioConfig, StorageConfig
 from dcpbench.config.schema import Config
@@ -34,6 +34,7 @@ from support.alone import config
 from support.commands import python
 from support.jobs import job
 from support.pretended import jobs_in
+from support.pretended_engine import PRETENDED
 from support.rows import row
 
 WITHOUT_TORCH = """
@@ -219,8 +220,9 @@ def test_too_little_disk_space_is_a_skip(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 def test_disk_space_is_checked_before_each_cell(sweep: Callable[..., Finished]) -> None:
-    free = "storage.keep_free_bytes=0,1000000000000000000"
-    ended = sweep("-m", free, *SMALL, "parallel=none", "saves=2", "device=cpu", "world_size=1")
+    free = {0: 0, 1: 10**18}
+    cells = blocks({"seed": seed, "storage.keep_free_bytes": free[seed]} for seed in free)
+    ended = sweep(*cells, *SMALL, "parallel=none", "saves=2", "device=cpu", "world_size=1")
     ran, skipped = ended.rows
     assert ran["status"] == "pass"
     assert ran["disk_bytes"] > 1.5 * ran["checkpoint_bytes"], "there are two checkpoints"
@@ -330,3 +332,39 @@ def test_plan_refuses_a_folder_in_use(tmp_path: Path) -> None:
     with claim.held(tmp_path), pytest.raises(ConfigError, match="another dcpbench is using"):
         claim.refuse_unusable(tmp_path, begun=True)
     claim.refuse_unusable(tmp_path, begun=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("key", "values"),
+    tiered(
+        [
+            ("isolation", "warm,fresh"),
+            ("restart", "true,false"),
+            ("verify", "standard,deep"),
+            ("timeouts.cell_s", "60.0,70.0"),
+            ("storage.root", "/tmp/a,/tmp/b"),
+            ("sharing", "none,disjoint"),
+            ("retry", "0,1"),
+        ],
+        ("isolation", "warm,fresh"),
+    ),
+)
+def test_cells_that_differ_only_in_how_they_run_are_refused(
+    sweep: Callable[..., Finished], key: str, values: str
+) -> None:
+    ended = sweep("parallel=ddp,fsdp2", f"{key}={values}", "device=cpu", PRETENDED)
+    assert (ended.status, len(ended.err.splitlines())) == (2, 1), ended.err
+    first, second = (f"{key}={value}" for value in values.split(","))
+    names = [re.sub(r"[^\w.,=]+", "_", f"parallel=ddp,{word.replace('.0', '')}") for word in (first, second)]
+    assert all(name in ended.err.replace(".0", "") for name in names)
+    assert f"({first} and {second}) would count as repeats of one" in ended.err
+    assert not ended.folder.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+def test_cells_without_times_can_be_next_to_timed_ones(sweep: Callable[..., Finished]) -> None:
+    checked = {"parallel": "ddp", "sharing": "correctness", "verify": "deep"}
+    ended = sweep("plan=true", *blocks([checked, {"parallel": "ddp", "repeats": 2}]), "device=cpu")
+    assert "3 cells: 3 would run" in ended.out

@@ -267,7 +267,8 @@ AROUND = "GoesAroundDDP", "MeansToGoAround"
 def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     alone = {"parallel": "none", "world_size": 1, "saves": 1}
     cells = [
-        {"workload.target": "support.own_trainer.KeepsItInMemory", "restart": "null,false", **alone},
+        {"workload.target": "support.own_trainer.KeepsItInMemory", **alone},
+        {"workload.target": "support.own_trainer.KeepsItInMemory", "restart": False, "seed": 1, **alone},
         {"workload.target": "support.own_trainer.KnowsItsProcess", "verify": "deep", **alone},
         {
             "workload.target": "support.own_trainer.Trainer",

@@ -98,7 +98,8 @@ class SweepRun:
             self._print(sentence)
         with self._console.status("building the workloads once"):  # on a terminal
             mine = _with_errors(mine, machine, found.done if found else ())
-        self.folder.begin(mine, found)
+        for sentence in self.folder.begin(mine, found):
+            self._print(sentence)
         self._driver = self._begun_driver(mine, machine, engine, found)
         left = [one for one in mine if not found or one.cell.name not in found.done]
         if left and not is_announced:

@@ -68,7 +68,7 @@ class CellRunner:
         self.display.begin(job.cell.name)
         try:
             attempts = self._attempts(job)
-        except OSError as error:  # as of a network file system that is gone; other cells can use another
+        except (OSError, RecursionError) as error:  # as of a network file system that is gone
             self.executor.keep_only(set())
             attempts = [Attempt(Verdict("error", f"the cell could not be run: {error}"), _now())]
         try:
