@@ -9,11 +9,11 @@ from typing import Any
 
 import pandas as pd
 
+from dcpbench.analysis.causes import likely
 from dcpbench.analysis.cell_identity import cell_names, identity_keys, override_words, with_cells
 from dcpbench.analysis.frame import is_true, ok, records
 from dcpbench.config.text import program
 from dcpbench.core.checks import CHECKS
-from dcpbench.core.explanations import explanation_of
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import SEVERITY, STATUSES, UNKNOWN
 from dcpbench.records.short_reason import short_reason
@@ -75,7 +75,7 @@ def runs_text(cells: pd.DataFrame) -> "pd.Series[str]":
 
 def failures(frame: pd.DataFrame) -> pd.DataFrame:
     """Return every run that is not a pass at the first attempt or a detected fault: its status, cell by the
-    axes that vary, short reason, likely `cause` (can be empty), and the command to run it again.
+    axes that vary, short reason, likely `cause`, one a line (can be empty), and the command to run it again.
 
     Runs of one cell with the same reason, except for numbers, are one row; its column `runs` counts them if
     any cell has repeats.
@@ -110,25 +110,27 @@ def names_of(frame: pd.DataFrame) -> "pd.Series[str]":
 
 
 def why_failed(frame: pd.DataFrame) -> dict[str, list[str]]:
-    """Return the short `reason` of each row, its likely `cause`, empty if none is known, and the command that
+    """Return the short `reason` of each row, its likely `cause`, one a line, and the command that
     runs it `again`."""
     rows = records(frame[["status", "reason", "details", "parallel", "checkpointer", *CHECKS]])
     return {
         "reason": [short_reason(row) for row in rows],
-        "cause": [explanation_of(row) or "" for row in rows],
+        "cause": ["\n".join(likely(row)) for row in rows],
         "again": commands(frame),
     }
 
 
 def of_a_kind(listed: pd.DataFrame) -> pd.DataFrame:
-    """Return one of `failures` for each status and reason, except for numbers, and how many `more` there are.
+    """Return one of `failures` for each status, reason and cause, except for numbers, and how many `more`
+    there are.
 
     Rows with nothing to run again have an empty `again` and come last.
     """
     if listed.empty:
         return listed.assign(more="")
     listed = listed.assign(again=listed["again"].mask(listed["status"].isin(["skip", "xfail"]), ""))
-    kinds = listed.groupby([listed["status"], listed["reason"].map(without_numbers)], sort=False)
+    texts = [listed[name].map(without_numbers) for name in ("reason", "cause")]
+    kinds = listed.groupby([listed["status"], *texts], sort=False)
     sizes = kinds["cell"].transform("size")
     listed["more"] = sizes.map(lambda size: f"and {size - 1} more like it" if size > 1 else "")
     first = listed[~kinds.ngroup().duplicated()]

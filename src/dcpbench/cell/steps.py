@@ -44,7 +44,7 @@ class RunRecord:
         why_layout_bound: why its losses would be different under another layout, if they would.
         unrestored_runs: the most that are tried.
         computes_in: dtypes that it computes in, in addition to those of its parameters.
-        values_of_modules: plain values that modules have in addition to their state, after these steps.
+        unsaved_values: values that are in no state dict, after these steps; 0 is before the first.
         judged: when that which may change is compared, as its end has shown.
         torch_version: the torch that trained it.
     """
@@ -55,7 +55,7 @@ class RunRecord:
     unrestored_runs: int = _UNRESTORED
     why_layout_bound: str | None = None
     computes_in: tuple[torch.dtype, ...] = ()
-    values_of_modules: dict[int, dict[str, Any]] = field(default_factory=dict)
+    unsaved_values: dict[int, dict[str, str]] = field(default_factory=dict)
     judged: Judged = field(default_factory=dict)
     torch_version: str = str(torch.__version__)
 
@@ -89,6 +89,7 @@ def build(cell: Cell) -> ReferenceRun:
         run = parallel_run(cell, cell.config.seed)
         why = run.why_no_twin or run.why_layout_bound
         record = RunRecord(run.train_state.losses, why_layout_bound=why, computes_in=(*run.computes_in,))
+        record.unsaved_values[0] = run.unsaved_values().texts
         return ReferenceRun(run, record)
 
 
@@ -136,7 +137,7 @@ def advance(cell: Cell, reference: ReferenceRun, until: int) -> None:
             if step in ends:
                 with cell.phase("verify", "retained"):
                     reference.record.states[step] = retained_state(run)
-                    reference.record.values_of_modules[step] = run.values_of_modules()
+                    reference.record.unsaved_values[step] = run.unsaved_values().texts
 
 
 def train_and_save(
@@ -174,6 +175,9 @@ def train_and_save(
             finish(cell, checkpoints[-2])
     advance(cell, reference, until=cell.config.last_step)
     finish(cell, checkpoints[-1])
+    cell.report.unreadable |= reference.trained.unsaved_values().unreadable
+    for name, kind in cell.report.unreadable.items():
+        cell.report.not_applied[f"extra_equal of {name}"] = f"a {kind} has no state that can be read"
     cell.report.not_applied |= reference.trained.not_judged
     reference.record.judged.update(reference.trained.judge())
     reference.trained.judged = reference.record.judged

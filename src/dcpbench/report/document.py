@@ -47,7 +47,8 @@ class Content:
     """Tables, then failures, then sentences.
 
     Args:
-        failures: `status`, `cell`, `reason`, `cause` and `again` (can be empty), `more`; `runs` is optional.
+        failures: `status`, `cell`, `reason`, `more`, and `cause` (one a line) and `again`, which can be
+            empty; `runs` is optional.
         more: how many failures are not listed, and where to find them.
         damaged: what could not be read.
         headline: how many cells ended with which result.
@@ -106,10 +107,11 @@ def rendered(content: Content, file: TextIO) -> str:
         reason = clipped(item["reason"])
         failure = text_of(f"{item['status']} ", style_of(item["status"]))
         line(failure.append(visible(f"{item['cell']}{_counted(item)}: {reason}"), style="default"))
-        if item["cause"] and width:
-            console.print(Padding(text_of(item["cause"]), (0, 0, 0, 4)), width=width)
-        elif item["cause"]:
-            line(text_of(f"    {item['cause']}"))
+        for cause in item["cause"].splitlines():
+            if width:
+                console.print(Padding(text_of(cause), (0, 0, 0, 4)), width=width)
+            else:
+                line(text_of(f"    {cause}"))
         if item["again"]:  # one line, to be copied as it is
             line(text_of(f"    again: {item['again']}", "dim"), None)
     for sentence in content.damaged:
@@ -216,7 +218,7 @@ def _markdown_failure(item: dict[Hashable, str]) -> str:
     named = [f"**{_escaped(item['status'])}**", _code(item["cell"]), _escaped(_counted(item))]
     line = f"- {' '.join(filter(None, named))}"
     line += f": {_code(clipped(item['reason']))}" if item["reason"] else ""
-    line += f"<br>{_escaped(item['cause'])}" if item["cause"] else ""
+    line += "".join(f"<br>{_escaped(cause)}" for cause in item["cause"].splitlines())
     return f"{line}<br>again: {_code(item['again'])}" if item["again"] else line
 
 
