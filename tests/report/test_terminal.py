@@ -51,7 +51,7 @@ def test_narrow_terminals_keep_status_and_checks(
         ["saves=1", "pass"],
         ["saves=3", "xfail"],
     ], "failed cells first"
-    causes = lines.index(next(line for line in lines if line.startswith("    The optimizer was restored")))
+    causes = lines.index(next(line for line in lines if line.startswith("    likely: The optimizer was")))
     assert width == 120 or lines[causes + 1].startswith("    "), "a longer sentence stays indented"
     assert "\x1b[1;31mfailed: optim" in said
     assert "\x1b[33mfailed: optim" in said, "a known failure is not red"
@@ -68,10 +68,11 @@ def test_equal_failures_are_one_line(tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "s", *(failed(seed, 0.5 + seed) for seed in range(3)))
     told = [line for line in rendered(content(read_sweeps([folder])), io.StringIO()).splitlines() if line]
     assert not [line for line in told if line.endswith(" ")], "a file has no blanks at the end of lines"
-    assert told[-5] == (
+    assert told[-6] == (
         "fail parallel=ddp seed=0 (and 2 more like it): "
         "optim_equal: net.weight differs by 0.5, rank 1 (+3 more), also extra_equal"
     )
-    assert told[-4].startswith("    The optimizer was restored wrongly: look for ")
+    assert told[-5].startswith("    likely: The optimizer was restored wrongly: look for ")
+    assert told[-4].startswith("    likely: Other state was not restored")
     assert told[-3] == "    again: dcpbench run parallel=ddp save=sync"
     assert told[-2].startswith("in full: report.html, dcpbench show FOLDER CELL; logs: ")
