@@ -76,3 +76,35 @@ def test_equal_failures_are_one_line(tmp_path: Path) -> None:
     assert told[-4].startswith("    likely: Other state was not restored")
     assert told[-3] == "    again: dcpbench run parallel=ddp save=sync"
     assert told[-2].startswith("in full: report.html, dcpbench show FOLDER CELL; logs: ")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_axes_stay_whole_and_left_out_columns_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    failed = ("loss_resume_equal", "save_harmless", "gradient_close", "step_equal")
+    metrics = ("save_s", "save_stall_s", "load_s", "cell_s", "raw_write_s", "raw_read_s")
+    more = {"status": "fail", **dict.fromkeys(failed, False), **dict.fromkeys(metrics, 1.0)}
+    rows = [
+        cell(parallel, save, overrides=f"sharing={sharing} +noise.of={parallel}", **more)
+        for parallel, sharing in (("ddp", "correctness"), ("fsdp2_per_layer", "none"))
+        for save in ("sync", "async")
+    ]
+    for name, value in {"COLUMNS": str(width), "TERM": "dumb"}.items():
+        monkeypatch.setenv(name, value)
+    shown = rendered(content(read_sweeps([folder_with(tmp_path / "s", *rows)])), Terminal())
+    lines = [line.rstrip() for line in re.sub(r"\x1b\[[\d;]*m", "", shown).splitlines()]
+    table = lines[: next(number for number, line in enumerate(lines) if line.startswith("not shown"))]
+    assert max(map(len, table)) <= width
+    heads = table[0].split()
+    for row in rows:
+        (line,) = (
+            one for one in table if one.startswith(f"{row['parallel']} ") and f" {row['save']} " in one
+        )
+        assert "fail" in line
+    words = " ".join(table).split()
+    assert {"loss_resume_equal,", "gradient_close,", "sharing=correctness", "+noise.of=fsdp2_per_layer"} <= {
+        *words
+    }
+    left_out = lines[len(table)].partition(": ")[2].split(", ")
+    assert left_out == [name for name in metrics if name not in heads] != []

@@ -43,14 +43,15 @@ def cell_numbers(frame: pd.DataFrame) -> "pd.Series[int]":
 
 
 def one_per_cell(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return one row for each cell, with its number of `runs`, and of those that have its status
-    (`agreeing_runs`).
+    """Return one row for each cell, with its number of `runs`, of those that have its status
+    (`agreeing_runs`), and of those that were timed (`timed_runs`).
 
     It is the row of the first of the worst runs. A check passed if it passed in every run that made it;
-    metrics are medians. `cell` and `overrides` name no repeat.
+    metrics are medians. `cell` and `overrides` name no repeat, and `overrides` nothing in which runs differ.
     """
     if frame.empty:
-        return frame.assign(runs=pd.Series(dtype=int), agreeing_runs=pd.Series(dtype=int))
+        counts = ("runs", "agreeing_runs", "timed_runs")
+        return frame.assign(**{name: pd.Series(dtype=int) for name in counts})
     frame = frame.reset_index(drop=True)
     numbers, ranks = cell_numbers(frame), severity(frame)
     worst = ranks.groupby(numbers).idxmin()
@@ -60,6 +61,10 @@ def one_per_cell(frame: pd.DataFrame) -> pd.DataFrame:
     cells[[*METRICS]] = runs[[*METRICS]].median()
     cells["flaky"] = runs["flaky"].max()
     cells["runs"] = runs.size()
+    cells["timed_runs"] = runs["cell_s"].count()
+    several = frame["overrides"][numbers.map(cells["runs"]) > 1]
+    common = several.groupby(numbers).agg(_common).astype("string")
+    cells["overrides"] = common.combine_first(cells["overrides"])
     cells["agreeing_runs"] = (ranks == ranks.groupby(numbers).transform("min")).groupby(numbers).sum()
     return cells.reset_index(drop=True)
 
@@ -171,6 +176,13 @@ def seen_by(row: Mapping[str, Any]) -> list[str]:
     """Return the checks that failed in a row, and `error` if a rank raised."""
     checks = [check for check in CHECKS if row[check] is False]
     return [*checks, *(["error"] if row["status"] == "error" else [])]
+
+
+def _common(lines: "pd.Series[str]") -> str:
+    """Return the words that all of these overrides have, without the repeat."""
+    first, *others = map(override_words, lines.unique())
+    common = [word for word in first if all(word in words for words in others)]
+    return shlex.join(word for word in common if not word.startswith("repeat="))
 
 
 def _without_repeat(frame: pd.DataFrame) -> pd.DataFrame:
