@@ -29,7 +29,7 @@ from dcpbench.verify.perturb import compare_controlled, unlike
 from dcpbench.verify.plain_read import WholeValues
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import build_run, lockstep
-from dcpbench.workloads.attributes import Judged, When, differing_values, of_attributes
+from dcpbench.workloads.attributes import Judged, When, of_attributes
 from dcpbench.workloads.build_run import copy_state
 from dcpbench.workloads.lockstep import Lockstep
 from dcpbench.workloads.run_state import (
@@ -45,6 +45,7 @@ from dcpbench.workloads.run_state import (
     undetermined,
 )
 from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.unsaved_values import differing
 
 _SAVES: Sides = ("{} without saves", "{} with them")
 
@@ -91,7 +92,20 @@ def train_without_saves(
                 copy_state(unsaved, twin)
         where = "in the uninterrupted run"
         _, cell.report.losses["twin"] = _train_with_twin(cell, unsaved, twin, until, where)
+    _compare_unsaved_values(cell, unsaved, record, until)
     return unsaved
+
+
+def _compare_unsaved_values(cell: Cell, unsaved: TrainingRun, record: RunRecord, until: int) -> None:
+    """Note the values that differ from the reference run's, first of all those that steps change. The others,
+    such as the time of an import, differ from process to process: a resume does not compare them."""
+    first, last = record.unsaved_values.get(0, {}), record.unsaved_values.get(until, {})
+    differences = differing(last, unsaved.unsaved_values().texts, "without saves")
+    stepped = {name: text for name, text in differences.items() if first.get(name) != last[name]}
+    cell.report.unlike_without_saves |= stepped or differences
+    for name in differences.keys() - stepped.keys():
+        for values in record.unsaved_values.values():
+            values.pop(name, None)
 
 
 def compare_without_saves(cell: Cell, never: State, saved: State, judged: Judged) -> None:
@@ -335,8 +349,10 @@ def resume(
             check = part if part in (rule.check, FLAGS) else "state_resume_equal"
             cell.record(check, one, f"{where}, resumed" if part == FLAGS else where, RESUMED)
     cell.report.resumed[checkpoint.step] = resumed
-    values = record.values_of_modules.get(last, {})
-    cell.report.in_no_state_dict |= differing_values(values, target.values_of_modules())
+    values = record.unsaved_values.get(last, {})
+    differences = differing(values, target.unsaved_values().texts, "resumed")
+    # The run that resumed first is loaded again: later differences would be those of both resumes.
+    cell.report.in_no_state_dict = {**differences, **cell.report.in_no_state_dict}
 
 
 def _layout_matters(cell: Cell, run: TrainingRun, why_before: str | None) -> bool:

@@ -43,7 +43,7 @@ class RunRecord:
         why_layout_bound: why its losses would be different under another layout, if they would.
         unrestored_runs: the most that are tried.
         computes_in: dtypes that it computes in, in addition to those of its parameters.
-        values_of_modules: plain values that modules have in addition to their state, after these steps.
+        unsaved_values: values that are in no state dict, after these steps; 0 is before the first.
         judged: when that which may change is compared, as its end has shown.
         keeps_random: the random generators that it keeps (as in `RandomState.kept`), as its end has shown.
         torch_version: the torch that trained it.
@@ -55,7 +55,7 @@ class RunRecord:
     unrestored_runs: int = _UNRESTORED
     why_layout_bound: str | None = None
     computes_in: tuple[torch.dtype, ...] = ()
-    values_of_modules: dict[int, dict[str, Any]] = field(default_factory=dict)
+    unsaved_values: dict[int, dict[str, str]] = field(default_factory=dict)
     judged: Judged = field(default_factory=dict)
     keeps_random: bool | frozenset[str] = True
     torch_version: str = str(torch.__version__)
@@ -90,6 +90,7 @@ def build(cell: Cell) -> ReferenceRun:
         run = parallel_run(cell, cell.config.seed)
         why = run.why_no_twin or run.why_layout_bound
         record = RunRecord(run.train_state.losses, why_layout_bound=why, computes_in=(*run.computes_in,))
+        record.unsaved_values[0] = run.unsaved_values().texts
         return ReferenceRun(run, record)
 
 
@@ -139,7 +140,7 @@ def advance(cell: Cell, reference: ReferenceRun, until: int) -> None:
             if step in ends:
                 with cell.phase("verify", "retained"):
                     reference.record.states[step] = retained_state(run)
-                    reference.record.values_of_modules[step] = run.values_of_modules()
+                    reference.record.unsaved_values[step] = run.unsaved_values().texts
 
 
 def train_and_save(
@@ -184,6 +185,9 @@ def train_and_save(
 def decide_state(cell: Cell, reference: ReferenceRun, checkpoints: Iterable[Checkpoint]) -> None:
     """Decide what a load has to restore, after the last step of the reference run; collective."""
     run, record = reference.trained, reference.record
+    cell.report.unreadable |= run.unsaved_values().unreadable
+    for name, kind in cell.report.unreadable.items():
+        cell.report.not_applied[f"extra_equal of {name}"] = f"a {kind} has no state that can be read"
     cell.report.not_applied |= run.not_judged
     record.judged.update(run.judge())
     run.judged = record.judged

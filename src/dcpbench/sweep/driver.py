@@ -20,7 +20,7 @@ from dcpbench.records import files, store
 from dcpbench.records.store import ResultsError, RowLog
 from dcpbench.report.styles import text_of
 from dcpbench.sweep.cell_runner import CellRunner, Finished, Mismatches
-from dcpbench.sweep.job import Job, environment_of
+from dcpbench.sweep.job import Job, environment_of, titles_of
 from dcpbench.sweep.progress import ProgressDisplay
 from dcpbench.sweep.resources import Costs, Estimated, GpuMemory, estimates, places, stretches
 
@@ -62,7 +62,7 @@ class Sweep:
         to_run = [job for job in self.jobs if job.cell.name not in self.log.rows]
         left = estimates(to_run, self.machine.gpus)
         self._describe_machine()
-        titles = {job.cell.name: job.title for job in to_run}
+        titles = titles_of(self.jobs)
         with ProgressDisplay(self.console, len(self.jobs), len(self.log.rows), titles) as display:
             for together in stretches(to_run):
                 self._run_together(together, display, left)

@@ -82,13 +82,6 @@ class Job:
         return list(dict.fromkeys(map(self.kind, self.config.stages)))
 
     @property
-    def title(self) -> str:
-        """Its name where it is shown; that of a cell without overrides says nothing."""
-        if self.cell.overrides:
-            return self.cell.name
-        return f"parallel={self.config.parallel.name}, {counted(self.world_size, 'rank')}"
-
-    @property
     def ranks_per_gpu(self) -> int | None:
         """The largest number of ranks on one GPU; None on the CPU."""
         on_gpus = self.config.device is Device.cuda and self.gpus
@@ -241,6 +234,22 @@ def code_digest(config: Config, hooks: bool = True) -> str:
     plug-ins were installed whose hooks run in every cell.
     """
     return digest_of([package_digest(name) for name in (*OURS, *own_packages(config, hooks))])
+
+
+def titles_of(jobs: Sequence[Job]) -> dict[str, str]:
+    """Return what to show for each cell, by its name: the overrides that not all cells have or, if it has no
+    others, its parallelism and ranks."""
+    shared = set.intersection(*(set(job.cell.overrides) for job in jobs)) if len(jobs) > 1 else set()
+    return {
+        job.cell.name: " ".join(word for word in job.cell.overrides if word not in shared)
+        or f"parallel={job.config.parallel.name}, {counted(job.world_size, 'rank')}"
+        for job in jobs
+    }
+
+
+def cells_of(jobs: Sequence[Job]) -> int:
+    """Return the number of cells, of which each can have several runs."""
+    return len({job.key.digest for job in jobs})
 
 
 def with_restart(config: Config, runs_own_code: bool) -> Config:

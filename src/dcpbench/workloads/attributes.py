@@ -7,7 +7,7 @@ from typing import Any
 
 from dcpbench.config.text import listed
 from dcpbench.core.mismatch import Mismatch, Problem, Sides
-from dcpbench.verify.compare import same_leaves, same_value
+from dcpbench.verify.compare import same_leaves
 from dcpbench.verify.snapshot import Leaves, retained, snapshot_nested
 
 _NOTHING = {"None", "absent"}
@@ -39,14 +39,12 @@ class Attributes:
             these classes and functions have, and NumPy's values.
         when: of these, the earliest comparison.
         unreadable: the types of those that cannot be read.
-        of_modules: plain values of modules, which are in no state dict.
     """
 
     held: dict[str, Any] = field(default_factory=dict)
     changing: dict[str, Any] = field(default_factory=dict)
     when: Judged = field(default_factory=dict)
     unreadable: dict[str, str] = field(default_factory=dict)
-    of_modules: dict[str, Any] = field(default_factory=dict)
 
     def leaves(self) -> tuple[Leaves, Leaves]:
         """Return what is held, and what may change."""
@@ -100,12 +98,6 @@ def of_attributes(found: Iterable[Mismatch], saved: Leaves, restored: Leaves) ->
             facts = {"expected": expected, "actual": actual}
             merged[name] = Mismatch(name, Problem.value, "attribute", facts=facts, sides=_OF_ATTRIBUTES)
     return [*merged.values()]
-
-
-def differing_values(expected: Mapping[str, Any], resumed: Mapping[str, Any]) -> dict[str, str]:
-    """Return the values that differ after a resume, as texts by name."""
-    unlike = [name for name, value in expected.items() if not same_value(value, resumed.get(name))]
-    return {name: f"{expected[name]!r}, resumed {resumed.get(name)!r}" for name in unlike}
 
 
 def _described(attribute: str, leaves: Leaves) -> str:

@@ -22,6 +22,7 @@ from dcpbench.workloads.saved_objects import SavedObjects
 from dcpbench.workloads.stateful import TrainState
 from dcpbench.workloads.trainer_reader import attributes_of, optimizer_of, optimizers_of
 from dcpbench.workloads.training_run import TrainingRun, has_gradient
+from dcpbench.workloads.unsaved_values import UnsavedValues
 from dcpbench.workloads.workload import Batches, Workload
 from dcpbench.workloads.world import World
 
@@ -144,16 +145,15 @@ class TrainerRun(TrainingRun):
 
     def extra(self) -> tuple[Leaves, Leaves]:
         attributes = self._attributes()
-        self.not_judged = {
-            f"extra_equal of {name}": f"a {kind} has no state that can be read"
-            for name, kind in attributes.unreadable.items()
-        }
         if not self.optimizer.param_groups:
-            self.not_judged["optim_equal"] = "not_saved of the trainer names its optimizer"
+            self.not_judged = {"optim_equal": "not_saved of the trainer names its optimizer"}
         return attributes.leaves()
 
-    def values_of_modules(self) -> dict[str, Any]:
-        return self._attributes().of_modules
+    def unsaved_values(self) -> UnsavedValues:
+        held = {name: one for name, one in vars(self.trainer).items() if isinstance(one, nn.Module)}
+        values = UnsavedValues({"model": self.model, **held})
+        values.unreadable |= self._attributes().unreadable
+        return values
 
     def judge(self) -> Judged:
         return self._untrained.judged(self._attributes())

@@ -27,6 +27,7 @@ from dcpbench.workloads.stateful import (
     SchedulerMadeByLoad,
     TrainState,
 )
+from dcpbench.workloads.unsaved_values import UnsavedValues
 from dcpbench.workloads.workload import Workload, is_not_saved
 from dcpbench.workloads.world import World
 
@@ -154,9 +155,9 @@ class SavedRun:
         compared only if training changes it."""
         return snapshot_nested(self.objects()) | self.component.saved.leaves() | self.saved.leaves(), {}
 
-    def values_of_modules(self) -> dict[str, Any]:
-        """Return plain values of modules that are in no state dict, if they are listed."""
-        return {}
+    def unsaved_values(self) -> UnsavedValues:
+        """Read plain values that are in no state dict, those of the user's Python modules too."""
+        return UnsavedValues({"model": self.model})
 
     def judge(self) -> Judged:
         """Decide when that which may change is compared, after training."""

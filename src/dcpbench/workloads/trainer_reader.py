@@ -3,14 +3,12 @@
 import dataclasses
 import functools
 import random
-import sys
 import types
 from argparse import Namespace
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from threading import Thread
 from typing import Any, TypeGuard
 
@@ -22,10 +20,10 @@ from dcpbench.verify.snapshot import (
     Unreadable,
     named_parameters,
     persistent_tensors,
-    plain_fqn,
 )
 from dcpbench.workloads.attributes import Attributes, When
 from dcpbench.workloads.optimizers import Optimizers
+from dcpbench.workloads.unsaved_values import is_users
 
 _PLAIN = (bool, int, float, str)
 _TEXTS = (complex, bytearray, range, slice, Enum)
@@ -71,7 +69,6 @@ def attributes_of(trainer: Any, optimizers: Iterable[torch.optim.Optimizer]) -> 
     for name, value in reader.attributes_of(trainer).items():
         if name not in own:
             reader.read(value, name, When.loaded)
-    reader.read_values(trainer.model, "model")
     for number, one in enumerate(optimizers):
         reader.read_attributes(one, "optimizer" if not number else f"optimizer{number}")
     return reader.found
@@ -150,15 +147,6 @@ class _Reader:
         for key, part in module.named_modules():
             if id(part) not in self._read:
                 self._keep(part.training, f"{name}.{key}.training".replace("..", "."), When.stepped)
-        self.read_values(module, name)
-
-    def read_values(self, module: nn.Module, name: str) -> None:
-        """Read the plain values that modules have outside their state dicts, but those of wrappers."""
-        for prefix, part in module.named_modules():
-            path = f"{name}.{plain_fqn(module, prefix)}".rstrip(".")
-            for key, value in vars(part).items() if self._is_own(type(part)) else ():
-                if type(value) in _PLAIN and key != "training":
-                    self.found.of_modules[f"{path}.{key}"] = value
 
     def _read_array(self, array: Any, name: str, when: When | None) -> None:
         """Read an array as a tensor, or the elements of one that torch has no dtype for."""
@@ -214,7 +202,7 @@ class _Reader:
 
     def _is_own(self, kind: Any) -> bool:
         """Return whether a class or a function is the user's."""
-        return _package(kind) == self._package or _is_users(str(kind.__module__))
+        return _package(kind) == self._package or is_users(str(kind.__module__))
 
     def _is_gone_into(self, value: Any) -> bool:
         if isinstance(value, Thread | BaseProcess | self._trainer):  # a class may list all of them
@@ -225,16 +213,6 @@ class _Reader:
 
 def _package(kind: Any) -> str:
     return str(kind.__module__).partition(".")[0]
-
-
-@functools.cache
-def _is_users(module: str) -> bool:
-    """Return whether a module comes neither with Python nor with an installed package."""
-    file = getattr(sys.modules.get(module), "__file__", None)
-    known = {*sys.stdlib_module_names, "dcpbench"}
-    installed = {"site-packages", "dist-packages"}
-    top = module.partition(".")[0]
-    return file is not None and top not in known and installed.isdisjoint(Path(file).parts)
 
 
 def _is_set(cell: types.CellType) -> bool:
