@@ -8,7 +8,6 @@ import resource
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -46,19 +45,6 @@ def _no_other_interpreter(python: str) -> None:
     raise ConfigError(f"load_python={python}: needs executor=local; other executors have one interpreter")
 
 
-@dataclass(frozen=True)
-class TargetErrors:
-    """Why ranks cannot use a `workload.target`.
-
-    Args:
-        unusable: why no cell can: it cannot be imported, or called with these arguments.
-        of_cells: for each configuration, why its cell cannot; None if only ranks can find out.
-    """
-
-    unusable: str | None
-    of_cells: Sequence[str | None] = ()
-
-
 @dataclass
 class Machine:
     """Hardware and software that cells can use.
@@ -68,7 +54,7 @@ class Machine:
         hosts: returns how many hosts run a number of ranks on a type of device.
         has_interpreters: whether ranks can run under a second interpreter.
         versions_of: returns the versions of another interpreter, or raises `ConfigError`.
-        target_errors: returns why ranks cannot use a `workload.target`, see `target_errors`.
+        target_error: returns why ranks cannot use a `workload.target`, see `target_error`.
     """
 
     gpus: int
@@ -77,7 +63,7 @@ class Machine:
     hosts: Callable[[int, str], int] = lambda ranks, device: 1
     has_interpreters: bool = False
     versions_of: Callable[[str], Any] = _no_other_interpreter
-    target_errors: Callable[[Sequence[Config]], TargetErrors] = lambda configs: TargetErrors(None)
+    target_error: Callable[[Sequence[Config]], str | None] = lambda configs: None
 
     @property
     def nccl(self) -> str | None:
@@ -213,23 +199,18 @@ def probe(context: ForkServerContext, also: Callable[[], dict[str, Any]] = dict)
     return Machine(description["gpu_count"], description, here)
 
 
-def target_errors(context: ForkServerContext, configs: Sequence[Config]) -> TargetErrors:
-    """Import the `workload.target` that these configurations have in a process like a rank's, build it and
-    draw a batch. Return why cells cannot use it. What takes too long, or ends the process, is left to ranks.
+def target_error(context: ForkServerContext, configs: Sequence[Config]) -> str | None:
+    """Import the `workload.target` that these configurations have in a process like a rank's. Return why no
+    cell can use it, or None. Nothing of it is called. An import that takes too long is left to ranks.
     """
-    here, process = start(context, "dcpbench.rank.workload_check", configs, daemon=True)
-    answers: list[str | None] = []
-    until = time.monotonic() + _ANSWER_LIMIT_S
+    # Not a daemon: an import can start processes.
+    here, process = start(context, "dcpbench.rank.workload_check", configs, daemon=False)
     try:
-        while len(answers) <= len(configs) and here.poll(max(0.0, until - time.monotonic())):
-            answers.append(here.recv())
+        return here.recv() if here.poll(_ANSWER_LIMIT_S) else None
     except EOFError:
-        if not answers:
-            answers = ["cannot be imported: the process that imports it ends"]
+        return "cannot be imported: the process that imports it ends"
     finally:
         process.kill()
-    unusable, *errors = answers or [None]
-    return TargetErrors(unusable, [*errors, *[None] * (len(configs) - len(errors))])
 
 
 def _main_of(module: str, *arguments: Any) -> None:

@@ -46,21 +46,6 @@ def message_of(error: BaseException) -> tuple[str, str | None]:
         return "", f"its __str__ raised {type(broken).__name__}"
 
 
-def is_refusal(error: BaseException) -> bool:
-    """Return whether dcpbench has refused a value, in a message that names it."""
-    return isinstance(error, TypeError | ValueError) and _files(error)[-1].startswith(_OWN)
-
-
-def is_of_ranks(error: BaseException) -> bool:
-    """Return whether an exception comes from torch.distributed."""
-    return any(file.startswith(_OF_DISTRIBUTED) for file in _files(error))
-
-
-def _files(error: BaseException) -> list[str]:
-    """Return the files of the frames that an exception passed, the innermost last."""
-    return [os.path.realpath(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
-
-
 def is_users(file: str) -> bool:
     """Return whether a file is a user's; code that the compiler has generated is not."""
     if file.startswith("<") or "torchinductor_" in file:

@@ -84,8 +84,6 @@ class CellRunner:
         checkpoints, of_second = job.checkpoints(self.folder)
         if skip := job.skip or self.costs.why_skip(job.key, job.config.storage, checkpoints):
             return [Attempt(Verdict("skip", skip), _now())]
-        if job.error:
-            return [Attempt(Verdict("error", job.error), _now())]
         try:
             job.cell.write_hydra_folder()
             checkpoints.mkdir(parents=True)

@@ -326,20 +326,4 @@ def first_batch(config: Config, workload: Workload, device: torch.device) -> Bat
     return drawn[0]
 
 
-def check_shares(config: Config, workload: Workload, batch: Batch, of: int) -> None:
-    """Divide a batch as ranks do.
-
-    Raises:
-        ValueError: it has too few samples, or tensors that cannot be divided evenly.
-        Exception: any exception of a user's `share`.
-    """
-    for number in range(of) if of > 1 else ():
-        try:
-            workload.share(batch, number, of)
-        except ValueError as error:
-            if workload.share is not share_of:
-                raise
-            raise ValueError(f"workload.target={config.workload.target}: batch(generator): {error}") from None
-
-
 _DRAW = "draw each batch with the generator alone, not from an iterator"

@@ -123,9 +123,9 @@ class HostAgent:
         copies = " and ".join(sorted({machine.description["dcpbench"], installation()["dcpbench"]}))
         return {"host": self._name, "address": self._address, **machine.description, "dcpbench": copies}
 
-    def target_errors(self, configs: Sequence[Config]) -> fork_server.TargetErrors:
-        """Return why ranks of this host cannot use a `workload.target`."""
-        return fork_server.target_errors(self._context, configs)
+    def target_error(self, configs: Sequence[Config]) -> str | None:
+        """Return why ranks of this host cannot use a `workload.target`, or None."""
+        return fork_server.target_error(self._context, configs)
 
     def state(self, key: Key, folders: Sequence[str]) -> State:
         """Return the clocks, and the state of a group and of folders, which a file system can show late."""
