@@ -75,6 +75,7 @@ def main(connection: Connection, spec: RankSpec) -> None:
     if spec.device == "cpu":
         # Otherwise torch's checkpointing would start CUDA if there is a GPU: seconds and 500 MB per rank.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ.update(spec.environment)
     os.environ.update(spec.kind.environment)
     _detach()
     # Shared memory that Python leaks when it is killed can then be distinguished from other programs'.

@@ -1,9 +1,11 @@
 """Messages between driver and ranks. Plain data; no torch."""
 
+import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from multiprocessing.reduction import DupFd
-from typing import Any
+from typing import Any, Self
 
 from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import RankReport
@@ -62,19 +64,27 @@ def _received(descriptor: Any) -> Descriptor:
 
 @dataclass(frozen=True)
 class StoreAddress:
-    """An address through which the ranks of a group on several hosts rendezvous. Only rank 0 gets the socket
-    that listens there."""
+    """An address through which the ranks of a group on several hosts rendezvous, and the number of this host
+    among them. Only rank 0 gets the socket that listens there."""
 
     host: str
     port: int
     listener: Descriptor | None = None
+    host_number: int = 0
+
+    @classmethod
+    def unused(cls) -> Self:
+        """Return an address of this host at which nothing listens."""
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            return cls(*listener.getsockname())
 
 
 @dataclass(frozen=True)
 class RankSpec:
     """Parameters of a new rank. `rank` is its number in the world, `local_rank` on its host; `token` is
     unique, and part of the names of the shared memory of its group. The ranks rendezvous through `store`: on
-    one host a file in memory, which has no name and no port, so that no other user can access it."""
+    one host a file in memory, which has no name and no port, so that no other user can access it.
+    `environment` is set for a user's code."""
 
     kind: WorldKind
     rank: int
@@ -83,6 +93,26 @@ class RankSpec:
     host: str
     local_rank: int
     token: str
+    environment: Mapping[str, str]
+
+
+def torchrun_variables(
+    rank: int, world_size: int, local_rank: int, local_world_size: int, master: StoreAddress
+) -> dict[str, str]:
+    """Return the environment variables of a rank that torchrun sets, and that a user's code can read."""
+    numbers = {
+        "RANK": rank,
+        "WORLD_SIZE": world_size,
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": local_world_size,
+        "GROUP_RANK": master.host_number,
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": world_size,
+        "MASTER_PORT": master.port,
+        "TORCHELASTIC_RESTART_COUNT": 0,
+    }
+    texts = {"MASTER_ADDR": master.host, "TORCHELASTIC_RUN_ID": "none"}
+    return {name: str(value) for name, value in numbers.items()} | texts
 
 
 def segments_of(token: str) -> str:

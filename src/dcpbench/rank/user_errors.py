@@ -9,11 +9,16 @@ from pathlib import Path
 from traceback import FrameSummary
 
 import torch
+import torch.distributed as dist
 
 import dcpbench
 
 _INSTALLED = {"site-packages", "dist-packages"}
 _STANDARD_LIBRARY = ("stdlib", "platstdlib")
+_JOINED = (
+    " Ranks have a process group before they import your code: leave out init_process_group, or call it only "
+    "if not torch.distributed.is_initialized()"
+)
 
 
 def _below(*folders: str) -> tuple[str, ...]:
@@ -39,9 +44,12 @@ def user_line(error: BaseException, frames: Iterable[FrameSummary] = ()) -> str 
 
 
 def message_of(error: BaseException) -> tuple[str, str | None]:
-    """Return an exception's text on one line, or why there is none: a custom `__str__` can raise."""
+    """Return an exception's text on one line, or why there is none: a custom `__str__` can raise. Where a
+    process group exists, the error of `init_process_group` also says what to do instead."""
+    frames = traceback.extract_tb(error.__traceback__)
+    again = dist.is_initialized() and frames and frames[-1].name == dist.init_process_group.__name__
     try:
-        return " ".join(str(error).split()), None
+        return " ".join(str(error).split()) + (_JOINED if again else ""), None
     except Exception as broken:  # noqa: BLE001
         return "", f"its __str__ raised {type(broken).__name__}"
 

@@ -8,19 +8,29 @@ from multiprocessing.connection import Connection
 from types import ModuleType
 from typing import Any
 
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
 from dcpbench.config.groups import Device
 from dcpbench.config.schema import Config
 from dcpbench.config.text import did_you_mean
+from dcpbench.rank.messages import StoreAddress, torchrun_variables
+from dcpbench.rank.user_errors import message_of
 from dcpbench.records.installation import import_from_current_folder
 from dcpbench.workloads.workload import Workload, is_trainer
 
 
 def main(connection: Connection, configs: Sequence[Config]) -> None:
-    """Send why no cell can use the target that these configurations have, or None. Then exit."""
+    """Send why no cell can use the target that these configurations have, or None. Then exit. The target is
+    imported as on rank 0, in a process group in which no other rank exists."""
     for stream in (1, 2):  # user code can print
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     if all(config.device is Device.cpu for config in configs):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # as for ranks: a GPU would take seconds to start
+    size = configs[0].most_ranks
+    os.environ.update(torchrun_variables(0, size, 0, size, StoreAddress.unused()))
+    if configs[0].scenario.process_group:
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
     import_from_current_folder()
     calls = [(str(config.workload.target), config.workload.options, config.own_trainer) for config in configs]
     connection.send(next(filter(None, (why_unusable(*call) for call in calls)), None))
@@ -41,7 +51,8 @@ def why_unusable(target: str, options: Mapping[str, Any], own_trainer: bool) -> 
         near = ""
         if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType) and error.name:
             near = did_you_mean(error.name, vars(error.obj))
-        return f"cannot be imported: {type(error).__name__}: {error}{near}"
+        message, _ = message_of(error)
+        return f"cannot be imported: {type(error).__name__}: {message}{near}"
     if isinstance(build, ModuleType):
         return f"is a module; name a function in it, such as {target}.{_function_of(build)}"
     if not callable(build):

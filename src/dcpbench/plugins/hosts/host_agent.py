@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import ModuleType
@@ -155,7 +155,7 @@ class HostAgent:
         listener = self._listeners.pop(owner, None)
         try:
             mine = Descriptor(listener.fileno()) if listener else None
-            self._groups[key] = RankGroup(self._context, kind, part, StoreAddress(at.host, at.port, mine))
+            self._groups[key] = RankGroup(self._context, kind, part, replace(at, listener=mine))
         finally:
             if listener:
                 listener.close()
