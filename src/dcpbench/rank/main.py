@@ -191,6 +191,7 @@ def _detach() -> None:
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
     _release_server()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which the server ignores
     # Cells start processes by Python's default method, as a user's program does. The default of a forked
     # process is a new server, which would import everything again.
     multiprocessing.set_start_method(None, force=True)
