@@ -5,16 +5,20 @@ import multiprocessing
 import os
 import pkgutil
 import resource
+import secrets
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,8 @@ import dcpbench
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import Config
 from dcpbench.core.plugins import plugins
+from dcpbench.core.rank_report import Imports
+from dcpbench.rank.messages import Descriptor, WorldKind
 
 _PRELOADED = (
     "torch._dynamo",
@@ -35,6 +41,12 @@ _PRELOADED_PACKAGES = ("cell", "checkpointers", "scenarios", "verify", "workload
 cell has changed them. None of them may start CUDA."""
 HASH_SEED = "PYTHONHASHSEED"
 _PROBE = "dcpbench.rank.machine_probe"
+_IMPORTING = "dcpbench.rank.import_server"
+
+_FIRST = forkserver._forkserver
+_SERVER = ContextVar("server", default=_FIRST)
+"""The server that forks the next process of this thread: `multiprocessing` knows only the first one."""
+forkserver.connect_to_new_process = lambda fds: _SERVER.get().connect_to_new_process(fds)
 
 _ANSWER_LIMIT_S = 120.0
 """Time limit for the server to fork a process; before the first one it imports torch."""
@@ -125,11 +137,15 @@ def fork_server(imports: Sequence[str] = ()) -> ForkServerContext:
 
 
 def start(
-    context: ForkServerContext, module: str, *arguments: Any, **options: Any
+    context: ForkServerContext,
+    module: str,
+    *arguments: Any,
+    server: forkserver.ForkServer = _FIRST,
+    **options: Any,
 ) -> tuple[Connection, ForkServerProcess]:
-    """Fork a process from the server, which calls `main` of a module with a connection and these arguments;
-    return the other end. `options` are of `Process`. A server that does not answer, as after SIGSTOP, is
-    killed, and the next process is forked from a new one.
+    """Fork a process from a server, which calls `main` of a module with a connection and these arguments;
+    return the other end. `options` are of `Process`. If the server does not answer, as after SIGSTOP, the
+    first one is killed, and all with it; the next process is forked from a new one.
 
     Raises:
         OSError, EOFError: the server did not answer, or died.
@@ -139,13 +155,64 @@ def start(
     watchdog = threading.Timer(_ANSWER_LIMIT_S, end_server)
     watchdog.daemon = True
     watchdog.start()
+    chosen = _SERVER.set(server)
     try:
         with _fixed_addresses():  # this can start a server
             process.start()
     finally:
+        _SERVER.reset(chosen)
         watchdog.cancel()
     there.close()
     return here, process
+
+
+class _ImportServer(forkserver.ForkServer):
+    """A server forked from the first one, which then imports modules. It ends with the first one, and once
+    all its clients have ended."""
+
+    def __init__(self, context: ForkServerContext, imports: Imports, device: str) -> None:
+        """Start it, and wait for its imports.
+
+        Raises:
+            OSError, EOFError: the first server could not fork it.
+        """
+        super().__init__()
+        self.forkable = False
+        self._forkserver_address = str(Path(get_temp_dir(), secrets.token_hex(4)))
+        alive, self._forkserver_alive_fd = os.pipe()
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self._forkserver_address)
+            listener.listen()
+            descriptors = Descriptor(listener.fileno()), Descriptor(alive)
+            here, self.process = start(context, _IMPORTING, imports, device, *descriptors, daemon=True)
+        os.close(alive)
+        with suppress(EOFError):  # a package ends the process
+            self.forkable = here.poll(_ANSWER_LIMIT_S) and here.recv()
+        if not self.forkable:
+            self.process.kill()
+
+    def ensure_running(self) -> None:
+        """Do nothing: it runs."""
+
+
+def server_for(context: ForkServerContext, kind: WorldKind) -> forkserver.ForkServer:
+    """Return the server that forks ranks of a kind: one that has imported what these import, if such a
+    process can be forked, else the first one.
+
+    Raises:
+        OSError, EOFError: the first server could not fork another one.
+    """
+    if not kind.imports.modules:
+        return _FIRST
+    key = kind.imports, kind.device
+    with _starting:
+        if key not in _servers or (_servers[key].forkable and not _servers[key].process.is_alive()):
+            _servers[key] = _ImportServer(context, *key)
+    return _servers[key] if _servers[key].forkable else _FIRST
+
+
+_starting = threading.Lock()
+_servers: dict[tuple[Imports, str], _ImportServer] = {}
 
 
 def end_server() -> None:

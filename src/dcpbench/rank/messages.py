@@ -2,13 +2,13 @@
 
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from multiprocessing.reduction import DupFd
 from typing import Any, Self
 
 from dcpbench.config.schema import Config
-from dcpbench.core.rank_report import RankReport
+from dcpbench.core.rank_report import Imports, RankReport
 from dcpbench.core.stage_end import Failed
 
 OF_RANK = "DCPBENCH_RANK_PID"
@@ -38,6 +38,7 @@ class WorldKind:
         environment: variables that are set in their processes before any others.
         python: the interpreter that runs them; None is the driver's.
         backend: carries collectives of tensors on GPUs.
+        imports: installed packages that have been imported before they are forked.
     """
 
     world_size: int
@@ -46,6 +47,7 @@ class WorldKind:
     environment: tuple[tuple[str, str], ...] = ()
     python: str | None = None
     backend: Backend = Backend.nccl
+    imports: Imports = field(default_factory=Imports)
 
 
 @dataclass(frozen=True)

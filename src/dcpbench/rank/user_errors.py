@@ -54,12 +54,16 @@ def message_of(error: BaseException) -> tuple[str, str | None]:
         return "", f"its __str__ raised {type(broken).__name__}"
 
 
+def is_installed(file: str) -> bool:
+    """Return whether a file is of an installed package."""
+    return not _INSTALLED.isdisjoint(Path(file).parts)
+
+
 def is_users(file: str) -> bool:
     """Return whether a file is a user's; code that the compiler has generated is not."""
     if file.startswith("<") or "torchinductor_" in file:
         return False
-    installed = not _INSTALLED.isdisjoint(Path(file).parts)
-    return not installed and not os.path.realpath(file).startswith(_NOT_THE_USERS)
+    return not is_installed(file) and not os.path.realpath(file).startswith(_NOT_THE_USERS)
 
 
 def _short(file: str) -> str:
