@@ -116,8 +116,8 @@ class NothingToInjectError(Exception):
 
 @dataclass(frozen=True)
 class Imports:
-    """Modules of installed packages that a rank has imported, in order, and the environment variables that
-    changed meanwhile."""
+    """Modules of installed packages that a rank has imported, in order, and the environment variables that it
+    had in addition to its server's."""
 
     modules: tuple[str, ...] = ()
     variables: tuple[tuple[str, str], ...] = ()

@@ -27,7 +27,7 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import Config
 from dcpbench.core.plugins import plugins
 from dcpbench.core.rank_report import Imports
-from dcpbench.rank.messages import Descriptor, WorldKind
+from dcpbench.rank.messages import Descriptor
 
 _PRELOADED = (
     "torch._dynamo",
@@ -167,52 +167,50 @@ def start(
 
 
 class _ImportServer(forkserver.ForkServer):
-    """A server forked from the first one, which then imports modules. It ends with the first one, and once
-    all its clients have ended."""
+    """A server forked from the first one, which then imports modules. It ends with the first one, and with
+    the last of its clients."""
 
-    def __init__(self, context: ForkServerContext, imports: Imports, device: str) -> None:
-        """Start it, and wait for its imports.
+    def __init__(self, context: ForkServerContext, imports: Imports) -> None:
+        """Start it, and wait for its imports. It exits if it cannot be used.
 
         Raises:
             OSError, EOFError: the first server could not fork it.
         """
         super().__init__()
-        self.forkable = False
         self._forkserver_address = str(Path(get_temp_dir(), secrets.token_hex(4)))
         alive, self._forkserver_alive_fd = os.pipe()
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self._forkserver_address)
             listener.listen()
             descriptors = Descriptor(listener.fileno()), Descriptor(alive)
-            here, self.process = start(context, _IMPORTING, imports, device, *descriptors, daemon=True)
+            here, self.process = start(context, _IMPORTING, imports, *descriptors, daemon=True)
         os.close(alive)
-        with suppress(EOFError):  # a package ends the process
-            self.forkable = here.poll(_ANSWER_LIMIT_S) and here.recv()
-        if not self.forkable:
-            self.process.kill()
+        with suppress(EOFError):
+            if here.poll(_ANSWER_LIMIT_S) and here.recv():
+                return
+        self.process.kill()
+        self.process.join()
 
     def ensure_running(self) -> None:
-        """Do nothing: it runs."""
+        """Do nothing: it is started once."""
 
 
-def server_for(context: ForkServerContext, kind: WorldKind) -> forkserver.ForkServer:
-    """Return the server that forks ranks of a kind: one that has imported what these import, if such a
-    process can be forked, else the first one.
+def server_for(context: ForkServerContext, imports: Imports) -> forkserver.ForkServer:
+    """Return the server that forks ranks which import these modules: one that has imported them, unless it
+    has exited, or the first one.
 
     Raises:
         OSError, EOFError: the first server could not fork another one.
     """
-    if not kind.imports.modules:
-        return _FIRST
-    key = kind.imports, kind.device
     with _starting:
-        if key not in _servers or (_servers[key].forkable and not _servers[key].process.is_alive()):
-            _servers[key] = _ImportServer(context, *key)
-    return _servers[key] if _servers[key].forkable else _FIRST
+        if imports.modules and imports not in _servers:
+            _servers[imports] = _ImportServer(context, imports)
+    server = _servers.get(imports)
+    return server if server and server.process.is_alive() else _FIRST
 
 
 _starting = threading.Lock()
-_servers: dict[tuple[Imports, str], _ImportServer] = {}
+_servers: dict[Imports, _ImportServer] = {}
 
 
 def end_server() -> None:

@@ -237,7 +237,7 @@ class RankGroup:
 def _fork(context: ForkServerContext, spec: RankSpec) -> Rank:
     # Not a daemon: a process stager needs children, which daemons cannot have.
     name = f"dcpbench-rank{spec.rank}"
-    server = fork_server.server_for(context, spec.kind)
+    server = fork_server.server_for(context, spec.kind.imports)
     here, process = fork_server.start(context, _RANK, spec, server=server, name=name, daemon=False)
     timeout = struct.pack("ll", _MESSAGE_LIMIT_S, 0)
     with socket.socket(fileno=os.dup(here.fileno())) as duplicate:

@@ -36,18 +36,14 @@ def imported_since(modules: Set[str], variables: Mapping[str, str]) -> Imports:
     return Imports(tuple(added), tuple(changed))
 
 
-def main(
-    connection: Connection, imports: Imports, device: str, listener: Descriptor, alive: Descriptor
-) -> None:
-    """Import modules, and send whether this process can be forked as the first server can. If so, fork
-    processes, as requested at `listener`, until `alive` is closed."""
+def main(connection: Connection, imports: Imports, listener: Descriptor, alive: Descriptor) -> None:
+    """Import modules, as a rank did. Exit if this process then cannot be forked as the first server can, else
+    send True and fork processes, as requested at `listener`, until `alive` is closed."""
     die_with_server()
     for stream in (1, 2):  # packages can print
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     before, variables, opened = {*sys.modules}, dict(os.environ), open_descriptors()
     os.environ.update(imports.variables)
-    if device == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # as in ranks
     for name in imports.modules:
         with suppress(BaseException):  # it then is imported in each rank
             import_module(name)
@@ -56,11 +52,11 @@ def main(
     added = {*sys.modules} - before | {"__mp_main__"}  # that can be a user's script
     own_files = [file for file in map(_file_of, added) if file and is_users(file)]
     has_threads = len(os.listdir("/proc/self/task")) > 1  # noqa: PTH208
-    forkable = not (own_files or has_threads or torch.cuda.is_initialized() or open_descriptors() != opened)
-    connection.send(forkable)
+    if own_files or has_threads or torch.cuda.is_initialized() or open_descriptors() != opened:
+        return
+    connection.send(True)
     connection.close()
-    if forkable:
-        forkserver.main(listener.number, alive.number, [])
+    forkserver.main(listener.number, alive.number, [])
 
 
 def die_with_server() -> None:

@@ -108,8 +108,6 @@ def torchrun_variables(
         "LOCAL_RANK": local_rank,
         "LOCAL_WORLD_SIZE": local_world_size,
         "GROUP_RANK": master.host_number,
-        "ROLE_RANK": rank,
-        "ROLE_WORLD_SIZE": world_size,
         "MASTER_PORT": master.port,
         "TORCHELASTIC_RESTART_COUNT": 0,
     }

@@ -64,7 +64,7 @@ class CellRunner:
     repeated: dict[Mismatches, str] = field(default_factory=dict)
     """Mismatches that a second attempt has repeated, with its cell; shared by the runners of a sweep."""
     imports: dict[str, Imports] = field(default_factory=dict)
-    """What the first ranks of a user's code have imported, by its targets; also shared."""
+    """What the first ranks of a user's code have imported, by its targets and device; also shared."""
 
     def run(self, job: Job) -> Finished:
         """Run a cell, and once more if it is not ok."""
@@ -144,7 +144,7 @@ class CellRunner:
         self._print(remove_objects(job.config.storage, checkpoints))
         on_phase = partial(self.display.phase, job.cell.name)
         self.executor.keep_only(set(job.kinds))
-        code = str(own_packages(job.config))
+        code = f"{own_packages(job.config)} {job.config.device}"
         for number, stage in enumerate(job.config.stages):
             run = RunId(self.folder.name, job.cell.name, attempt, number)
             spec = CellSpec(run, job.config, str(job.cell.folder), str(checkpoints))
