@@ -60,7 +60,7 @@ BLOCKS = (
     *("frozen_in_plan", "memory_order", "beside_memory_order"),
     *("late_gradients", "beside_late_gradients", "beside_second_derivatives"),
     *("steps", "modules", "averaged", "wrong_steps", "wrong_steps_on_parts"),
-    "steps_by_parallelism",
+    *("steps_by_parallelism", "workers"),
     *("frozen", "frozen_in_chain", "frozen_later"),
     *("integer_keys", "integer_keys_and_more", "own_experts", "tuples", "several_optimizers"),
     *("empty_group", "empty_group_fsdp1", "empty_group_flattened", "errors_like_torchs"),
@@ -81,7 +81,7 @@ KEPT = (
         "without_gradient",
     ),
     *("refused_by_torch", "steps", "wrong_steps", "idle_generator", "names_of_dcpbench", "frozen_dtypes"),
-    *("buffers_of_component", "unusual"),
+    *("buffers_of_component", "unusual", "workers"),
 )
 """Blocks of each kind: `make test` has their first workload, under the last of their parallelisms."""
 

@@ -1,5 +1,6 @@
 """One cell on one rank: its configuration, its world, timed phases, and the report that it fills in."""
 
+import inspect
 import multiprocessing
 import threading
 import time
@@ -60,6 +61,7 @@ class Cell:
         synced: returns the files below a folder that this rank has synced.
         endings: callbacks for the end of the stage.
         children_before: child processes that this rank had before the cell.
+        trained: packages that define the forwards of the modules that this stage has trained; not of twins.
     """
 
     config: Config
@@ -73,6 +75,7 @@ class Cell:
     synced: Callable[[Path], set[str]] = lambda folder: set()
     endings: ExitStack = field(default_factory=ExitStack)
     children_before: set[BaseProcess] = field(default_factory=lambda: set(multiprocessing.active_children()))
+    trained: set[str] = field(default_factory=set)
 
     @cached_property
     def batches(self) -> Batches:
@@ -104,6 +107,9 @@ class Cell:
         """Context manager: the phase in which a run trains; a failure is reported with the save or load that
         the run comes after."""
         self.report.trains = run.comes_after
+        for module in run.model.modules():
+            forward = inspect.getattr_static(type(module), "forward")
+            self.trained.add(str(getattr(forward, "__module__", None)).partition(".")[0])
         with self.phase("train"):
             yield
 

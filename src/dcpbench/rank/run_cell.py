@@ -82,7 +82,7 @@ def run_cell(
     if spec.run.stage + 1 < len(config.stages) and stage.ends is Ending.report:
         wait_until_seen(cell, folder, "of this stage")
     if config.compile:
-        report.not_compiled = compilation.why_not_compiled()
+        report.not_compiled = compilation.why_not_compiled(cell.trained)
         report.graph_breaks = compilation.graph_breaks()
     if world.device.type == "cuda":
         cell.measure("peak_device_bytes", torch.cuda.max_memory_allocated(world.device))

@@ -36,8 +36,7 @@ class Job:
     """A cell with its device and world size decided, the reason to `skip` it, if any, and its known failures.
     `columns` are those of its row that are known before it runs. Its ranks use up to `gpus`, and share them
     if there are fewer; `backend` carries collectives on GPUs. `code` is the source of each package that its
-    ranks run. `error` is why its workload cannot be used, if that was found. With `has_interpreters` ranks
-    can run under a second interpreter."""
+    ranks run. With `has_interpreters` ranks can run under a second interpreter."""
 
     cell: SweepCell
     config: Config
@@ -48,7 +47,6 @@ class Job:
     gpus: int = 0
     backend: Backend = Backend.nccl
     code: Mapping[str, Source] = field(default_factory=dict)
-    error: str | None = None
     has_interpreters: bool = False
 
     @property

@@ -324,22 +324,4 @@ def first_batch(config: Config, workload: Workload, device: torch.device) -> Bat
     return drawn[0]
 
 
-def check_shares(config: Config, workload: Workload, batch: Batch, of: int) -> None:
-    """Divide a batch as ranks do.
-
-    Raises:
-        TypeError, ValueError: dcpbench cannot divide it.
-        Exception: any exception of a user's `share`.
-    """
-    for number in range(of) if of > 1 else ():
-        try:
-            workload.share(batch, number, of)
-        except (TypeError, ValueError) as error:
-            if workload.share is not share_of:
-                raise
-            where = f"workload.target={config.workload.target}: batch(generator)"
-            colon = ":" if isinstance(error, ValueError) else ""
-            raise type(error)(f"{where}{colon} {error}") from None
-
-
 _DRAW = "draw each batch with the generator alone, not from an iterator"
