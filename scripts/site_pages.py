@@ -156,7 +156,7 @@ def _keys() -> str:
         "Every key that a command line can set in addition to the [axes](#axes), with its default.\n",
         _table(("key", "default", "meaning"), rows),
         f"These affect how a cell runs and not its identity: {said}. Rows that differ only in them "
-        "belong to one cell.\n",
+        "belong to one cell. Measure two values in two sweeps.\n",
         *(_group(kind) for kind in (groups.StorageConfig, groups.ModelConfig, groups.OptimizerConfig)),
     )
 

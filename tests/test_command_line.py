@@ -6,6 +6,7 @@ import re
 import resource
 import signal
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from multiprocessing import forkserver
@@ -14,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from conftest import SMALL, Finished, alive_in, hanging, run, start, tiered, wait_for, words_of
+from conftest import SMALL, Finished, alive_in, environment, hanging, run, start, tiered, wait_for, words_of
 from dcpbench import __main__
 from dcpbench.cli import commands
 from dcpbench.cli.run import unmasked_interrupts
@@ -159,6 +160,27 @@ def test_ctrl_c_keeps_rows_and_ends_ranks(tmp_path: Path, how: str) -> None:
     assert len((folder / "results.jsonl").read_text().splitlines()) == 1
     assert (folder / "results.csv").exists()
     assert alive_in(folder) == []
+
+
+@pytest.mark.slow
+def test_ignored_interrupts_stay_ignored(tmp_path: Path) -> None:
+    """As those of a background job of a script."""
+    words = (sys.executable, "-m", "dcpbench", *words_of(tmp_path / "sweep", "parallel=ddp", PRETENDED))
+    ignored = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    with psutil.Popen(words, cwd=tmp_path, env=environment(), preexec_fn=ignored) as driver:
+        while driver.poll() is None:
+            driver.send_signal(signal.SIGINT)
+            time.sleep(0.01)
+    assert driver.returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+def test_sweeps_that_start_at_once_have_folders_of_their_own(tmp_path: Path) -> None:
+    words = (sys.executable, "-m", "dcpbench", "run", "parallel=ddp", "device=cpu", PRETENDED)
+    started = [psutil.Popen(words, cwd=tmp_path, env=environment()) for _ in range(4)]
+    assert [driver.wait() for driver in started] == [0] * 4
+    assert len([*(tmp_path / "outputs").iterdir()]) == 4
 
 
 @pytest.mark.slow

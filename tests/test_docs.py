@@ -254,3 +254,15 @@ def test_notebook_reads_the_sample_sweep() -> None:
     assert NOTEBOOK.stat().st_size < 200_000
     sample = read_sweeps([DOCS / "sample-sweep"])
     assert (len(sample.frame), sample.left_out) == (40, [])
+
+
+def test_the_time_of_make_test_is_the_same_everywhere() -> None:
+    said = {
+        "README.md": r"make test +# the tests, (\d+) min",
+        "CONTRIBUTING.md": r"\| `make test` \|.*\| (\d+) min \|",
+        "Makefile": r"`test` \((\d+) min\)",
+    }
+    times = {name: re.findall(pattern, (ROOT / name).read_text()) for name, pattern in said.items()}
+    assert times == dict.fromkeys(said, times["README.md"])
+    (measured,) = re.findall(r"`make test` (\d+) s", (ROOT / "CONTRIBUTING.md").read_text())
+    assert times["README.md"] == [str(round(int(measured) / 60))]

@@ -10,7 +10,8 @@ def main() -> None:
     import signal
     import sys
 
-    signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # during the imports
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as of a background job of a script
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # during the imports
     from dcpbench.cli.commands import main as commands
 
     sys.exit(commands(sys.argv[1:] or ["--help"]))

@@ -1,11 +1,15 @@
 """What a cell does to its own process changes neither where its files go, nor what is told of it."""
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from conftest import SMALL, Finished, run
+from conftest import SMALL, Finished, dcpbench, run
+from dcpbench.records import files
 from support.adversary import ESCAPES
+from support.commands import program
 
 pytestmark = pytest.mark.slow
 
@@ -98,3 +102,43 @@ def test_a_report_that_fits_no_row_costs_no_other(sweep: Finished) -> None:
     row = sweep.row(scenario="breaks_its_report")
     assert row["status"] == "error"
     assert row["reason"].startswith("the ranks' reports cannot be put into a row: AttributeError: ")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """A folder that is removed, since pytest cannot remove what is nested too deeply."""
+    yield tmp_path
+    program("rm", "-rf", tmp_path, check=True)
+
+
+def test_a_tree_that_is_too_deep_costs_no_row(place: Path) -> None:
+    few = ("parallel=none", "world_size=1", "device=cpu", "saves=1", "keep_checkpoints=none", *SMALL)
+    ended = run(place / "sweep", "scenario=nests_folders,save_load", *few)
+    assert [row["status"] for row in ended.rows] == ["pass", "pass"], ended.err
+    (sentence,) = [line for line in ended.err.splitlines() if "could not be removed" in line]
+    assert "its folders are nested too deeply" in sentence
+    row = ended.row(scenario="nests_folders")
+    assert row["disk_bytes"] is None
+    rows = ended.folder / "results.jsonl"
+    rows.write_text(
+        "".join(line for line in rows.read_text().splitlines(keepends=True) if "nests" not in line)
+    )
+    again = dcpbench(f"resume={ended.folder}", folder=ended.folder)
+    assert [row["status"] for row in again.rows] == ["error", "pass"], again.err
+    assert "its folders are nested too deeply" in again.err
+    assert "Traceback" not in ended.err + again.err
+
+
+def test_folders_that_are_too_deep_are_an_error(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = place / "deep"
+    deep.mkdir()
+    monkeypatch.chdir(deep)
+    for _ in range(1500):
+        Path("d").mkdir()
+        os.chdir("d")
+    for visit in (files.files_below, files.everything_below, files.remove_tree):
+        with pytest.raises(OSError, match="nested too deeply"):
+            visit(deep)
+    sentence = files.remove(deep, place)
+    assert sentence
+    assert "could not be removed" in sentence

@@ -2,12 +2,18 @@
 and nobody left."""
 
 import itertools
+import os
 import signal
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
-from conftest import tiered
+from conftest import tiered, wait_for, words_of
+from support.drivers import environment
 from support.interruptions import SIGNALS, problems
 
 pytestmark = pytest.mark.slow
@@ -20,3 +26,36 @@ HERE = [*zip(MOMENTS, itertools.cycle(SIGNALS), itertools.cycle((5, 1, 2)), stri
 @pytest.mark.parametrize(("moment", "number", "times"), tiered(HERE, HERE[3]))
 def test_it_ends_as_it_should(moment: str, number: signal.Signals, times: int, tmp_path: Path) -> None:
     assert problems(tmp_path, moment, number, times) == []
+
+
+def test_interrupt_while_torch_is_imported_prints_one_line(tmp_path: Path) -> None:
+    words = words_of(tmp_path / "sweep", "device=cpu", "world_size=2", "parallel=ddp")
+    driver = subprocess.Popen(
+        [sys.executable, "-m", "dcpbench", *words],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        cwd=tmp_path,
+        start_new_session=True,
+    )
+    assert driver.stderr
+    assert driver.stderr.readline() == "1 cell, 2 ranks starting; rows go to sweep\n"
+    helpers = psutil.Process(driver.pid).children()
+    (server,) = [one for one in helpers if "forkserver" in " ".join(one.cmdline())]
+    os.kill(driver.pid, signal.SIGSTOP)  # or it would end the server at once
+    os.killpg(driver.pid, signal.SIGINT)
+
+    def has_imported() -> bool:
+        for opened in Path(f"/proc/{server.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed meanwhile
+                if "eventpoll" in str(opened.readlink()):
+                    return True
+        return server.status() == psutil.STATUS_ZOMBIE
+
+    wait_for(has_imported)
+    os.kill(driver.pid, signal.SIGCONT)
+    err = driver.communicate(timeout=60)[1]
+    assert err == "dcpbench: interrupted before a cell was run; nothing was written\n"
+    assert driver.returncode == 130
+    assert not (tmp_path / "sweep").exists()
+    assert psutil.wait_procs(helpers, timeout=60)[1] == []

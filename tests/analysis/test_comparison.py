@@ -234,7 +234,7 @@ def test_failures_are_explained_and_cost_nothing(
     old, new = sweep("old", asked("ddp", save_s=1.0)), sweep("new", asked("ddp", **broken))
     assert compared(old, new, "--fail-on", "regressions") == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[said.index("1 of 1 cell changed: 1 newly failing") - 2].startswith("    Other state was not")
+    assert said[said.index("1 of 1 cell changed: 1 newly failing") - 2].startswith("    likely: Other state")
     assert said[-1] == "No costs are compared: no cell passed on both sides."
 
 

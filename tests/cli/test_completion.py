@@ -30,6 +30,8 @@ class Bash:
         command.chmod(0o755)
         for name in ("old", "new"):
             folder_with(folder / "sweeps" / name, cell("ddp"), cell("fsdp"))
+        (folder / "my_conf/model").mkdir(parents=True)
+        (folder / "my_conf/model/mine.yaml").touch()
         self.pid, self._terminal = pty.fork()
         if not self.pid:
             os.chdir(folder)
@@ -83,6 +85,7 @@ COMPLETED = {
     "dcpbench plan -m parallel=ddp,hsdp,fsdp2_p": "dcpbench plan -m parallel=ddp,hsdp,fsdp2_per_layer ",
     "dcpbench run 'parallel=fsdp2_p": "dcpbench run 'parallel=fsdp2_per_layer' ",
     "dcpbench run timeouts.sa": "dcpbench run timeouts.save_s=",
+    "dcpbench run --config-dir my_conf model=mi": "dcpbench run --config-dir my_conf model=mine ",
     "dcpbench run resume=sweeps/ne": "dcpbench run resume=sweeps/new/",
     "dcpbench show sweeps/old parallel=d": "dcpbench show sweeps/old parallel=ddp,save=sync ",
 }

@@ -25,7 +25,7 @@ def compiled(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
 
 def test_complete_graph_has_no_breaks() -> None:
     compiled(lambda x: x * 2)(torch.ones(2))
-    assert why_not_compiled() is None
+    assert why_not_compiled({"tests", "torch"}) is None
     assert graph_breaks() == []
 
 
@@ -36,7 +36,7 @@ def broken(x: torch.Tensor) -> torch.Tensor:
 
 def test_graph_break_names_its_place() -> None:
     compiled(broken)(torch.ones(2))
-    assert why_not_compiled() is None, "both halves are compiled"
+    assert why_not_compiled({"tests", "torch"}) is None, "both halves are compiled"
     (message,) = graph_breaks()
     assert "Tensor.item()" in message
     assert message.endswith(f"({Path(__file__)}:{broken.__code__.co_firstlineno + 2})")
@@ -49,7 +49,7 @@ def unsupported(x: torch.Tensor) -> torch.Tensor:
 
 def test_uncompiled_function_names_its_place() -> None:
     compiled(unsupported)(torch.ones(2))
-    message = str(why_not_compiled())
+    message = str(why_not_compiled({"tests", "torch"}))
     assert message.startswith("nothing was compiled: Failed to trace builtin operator")
     assert message.endswith(f"({Path(__file__)}:{unsupported.__code__.co_firstlineno + 1})")
 
@@ -58,6 +58,15 @@ def test_recompile_limit_is_reported() -> None:
     scaled = compiled(lambda x, number: x * number)
     for number in range(torch._dynamo.config.recompile_limit):
         scaled(torch.ones(2), number)
-    assert why_not_compiled() is None
+    assert why_not_compiled({"tests", "torch"}) is None
     scaled(torch.ones(2), 100)
-    assert "recompile limit" in str(why_not_compiled())
+    assert "recompile limit" in str(why_not_compiled({"tests", "torch"}))
+
+
+def test_stage_without_training_has_nothing_to_compile() -> None:
+    assert why_not_compiled(set()) is None
+
+
+def test_forwards_of_torch_alone_are_named() -> None:
+    assert str(why_not_compiled({"torch"})).endswith("give the model a forward of its own")
+    assert why_not_compiled({"tests", "torch"}) == "nothing was compiled"

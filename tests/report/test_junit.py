@@ -69,7 +69,7 @@ def test_testcases_have_reason_and_command(every_status: Path) -> None:
     assert failed.result[0].message.startswith("fail: fail: a ]]> b <c> & \ufffd\ufffd[31m")
     assert "again: dcpbench run parallel=ddp save=sync repeat=1" in failed.result[0].text
     explained = cases["parallel=fsdp2,save=sync"].result[0].text.splitlines()
-    assert explained[0].startswith("Random generators were not restored")
+    assert explained[0].startswith("likely: Random generators were not restored")
     assert explained[1] == "random_equal: no"
     died = cases["parallel=none,save=sync"].system_out
     assert died is not None

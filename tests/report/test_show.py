@@ -77,6 +77,25 @@ def test_runs_of_a_cell_are_one_line(matrix: Path) -> None:
     assert headline(frame) == "4 cells in 12 runs: 11 pass, 1 fail"
 
 
+def test_runs_and_words_count_in_one_way(tmp_path: Path) -> None:
+    """A cell that also ran without times, and one that ran once: no word of theirs holds for all."""
+    words = "experiment=gate sharing"
+    rows = [
+        cell("ddp", overrides=f"parallel=ddp {words}=correctness"),
+        *(
+            cell("ddp", "sync", one, overrides=f"parallel=ddp {words}=none repeat={one}", cell_s=2.0)
+            for one in (0, 1)
+        ),
+        cell("fsdp2", overrides=f"parallel=fsdp2 {words}=correctness"),
+    ]
+    shown = summary(read_frame(folder_with(tmp_path / "s", *rows))[0])
+    assert shown.title == "all cells: compile=false save=sync experiment=gate"
+    assert shown.table[["parallel", "runs", "cell_s"]].to_numpy().tolist() == [
+        ["ddp", "3, 2 timed", "2.000"],
+        ["fsdp2", "1", "-"],
+    ]
+
+
 def test_costs_table_needs_measured_times(
     matrix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -303,15 +322,15 @@ def test_files_are_written_atomically(matrix: Path, monkeypatch: pytest.MonkeyPa
     assert sorted(path.name for path in matrix.iterdir()) == ["report.md", "results.jsonl"]
 
 
-def test_report_rewrites_the_files_of_a_sweep(matrix: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(matrix)]) == 0
-    assert {path.name for path in matrix.iterdir()} == {"results.jsonl", "report.html", "junit.xml"}
-    (matrix / "report.html").unlink()
-    (matrix / "report.html").mkdir()
-    assert main([str(matrix)]) == 0
-    said = capsys.readouterr()
-    assert "4 cells in 12 runs" in said.out
-    assert said.err.startswith("dcpbench: report.html and junit.xml were not written: ")
+def test_report_writes_no_file_without_o(
+    matrix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path.name: path.stat().st_mtime_ns for path in (matrix, *matrix.iterdir())}
+    for options in ([], ["--cells"], ["--format", "html"], ["-o", str(tmp_path / "page.html")]):
+        assert main([str(matrix), *options]) == 0
+    assert {path.name: path.stat().st_mtime_ns for path in (matrix, *matrix.iterdir())} == before
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+    assert capsys.readouterr().err == ""
 
 
 def test_again_commands_are_quoted_for_a_shell() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from conftest import SMALL, Finished, blocks, run, selected, tiered
+from conftest import ONE_STEP, SMALL, Finished, blocks, run, selected, tiered
 
 pytestmark = pytest.mark.slow
 
@@ -10,6 +10,9 @@ MODELS = [
     *((parallel, optimizer) for parallel in ("none", "fsdp", "fsdp2") for optimizer in ("sgd", "adamw")),
     ("fsdp2_per_layer", "adam"),
 ]
+OWN = [(parallel, "own_workload.build") for parallel in ("ddp", "fsdp", "fsdp2", "hsdp2")]
+OWN += [(parallel, "ordinary_workloads.named_tuple") for parallel in ("ddp", "fsdp2")]
+OWN += [("ddp", "healthy_trainers.Compiles")]
 
 
 @pytest.fixture(scope="module")
@@ -35,3 +38,32 @@ def test_compiled_cells_really_compile(compiled: Finished, parallel: str, optimi
 def test_compiled_models_convert_and_fine_tune(compiled: Finished, scenario: str) -> None:
     row = compiled.row(scenario=scenario)
     assert row["status"] == "pass", compiled.out
+
+
+@pytest.fixture(scope="module")
+def own(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    cells = [
+        {
+            "parallel": parallel,
+            "workload.target": f"support.{target}",
+            "world_size": 4 if parallel == "hsdp2" else 2,
+            **({"checkpointer": "trainer"} if "trainers" in target else {"compile": True}),
+        }
+        for parallel, target in selected(request, "parallel", "target")
+    ]
+    words = ("device=cpu", "saves=1", "retry=0", *ONE_STEP)
+    return run(tmp_path_factory.mktemp("own") / "sweep", *blocks(cells), *words)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "target"), tiered(OWN, ("fsdp2", "own_workload.build"), OWN[-1], OWN[4])
+)
+def test_own_code_compiles_where_it_trains(own: Finished, parallel: str, target: str) -> None:
+    row = own.row(parallel=parallel, model=f"support.{target}")
+    if target.endswith("named_tuple"):  # its model is an nn.Sequential
+        skips = "torch.compile skips torch's own forwards; give the model a forward of its own"
+        assert row["status"] == "vacuous"
+        assert row["reason"] == f"compile: rank 0: nothing was compiled: {skips}"
+        return
+    assert (row["status"], row["restart"]) == ("pass", "interpreter"), row["reason"]
+    assert row["compile"] is not target.endswith("Compiles")

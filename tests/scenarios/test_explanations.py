@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from conftest import tiered
+from dcpbench.analysis.causes import causes_of
 from dcpbench.core.checks import CHECKS
-from dcpbench.core.explanations import EXPLANATIONS, explanation_of
+from dcpbench.core.explanations import EXPLANATIONS
 from support.alone import alone
 
 pytestmark = pytest.mark.cell
@@ -40,10 +41,10 @@ ON_SEVERAL_RANKS = {"batch_loss_close", "replicas_equal"}
 
 
 @cache
-def _explained(fault: str, values: str) -> str | None:
+def _explained(fault: str, values: str) -> list[str]:
     verdict, _ = alone(fault, **{**SMALL, "resume_steps": 3, **VALUES[values]})
     assert verdict.status == "fail", verdict.reason
-    return explanation_of({"status": verdict.status, "reason": verdict.reason, **verdict.checks})
+    return causes_of({"status": verdict.status, "reason": verdict.reason, **verdict.checks})
 
 
 VALUES = {str(values): values for case in CASES for _, values in case[1:]}
@@ -62,8 +63,8 @@ OF_EACH_KIND = ("files_equal", "optim_equal", "state_resume_equal", "gradient_cl
 def test_faults_get_their_explanation(failed: str) -> None:
     ((_, gets, must_not),) = (case for case in CASES if case[0] == failed)
     expected = _sentence(failed)
-    assert _explained(gets[0], str(gets[1])) == expected
-    assert _explained(must_not[0], str(must_not[1])) != expected
+    assert _explained(gets[0], str(gets[1]))[0] == expected
+    assert _explained(must_not[0], str(must_not[1]))[0] != expected
 
 
 def test_every_explanation_has_a_fault() -> None:
@@ -75,11 +76,30 @@ def test_every_explanation_has_a_fault() -> None:
 @pytest.mark.parametrize("status", ["pass", "xfail", "skip", "vacuous", "xpass", "crash", "timeout"])
 def test_only_failures_are_explained(status: str) -> None:
     row = {"status": status, "model_equal": False, "reason": "find_unused_parameters"}
-    assert explanation_of(row) is None
+    assert causes_of(row) == []
 
 
 def test_null_checks_prove_nothing() -> None:
     """Where nothing says that the state was restored, nothing says that it is in no checkpoint."""
-    assert explanation_of({"status": "fail", "loss_resume_equal": False}) is None
+    assert causes_of({"status": "fail", "loss_resume_equal": False}) == []
     row = {"status": "fail", "loss_resume_equal": False, "model_equal": True, "optim_equal": None}
-    assert "state that no checkpoint contains" in str(explanation_of(row))
+    assert causes_of(row)[0].startswith("State that no checkpoint contains")
+
+
+def test_cause_behind_another_is_listed() -> None:
+    """Random generators that were not restored hide neither a lost position nor a value in no state dict."""
+    row: dict[str, Any] = {"status": "fail", "random_equal": False, "loss_resume_equal": False}
+    rank = {"unreadable": {"loader": "DataLoader"}}
+    random, position = causes_of({**row, "details": {"ranks": [rank]}})
+    assert random == _sentence("random_equal")
+    assert position == "The load may have lost a position that cannot be read: loader (DataLoader)"
+    values = {f"mine.{name}": "4, resumed 2" for name in ("A", "B", "C", "D")}
+    first, *others = causes_of({**row, "details": {"ranks": [{**rank, "in_no_state_dict": values}]}})
+    named = ", ".join(f"mine.{name}: 4, resumed 2" for name in ("A", "B", "C"))
+    assert first == f"{named} and 1 more; in no state dict"
+    assert others == [random, position]
+
+
+def test_wrong_checkpoint_explains_what_it_restores() -> None:
+    row = {"status": "fail", "checkpoint_whole": False, "model_equal": False, "side_effect_free": False}
+    assert causes_of(row) == [_sentence("checkpoint_whole")]

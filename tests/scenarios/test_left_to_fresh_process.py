@@ -37,7 +37,8 @@ def newest(tmp_path: Path, *keys: str) -> tuple[Cell, SavedCheckpoint]:
     saved.overlapping, saved.named = [], state
     saved.checkpointer = mock.Mock()
     saved.keys = dict.fromkeys(keys)
-    saved.source = mock.Mock(options=StateDictOptions(), numbers={}, left_out=())
+    saved.source = mock.Mock(options=StateDictOptions(), numbers={})
+    saved.source.is_left_out.return_value = False
     cell.complete.append(saved)
     return cell, saved
 

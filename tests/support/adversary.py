@@ -25,6 +25,15 @@ def leaves_folder(cell: Cell) -> None:
     save_load(cell)
 
 
+def nests_folders(cell: Cell) -> None:
+    """It leaves more folders in each other than Python's recursion can follow."""
+    save_load(cell)
+    os.chdir(cell.folder)
+    for _ in range(1500):
+        Path("d").mkdir()
+        os.chdir("d")
+
+
 def looks_around(cell: Cell) -> None:
     """Where the ranks meet is a file without a name, and no port of dcpbench's or torch's own; ranks on the
     CPU see no GPU, which torch's checkpointing would start."""

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.checkpoint import async_save, load
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -72,6 +73,20 @@ class WithLbfgs(Trainer):
             return loss
 
         return self.optimizer.step(closure)
+
+
+class Compiles(Trainer):
+    """Compiles its model itself, and notices where that is lost."""
+
+    def plain(self) -> nn.Module:
+        model = Adapted()
+        model.compile()
+        return model
+
+    def step(self) -> torch.Tensor:
+        loss = super().step()
+        assert counters["stats"]["unique_graphs"], "nothing was compiled"
+        return loss
 
 
 class WithSparseAdam(Trainer):

@@ -13,6 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import CyclicLR
+from torch.testing._internal.two_tensor import TwoTensor
 
 from dcpbench.verify.snapshot import local_part
 from dcpbench.workloads.workload import Workload
@@ -215,6 +216,31 @@ def of_tokens(optimizer: Callable[[nn.Module], Any]) -> Workload:
 
 def sparse_gradients() -> Workload:
     return of_tokens(lambda model: torch.optim.SGD(model.parameters(), lr=0.01))
+
+
+def repeated_rows() -> Workload:
+    """Sparse gradients that have each row many times, in an order that ranks sum differently."""
+
+    def batch(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randint(3, (80,), generator=generator), torch.rand(80, 20, generator=generator)
+
+    def loss(model: nn.Module, share: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return F.mse_loss(model(share[0]), share[1])
+
+    return Workload(Tokens(sparse=True), batch, loss, lambda model: torch.optim.SGD(model.parameters(), 0.1))
+
+
+def composite_state() -> Workload:
+    """An optimizer whose moments are of a subclass of tensors."""
+
+    class Moments(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            super().step()
+            for parameter in self.param_groups[0]["params"]:
+                moment = torch.zeros_like(parameter)
+                self.state[parameter]["moment"] = TwoTensor(moment, moment.clone())
+
+    return of_net(optimizer=lambda model: Moments(model.parameters(), 0.1))
 
 
 def sparse_adam() -> Workload:

@@ -1,8 +1,10 @@
 """Workloads as people write them: batches, losses and models of every kind."""
 
+import weakref
 from collections import UserDict, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,8 +64,10 @@ class Sample:
 
 
 class Unknown:
+    """A container with a weak reference to itself, as of a graph."""
+
     def __init__(self, x: torch.Tensor) -> None:
-        self.x = x
+        self.x, self.parent = x, weakref.ref(self)
 
 
 def named_tuple() -> Workload:
@@ -114,6 +118,46 @@ def unequal_tensors() -> Workload:
     return Workload(net(), batch, loss)
 
 
+def exact_labels() -> Workload:
+    """Labels that must arrive as they are, in the only tensor of a batch with a decimal point."""
+    labels = nn.Sequential(nn.EmbeddingBag(50, WIDTH), nn.Linear(WIDTH, 3))
+
+    def batch(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        draw = partial(torch.randint, generator=generator)
+        return draw(50, (SAMPLES, 6)), draw(2, (SAMPLES, 3)).float()
+
+    def loss(model: nn.Module, share: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        assert set(share[1].unique().tolist()) <= {0.0, 1.0}
+        return F.binary_cross_entropy_with_logits(model(share[0]), share[1])
+
+    return Workload(labels, batch, loss)
+
+
+def packed_values() -> Workload:
+    """Packed sequences whose length divides by their number."""
+
+    def batch(generator: torch.Generator) -> dict[str, torch.Tensor]:
+        return {"x": torch.rand(12, WIDTH, generator=generator), "ends": torch.tensor([3, 5, 6, 12])}
+
+    def loss(model: nn.Module, share: dict[str, torch.Tensor]) -> torch.Tensor:
+        assert share["ends"][-1] == len(share["x"])
+        return reversed_loss(model, share["x"])
+
+    return Workload(net(), batch, loss)
+
+
+def equal_images() -> Workload:
+    """Images with as many boxes as there are images."""
+
+    def batch(generator: torch.Generator) -> list[dict[str, torch.Tensor]]:
+        return [{"boxes": torch.rand(4, WIDTH, generator=generator)} for _ in range(4)]
+
+    def loss(model: nn.Module, images: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+        return torch.stack([reversed_loss(model, image["boxes"]) for image in images]).mean()
+
+    return Workload(net(), batch, loss)
+
+
 def smaller_last_batch() -> Workload:
     """Every second batch has fewer samples, which two ranks cannot share evenly."""
 
@@ -132,7 +176,7 @@ def unknown_container() -> Workload:
 
 
 def shared_by_function() -> Workload:
-    """A container that dcpbench does not know, as of a graph."""
+    """A container that dcpbench does not know."""
 
     def share(batch: Unknown, number: int, of: int) -> Unknown:
         return Unknown(batch.x.chunk(of)[number])

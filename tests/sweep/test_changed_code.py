@@ -1,6 +1,7 @@
 """A user's model in a git checkout is edited between two runs of a sweep: everything says so."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from conftest import dcpbench, words_of
+from conftest import dcpbench, run, tiered, words_of
 from dcpbench.config.groups import Rerun
+from dcpbench.config.schema import Config
 from dcpbench.records.source import Source
 from dcpbench.records.store import append_row, read_lines, write_json
 from dcpbench.sweep import resume
@@ -89,6 +91,32 @@ def test_changed_source_is_named(
     append_row(tmp_path, row(code_digest="0", dcpbench_commit=A, torch_version="2.13"))
     write_json(tmp_path / "environment.json", {"code": {name: vars(one) for name, one in before.items()}})
     columns = {"torch_version": "2.13", "code_digest": "1"}
-    job: Any = SimpleNamespace(cell=SimpleNamespace(name="a"), run=("", 0), columns=columns, code=now)
+    job: Any = SimpleNamespace(
+        cell=SimpleNamespace(name="a"), run=("", 0), columns=columns, code=now, config=Config()
+    )
     found = resume.look(tmp_path, read_lines(tmp_path), [job], Rerun.none)
     assert [*found.reasons] == [why]
+
+
+UNUSED = """
+from dcpbench.api import CheckSpec, Plugin
+plugin = Plugin(name="unused", api=1, checks=(CheckSpec("unused_held", "a check", probe=print),) * {probes})
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("probes", tiered([0, 1], 0))
+def test_installed_plugin_changes_no_finished_cell(
+    probes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "sweep"
+    words = ("parallel=ddp,fsdp2", "device=cpu", "world_size=2", PRETENDED)
+    assert run(folder, *words).status == 0
+    (tmp_path / "unused.py").write_text(UNUSED.format(probes=probes))
+    monkeypatch.setenv("DCPBENCH_PLUGINS", "unused")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    for _ in range(2):
+        again = dcpbench(f"resume={folder}", folder=folder, own_process=True)
+        assert "resume: 2 of 2 cells are done" in again.err.splitlines(), again.err
+        assert " again: " not in again.err

@@ -252,6 +252,8 @@ def test_long_names_have_what_varies_and_a_number(hydra_loader: ConfigLoader, tm
     assert names == [f"storage.root={'x' * 137}{number}" for number in ("", "#2", "#3")]
     alone = CellMaker(hydra_loader, base).cells([[*long, "seed=1"]])
     assert alone[0].name == f"storage.root={'x' * 137}"
+    (wide,) = CellMaker(hydra_loader, base).cells([[f"+model.options.text='{'漢' * 140}'"]])
+    assert wide.name == f"+model.options.text=_{'漢' * 43}", "a folder's name is limited in bytes"
 
 
 def test_flags_are_written_the_same_however_typed(hydra_loader: ConfigLoader) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 from rich.console import Console
 
-from conftest import SMALL, TESTS, Finished, environment
+from conftest import SMALL, TESTS, Finished, blocks, environment, tiered
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Device, ParallelConfig, PlanAs, ScenarioConfig, StorageConfig
 from dcpbench.config.schema import Config
@@ -25,7 +25,7 @@ from dcpbench.records.store import append_row, keep_lines, read_lines
 from dcpbench.sweep import claim
 from dcpbench.sweep.dry_run import print_plan
 from dcpbench.sweep.identity import identity_of
-from dcpbench.sweep.job import Job
+from dcpbench.sweep.job import Job, titles_of
 from dcpbench.sweep.progress import ProgressDisplay, start_sentence
 from dcpbench.sweep.resources import Costs, Estimated, keys
 from dcpbench.sweep.resume import Found
@@ -34,6 +34,7 @@ from support.alone import config
 from support.commands import python
 from support.jobs import job
 from support.pretended import jobs_in
+from support.pretended_engine import PRETENDED
 from support.rows import row
 
 WITHOUT_TORCH = """
@@ -168,21 +169,33 @@ def test_progress_line_is_cut_and_names_a_cell_without_words() -> None:
         ScenarioConfig(name="a", target="x.y"), parallel=parallel, world_size=4, device=Device.cpu
     )
     without_words = job(config)
-    assert without_words.title == "parallel=fsdp, 4 ranks"
+    assert titles_of([without_words]) == {without_words.cell.name: "parallel=fsdp, 4 ranks"}
     without_words.cell.overrides.append("seed=1")
-    assert without_words.title == without_words.cell.name
+    assert titles_of([without_words]) == {without_words.cell.name: "seed=1"}
+
+
+def test_words_of_all_cells_are_not_repeated(tmp_path: Path) -> None:
+    words = (["device=cpu", "save=sync", "seed=1"], ["device=cpu", "save=async", "seed=1"], ["device=cpu"])
+    jobs = [
+        replace(job, cell=replace(job.cell, overrides=own))
+        for job, own in zip(jobs_in(tmp_path, "a", "b", "c"), words, strict=True)
+    ]
+    assert [*titles_of(jobs[:2]).values()] == ["save=sync", "save=async"]
+    assert [*titles_of(jobs).values()] == ["save=sync seed=1", "save=async seed=1", "parallel=???, 1 rank"]
 
 
 def test_first_line_has_cells_ranks_and_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     one, two, four = (jobs_in(tmp_path, "a", world_size=size)[0] for size in (1, 2, 4))
+    others = (jobs_in(tmp_path, "a", world_size=2, seed=seed)[0] for seed in (1, 2, 3))
     skipped = replace(two, skip="no")
     for jobs, words in (
-        ([two, two, two, two], "4 cells, 2 ranks starting"),
+        ([two, *others], "4 cells, 2 ranks starting"),
+        ([two, two, four], "2 cells in 3 runs, 2 to 4 ranks starting"),
         ([one], "1 cell, 1 rank starting"),
         ([four, two, one], "3 cells, 1 to 4 ranks starting"),
         ([four, skipped], "2 cells, 4 ranks starting"),
-        ([skipped, skipped], "2 cells, all skipped"),
+        ([skipped], "1 cell, all skipped"),
     ):
         assert start_sentence(jobs, tmp_path / "a sweep") == f"{words}; rows go to a sweep"
 
@@ -219,8 +232,9 @@ def test_too_little_disk_space_is_a_skip(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 def test_disk_space_is_checked_before_each_cell(sweep: Callable[..., Finished]) -> None:
-    free = "storage.keep_free_bytes=0,1000000000000000000"
-    ended = sweep("-m", free, *SMALL, "parallel=none", "saves=2", "device=cpu", "world_size=1")
+    free = {0: 0, 1: 10**18}
+    cells = blocks({"seed": seed, "storage.keep_free_bytes": free[seed]} for seed in free)
+    ended = sweep(*cells, *SMALL, "parallel=none", "saves=2", "device=cpu", "world_size=1")
     ran, skipped = ended.rows
     assert ran["status"] == "pass"
     assert ran["disk_bytes"] > 1.5 * ran["checkpoint_bytes"], "there are two checkpoints"
@@ -262,7 +276,7 @@ def test_many_cells_are_summed_by_block(capsys: pytest.CaptureFixture[str]) -> N
     assert counts == [["first", "40", "14", "26", "?"], ["second", "20", "6", "14", "?"]]
     for said in ("39 × no accelerator", "1 × no compiler", "1 × some-id: torch is wrong"):
         assert f"\n  {said}\n" in told
-    assert "\n60 cells: 20 would run, 40 would be skipped\n" in told
+    assert "\n1 cell in 60 runs: 20 would run, 40 would be skipped\n" in told
     assert "cell 7" not in told
     _, told = planned(capsys, jobs, PlanAs.cells, blocks=blocks)
     cells = [line.split()[:2] for line in told.splitlines() if line[:1].isdigit()][:60]
@@ -330,3 +344,39 @@ def test_plan_refuses_a_folder_in_use(tmp_path: Path) -> None:
     with claim.held(tmp_path), pytest.raises(ConfigError, match="another dcpbench is using"):
         claim.refuse_unusable(tmp_path, begun=True)
     claim.refuse_unusable(tmp_path, begun=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("key", "values"),
+    tiered(
+        [
+            ("isolation", "warm,fresh"),
+            ("restart", "true,false"),
+            ("verify", "standard,deep"),
+            ("timeouts.cell_s", "60.0,70.0"),
+            ("storage.root", "/tmp/a,/tmp/b"),
+            ("sharing", "none,disjoint"),
+            ("retry", "0,1"),
+        ],
+        ("isolation", "warm,fresh"),
+    ),
+)
+def test_cells_that_differ_only_in_how_they_run_are_refused(
+    sweep: Callable[..., Finished], key: str, values: str
+) -> None:
+    ended = sweep("parallel=ddp,fsdp2", f"{key}={values}", "device=cpu", PRETENDED)
+    assert (ended.status, len(ended.err.splitlines())) == (2, 1), ended.err
+    first, second = (f"{key}={value}" for value in values.split(","))
+    names = [re.sub(r"[^\w.,=]+", "_", f"parallel=ddp,{word.replace('.0', '')}") for word in (first, second)]
+    assert all(name in ended.err.replace(".0", "") for name in names)
+    assert f"({first} and {second}) would count as repeats of one" in ended.err
+    assert not ended.folder.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+def test_cells_without_times_can_be_next_to_timed_ones(sweep: Callable[..., Finished]) -> None:
+    checked = {"parallel": "ddp", "sharing": "correctness", "verify": "deep"}
+    ended = sweep("plan=true", *blocks([checked, {"parallel": "ddp", "repeats": 2}]), "device=cpu")
+    assert "3 cells: 3 would run" in ended.out

@@ -98,7 +98,9 @@ def sweep_of(*words: str, resumed: Sequence[str] | None = None, cells: Sequence[
     """The cells of an experiment, or of the sweep with the words `resumed` and these cells in its record."""
     sweeper = DcpbenchSweeper(None, BLOCKS)  # type: ignore[arg-type]
     repeats = next((int(word[-1]) for word in words if word.startswith("repeats=")), 1)
-    settings: Any = SimpleNamespace(repeats=repeats, matrix="product")
+    settings: Any = SimpleNamespace(
+        repeats=repeats, matrix="product", hydra=SimpleNamespace(runtime=SimpleNamespace(choices={}))
+    )
     recorded = None if resumed is None else (resumed, [cell.split() for cell in cells])
     begun = SimpleNamespace(covering=itertools.product, folder=SimpleNamespace(recorded=recorded))
     sweeper._prepare(settings, None, begun)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 import math
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.testing._internal.two_tensor import TwoTensor
 
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.sentences import describe
@@ -187,6 +189,25 @@ def test_values_differ_by_type_and_bits(one: object, other: object) -> None:
     assert same_value(other, other)
     assert not same_value(one, other)
     assert describe(compare({"x": one}, {"x": other})[0]) == f"saved {one!r}, restored {other!r}"
+
+
+@pytest.mark.filterwarnings("ignore:.*(prototype|beta|invariant).*")
+@pytest.mark.parametrize(
+    "composite",
+    [
+        lambda x: torch.nested.as_nested_tensor([x, x[:1]], layout=torch.jagged),
+        lambda x: torch.nested.as_nested_tensor([x, x[:1]]),
+        lambda x: x.to_sparse(),
+        lambda x: x.to_sparse_csr(),
+        lambda x: TwoTensor(torch.ones_like(x), x),
+    ],
+)
+def test_composite_tensors_are_compared(composite: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    eye, other = torch.eye(3), torch.eye(3)
+    other[1, 1] = 2
+    assert same_value(composite(eye), composite(torch.eye(3)))
+    assert not same_value(composite(eye), composite(other))
+    assert not same_value(composite(eye), composite(eye.double()))
 
 
 def test_nan_is_compared_by_its_bits() -> None:

@@ -88,6 +88,24 @@ def test_replicas_and_holes_are_reported() -> None:
     assert described(_add_up("w", {0: half, 1: half})[1]) == "the ranks have 4 of 8 elements"
 
 
+def test_tensor_and_number_under_one_name_disagree() -> None:
+    tensor = part(torch.rand(4), whole(torch.empty(4)))
+    for parts in ({0: tensor, 1: 5}, {0: 5, 1: tensor}):
+        held = {rank: "a tensor of torch.float32" if one is tensor else "5" for rank, one in parts.items()}
+        together, wrong = _add_up("w", parts)
+        assert together is parts[0]
+        assert described(wrong) == f"rank 0 has {held[0]}, rank 1 has {held[1]}"
+
+
+def test_only_names_of_a_group_are_joined() -> None:
+    """Stages of a pipeline have other parameters; an object of a user may have anything under such a name."""
+    for mine, other in (([["a"]], [["b"]]), (3, 4), ("a", "b"), (["a"], 4), (None, ["b"])):
+        assert _add_up("counted.params", {0: mine, 1: mine}) == (mine, None)
+        assert _add_up("counted.params", {0: mine, 1: other})[1] is not None
+    assert _add_up("param_groups.10.params", {0: ["a"], 1: ["b"]}) == (["a", "b"], None)
+    assert _add_up("param_groups.10.params", {0: ["a"], 1: 3})[1] is not None
+
+
 def test_checkpoint_locates_full_digests() -> None:
     state = {"w": leaf(torch.ones(2, 3)), "v": leaf(torch.zeros(4)), "e": leaf(torch.empty(0, 3)), "lr": 0.1}
     saved, wrong = digests(state, None)

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.sentences import describe
+from dcpbench.verify import snapshot
+from dcpbench.verify.compare import compare
 from dcpbench.verify.compare_layouts import _add_up, compare_across, digests
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaf, TensorLeaf, digested
@@ -149,3 +151,14 @@ def test_entries_of_empty_shards_are_ignored() -> None:
     everything, wrong = digests({"step": Idle(leaf(tensor)), "exp_avg": leaf(tensor)}, None)
     assert list(everything) == ["exp_avg"]
     assert wrong == []
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+def test_full_digest_is_compared_with_a_part_of_any_size(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with an empty part, and with one of several blocks."""
+    monkeypatch.setattr(snapshot, "BLOCK", 4)
+    tensor = tensor_of([rows, 2])
+    full, _ = digests({"w": leaf(tensor)}, None)
+    assert compare(full, {"w": leaf(tensor)}) == []
+    if rows:
+        assert [one.name for one in compare(full, {"w": leaf(tensor + 1)})] == ["w"]

@@ -6,6 +6,7 @@ is read off a tensor of the same shape, cut in the same way, that holds its own 
 
 import functools
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.verify.compare import compare
 from dcpbench.verify.compare_layouts import compare_across, digests
 from dcpbench.verify.layout import extent_of, whole
+from dcpbench.verify.plain_read import StoredChunk, compare_stored, read_elsewhere
 from dcpbench.verify.snapshot import TensorLeaf
 from support.gloo_ranks import Ask
 from verify.test_compare import DTYPES
@@ -74,6 +76,35 @@ def test_ranks_match_brute_force(ask: Ask, examples: int) -> None:
         ranks_match(ask, case)
 
     any_case()
+
+
+@pytest.mark.slow
+def test_every_part_of_a_checkpoint_is_read(ask: Ask) -> None:
+    """Once, if a rank has it completely; no rank relies on one that does not have it."""
+    read = ask(read_parts)
+    common = {f"all{number}" for number in range(12)}
+    random = [f"random.rank{rank}" for rank in range(4)]
+    assert Counter(name for names in read for name in names) == Counter(
+        [*common, *random, *["shard"] * 4, "few", "two"]
+    )
+    assert all(names & common for names in read), "ranks share the work"
+
+
+def read_parts() -> set[str]:
+    """Return the names of the parts of this rank that it compares with the files."""
+    rank, tensor = dist.get_rank(), torch.arange(8.0).reshape(4, 2)
+    row, one = torch.ones(1, 2), cut(tensor, (4,), (Shard(0),))
+    leaves = {f"all{number}": TensorLeaf(tensor, whole(tensor), None) for number in range(12)}
+    leaves |= {"shard": leaf(one), "few": leaf(cut(row, (4,), (Shard(0),)))}
+    leaves |= {f"random.rank{rank}": TensorLeaf(tensor, whole(tensor), None)}
+    leaves |= {"two": TensorLeaf(tensor, whole(tensor), None)} if rank > 1 else {}
+    leaves |= {"nothing": TensorLeaf(tensor[:0], whole(tensor[:0]), None)}
+    stored = {name: [StoredChunk((0, 0), (4, 2), lambda: tensor)] for name in leaves}
+    stored["few"] = [StoredChunk((0, 0), (1, 2), lambda: row)]
+    elsewhere = read_elsewhere([leaves], dist.group.WORLD)
+    compared = compare_stored([leaves], stored, torch.device("cpu"), elsewhere)
+    assert compared.found == []
+    return {*compared.fired}
 
 
 def ranks_match(ask: Ask, case: Case) -> None:

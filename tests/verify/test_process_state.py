@@ -127,15 +127,15 @@ def test_open_files_below_a_folder_are_listed(tmp_path: Path, monkeypatch: pytes
             for name in (*names, tmp_path / "folder-beside")
         )
         opened = snapshot_open(folder, counts=True)
-        assert opened["process.open_files"] == ", ".join(sorted(names))
+        assert opened["process.open_files"] == sorted(names)
         assert opened["process.threads"] >= 1
         assert opened["process.descriptors"] >= 4
         assert list(snapshot_open(folder, counts=False)) == ["process.open_files"]
         # In any order; one of them is closed by now.
         numbers = [str(file.fileno()) for file in (*files, beside)]
         monkeypatch.setattr(os, "listdir", lambda _: [*numbers[:2], "987654", *numbers[:1:-1]])
-        assert snapshot_open(folder, counts=False) == {"process.open_files": ", ".join(sorted(names))}
-    assert snapshot_open(folder, counts=False) == {"process.open_files": ""}
+        assert snapshot_open(folder, counts=False) == {"process.open_files": sorted(names)}
+    assert snapshot_open(folder, counts=False) == {"process.open_files": []}
 
 
 class Clock:
@@ -175,7 +175,7 @@ def test_closing_threads_are_waited_for(tmp_path: Path, clock: Clock) -> None:
 def test_lasting_descriptors_are_reported(tmp_path: Path, clock: Clock) -> None:
     before = snapshot_open(tmp_path, counts=False)
     with (tmp_path / "file").open("w", encoding="utf-8"):
-        assert left_open(tmp_path, before) == {"process.open_files": str(tmp_path / "file")}
+        assert left_open(tmp_path, before) == {"process.open_files": [str(tmp_path / "file")]}
     assert 1 < clock.now < 5
 
 
@@ -204,9 +204,29 @@ def test_files_of_garbage_are_not_left_open(tmp_path: Path) -> None:
 def test_only_more_open_files_are_reported(
     name: str, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before: Leaves = {"process.open_files": "/a", "process.threads": 5, "process.descriptors": 5}
-    less: Leaves = {"process.open_files": "", "process.threads": 4, "process.descriptors": 4}
-    more: Leaves = {"process.open_files": "/a, /b", "process.threads": 6, "process.descriptors": 6}
+    before: Leaves = {"process.open_files": ["/a"], "process.threads": 5, "process.descriptors": 5}
+    less: Leaves = {"process.open_files": [], "process.threads": 4, "process.descriptors": 4}
+    more: Leaves = {"process.open_files": ["/a", "/b"], "process.threads": 6, "process.descriptors": 6}
     now = {**less, name: more[name]}
     monkeypatch.setattr(process_state, "snapshot_open", lambda folder, counts: now)
     assert left_open(tmp_path, before) == {**before, name: more[name]}
+
+
+@pytest.mark.parametrize(
+    ("now", "reported"),
+    [
+        (["/b", "/c"], False),
+        (["/c"], False),
+        (["/a", "/b", "/c"], True),
+        (["/a", "/c"], True),
+        (["/b", "/d"], True),
+        (["/b", "/b", "/c"], True),
+    ],
+)
+def test_files_opened_in_addition_are_reported(
+    now: list[str], reported: bool, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever their names, and whatever was closed meanwhile."""
+    monkeypatch.setattr(process_state, "snapshot_open", lambda folder, counts: {"process.open_files": now})
+    left = left_open(tmp_path, {"process.open_files": ["/b", "/c"]})
+    assert left == {"process.open_files": now if reported else ["/b", "/c"]}

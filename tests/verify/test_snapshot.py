@@ -11,7 +11,9 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.two_tensor import TwoTensor
 
+from dcpbench.core.rank_report import Skip
 from dcpbench.core.sentences import describe
 from dcpbench.verify import snapshot
 from dcpbench.verify.compare import compare
@@ -234,3 +236,11 @@ def test_names_equal_dcps() -> None:
     assert not compare(snapshot_nested(state), snapshot_nested(state))
     other = {**state, "base_lrs": [rate, 4]}
     assert [one.name for one in compare(snapshot_nested(state), snapshot_nested(other))] == ["base_lrs.1"]
+
+
+def test_state_of_a_subclass_is_named() -> None:
+    state = {"moment": TwoTensor(torch.zeros(2), torch.ones(2))}
+    with pytest.raises(Skip, match="'moment' in the state, of type TwoTensor, cannot be compared"):
+        snapshot_nested(state)
+    with pytest.raises(Skip, match=r"'edges' in the state, of type torch.sparse_coo, cannot be compared"):
+        snapshot_nested({"edges": torch.eye(2).to_sparse()})

@@ -22,7 +22,7 @@ from dcpbench.verify.training import (
     loss_share,
     step_tolerances,
 )
-from dcpbench.verify.whole_tensors import real_elements
+from dcpbench.verify.whole_tensors import dense, magnitudes, real_elements
 from support.models import Adversarial
 
 EPS = torch.finfo(torch.float32).eps
@@ -191,6 +191,29 @@ def test_measured_noise_is_tolerated() -> None:
     finding = seen(far, twin)
     assert finding is not None
     assert "bounds" in finding.facts
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_bound_counts_repeated_rows(seed: int) -> None:
+    """Ranks sum the rows of a sparse gradient in another order than the twin; a wrong row is still seen."""
+    draw = torch.Generator().manual_seed(seed)
+    indices = [torch.randint(3, (1, 400), generator=draw) for _ in range(PARTS)]
+    terms = [
+        torch.sparse_coo_tensor(one, torch.randn(400, 2, generator=draw), (3, 2), check_invariants=True)
+        for one in indices
+    ]
+    total, size = (
+        torch.stack([each(one) for one in terms]).sum(0)
+        for each in (lambda one: real_elements(dense(one)), magnitudes)
+    )
+    twin = TwinGradient.of(ROUNDING, total, size)
+    by_rank = torch.stack([one.coalesce().to_dense() for one in terms]).sum(0) / PARTS
+    assert seen(by_rank, twin) is None
+    assert seen(by_rank, TwinGradient.of(ROUNDING, total, total.abs())) is not None, (
+        "no other bound is needed"
+    )
+    by_rank[1, 1] *= 1 + ROUNDING.control
+    assert seen(by_rank, twin) is not None
 
 
 def test_factor_is_detected_despite_noise() -> None:

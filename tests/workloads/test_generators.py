@@ -8,7 +8,7 @@ import torch
 
 from dcpbench.config.groups import WorkloadConfig
 from dcpbench.workloads.build_run import build_plain, build_twin
-from dcpbench.workloads.generators import seed_generators, set_generators, states_of_generators
+from dcpbench.workloads.generators import RandomState, seed_generators, set_generators, states_of_generators
 from support.alone import config, world
 
 CPU = torch.device("cpu")
@@ -53,3 +53,16 @@ def test_own_models_keep_their_keys() -> None:
     target = WorkloadConfig("support.ordinary_state.python_random")
     assert build_plain(config(workload=target), world(), 3).random.states.keys() == {"cpu", "python", "numpy"}
     assert build_plain(config(model="short"), world(), 3).random.states.keys() == {"cpu"}
+
+
+def test_draws_of_a_step_that_raises_are_noted() -> None:
+    run = RandomState(3, 0, CPU)
+
+    def step() -> None:
+        with run.noting_draws(), run.drawn_from():
+            torch.rand(())
+            raise ValueError("after a draw")
+
+    with pytest.raises(ValueError, match="after a draw"):
+        step()
+    assert run.drawn == {"cpu"}

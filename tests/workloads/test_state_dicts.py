@@ -68,6 +68,26 @@ def test_cell_uses_the_requested_options(asked: str) -> None:
     )
 
 
+@pytest.mark.cell
+@pytest.mark.parametrize(
+    ("scenario", "key", "value"),
+    tiered(
+        [
+            ("model_only", "state_dict", "flattened"),
+            ("model_only", "state_dict", "full_flattened"),
+            ("model_only", "optimizer_state", "plain"),
+            ("fine_tune", "state_dict", "flattened"),
+        ],
+        ("model_only", "state_dict", "full_flattened"),
+        ("model_only", "optimizer_state", "plain"),
+    ),
+)
+def test_model_alone_has_no_optimizer_to_rename(scenario: str, key: str, value: str) -> None:
+    verdict, report = alone(**ONCE, scenario=scenario, **{key: value})
+    assert verdict.status == "pass", verdict.reason
+    assert report.checks["files_equal"].compared
+
+
 @pytest.fixture(scope="module")
 def forms(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     cells = [

@@ -9,11 +9,11 @@ from typing import Any
 
 import pandas as pd
 
+from dcpbench.analysis.causes import likely
 from dcpbench.analysis.cell_identity import cell_names, identity_keys, override_words, with_cells
 from dcpbench.analysis.frame import is_true, ok, records
 from dcpbench.config.text import program
 from dcpbench.core.checks import CHECKS
-from dcpbench.core.explanations import explanation_of
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import SEVERITY, STATUSES, UNKNOWN
 from dcpbench.records.short_reason import short_reason
@@ -43,14 +43,15 @@ def cell_numbers(frame: pd.DataFrame) -> "pd.Series[int]":
 
 
 def one_per_cell(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return one row for each cell, with its number of `runs`, and of those that have its status
-    (`agreeing_runs`).
+    """Return one row for each cell, with its number of `runs`, of those that have its status
+    (`agreeing_runs`), and of those that were timed (`timed_runs`).
 
     It is the row of the first of the worst runs. A check passed if it passed in every run that made it;
-    metrics are medians. `cell` and `overrides` name no repeat.
+    metrics are medians. `cell` and `overrides` name no repeat, and `overrides` nothing in which runs differ.
     """
     if frame.empty:
-        return frame.assign(runs=pd.Series(dtype=int), agreeing_runs=pd.Series(dtype=int))
+        counts = ("runs", "agreeing_runs", "timed_runs")
+        return frame.assign(**{name: pd.Series(dtype=int) for name in counts})
     frame = frame.reset_index(drop=True)
     numbers, ranks = cell_numbers(frame), severity(frame)
     worst = ranks.groupby(numbers).idxmin()
@@ -60,6 +61,10 @@ def one_per_cell(frame: pd.DataFrame) -> pd.DataFrame:
     cells[[*METRICS]] = runs[[*METRICS]].median()
     cells["flaky"] = runs["flaky"].max()
     cells["runs"] = runs.size()
+    cells["timed_runs"] = runs["cell_s"].count()
+    several = frame["overrides"][numbers.map(cells["runs"]) > 1]
+    common = several.groupby(numbers).agg(_common).astype("string")
+    cells["overrides"] = common.combine_first(cells["overrides"])
     cells["agreeing_runs"] = (ranks == ranks.groupby(numbers).transform("min")).groupby(numbers).sum()
     return cells.reset_index(drop=True)
 
@@ -75,7 +80,7 @@ def runs_text(cells: pd.DataFrame) -> "pd.Series[str]":
 
 def failures(frame: pd.DataFrame) -> pd.DataFrame:
     """Return every run that is not a pass at the first attempt or a detected fault: its status, cell by the
-    axes that vary, short reason, likely `cause` (can be empty), and the command to run it again.
+    axes that vary, short reason, likely `cause`, one a line (can be empty), and the command to run it again.
 
     Runs of one cell with the same reason, except for numbers, are one row; its column `runs` counts them if
     any cell has repeats.
@@ -110,25 +115,27 @@ def names_of(frame: pd.DataFrame) -> "pd.Series[str]":
 
 
 def why_failed(frame: pd.DataFrame) -> dict[str, list[str]]:
-    """Return the short `reason` of each row, its likely `cause`, empty if none is known, and the command that
+    """Return the short `reason` of each row, its likely `cause`, one a line, and the command that
     runs it `again`."""
     rows = records(frame[["status", "reason", "details", "parallel", "checkpointer", *CHECKS]])
     return {
         "reason": [short_reason(row) for row in rows],
-        "cause": [explanation_of(row) or "" for row in rows],
+        "cause": ["\n".join(likely(row)) for row in rows],
         "again": commands(frame),
     }
 
 
 def of_a_kind(listed: pd.DataFrame) -> pd.DataFrame:
-    """Return one of `failures` for each status and reason, except for numbers, and how many `more` there are.
+    """Return one of `failures` for each status, reason and cause, except for numbers, and how many `more`
+    there are.
 
     Rows with nothing to run again have an empty `again` and come last.
     """
     if listed.empty:
         return listed.assign(more="")
     listed = listed.assign(again=listed["again"].mask(listed["status"].isin(["skip", "xfail"]), ""))
-    kinds = listed.groupby([listed["status"], listed["reason"].map(without_numbers)], sort=False)
+    texts = [listed[name].map(without_numbers) for name in ("reason", "cause")]
+    kinds = listed.groupby([listed["status"], *texts], sort=False)
     sizes = kinds["cell"].transform("size")
     listed["more"] = sizes.map(lambda size: f"and {size - 1} more like it" if size > 1 else "")
     first = listed[~kinds.ngroup().duplicated()]
@@ -169,6 +176,13 @@ def seen_by(row: Mapping[str, Any]) -> list[str]:
     """Return the checks that failed in a row, and `error` if a rank raised."""
     checks = [check for check in CHECKS if row[check] is False]
     return [*checks, *(["error"] if row["status"] == "error" else [])]
+
+
+def _common(lines: "pd.Series[str]") -> str:
+    """Return the words that all of these overrides have, without the repeat."""
+    first, *others = map(override_words, lines.unique())
+    common = [word for word in first if all(word in words for words in others)]
+    return shlex.join(word for word in common if not word.startswith("repeat="))
 
 
 def _without_repeat(frame: pd.DataFrame) -> pd.DataFrame:

@@ -1,5 +1,6 @@
 """One cell on one rank: its configuration, its world, timed phases, and the report that it fills in."""
 
+import inspect
 import multiprocessing
 import threading
 import time
@@ -63,6 +64,7 @@ class Cell:
         children_before: child processes that this rank had before the cell.
         chosen: the steps of a trainer, which the run that never saves has chosen.
         opened: the descriptors that each load of a trainer has opened, with their targets.
+        trained: packages that define the forwards of the modules that this stage has trained; not of twins.
     """
 
     config: Config
@@ -76,7 +78,7 @@ class Cell:
     synced: Callable[[Path], set[str]] = lambda folder: set()
     endings: ExitStack = field(default_factory=ExitStack)
     children_before: set[BaseProcess] = field(default_factory=lambda: set(multiprocessing.active_children()))
-
+    trained: set[str] = field(default_factory=set)
     chosen: Window | None = None
     opened: list[Mapping[int, str]] = field(default_factory=list)
 
@@ -115,6 +117,9 @@ class Cell:
         """Context manager: the phase in which a run trains; a failure is reported with the save or load that
         the run comes after."""
         self.report.trains = run.comes_after
+        for module in run.model.modules():
+            forward = inspect.getattr_static(type(module), "forward")
+            self.trained.add(str(getattr(forward, "__module__", None)).partition(".")[0])
         with self.phase("train"):
             try:
                 yield

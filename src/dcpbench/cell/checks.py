@@ -48,6 +48,7 @@ from dcpbench.workloads.run_state import (
     retained_state,
 )
 from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.unsaved_values import differing
 
 HARMLESS = "save_harmless"
 """The check that saves change nothing."""
@@ -67,7 +68,9 @@ def verify_training(
         prepare: puts a new run into the state in which the reference run began.
     """
     record = reference.record
-    unsaved = train_without_saves(cell, record, len(record.losses), prepare)
+    until = len(record.losses)
+    unsaved = train_without_saves(cell, record, until, prepare)
+    compare_unsaved_values(cell, unsaved.unsaved_values().texts, record, until)
     compare_without_saves(cell, live_state(unsaved), live_state(reference.trained))
 
 
@@ -103,6 +106,18 @@ def train_without_saves(
         where = "in the uninterrupted run"
         _, cell.report.losses["twin"] = _train_with_twin(cell, unsaved, twin, until, where)
     return unsaved
+
+
+def compare_unsaved_values(cell: Cell, unsaved: Mapping[str, str], record: RunRecord, until: int) -> None:
+    """Note the values that differ from the reference run's, first of all those that steps change. The others,
+    such as the time of an import, differ from process to process: a resume does not compare them."""
+    first, last = record.unsaved_values.get(0, {}), record.unsaved_values.get(until, {})
+    differences = differing(last, unsaved, "without saves")
+    stepped = {name: text for name, text in differences.items() if first.get(name) != last[name]}
+    cell.report.unlike_without_saves |= stepped or differences
+    for name in differences.keys() - stepped.keys():
+        for values in record.unsaved_values.values():
+            values.pop(name, None)
 
 
 def compare_without_saves(cell: Cell, never: State, saved: State) -> None:
@@ -343,6 +358,10 @@ def resume(
             check = part if part in (rule.check, FLAGS) else "state_resume_equal"
             cell.record(check, one, f"{where}, resumed" if part == FLAGS else where, RESUMED)
     cell.report.resumed[checkpoint.step] = resumed
+    values = record.unsaved_values.get(last, {})
+    differences = differing(values, target.unsaved_values().texts, "resumed")
+    # The run that resumed first is loaded again: later differences would be those of both resumes.
+    cell.report.in_no_state_dict = {**differences, **cell.report.in_no_state_dict}
     if cell.config.own_trainer:
         _report_generators(cell, generators, record, checkpoint.step, last, compared[rule.check])
 

@@ -16,7 +16,8 @@ from dcpbench.core.plugins import plugins
 from dcpbench.core.rank_report import Compared
 from dcpbench.verify.compare import same_leaves
 from dcpbench.verify.losses import ResumedRule
-from dcpbench.workloads.parallelisms import broadcasts_buffers
+from dcpbench.verify.snapshot import persistent_buffers
+from dcpbench.workloads.parallelisms import broadcast_buffers
 from dcpbench.workloads.run_state import State, buffers_of
 from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.workload import Batches
@@ -70,10 +71,12 @@ class Resumed:
 
 @dataclass(frozen=True)
 class RaisedInLoad:
-    """The reference of a load that raised on every rank: the checkpoint, and the texts of the exceptions."""
+    """The reference of a load that raised: the checkpoint, the texts of the exceptions, and the run that it
+    was loaded into."""
 
     checkpoint: Checkpoint
     texts: frozenset[str]
+    target: TrainingRun
 
 
 def explained_restored(
@@ -129,14 +132,16 @@ def without_overwritten(
         saved: what was saved on this rank, by check.
     """
     wrong = any(one.found for one in compared.values())
-    if not broadcasts_buffers(run.model) or not any(cell.world.gathered(wrong)):
+    broadcast = broadcast_buffers(run.model)
+    if not broadcast or not any(cell.world.gathered(wrong)):
         return compared
     mine = {check: buffers_of(saved.get(check, {})) for check in compared}
     first = cell.world.gathered(mine if cell.world.rank == 0 else None)[0]
     done = dict(compared)
     for check, one in compared.items():
         if first[check] and cell.world.rank:
-            names = {*equal(check, first)}
+            # A frozen module, which DDP does not wrap, keeps its buffers.
+            names = {*equal(check, first)} - (persistent_buffers(run.model).keys() - broadcast)
             done[check] = replace(one, found=[each for each in one.found if each.name not in names])
     return done
 
@@ -168,12 +173,16 @@ def explained(
     return {check: replace(one, found=found[check]) for check, one in compared.items()}
 
 
-def explain_raised(cell: Cell, checkpoint: Checkpoint, error: CheckpointException) -> None:
+def explain_raised(cell: Cell, checkpoint: Checkpoint, target: TrainingRun, error: Exception) -> None:
     """Report the defect that makes a load raise, if there is one. DCP raises the exceptions of all ranks on
-    every rank, so this can be collective."""
-    about = RaisedInLoad(checkpoint, frozenset(str(cause) for cause, _ in error.failures.values()))
+    every rank, so this can be collective; another exception is of this rank alone."""
+    moment: Moment = "refused"
+    texts = [str(error)]
+    if isinstance(error, CheckpointException):
+        texts, moment = [str(cause) for cause, _ in error.failures.values()], "raised"
+    about = RaisedInLoad(checkpoint, frozenset(texts), target)
     with cell.phase("verify", "known_defects"):
-        defects = defects_at(cell, "raised").items()
-        causes = (by for by, one in defects if about.texts <= {*one.expected(cell, "raised", about)})
+        defects = defects_at(cell, moment).items()
+        causes = (by for by, one in defects if about.texts <= {*one.expected(cell, moment, about)})
         cell.report.raised_by = next(causes, None)
     cell.announce("load")

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.cell import checkpoint_files, contract, side_effects
 from dcpbench.cell.cell import Cell
@@ -22,7 +21,7 @@ from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.core.plugins import all_of
 from dcpbench.core.rank_report import NOTHING
 from dcpbench.verify.audit import compare_manifest
-from dcpbench.verify.plain_read import compare_stored
+from dcpbench.verify.plain_read import compare_stored, read_elsewhere
 from dcpbench.verify.snapshot import Leaves, retained
 from dcpbench.workloads import build_run
 from dcpbench.workloads.attributes import Judged
@@ -41,6 +40,7 @@ class RunRecord:
         unrestored: losses of a run that is built from another seed and never restored, from step 1 on.
         why_layout_bound: why its losses would be different under another layout, if they would.
         computes_in: dtypes that it computes in, in addition to those of its parameters.
+        unsaved_values: values that are in no state dict, after these steps; 0 is before the first.
         judged: when each attribute of a trainer is compared, as the run that never saves has shown.
         stepped: attributes of a trainer one step after each save.
         generators: the default ones of a trainer, after each save and where resumed runs end.
@@ -53,6 +53,7 @@ class RunRecord:
     unrestored: list[float] = field(default_factory=list)
     why_layout_bound: str | None = None
     computes_in: tuple[torch.dtype, ...] = ()
+    unsaved_values: dict[int, dict[str, str]] = field(default_factory=dict)
     judged: Judged | None = None
     stepped: dict[int, Leaves] = field(default_factory=dict)
     generators: dict[int, States] = field(default_factory=dict)
@@ -94,6 +95,7 @@ def build(cell: Cell, unsaved: RunRecord | None = None) -> ReferenceRun:
             record.keeps_random = unsaved.keeps_random
         run.judged = record.judged
         cell.report.losses["continued"] = record.losses
+        record.unsaved_values[0] = run.unsaved_values().texts
         return ReferenceRun(run, record)
 
 
@@ -145,6 +147,7 @@ def advance(cell: Cell, reference: ReferenceRun, until: int) -> None:
         with cell.phase("verify", "retained"):
             if step in ends:
                 record.states[step] = retained_state(run)
+                record.unsaved_values[step] = run.unsaved_values().texts
             if step in first_steps:
                 record.stepped[step] = retained(run.extra()[1])
             if cell.config.own_trainer:
@@ -200,6 +203,9 @@ def train_and_save(
 def decide_state(cell: Cell, reference: ReferenceRun, checkpoints: Iterable[Checkpoint]) -> None:
     """Decide what a load has to restore, after the last step of the reference run; collective."""
     run = reference.trained
+    cell.report.unreadable |= run.unsaved_values().unreadable
+    for name, kind in cell.report.unreadable.items():
+        cell.report.not_applied[f"extra_equal of {name}"] = f"a {kind} has no state that can be read"
     cell.report.not_applied |= run.not_judged
     if (needed := run.needs_random) is not None:
         everywhere = frozenset[str]().union(*cell.world.gathered(needed))
@@ -333,13 +339,13 @@ def _compare_files(cell: Cell, checkpoint: SavedCheckpoint) -> None:
     if not stored:
         cell.report.not_applied.setdefault("files_equal", "nothing else reads files of this format")
         return
-    here = cell.world.rank, cell.world.size, cell.world.device
     parts = checkpoint.by_key.values()
-    seen = compare_stored(parts, stored, *here)
+    where = cell.world.device, read_elsewhere(parts, cell.world.group)
+    seen = compare_stored(parts, stored, *where)
     names = frozenset(one.name for one in seen.found)
 
     def equal(_: str, state: State) -> set[str]:
-        again = compare_stored(state.values(), stored, *here)
+        again = compare_stored(state.values(), stored, *where)
         return again.names.keys() - {one.name for one in again.found}
 
     about = partial(StoredFiles, checkpoint, stored, names)
@@ -394,15 +400,13 @@ def load(
         began = time.perf_counter()
         try:
             checkpoint.checkpointer.load(target.state() if state is None else state, checkpoint.checkpoint_id)
-        except CheckpointException as error:
-            explain_raised(cell, checkpoint, error)
-            raise
-        except FileNotFoundError as error:
-            if cell.config.own_trainer:
+            if install:
+                install()
+        except Exception as error:
+            explain_raised(cell, checkpoint, target, error)
+            if cell.config.own_trainer and isinstance(error, FileNotFoundError):
                 raise FileNotFoundError(f"{error}; {checkpoint_files.missing(cell, checkpoint)}") from error
             raise
-        if install:
-            install()
         target.is_at(checkpoint.step)
         target.comes_after = where
         cell.world.synchronize()

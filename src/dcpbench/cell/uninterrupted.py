@@ -37,6 +37,7 @@ def begin(cell: Cell, exactly: bool = False) -> tuple[Cell, RunRecord]:
         record.losses += run.train_state.losses
         with cell.phase("verify", "retained"):
             record.states[cell.window.last] = retained_state(run)
+            record.unsaved_values[cell.window.last] = run.unsaved_values().texts
     checks.unrestored_losses(cell, record)
     return cell, record
 
@@ -54,6 +55,9 @@ def compare(cell: Cell, unsaved: RunRecord, reference: ReferenceRun) -> None:
             why = f"the trainer does not repeat itself: the {wrong[0].name} is another, before any save"
             cell.report.not_applied[checks.HARMLESS] = why
             return
+    else:
+        texts = unsaved.unsaved_values[cell.window.last]
+        checks.compare_unsaved_values(cell, texts, record, cell.window.last)
     checks.compare_without_saves(cell, never, saved)
 
 

@@ -21,6 +21,7 @@ from dcpbench.checkpointers.safetensors_headers import SUFFIX, names_in, safeten
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.sentences import mismatch_sentence
 from dcpbench.records.files import file_lengths, walk
+from dcpbench.records.store import ENVIRONMENT_JSON, SWEEP_JSON
 from dcpbench.verify.audit import Entry, Manifest, audit
 
 _UNFINISHED = re.compile(r".*\.distcp|(__\d+)?\.metadata\.tmp")
@@ -139,9 +140,11 @@ def _numbers(place: Path) -> list[int]:
 
 def _checkpoints_below(folder: Path) -> Iterator[tuple[Path, float]]:
     """Yield the folders that are checkpoints, or were left by an interrupted save, and the times at which
-    they were written. Folders in a checkpoint are part of it."""
+    they were written. Folders in a checkpoint are part of it, and sweeps below the folder are left out."""
     for place, below, names in walk(folder):
-        if written := _written_by_save(names):
+        if place != folder and {SWEEP_JSON, ENVIRONMENT_JSON} <= {*names}:
+            below.clear()
+        elif written := _written_by_save(names):
             below.clear()
             yield place, max((place / name).lstat().st_mtime for name in written)
 

@@ -91,7 +91,8 @@ def override(context: click.Context, _: click.Parameter | None, typed: str) -> l
     """Return the overrides that begin as typed."""
     if context.info_name == "resume" and not context.params.get("overrides"):
         return [CompletionItem(typed, type="dir")]
-    groups, keys = reference.groups(context.params.get("config_dir")), reference.keys()
+    own = context.params.get("config_dir")
+    groups, keys = reference.groups(own and Path(own)), reference.keys()
     name, equals, value = typed.partition("=")
     if not equals:
         nested = reference.keys_of_groups() if "." in typed else ()

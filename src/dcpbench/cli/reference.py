@@ -26,7 +26,7 @@ _COMMANDS: dict[str, str] = {
     "run": "run one cell, or every combination of the values in lists",
     "plan": "show what a run would do and how long it would take",
     "resume": "continue an interrupted sweep",
-    "report": "print tables of sweeps; write report.html and junit.xml again",
+    "report": "print tables of sweeps, or write them to a file",
     "show": "print one cell in full: checks, mismatches, losses, times",
     "compare": "show what changed between sweeps: statuses and costs",
     "history": "show each cell over many sweeps",

@@ -130,7 +130,9 @@ def main(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         status = INTERRUPTED
         if task.sweep is None or not task.sweep.begun:
-            sys.stderr.write("dcpbench: interrupted before a cell was run\n")
+            exists = task.sweep is not None and task.sweep.folder.path.exists()
+            written = "" if exists else "; nothing was written"
+            sys.stderr.write(f"dcpbench: interrupted before a cell was run{written}\n")
     finally:
         signals.hold()
         if task.sweep:

@@ -9,7 +9,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Override, OverrideType
 from hydra.errors import OverrideParseException
 
 from dcpbench.cli import reference
-from dcpbench.config.errors import ConfigError, malformed, other_launcher, refuse_null_choice
+from dcpbench.config.errors import ConfigError, malformed, other_launcher, refuse_choice
 from dcpbench.config.schema import is_about_the_sweep, is_how_run
 from dcpbench.config.text import as_target, did_you_mean, visible
 
@@ -27,8 +27,8 @@ def check(words: Sequence[str], command: str = "run", own: Path | None = None, s
         shows: the option that prints a configuration, if one is given.
 
     Raises:
-        ConfigError: a word is not `key=value`, cannot be parsed, has no value, selects null or code as the
-            value of a group, or sets a key that another word sets.
+        ConfigError: a word is not `key=value`, cannot be parsed, has no value, selects null, a list in
+            brackets or code as the value of a group, or sets a key that another word sets.
     """
     parser, groups = OverridesParser.create(), reference.group_names()
     first: dict[tuple[str, str | None, bool], str] = {}
@@ -49,7 +49,7 @@ def check(words: Sequence[str], command: str = "run", own: Path | None = None, s
             raise ConfigError(f"{visible(word)}: {shows} prints one cell; pass one value")
         if override.key_or_group in _OURS and override.value() != _OURS[override.key_or_group]:
             raise other_launcher(word)
-        refuse_null_choice(override, groups)
+        refuse_choice(override, groups)
         _refuse_code(override, groups, own)
         key = override.key_or_group, override.package, override.type is OverrideType.DEL
         if key in first:

@@ -1,7 +1,7 @@
 """Errors of the configuration, each reported in one line: the key, the problem, how to fix it."""
 
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import EnumType
 from types import NoneType, UnionType
@@ -13,12 +13,14 @@ from omegaconf import DictConfig, ListConfig
 from omegaconf.errors import (
     ConfigAttributeError,
     ConfigKeyError,
+    KeyValidationError,
     MissingMandatoryValue,
     OmegaConfBaseException,
     ValidationError,
 )
 
 from dcpbench.config.text import choices, did_you_mean, names_shown, visible
+from dcpbench.core.axes import AXES
 
 _NOISE = (
     ("^Error merging override ", ""),
@@ -72,16 +74,24 @@ REMOVED = {
 """Keys of earlier commits, and what to use instead."""
 
 
-def refuse_null_choice(override: Override, groups: Container[str]) -> None:
-    """Refuse null as the value of a group, for which Hydra raises an error without the group's name.
+def refuse_choice(override: Override, groups: Container[str]) -> None:
+    """Refuse null as the value of a group, for which Hydra raises an error without the group's name, and of
+    an axis a list in brackets, of which Hydra uses the last value with settings of all.
 
     Raises:
-        ConfigError: the override sets a group to null, alone or in a list.
+        ConfigError: the override has it, alone or in a list.
     """
-    value = override.value()
+    group, value = override.key_or_group, override.value()
     values = value.list if isinstance(value, ChoiceSweep) else [value]
-    if override.key_or_group in groups and override.type is not OverrideType.DEL and None in values:
-        raise ConfigError(f"{override.key_or_group}=null: cannot be null; leave it out")
+    if group in groups and override.type is not OverrideType.DEL and None in values:
+        raise ConfigError(f"{group}=null: cannot be null; leave it out")
+    if group in AXES and isinstance(value, list):
+        raise ConfigError(f"{override.input_line}: use {group}={','.join(map(value_text, value))}")
+
+
+def null_choices(choices: Mapping[str, str | None]) -> set[str]:
+    """Return the words that leave a group of axes at null, so that a list can contain null."""
+    return {f"{group}=null" for group in AXES.keys() & choices.keys() if choices[group] is None}
 
 
 def one_line(error: BaseException, words: Sequence[str] = ()) -> str:
@@ -96,6 +106,8 @@ def one_line(error: BaseException, words: Sequence[str] = ()) -> str:
         group, _, value = error.missing_cfg_file.rpartition("/")
         return visible(f"{group}={value}: unknown value{choices(value, error.options)}")
     cause = error.__cause__ or error.__context__
+    if isinstance(cause, KeyValidationError):
+        return visible(f"{cause.full_key}: null is not a key; write a list in brackets, as [null, ddp]")
     for inner in (cause, error):
         if isinstance(inner, MissingMandatoryValue) and inner.full_key:
             return visible(f"{inner.full_key}: has no value")

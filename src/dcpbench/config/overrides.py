@@ -13,7 +13,8 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import MISSING
 
-from dcpbench.config.errors import ConfigError
+from dcpbench.config.errors import ConfigError, value_text
+from dcpbench.config.schema import can_be_null, is_list
 from dcpbench.core.axes import AXES
 
 _PLAIN = re.compile(r"(?!(?:true|false|null|nan|inf)$)[A-Za-z_][\w.]*", re.ASCII | re.IGNORECASE)
@@ -49,6 +50,32 @@ def override(key: str, *values: Any) -> str:
         return f"{'++' if _is_of_options(key) else ''}{key}={','.join(map(quoted, values))}"
     except ConfigError as error:
         raise ConfigError(f"{key}={error}") from None
+
+
+def of_block(name: str, block: Mapping[Any, Any]) -> list[str]:
+    """Return the overrides of a block of an experiment. A text is written as on the command line, a list is a
+    list of values; the value of a key such as `optimizer.betas` is a list itself, and several are in a list.
+
+    Raises:
+        ConfigError: a list has no brackets, so that YAML has read its values as keys.
+    """
+    words, last = [], ""
+    for key, value in block.items():
+        if value is None and not can_be_null(key):
+            write = f"; write a list in brackets: {last}: [{value_text(block[last])}, {value_text(key)}]"
+            raise ConfigError(f"block {name}: {value_text(key)} has no value{write if last else ''}")
+        last, text = key, value if isinstance(value, str) else quoted(value)
+        if isinstance(value, list) and not (is_list(key) and _is_flat(value)):
+            text = ",".join(map(quoted, value))
+        if not text:
+            raise ConfigError(f"block {name}: {key} has no value")
+        words.append(f"{key}={text}")
+    return words
+
+
+def _is_flat(values: list[Any]) -> bool:
+    """Return whether a list contains neither lists nor nulls."""
+    return not any(value is None or isinstance(value, list) for value in values)
 
 
 def _inside(key: str, value: Any) -> Iterator[str]:

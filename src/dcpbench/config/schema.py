@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field, is_dataclass, make_dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from dcpbench.config import groups
 from dcpbench.config.errors import ConfigError
@@ -277,6 +278,22 @@ def is_how_run(key: str) -> bool:
         hint = get_type_hints(kind)[name]
         kind = next(filter(is_dataclass, (hint, *get_args(hint))), None)
     return False
+
+
+def is_list(key: str) -> bool:
+    """Return whether the value of a dotted key is itself a list, as that of `optimizer.betas`."""
+    hint: Any = config_class()
+    for name in key.lstrip("+").split("."):
+        kind = next(filter(is_dataclass, (hint, *get_args(hint))), None)
+        hint = get_type_hints(kind).get(name) if kind else None
+    return any(get_origin(item) is list for item in (hint, *get_args(hint)))
+
+
+def can_be_null(key: object) -> bool:
+    """Return whether `key` is a dotted key, and its value can be null."""
+    top, dot, _ = str(key).lstrip("+").partition(".")
+    hint = get_type_hints(config_class()).get(top)
+    return hint is not None and (bool(dot) or NoneType in get_args(hint))
 
 
 def config_class() -> type[Config]:

@@ -105,6 +105,11 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
+def cells_text(cells: int, runs: int) -> str:
+    """Return `5 cells`, or `2 cells in 5 runs`."""
+    return counted(cells, "cell") + (f" in {counted(runs, 'run')}" if runs > cells else "")
+
+
 def byte_unit(number: float) -> tuple[str, int]:
     """Return the largest unit that is not more than this many bytes, and how many bytes it is."""
     return next(unit for unit in reversed(_BYTES) if number >= unit[1] or unit[1] == 1)

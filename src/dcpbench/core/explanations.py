@@ -10,14 +10,14 @@ from typing import Any
 class Explanation:
     """The likely cause of a failure that has a certain pattern.
 
-    >>> explanation_of({"status": "fail", "side_effect_free": True})
-    >>> str(explanation_of({"status": "fail", "side_effect_free": False})).partition(",")[0]
-    'A save or load changes something outside its own state'
+    >>> EXPLANATIONS[0].fits({"status": "pass"})
+    False
 
     Args:
         sentence: the cause, and what to do about it.
         failed: the check that failed; others can have failed with it.
         passed: checks of which none failed, and at least one passed; null ones did not apply.
+        alone: other checks fail as its consequence.
         checkpointer: it holds for this one alone; empty: for all.
         raised: for an `error`: a name of PyTorch's in the exception's message, which no field of a row has.
         instead: for an `error`: the override that helps, which the cell does not have yet.
@@ -26,6 +26,7 @@ class Explanation:
     sentence: str
     failed: str = ""
     passed: tuple[str, ...] = ()
+    alone: bool = False
     checkpointer: str = ""
     raised: str = ""
     instead: str = ""
@@ -63,17 +64,19 @@ EXPLANATIONS = (
         "Copies of the same values have drifted apart in training, and a checkpoint contains one of them: "
         "look for a missing reduction, or for settings or random draws of one rank",
         failed="replicas_equal",
+        alone=True,
     ),
     Explanation(
         "Files changed after their save reported success: the save reports it too early, or something else "
         "writes to the folder",
         failed="files_unchanged",
+        alone=True,
     ),
-    Explanation(_WRONG_CHECKPOINT, failed="checkpoint_whole"),
-    Explanation(_WRONG_CHECKPOINT, failed="files_equal"),
+    Explanation(_WRONG_CHECKPOINT, failed="checkpoint_whole", alone=True),
+    Explanation(_WRONG_CHECKPOINT, failed="files_equal", alone=True),
     Explanation(
-        "The save changes the run itself: after it, training continues differently from a run that never "
-        "saves",
+        "The save changes the run, or two runs of this code differ anyway: by a global that a run and its "
+        "unwrapped twin share, an unseeded draw, a time",
         failed="save_harmless",
     ),
     Explanation(
@@ -113,8 +116,7 @@ EXPLANATIONS = (
         failed="side_effect_free",
     ),
     Explanation(
-        "Everything that was saved was restored, so the likely cause is state that no checkpoint contains: a "
-        "plain attribute, a global, a loader's position",
+        "State that no checkpoint contains was lost: a plain attribute, a global, a loader's position",
         failed="loss_resume_equal",
         passed=_RESTORED,
     ),
@@ -126,10 +128,10 @@ EXPLANATIONS = (
         checkpointer="trainer",
     ),
     Explanation(
-        "Everything that was saved was restored and the resumed losses are equal, so a later step of the "
-        "optimizer or scheduler depends on state that no checkpoint contains",
+        "The resumed losses are equal, so a later step of the optimizer or scheduler depends on state that "
+        "no checkpoint contains",
         failed="state_resume_equal",
-        passed=_RESTORED,
+        passed=(*_RESTORED, "loss_resume_equal", "loss_resume_close"),
     ),
     Explanation(
         "The ranks do not train on the batch that was drawn: a share of it is missing, doubled or weighted "
@@ -149,8 +151,3 @@ EXPLANATIONS = (
 )
 """Explanations by their patterns; the first that fits counts. Causes come before their consequences: replicas
 that drift, files, what the save did, what was restored, how training continued, how each step compares."""
-
-
-def explanation_of(row: Mapping[str, Any]) -> str | None:
-    """Return the likely cause of a row's failure; None if no pattern fits."""
-    return next((one.sentence for one in EXPLANATIONS if one.fits(row)), None)

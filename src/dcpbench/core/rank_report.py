@@ -114,6 +114,15 @@ class NothingToInjectError(Exception):
     """The cell's fault cannot be injected: there is no target for it, or it would change nothing."""
 
 
+@dataclass(frozen=True)
+class Imports:
+    """Modules of installed packages that a rank has imported, in order, and the environment variables that it
+    had in addition to its server's."""
+
+    modules: tuple[str, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
+
+
 @dataclass
 class RankReport:
     """The results of one rank in one stage of a cell.
@@ -130,11 +139,14 @@ class RankReport:
         steps: of a trainer, the steps after which it saves and how many it takes after a load, by column.
         skip: why the rank could not run the cell.
         not_applied: by check, why it was not run.
-        in_no_state_dict: by name, plain values of modules that no state dict has and that differ after a
-            resume; they fail no check.
+        in_no_state_dict: by name, plain values that no state dict has and that differ after a resume; they
+            fail no check.
+        unlike_without_saves: the same, in a run that never saves.
+        unreadable: by name, the types of objects whose position could be lost, but cannot be read.
         bounds: how gradients and optimizer steps were compared with the twin's.
         not_compiled: in a compiled cell, why some or all of it ran as eager code.
         graph_breaks: in a compiled cell, where and why Dynamo broke a graph.
+        imports: what its process has imported, which later ranks need not import again.
         left_behind: changes of the process that the cell leaked.
         late_files: files that its host saw later than another host.
         trains: which save or load the run that is built or trains comes before or after.
@@ -154,7 +166,10 @@ class RankReport:
     skip: str | None = None
     not_applied: dict[str, str] = field(default_factory=dict)
     in_no_state_dict: dict[str, str] = field(default_factory=dict)
+    unlike_without_saves: dict[str, str] = field(default_factory=dict)
+    unreadable: dict[str, str] = field(default_factory=dict)
     bounds: dict[str, str] = field(default_factory=dict)
+    imports: Imports = field(default_factory=Imports)
     left_behind: list[str] = field(default_factory=list)
     late_files: list[str] = field(default_factory=list)
     trains: str | None = None
@@ -166,5 +181,5 @@ class RankReport:
 
     def plain(self) -> dict[str, Any]:
         """Return it as a dict for the row's details, without the fields that are stored elsewhere."""
-        elsewhere = ("checks", "measurements", "skip", "replaced", "trains", "raised_by")
+        elsewhere = ("checks", "measurements", "skip", "replaced", "trains", "raised_by", "imports")
         return {name: value for name, value in vars(self).items() if name not in elsewhere}

@@ -5,17 +5,20 @@ import multiprocessing
 import os
 import pkgutil
 import resource
+import secrets
 import signal
+import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,8 @@ import dcpbench
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import Config
 from dcpbench.core.plugins import plugins
+from dcpbench.core.rank_report import Imports
+from dcpbench.rank.messages import Descriptor
 
 _PRELOADED = (
     "torch._dynamo",
@@ -36,6 +41,12 @@ _PRELOADED_PACKAGES = ("cell", "checkpointers", "scenarios", "verify", "workload
 cell has changed them. None of them may start CUDA."""
 HASH_SEED = "PYTHONHASHSEED"
 _PROBE = "dcpbench.rank.machine_probe"
+_IMPORTING = "dcpbench.rank.import_server"
+
+_FIRST = forkserver._forkserver
+_SERVER = ContextVar("server", default=_FIRST)
+"""The server that forks the next process of this thread: `multiprocessing` knows only the first one."""
+forkserver.connect_to_new_process = lambda fds: _SERVER.get().connect_to_new_process(fds)
 
 _ANSWER_LIMIT_S = 120.0
 """Time limit for the server to fork a process; before the first one it imports torch."""
@@ -44,19 +55,6 @@ _DETAILS_LIMIT_S = 10.0
 
 def _no_other_interpreter(python: str) -> None:
     raise ConfigError(f"load_python={python}: needs executor=local; other executors have one interpreter")
-
-
-@dataclass(frozen=True)
-class TargetErrors:
-    """Why ranks cannot use a `workload.target`.
-
-    Args:
-        unusable: why no cell can: it cannot be imported, or called with these arguments.
-        of_cells: for each configuration, why its cell cannot; None if only ranks can find out.
-    """
-
-    unusable: str | None
-    of_cells: Sequence[str | None] = ()
 
 
 @dataclass
@@ -68,7 +66,7 @@ class Machine:
         hosts: returns how many hosts run a number of ranks on a type of device.
         has_interpreters: whether ranks can run under a second interpreter.
         versions_of: returns the versions of another interpreter, or raises `ConfigError`.
-        target_errors: returns why ranks cannot use a `workload.target`, see `target_errors`.
+        target_error: returns why ranks cannot use a `workload.target`, see `target_error`.
     """
 
     gpus: int
@@ -77,7 +75,7 @@ class Machine:
     hosts: Callable[[int, str], int] = lambda ranks, device: 1
     has_interpreters: bool = False
     versions_of: Callable[[str], Any] = _no_other_interpreter
-    target_errors: Callable[[Sequence[Config]], TargetErrors] = lambda configs: TargetErrors(None)
+    target_error: Callable[[Sequence[Config]], str | None] = lambda configs: None
 
     @property
     def nccl(self) -> str | None:
@@ -139,11 +137,15 @@ def fork_server(imports: Sequence[str] = ()) -> ForkServerContext:
 
 
 def start(
-    context: ForkServerContext, module: str, *arguments: Any, **options: Any
+    context: ForkServerContext,
+    module: str,
+    *arguments: Any,
+    server: forkserver.ForkServer = _FIRST,
+    **options: Any,
 ) -> tuple[Connection, ForkServerProcess]:
-    """Fork a process from the server, which calls `main` of a module with a connection and these arguments;
-    return the other end. `options` are of `Process`. A server that does not answer, as after SIGSTOP, is
-    killed, and the next process is forked from a new one.
+    """Fork a process from a server, which calls `main` of a module with a connection and these arguments;
+    return the other end. `options` are of `Process`. If the server does not answer, as after SIGSTOP, the
+    first one is killed, and all with it; the next process is forked from a new one.
 
     Raises:
         OSError, EOFError: the server did not answer, or died.
@@ -153,13 +155,62 @@ def start(
     watchdog = threading.Timer(_ANSWER_LIMIT_S, end_server)
     watchdog.daemon = True
     watchdog.start()
+    chosen = _SERVER.set(server)
     try:
         with _fixed_addresses():  # this can start a server
             process.start()
     finally:
+        _SERVER.reset(chosen)
         watchdog.cancel()
     there.close()
     return here, process
+
+
+class _ImportServer(forkserver.ForkServer):
+    """A server forked from the first one, which then imports modules. It ends with the first one, and with
+    the last of its clients."""
+
+    def __init__(self, context: ForkServerContext, imports: Imports) -> None:
+        """Start it, and wait for its imports. It exits if it cannot be used.
+
+        Raises:
+            OSError, EOFError: the first server could not fork it.
+        """
+        super().__init__()
+        self._forkserver_address = str(Path(get_temp_dir(), secrets.token_hex(4)))
+        alive, self._forkserver_alive_fd = os.pipe()
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self._forkserver_address)
+            listener.listen()
+            descriptors = Descriptor(listener.fileno()), Descriptor(alive)
+            here, self.process = start(context, _IMPORTING, imports, *descriptors, daemon=True)
+        os.close(alive)
+        with suppress(EOFError):
+            if here.poll(_ANSWER_LIMIT_S) and here.recv():
+                return
+        self.process.kill()
+        self.process.join()
+
+    def ensure_running(self) -> None:
+        """Do nothing: it is started once."""
+
+
+def server_for(context: ForkServerContext, imports: Imports) -> forkserver.ForkServer:
+    """Return the server that forks ranks which import these modules: one that has imported them, unless it
+    has exited, or the first one.
+
+    Raises:
+        OSError, EOFError: the first server could not fork another one.
+    """
+    with _starting:
+        if imports.modules and imports not in _servers:
+            _servers[imports] = _ImportServer(context, imports)
+    server = _servers.get(imports)
+    return server if server and server.process.is_alive() else _FIRST
+
+
+_starting = threading.Lock()
+_servers: dict[Imports, _ImportServer] = {}
 
 
 def end_server() -> None:
@@ -213,23 +264,18 @@ def probe(context: ForkServerContext, also: Callable[[], dict[str, Any]] = dict)
     return Machine(description["gpu_count"], description, here)
 
 
-def target_errors(context: ForkServerContext, configs: Sequence[Config]) -> TargetErrors:
-    """Import the `workload.target` that these configurations have in a process like a rank's, build it and
-    draw a batch. Return why cells cannot use it. What takes too long, or ends the process, is left to ranks.
+def target_error(context: ForkServerContext, configs: Sequence[Config]) -> str | None:
+    """Import the `workload.target` that these configurations have in a process like a rank's. Return why no
+    cell can use it, or None. Nothing of it is called. An import that takes too long is left to ranks.
     """
-    here, process = start(context, "dcpbench.rank.workload_check", configs, daemon=True)
-    answers: list[str | None] = []
-    until = time.monotonic() + _ANSWER_LIMIT_S
+    # Not a daemon: an import can start processes.
+    here, process = start(context, "dcpbench.rank.workload_check", configs, daemon=False)
     try:
-        while len(answers) <= len(configs) and here.poll(max(0.0, until - time.monotonic())):
-            answers.append(here.recv())
+        return here.recv() if here.poll(_ANSWER_LIMIT_S) else None
     except EOFError:
-        if not answers:
-            answers = ["cannot be imported: the process that imports it ends"]
+        return "cannot be imported: the process that imports it ends"
     finally:
         process.kill()
-    unusable, *errors = answers or [None]
-    return TargetErrors(unusable, [*errors, *[None] * (len(configs) - len(errors))])
 
 
 def _main_of(module: str, *arguments: Any) -> None:

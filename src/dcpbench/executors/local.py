@@ -48,9 +48,9 @@ class LocalEngine(Engine):
         return None if has_gpus and not on_cpu else Machine(0, {"torch": "0"}, has_interpreters=True)
 
     def probe(self) -> Machine:
-        checking = partial(fork_server.target_errors, self._context)
+        checking = partial(fork_server.target_error, self._context)
         here = fork_server.probe(self._context)
-        return replace(here, has_interpreters=True, versions_of=versions_of, target_errors=checking)
+        return replace(here, has_interpreters=True, versions_of=versions_of, target_error=checking)
 
     def executor(self, gpus: tuple[int, ...]) -> "LocalExecutor":
         cleanup.adopt_orphans()

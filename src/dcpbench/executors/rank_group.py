@@ -26,6 +26,7 @@ from dcpbench.rank.messages import (
     RankSpec,
     StoreAddress,
     WorldKind,
+    torchrun_variables,
 )
 
 _GRACE_S = 0.5
@@ -98,11 +99,15 @@ class RankGroup:
         self._started = time.time()
         self._shared_before = cleanup.shared_memory()
         self._token = secrets.token_hex(3)
+        master = store if isinstance(store, StoreAddress) else StoreAddress.unused()
         try:
             for local_rank, (number, device) in enumerate(part.devices.items()):
                 if number and isinstance(store, StoreAddress):
                     store = replace(store, listener=None)  # only rank 0 listens
-                spec = RankSpec(kind, number, device, store, part.host, local_rank, self._token)
+                environment = torchrun_variables(
+                    number, kind.world_size, local_rank, len(part.devices), master
+                )
+                spec = RankSpec(kind, number, device, store, part.host, local_rank, self._token, environment)
                 self._ranks.append(_fork(context, spec))
         except BaseException:
             self.kill()
@@ -232,7 +237,8 @@ class RankGroup:
 def _fork(context: ForkServerContext, spec: RankSpec) -> Rank:
     # Not a daemon: a process stager needs children, which daemons cannot have.
     name = f"dcpbench-rank{spec.rank}"
-    here, process = fork_server.start(context, _RANK, spec, name=name, daemon=False)
+    server = fork_server.server_for(context, spec.kind.imports)
+    here, process = fork_server.start(context, _RANK, spec, server=server, name=name, daemon=False)
     timeout = struct.pack("ll", _MESSAGE_LIMIT_S, 0)
     with socket.socket(fileno=os.dup(here.fileno())) as duplicate:
         duplicate.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)

@@ -1,6 +1,8 @@
 """Report what torch.compile did not compile in a cell on this rank, from Dynamo's counters. torch.compile
 raises no error when it runs a frame as eager code."""
 
+from collections.abc import Set
+
 from torch._dynamo.utils import counters, graph_break_reasons
 
 _RECOMPILED_TOO_OFTEN = "Dynamo recompile limit exceeded"
@@ -15,14 +17,21 @@ def graph_breaks() -> list[str]:
     return list(dict.fromkeys(breaks))
 
 
-def why_not_compiled() -> str | None:
-    """Return why some or all of the model ran as eager code; None if none did."""
+def why_not_compiled(trained: Set[str]) -> str | None:
+    """Return why some or all of the model ran as eager code; None if none did.
+
+    Args:
+        trained: packages that define the forwards of the modules that were trained; without any, nothing was
+            to be compiled.
+    """
     abandoned = [*counters["unimplemented"], *counters["recompile_limit"]]
     if any(reason.startswith(_RECOMPILED_TOO_OFTEN) for reason in abandoned) or counters["recompile_limit"]:
         return "Dynamo's recompile limit was reached: part of the model ran as eager code"
-    if counters["stats"]["unique_graphs"]:
+    if counters["stats"]["unique_graphs"] or not trained:
         return None
     reasons = [*graph_breaks(), *map(_first_line, abandoned)]
+    if trained == {"torch"}:
+        reasons = ["torch.compile skips torch's own forwards; give the model a forward of its own"]
     return f"nothing was compiled{f': {reasons[0]}' if reasons else ''}"
 
 

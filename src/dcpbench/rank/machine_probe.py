@@ -3,6 +3,7 @@ started CUDA cannot be forked."""
 
 import os
 import platform
+import signal
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -11,6 +12,9 @@ from typing import Any
 import psutil
 
 from dcpbench.rank import nccl
+
+# The fork server imports this first. A terminal sends Ctrl-C to it as well, which is the driver's to obey.
+signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 _NCCL_ERROR = nccl.load()  # before torch, which then uses it
 

@@ -4,10 +4,8 @@ It is forked from a server that has already imported torch. It leads a new sessi
 that it starts can be ended with it. It dies with the server, so that it cannot outlive a killed driver.
 """
 
-import ctypes
 import faulthandler
 import gc
-import multiprocessing.forkserver
 import multiprocessing.shared_memory
 import multiprocessing.util
 import os
@@ -33,6 +31,7 @@ from dcpbench.core.plugins import load_plugins
 from dcpbench.core.rank_report import NothingToInjectError, RankReport
 from dcpbench.core.sentences import place_sentence, rank_sentence
 from dcpbench.core.stage_end import Failed
+from dcpbench.rank.import_server import die_with_server, imported_since
 from dcpbench.rank.left_behind import Fingerprint
 from dcpbench.rank.messages import (
     OF_RANK,
@@ -72,9 +71,11 @@ def main(connection: Connection, spec: RankSpec) -> None:
     # Objects of the server's imports are never garbage. Excluding them saves half a second per collection,
     # and copies of memory pages.
     gc.freeze()
+    modules, variables = {*sys.modules}, dict(os.environ)
     if spec.device == "cpu":
         # Otherwise torch's checkpointing would start CUDA if there is a GPU: seconds and 500 MB per rank.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ.update(spec.environment)
     os.environ.update(spec.kind.environment)
     _detach()
     # Shared memory that Python leaks when it is killed can then be distinguished from other programs'.
@@ -98,6 +99,7 @@ def main(connection: Connection, spec: RankSpec) -> None:
             fingerprint = fingerprint or Fingerprint(world.device)
             rank.announce("start")
             run_cell(cell, world, report, rank.announce, lambda since: rank.send(UploadsInFlight(since)))
+            report.imports = imported_since(modules, variables)
             report.left_behind = fingerprint.left_behind()
             rank.report = None  # if sending it fails, the error must not contain it
             rank.send(report)
@@ -187,9 +189,8 @@ def _store(spec: RankSpec) -> dist.Store:
 
 def _detach() -> None:
     os.setsid()
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    _release_server()
+    die_with_server()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which the server ignores
     # Cells start processes by Python's default method, as a user's program does. The default of a forked
     # process is a new server, which would import everything again.
     multiprocessing.set_start_method(None, force=True)
@@ -197,17 +198,6 @@ def _detach() -> None:
     # With this signal the driver requests every thread's stack before it ends a rank that hangs.
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
-
-
-def _release_server() -> None:
-    """Let the server exit with the driver.
-
-    It exits when the other end of this pipe is closed in all processes. Ranks inherit that end, and would
-    keep the server, and so themselves, alive after the driver.
-    """
-    server = multiprocessing.forkserver._forkserver
-    os.close(server._forkserver_alive_fd)  # type: ignore[attr-defined]
-    server._forkserver_alive_fd = None  # type: ignore[attr-defined]
 
 
 def _log_to(path: Path, spec: RankSpec) -> None:

@@ -1,12 +1,14 @@
 """Messages between driver and ranks. Plain data; no torch."""
 
-from dataclasses import dataclass
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from multiprocessing.reduction import DupFd
-from typing import Any
+from typing import Any, Self
 
 from dcpbench.config.schema import Config
-from dcpbench.core.rank_report import RankReport
+from dcpbench.core.rank_report import Imports, RankReport
 from dcpbench.core.stage_end import Failed
 
 OF_RANK = "DCPBENCH_RANK_PID"
@@ -36,6 +38,7 @@ class WorldKind:
         environment: variables that are set in their processes before any others.
         python: the interpreter that runs them; None is the driver's.
         backend: carries collectives of tensors on GPUs.
+        imports: installed packages that have been imported before they are forked.
     """
 
     world_size: int
@@ -44,6 +47,7 @@ class WorldKind:
     environment: tuple[tuple[str, str], ...] = ()
     python: str | None = None
     backend: Backend = Backend.nccl
+    imports: Imports = field(default_factory=Imports)
 
 
 @dataclass(frozen=True)
@@ -62,19 +66,27 @@ def _received(descriptor: Any) -> Descriptor:
 
 @dataclass(frozen=True)
 class StoreAddress:
-    """An address through which the ranks of a group on several hosts rendezvous. Only rank 0 gets the socket
-    that listens there."""
+    """An address through which the ranks of a group on several hosts rendezvous, and the number of this host
+    among them. Only rank 0 gets the socket that listens there."""
 
     host: str
     port: int
     listener: Descriptor | None = None
+    host_number: int = 0
+
+    @classmethod
+    def unused(cls) -> Self:
+        """Return an address of this host at which nothing listens."""
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            return cls(*listener.getsockname())
 
 
 @dataclass(frozen=True)
 class RankSpec:
     """Parameters of a new rank. `rank` is its number in the world, `local_rank` on its host; `token` is
     unique, and part of the names of the shared memory of its group. The ranks rendezvous through `store`: on
-    one host a file in memory, which has no name and no port, so that no other user can access it."""
+    one host a file in memory, which has no name and no port, so that no other user can access it.
+    `environment` is set for a user's code."""
 
     kind: WorldKind
     rank: int
@@ -83,6 +95,24 @@ class RankSpec:
     host: str
     local_rank: int
     token: str
+    environment: Mapping[str, str]
+
+
+def torchrun_variables(
+    rank: int, world_size: int, local_rank: int, local_world_size: int, master: StoreAddress
+) -> dict[str, str]:
+    """Return the environment variables of a rank that torchrun sets, and that a user's code can read."""
+    numbers = {
+        "RANK": rank,
+        "WORLD_SIZE": world_size,
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": local_world_size,
+        "GROUP_RANK": master.host_number,
+        "MASTER_PORT": master.port,
+        "TORCHELASTIC_RESTART_COUNT": 0,
+    }
+    texts = {"MASTER_ADDR": master.host, "TORCHELASTIC_RUN_ID": "none"}
+    return {name: str(value) for name, value in numbers.items()} | texts
 
 
 def segments_of(token: str) -> str:

@@ -22,8 +22,10 @@ from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import RankReport, Skip
 from dcpbench.rank import compilation
 from dcpbench.rank.messages import CellSpec
+from dcpbench.rank.user_errors import needs_closure
 from dcpbench.verify.files import recorded_syncs, synced_in
 from dcpbench.workloads.generators import seed_generators
+from dcpbench.workloads.optimizers import refused_closure
 from dcpbench.workloads.world import World
 
 
@@ -67,12 +69,18 @@ def run_cell(
     except Skip as reason:
         report.skip = str(reason)
         return
+    except Exception as error:
+        optimizer = None if config.own_trainer else needs_closure(error)
+        if optimizer is None:
+            raise
+        report.skip = str(refused_closure(optimizer))
+        return
     if alone:  # its memory is not a cost of saving or loading
         return
     if spec.run.stage + 1 < len(config.stages) and stage.ends is Ending.report:
         wait_until_seen(cell, folder, "of this stage")
     if config.compile:
-        report.not_compiled = compilation.why_not_compiled()
+        report.not_compiled = compilation.why_not_compiled(cell.trained)
         report.graph_breaks = compilation.graph_breaks()
     if world.device.type == "cuda":
         cell.measure("peak_device_bytes", torch.cuda.max_memory_allocated(world.device))

@@ -7,13 +7,20 @@ import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from traceback import FrameSummary
+from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.optim import Optimizer
 
 import dcpbench
 
 _INSTALLED = {"site-packages", "dist-packages"}
 _STANDARD_LIBRARY = ("stdlib", "platstdlib")
+_JOINED = (
+    " Ranks have a process group before they import your code: leave out init_process_group, or call it only "
+    "if not torch.distributed.is_initialized()"
+)
 
 
 def _below(*folders: str) -> tuple[str, ...]:
@@ -39,34 +46,45 @@ def user_line(error: BaseException, frames: Iterable[FrameSummary] = ()) -> str 
 
 
 def message_of(error: BaseException) -> tuple[str, str | None]:
-    """Return an exception's text on one line, or why there is none: a custom `__str__` can raise."""
+    """Return an exception's text on one line, or why there is none: a custom `__str__` can raise. Where a
+    process group exists, the error of `init_process_group` also says what to do instead."""
+    frames = traceback.extract_tb(error.__traceback__)
+    again = dist.is_initialized() and frames and frames[-1].name == dist.init_process_group.__name__
     try:
-        return " ".join(str(error).split()), None
+        return " ".join(str(error).split()) + (_JOINED if again else ""), None
     except Exception as broken:  # noqa: BLE001
         return "", f"its __str__ raised {type(broken).__name__}"
 
 
-def is_refusal(error: BaseException) -> bool:
-    """Return whether dcpbench has refused a value, in a message that names it."""
-    return isinstance(error, TypeError | ValueError) and _files(error)[-1].startswith(_OWN)
+def needs_closure(error: BaseException) -> Optimizer | None:
+    """Return the optimizer whose `step` has raised, if it raises only without a closure."""
+    variables = [frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__)]
+    steps = [one["self"] for one in variables if "closure" in one and isinstance(one.get("self"), Optimizer)]
+    if not steps:
+        return None
+    optimizer = steps[-1]
+
+    def raised(*closure: Any) -> str | None:
+        try:
+            optimizer.step(*closure)
+        except Exception as other:  # noqa: BLE001 - of any class
+            return repr(other)
+        return None
+
+    again = raised()
+    return optimizer if again == repr(error) != raised(lambda: torch.zeros(())) else None
 
 
-def is_of_ranks(error: BaseException) -> bool:
-    """Return whether an exception comes from torch.distributed."""
-    return any(file.startswith(_OF_DISTRIBUTED) for file in _files(error))
-
-
-def _files(error: BaseException) -> list[str]:
-    """Return the files of the frames that an exception passed, the innermost last."""
-    return [os.path.realpath(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
+def is_installed(file: str) -> bool:
+    """Return whether a file is of an installed package."""
+    return not _INSTALLED.isdisjoint(Path(file).parts)
 
 
 def is_users(file: str) -> bool:
     """Return whether a file is a user's; code that the compiler has generated is not."""
     if file.startswith("<") or "torchinductor_" in file:
         return False
-    installed = not _INSTALLED.isdisjoint(Path(file).parts)
-    return not installed and not os.path.realpath(file).startswith(_NOT_THE_USERS)
+    return not is_installed(file) and not os.path.realpath(file).startswith(_NOT_THE_USERS)
 
 
 def _short(file: str) -> str:

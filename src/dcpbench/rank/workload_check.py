@@ -1,99 +1,41 @@
-"""Check a user's `workload.target` in a process of a rank, before a cell starts."""
+"""Check a user's `workload.target` in a process like a rank's, before a cell starts."""
 
 import inspect
 import os
 import pkgutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from types import ModuleType
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from dcpbench.config.groups import Device, StageWorld
-from dcpbench.config.mesh import dp_degree
+from dcpbench.config.groups import Device
 from dcpbench.config.schema import Config
 from dcpbench.config.text import did_you_mean
-from dcpbench.core.rank_report import Skip
-from dcpbench.rank.user_errors import is_of_ranks, is_refusal, message_of, user_line
+from dcpbench.rank.messages import StoreAddress, torchrun_variables
+from dcpbench.rank.user_errors import message_of
 from dcpbench.records.installation import import_from_current_folder
-from dcpbench.workloads.batch import Batch
-from dcpbench.workloads.build_run import seeded_workload
-from dcpbench.workloads.workload import Workload, check_shares, first_batch, is_trainer
+from dcpbench.workloads.workload import Workload, is_trainer
 
 
 def main(connection: Connection, configs: Sequence[Config]) -> None:
-    """Send why no cell can use the target that these configurations have, or None. If one can, send for each
-    configuration why its cell cannot use it, or None. Then exit."""
+    """Send why no cell can use the target that these configurations have, or None. Then exit. The target is
+    imported as on rank 0, in a process group in which no other rank exists."""
     for stream in (1, 2):  # user code can print
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     if all(config.device is Device.cpu for config in configs):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # as for ranks: a GPU would take seconds to start
+    size = configs[0].most_ranks
+    os.environ.update(torchrun_variables(0, size, 0, size, StoreAddress.unused()))
+    if configs[0].scenario.process_group:
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
     import_from_current_folder()
-    calls = [(str(one.workload.target), one.workload.options, one.own_trainer) for one in configs]
-    unusable = next(filter(None, (why_unusable(*call) for call in calls)), None)
-    connection.send(unusable)
-    for error in errors_of_cells(configs) if unusable is None else ():
-        connection.send(error)
+    calls = [(str(config.workload.target), config.workload.options, config.own_trainer) for config in configs]
+    connection.send(next(filter(None, (why_unusable(*call) for call in calls)), None))
     connection.close()
     os._exit(0)  # user code can have started threads
-
-
-def errors_of_cells(configs: Sequence[Config]) -> Iterator[str | None]:
-    """Yield for each configuration why its workload cannot be built, or its batches cannot be shared; None
-    if they can, or if only ranks can find out. Each workload is built once."""
-    built: dict[str, tuple[Workload, Batch]] = {}
-    for config in configs:
-        if config.own_trainer:  # a trainer is built on ranks
-            yield None
-            continue
-        key = f"{config.workload} {config.device} {config.most_ranks}"
-        with _group_of(config):
-            try:
-                if key not in built:
-                    device = torch.device(config.device.value)
-                    workload = seeded_workload(config, device, config.seed)
-                    built[key] = workload, first_batch(config, workload, device)
-                workload, batch = built[key]
-                for world in (StageWorld.save, StageWorld.load):
-                    parallel, size = config.world_of(world)
-                    check_shares(config, workload, batch, dp_degree(parallel.mesh_sizes(size)))
-            except Skip:
-                yield None
-            except BaseException as error:  # noqa: BLE001 - user code can raise anything
-                yield _sentence(config, error)
-            else:
-                yield None
-
-
-@contextmanager
-def _group_of(config: Config) -> Iterator[None]:
-    """Context manager: a process group of the cell's size, in which this process is rank 0 and no other rank
-    exists, as a workload can ask for its size."""
-    if not config.scenario.process_group:
-        yield
-        return
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=int(config.world_size))
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-def _sentence(config: Config, error: BaseException) -> str | None:
-    """Return what an exception reports; None if it comes from torch.distributed, because there is no other
-    rank here."""
-    if is_of_ranks(error):
-        return None
-    message, unprintable = message_of(error)
-    if is_refusal(error):
-        return message
-    line = user_line(error)
-    text = f"workload.target={config.workload.target}: {type(error).__name__}: {message}".rstrip(": ")
-    return text + "".join(f" ({one})" for one in (line, unprintable) if one)
 
 
 def why_unusable(target: str, options: Mapping[str, Any], own_trainer: bool) -> str | None:
@@ -109,7 +51,8 @@ def why_unusable(target: str, options: Mapping[str, Any], own_trainer: bool) -> 
         near = ""
         if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType) and error.name:
             near = did_you_mean(error.name, vars(error.obj))
-        return f"cannot be imported: {type(error).__name__}: {error}{near}"
+        message, _ = message_of(error)
+        return f"cannot be imported: {type(error).__name__}: {message}{near}"
     if isinstance(build, ModuleType):
         return f"is a module; name a function in it, such as {target}.{_function_of(build)}"
     if not callable(build):

@@ -173,8 +173,15 @@ def walk(folder: Path, strict: bool = False) -> Iterator[tuple[Path, list[str], 
         if strict or not isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError):
             raise error
 
-    for place, folders, names in os.walk(folder, onerror=failed):
-        yield Path(place), folders, names
+    try:
+        for place, folders, names in os.walk(folder, onerror=failed):
+            yield Path(place), folders, names
+    except RecursionError:
+        raise _too_deep(folder) from None
+
+
+def _too_deep(folder: Path) -> OSError:
+    return OSError(errno.ENAMETOOLONG, "its folders are nested too deeply", str(folder))
 
 
 def everything_below(folder: Path) -> list[Path]:
@@ -205,17 +212,17 @@ def remove(folder: Path, within: Path) -> str | None:
 
     No link is followed: a link in place of the folder is removed, and the folder that it points to stays.
     """
-    around = folder.parent.resolve()
-    if folder.name in ("", "..") or not around.is_relative_to(within.resolve()):
-        return f"{folder} was not removed: it is not in {within}"
     try:
+        around = folder.parent.resolve()
+        if folder.name in ("", "..") or not around.is_relative_to(within.resolve()):
+            return f"{folder} was not removed: it is not in {within}"
         if folder.is_symlink():
             folder.unlink()
             return None
         remove_tree(folder)
     except FileNotFoundError:
         pass
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
         return f"{folder} could not be removed: {error}"
     return None
 
@@ -228,8 +235,11 @@ def remove_tree(folder: Path) -> None:
         OSError: the first error, after everything else was removed.
     """
     failed: list[BaseException] = []
-    _unlock(folder)
-    shutil.rmtree(folder, onerror=lambda _, __, raised: failed.append(raised[1]))
+    try:
+        _unlock(folder)
+        shutil.rmtree(folder, onerror=lambda _, __, raised: failed.append(raised[1]))
+    except RecursionError:
+        raise _too_deep(folder) from None
     if failed:
         raise failed[0]
 

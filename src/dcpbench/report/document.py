@@ -8,6 +8,7 @@ from typing import Any, TextIO
 
 import pandas as pd
 from rich.console import Console
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -33,6 +34,8 @@ class Table:
         statuses: the columns that contain statuses.
         heading: a column that in the terminal is printed above the rows with the same value.
         below: a column that in the terminal is printed below these rows, after the value of the first column.
+        folded: columns whose entries can be broken between words.
+        left_out: columns for which a terminal is too narrow.
     """
 
     title: str
@@ -40,6 +43,8 @@ class Table:
     statuses: tuple[str, ...] = ()
     heading: str = ""
     below: str = ""
+    folded: tuple[str, ...] = ("overrides",)
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,8 @@ class Content:
     """Tables, then failures, then sentences.
 
     Args:
-        failures: `status`, `cell`, `reason`, `cause` and `again` (can be empty), `more`; `runs` is optional.
+        failures: `status`, `cell`, `reason`, `more`, and `cause` (one a line) and `again`, which can be
+            empty; `runs` is optional.
         more: how many failures are not listed, and where to find them.
         damaged: what could not be read.
         headline: how many cells ended with which result.
@@ -98,18 +104,23 @@ def rendered(content: Content, file: TextIO) -> str:
         for heading, table, below in _parts(shown):
             if heading:
                 line(text_of(heading, "bold"))
-            console.print(table, width=width if _CHECKS in shown.table else None)
+            limit = max(width, _least(shown)) if width and _CHECKS in shown.table else None
+            console.print(table, width=limit)
             for text in below:
                 line(text)
+            if shown.left_out:
+                left_out = ", ".join(shown.left_out)
+                line(text_of(f"not shown, for lack of columns in this terminal: {left_out}", "dim"))
             console.print()
     for item in content.failures.to_dict("records"):
         reason = clipped(item["reason"])
         failure = text_of(f"{item['status']} ", style_of(item["status"]))
         line(failure.append(visible(f"{item['cell']}{_counted(item)}: {reason}"), style="default"))
-        if item["cause"] and width:
-            console.print(Padding(text_of(item["cause"]), (0, 0, 0, 4)), width=width)
-        elif item["cause"]:
-            line(text_of(f"    {item['cause']}"))
+        for cause in item["cause"].splitlines():
+            if width:
+                console.print(Padding(text_of(cause), (0, 0, 0, 4)), width=width)
+            else:
+                line(text_of(f"    {cause}"))
         if item["again"]:  # one line, to be copied as it is
             line(text_of(f"    again: {item['again']}", "dim"), None)
     for sentence in content.damaged:
@@ -124,12 +135,23 @@ def _needed(shown: Table) -> int:
     return console_for(*(table for _, table, _ in _parts(shown))).width
 
 
+def _least(shown: Table) -> int:
+    """Return the width of a table with no word broken."""
+    wide = console_for(_table(shown, shown.table))
+    return Measurement.get(wide, wide.options, _table(shown, shown.table)).minimum
+
+
 def _fitted(shown: Table, width: int) -> Table:
-    """Leave the last metrics of a table with checks out until it fits."""
-    metrics = [name for name in shown.table.columns if name in METRICS] if _CHECKS in shown.table else []
-    while metrics and _needed(shown) > width:
-        shown = replace(shown, table=shown.table.drop(columns=metrics.pop()))
-    return shown
+    """Break the checks of a table into lines if it does not fit, then leave the last metrics out; if there
+    are none left, break the checks between words too."""
+    if _CHECKS not in shown.table or _needed(shown) <= width:
+        return shown
+    table = shown.table.assign(**{_CHECKS: shown.table[_CHECKS].str.replace("; ", ";\n")})
+    shown, metrics = replace(shown, table=table), [name for name in table.columns if name in METRICS]
+    while metrics and _least(shown) > width:
+        left_out = (metrics.pop(), *shown.left_out)
+        shown = replace(shown, table=shown.table.drop(columns=left_out[0]), left_out=left_out)
+    return shown if _least(shown) <= width else replace(shown, folded=(*shown.folded, _CHECKS))
 
 
 def _counted(item: dict[Hashable, str]) -> str:
@@ -155,27 +177,29 @@ def _table(shown: Table, rows: pd.DataFrame, widths: Sequence[int] = ()) -> Rich
     """Return these rows as a table; with widths, which several tables share, it has no head."""
     heads = [str(column) for column in rows.columns]
     table = RichTable(box=None, pad_edge=bool(widths), header_style="bold", show_header=not widths)
-    for head, width in zip_longest(heads, widths):
-        right = head in METRICS
-        unbroken = bool(widths) or right or head in (*shown.statuses, _CHECKS)
+    for number, (head, width) in enumerate(zip_longest(heads, widths)):
+        unbroken = bool(widths) or head not in shown.folded
+        least = width or max(_width(value, not unbroken) for value in (head, *rows.iloc[:, number]))
         title = Text(visible(head, but="\n"))
-        justify: Any = "right" if right else "left"
-        table.add_column(title, justify=justify, min_width=width, no_wrap=unbroken, overflow="fold")
+        justify: Any = "right" if head in METRICS else "left"
+        table.add_column(title, justify=justify, min_width=least, no_wrap=unbroken, overflow="fold")
     for values in rows.to_dict("records"):
         known = any(str(values[head]) == "xfail" for head in shown.statuses)
         table.add_row(*(_entry(value, head in shown.statuses, known) for head, value in values.items()))
     return table
 
 
-def _width(value: Any) -> int:
-    return max(map(len, (value.plain if isinstance(value, Text) else str(value)).splitlines()), default=0)
+def _width(value: Any, of_words: bool = False) -> int:
+    """Return the length of the longest line of a value, or of its longest word."""
+    text = value.plain if isinstance(value, Text) else str(value)
+    return max(map(len, text.split() if of_words else text.splitlines()), default=0)
 
 
 def _entry(value: Any, is_status: bool, is_known: bool) -> Text:
     """Return a styled entry. The first status, the worst, gives the style; known failures are not red."""
     if isinstance(value, Text):
         return value
-    text = visible(str(value))
+    text = visible(str(value), but="\n")
     if is_status and text:
         return Text(text, style=style_of(text.split(", ")[0].lstrip("0123456789 ")))
     if has_failed(text):
@@ -216,7 +240,7 @@ def _markdown_failure(item: dict[Hashable, str]) -> str:
     named = [f"**{_escaped(item['status'])}**", _code(item["cell"]), _escaped(_counted(item))]
     line = f"- {' '.join(filter(None, named))}"
     line += f": {_code(clipped(item['reason']))}" if item["reason"] else ""
-    line += f"<br>{_escaped(item['cause'])}" if item["cause"] else ""
+    line += "".join(f"<br>{_escaped(cause)}" for cause in item["cause"].splitlines())
     return f"{line}<br>again: {_code(item['again'])}" if item["again"] else line
 
 

@@ -12,10 +12,10 @@ from itertools import chain, count
 from typing import Any
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
+from dcpbench.analysis.causes import likely
 from dcpbench.analysis.frame import Sweeps, records, short_names
 from dcpbench.analysis.runs import again
 from dcpbench.config.text import clipped
-from dcpbench.core.explanations import explanation_of
 from dcpbench.core.statuses import FLAKY, MISSED, shown
 from dcpbench.records.row import cell_seconds
 from dcpbench.records.row_reader import dict_in, list_in
@@ -68,7 +68,7 @@ def _case(row: dict[str, Any], name: str) -> Element:
         message = _text(clipped(f"{what}: {reason}", _MESSAGE))
         found = SubElement(case, kind, type=_text(what), message=message)
         command = f"again: {again(row['overrides'], row['config_dir'], row['cwd'])}"
-        found.text = _text("\n".join(filter(None, [explanation_of(row), reason, command])))
+        found.text = _text("\n".join(filter(None, [*likely(row), reason, command])))
     if output := "\n".join(_output(row)):
         SubElement(case, "system-out").text = _text(output)
     return case

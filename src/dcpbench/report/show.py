@@ -10,8 +10,7 @@ from typing import TextIO
 
 import pandas as pd
 
-from dcpbench.analysis.cell_history import sweep_before
-from dcpbench.analysis.frame import Sweeps, read_sweeps, short_names, sweeps_in
+from dcpbench.analysis.frame import Sweeps, read_sweeps, short_names
 from dcpbench.analysis.query import Condition, QueryError, known_column, known_metric, names_in, parse, select
 from dcpbench.analysis.runs import failures, of_a_kind
 from dcpbench.config.text import counted, done_text
@@ -100,8 +99,6 @@ def main(
     put_out(_text(read, view, written_as, file, raw), output)
     if where and len(read.frame) and _shown(read, view.where).frame.empty:
         complain(f"--where: none of {len(read.frame)} rows meets every condition")
-    if not format and not output:
-        _write_reports_of(sweeps, read)
     for folder, left in _left(read).items():
         if left:
             done = int(read.frame["sweep"].eq(folder).sum())
@@ -117,21 +114,19 @@ def epilog() -> str:
     return f"""\
 Up to {MOST_CELLS} cells are shown one per line, failed ones first, and more as a pivot. --rows, --columns
 and --metric print a pivot, --cells one line per cell. Runs of one cell (repeats=N) are one line with
-their worst status and median times. Without --format and -o, report.html and junit.xml in the folder
-of a single sweep are written again."""
+their worst status and median times. -o page.html writes the page, -o tests.xml the test cases."""
 
 
-def write_reports(folder: Path, place: Path | None, sweeps: Sweeps | None = None) -> None:
+def write_reports(folder: Path, place: Path | None) -> None:
     """Write `report.html` and `junit.xml` of a sweep.
 
     Args:
         place: the folder of the sweep before it, if there is one.
-        sweeps: its rows, if they were read.
 
     Raises:
         dcpbench.records.store.ResultsError: the folder has no results, or a file cannot be written.
     """
-    sweeps = sweeps or read_sweeps([folder])
+    sweeps = read_sweeps([folder])
     before = None
     with suppress(ResultsError):  # another user may own the folder
         before = read_sweeps([place]) if place else None
@@ -185,15 +180,6 @@ def _left(sweeps: Sweeps) -> dict[str, list[str]]:
 
 def _names(given: Sequence[str], option: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(known_column(name, option) for name in names_in(given)))
-
-
-def _write_reports_of(places: Sequence[Path], sweeps: Sweeps) -> None:
-    if len(places) != 1 or [*sweeps_in(places[0])] != [*places]:
-        return
-    try:
-        write_reports(places[0], sweep_before(places[0]), sweeps)
-    except ResultsError as error:
-        complain(f"report.html and junit.xml were not written: {error}")
 
 
 def _text(sweeps: Sweeps, view: View, written_as: str, file: TextIO, raw: bool) -> str:

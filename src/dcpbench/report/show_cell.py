@@ -13,13 +13,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from dcpbench.analysis.causes import causes_of
 from dcpbench.analysis.cell_choice import runs_of
 from dcpbench.analysis.frame import as_text, read_sweeps, records
 from dcpbench.analysis.runs import again, severity, status_text
 from dcpbench.config.text import clipped, counted, visible
 from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS
-from dcpbench.core.explanations import explanation_of
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import BAD, shown
 from dcpbench.records.row_reader import dict_in, list_in
@@ -52,7 +52,7 @@ def main(folder: Path, cell: Sequence[str] = (), as_json: bool = False) -> int:
     (row,) = records(runs.loc[[severity(runs).idxmin()]])
     name, _ = row.pop("name"), row.pop("number")
     if as_json:
-        put_out(json.dumps({**row, "cause": explanation_of(row)}, indent=1, allow_nan=False) + "\n", None)
+        put_out(json.dumps({**row, "causes": causes_of(row)}, indent=1, allow_nan=False) + "\n", None)
         return 0
     console = Console(width=width_of(sys.stdout))
     console.begin_capture()
@@ -75,8 +75,8 @@ def _sections(row: dict[str, Any]) -> Iterator[Section]:
     details = dict_in(row["details"])
     if row["reason"]:
         yield "reason", [_line(row["reason"])]
-    if cause := explanation_of(row):
-        yield "likely cause", [_line(cause)]
+    if causes := causes_of(row):
+        yield f"likely cause{'s' if len(causes) > 1 else ''}", [*map(_line, causes)]
     if first := dict_in(details.get("first_try")):
         reason = "the same" if first.get("reason") == row["reason"] else first.get("reason")
         yield "first attempt", [_line(f"{first.get('status')}: {reason}")]
@@ -86,7 +86,7 @@ def _sections(row: dict[str, Any]) -> Iterator[Section]:
         f"{name}: {value}" for rank in ranks for name, value in dict_in(rank.get("in_no_state_dict")).items()
     }
     if values:
-        yield "values of modules in no state dict", [_line(one) for one in sorted(values)]
+        yield "values in no state dict that differ", [_line(one) for one in sorted(values)]
     if losses := _losses(dict_in(next(iter(list_in(details.get("ranks"))), None))):
         yield "losses of rank 0", [losses]
     seconds = dict_in(details.get("phases")).items()

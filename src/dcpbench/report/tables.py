@@ -10,7 +10,7 @@ from pandas.api.typing import DataFrameGroupBy
 from dcpbench.analysis.cell_identity import override_words, shown_by_axes
 from dcpbench.analysis.frame import is_false, is_true, ok, records
 from dcpbench.analysis.runs import one_per_cell, runs_text, seen_by, severity, status_text
-from dcpbench.config.text import byte_unit, counted, names_shown
+from dcpbench.config.text import byte_unit, cells_text, names_shown
 from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
@@ -39,7 +39,10 @@ def summary(frame: pd.DataFrame) -> Table:
     table["status"] = status_text(cells).map(plain)
     runs = runs_text(cells)
     if runs.nunique() > 1 or cells["agreeing_runs"].ne(cells["runs"]).any():
-        table["runs"] = runs.str.removesuffix(" runs")
+        table["runs"] = runs.str.removesuffix(" runs").replace("", "1")
+        timed = cells["timed_runs"]
+        some = timed.between(1, cells["runs"] - 1)
+        table["runs"] += timed.map(lambda number: f", {number} timed").where(some, "")
     table["checks"] = [checks_text(values) for values in records(cells[[*CHECKS]])]
     for metric in shown_metrics(cells):
         table[metric] = [entry(metric, value) for value in cells[metric]]
@@ -74,9 +77,8 @@ def varying(frame: pd.DataFrame) -> list[str]:
 def headline(frame: pd.DataFrame, left: int = 0) -> str:
     """Count cells, runs if there are more of them, and statuses, and how many cells are `left`."""
     cells = len(one_per_cell(frame))
-    runs = f" in {len(frame)} runs" if len(frame) > cells else ""
     more = f", {left:,} left" if left else ""
-    return f"{counted(cells, 'cell')}{runs}: {counts(frame)}{more}" if cells else "0 cells: no rows yet"
+    return f"{cells_text(cells, len(frame))}: {counts(frame)}{more}" if cells else "0 cells: no rows yet"
 
 
 def counts(frame: pd.DataFrame) -> str:

@@ -6,7 +6,6 @@ import threading
 from collections import defaultdict
 from collections.abc import Container, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -19,8 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.groups import Device, ExecutorConfig, StageWorld
-from dcpbench.config.mesh import dp_degree
+from dcpbench.config.groups import Device, ExecutorConfig
 from dcpbench.config.schema import Config
 from dcpbench.config.text import counted
 from dcpbench.executors import fork_server
@@ -96,9 +94,10 @@ class SweepRun:
             self._print(sentence)
         for sentence in shared_gpu_sentences(mine, machine):
             self._print(sentence)
-        with self._console.status("building the workloads once"):  # on a terminal
-            mine = _with_errors(mine, machine, found.done if found else ())
-        self.folder.begin(mine, found)
+        with self._console.status("importing the workloads"):  # on a terminal
+            _refuse_unusable_targets(mine, machine, found.done if found else ())
+        for sentence in self.folder.begin(mine, found):
+            self._print(sentence)
         self._driver = self._begun_driver(mine, machine, engine, found)
         left = [one for one in mine if not found or one.cell.name not in found.done]
         if left and not is_announced:
@@ -187,9 +186,8 @@ class SweepRun:
         self._console.print(text_of(sentence), soft_wrap=True)
 
 
-def _with_errors(jobs: Sequence[job.Job], machine: Machine, done: Container[str]) -> list[job.Job]:
-    """Import and build each workload in a process like a rank, before the first cell runs, and return the
-    jobs, with the errors of their workloads.
+def _refuse_unusable_targets(jobs: Sequence[job.Job], machine: Machine, done: Container[str]) -> None:
+    """Import each `workload.target` in a process like a rank's, before the first cell runs.
 
     Args:
         done: names of cells that do not run again.
@@ -197,26 +195,14 @@ def _with_errors(jobs: Sequence[job.Job], machine: Machine, done: Container[str]
     Raises:
         ConfigError: ranks cannot import or call one.
     """
-    configs: defaultdict[str, dict[str, Config]] = defaultdict(dict)
+    calls: defaultdict[str, dict[str, Config]] = defaultdict(dict)
     for one in jobs:
         config = one.config
-        if one.skip or one.cell.name in done or not config.workload.target:
-            continue
-        configs[str(config.workload.target)].setdefault(_use_of_target(config), config)
-    errors: dict[str, str | None] = {}
-    for target, of_target in configs.items():
-        found = machine.target_errors([*of_target.values()])
-        if found.unusable:
-            raise ConfigError(f"workload.target={target}: {found.unusable}")
-        errors |= zip(of_target, found.of_cells, strict=False)
-    return [one if one.skip else replace(one, error=errors.get(_use_of_target(one.config))) for one in jobs]
-
-
-def _use_of_target(config: Config) -> str:
-    """Return what the errors of a workload depend on: its options, and the worlds that share its batches."""
-    worlds = [config.world_of(world) for world in (StageWorld.save, StageWorld.load)]
-    degrees = [(size, dp_degree(parallel.mesh_sizes(size))) for parallel, size in worlds]
-    return f"{config.workload} {config.own_trainer} {config.device} {degrees}"
+        if config.workload.target and not one.skip and one.cell.name not in done:
+            calls[config.workload.target][f"{config.workload} {config.own_trainer} {config.device}"] = config
+    for target, configs in calls.items():
+        if error := machine.target_error([*configs.values()]):
+            raise ConfigError(f"workload.target={target}: {error}")
 
 
 def _blocks_of(mine: Sequence[job.Job], jobs: Sequence[job.Job], blocks: Sequence[str]) -> list[str]:

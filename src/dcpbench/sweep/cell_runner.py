@@ -20,13 +20,14 @@ from dcpbench.config.schema import Config
 from dcpbench.config.text import counted
 from dcpbench.core.metrics import Measurement
 from dcpbench.core.mismatch import Problem
+from dcpbench.core.rank_report import Imports
 from dcpbench.core.stage_end import StageEnd
 from dcpbench.executors.base import Executor, HostsLostError
 from dcpbench.rank.messages import CellSpec, RunId
 from dcpbench.records import files
 from dcpbench.records.row import Row
 from dcpbench.report.styles import text_of
-from dcpbench.sweep.job import Job
+from dcpbench.sweep.job import Job, own_packages
 from dcpbench.sweep.progress import ProgressDisplay
 from dcpbench.sweep.resources import Costs, bytes_in
 from dcpbench.sweep.row_builder import Attempt, row_of
@@ -62,13 +63,15 @@ class CellRunner:
     shared: bool = False
     repeated: dict[Mismatches, str] = field(default_factory=dict)
     """Mismatches that a second attempt has repeated, with its cell; shared by the runners of a sweep."""
+    imports: dict[str, Imports] = field(default_factory=dict)
+    """What the first ranks of a user's code have imported, by its targets and device; also shared."""
 
     def run(self, job: Job) -> Finished:
         """Run a cell, and once more if it is not ok."""
         self.display.begin(job.cell.name)
         try:
             attempts = self._attempts(job)
-        except OSError as error:  # as of a network file system that is gone; other cells can use another
+        except (OSError, RecursionError) as error:  # as of a network file system that is gone
             self.executor.keep_only(set())
             attempts = [Attempt(Verdict("error", f"the cell could not be run: {error}"), _now())]
         try:
@@ -84,8 +87,6 @@ class CellRunner:
         checkpoints, of_second = job.checkpoints(self.folder)
         if skip := job.skip or self.costs.why_skip(job.key, job.config.storage, checkpoints):
             return [Attempt(Verdict("skip", skip), _now())]
-        if job.error:
-            return [Attempt(Verdict("error", job.error), _now())]
         try:
             job.cell.write_hydra_folder()
             checkpoints.mkdir(parents=True)
@@ -143,10 +144,14 @@ class CellRunner:
         self._print(remove_objects(job.config.storage, checkpoints))
         on_phase = partial(self.display.phase, job.cell.name)
         self.executor.keep_only(set(job.kinds))
+        code = f"{own_packages(job.config)} {job.config.device}"
         for number, stage in enumerate(job.config.stages):
             run = RunId(self.folder.name, job.cell.name, attempt, number)
             spec = CellSpec(run, job.config, str(job.cell.folder), str(checkpoints))
-            ends.append(self.executor.run(job.kind(stage), spec, job.config.timeouts, on_phase))
+            kind = replace(job.kind(stage), imports=self.imports.get(code, Imports()))
+            ends.append(self.executor.run(kind, spec, job.config.timeouts, on_phase))
+            if job.runs_own_code and ends[-1].reports:
+                self.imports.setdefault(code, ends[-1].reports[0].imports)
             if job.config.restarts:
                 self.executor.keep_only(set())
             stopped = stop_of(ends[-1], job.expected.dies.get(number))

@@ -19,6 +19,7 @@ from dcpbench.sweep import validity
 from dcpbench.sweep.composer import Composer, Track
 
 _LONGEST_NAME = 150
+"""In bytes, of the 255 that the name of a folder can have."""
 _SUBDIR = "${hydra.job.id}"
 """The folder of a cell in conf/config.yaml: the job's id is the cell's name."""
 
@@ -111,9 +112,9 @@ class CellMaker:
         """Return a name for a cell that is safe as the name of its folder: its overrides, with a number if an
         earlier cell has the same. A long name leaves out the overrides that are `common` to all cells."""
         name = _joined([item for item in overrides if not item.startswith("experiment=")] or overrides)
-        if len(name) > _LONGEST_NAME:
+        if len(name.encode()) > _LONGEST_NAME:
             varying = [item for item in overrides if item not in common]
-            name = _joined(varying or overrides)[:_LONGEST_NAME]
+            name = _joined(varying or overrides).encode()[:_LONGEST_NAME].decode(errors="ignore")
         self._names[name] += 1
         return name if self._names[name] == 1 else f"{name}#{self._names[name]}"
 

@@ -9,6 +9,7 @@ from dcpbench.config.text import counted, done_text
 from dcpbench.records.row import INTERRUPTED, exit_status
 from dcpbench.records.store import ResultsError, stored_rows, write_csv
 from dcpbench.sweep import driver, manifest
+from dcpbench.sweep.job import cells_of
 from dcpbench.sweep.sweep_folder import SweepFolder
 
 Say = Callable[[str], None]
@@ -39,7 +40,8 @@ def close(sweep: driver.Sweep, folder: SweepFolder, status: int, began: float, s
         if not folder.part and all(row.status == "skip" for row in rows):
             say("every cell was skipped: nothing was measured")
         spent_s = time.monotonic() - began
-        say(f"{counted(sweep.written, 'cell')} in {spent_s:.1f} s, written to {folder.path}")
+        what = "run" if cells_of(sweep.jobs) < len(sweep.jobs) else "cell"
+        say(f"{counted(sweep.written, what)} in {spent_s:.1f} s, written to {folder.path}")
     for sentence in next_steps(folder.path, before, complete):
         say(sentence)
     if not complete:

@@ -14,13 +14,14 @@ from typing import Any
 from rich.console import Console
 
 from dcpbench.config.groups import Sharing
+from dcpbench.core.rank_report import Imports
 from dcpbench.executors.base import Engine, Executor, HostsLostError
 from dcpbench.executors.fork_server import Machine
 from dcpbench.records import files, store
 from dcpbench.records.store import ResultsError, RowLog
 from dcpbench.report.styles import text_of
 from dcpbench.sweep.cell_runner import CellRunner, Finished, Mismatches
-from dcpbench.sweep.job import Job, environment_of
+from dcpbench.sweep.job import Job, environment_of, titles_of
 from dcpbench.sweep.progress import ProgressDisplay
 from dcpbench.sweep.resources import Costs, Estimated, GpuMemory, estimates, places, stretches
 
@@ -49,6 +50,7 @@ class Sweep:
     """The cause that ended the sweep before its last cell."""
     _costs: Costs = field(init=False)
     _repeated: dict[Mismatches, str] = field(default_factory=dict)
+    _imports: dict[str, Imports] = field(default_factory=dict)
     _executors: dict[tuple[int, tuple[int, ...]], Executor] = field(default_factory=dict)
     """By the number of the runner and the GPUs of its ranks."""
 
@@ -62,7 +64,7 @@ class Sweep:
         to_run = [job for job in self.jobs if job.cell.name not in self.log.rows]
         left = estimates(to_run, self.machine.gpus)
         self._describe_machine()
-        titles = {job.cell.name: job.title for job in to_run}
+        titles = titles_of(self.jobs)
         with ProgressDisplay(self.console, len(self.jobs), len(self.log.rows), titles) as display:
             for together in stretches(to_run):
                 self._run_together(together, display, left)
@@ -95,7 +97,7 @@ class Sweep:
         shared = len(numbered) > 1 and together[0].config.sharing is Sharing.correctness
         # Executors of an earlier stretch keep their ranks, which can be used again.
         executors = [self._executors.setdefault(one, self.engine.executor(one[1])) for one in numbered]
-        common = (self.console, display, self._costs, shared, self._repeated)
+        common = (self.console, display, self._costs, shared, self._repeated, self._imports)
         runners = [CellRunner(self.folder, executor, *common) for executor in executors]
         idle = deque(runners)
         memory = GpuMemory(together, len(runners), gpu_bytes, self.log.rows.values())

@@ -15,13 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from dcpbench.config.groups import PlanAs
-from dcpbench.config.text import counted, duration_text
+from dcpbench.config.text import cells_text, duration_text
 from dcpbench.core.axes import AXES
 from dcpbench.records.row import Row, exit_status
 from dcpbench.records.store import SUPERSEDED_JSONL, stored_rows
 from dcpbench.report.styles import print_table, standard_output, style_of, text_of
 from dcpbench.sweep import resources
-from dcpbench.sweep.job import Job
+from dcpbench.sweep.job import Job, cells_of
 from dcpbench.sweep.resources import Costs, Estimated
 from dcpbench.sweep.resume import Found
 
@@ -87,7 +87,7 @@ def print_plan(
             sentences = found.sentences(len(jobs)) if found else []
             counts = Counter(plan.would for plan in plans)
             parts = [f"{counts[would]} {words}" for would, words in _WOULD.items() if counts[would]]
-            sentences.append(f"{counted(len(jobs), 'cell')}: {', '.join(parts)}")
+            sentences.append(f"{cells_text(cells_of(jobs), len(jobs))}: {', '.join(parts)}")
             if to_run:
                 sentences.append(_estimate(to_run, costs))
             elif not done:

@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dcpbench.config.errors import ConfigError
-from dcpbench.config.groups import Device, Ending, StageConfig, StageWorld, Verify
+from dcpbench.config.errors import ConfigError, value_text
+from dcpbench.config.groups import Device, Ending, Sharing, StageConfig, StageWorld, Verify
 from dcpbench.config.schema import Config
 from dcpbench.config.text import counted
 from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import CellKey, digest_of
-from dcpbench.core.plugins import plugin_names
+from dcpbench.core.plugins import Plugin, plugin_names, plugins
 from dcpbench.executors import shared_gpus
 from dcpbench.executors.fork_server import Machine
 from dcpbench.rank.messages import Backend, WorldKind
@@ -23,7 +23,7 @@ from dcpbench.records.source import DCPBENCH, Source, is_own, joined, package_of
 from dcpbench.records.user_code import SweepCode
 from dcpbench.sweep import known_failures, validity
 from dcpbench.sweep.cells import SweepCell
-from dcpbench.sweep.identity import identity_of, texts_in
+from dcpbench.sweep.identity import differences_in_run, identity_of, texts_in
 from dcpbench.verdict.attempt import Expected
 from dcpbench.verdict.known_failures import KnownFailure
 
@@ -36,8 +36,7 @@ class Job:
     """A cell with its device and world size decided, the reason to `skip` it, if any, and its known failures.
     `columns` are those of its row that are known before it runs. Its ranks use up to `gpus`, and share them
     if there are fewer; `backend` carries collectives on GPUs. `code` is the source of each package that its
-    ranks run. `error` is why its workload cannot be used, if that was found. With `has_interpreters` ranks
-    can run under a second interpreter."""
+    ranks run. With `has_interpreters` ranks can run under a second interpreter."""
 
     cell: SweepCell
     config: Config
@@ -48,7 +47,6 @@ class Job:
     gpus: int = 0
     backend: Backend = Backend.nccl
     code: Mapping[str, Source] = field(default_factory=dict)
-    error: str | None = None
     has_interpreters: bool = False
 
     @property
@@ -80,13 +78,6 @@ class Job:
     def kinds(self) -> list[WorldKind]:
         """The kinds of ranks of all its stages."""
         return list(dict.fromkeys(map(self.kind, self.config.stages)))
-
-    @property
-    def title(self) -> str:
-        """Its name where it is shown; that of a cell without overrides says nothing."""
-        if self.cell.overrides:
-            return self.cell.name
-        return f"parallel={self.config.parallel.name}, {counted(self.world_size, 'rank')}"
 
     @property
     def ranks_per_gpu(self) -> int | None:
@@ -178,7 +169,24 @@ def plan(cells: Sequence[SweepCell], machine: Machine) -> list[Job]:
         if not skip and config.scenario.process_group:
             columns |= {"ranks_per_gpu": made.ranks_per_gpu, "backend": backend.value}
         jobs.append(made)
+    _refuse_equal_runs(jobs)
     return jobs
+
+
+def _refuse_equal_runs(jobs: Sequence[Job]) -> None:
+    """Refuse cells that differ only in how they run: they would count as repeats of one. Cells with
+    `sharing=correctness` have no times, and can be in a sweep that times the same cells.
+
+    Raises:
+        ConfigError: there are such cells.
+    """
+    first: dict[tuple[Run, bool], Job] = {}
+    for job in jobs:
+        other = first.setdefault((job.run, job.config.sharing is Sharing.correctness), job)
+        for key, values in differences_in_run(other.config, job.config).items():
+            both = " and ".join(f"{key}={value_text(value)}" for value in values)
+            why = f"cells that differ only in how they run ({both}) would count as repeats of one"
+            raise ConfigError(f"{other.cell.name} and {job.cell.name}: {why}; run a sweep for each value")
 
 
 def expected_digest(config: Config, expected: Sequence[KnownFailure]) -> str:
@@ -215,14 +223,31 @@ def environment_of(machine: Machine, jobs: Sequence[Job]) -> dict[str, Any]:
     }
 
 
-def code_digest(config: Config) -> str:
+def code_digest(config: Config, hooks: bool = True) -> str:
     """Return a digest of the sources of dcpbench, of each package that a `target` of the configuration names,
-    and of the packages of plug-ins.
+    and of the packages of plug-ins that the cell uses.
 
     It is the same in a checkout and in the wheel that is built from it. Torch's targets are identified by its
-    version; what packages import is not included.
+    version; what packages import is not included. Without `hooks` it is that of a row that was written before
+    plug-ins were installed whose hooks run in every cell.
     """
-    return digest_of([package_digest(name) for name in (*OURS, *own_packages(config))])
+    return digest_of([package_digest(name) for name in (*OURS, *own_packages(config, hooks))])
+
+
+def titles_of(jobs: Sequence[Job]) -> dict[str, str]:
+    """Return what to show for each cell, by its name: the overrides that not all cells have or, if it has no
+    others, its parallelism and ranks."""
+    shared = set.intersection(*(set(job.cell.overrides) for job in jobs)) if len(jobs) > 1 else set()
+    return {
+        job.cell.name: " ".join(word for word in job.cell.overrides if word not in shared)
+        or f"parallel={job.config.parallel.name}, {counted(job.world_size, 'rank')}"
+        for job in jobs
+    }
+
+
+def cells_of(jobs: Sequence[Job]) -> int:
+    """Return the number of cells, of which each can have several runs."""
+    return len({job.key.digest for job in jobs})
 
 
 def with_restart(config: Config, runs_own_code: bool) -> Config:
@@ -238,12 +263,25 @@ def restart_of(config: Config, machine: Machine) -> str | None:
     return new if config.restarts else None
 
 
-def own_packages(config: Config) -> dict[str, list[str]]:
+def own_packages(config: Config, hooks: bool = True) -> dict[str, list[str]]:
     """Return the user's packages whose code ranks run, sorted, with the targets and plug-ins in each."""
     found: dict[str, list[str]] = {}
-    for target in sorted(_own_targets(config) | {name for name in plugin_names() if is_own(name)}):
+    used = {
+        module
+        for module, plugin in zip(plugin_names(), plugins(), strict=True)
+        if _uses(config, plugin, hooks)
+    }
+    for target in sorted(_own_targets(config) | {*filter(is_own, used)}):
         found.setdefault(package_of(target), []).append(target)
     return dict(sorted(found.items()))
+
+
+def _uses(config: Config, plugin: Plugin, hooks: bool) -> bool:
+    """Return whether a cell runs code of a plug-in that no target names: for one of its axes, or `hooks`,
+    which run in every cell."""
+    probes = [*(check.probe for check in plugin.checks), *(metric.probe for metric in plugin.metrics)]
+    in_every = hooks and any([*plugin.built, *plugin.checkpointers, *probes])
+    return in_every or any(getattr(config, axis.name, None) is not None for axis in plugin.axes)
 
 
 def _own_targets(config: Config) -> set[str]:

@@ -22,7 +22,7 @@ from dcpbench.records.row import Row
 from dcpbench.records.row_reader import parse
 from dcpbench.records.source import DCPBENCH, Source, changed_files, commits_text, recorded
 from dcpbench.sweep.identity import identity_of
-from dcpbench.sweep.job import Job, Run, attempts
+from dcpbench.sweep.job import Job, Run, attempts, code_digest
 from dcpbench.sweep.manifest import Record
 
 _Asked = tuple[Config, Sequence[str]]
@@ -141,20 +141,22 @@ def look(folder: Path, lines: Iterable[store.Line], jobs: Iterable[Job], rerun: 
     return found
 
 
-def take_up(folder: Path, jobs: Iterable[Job], found: Found, roots: Iterable[str] = ()) -> None:
+def take_up(folder: Path, jobs: Iterable[Job], found: Found, roots: Iterable[str] = ()) -> list[str]:
     """Keep only the valid rows, and remove all files of the cells that run again, also those below each
-    `storage.root` of the sweep."""
+    `storage.root` of the sweep. Return a sentence for each folder that could not be removed; its cell becomes
+    an error."""
     files.remove_temporary(folder)
     if found.superseded or found.torn:
         store.keep_lines(folder, found.standing.values(), found.superseded)
     done = found.done
     store.keep_beside(folder, {row.cell for row in done.values()})
+    left = []
     for job in jobs:
         if job.cell.name not in done:
-            _clear(job.cell.folder, within=folder)
+            left.append(_clear(job.cell.folder, within=folder))
             for place in (Path(root) / folder.name for root in roots):
-                for checkpoints in attempts(place / job.cell.name):
-                    _clear(checkpoints, within=place)
+                left += [_clear(own, within=place) for own in attempts(place / job.cell.name)]
+    return [*filter(None, left)]
 
 
 def earlier_machines(folder: Path, now: dict[str, Any]) -> list[dict[str, Any]]:
@@ -176,12 +178,12 @@ def _environment(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"resume={folder}: {store.ENVIRONMENT_JSON} cannot be read: {error}") from None
 
 
-def _clear(folder: Path, within: Path) -> None:
-    """Remove a folder if it exists; refuse one that is not within the other."""
+def _clear(folder: Path, within: Path) -> str | None:
+    """Remove a folder if it exists; refuse one that is not within the other. Return a sentence if that
+    failed."""
     if within.resolve() not in folder.resolve().parents:
         raise ConfigError(f"{folder}: is not in {within}, and is not removed")
-    if sentence := files.remove(folder, within):
-        raise ConfigError(f"{sentence} (of a cell that was interrupted)")
+    return files.remove(folder, within)
 
 
 def _distance(one: Config, other: Config) -> int:
@@ -222,7 +224,7 @@ def _why_again(job: Job, row: Row, rerun: Rerun, code: Mapping[str, Source]) -> 
     for version, what in _VERSIONS.items():
         if row[version] != (is_now := now.get(version)):
             return f"{what} was {row[version]} and is {is_now}"
-    if row.code_digest != now["code_digest"]:
+    if row.code_digest not in (now["code_digest"], code_digest(job.config, hooks=False)):
         return _changed_code(job, row, code)
     if any(row[column] != now[column] for column in ("config_digest", "expected_digest")):
         return "the configuration, or the list of known failures, has changed"

@@ -79,10 +79,10 @@ class SweepFolder:
         for place in self._new_places(jobs):
             refuse_unusable(place, "storage.root")
 
-    def begin(self, jobs: Sequence[Job], found: resume.Found | None) -> None:
+    def begin(self, jobs: Sequence[Job], found: resume.Found | None) -> list[str]:
         """Make a folder below each `storage.root` of the jobs, and write `sweep.json`. Claim a new folder; in
         that of a resumed sweep, clear the cells that run again, given the result of `found`. The others keep
-        the overrides with which they ran."""
+        the overrides with which they ran. Return a sentence for each folder that could not be cleared."""
         places = self._new_places(jobs)
         for place in places:
             refuse_unusable(place, "storage.root")
@@ -97,9 +97,9 @@ class SweepFolder:
         self._record = replace(self._record, cells=cells, storage=storage)
         self._record.write(self.path)
         if found:
-            resume.take_up(self.path, jobs, found, self._record.storage)
-        else:
-            OmegaConf.save(self._base, self.path / _MULTIRUN_YAML)
+            return resume.take_up(self.path, jobs, found, self._record.storage)
+        OmegaConf.save(self._base, self.path / _MULTIRUN_YAML)
+        return []
 
     def _new_places(self, jobs: Sequence[Job]) -> list[Path]:
         """Return the sweep's folder below each `storage.root` in which it has none yet."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from omegaconf import MISSING
 
-from dcpbench.config.errors import ConfigError, too_small
+from dcpbench.config.errors import ConfigError, too_small, value_text
 from dcpbench.config.groups import (
     ActivationCheckpointing,
     Device,
@@ -141,6 +141,8 @@ def _wrong_values(config: Config) -> Iterator[str]:
         least = item.metadata.get(LEAST)
         if least is not None and value is not None and value < least:
             yield too_small(key, value, least)
+        if isinstance(value, list) and any(isinstance(inside, list | dict) for inside in value):
+            yield f"{key}={value_text(value)}: has a list or a mapping in its list; write {key}=[a,b]"
     # The seeds that torch's generators accept, for the batch of each step.
     low, high = -(2**63) // SEED_STRIDE + 1, (2**64 - 1 - config.last_step) // SEED_STRIDE
     if not low <= config.seed <= high:

@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dcpbench.config.text import listed
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import Gap, GapKind, Mismatch
 from dcpbench.core.rank_report import CheckReport, RankReport, badness
@@ -14,8 +13,6 @@ from dcpbench.verdict.verdict import FailedCheck, Verdict
 
 _KEPT = 20
 """Number of mismatches that a row's details list for each check."""
-_NAMED = 3
-"""Number of values outside state dicts that a reason lists."""
 _NUMBER = re.compile(r"\d{1,15}")
 
 
@@ -60,9 +57,7 @@ def judge(stages: Sequence[Sequence[RankReport]], worlds: Sequence[int]) -> Verd
     resumes = _passed(results, training=False)
     return Verdict(
         status="fail" if failed else "vacuous" if gaps else "pass",
-        reason=failed_sentence([*of_resume, *_in_no_state_dict(of_resume, ranks)], of_training, resumes)
-        or "; ".join(gaps)
-        or None,
+        reason=failed_sentence(of_resume, of_training, resumes) or "; ".join(gaps) or None,
         checks=dict.fromkeys(CHECKS) | {check: one.failed is None for check, one in results.items()},
         failed=tuple(failed),
         gaps=tuple(gaps),
@@ -76,13 +71,6 @@ def judge(stages: Sequence[Sequence[RankReport]], worlds: Sequence[int]) -> Verd
             "ranks": [report.plain() for report in ranks],
         },
     )
-
-
-def _in_no_state_dict(failed: Sequence[str], ranks: Sequence[RankReport]) -> list[str]:
-    """Return what can be a cause of failed checks of a resume: values that no state dict has."""
-    values = {name: value for report in ranks for name, value in report.in_no_state_dict.items()}
-    texts = [f"{name}: {value}: in no state dict" for name, value in values.items()]
-    return [listed(texts, _NAMED, ", and")] if failed and texts else []
 
 
 def first_mismatch_of(failed: FailedCheck) -> str:

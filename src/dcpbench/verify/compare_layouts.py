@@ -14,11 +14,11 @@ import torch.distributed as dist
 
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
-from dcpbench.verify.compare import Recall, compare, same_value, with_place
+from dcpbench.verify.compare import Recall, compare, in_order, same_value, with_place
 from dcpbench.verify.digest import Digest, add
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.perturb import all_different
-from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaf, Leaves, TensorLeaf, digested
+from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaf, Leaves, TensorLeaf, digested, names_parameters
 
 _BY_DIGEST = (Problem.digests_differ, Problem.replicas)
 
@@ -167,8 +167,10 @@ def _add_up(name: str, by_rank: Mapping[int, Any]) -> tuple[Leaf, Mismatch | Non
     """Return the digest of a tensor from the digests of its parts; for another value that of one rank."""
     first = next(iter(by_rank.values()))
     if not isinstance(first, DigestedLeaf):
-        if name.endswith(".params") and (joined := _joined(by_rank)):
+        are_names = all(names_parameters(name, value) for value in by_rank.values())
+        if are_names and (joined := _joined(by_rank)):
             return joined, None
+    if not all(isinstance(part, DigestedLeaf) for part in by_rank.values()):
         return first, _disagreement(name, by_rank)
     shapes = {(part.extent.shape, part.dtype) for part in by_rank.values()}
     if len(shapes) > 1:
@@ -199,7 +201,8 @@ def _add_up(name: str, by_rank: Mapping[int, Any]) -> tuple[Leaf, Mismatch | Non
 def _joined(by_rank: Mapping[int, Any]) -> list[str] | None:
     """Return the names of a group's parameters on all stages of a pipeline; None if different stages share a
     name."""
-    parts = {str(names): names for names in by_rank.values()}  # in a control they need not be names
+    # In a control they need not be names.
+    parts = {str(in_order(names)): names for names in by_rank.values()}
     names = [name for part in parts.values() for name in part]
     return names if len({*map(str, names)}) == len(names) else None
 

@@ -22,6 +22,7 @@ from dcpbench.verify.snapshot import (
     Unreadable,
     has_extra_state,
     local_part,
+    names_parameters,
     persistent_tensors,
     plain_fqn,
 )
@@ -36,20 +37,21 @@ def perturb_model(
     model: nn.Module, seed: int, kept: Callable[[str], bool] = lambda name: False
 ) -> frozenset[str]:
     """Change every element of every parameter and persistent buffer, in place, and all extra state, except
-    for FQNs that are `kept`. Return the FQNs of extra state that refuses other values."""
+    for FQNs that are `kept`. Return the FQNs of extra state, which may refuse other values, or have none: an
+    empty list stays."""
     live = {id(value): value for name, value in persistent_tensors(model).items() if not kept(name)}
     _perturb(live.values(), seed)
-    refused = set[str]()
+    extra = set[str]()
     for name, module in model.named_modules():
         fqn = plain_fqn(model, f"{name}._extra_state".lstrip("."))
         if has_extra_state(module) and not kept(fqn):
+            extra.add(fqn)
             before = copy.deepcopy(module.get_extra_state())
             try:
                 module.set_extra_state(perturbed(before))
             except Exception:  # noqa: BLE001 - a user's module may refuse them in any way
                 module.set_extra_state(before)
-                refused.add(fqn)
-    return frozenset(refused)
+    return frozenset(extra)
 
 
 def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int, saved: Leaves | None = None) -> None:
@@ -270,7 +272,7 @@ def unlike(expected: Leaves, state: Leaves, constants: Iterable[str] | None = No
     """
     if constants is not None:
         # The names of a group's parameters cannot be changed in a live optimizer.
-        names = {name: leaf for name, leaf in state.items() if name.endswith(".params")}
+        names = {name: leaf for name, leaf in state.items() if names_parameters(name, leaf)}
         return with_changed_constants(expected, {**state, **all_different(names)}, constants)
     values = [name for name, leaf in state.items() if not isinstance(leaf, TensorLeaf | DigestedLeaf)]
     return with_changed_constants(expected, all_different(state), values)

@@ -3,16 +3,18 @@
 import io
 import math
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
 from dcpbench.verify.audit import reach
 from dcpbench.verify.compare import compare
+from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.perturb import made_different
 from dcpbench.verify.snapshot import BLOCK, DigestedLeaf, Idle, Leaves, TensorLeaf, retained, snapshot_nested
@@ -33,14 +35,31 @@ Stored = Mapping[str, Sequence[StoredChunk]]
 """The chunks of each tensor in a checkpoint's files, by flattened key."""
 
 
-def compare_stored(
-    parts: Iterable[Leaves], stored: Stored, rank: int, world_size: int, device: torch.device
-) -> Compared:
-    """Compare this rank's parts of what was saved, by flattened key, with the files.
+def read_elsewhere(parts: Iterable[Leaves], group: dist.ProcessGroup | None) -> set[str]:
+    """Return the keys of tensors that this rank has completely and need not read, because another rank that
+    has them does: ranks share the work. Collective over `group`."""
+    mine = [key for leaves in parts for key, leaf in leaves.items() if _is_complete(leaf)]
+    holders: dict[str, list[int]] = {}
+    for rank, keys in enumerate(gathered(mine, group)):
+        for key in keys:
+            holders.setdefault(key, []).append(rank)
+    here = dist.get_rank(group) if group else 0
+    readers = {key: holders[key][zlib.crc32(key.encode()) % len(holders[key])] for key in mine}
+    return {key for key, reader in readers.items() if reader != here}
 
-    The ranks share the work for tensors that each has completely. Of tensors of which only digests were kept
-    (more than 4 MiB), only one block of the smallest of each of `parts` is read.
-    """
+
+def _is_complete(leaf: Any) -> bool:
+    if not isinstance(leaf, TensorLeaf | DigestedLeaf):
+        return False
+    return leaf.extent.box == leaf.extent.shape and leaf.extent.numel == math.prod(leaf.extent.shape)
+
+
+def compare_stored(
+    parts: Iterable[Leaves], stored: Stored, device: torch.device, elsewhere: Collection[str] = ()
+) -> Compared:
+    """Compare this rank's parts of what was saved, by flattened key, with the files, without what is
+    `read_elsewhere`. Of tensors of which only digests were kept (more than 4 MiB), only one block of the
+    smallest of each of `parts` is read."""
     found, fired = list[Mismatch](), dict[str, bool]()
     for leaves in parts:
         mine = {key: leaf for key, leaf in leaves.items() if key in stored}
@@ -49,7 +68,7 @@ def compare_stored(
         for key, leaf in mine.items():
             if not isinstance(leaf, TensorLeaf | DigestedLeaf) or key in large.keys() - {smallest}:
                 continue
-            if leaf.extent.numel and _reads(key, leaf.extent, rank, world_size):
+            if leaf.extent.numel and key not in elsewhere:
                 read = _one_block(key, leaf) if isinstance(leaf, DigestedLeaf) else leaf
                 wrong, fired[key] = _compare(key, read, stored[key], device)
                 found += wrong
@@ -78,11 +97,6 @@ def _rows_of(extent: Extent) -> Extent:
         box=(last - first, *extent.box[1:]),
         start=extent.start - first * row,
     )
-
-
-def _reads(key: str, extent: Extent, rank: int, world_size: int) -> bool:
-    has_all = extent.box == extent.shape and extent.numel == torch.Size(extent.shape).numel()
-    return not has_all or zlib.crc32(key.encode()) % world_size == rank
 
 
 def _compare(

@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from operator import attrgetter
@@ -16,7 +17,7 @@ import torch
 
 from dcpbench.core.rank_report import Compared
 from dcpbench.verify.perturb import compare_controlled
-from dcpbench.verify.snapshot import Leaves, retained, snapshot_nested
+from dcpbench.verify.snapshot import Leaf, Leaves, retained, snapshot_nested
 
 _PRECISIONS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
 """Operations of `torch.backends` that have an `fp32_precision`; that of a backend applies to its
@@ -65,7 +66,7 @@ def snapshot_open(folder: Path, counts: bool) -> Leaves:
     """
     inside, descriptors = f"{folder.resolve()}{os.sep}", open_descriptors()
     names = sorted(name for name in descriptors.values() if name.startswith(inside))
-    files: Leaves = {"process.open_files": ", ".join(names)}
+    files: Leaves = {"process.open_files": names}
     if not counts:
         return files
     own = len(descriptors.keys() - _accepted(descriptors))
@@ -103,11 +104,14 @@ def open_descriptors() -> dict[int, str]:
 
 def left_open(folder: Path, before: Leaves) -> Leaves:
     """Return what `snapshot_open` returned `before` as it is now, after waiting for files to be closed; a
-    smaller number counts as unchanged."""
+    smaller number, and files that have been closed, count as unchanged."""
+
+    def has_grown(now: Leaf, then: Leaf) -> bool:
+        return bool(Counter(now) - Counter(then)) if isinstance(now, list) else now > then
 
     def grown() -> Leaves:
         now = snapshot_open(folder, counts=len(before) > 1)
-        return {name: leaf for name, leaf in now.items() if leaf > before[name]}
+        return {name: leaf for name, leaf in now.items() if has_grown(leaf, before[name])}
 
     return {**before, **settled(grown)}
 

@@ -13,6 +13,7 @@ the same digests.
 import copy
 import math
 import pickle
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,7 +24,9 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from dcpbench.core.rank_report import Skip
 from dcpbench.verify.audit import Entry
 from dcpbench.verify.digest import Digest, add, digest, fetch
 from dcpbench.verify.layout import (
@@ -44,6 +47,8 @@ BLOCK = 2**22
 _UNCHANGING = (int, float, str, type(None))
 """Types of values that are not copied, because they are immutable and numerous."""
 
+_GROUP = re.compile(r"(optimizer\.)?param_groups\.\d+\.params")
+
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 """Parts of a name that wrappers of a module add."""
 
@@ -62,6 +67,9 @@ class TensorLeaf:
     def dtype(self) -> torch.dtype:
         return self.local.dtype
 
+    def __repr__(self) -> str:
+        return f"a tensor of {self.dtype}"
+
 
 @dataclass(frozen=True)
 class DigestedLeaf:
@@ -74,6 +82,9 @@ class DigestedLeaf:
     kind: str
     blocks: tuple[Digest, ...]
     of_ranks: tuple[Digest, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"a tensor of {self.dtype}"
 
     def block_ends(self, number: int) -> tuple[list[int], list[int]]:
         """Return the indices in the full tensor of a block's first and last element."""
@@ -180,6 +191,11 @@ def by_parameter(leaves: Leaves) -> Leaves:
     return found
 
 
+def names_parameters(name: str, leaf: Leaf) -> bool:
+    """Return whether a leaf is the list of the parameters in a group of an optimizer."""
+    return isinstance(leaf, list) and _GROUP.fullmatch(name) is not None
+
+
 def may_be_absent(name: str, actual: Leaves) -> bool:
     """Return whether a name is an optimizer's entry for a parameter without an element on this rank."""
     return any(
@@ -284,7 +300,7 @@ def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     return {
         plain_fqn(model, f"{prefix}.{name}".lstrip(".")): value
         for prefix, module in model.named_modules(remove_duplicate=False)
-        for name, value in module.named_buffers(recurse=False)
+        for name, value in module.named_buffers(recurse=False, remove_duplicate=False)
         if name not in module._non_persistent_buffers_set
     }
 
@@ -328,6 +344,12 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to_local().detach()
 
 
+def is_composite(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor consists of others: a nested or sparse one, or one of a subclass."""
+    is_plain = tensor.layout is torch.strided and not tensor.is_nested
+    return not is_plain or is_traceable_wrapper_subclass(tensor)
+
+
 def kind_of(name: str, leaf: Leaf) -> str:
     """Return the kind of state of a leaf; for other values than tensors the key or the object's name."""
     if kind := getattr(leaf, "kind", None):
@@ -338,7 +360,7 @@ def kind_of(name: str, leaf: Leaf) -> str:
 
 def _leaf(value: Any, kind: str, extent: Extent | None = None) -> Leaf:
     """Return the leaf of a value; `extent` is that of a tensor that is part of another without being a
-    DTensor."""
+    DTensor. A cell with a tensor that cannot be compared is a skip."""
     if not isinstance(value, torch.Tensor):
         if isinstance(value, _UNCHANGING):
             return value
@@ -349,8 +371,12 @@ def _leaf(value: Any, kind: str, extent: Extent | None = None) -> Leaf:
         except Exception as error:
             instead = "keep a number, text, list or dictionary that it can be built from"
             raise TypeError(f"{kind!r} in the state cannot be saved: {error}; {instead}") from error
+    local = local_part(value)
+    if is_composite(local):
+        name = type(local).__name__ if local.layout is torch.strided else local.layout
+        raise Skip(f"{kind!r} in the state, of type {name}, cannot be compared")
     return TensorLeaf(
-        local=local_part(value),
+        local=local,
         extent=extent or extent_of(value),
         placements=str(value.placements) if isinstance(value, DTensor) else None,
         kind=kind,

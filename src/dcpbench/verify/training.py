@@ -267,7 +267,7 @@ def step_tolerances(twin: Leaves, others: Iterable[Leaves]) -> dict[str, torch.T
 def changed_beyond(leaves: Leaves, tolerances: Mapping[str, torch.Tensor]) -> Leaves:
     """Return the leaves, with those that have a tolerance changed by more than it."""
     changed = {
-        name: replace(leaf, local=leaf.local + (4 * tolerances[name].max()).to(leaf.local))
+        name: replace(leaf, local=(leaf.local.double() + 4 * float(tolerances[name].max())).to(leaf.dtype))
         for name, leaf in leaves.items()
         if isinstance(leaf, TensorLeaf) and name in tolerances and leaf.extent.numel
     }

@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -195,6 +196,17 @@ def real_elements(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     return tensor.reshape(-1).double()
+
+
+def magnitudes(gradient: torch.Tensor) -> torch.Tensor:
+    """Return the magnitudes of the elements of a gradient, in float64; if a sparse one has a row several
+    times, their sum, as many times: the error of a sum grows with its terms."""
+    if not gradient.is_sparse or gradient.is_complex():
+        return real_elements(dense(gradient)).abs()
+    values = gradient._values().double()
+    row_sums = partial(torch.sparse_coo_tensor, gradient._indices(), size=gradient.shape)
+    size, times = (row_sums(one, check_invariants=False) for one in (values.abs(), torch.ones_like(values)))
+    return real_elements(size.to_dense() * times.to_dense())
 
 
 def local_gradient(gradient: torch.Tensor) -> torch.Tensor:

@@ -7,13 +7,10 @@ these. One level more is read after a step: plain attributes of objects of the u
 """
 
 import dataclasses
-import functools
 import random
-import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,14 +21,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from dcpbench.config.text import listed
 from dcpbench.core.mismatch import Mismatch, Problem, Sides
 from dcpbench.verify.compare import same_leaves
-from dcpbench.verify.snapshot import (
-    DigestedLeaf,
-    Leaves,
-    TensorLeaf,
-    persistent_tensors,
-    snapshot_nested,
-)
+from dcpbench.verify.snapshot import Leaves, persistent_tensors, snapshot_nested
 from dcpbench.workloads.optimizers import Optimizers
+from dcpbench.workloads.unsaved_values import is_users
 
 _SCALARS = (bool, int, float, complex, str, bytes, np.generic, type(None))
 _COLLECTIONS = (list, tuple, set, frozenset, deque)
@@ -112,7 +104,8 @@ def own_attributes(trainer: Any) -> Leaves:
 
 def inner_attributes(trainer: Any) -> tuple[Leaves, dict[str, str]]:
     """Return, of the objects that a trainer's attributes hold, the states of those with a `state_dict()` and
-    the plain attributes of those of the user's classes; and, by name, why others are not read."""
+    the plain attributes of those of the user's classes; and, by name, the types of those that cannot be
+    read."""
     leaves: Leaves = {}
     unread: dict[str, str] = {}
     compared = {id(holder) for holder in (trainer, *trainer.model.modules(), *optimizers_of(trainer))}
@@ -123,13 +116,14 @@ def inner_attributes(trainer: Any) -> tuple[Leaves, dict[str, str]]:
             try:
                 state = _state_of(holder)
             except Exception as error:  # noqa: BLE001 - any exception of the user's code
-                unread[name] = f"its state_dict() raised {type(error).__name__}: {error}"
+                raised = f"state_dict() raised {type(error).__name__}: {error}"
+                unread[name] = f"{type(holder).__name__} ({raised})"
                 continue
             if isinstance(state, Mapping):
                 plain = {key: _as_leaves(part) for key, part in state.items() if is_plain(part)}
                 leaves |= snapshot_nested({name: plain})
             elif isinstance(holder, Iterable):
-                unread[name] = f"a {type(holder).__name__} has no state that can be read"
+                unread[name] = type(holder).__name__
     return leaves, unread
 
 
@@ -180,7 +174,7 @@ def _state_of(holder: Any) -> Any:
     if callable(getattr(holder, "state_dict", None)):
         state = holder.state_dict()
         return _without_bookkeeping(state) if isinstance(holder, LRScheduler) else state
-    if dataclasses.is_dataclass(holder) or _is_users(type(holder).__module__):
+    if dataclasses.is_dataclass(holder) or is_users(type(holder).__module__):
         return vars(holder) if hasattr(holder, "__dict__") else None
     return None
 
@@ -226,19 +220,6 @@ def _as_tensor(array: Any) -> Any:
         return f"{array.dtype}: {array.tolist()}"
 
 
-@functools.cache
-def _is_users(module: str) -> bool:
-    """Return whether a module comes neither with Python nor with an installed package."""
-    file = getattr(sys.modules.get(module), "__file__", None)
-    top = module.partition(".")[0]
-    installed = {"site-packages", "dist-packages"}
-    return (
-        file is not None
-        and top not in {*sys.stdlib_module_names, "dcpbench"}
-        and installed.isdisjoint(Path(file).parts)
-    )
-
-
 def of_attributes(found: Iterable[Mismatch], saved: Leaves, restored: Leaves) -> list[Mismatch]:
     """Merge mismatches into one for each attribute that is None, or absent, either when saved or after the
     load."""
@@ -256,7 +237,6 @@ def of_attributes(found: Iterable[Mismatch], saved: Leaves, restored: Leaves) ->
 
 def _described(attribute: str, leaves: Leaves) -> str:
     if attribute in leaves:
-        leaf = leaves[attribute]
-        return f"a tensor of {leaf.dtype}" if isinstance(leaf, TensorLeaf | DigestedLeaf) else repr(leaf)
+        return repr(leaves[attribute])
     below = [name.removeprefix(f"{attribute}.") for name in leaves if name.startswith(f"{attribute}.")]
     return f"with {listed(below)}" if below else "absent"

@@ -7,17 +7,22 @@ would train on all of them. So it is refused, unless the workload shares its bat
 
 import copy
 import numbers
+import textwrap
 from collections import UserDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import partial
 from pathlib import PurePath
+from types import ModuleType
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
+
+from dcpbench.verify.snapshot import is_composite
 
 Batch = Any
 """A pytree."""
@@ -55,7 +60,10 @@ def mapped(
             return pytree.tree_map(changed, node, is_leaf=lambda inner: inner is not node)
         if isinstance(node, dict | UserDict):
             copied = copy.copy(node)
-            copied.update({name: changed(value) for name, value in node.items()})
+            for name, value in node.items():
+                copied[name] = changed(value)
+                if getattr(copied, "__dict__", {}).get(name) is value:  # it is an attribute too
+                    object.__setattr__(copied, name, copied[name])
             return copied
         if is_dataclass(node) and not isinstance(node, type):
             made = copy.copy(node)
@@ -79,60 +87,68 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 
 def leaves(batch: Batch) -> list[Any]:
-    """Return everything that is no container, and unknown objects, in their order."""
-    found: list[Any] = []
-    mapped(found.append, batch, found.append, lambda node: isinstance(node, (*_PLAIN, *_ARRAYS)))
+    """Return everything that is no container, in order; of unknown objects the tensors and arrays in them."""
+    found, visited = list[Any](), dict[int, Any]()
+
+    def visit(node: Any) -> None:
+        if id(node) not in visited and not isinstance(node, ModuleType):
+            visited[id(node)] = node  # objects can contain each other
+            content = [*node] if isinstance(node, PackedSequence) else object.__getstate__(node)
+            mapped(found.append, content, visit)
+
+    mapped(found.append, batch, visit, lambda node: isinstance(node, (*_PLAIN, *_ARRAYS)))
     return found
 
 
 def samples_of(batch: Batch) -> int | None:
-    """Return the number of samples; None if its tensors and arrays have different ones."""
-    found: list[Any] = []
-
-    def is_leaf(node: Any) -> bool:
-        return isinstance(node, _ARRAYS) or _is_inner_list(batch, node)
-
-    mapped(found.append, batch, found.append, is_leaf)
-    sizes = _sizes(found)
-    if not sizes:
-        lengths, sizes = {len(node) for node in found if is_leaf(node)}, _sizes(leaves(batch))
-        if len(lengths) == 1:
-            # Lists of tensors of one size: there are more samples than channels, or than views of a sample.
-            sizes = {max(lengths | sizes)} if len(sizes) == 1 else lengths
-    return next(iter(sizes)) if len(sizes) == 1 else None
+    """Return the number of samples; 0 if everything is for all, None if the shapes do not show it."""
+    if any(isinstance(leaf, torch.Tensor) and is_composite(leaf) for leaf in leaves(batch)):
+        return None
+    if _is_of_containers(batch):
+        return len(batch) if any(_rows(item) != _rows(batch[0]) for item in batch) else None
+    nodes: list[Any] = []
+    mapped(nodes.append, batch, lambda node: None, partial(_is_divisible, batch))
+    rows = _rows([node for node in nodes if isinstance(node, _ARRAYS)])
+    rows = rows - {1} or rows
+    samples = next(iter(rows), 0)
+    for node in nodes:
+        if isinstance(node, list | tuple) and node:
+            inner = _rows(node) - {1}
+            # A list of as many tensors with as many rows can be one of samples, or of parts of all samples.
+            if inner == {samples} if len(node) == samples else inner or not samples:
+                return None
+    return samples if len(rows) <= 1 else None
 
 
 def share_of(batch: Batch, number: int, of: int) -> Batch:
     """Return one of several parts of the samples; the first ones have one more if they do not divide.
 
-    Samples are along the first dimension of each tensor and array, or the items of a list of texts, numbers,
-    or tensors of other sizes. What has no dimension, or a first one of 1 where others have more, is for all.
+    Samples are along the first dimension of tensors and arrays, which must agree on it; one of 1 is for all.
+    A list or tuple within the batch with as many items is divided by its items, and so is a list of
+    containers that differ in their first dimensions. The rest is for all.
 
     Raises:
-        ValueError: there are fewer samples than parts; or tensors have different numbers of samples, and one
-            cannot be divided evenly.
+        ValueError: there are fewer samples than parts, or the shapes do not show what a sample is.
         TypeError: dcpbench cannot find the tensors.
     """
+    mapped(lambda value: value, batch, _only_movable)
+    if of == 1:
+        return batch
     samples = samples_of(batch)
+    arrays = [leaf for leaf in leaves(batch) if isinstance(leaf, _ARRAYS)]
+    texts = ["nested" if getattr(one, "is_nested", False) else str(tuple(one.shape)) for one in arrays]
+    shapes = textwrap.shorten(", ".join(dict.fromkeys(texts)), 150, placeholder=" …")
+    if samples is None:
+        raise ValueError(f"shapes {shapes} do not show what a sample is: pass share(batch, number, of)")
+    if 0 < samples < of:
+        count = f"{samples} {'sample' if samples == 1 else 'samples'}"
+        raise ValueError(f"{count} for {of} shares: each needs one; shapes {shapes}")
+    mine = part_of(samples, number, of)
 
     def is_shared(node: Any) -> bool:
-        if isinstance(node, _ARRAYS):
-            return node.ndim > 0 and (len(node) != 1 or samples == 1)
-        return _is_inner_list(batch, node) and len(node) == samples and _sizes(leaves(node)) != {samples}
+        return _is_divisible(batch, node) and getattr(node, "ndim", 1) > 0 and len(node) == samples
 
-    def part(node: Any) -> Any:
-        mapped(lambda value: value, node, _only_movable)
-        size = len(node)
-        if size != samples and size % of:
-            sizes = " and ".join(map(str, sorted({samples or size, *_sizes(leaves(batch))})))
-            raise ValueError(f"{sizes} samples in its tensors: pass share(batch, number, of)")
-        if size < of:
-            raise ValueError(f"{size} {'sample' if size == 1 else 'samples'} for {of} shares: each needs one")
-        mine = part_of(size, number, of)
-        is_tensor = isinstance(node, torch.Tensor)
-        return node.narrow(0, mine.start, len(mine)) if is_tensor else node[mine.start : mine.stop]
-
-    return mapped(part, batch, is_leaf=is_shared)
+    return mapped(lambda node: node[mine.start : mine.stop], batch, is_leaf=is_shared)
 
 
 def part_of(samples: int, number: int, of: int) -> range:
@@ -152,11 +168,23 @@ def _refuse(node: Any) -> NoReturn:
     )
 
 
-def _is_inner_list(batch: Batch, node: Any) -> bool:
-    return node is not batch and type(node) in (list, tuple)
+def _is_of_containers(batch: Batch) -> bool:
+    """Return whether a batch is a list of containers that have a key in common: samples, or parts of all."""
+    known = (*_PLAIN, *_ARRAYS)
+    if not isinstance(batch, list) or any(isinstance(item, known) for item in batch):
+        return False
+    keys = [{*item} if isinstance(item, dict | UserDict) else {0} for item in batch]
+    return bool(keys and set.intersection(*keys))
 
 
-def _sizes(nodes: Iterable[Any]) -> set[int]:
-    """Return the numbers of samples that tensors and arrays have; 1 does not count if others have more."""
-    sizes = {len(node) for node in nodes if isinstance(node, _ARRAYS) and node.ndim}
-    return sizes - {1} or sizes
+def _is_divisible(batch: Batch, node: Any) -> bool:
+    """Return whether a node of a batch is a tensor, an array or a list, and no structure at the top."""
+    if node is batch and isinstance(node, list):
+        return _is_of_containers(batch) or all(isinstance(item, _PLAIN) for item in batch)
+    is_list = node is not batch and (isinstance(node, list) or type(node) is tuple)
+    return is_list or isinstance(node, _ARRAYS)
+
+
+def _rows(batch: Batch) -> set[int]:
+    """Return the first dimensions of all tensors and arrays."""
+    return {len(leaf) for leaf in leaves(batch) if isinstance(leaf, _ARRAYS) and leaf.ndim}

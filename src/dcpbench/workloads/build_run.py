@@ -39,7 +39,13 @@ from dcpbench.workloads.generators import (
     set_generator,
     state_of_generator,
 )
-from dcpbench.workloads.optimizers import InBackward, Optimizers, load_as_saved, skip_what_is_not_stepped
+from dcpbench.workloads.optimizers import (
+    InBackward,
+    Optimizers,
+    listed,
+    load_as_saved,
+    skip_what_is_not_stepped,
+)
 from dcpbench.workloads.own_trainer import TrainerRun
 from dcpbench.workloads.pipeline import Pipeline
 from dcpbench.workloads.stateful import Noise
@@ -136,8 +142,8 @@ def skip_groups_by_shape(config: Config, run: TrainingRun, twin: TrainingRun) ->
     workload = seeded_workload(config, twin.world.device, config.seed)
     for parameter in workload.model.parameters():
         parameter.data = parameter.data.reshape(-1)
-    made = workload.optimizer(workload.model)
-    if same_value(here, _groups(workload.model, Optimizers(made) if isinstance(made, list) else made)):
+    optimizers = Optimizers(listed(workload.optimizer(workload.model), "optimizer"))
+    if same_value(here, _groups(workload.model, optimizers)):
         which = f"{other[0]} and {len(other) - 1} more are" if len(other) > 1 else f"{other[0]} is"
         fix = "choose groups by name, or use fsdp2"
         raise Skip(f"FSDP1: parameters are one-dimensional here, so that {which} in another group; {fix}")

@@ -138,10 +138,12 @@ class RandomState:
                 self.drawn |= set() if torch.equal(before["cpu"], default) else {"cpu"}
                 before["cpu"] = torch.get_rng_state()
 
-        with mock.patch.object(_BaseDataLoaderIter, "__init__", without_seed):
-            yield
-        after = self._every()
-        self.drawn |= {name for name in before if not same_value(before[name], after.get(name))}
+        try:
+            with mock.patch.object(_BaseDataLoaderIter, "__init__", without_seed):
+                yield
+        finally:
+            after = self._every()
+            self.drawn |= {name for name in before if not same_value(before[name], after.get(name))}
 
     def contents(self) -> dict[str, Any]:
         """Return the states that a load has to restore, for comparison."""
@@ -180,13 +182,22 @@ def _after_one_seed(state: torch.Tensor) -> torch.Tensor:
 
 
 def generators_of(model: nn.Module) -> dict[str, Any]:
-    """Return the generators that are attributes of modules, by FQN and attribute."""
+    """Return the generators that are attributes of modules, or in their lists and dictionaries, by FQN and
+    attribute."""
     return {
         f"{plain_fqn(model, prefix)}.{name}".lstrip("."): value
         for prefix, module in model.named_modules()
-        for name, value in vars(module).items()
+        for name, value in _attributes(module)
         if isinstance(value, _KINDS)
     }
+
+
+def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    for name, value in vars(module).items():
+        yield name, value
+        if isinstance(value, dict | list | tuple):
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            yield from ((f"{name}.{key}", item) for key, item in items)
 
 
 def state_of_generator(generator: Any) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
 """Optimizers that combine several of torch's, or need more than plain values."""
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -46,6 +46,25 @@ class Optimizers(torch.optim.Optimizer):
             numbers = {number for group in own for number in group["params"]}
             state = {number: held for number, held in state_dict["state"].items() if number in numbers}
             one.load_state_dict({"state": state, "param_groups": own})
+
+
+SEVERAL = (Mapping, list, tuple)
+"""What a user's function returns for several optimizers or schedulers."""
+
+
+def listed(returned: Any, what: str) -> list[Any]:
+    """Return the optimizers or schedulers that a user's function returned, one or several.
+
+    Raises:
+        TypeError: one of them has no `step`.
+    """
+    several = returned.values() if isinstance(returned, Mapping) else returned
+    several = [*several] if isinstance(returned, SEVERAL) else [returned]
+    for one in several:
+        if not hasattr(one, "step"):
+            fix = f"return {what}s of torch: one, or a list or dictionary of them"
+            raise TypeError(f"{what} of the Workload returned a {type(one).__name__}; {fix}")
+    return several
 
 
 class InBackward(Optimizers):
@@ -114,6 +133,15 @@ def _attributes(optimizer: torch.optim.Optimizer) -> list[str]:
 def each_of(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
     """Return the optimizers that an optimizer consists of."""
     return optimizer.optimizers if isinstance(optimizer, Optimizers) else [optimizer]
+
+
+def refused_closure(optimizer: torch.optim.Optimizer) -> Skip:
+    """Return why an optimizer whose `step` needs a closure is skipped."""
+    return Skip(
+        "torch's get_optimizer_state_dict calls step() without a closure, which "
+        f"{type(optimizer).__name__} refuses, and so does the training loop of a Workload; use "
+        "checkpointer=trainer"
+    )
 
 
 def repeats_on_parts(optimizer: torch.optim.Optimizer) -> bool:

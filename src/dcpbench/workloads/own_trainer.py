@@ -23,10 +23,11 @@ from dcpbench.workloads.attributes import (
 from dcpbench.workloads.components import Component
 from dcpbench.workloads.epochs import EpochEnds
 from dcpbench.workloads.generators import ALL, RandomState
-from dcpbench.workloads.parallelisms import buckets_kept, wrap_model
+from dcpbench.workloads.parallelisms import buckets_kept, reshard, wrap_model
 from dcpbench.workloads.saved_objects import SavedObjects
 from dcpbench.workloads.stateful import TrainState
 from dcpbench.workloads.training_run import TrainingRun, has_gradient
+from dcpbench.workloads.unsaved_values import UnsavedValues
 from dcpbench.workloads.workload import Batches, Workload
 from dcpbench.workloads.world import World
 
@@ -152,12 +153,13 @@ class TrainerRun(TrainingRun):
         )
         with self.random.drawn_from():
             self.trainer = build_trainer(config, setup)
-        self._is_new, self._has_stepped = True, False
+        self._is_new, self._has_stepped, self._unreadable = True, False, dict[str, str]()
         self._read_attributes()
 
     def _read_attributes(self) -> None:
         """Read model and optimizer again: a trainer may replace them."""
         self.model, self.optimizer = self.trainer.model, optimizer_of(self.trainer)
+        reshard(self.model)
         not_saved = getattr(self.trainer, "not_saved", ())
         self.left_out = [name.removeprefix("model.") for name in not_saved if name.startswith("model.")]
 
@@ -168,11 +170,16 @@ class TrainerRun(TrainingRun):
     def extra(self) -> tuple[Leaves, Leaves]:
         """Return the attributes of the trainer. Objects that it holds are read after a step alone: to read a
         new one, such as a loader, can change it."""
-        inner, unread = inner_attributes(self.trainer) if self._has_stepped else ({}, {})
-        self.not_judged = {f"extra_equal of {name}": why for name, why in unread.items()}
+        inner, self._unreadable = inner_attributes(self.trainer) if self._has_stepped else ({}, {})
         if not self.optimizer.param_groups:
-            self.not_judged["optim_equal"] = "not_saved of the trainer names its optimizer"
+            self.not_judged = {"optim_equal": "not_saved of the trainer names its optimizer"}
         return {}, own_attributes(self.trainer) | inner
+
+    def unsaved_values(self) -> UnsavedValues:
+        held = {name: one for name, one in vars(self.trainer).items() if isinstance(one, nn.Module)}
+        values = UnsavedValues({"model": self.model, **held})
+        values.unreadable |= self._unreadable
+        return values
 
     def train(self, batches: Batches, until: int) -> list[float]:
         """Call the trainer's steps up to and including step `until`; return the ranks' mean losses.

@@ -24,6 +24,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
+    FSDPModule,
     FullyShardedDataParallel,
     MixedPrecisionPolicy,
     ShardingStrategy,
@@ -104,8 +105,16 @@ def none(model: nn.Module, mesh: DeviceMesh | None, config: ParallelConfig) -> n
 
 
 def ddp(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:
-    """DistributedDataParallel over the whole mesh."""
+    """DistributedDataParallel over the whole mesh, except of a module without trained parameters, such as a
+    frozen teacher, which torch refuses."""
+    if not is_trained(model):
+        return model
     return _CopiedDDP(model, process_group=mesh.get_group(), **config.options)
+
+
+def is_trained(model: nn.Module) -> bool:
+    """Return whether a model has a parameter that requires a gradient."""
+    return any(parameter.requires_grad for parameter in model.parameters())
 
 
 class _CopiedDDP(DistributedDataParallel):
@@ -171,6 +180,14 @@ def buckets_kept() -> Iterator[None]:
 
     with mock.patch.object(dist.Reducer, "_rebuild_buckets", kept):
         yield
+
+
+def reshard(model: nn.Module) -> None:
+    """Shard the parameters of `fully_shard` again after a forward pass without a backward pass, for which a
+    root keeps them gathered."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def _skip_what_is_not_sharded(model: nn.Module, together: bool = True) -> None:
@@ -248,9 +265,14 @@ def _to_own_samples(_: nn.Module, output: torch.Tensor, mesh: DeviceMesh) -> tor
     return own
 
 
-def broadcasts_buffers(model: nn.Module) -> bool:
-    """Return whether each forward pass begins with the first rank's buffers."""
-    return any(isinstance(one, DistributedDataParallel) and one.broadcast_buffers for one in model.modules())
+def broadcast_buffers(model: nn.Module) -> set[str]:
+    """Return the FQNs of the buffers that are the first rank's when a forward pass begins."""
+    return {
+        plain_fqn(model, f"{prefix}.{name}".lstrip("."))
+        for prefix, module in model.named_modules()
+        if isinstance(module, DistributedDataParallel) and module.broadcast_buffers
+        for name, _ in module.named_buffers(remove_duplicate=False)
+    }
 
 
 def runs_other_kernels(config: Config, sizes: Mapping[str, int]) -> bool:
@@ -289,11 +311,12 @@ def compiled(model: nn.Module) -> Any:
 
 
 def fully_shard_options(config: ParallelConfig) -> dict[str, Any]:
-    """Return the options of `fully_shard`, with policies built from the configuration."""
-    options: dict[str, Any] = {**config.options}
+    """Return the options of `fully_shard`, with policies built from the configuration; null is torch's
+    default."""
+    options: dict[str, Any] = {name: value for name, value in config.options.items() if value is not None}
     if "mp_policy" in options:
         policy = {
-            name: getattr(torch, value) if name.endswith("_dtype") else value
+            name: getattr(torch, value) if isinstance(value, str) else value
             for name, value in options["mp_policy"].items()
         }
         options["mp_policy"] = MixedPrecisionPolicy(**policy)

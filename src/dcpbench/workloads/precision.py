@@ -17,8 +17,9 @@ from dcpbench.workloads.parallelisms import fully_shard_options
 
 def computes_in(config: ParallelConfig) -> frozenset[torch.dtype]:
     """Return the dtypes of mixed precision that a parallelism computes in."""
-    policy = config.options.get("mp_policy", {})
-    return frozenset(getattr(torch, value) for name, value in policy.items() if name.endswith("_dtype"))
+    policy = fully_shard_options(config).get("mp_policy")
+    dtypes = (policy.param_dtype, policy.reduce_dtype, policy.output_dtype) if policy else ()
+    return frozenset(one for one in dtypes if one)
 
 
 _REDUCED_IN: dict[Callable[..., Any], torch.dtype | None] = {
@@ -63,7 +64,9 @@ class _CastAsFsdp(nn.Module):
 
     def _parameter_in(self, dtype: torch.dtype, name: str, parameter: torch.Tensor) -> torch.Tensor:
         """Cast a parameter once for all forward passes before it changes: so the gradients of several passes
-        are summed in this dtype, as by FSDP."""
+        are summed in this dtype, as by FSDP, which casts no integers."""
+        if not parameter.is_floating_point():
+            return parameter
         state = parameter._version, parameter.requires_grad and torch.is_grad_enabled()
         if name not in self._casts or self._casts[name][0] != state:
             self._casts[name] = state, parameter.to(dtype)

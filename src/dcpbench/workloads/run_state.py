@@ -21,6 +21,7 @@ from dcpbench.verify.snapshot import (
     expected_of,
     named_parameters,
     named_parts,
+    names_parameters,
     retained,
     snapshot_model,
     snapshot_nested,
@@ -124,25 +125,24 @@ def as_saved(run: TrainingRun, saved: State) -> State:
     """Return a state as the state dicts of the run have it: under their names, and without frozen parameters
     if these are not saved."""
     state = {check: leaves for check, leaves in saved.items() if check not in (FLAGS, CHANGING)}
-    if run.options.ignore_frozen_params:
-        frozen = {name for name, value in named_parameters(run.model).items() if not value.requires_grad}
+    if model := state.get("model_equal"):
+        parameters = named_parameters(run.model).items() if run.options.ignore_frozen_params else ()
+        frozen = {name for name, value in parameters if not value.requires_grad}
         state["model_equal"] = {
-            name: leaf for name, leaf in saved["model_equal"].items() if name not in frozen
-        }
-    if run.left_out:
-        state["model_equal"] = {
-            name: leaf for name, leaf in state["model_equal"].items() if not run.is_left_out(name)
+            name: leaf for name, leaf in model.items() if name not in frozen and not run.is_left_out(name)
         }
     if RANDOM in state:
         saved_random = snapshot_nested({"random": run.random.state_dict()})
         state[RANDOM] = {name: leaf for name, leaf in state[RANDOM].items() if name in saved_random}
-    if run.options.flatten_optimizer_state_dict:
-        state["optim_equal"] = by_parameter(saved["optim_equal"])
-    if numbers := run.numbers:
-        state["optim_equal"] = {
-            name: [int(numbers[fqn]) for fqn in leaf] if name.endswith(".params") else leaf
-            for name, leaf in saved["optim_equal"].items()
-        }
+    if optimizer := state.get("optim_equal"):
+        if run.options.flatten_optimizer_state_dict:
+            optimizer = by_parameter(optimizer)
+        if numbers := run.numbers:
+            optimizer = {
+                name: [int(numbers[fqn]) for fqn in leaf] if names_parameters(name, leaf) else leaf
+                for name, leaf in optimizer.items()
+            }
+        state["optim_equal"] = optimizer
     return state
 
 

@@ -6,10 +6,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions
-from torch.optim.lr_scheduler import LRScheduler
 
 from dcpbench.config.groups import OptimizerStateAs
 from dcpbench.verify.perturb import FUNCTION_IF_NONE, perturb_model, perturb_optimizer, perturbed
@@ -17,8 +15,9 @@ from dcpbench.verify.snapshot import Leaves, named_parts, parts_of_each, snapsho
 from dcpbench.workloads.attributes import Judged
 from dcpbench.workloads.components import Component
 from dcpbench.workloads.generators import RandomState, generators_of, reseed
-from dcpbench.workloads.optimizers import Optimizers
-from dcpbench.workloads.saved_objects import SavedObjects
+from dcpbench.workloads.optimizers import SEVERAL, Optimizers, listed
+from dcpbench.workloads.saved_objects import SavedObjects, skip_taken
+from dcpbench.workloads.schedulers import Schedulers
 from dcpbench.workloads.stateful import (
     ModelState,
     MovingObject,
@@ -28,6 +27,7 @@ from dcpbench.workloads.stateful import (
     SchedulerMadeByLoad,
     TrainState,
 )
+from dcpbench.workloads.unsaved_values import UnsavedValues
 from dcpbench.workloads.workload import Workload, is_not_saved
 from dcpbench.workloads.world import World
 
@@ -41,6 +41,8 @@ class SavedRun:
     Attributes:
         world: the ranks that have it.
         sizes: the sizes of their mesh.
+        optimizers: as the workload returned them: one, or a list or dictionary.
+        optimizer: all of them as one.
         optimizer_state: how the state of its optimizer is saved.
         not_judged: by check, or part of one, why its state is not compared.
         left_out: the parts of the model that no checkpoint has, by FQN.
@@ -48,12 +50,13 @@ class SavedRun:
         judged: when each attribute of a trainer is compared; None until training has shown it, and of a
             workload, which says itself what is saved.
         comes_after: the last save or load of it, for people.
+        adds_noise: whether its batches change by noise; a user's do not.
     """
 
     optimizer_state: OptimizerStateAs | None = None
     not_judged: Mapping[str, str] = MappingProxyType({})
     left_out: Collection[str] = ()
-    _unchanged: Collection[str] = ()
+    _extra_state: Collection[str] = ()
     options = StateDictOptions()
     judged: Judged | None = None
     comes_after = "before the first save"
@@ -72,14 +75,18 @@ class SavedRun:
         self.model, self.world, self.sizes = model, world, sizes
         self.component = component
         objects = workload.state(model) if callable(workload.state) else workload.state or {}
+        skip_taken(objects, component.saved.state(self.options), "the component")
         self.saved = SavedObjects(objects, partial(is_not_saved, workload))
-        made = workload.optimizer(model)
-        self.optimizer = Optimizers(made) if isinstance(made, list) else made
+        self.optimizers = workload.optimizer(model)
+        each = listed(self.optimizers, "optimizer")
+        self.optimizer = Optimizers(each) if isinstance(self.optimizers, SEVERAL) else self.optimizers
         self._make_scheduler, self._scheduled_later = workload.scheduler, not scheduler
-        self._scheduler = workload.scheduler(self.optimizer) if scheduler and workload.scheduler else None
+        self._scheduler = self._scheduler_made() if scheduler and workload.scheduler else None
         unsaved = frozenset(name for name in generators if is_not_saved(workload, f"random.{name}"))
         # Only a user's model has generators; it may draw from Python's too.
-        of_model = partial(generators_of, model) if "python" in generators else dict
+        is_users = "python" in generators
+        of_model = partial(generators_of, model) if is_users else dict
+        self.adds_noise = not is_users
         self.random = RandomState(seed, world.rank, world.device, generators, unsaved, of_model)
         self._start_over(seed)
 
@@ -96,22 +103,32 @@ class SavedRun:
         return self._make_scheduler is not None
 
     @property
-    def scheduler(self) -> LRScheduler:
-        """The learning rate scheduler."""
+    def scheduler(self) -> Any:
+        """The learning rate scheduler, or several as one."""
         assert self._scheduler is not None, "a load creates it"
         return self._scheduler
 
-    def _make_later(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
+    @property
+    def schedulers(self) -> list[Any]:
+        """Each learning rate scheduler; none before a load creates them."""
+        if isinstance(self._scheduler, Schedulers):
+            return [*self._scheduler.by_key.values()]
+        return [] if self._scheduler is None else [self._scheduler]
+
+    def _scheduler_made(self) -> Any:
         assert self._make_scheduler is not None
-        made = self._make_scheduler(optimizer)
-        if optimizer is self.optimizer:
-            self._scheduler = made
-        return made
+        made = self._make_scheduler(self.optimizers)
+        listed(made, "scheduler")
+        return Schedulers(made) if isinstance(made, SEVERAL) else made
+
+    def _make_later(self) -> Any:
+        self._scheduler = self._scheduler_made()
+        return self._scheduler
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint contains: one `Stateful` for each top-level key."""
         optimizer = PlainOptimizerState if self.optimizer_state else OptimizerState
-        made_later = SchedulerMadeByLoad(self._make_later, self.optimizer)
+        made_later = SchedulerMadeByLoad(self._scheduler_made, self._make_later, self.optimizer)
         return {
             "model": ModelState(self.model, self.options, self.is_left_out if self.left_out else None),
             "optimizer": optimizer(self.model, self.optimizer, self.options),
@@ -139,9 +156,9 @@ class SavedRun:
         compared only if training changes it."""
         return snapshot_nested(self.objects()) | self.component.saved.leaves() | self.saved.leaves(), {}
 
-    def values_of_modules(self) -> dict[str, Any]:
-        """Return plain values of modules that are in no state dict, if they are listed."""
-        return {}
+    def unsaved_values(self) -> UnsavedValues:
+        """Read plain values that are in no state dict, those of the user's Python modules too."""
+        return UnsavedValues({"model": self.model})
 
     def forget(self, seed: int) -> None:
         """Start over with other values in all objects."""
@@ -159,7 +176,7 @@ class SavedRun:
     def make_different(self, seed: int, optimizer: Leaves | None) -> None:
         """Change everything that a load restores; `optimizer` is the saved optimizer state."""
         self.forget(seed)
-        self._unchanged = perturb_model(self.model, seed, self.is_left_out)
+        self._extra_state = perturb_model(self.model, seed, self.is_left_out)
         perturb_optimizer(self.optimizer, seed, optimizer)
 
     def fill_optimizer(self) -> None:
@@ -199,9 +216,9 @@ class SavedRun:
         return _is_within(name, self.left_out)
 
     def may_be_constant_in_model(self, name: str) -> bool:
-        """Return whether a part of the model may be the same in a new run: it is left out, or is extra state
-        that refuses other values."""
-        return _is_within(name, (*self.left_out, *self._unchanged))
+        """Return whether a part of the model may be the same in a new run: it is left out, or is extra
+        state."""
+        return _is_within(name, (*self.left_out, *self._extra_state))
 
     @property
     def needs_random(self) -> frozenset[str] | None:

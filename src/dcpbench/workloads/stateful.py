@@ -19,11 +19,10 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from dcpbench.core.rank_report import Skip
 from dcpbench.verify.compare import bits
-from dcpbench.workloads.batch import Batch, mapped
+from dcpbench.workloads.batch import Batch
 from dcpbench.workloads.optimizers import each_of
 
 
@@ -140,21 +139,29 @@ class PlainOptimizerState(OptimizerState):
 
 class SchedulerMadeByLoad:
     """A scheduler that its load creates, after the optimizer's load. Its state dict, which a load fills, is
-    that of another scheduler, made for a copy of the optimizer's groups: making one changes learning rates.
+    that of another scheduler. Making one changes learning rates, so the optimizer's groups have copies of
+    their values while it is made.
+
+    Args:
+        make: makes another scheduler.
+        make_kept: makes that of the run.
     """
 
-    def __init__(self, make: Callable[[Optimizer], LRScheduler], optimizer: Optimizer) -> None:
-        self._make, self._optimizer = make, optimizer
+    def __init__(self, make: Callable[[], Any], make_kept: Callable[[], Any], optimizer: Optimizer) -> None:
+        self._make, self._make_kept, self._optimizer = make, make_kept, optimizer
 
     def state_dict(self) -> dict[str, Any]:
-        groups = [
-            {key: value if key == "params" else copy.deepcopy(value) for key, value in group.items()}
-            for group in self._optimizer.param_groups
-        ]
-        return self._make(Optimizer(groups, self._optimizer.defaults)).state_dict()
+        before = [(group, dict(group)) for group in self._optimizer.param_groups]
+        for group, values in before:
+            group |= {key: copy.deepcopy(value) for key, value in values.items() if key != "params"}
+        state: dict[str, Any] = self._make().state_dict()
+        for group, values in before:
+            group.clear()
+            group.update(values)
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._make(self._optimizer).load_state_dict(state_dict)
+        self._make_kept().load_state_dict(state_dict)
 
 
 class TensorObject:
@@ -214,16 +221,9 @@ class Noise:
         self.generator = torch.Generator().manual_seed(seed)
 
     def added(self, batch: Batch) -> Batch:
-        """Return a global batch with noise in its first floating-point tensor, if it has one."""
-        due = [True]
-
-        def noisy(tensor: Any) -> Any:
-            if not (due and isinstance(tensor, torch.Tensor) and tensor.is_floating_point()):
-                return tensor
-            due.clear()
-            return tensor + self.like(tensor)
-
-        return mapped(noisy, batch, unknown=lambda item: item)
+        """Return a global batch of inputs and targets with noise in its inputs."""
+        inputs, targets = batch
+        return inputs + self.like(inputs), targets
 
     def like(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return noise for a tensor, drawn on the CPU."""

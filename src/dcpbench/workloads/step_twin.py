@@ -10,7 +10,7 @@ from torch import nn
 
 from dcpbench.verify.layout import called_modules
 from dcpbench.verify.snapshot import Leaves, of_kind, retained, snapshot_model
-from dcpbench.verify.whole_tensors import dense, real_elements
+from dcpbench.verify.whole_tensors import dense, magnitudes, real_elements
 from dcpbench.workloads.batch import Batch
 from dcpbench.workloads.optimizers import kept
 from dcpbench.workloads.twin import Inexact, Pass, Twin, jitter_gradients, receive_buffers, state_of
@@ -102,7 +102,7 @@ class StepTwin(Twin):
         alike = True
 
         def add(parameter: nn.Parameter, gradient: torch.Tensor) -> None:
-            name, size = names[parameter], real_elements(dense(gradient)).abs()
+            name, size = names[parameter], magnitudes(gradient)
             if parameter.grad is None or not bool(dense(parameter.grad).any()):
                 sizes[name], sums[name] = size, 1
             else:

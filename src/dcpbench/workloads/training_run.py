@@ -30,7 +30,7 @@ from dcpbench.verify.whole_tensors import (
 )
 from dcpbench.workloads.batch import Batch, part_of, samples_of, share_of
 from dcpbench.workloads.optimizers import each_of
-from dcpbench.workloads.parallelisms import buckets_kept
+from dcpbench.workloads.parallelisms import buckets_kept, reshard
 from dcpbench.workloads.pipeline import Pipeline
 from dcpbench.workloads.saved_run import SavedRun
 from dcpbench.workloads.user_step import Note, Use, each_use
@@ -118,7 +118,7 @@ class TrainingRun(SavedRun):
             self.draws |= bool(self.random.drawn)
             losses.append(loss)
             samples.append(self.samples)
-            needs_mean = isinstance(self._scheduler, ReduceLROnPlateau)
+            needs_mean = any(isinstance(one, ReduceLROnPlateau) for one in self.schedulers)
             self.finish_step(self.world.means([loss], [self.samples])[0] if needs_mean else float(loss))
         means = self.world.means(losses, samples) if losses else []
         self.train_state.replace_last(means)
@@ -132,7 +132,8 @@ class TrainingRun(SavedRun):
     def _batch_of_step(self, batches: Batches) -> Batch:
         with self.random.drawn_from():
             number = self.component.number_of_batch(self.train_state.step + 1)
-            return self.noise.added(batches.at(number))
+            batch = batches.at(number)
+            return self.noise.added(batch) if self.adds_noise else batch
 
     def backward(self, batch: Batch) -> torch.Tensor:
         """Compute the gradients of this rank's share of a global batch; return its loss, a scalar."""
@@ -166,11 +167,13 @@ class TrainingRun(SavedRun):
 
         if note is None and self._recorded is not None:
             note, self.uses = copy, uses
-        optimizers = each_of(self.optimizer)
         with self.random.drawn_from(), ExitStack() as noting:
             share = self._begun_share(batch)
             if note:
-                noting.enter_context(each_use(optimizers, [*self.model.parameters()], note))
+                each = each_of(self.optimizer)
+                noting.enter_context(each_use(each, [*self.model.parameters()], note))
+            is_one = self.optimizer is self.optimizers
+            optimizers = each_of(self.optimizer) if is_one else self.optimizers
             loss: torch.Tensor = self.user_step(self.called, optimizers, share)
         self.component.follow(self.model)
         return loss.detach()
@@ -237,10 +240,13 @@ class TrainingRun(SavedRun):
     def finish_step(self, loss: float) -> None:
         """Clear the gradients and advance everything else; `loss` is the global batch's."""
         self.model.zero_grad()  # the optimizer need not have all parameters
-        if isinstance(self._scheduler, ReduceLROnPlateau):
-            self._scheduler.step(loss)
-        elif self.has_scheduler:
-            self.scheduler.step()
+        for module in (self.model, *self.saved.modules.values()):
+            reshard(module)
+        for scheduler in self.schedulers:
+            if isinstance(scheduler, ReduceLROnPlateau):
+                scheduler.step(loss)
+            else:
+                scheduler.step()
         self.tensor_object.advance()
         self.train_state.record(loss)
 

@@ -6,19 +6,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from dcpbench.verify.layout import ParameterParts
+from dcpbench.verify.layout import ParameterParts, called_modules
+from dcpbench.verify.losses import rounding
 from dcpbench.verify.perturb import jitter
 from dcpbench.verify.snapshot import (
     Leaves,
     TensorLeaf,
     named_parameters,
     named_parts,
+    names_parameters,
     of_kind,
     plain_fqn,
     retained,
@@ -26,10 +29,11 @@ from dcpbench.verify.snapshot import (
     snapshot_optimizer,
 )
 from dcpbench.verify.training import step_tolerances
-from dcpbench.verify.whole_tensors import Exchange, assembled, dense, real_elements
+from dcpbench.verify.whole_tensors import Exchange, assembled, dense, magnitudes, real_elements
 from dcpbench.workloads.batch import Batch, mapped
 from dcpbench.workloads.generators import set_generator, state_of_generator
 from dcpbench.workloads.optimizers import each_of, kept, repeats_on_parts
+from dcpbench.workloads.parallelisms import is_trained
 from dcpbench.workloads.training_run import TrainingRun
 
 _JITTERED = 2
@@ -129,21 +133,21 @@ class Twin:
                 value.requires_grad_(was)
 
     def jittered(self) -> list[Pass]:
-        """Make passes with parameters and inputs that differ by a rounding, and undo their effects."""
+        """Make passes with parameters, and inputs that are not a user's, that differ by a rounding, and undo
+        their effects."""
         return [self._passed(batch) for batch in self._jittered()]
 
     def _jittered(self) -> Iterator[Batch]:
-        """Yield the batch, while parameters and inputs differ by a rounding."""
+        """Yield the batch, while parameters, and inputs that are not a user's, differ by a rounding."""
         share = max((_unit(one) for one in self.computes_in), default=0.0)
 
         def jittered(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return value
             jitter([copied := value.clone()], share, seed=_JITTERED)
             return copied
 
         for number in range(_JITTERED):
-            other = mapped(jittered, self._batch, unknown=lambda value: value)
+            # A user's inputs can be labels or masks, which a loss accepts exactly as they are.
+            other = mapped(jittered, self._batch) if self.run.adds_noise else self._batch
             with self._undone():
                 self._restart()
                 jitter(self.model.parameters(), share, seed=number)
@@ -221,7 +225,7 @@ class Twin:
         sizes: dict[str, torch.Tensor] = {}
 
         def add(name: str, gradient: torch.Tensor) -> None:
-            sizes[name] = real_elements(dense(gradient)).abs() + sizes.get(name, 0)
+            sizes[name] = magnitudes(gradient) + sizes.get(name, 0)
 
         accumulated = self.parameters.items() if self.run.accumulate > 1 else ()
         with ExitStack() as hooks, self.run.recording() as gradients:
@@ -230,7 +234,7 @@ class Twin:
                     hooks.callback(one.register_hook(partial(add, name)).remove)
             loss = float(self.run.backward(batch).detach())
         elements = {name: real_elements(dense(value)) for name, value in gradients.items()}
-        sizes = sizes or {name: one.abs() for name, one in elements.items()}
+        sizes = sizes or {name: magnitudes(value) for name, value in gradients.items()}
         return Pass(loss, elements, sizes, retained(of_kind("buffer", snapshot_model(self.model))))
 
     def _note_dtype(self, _: nn.Module, __: Any, output: Any) -> None:
@@ -339,9 +343,9 @@ def inexact_steps(run: TrainingRun, twin: TrainingRun, split: bool) -> Inexact:
     return Inexact(measured, rounded - measured, other_kernels=fused)
 
 
-def receive_buffers(module: nn.Module, group: dist.ProcessGroup) -> None:
+def receive_buffers(model: nn.Module, group: dist.ProcessGroup) -> None:
     """Replace buffers by those of the first rank, as DDP does before a forward pass; collective."""
-    for buffer in module.buffers():
+    for buffer in chain(*(module.buffers() for module in called_modules(model) if is_trained(module))):
         received = buffer.to(torch.device("cpu"))
         dist.broadcast(received, 0, group=group)
         buffer.data.copy_(received)  # a backward pass may still need it, as with DDP
@@ -376,10 +380,11 @@ def state_of(run: TrainingRun, parts: ParameterParts | None = None) -> Leaves:
     held |= run.saved.module_leaves()
     tensors = {name: leaf for name, leaf in held.items() if isinstance(leaf, TensorLeaf)}
     optimizer = snapshot_optimizer(run.model, run.optimizer, parts)
-    return {**tensors, **{name: leaf for name, leaf in optimizer.items() if not name.endswith(".params")}}
+    values = {name: leaf for name, leaf in optimizer.items() if not names_parameters(name, leaf)}
+    return {**tensors, **values}
 
 
 def _unit(dtype: torch.dtype) -> float:
     """Return the relative rounding of a dtype: the distance from 1 to the next number, half of it in 16
-    bits."""
-    return torch.finfo(dtype).eps * (0.5 if dtype.itemsize == 2 else 1.0)
+    bits; 0 for a dtype that nothing is trained in, such as that of frozen integers."""
+    return rounding([dtype]) * (0.5 if dtype.itemsize == 2 else 1.0)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad
 
+from dcpbench.core.rank_report import Skip
 from dcpbench.verify.snapshot import local_part
 
 
@@ -45,8 +46,9 @@ def each_use(
 
     def stepping(number: int, optimizer: torch.optim.Optimizer, args: Any, options: Any) -> None:
         if any(one is not None for one in (*args[1:], options.get("closure"))):
-            raise ValueError(
-                "step: an optimizer's step has a closure; call backward() before it, and step() without one"
+            raise Skip(
+                "step: an optimizer's step has a closure; call backward() before it, and step() without one, "
+                "or use checkpointer=trainer if it needs one"
             )
         several = [one for group in optimizer.param_groups for one in group["params"]]
         note(f"optimizer {number}" if len(optimizers) > 1 else "the optimizer", several)

@@ -14,22 +14,21 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.parameter import is_lazy
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim import Optimizer
 
 from dcpbench.config.schema import SEED_STRIDE, Config
-from dcpbench.core.rank_report import Skip
 from dcpbench.verify.compare import same_value
 from dcpbench.verify.snapshot import named_as_saved
 from dcpbench.workloads import parallelisms
 from dcpbench.workloads.batch import Batch, Share, share_of, to_device
 from dcpbench.workloads.batch import leaves as leaves_of
 from dcpbench.workloads.layers import layers
-from dcpbench.workloads.optimizers import each_of
+from dcpbench.workloads.optimizers import each_of, listed, refused_closure
 from dcpbench.workloads.saved_objects import TAKEN, State
 
 Loss = Callable[[nn.Module, Batch], Any]
 """Returns a scalar or, in a user's workload, a dictionary of scalars."""
-UserStep = Callable[[nn.Module, list[torch.optim.Optimizer], Batch], Any]
+UserStep = Callable[[nn.Module, Any, Batch], Any]
 """Takes a step and returns its loss, as `Loss` does."""
 
 
@@ -50,18 +49,21 @@ class Workload:
         loss: `loss(model, share)` of the wrapped model and a rank's share of a batch: the mean over its
             samples, a scalar, or a dictionary of scalars, whose sum is trained on. For mixed precision use
             `torch.autocast` in it.
-        optimizer: `optimizer(model)` of the wrapped model; a list if there are several. There
+        optimizer: `optimizer(model)` of the wrapped model; a list or dictionary if there are several. There
             `model.named_parameters()` has the names of the plain model.
-        scheduler: `scheduler(optimizer)`, if there is one; it is stepped after each step, a
-            `ReduceLROnPlateau` with the mean loss of all ranks.
+        scheduler: `scheduler(optimizer)` of what `optimizer` returned, if there is one; a list or dictionary
+            if there are several. Each is stepped after each step, a `ReduceLROnPlateau` with the mean loss of
+            all ranks.
         clip_grad_norm: scale all gradients down before each step, so that their common norm is at most this.
         accumulate: the number of parts of a rank's share, whose gradients accumulate before a step; each
             counts by its samples. Gradients are reduced after each part: there is no `no_sync`.
         share: `share(batch, number, of)` returns the part of a global batch for one of several data-parallel
             ranks, numbered from 0. By default samples are along the first dimension of tensors and arrays, or
-            the items of lists (see `share_of`); graphs, packed sequences and the like need a function.
+            the items of lists (see `share_of`); graphs, packed sequences and other batches whose shapes do
+            not show what a sample is need a function.
         step: `step(model, optimizers, share)` in place of `loss`, for more than one backward pass before one
-            step: it computes gradients, steps and returns the loss. `optimizers` is a list, also of one.
+            step: it computes gradients, steps and returns the loss. `optimizers` is the list or dictionary
+            that `optimizer` returned; a list, also of one.
             Gradients are cleared after it. Until an optimizer steps, or torch clips them, gradients must be
             sums over samples.
         layers: names of the layers that are sharded, recomputed or compiled separately, such as
@@ -80,8 +82,8 @@ class Workload:
     model: nn.Module
     batch: Callable[[torch.Generator], Batch]
     loss: Loss | None = None
-    optimizer: Callable[[nn.Module], torch.optim.Optimizer | list[torch.optim.Optimizer]] = adam
-    scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None = None
+    optimizer: Callable[[nn.Module], Optimizer | list[Optimizer] | dict[str, Optimizer]] = adam
+    scheduler: Callable[[Any], Any] | None = None
     clip_grad_norm: float | None = None
     accumulate: int = 1
     share: Share = share_of
@@ -209,21 +211,17 @@ def _total(function: Callable[..., Any], where: str, *args: Any) -> torch.Tensor
 
 
 def _without_closure(make: Callable[[nn.Module], Any], model: nn.Module) -> Any:
-    """Make the optimizer of a user's workload.
+    """Make the optimizers of a user's workload.
 
     Raises:
-        Skip: its `step` needs a closure.
+        Skip: a `step` needs a closure.
     """
     with named_as_saved(model):
         made = make(model)
-    for one in made if isinstance(made, list) else [made]:
+    for one in listed(made, "optimizer"):
         closure = inspect.signature(one.step).parameters.get("closure")
         if closure and closure.default is closure.empty:
-            kind = type(one).__name__
-            raise Skip(
-                f"torch's get_optimizer_state_dict calls step() without a closure, which {kind} refuses, and "
-                "so does the training loop of a Workload; use checkpointer=trainer"
-            )
+            raise refused_closure(one)
     return made
 
 
@@ -324,22 +322,6 @@ def first_batch(config: Config, workload: Workload, device: torch.device) -> Bat
     if not same_value(*map(leaves_of, drawn)):
         raise ValueError(f"{where} returned two different batches for the same generator: {_DRAW}")
     return drawn[0]
-
-
-def check_shares(config: Config, workload: Workload, batch: Batch, of: int) -> None:
-    """Divide a batch as ranks do.
-
-    Raises:
-        ValueError: it has too few samples, or tensors that cannot be divided evenly.
-        Exception: any exception of a user's `share`.
-    """
-    for number in range(of) if of > 1 else ():
-        try:
-            workload.share(batch, number, of)
-        except ValueError as error:
-            if workload.share is not share_of:
-                raise
-            raise ValueError(f"workload.target={config.workload.target}: batch(generator): {error}") from None
 
 
 _DRAW = "draw each batch with the generator alone, not from an iterator"

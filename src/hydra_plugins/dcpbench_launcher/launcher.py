@@ -23,11 +23,11 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from dcpbench.config.errors import ConfigError, other_launcher, other_sweeper
+from dcpbench.config.errors import ConfigError, null_choices, other_launcher, other_sweeper
 from dcpbench.config.groups import Matrix
+from dcpbench.config.overrides import of_block
 from dcpbench.config.schema import MATRIX, REPEATS, is_about_the_sweep, is_how_run
 from dcpbench.config.text import choices
-from dcpbench.core.axes import AXES
 from dcpbench.core.plugins import declared_values, plugins, report_absent
 from hydra_plugins.dcpbench_launcher.matrix import Job, jobs, listed, repeated
 
@@ -70,8 +70,8 @@ class DcpbenchSweeper(Sweeper):
     The launcher composes all cells and refuses a wrong one before it starts any or writes into the folder.
     """
 
-    params: dict[str, str] | None
-    matrix: dict[str, dict[str, Any]]
+    params: dict[Any, Any] | None
+    matrix: dict[str, dict[Any, Any]]
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Make the launcher.
@@ -98,6 +98,7 @@ class DcpbenchSweeper(Sweeper):
         overrides = [word for word in words if "=" in word and not word.startswith("-")]
         self._recorded = [_item(override) for override in self._parser.parse_overrides(overrides)]
         self._is_resumed = recorded is not None
+        self._defaults = null_choices(config.hydra.runtime.choices)
 
     def sweep(self, arguments: list[str]) -> Any:
         """Run the cells that `arguments` and `hydra.sweeper.params` select.
@@ -110,21 +111,17 @@ class DcpbenchSweeper(Sweeper):
         return [self._launcher.launch([cell.overrides for cell in cells], initial_job_idx=0)]
 
     def _jobs(self, arguments: Sequence[str]) -> list[Job]:
-        params = [f"{key}={value}" for key, value in (self.params or {}).items()]
+        params = of_block("params", _plain(self.params or {}))
         given = self._parser.parse_overrides([*params, *arguments])
         own = [override for override in given if not is_about_the_sweep(override.key_or_group)]
         about_all = {override.key_or_group: override for override in given if override not in own}
         for override in about_all.values():
             if override.is_sweep_override():
                 raise ConfigError(f"{override.input_line}: applies to the complete sweep; pass one value")
-        for override in own:
-            _refuse_brackets(override)
         how_run = self._how_run(own)
         own = [override for override in own if override not in how_run]
         blocks = {
-            name: self._parser.parse_overrides(
-                [f"{key}={_listed(values)}" for key, values in block.items() if key != _PLUGIN]
-            )
+            name: self._parser.parse_overrides(of_block(name, block))
             for name, block in _present(self.matrix).items()
         }
 
@@ -136,9 +133,9 @@ class DcpbenchSweeper(Sweeper):
                     raise ConfigError(f"matrix={of_block}: unknown value{choices(of_block, Matrix)}")
                 how = Matrix(of_block)
             swept = [values for values in lists if len(values) > 1]
-            if how is Matrix.product or len(swept) < 2 or not all(lists):
-                return product(*lists)
-            return self._covering(lists)
+            is_product = how is Matrix.product or len(swept) < 2 or not all(lists)
+            rows = product(*lists) if is_product else self._covering(lists)
+            return [[word for word in row if word not in self._defaults] for row in rows]
 
         cells = (
             jobs(blocks, own, combined) if blocks else [Job([*row]) for row in combined(listed(own), None)]
@@ -212,15 +209,16 @@ class LauncherConfig:
 @dataclass
 class SweeperConfig:
     """`params`: lists by key, as of Hydra's basic sweeper; `matrix`: the blocks by name, each a mapping from
-    keys to lists, `{save: "sync,async"}`."""
+    keys to lists, `{save: [sync, async]}`."""
 
     _target_: str = "hydra_plugins.dcpbench_launcher.launcher.DcpbenchSweeper"
-    params: dict[str, str] | None = None
-    matrix: dict[str, dict[str, Any]] = field(default_factory=dict)
+    params: dict[Any, Any] | None = None
+    matrix: dict[str, dict[Any, Any]] = field(default_factory=dict)
 
 
-def _present(matrix: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the blocks of an experiment whose plug-ins are installed, and report the others.
+def _present(matrix: dict[str, dict[Any, Any]]) -> dict[str, dict[Any, Any]]:
+    """Return the blocks of an experiment whose plug-ins are installed, without that key, and report the
+    others.
 
     Raises:
         ConfigError: there are blocks, and none of them is left.
@@ -229,21 +227,15 @@ def _present(matrix: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     for name, block in matrix.items():
         if block.get(_PLUGIN) not in here:
             report_absent(str(block[_PLUGIN]), f"block {name} of the experiment is left out")
-    present = {name: block for name, block in matrix.items() if block.get(_PLUGIN) in here}
+    present = {name: _plain(block) for name, block in matrix.items() if block.get(_PLUGIN) in here}
     if matrix and not present:
         raise ConfigError("the experiment has no block whose plug-in is installed")
-    return present
+    return {name: {key: block[key] for key in block if key != _PLUGIN} for name, block in present.items()}
 
 
-def _refuse_brackets(override: Override) -> None:
-    """Refuse a list in brackets as the value of an axis: Hydra would use its last value alone.
-
-    Raises:
-        ConfigError: it is one.
-    """
-    key, value = override.get_key_element(), override.value()
-    if key in AXES and isinstance(value, list):
-        raise ConfigError(f"{override.input_line}: use {key}={','.join(map(str, value))}")
+def _plain(block: Mapping[Any, Any]) -> Any:
+    """Return a node of the configuration in plain types."""
+    return OmegaConf.to_container(block, resolve=True) if isinstance(block, DictConfig) else block
 
 
 def _item(override: Override) -> tuple[str, Any]:
@@ -259,13 +251,6 @@ def _declared(config_path: str) -> tuple[Mapping[str, Any], str]:
     """Return the declared values of a group and a value's name, given a path such as `fault/lost`."""
     group, _, name = config_path.removesuffix(".yaml").rpartition("/")
     return declared_values().get(group, {}), name
-
-
-def _listed(values: Any) -> str:
-    """Return the values of a block as they are written on the command line; YAML can make lists of them."""
-    if isinstance(values, list | tuple):
-        return ",".join(_listed(value) for value in values)
-    return str(values).lower() if isinstance(values, bool) else str(values)
 
 
 _store = ConfigStore.instance()

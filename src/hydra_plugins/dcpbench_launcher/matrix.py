@@ -1,6 +1,6 @@
 """The jobs of a sweep: every combination of lists, or the blocks of an experiment.
 
-An experiment has its blocks in `hydra.sweeper.matrix`: each maps keys to lists, written as on the command
+An experiment has its blocks in `hydra.sweeper.matrix`: each maps keys to lists, of YAML or as on the command
 line. The command line selects among a block's values. A block can have its own `repeats` and `matrix`.
 """
 

@@ -43,6 +43,23 @@ def test_newest_complete_checkpoint_is_printed(
     assert main(["audit", "--newest", str(tmp_path / "nowhere")]) == 2
 
 
+def test_checkpoints_of_sweeps_are_left_out(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = tmp_path / "outputs/night"
+    for folder in (tmp_path / "run/step-1", sweep / "parallel=ddp/checkpoints/step-2"):
+        shutil.copytree(saved, folder)
+    (sweep / "sweep.json").touch()
+    (sweep / "environment.json").touch()
+    assert main(["audit", str(tmp_path)]) == 0
+    assert main(["audit", "--newest", str(tmp_path)]) == 0
+    assert "step-2" not in capsys.readouterr().out
+    for inside in (sweep, sweep / "parallel=ddp"):
+        assert main(["audit", "--newest", str(inside)]) == 0
+        assert "step-2" in capsys.readouterr().out
+    assert main(["audit", "--newest", str(tmp_path / "outputs")]) == 2
+
+
 @pytest.fixture
 def six(saved: Path, tmp_path: Path) -> Path:
     """A folder of six checkpoints: the second is damaged, the last is torn."""

@@ -3,7 +3,7 @@
 import pytest
 
 from conftest import Finished, blocks, cells_of, run, selected, tiered
-from dcpbench.core.explanations import explanation_of
+from dcpbench.analysis.causes import causes_of
 from dcpbench.core.rank_report import NothingToInjectError
 from dcpbench.plugins.faults.registry import listed
 from support.alone import run_alone
@@ -57,7 +57,7 @@ def test_wrong_training_is_reported(mistrained: Finished, fault: str) -> None:
     assert (row["resume"], row["training"]) == (True, False)
     assert row["reason"].startswith("the resume is correct; training: ")
     assert _failed(row) == REPORTED_BY[fault]
-    lost = "do not train on the batch that was drawn" in str(explanation_of(row))
+    lost = "do not train on the batch that was drawn" in str(causes_of(row))
     assert lost is (fault == "share_trained_twice")
 
 
@@ -69,7 +69,7 @@ def test_average_over_wrong_ranks_is_reported(mistrained: Finished, parallel: st
     replicated = parallel != "fsdp2"
     assert row["replicas_equal"] is not replicated
     assert row["resume"] is not replicated  # a checkpoint has one of the replicas
-    assert ("have drifted apart" in str(explanation_of(row))) is replicated
+    assert ("have drifted apart" in str(causes_of(row))) is replicated
 
 
 @pytest.mark.slow

@@ -70,7 +70,7 @@ def test_agents_run_a_stage_unless_it_is_concluded(agents: list[HostAgent], tmp_
     assert {name: described[name] for name in ("dcpbench", "plugins")} == installation()
     missing = "cannot be imported: ModuleNotFoundError: No module named 'nowhere'"
     for target, why in (("math.tau", "is of type float; name a function"), ("nowhere.build", missing)):
-        assert agents[1].target_errors([config(workload={"target": target})]).unusable == why
+        assert agents[1].target_error([config(workload={"target": target})]) == why
 
     agents[1].conclude(2, dumps=False)
     again = _spec(tmp_path / "again", spec.config)

@@ -20,7 +20,6 @@ from dcpbench.config.schema import TimeoutsConfig
 from dcpbench.core.rank_report import RankReport
 from dcpbench.core.stage_end import RankEnd, StageEnd
 from dcpbench.executors.base import HostsLostError
-from dcpbench.executors.fork_server import TargetErrors
 from dcpbench.plugins.hosts import hosts_executor, stage_on_hosts
 from dcpbench.plugins.hosts.host_agent import State
 from dcpbench.plugins.hosts.hosts import Agent, HostsEngine
@@ -60,7 +59,7 @@ class Answers(Agent):
             silent.set_exception(ConnectionError("gone"))
         described = {"host": self.name, "torch": "2.13.0", **HERE, **self.like}
         answers = {
-            "target_errors": TargetErrors(self.lacks),
+            "target_error": self.lacks,
             "describe": {name: value for name, value in described.items() if value},
             "state": State(time.time(), time.monotonic(), True, None),
             "listen": 1,
@@ -120,11 +119,11 @@ def placed(cluster: Cluster, kind: WorldKind = TWO_RANKS) -> dict[str, range]:
 def test_target_that_a_host_cannot_import_is_refused() -> None:
     a, b = host("a"), host("b")
     machine = Cluster(ExecutorConfig("ray"), [a, b]).probe()
-    assert machine.target_errors([config()]) == TargetErrors(None)
+    assert machine.target_error([config()]) is None
     b.lacks = "ModuleNotFoundError: No module named 'mine'"
-    assert machine.target_errors([config()]) == TargetErrors(f"{b.lacks} (host b)")
+    assert machine.target_error([config()]) == f"{b.lacks} (host b)"
     b.lost = "was lost with its host"
-    assert machine.target_errors([config()]) == TargetErrors(None), "its cells run on the other"
+    assert machine.target_error([config()]) is None, "its cells run on the other"
 
 
 @pytest.mark.slow

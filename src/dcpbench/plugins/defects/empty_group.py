@@ -9,6 +9,7 @@ from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import loads_by_dcp
 from dcpbench.plugins.defects._loaded_again import resumed
 from dcpbench.verify.compare import ABSENT
+from dcpbench.verify.snapshot import names_parameters
 from dcpbench.workloads.run_state import FLAGS, State
 
 _CHECK = "optim_equal"
@@ -20,7 +21,9 @@ def _expected(cell: Cell, moment: Moment, reference: Restored | Resumed) -> Iter
         return
     saved, actual = reference.checkpoint.state.get(_CHECK, {}), reference.actual
     empty = {
-        name.removesuffix("params") for name, leaf in saved.items() if name.endswith(".params") and not leaf
+        name.removesuffix("params")
+        for name, leaf in saved.items()
+        if names_parameters(name, leaf) and not leaf
     }
     values = actual.get(_CHECK, {})
     of_group = {name: values.get(name, ABSENT) for name in saved if name.startswith(tuple(empty))}

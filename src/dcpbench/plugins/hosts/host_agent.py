@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import ModuleType
@@ -123,9 +123,9 @@ class HostAgent:
         copies = " and ".join(sorted({machine.description["dcpbench"], installation()["dcpbench"]}))
         return {"host": self._name, "address": self._address, **machine.description, "dcpbench": copies}
 
-    def target_errors(self, configs: Sequence[Config]) -> fork_server.TargetErrors:
-        """Return why ranks of this host cannot use a `workload.target`."""
-        return fork_server.target_errors(self._context, configs)
+    def target_error(self, configs: Sequence[Config]) -> str | None:
+        """Return why ranks of this host cannot use a `workload.target`, or None."""
+        return fork_server.target_error(self._context, configs)
 
     def state(self, key: Key, folders: Sequence[str]) -> State:
         """Return the clocks, and the state of a group and of folders, which a file system can show late."""
@@ -155,7 +155,7 @@ class HostAgent:
         listener = self._listeners.pop(owner, None)
         try:
             mine = Descriptor(listener.fileno()) if listener else None
-            self._groups[key] = RankGroup(self._context, kind, part, StoreAddress(at.host, at.port, mine))
+            self._groups[key] = RankGroup(self._context, kind, part, replace(at, listener=mine))
         finally:
             if listener:
                 listener.close()

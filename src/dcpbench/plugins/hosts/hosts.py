@@ -12,7 +12,7 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
 from dcpbench.config.schema import Config
 from dcpbench.executors.base import Engine
-from dcpbench.executors.fork_server import Machine, TargetErrors
+from dcpbench.executors.fork_server import Machine
 from dcpbench.executors.shared_gpus import ranks_per_gpu
 from dcpbench.plugins.hosts.placement import spread
 from dcpbench.records.installation import installation
@@ -159,17 +159,16 @@ class HostsEngine(Engine):
         own = ("host", "address", "dcpbench", "plugins")
         of_first = {name: value for name, value in described[0].items() if name not in own}
         description = {**of_first, "gpu_count": gpus, "hosts": described}
-        return Machine(gpus, description, hosts=self._hosts_of, target_errors=self._target_errors)
+        return Machine(gpus, description, hosts=self._hosts_of, target_error=self._target_error)
 
-    def _target_errors(self, configs: Sequence[Config]) -> TargetErrors:
-        """Return why a host cannot use a `workload.target`, and why cells on the first host cannot."""
+    def _target_error(self, configs: Sequence[Config]) -> str | None:
+        """Return why a host cannot use a `workload.target`, or None."""
         here = [agent for agent in self.agents if not agent.lost]
-        asked = [(agent, agent.call("target_errors", configs)) for agent in here]
-        answers = [(agent, found) for agent, call in asked if (found := agent.answer(call, IMPORT_S))]
-        for agent, found in answers:
-            if found.unusable:
-                return TargetErrors(f"{found.unusable} (host {agent.name})")
-        return answers[0][1] if answers else TargetErrors(None)
+        calls = [(agent, agent.call("target_error", configs)) for agent in here]
+        for agent, call in calls:
+            if error := agent.answer(call, IMPORT_S):
+                return f"{error} (host {agent.name})"
+        return None
 
     def _hosts_of(self, ranks: int, device: str) -> int:
         gpus = range(sum(len(agent.gpus) for agent in self.agents))

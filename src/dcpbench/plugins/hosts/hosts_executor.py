@@ -138,7 +138,10 @@ class HostsExecutor(Executor):
             at = StoreAddress(first.address, port) if port else None
         if first.lost:
             return placed
-        calls = [one.agent.call("start", key, one.ranks, self._local_gpus(one.agent), at) for one in placed]
+        calls = []
+        for number, one in enumerate(placed):
+            address = at and replace(at, host_number=number)
+            calls.append(one.agent.call("start", key, one.ranks, self._local_gpus(one.agent), address))
         for one, call in zip(placed, calls, strict=True):
             one.agent.answer(call, wait_s=START_S)
         return placed

@@ -39,7 +39,7 @@ function cellParts(app, run) {
     el("h2", { id: "cell-title", tabindex: "-1" }, ...breakable(run.cell)),
     siblings(app, run),
     part("Reason", run.reason && el("p", { class: "reason" }, visible(run.reason))),
-    part("Likely cause", run.cause && el("p", {}, run.cause)),
+    part(run.causes.length > 1 ? "Likely causes" : "Likely cause", ...run.causes.map((cause) => el("p", {}, visible(cause)))),
     part("Position of each rank", places(run)),
     part("Trace and log", logTail(run.ending.log_tail), logPath(app, run)),
     part("Run it again", againLine(run)),
@@ -113,7 +113,7 @@ async function copy(text) {
 function checkTable(app, run) {
   const names = app.checks.map(({ name }) => name);
   const applied = names.filter((check) => run[check] !== null);
-  const rest = [...groupBy([...whyNull(app, run)], ([, why]) => why)].map(([why, of]) => [of.map(([name]) => name).join(", "), visible(why)]);
+  const rest = [...groupBy([...whyNull(app, run)], ([, why]) => why)].map(([why, of]) => [visible(of.map(([name]) => name).join(", ")), visible(why)]);
   const note = rest.length ? el("div", { class: "nulls" }, el("h3", {}, ENDED_EARLY.includes(run.status) ? "Checks that did not run or do not apply" : "Checks that do not apply"), factList(rest)) : null;
   if (!applied.length && ENDED_EARLY.includes(run.status)) return el("p", { class: "note" }, "No check ran before the cell ended.");
   if (!applied.length && rest.length === 1) return el("p", { class: "note" }, `No check ran: ${rest[0][1]}.`);

@@ -9,13 +9,13 @@ from typing import Any
 
 import pandas as pd
 
+from dcpbench.analysis.causes import causes_of
 from dcpbench.analysis.cell_identity import identity_keys, override_values
 from dcpbench.analysis.frame import Sweeps, outcomes, records, short_names
 from dcpbench.analysis.runs import commands, seen_by, without_numbers
 from dcpbench.config.text import clipped
 from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS, CheckSpec
-from dcpbench.core.explanations import explanation_of
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.sentences import describe
@@ -66,7 +66,7 @@ def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
     values["again"] = commands(frame)
     values["short"] = [clipped(short_reason(row), _SHORT) for row in rows]
     values["reason_group"] = pd.factorize(pd.Series(values["short"]).map(without_numbers))[0].tolist()
-    values["cause"] = [explanation_of(row) for row in rows]
+    values["causes"] = [_clean(causes_of(row), limits) for row in rows]
     values["seen_by"] = [seen_by(row) for row in rows]
     values["losses"] = [_losses(row["details"]) for row in rows]
     values["ending"] = [_clean(_ending(row, limits), limits) for row in rows]
@@ -210,7 +210,7 @@ def _clean(value: Any, limits: Limits) -> Any:
 
 
 def why_null(row: dict[str, Any]) -> list[list[str]]:
-    """Return pairs of a check that the row does not have, and why."""
+    """Return pairs of a check that the row does not have, or of a part that no check compared, and why."""
     given: dict[str, Any] = {}
     for rank in list_in(dict_in(row["details"]).get("ranks")):
         given |= dict_in(dict_in(rank).get("not_applied"))
@@ -218,6 +218,7 @@ def why_null(row: dict[str, Any]) -> list[list[str]]:
         status: f"the cell ended as {status} before, or the check does not apply"
         for status in ("crash", "timeout", "error")
     }
+    parts = [[name, str(why)] for name, why in given.items() if name not in CHECKS][:_MISSED]
     return [
         [
             name,
@@ -225,7 +226,7 @@ def why_null(row: dict[str, Any]) -> list[list[str]]:
         ]
         for name, spec in CHECKS.items()
         if row[name] is None
-    ]
+    ] + parts
 
 
 def _checks(details: dict[str, Any], limits: Limits) -> dict[str, Any]:

@@ -1,0 +1,63 @@
+"""The likely causes of a row's failure."""
+
+from collections.abc import Collection, Iterator, Mapping
+from itertools import groupby
+from typing import Any
+
+from dcpbench.config.text import listed
+from dcpbench.core.checks import CHECKS
+from dcpbench.core.explanations import EXPLANATIONS
+from dcpbench.records.row_reader import dict_in, list_in
+
+_MOST, _NAMED = 3, 3
+"""How many causes are listed at most, and how many names of each."""
+_RESUMED = {"loss_resume_equal", "loss_resume_close", "state_resume_equal"}
+
+
+def causes_of(row: Mapping[str, Any]) -> list[str]:
+    """Return the likely causes of a row's failure, at most three: values in no state dict that differ, what
+    the pattern of checks suggests, and what could not be read.
+
+    >>> values = {"in_no_state_dict": {"model.calls": "8, resumed 4"}, "unreadable": {"loader": "DataLoader"}}
+    >>> row = {"status": "fail", "loss_resume_equal": False, "details": {"ranks": [values]}}
+    >>> for cause in causes_of(row):
+    ...     print(cause)
+    model.calls: 8, resumed 4; in no state dict
+    The load may have lost a position that cannot be read: loader (DataLoader)
+    """
+    failed = {check for check in CHECKS if row.get("status") == "fail" and row.get(check) is False}
+    training = {check for check in failed if CHECKS[check].training}
+    explained, values = set[str](), dict[str, object]()
+    if failed & {"save_harmless", *training} and (unlike := _of_ranks(row, "unlike_without_saves")):
+        values, explained = unlike, training
+    if failed & _RESUMED and (unlike := _of_ranks(row, "in_no_state_dict")):
+        values, explained = values | unlike, explained | _RESUMED
+    texts = [f"{name}: {value}" for name, value in values.items()]
+    causes = [f"{listed(texts, _NAMED)}; in no state dict"] if texts else []
+    causes += _suggested(row, explained)
+    unreadable = [f"{name} ({kind})" for name, kind in _of_ranks(row, "unreadable").items()]
+    if not (failed & _RESUMED and unreadable):
+        return causes[:_MOST]
+    position = f"The load may have lost a position that cannot be read: {listed(unreadable, _NAMED)}"
+    return [*causes[: _MOST - 1], position]
+
+
+def _suggested(row: Mapping[str, Any], explained: Collection[str]) -> Iterator[str]:
+    """Yield what the pattern of checks suggests: the first explanation for each check that failed, without
+    those that are explained already, up to one whose consequences the others are."""
+    for check, explanations in groupby(EXPLANATIONS, key=lambda one: one.failed):
+        if fitting := [one for one in explanations if check not in explained and one.fits(row)]:
+            yield fitting[0].sentence
+            if fitting[0].alone:
+                return
+
+
+def likely(row: Mapping[str, Any]) -> list[str]:
+    """Return a line for each likely cause."""
+    return [f"likely: {cause}" for cause in causes_of(row)]
+
+
+def _of_ranks(row: Mapping[str, Any], key: str) -> dict[str, object]:
+    """Return the entries that the ranks of a row reported under a key."""
+    ranks = map(dict_in, list_in(dict_in(row.get("details")).get("ranks")))
+    return {name: value for rank in ranks for name, value in dict_in(rank.get(key)).items()}
