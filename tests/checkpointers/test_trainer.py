@@ -1,5 +1,5 @@
 """Files of checkpoints that a user's trainer writes: those beside its checkpoints, checkpoints that it
-removes, and files that come after its save has reported success."""
+removes, files that come after its save has reported success, and saves that overlap."""
 
 import time
 from concurrent.futures import Future
@@ -29,17 +29,18 @@ FAIL = {
     "EarlyOnRank1": {"files_unchanged"},
 }
 BLAMED = {
-    "RemovesHalf": {f"step-{step}-0.pt" for step in (2, 4, 6)},  # the last by the save of the resumed run
+    "RemovesHalf": {f"step-{step}-0.pt" for step in (2, 4)},
     "WritesLate": {f"step-{step}-1.pt" for step in (2, 4, 6)},
     "EarlyOnRank1": {f"step-{step}-{rank}.pt" for step in (2, 4, 6) for rank in (0, 1)},
 }
-LOADED_AND_RESUMED = {"in the checkpoint of step 2", "in the checkpoint of step 4"}
 
 
 @pytest.fixture(scope="module")
 def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     asked = {"OneOptimizerFile", "KeepsOne"}
-    asked |= {name for kind in ("trainer", "wrong", "missing") for name in selected(request, kind)}
+    asked |= {
+        name for kind in ("trainer", "wrong", "missing", "late", "staged") for name in selected(request, kind)
+    }
     targets = ",".join(f"support.trainers_files.{name}" for name in sorted(asked))
     chains = [{"workload.target": f"support.trainers_files.{name}"} for name in selected(request, "chained")]
     cells = [{"workload.target": targets}, *({**cell, "scenario": "chain"} for cell in chains)]
@@ -73,13 +74,7 @@ def not_applied(row: dict[str, Any]) -> dict[str, str]:
 def test_files_beside_checkpoints_are_allowed(sweep: Finished, trainer: str) -> None:
     row = row_of(sweep, trainer)
     assert (row["status"], row["files_unchanged"]) == ("pass", True), row["reason"]
-    if trainer == "Logs":
-        assert not_applied(row) == {}, "what only grows is a log"
-    if trainer == "PointsToTheLatest":
-        assert not_applied(row) == {
-            f"latest in the checkpoint of step {step}": f"the save of step {later} wrote it again"
-            for step, later in ((2, 4), (4, 6), (6, 4))
-        }
+    assert (not_applied(row) == {}) is (trainer != "KeepsOne"), "files beside belong to no checkpoint"
 
 
 @pytest.mark.slow
@@ -93,8 +88,10 @@ def test_chain_loads_the_newest_checkpoint(sweep: Finished, chained: str) -> Non
 def test_checkpoints_that_the_trainer_removes_are_not_loaded(sweep: Finished) -> None:
     row = row_of(sweep, "KeepsOne")
     removed = not_applied(row)
-    assert removed.keys() >= LOADED_AND_RESUMED
-    assert set(removed.values()) == {"the trainer removed it, so it is not loaded"}
+    assert removed == {
+        f"in the checkpoint of step {step}": f"the save of step-{step + 2} removed it, so it is not loaded"
+        for step in (2, 4)
+    }
     resumed = [rank["resumed"].keys() for rank in row["details"]["ranks"] if rank["resumed"]]
     assert resumed == [{"6"}, {"6"}]
 
@@ -111,17 +108,32 @@ def test_wrong_files_are_reported(sweep: Finished, wrong: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("missing", tiered(["WritesNothing"]))
-def test_save_without_files_is_reported(sweep: Finished, missing: str) -> None:
+@pytest.mark.parametrize("missing", tiered(["RemovesTheNewest", "WritesNothing"], "RemovesTheNewest"))
+def test_newest_checkpoint_without_files_fails(sweep: Finished, missing: str) -> None:
     row = row_of(sweep, missing)
-    assert row["status"] == "error", "another process loads it"
-    assert "files_unchanged: rank 0: step-2 in the checkpoint of step 2: no file when" in row["reason"]
+    steps = (6,) if missing == "RemovesTheNewest" else (2, 4, 6)
+    assert row["status"] == "fail", row["reason"]
+    worst = row["details"]["checks"]["files_unchanged"]["worst"]
+    assert {one["name"] for one in worst} == {f"step-{step}" for step in steps}
+    assert "its save wrote none under its path, or removed it" in row["reason"]
 
 
 @pytest.mark.slow
-def test_row_says_which_save_wrote_a_file_again(sweep: Finished) -> None:
-    again = not_applied(row_of(sweep, "OneOptimizerFile"))
-    assert again["optimizer-0.pt in the checkpoint of step 2"] == "the save of step 4 wrote it again"
+@pytest.mark.parametrize("late", tiered(["Rank0Late"]))
+def test_file_that_rank_0_writes_last_is_a_fact(sweep: Finished, late: str) -> None:
+    row = row_of(sweep, late)
+    assert row["status"] == "pass", row["reason"]
+    late_files = [text for rank in row["details"]["ranks"] for text in rank["late_files"]]
+    assert "step-2.index in the checkpoint of step 2: not there when save returned on this rank" in late_files
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("staged", tiered(["SharedStaging"]))
+def test_save_in_flight_that_the_next_one_overwrites_fails(sweep: Finished, staged: str) -> None:
+    row = row_of(sweep, staged)
+    worst = row["details"]["checks"]["model_equal"]["worst"]
+    assert (row["status"], row["model_equal"]) == ("fail", False), row["reason"]
+    assert {one["where"] for one in worst} == {f"in the checkpoint of step {step}" for step in (2, 4)}
 
 
 class Writes:
@@ -137,26 +149,20 @@ class Writes:
             place.write_text(f"{path} {name}")
 
 
-def test_files_under_and_beside_the_path_are_a_checkpoints(tmp_path: Path) -> None:
+def test_files_under_the_path_are_a_checkpoints(tmp_path: Path) -> None:
     checkpointer = TrainerCheckpointer(tmp_path, config(), world())
-    names = [checkpointer.name_of(step) for step in (2, 20)]
-    first, second = (str(tmp_path / name) for name in names)
-    checkpointer.save({"trainer": Writes("-0.pt", "/data", "latest", "of-the-first")}, first)
-    mine = {"step-2-0.pt", "step-2/data", "latest", "of-the-first"}
-    then = checkpointer.digests(first)
-    assert then.keys() == mine == checkpointer.lengths(first).keys()
-    own = ["step-2/data", "step-2-0.pt"]
-    assert checkpointer.own(first, then) == own == [*checkpointer.listing(first)]
+    first, second = (str(tmp_path / checkpointer.name_of(step)) for step in (2, 20))
+    checkpointer.save({"trainer": Writes("-0.pt", "/data", "latest")}, first)
+    mine = {"step-2-0.pt", "step-2/data"}
+    assert checkpointer.digests(first).keys() == mine == checkpointer.lengths(first).keys()
     checkpointer.save({"trainer": Writes(".pt", "latest")}, second)
-    assert checkpointer.digests(second).keys() == {"step-20.pt", "latest"}
+    assert checkpointer.digests(second).keys() == {"step-20.pt"}
     assert checkpointer.size(second) == sum(checkpointer.lengths(second).values()) > 0
-    (tmp_path / "output" / "of-the-first").write_text(f"{first} of-the-first and more")
-    other = TrainerCheckpointer(tmp_path, config(), world())
-    now = other.digests(first, then)
-    assert {name for name in mine if now[name] != then[name]} == {"latest"}, "a log has grown"
-    other.remove(first)
-    left = sorted(path.name for path in (tmp_path / "output").iterdir())
-    assert left == ["latest", "of-the-first", "step-20.pt"]
+    assert checkpointer.removed == {}
+    checkpointer.remove(first)
+    assert sorted(path.name for path in (tmp_path / "output").iterdir()) == ["latest", "step-20.pt"]
+    checkpointer.note_removed(second)
+    assert checkpointer.removed == {first: "step-20"}
 
 
 @dataclass

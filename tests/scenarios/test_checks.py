@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from dcpbench.cell import checkpoint_files, checks, explained, steps, unrestored
+from dcpbench.cell import checkpoint_files, checks, explained, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.steps import RunRecord
-from dcpbench.cell.unrestored import unrestored_losses
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
 from dcpbench.core.checks import CheckSpec
@@ -114,7 +113,7 @@ def test_plug_in_checks_follow_each_full_load(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("alive", [True, False])
 def test_loss_is_usable_if_the_model_is_alive(loss: float, alive: bool) -> None:
     seen = [loss, 1.0]
-    compared = rule(seen).compare(seen, [alive, True], [[2.0, 3.0]])
+    compared = rule(seen).compare(seen, [alive, True], [2.0, 3.0])
     means = loss == 0.5 and alive
     assert compared.fired == {
         "loss of step 1": means,
@@ -126,17 +125,20 @@ def rule(expected: list[float]) -> ResumedRule:
     return ResumedRule(expected, 1, None)
 
 
-@pytest.mark.parametrize("telling", range(5))
-def test_control_tries_runs_until_one_differs(telling: int) -> None:
-    others = iter([[2.0 if number == telling else 1.0, 3.0] for number in range(5)])
-    compared = rule([1.0, 1.0]).compare([1.0, 1.0], [True] * 2, others)
-    assert all(compared.fired.values())
-    assert len([*others]) == 4 - telling, "no more models than that"
-
-
-def test_indistinguishable_losses_prove_nothing() -> None:
-    compared = rule([1.0]).compare([1.0], [True], [[1.0]] * 5)
-    assert compared.fired == {"loss of step 1": False}
+@pytest.mark.parametrize(
+    ("unrestored", "fired"),
+    [
+        ([5.0, 2.0, 3.0], [True, True]),
+        ([5.0, 1.0, 3.0], [True, True]),  # step 2 is equal by coincidence: the loss of step 1 is another
+        ([5.0, 1.0, 1.0], [True, False]),
+        ([1.0, 1.0, 1.0], [False, False]),
+        ([1.0, 2.0], [True, True]),
+        ([1.0], [False, False]),
+    ],
+)
+def test_losses_of_an_unrestored_run_must_be_reported(unrestored: list[float], fired: list[bool]) -> None:
+    compared = ResumedRule([1.0, 1.0], 2, None).compare([1.0, 1.0], [True] * 2, unrestored)
+    assert [*compared.fired.values()] == fired
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -300,24 +302,17 @@ def test_control_differs_in_values_only(monkeypatch: pytest.MonkeyPatch) -> None
 def test_unrestored_run_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cell, record = bare_cell(tmp_path, config(**SMALL)), RunRecord()
     built: list[int] = []
-    honest = unrestored.build_run.build_unrestored
+    honest = build_run.build_unrestored
 
     def build_unrestored(config: Any, world: Any, seed: int) -> TrainingRun:
         built.append(seed)
         return honest(config, world, seed)
 
-    monkeypatch.setattr(unrestored.build_run, "build_unrestored", build_unrestored)
-    everything = next(unrestored_losses(cell, record, range(1, 4)))
-    assert len(set(everything)) == 3
-    assert next(unrestored_losses(cell, record, range(2, 4))) == everything[1:]
-    assert next(unrestored_losses(cell, record, range(2, 3))) == everything[1:2]
-    assert len(built) == 1
-    several = unrestored_losses(cell, record, range(1, 6))
-    longer = next(several)
-    assert longer[:3] == everything
-    assert len(longer) == 5
-    assert not set(next(several)) & set(everything)
-    assert built == [steps.other_seed(cell, number) for number in (0, 0, 1)]
+    monkeypatch.setattr(build_run, "build_unrestored", build_unrestored)
+    losses = checks.unrestored_losses(cell, record)
+    assert len({*losses}) == cell.window.last == 3
+    assert checks.unrestored_losses(cell, record) is losses
+    assert built == [steps.other_seed(cell, 0)]
 
 
 @pytest.mark.parametrize("own", ["why_no_twin", "why_layout_bound", None])

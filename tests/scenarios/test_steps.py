@@ -19,7 +19,6 @@ from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import RankReport
-from dcpbench.scenarios import fresh_process
 from dcpbench.verify import compare_layouts, plain_read
 from dcpbench.verify.files import recorded_syncs, synced_in
 from dcpbench.verify.snapshot import Leaves
@@ -252,12 +251,11 @@ def test_disagreeing_ranks_are_reported(
 def test_files_in_a_folder_run_no_code(tmp_path: Path) -> None:
     """The folder may come from another user."""
     cell = bare_cell(tmp_path, config(**SMALL, verify="deep"))
-    for name in ("handover.pt", "newest.pt", "value"):
+    for name in ("handover.pt", "value"):
         torch.save(RankReport(0), tmp_path / name)
     value = io.BytesIO((tmp_path / "value").read_bytes())
     for read in (
         partial(handover.take_over, cell, mock.Mock(), same_layout=True),
-        partial(fresh_process.load_alone, cell),
         partial(plain_read._plain, value),
     ):
         with pytest.raises(UnpicklingError, match="Unsupported global"):

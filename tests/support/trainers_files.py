@@ -84,6 +84,47 @@ class RemovesHalf(KeepsOne):
         return self.rank == 0
 
 
+class RemovesTheNewest(KeepsOne):
+    """Keeps the checkpoints of steps below 6."""
+
+    def save(self, path: str) -> None:
+        Trainer.save(self, path)
+        if path.endswith("step-6"):
+            Path(f"{path}-{self.rank}.pt").unlink()
+
+
+class Rank0Late(Trainer):
+    """Rank 0 alone writes an index, after the other ranks have returned."""
+
+    def save(self, path: str) -> None:
+        super().save(path)
+        if self.rank == 0:
+            time.sleep(LATE_S)
+            Path(f"{path}.index").touch()
+
+
+class SharedStaging(Trainer):
+    """Copies the state into one buffer, which a thread writes later. The next save does not wait for it."""
+
+    not_saved = ("staged",)
+
+    def save(self, path: str) -> Future[None]:
+        if not hasattr(self, "staged"):
+            self.staged, self.may_write = copy.deepcopy(self.state()), threading.Event()
+        self.staged.update(copy.deepcopy(self.state()))
+        written = Future[None]()
+
+        def write() -> None:
+            self.may_write.wait()
+            torch.save(self.staged, f"{path}-{self.rank}.pt")
+            written.set_result(None)
+
+        threading.Thread(target=write).start()
+        if path.endswith("step-6") or "again" in path:
+            self.may_write.set()
+        return written
+
+
 class WritesLate(Trainer):
     """Returns before the file of rank 1 is written."""
 

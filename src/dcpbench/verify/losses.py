@@ -102,7 +102,11 @@ class ResumedRule:
         }
         last = self.first + len(self.expected) - 1
         others = (unrestored[self.first - 1 - back : last - back] for back in (0, 1) if back < self.first)
-        reported = {mismatch.name for other in others for mismatch in self.wrong(other)}
+        reported = {
+            mismatch.name
+            for other in others
+            for mismatch in compare_losses(self.expected[: len(other)], other, self.first, self.tolerance)
+        }
         fired = {name: is_usable and name in reported for name, is_usable in usable.items()}
         return Compared(self.wrong(losses), dict.fromkeys(self.by_name(self.expected), True), fired)
 

@@ -1,0 +1,53 @@
+"""What a stage leaves to the processes of a later one, and values that are read without the reader of their
+writer."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from dcpbench.cell import handover
+from dcpbench.cell.handover import Saved
+from dcpbench.cell.steps import RunRecord
+from dcpbench.config.groups import Verify
+from dcpbench.verify import plain_read
+from support.alone import bare_cell, config, world
+
+pytestmark = pytest.mark.cell
+
+
+def test_each_rank_leaves_a_file(tmp_path: Path) -> None:
+    cell = bare_cell(tmp_path, config(model="short", verify="deep"))
+    dropped: list[str] = []
+    checkpoint: Any = mock.Mock(step=7, state={}, checkpoint_id=str(tmp_path), numbers={}, overlapping=[])
+    checkpoint.named, checkpoint.checkpointer.drop_cached = {}, dropped.append
+    saved = Saved([checkpoint], RunRecord([1.0]))
+    handover.leave_to_ranks(cell.vary(verify=Verify.standard), saved)
+    handover.leave_to_ranks(replace(cell, world=world(1, 2)), saved)
+    assert dropped == [], "rank 0 drops it for all"
+    handover.leave_to_ranks(cell, saved)
+    assert dropped == [str(tmp_path)]
+    assert {path.name for path in tmp_path.iterdir()} == {"handover-rank0.pt", "handover-rank1.pt"}
+
+
+def stream(value: Any) -> io.BytesIO:
+    made = io.BytesIO()
+    torch.save(value, made)  # which leaves it at its end
+    return made
+
+
+def test_loaded_value_is_compared_as_saved() -> None:
+    losses = [1.0, 2.0]
+    as_bytes = torch.frombuffer(bytearray(stream(losses).getvalue()), dtype=torch.uint8)
+    seen = {
+        "number": plain_read._plain(3),
+        "scalar": plain_read._plain(torch.tensor(3)),
+        "stream": plain_read._plain(stream(losses)),
+        "bytes": plain_read._plain(as_bytes),
+    }
+    assert seen == {"number": 3, "scalar": 3, "stream": losses, "bytes": losses}
+    assert type(seen["scalar"]) is int
