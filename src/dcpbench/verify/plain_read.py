@@ -38,20 +38,11 @@ Stored = Mapping[str, Sequence[StoredChunk]]
 def read_elsewhere(parts: Iterable[Leaves], group: dist.ProcessGroup | None) -> set[str]:
     """Return the keys of tensors that this rank has completely and need not read, because another rank that
     has them does: ranks share the work. Collective over `group`."""
-    mine = [key for leaves in parts for key, leaf in leaves.items() if _is_complete(leaf)]
-    holders: dict[str, list[int]] = {}
-    for rank, keys in enumerate(gathered(mine, group)):
-        for key in keys:
-            holders.setdefault(key, []).append(rank)
-    here = dist.get_rank(group) if group else 0
-    readers = {key: holders[key][zlib.crc32(key.encode()) % len(holders[key])] for key in mine}
-    return {key for key, reader in readers.items() if reader != here}
-
-
-def _is_complete(leaf: Any) -> bool:
-    if not isinstance(leaf, TensorLeaf | DigestedLeaf):
-        return False
-    return leaf.extent.box == leaf.extent.shape and leaf.extent.numel == math.prod(leaf.extent.shape)
+    tensors = ((key, getattr(leaf, "extent", None)) for leaves in parts for key, leaf in leaves.items())
+    mine = {key for key, extent in tensors if extent and extent.numel == math.prod(extent.shape)}
+    everywhere, here = gathered(mine, group), dist.get_rank(group) if group else 0
+    holders = {key: [rank for rank, keys in enumerate(everywhere) if key in keys] for key in mine}
+    return {key for key, ranks in holders.items() if ranks[zlib.crc32(key.encode()) % len(ranks)] != here}
 
 
 def compare_stored(
