@@ -22,7 +22,7 @@ from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.core.plugins import all_of
 from dcpbench.core.rank_report import NOTHING
 from dcpbench.verify.audit import compare_manifest
-from dcpbench.verify.plain_read import compare_stored, read_elsewhere
+from dcpbench.verify.plain_read import compare_stored
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import build_run
 from dcpbench.workloads.attributes import Judged
@@ -314,7 +314,7 @@ def _compare_files(cell: Cell, checkpoint: SavedCheckpoint) -> None:
         cell.report.not_applied.setdefault("files_equal", "nothing else reads files of this format")
         return
     parts = checkpoint.by_key.values()
-    where = cell.world.device, read_elsewhere(parts, cell.world.group)
+    where = cell.world.device, checkpoint.read_elsewhere(cell.world)
     seen = compare_stored(parts, stored, *where)
     names = frozenset(one.name for one in seen.found)
 

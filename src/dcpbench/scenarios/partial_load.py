@@ -46,8 +46,7 @@ def partial_load(cell: Cell) -> None:
 
 
 def _verify_untouched(cell: Cell, target: TrainingRun, before: State, saved: Checkpoint) -> None:
-    """Check that everything in a target but its model, with the generators there, is as before the load, and
-    not as saved."""
+    """Check that all but the model, with its generators, is as before the load, and not as saved."""
     default = {f"random.{target.random.key}.{name}" for name in target.random.states}
     with cell.phase("verify", "equality"):
         now, then, loaded = (
