@@ -173,9 +173,10 @@ def test_sweep_reports_failed_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         result.raise_if_failed()
     head, *lines = str(raised.value).splitlines()
     assert head == f"1 of 2 cells failed ({result.folder})"
-    (line,) = lines
-    assert "scenario=raises" in line
-    assert line.endswith(": vacuous: no check applied")
+    line, again = lines
+    assert line == "  scenario=raises: vacuous: no check applied"
+    assert again.startswith("    again: ")
+    assert "scenario=raises" in again
     (audited,) = api.audit(result.folder)
     assert audited.state == "complete"
     assert len(repr(audited)) < 300
@@ -221,6 +222,18 @@ def test_a_result_says_how_its_cells_ended(tmp_path: Path) -> None:
         f"Result('{tmp_path}': ResultsError: {tmp_path}: no sweep here (results.jsonl: No such file or "
         "directory))"
     )
+
+
+def test_an_exception_has_the_likely_cause_and_the_command(tmp_path: Path) -> None:
+    named = {"ranks": [{"in_no_state_dict": {"model.calls": "8, resumed 4"}}]}
+    failed = {"status": "fail", "reason": "loss_resume_equal: " + "much " * 200, "loss_resume_equal": False}
+    folder = folder_with(tmp_path / "s", cell("fsdp2"), cell("ddp", details=named, **failed))
+    with pytest.raises(api.CellsFailedError) as raised:
+        api.read_sweep(folder).raise_if_failed()
+    head, cause, again = str(raised.value).splitlines()[1:]
+    assert head.startswith("  parallel=ddp: fail: loss_resume_equal: much much")
+    assert cause == "    likely: model.calls: 8, resumed 4; in no state dict"
+    assert again == "    again: dcpbench run parallel=ddp save=sync"
 
 
 @pytest.mark.parametrize(

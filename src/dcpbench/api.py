@@ -159,21 +159,27 @@ class Result:
         """Raise if the sweep is not ok.
 
         Raises:
-            CellsFailedError: it names each cell that is not ok, with its status and reason.
+            CellsFailedError: it names each cell that is not ok, with its status, reason and likely causes,
+                and the command that runs it again.
         """
         if self.ok:
             return
         from dcpbench.analysis.frame import ok, records
+        from dcpbench.analysis.runs import names_of, why_failed
 
-        rows = records(self.rows)
-        failed = [row for row, fine in zip(rows, ok(self.rows), strict=True) if not fine]
-        if failed:
+        rows = self.rows
+        failed = rows[~ok(rows)]
+        if len(failed):
             head = f"{len(failed)} of {counted(len(rows), 'cell')} failed"
-        elif rows and all(row["status"] == "skip" for row in rows):
+        elif len(rows) and rows["status"].eq("skip").all():
             head, failed = "every cell was skipped", rows
         else:
             head = "the sweep is not complete"
-        lines = [visible(f"  {row['cell']}: {row['status']}: {row['reason']}") for row in failed]
+        lines = []
+        for row in records(failed[["status"]].assign(cell=names_of(rows), **why_failed(failed))):
+            below = [*row["cause"].splitlines(), f"again: {row['again']}"]
+            parts = [f"  {row['cell']}: {row['status']}: {row['reason']}", *(f"    {one}" for one in below)]
+            lines.append("\n".join(map(visible, parts)))
         more = [f"  and {len(lines) - _MOST_CELLS} more"] if len(lines) > _MOST_CELLS else []
         raise CellsFailedError("\n".join([f"{head} ({self.folder})", *lines[:_MOST_CELLS], *more]))
 

@@ -90,6 +90,17 @@ def test_commit_is_that_of_the_users_targets(tmp_path: Path, capsys: pytest.Capt
     assert [one["target_commit"] for one in told] == ["1" * 40, *[yours[1]["target_commit"]] * 2]
 
 
+def test_reason_is_printed_once_a_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(2):
+        reasons = {"ddp": "lost 1 of 3", "fsdp": "lost 2 of 3", "hsdp": "another"} if number else {}
+        ends = {name: {"status": "fail", "reason": reason} for name, reason in reasons.items()}
+        night(tmp_path, number, *(cell(name, **ends.get(name, {})) for name in ("ddp", "fsdp", "hsdp")))
+    assert main(["history", str(tmp_path)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert (text.count("lost 1 of 3"), text.count("another"), text.count("reason as above")) == (1, 1, 1)
+    assert "lost 2 of 3" not in text
+
+
 def test_earlier_changes_are_summarized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(30):
         status = "error" if number == 2 else "pass"

@@ -99,7 +99,7 @@ def forked() -> Iterator[None]:
 
 
 def imports_of(*names: str) -> Imports:
-    return Imports(names, (("FAST", "yes"),))
+    return Imports(names, (("FAST", "yes"), ("IMPORTED", os.environ["IMPORTED"])))
 
 
 def test_processes_are_forked_after_the_imports(packages: Path, forked: None) -> None:

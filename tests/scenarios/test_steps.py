@@ -80,7 +80,8 @@ def test_only_needed_generators_are_kept(needed: tuple[str, ...], tmp_path: Path
     own: list[State] = [{"model_equal": {}, RANDOM: leaves(*NAMES)} for _ in range(6)]
     reference.record.states.update(enumerate(own[:4]))
     checkpoints = [Checkpoint(1, "", mock.Mock(), state) for state in (*own[4:], own[0])]
-    steps._keep_random(cell, reference, checkpoints, frozenset(needed))
+    with mock.patch.object(type(reference.trained), "needs_random", frozenset(needed)):
+        steps.decide_state(cell, reference, checkpoints)
     assert own == [{"model_equal": {}, **({RANDOM: leaves(*needed)} if needed else {})}] * 6
     assert reference.trained.random.kept == frozenset(needed)
     assert (RANDOM in cell.report.not_applied) is not bool(needed)

@@ -222,7 +222,7 @@ def repeated_rows() -> Workload:
     """Sparse gradients that have each row many times, in an order that ranks sum differently."""
 
     def batch(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.randint(3, (80,), generator=generator), torch.rand(80, 20, generator=generator)
+        return torch.randint(3, (800,), generator=generator), torch.randn(800, 20, generator=generator)
 
     def loss(model: nn.Module, share: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         return F.mse_loss(model(share[0]), share[1])

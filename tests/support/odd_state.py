@@ -165,9 +165,6 @@ def unusual() -> Workload:
     return Workload(Unusual(), inputs, reversed_loss)
 
 
-def other_averages() -> Workload:
-    """Saves objects under names that a component and a scenario have as well."""
-    objects = ("ema", "plain", "gathering")
-    return Workload(
-        net(), inputs, reversed_loss, state=lambda model: {name: Counted(model) for name in objects}
-    )
+def other_average() -> Workload:
+    """Saves an object under a name that a component has as well."""
+    return Workload(net(), inputs, reversed_loss, state=lambda model: {"ema": Counted(model)})

@@ -370,7 +370,7 @@ def test_cells_that_differ_only_in_how_they_run_are_refused(
     first, second = (f"{key}={value}" for value in values.split(","))
     names = [re.sub(r"[^\w.,=]+", "_", f"parallel=ddp,{word.replace('.0', '')}") for word in (first, second)]
     assert all(name in ended.err.replace(".0", "") for name in names)
-    assert f"({first} and {second}) would count as repeats of one" in ended.err
+    assert f"({first} and {second}), and would count as repeats of one cell" in ended.err
     assert not ended.folder.exists()
 
 

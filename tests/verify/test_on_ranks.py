@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -19,12 +20,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from conftest import tiered
+from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.verify.compare import compare
 from dcpbench.verify.compare_layouts import compare_across, digests
 from dcpbench.verify.layout import extent_of, whole
-from dcpbench.verify.plain_read import StoredChunk, compare_stored, read_elsewhere
+from dcpbench.verify.plain_read import StoredChunk, compare_stored
 from dcpbench.verify.snapshot import TensorLeaf
+from dcpbench.workloads.world import World
 from support.gloo_ranks import Ask
 from verify.test_compare import DTYPES
 
@@ -101,8 +104,9 @@ def read_parts() -> set[str]:
     leaves |= {"nothing": TensorLeaf(tensor[:0], whole(tensor[:0]), None)}
     stored = {name: [StoredChunk((0, 0), (4, 2), lambda: tensor)] for name in leaves}
     stored["few"] = [StoredChunk((0, 0), (1, 2), lambda: row)]
-    elsewhere = read_elsewhere([leaves], dist.group.WORLD)
-    compared = compare_stored([leaves], stored, torch.device("cpu"), elsewhere)
+    saved: Any = Checkpoint(1, "", mock.Mock(), {"extra_equal": leaves})
+    world = World(rank, 4, torch.device("cpu"), None, dist.group.WORLD)
+    compared = compare_stored([leaves], stored, world.device, saved.read_elsewhere(world))
     assert compared.found == []
     return {*compared.fired}
 

@@ -1,5 +1,7 @@
 """A checkpoint together with the state that a load has to restore."""
 
+import math
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -25,6 +27,7 @@ from dcpbench.workloads.run_state import (
     saved_and_live,
 )
 from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.world import World
 
 Recall = Callable[[str], torch.Tensor | None]
 """Returns the full tensor that a checkpoint has under a name, on the CPU; None if there is none."""
@@ -75,6 +78,17 @@ class Checkpoint:
             check: {key_of(check, name, self.numbers): leaf for name, leaf in leaves.items()}
             for check, leaves in state.items()
         }
+
+    def read_elsewhere(self, world: World) -> set[str]:
+        """Return the keys of tensors that this rank has completely and another one that has them reads from
+        the files: the ranks share the work. Collective."""
+        parts = (part for leaves in self.by_key.values() for part in leaves.items())
+        extents = ((key, getattr(leaf, "extent", None)) for key, leaf in parts)
+        mine = {key for key, extent in extents if extent and extent.numel == math.prod(extent.shape)}
+        everywhere = world.gathered(mine)
+        having = {key: [rank for rank, keys in enumerate(everywhere) if key in keys] for key in mine}
+        readers = {key: ranks[zlib.crc32(key.encode()) % len(ranks)] for key, ranks in having.items()}
+        return {key for key, rank in readers.items() if rank != world.rank}
 
     def tensors(
         self, part: Literal["model", "optimizer"], run: TrainingRun

@@ -21,7 +21,7 @@ from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.core.plugins import all_of
 from dcpbench.core.rank_report import NOTHING
 from dcpbench.verify.audit import compare_manifest
-from dcpbench.verify.plain_read import compare_stored, read_elsewhere
+from dcpbench.verify.plain_read import compare_stored
 from dcpbench.verify.snapshot import Leaves, retained
 from dcpbench.workloads import build_run
 from dcpbench.workloads.attributes import Judged
@@ -201,23 +201,16 @@ def train_and_save(
 
 
 def decide_state(cell: Cell, reference: ReferenceRun, checkpoints: Iterable[Checkpoint]) -> None:
-    """Decide what a load has to restore, after the last step of the reference run; collective."""
-    run = reference.trained
+    """Decide what a load has to restore, after the last step of the reference run, and drop the state of
+    generators that training does not draw from; collective."""
+    run, record = reference.trained, reference.record
     cell.report.unreadable |= run.unsaved_values().unreadable
     for name, kind in cell.report.unreadable.items():
         cell.report.not_applied[f"extra_equal of {name}"] = f"a {kind} has no state that can be read"
     cell.report.not_applied |= run.not_judged
-    if (needed := run.needs_random) is not None:
-        everywhere = frozenset[str]().union(*cell.world.gathered(needed))
-        _keep_random(cell, reference, checkpoints, everywhere)
-
-
-def _keep_random(
-    cell: Cell, reference: ReferenceRun, checkpoints: Iterable[Checkpoint], needed: frozenset[str]
-) -> None:
-    """Drop the state of generators that training does not draw from."""
-    run, record = reference.trained, reference.record
-    run.random.kept = record.keeps_random = needed
+    if (drawn := run.needs_random) is None:
+        return
+    run.random.kept = record.keeps_random = needed = frozenset[str]().union(*cell.world.gathered(drawn))
     if not needed:
         cell.report.not_applied[RANDOM] = "no step of the trainer draws random numbers that must be restored"
     for state in (*record.states.values(), *(checkpoint.state for checkpoint in checkpoints)):
@@ -340,7 +333,7 @@ def _compare_files(cell: Cell, checkpoint: SavedCheckpoint) -> None:
         cell.report.not_applied.setdefault("files_equal", "nothing else reads files of this format")
         return
     parts = checkpoint.by_key.values()
-    where = cell.world.device, read_elsewhere(parts, cell.world.group)
+    where = cell.world.device, checkpoint.read_elsewhere(cell.world)
     seen = compare_stored(parts, stored, *where)
     names = frozenset(one.name for one in seen.found)
 

@@ -1,7 +1,7 @@
 """Errors of the configuration, each reported in one line: the key, the problem, how to fix it."""
 
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from enum import EnumType
 from types import NoneType, UnionType
@@ -86,12 +86,7 @@ def refuse_choice(override: Override, groups: Container[str]) -> None:
     if group in groups and override.type is not OverrideType.DEL and None in values:
         raise ConfigError(f"{group}=null: cannot be null; leave it out")
     if group in AXES and isinstance(value, list):
-        raise ConfigError(f"{override.input_line}: use {group}={','.join(map(value_text, value))}")
-
-
-def null_choices(choices: Mapping[str, str | None]) -> set[str]:
-    """Return the words that leave a group of axes at null, so that a list can contain null."""
-    return {f"{group}=null" for group in AXES.keys() & choices.keys() if choices[group] is None}
+        raise ConfigError(f"{override.input_line}: use {group}={','.join(map(value_text, value)) or 'a,b'}")
 
 
 def one_line(error: BaseException, words: Sequence[str] = ()) -> str:

@@ -11,7 +11,7 @@ from typing import Any, cast
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
-from omegaconf import MISSING
+from omegaconf import MISSING, ListConfig
 
 from dcpbench.config.errors import ConfigError, value_text
 from dcpbench.config.schema import can_be_null, is_list
@@ -61,21 +61,16 @@ def of_block(name: str, block: Mapping[Any, Any]) -> list[str]:
     """
     words, last = [], ""
     for key, value in block.items():
+        listed = [*value] if isinstance(value, ListConfig) else []
         if value is None and not can_be_null(key):
             write = f"; write a list in brackets: {last}: [{value_text(block[last])}, {value_text(key)}]"
             raise ConfigError(f"block {name}: {value_text(key)} has no value{write if last else ''}")
-        last, text = key, value if isinstance(value, str) else quoted(value)
-        if isinstance(value, list) and not (is_list(key) and _is_flat(value)):
-            text = ",".join(map(quoted, value))
-        if not text:
-            raise ConfigError(f"block {name}: {key} has no value")
+        if is_list(key) and not any(item is None or isinstance(item, ListConfig) for item in listed):
+            listed = []
+        text = ",".join(map(quoted, listed)) or (value if isinstance(value, str) else quoted(value))
         words.append(f"{key}={text}")
+        last = key
     return words
-
-
-def _is_flat(values: list[Any]) -> bool:
-    """Return whether a list contains neither lists nor nulls."""
-    return not any(value is None or isinstance(value, list) for value in values)
 
 
 def _inside(key: str, value: Any) -> Iterator[str]:
@@ -117,7 +112,7 @@ def quoted(value: Any) -> str:
         return str(int(value))
     if isinstance(value, Real):
         return repr(float(value))
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | ListConfig):
         return f"[{','.join(map(quoted, value))}]"
     if isinstance(value, Mapping):
         return f"{{{','.join(f'{_name(name)}:{quoted(inside)}' for name, inside in value.items())}}}"

@@ -18,12 +18,8 @@ def graph_breaks() -> list[str]:
 
 
 def why_not_compiled(trained: Set[str]) -> str | None:
-    """Return why some or all of the model ran as eager code; None if none did.
-
-    Args:
-        trained: packages that define the forwards of the modules that were trained; without any, nothing was
-            to be compiled.
-    """
+    """Return why some or all of the model ran as eager code; None if none did, or no module was trained. The
+    forwards of those that were `trained` are defined in these packages."""
     abandoned = [*counters["unimplemented"], *counters["recompile_limit"]]
     if any(reason.startswith(_RECOMPILED_TOO_OFTEN) for reason in abandoned) or counters["recompile_limit"]:
         return "Dynamo's recompile limit was reached: part of the model ran as eager code"

@@ -32,8 +32,8 @@ def main(connection: Connection, configs: Sequence[Config]) -> None:
     if configs[0].scenario.process_group:
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
     import_from_current_folder()
-    calls = [(str(config.workload.target), config.workload.options, config.own_trainer) for config in configs]
-    connection.send(next(filter(None, (why_unusable(*call) for call in calls)), None))
+    errors = (why_unusable(str(c.workload.target), c.workload.options, c.own_trainer) for c in configs)
+    connection.send(next(filter(None, errors), None))
     connection.close()
     os._exit(0)  # user code can have started threads
 

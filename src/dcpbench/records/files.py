@@ -22,6 +22,7 @@ LONGEST_LINE = 2**26
 MOST_BYTES = 2**30
 """The largest document; the metadata of a checkpoint of ten thousand ranks is smaller."""
 
+_TOO_DEEP = errno.ENAMETOOLONG, "its folders are nested too deeply"
 _TEMPORARY = re.compile(r"\.dcpbench-[0-9a-f]{32}\.tmp")
 
 
@@ -177,11 +178,7 @@ def walk(folder: Path, strict: bool = False) -> Iterator[tuple[Path, list[str], 
         for place, folders, names in os.walk(folder, onerror=failed):
             yield Path(place), folders, names
     except RecursionError:
-        raise _too_deep(folder) from None
-
-
-def _too_deep(folder: Path) -> OSError:
-    return OSError(errno.ENAMETOOLONG, "its folders are nested too deeply", str(folder))
+        raise OSError(*_TOO_DEEP, str(folder)) from None
 
 
 def everything_below(folder: Path) -> list[Path]:
@@ -239,7 +236,7 @@ def remove_tree(folder: Path) -> None:
         _unlock(folder)
         shutil.rmtree(folder, onerror=lambda _, __, raised: failed.append(raised[1]))
     except RecursionError:
-        raise _too_deep(folder) from None
+        raise OSError(*_TOO_DEEP, str(folder)) from None
     if failed:
         raise failed[0]
 

@@ -19,6 +19,7 @@ from dcpbench.analysis.cell_history import KINDS, CellHistory, Cost, History, fo
 from dcpbench.analysis.change_points import FALSE_ALARMS, LEAST_EFFECT, LEAST_SIDE, Change
 from dcpbench.analysis.frame import records
 from dcpbench.analysis.query import QueryError, known_metric, names_in, parse, select
+from dcpbench.analysis.runs import without_numbers
 from dcpbench.config.text import clipped, counted
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import StatusSpec
@@ -138,7 +139,8 @@ def strip_length(found: History, width: int) -> int:
 def contents(found: History, remarks: Sequence[str], every: bool, strip: int) -> list[Content]:
     """Return the newest sweep, the latest changes, and the cells over the newest `strip` sweeps."""
     fold = folded(found.cells, strip, every)
-    lines = [line for cell in fold["shown"] for line in _lines(cell, found, len(found.sweeps) - strip)]
+    first, reasons = len(found.sweeps) - strip, set[str]()
+    lines = [line for cell in fold["shown"] for line in _lines(cell, found, first, reasons)]
     table = pd.DataFrame(lines, columns=_COLUMNS, dtype=object)
     letters = {KINDS[kind].letter for cell in fold["shown"] for kind in cell.kinds[-strip:]}
     legend = ", ".join(f"{kind.letter} {kind.label}" for kind in reversed(KINDS) if kind.letter in letters)
@@ -168,14 +170,18 @@ def blocks(medians: npt.NDArray[np.float64]) -> str:
     return "".join(" " if np.isnan(step) else _BLOCKS[int(step)] for step in steps)
 
 
-def _lines(cell: CellHistory, found: History, first: int) -> Iterator[tuple[object, ...]]:
-    """Yield the lines of a cell (`_COLUMNS`) from the sweep `first` on."""
+def _lines(cell: CellHistory, found: History, first: int, reasons: set[str]) -> Iterator[tuple[object, ...]]:
+    """Yield the lines of a cell (`_COLUMNS`) from the sweep `first` on. A reason that is among `reasons`, but
+    for its numbers, is not printed again."""
     signs = Text()
     for kind, same in groupby(cell.kinds[first:]):
         signs.append(KINDS[kind].letter * len(list(same)), style=KINDS[kind].style)
     changes = _status_changes(cell, found.sweeps)
     texts = [text for at, text in changes.items() if at >= first]
-    texts += [clipped(" ".join(cell.reason.split()), _REASON)] if cell.reason and not cell.now.ok else []
+    if cell.reason and not cell.now.ok:
+        reason = clipped(" ".join(cell.reason.split()), _REASON)
+        texts.append(reason if without_numbers(reason) not in reasons else "reason as above")
+        reasons.add(without_numbers(reason))
     _point_at(signs, [at - first for at in changes], cell.now.style)
     name = cell.name
     if cell.replaced:

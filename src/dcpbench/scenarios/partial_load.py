@@ -46,16 +46,14 @@ def partial_load(cell: Cell) -> None:
 
 
 def _verify_untouched(cell: Cell, target: TrainingRun, before: State, saved: Checkpoint) -> None:
-    """Check that everything in a target but its model, with the generators there, is as before the load, and
-    not as saved."""
+    """Check that all but the model, with its generators, is as before the load, and not as saved."""
     default = {f"random.{target.random.key}.{name}" for name in target.random.states}
-
-    def other(state: State) -> Leaves:
-        random = {name: leaf for name, leaf in state.get(RANDOM, {}).items() if name in default}
-        return {**state["optim_equal"], **state["extra_equal"], **random}
-
     with cell.phase("verify", "equality"):
-        now, then, loaded = map(other, (live_state(target), before, saved.state))
+        now, then, loaded = (
+            {**state["optim_equal"], **state["extra_equal"]}
+            | {name: leaf for name, leaf in state.get(RANDOM, {}).items() if name in default}
+            for state in (live_state(target), before, saved.state)
+        )
         compared = compare_controlled(then, now, unlike(then, loaded, ()))
         cell.record("contract_held", compared, f"not loaded {saved}", side_effects.LOAD)
 

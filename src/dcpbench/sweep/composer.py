@@ -26,7 +26,7 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from dcpbench.config.errors import ConfigError, null_choices, refuse_choice, refuse_unknown
+from dcpbench.config.errors import ConfigError, refuse_choice, refuse_unknown
 from dcpbench.config.schema import Config, config_class, is_about_the_sweep
 from dcpbench.core.axes import AXES
 
@@ -72,8 +72,11 @@ class Composer:
         by_scheme = {one.scheme(): one for one in classes}
         found = base.hydra.runtime.config_sources
         self._sources = [by_scheme[one.schema](one.provider, f"{one.schema}://{one.path}") for one in found]
-        self._nulls = null_choices(base.hydra.runtime.choices)
-        self._refuse_lists()
+        choices, words = base.hydra.runtime.choices, base.hydra.overrides.task
+        self._defaults = {f"{group}=null" for group, value in choices.items() if value is None}
+        for name, spec in AXES.items():  # Hydra merges a list in a defaults list, and records no choice
+            if spec.group and name not in choices and not any(word.startswith(f"~{name}") for word in words):
+                raise ConfigError(f"{name}: has several values in a defaults list; write them into a block")
         self._of_base = self._split_base()
 
     def prepare(self, cells: Iterable[Sequence[str]]) -> None:
@@ -96,7 +99,7 @@ class Composer:
 
     def config(self, words: Sequence[str]) -> Config:
         """Return the configuration of a cell. Cells share parts: do not change it."""
-        words = [word for word in words if word not in self._nulls]
+        words = [word for word in words if word not in self._defaults]
         with suppress(HydraException, OmegaConfBaseException):
             if split := self._split(words):
                 if split == self._of_base:
@@ -116,15 +119,6 @@ class Composer:
     def _refuse_choices(self, words: Sequence[str]) -> None:
         for override in map(self._parse, words):
             refuse_choice(override, self._base.hydra.runtime.choices)
-
-    def _refuse_lists(self) -> None:
-        """Refuse several values of a group in a defaults list: Hydra merges them, and records no choice."""
-        hydra = self._base.hydra
-        deleted = {word[1:].partition("=")[0] for word in hydra.overrides.task if word.startswith("~")}
-        for name, spec in AXES.items():
-            if spec.group and name not in {*hydra.runtime.choices, *deleted}:
-                where = f"hydra.sweeper.matrix has blocks for lists, as {{{name}: [a, b]}}"
-                raise ConfigError(f"{name}: a defaults list can choose one value; {where}")
 
     def _split_base(self) -> tuple[Words, dict[str, Words]] | None:
         """Return the words of a cell that has the configuration of the sweep; None if no cell can have it."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from dcpbench.config.schema import Config, is_how_run
+from dcpbench.config.schema import Config
 from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import CellKey, is_code_path
 from dcpbench.core.plugins import declared_values
@@ -19,22 +19,6 @@ from dcpbench.records.installation import conf_folders
 def identity_of(config: Config) -> CellKey:
     """Return the identity of a configuration, in which a value's name stands for the code of its file."""
     return CellKey.of(config, _code_paths)
-
-
-def differences_in_run(one: Config, other: Config) -> dict[str, tuple[Any, Any]]:
-    """Return the keys that affect only how a cell runs and differ, each with both values."""
-    values, others = _run_values(one), _run_values(other)
-    return {key: (value, others[key]) for key, value in values.items() if others.get(key, value) != value}
-
-
-def _run_values(config: Any, above: str = "") -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for name, value in vars(config).items():
-        if is_dataclass(value):
-            values |= _run_values(value, f"{above}{name}.")
-        elif is_how_run(f"{above}{name}"):
-            values[f"{above}{name}"] = value
-    return values
 
 
 @cache

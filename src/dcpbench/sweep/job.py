@@ -4,13 +4,13 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dcpbench.config.errors import ConfigError, value_text
 from dcpbench.config.groups import Device, Ending, Sharing, StageConfig, StageWorld, Verify
-from dcpbench.config.schema import Config
+from dcpbench.config.schema import Config, is_how_run
 from dcpbench.config.text import counted
 from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import CellKey, digest_of
@@ -23,7 +23,7 @@ from dcpbench.records.source import DCPBENCH, Source, is_own, joined, package_of
 from dcpbench.records.user_code import SweepCode
 from dcpbench.sweep import known_failures, validity
 from dcpbench.sweep.cells import SweepCell
-from dcpbench.sweep.identity import differences_in_run, identity_of, texts_in
+from dcpbench.sweep.identity import identity_of, texts_in
 from dcpbench.verdict.attempt import Expected
 from dcpbench.verdict.known_failures import KnownFailure
 
@@ -175,18 +175,16 @@ def plan(cells: Sequence[SweepCell], machine: Machine) -> list[Job]:
 
 def _refuse_equal_runs(jobs: Sequence[Job]) -> None:
     """Refuse cells that differ only in how they run: they would count as repeats of one. Cells with
-    `sharing=correctness` have no times, and can be in a sweep that times the same cells.
-
-    Raises:
-        ConfigError: there are such cells.
-    """
+    `sharing=correctness` have no times, and can be in a sweep that times the same cells."""
     first: dict[tuple[Run, bool], Job] = {}
     for job in jobs:
         other = first.setdefault((job.run, job.config.sharing is Sharing.correctness), job)
-        for key, values in differences_in_run(other.config, job.config).items():
-            both = " and ".join(f"{key}={value_text(value)}" for value in values)
-            why = f"cells that differ only in how they run ({both}) would count as repeats of one"
-            raise ConfigError(f"{other.cell.name} and {job.cell.name}: {why}; run a sweep for each value")
+        values = {key: value for key, _, value in validity.keys_of(other.config)}
+        for key, _, value in validity.keys_of(job.config):
+            if value != values[key] and is_how_run(key) and not is_dataclass(value):
+                both = f"{key}={value_text(values[key])} and {key}={value_text(value)}"
+                why = f"differ only in how they run ({both}), and would count as repeats of one cell"
+                raise ConfigError(f"{other.cell.name} and {job.cell.name} {why}; run a sweep for each value")
 
 
 def expected_digest(config: Config, expected: Sequence[KnownFailure]) -> str:
@@ -228,8 +226,8 @@ def code_digest(config: Config, hooks: bool = True) -> str:
     and of the packages of plug-ins that the cell uses.
 
     It is the same in a checkout and in the wheel that is built from it. Torch's targets are identified by its
-    version; what packages import is not included. Without `hooks` it is that of a row that was written before
-    plug-ins were installed whose hooks run in every cell.
+    version; what packages import is not included. Without `hooks` it is as before plug-ins with hooks were
+    installed.
     """
     return digest_of([package_digest(name) for name in (*OURS, *own_packages(config, hooks))])
 
@@ -266,19 +264,15 @@ def restart_of(config: Config, machine: Machine) -> str | None:
 def own_packages(config: Config, hooks: bool = True) -> dict[str, list[str]]:
     """Return the user's packages whose code ranks run, sorted, with the targets and plug-ins in each."""
     found: dict[str, list[str]] = {}
-    used = {
-        module
-        for module, plugin in zip(plugin_names(), plugins(), strict=True)
-        if _uses(config, plugin, hooks)
-    }
+    both = zip(plugin_names(), plugins(), strict=True)
+    used = {module for module, plugin in both if _uses(config, plugin, hooks)}
     for target in sorted(_own_targets(config) | {*filter(is_own, used)}):
         found.setdefault(package_of(target), []).append(target)
     return dict(sorted(found.items()))
 
 
 def _uses(config: Config, plugin: Plugin, hooks: bool) -> bool:
-    """Return whether a cell runs code of a plug-in that no target names: for one of its axes, or `hooks`,
-    which run in every cell."""
+    """Return whether a cell uses a plug-in that no target names: by an axis, or by `hooks` for all cells."""
     probes = [*(check.probe for check in plugin.checks), *(metric.probe for metric in plugin.metrics)]
     in_every = hooks and any([*plugin.built, *plugin.checkpointers, *probes])
     return in_every or any(getattr(config, axis.name, None) is not None for axis in plugin.axes)

@@ -143,8 +143,7 @@ def look(folder: Path, lines: Iterable[store.Line], jobs: Iterable[Job], rerun: 
 
 def take_up(folder: Path, jobs: Iterable[Job], found: Found, roots: Iterable[str] = ()) -> list[str]:
     """Keep only the valid rows, and remove all files of the cells that run again, also those below each
-    `storage.root` of the sweep. Return a sentence for each folder that could not be removed; its cell becomes
-    an error."""
+    `storage.root` of the sweep. Return a sentence for each folder that could not be removed."""
     files.remove_temporary(folder)
     if found.superseded or found.torn:
         store.keep_lines(folder, found.standing.values(), found.superseded)
@@ -179,8 +178,7 @@ def _environment(folder: Path) -> dict[str, Any]:
 
 
 def _clear(folder: Path, within: Path) -> str | None:
-    """Remove a folder if it exists; refuse one that is not within the other. Return a sentence if that
-    failed."""
+    """Remove a folder if it exists, or return a sentence; refuse one that is not within the other."""
     if within.resolve() not in folder.resolve().parents:
         raise ConfigError(f"{folder}: is not in {within}, and is not removed")
     return files.remove(folder, within)

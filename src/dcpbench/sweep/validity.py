@@ -137,7 +137,7 @@ def why_skip(
 
 def _wrong_values(config: Config) -> Iterator[str]:
     """Yield a sentence for each value that no machine could run."""
-    for key, item, value in _keys(config):
+    for key, item, value in keys_of(config):
         least = item.metadata.get(LEAST)
         if least is not None and value is not None and value < least:
             yield too_small(key, value, least)
@@ -147,7 +147,7 @@ def _wrong_values(config: Config) -> Iterator[str]:
     low, high = -(2**63) // SEED_STRIDE + 1, (2**64 - 1 - config.last_step) // SEED_STRIDE
     if not low <= config.seed <= high:
         yield f"seed={config.seed}: must be between {low} and {high}"
-    for key, item, value in _keys(config):
+    for key, item, value in keys_of(config):
         if item.name == "target" and value not in (None, MISSING) and not is_dotted(value):
             yield f"{key}={value}: must be a dotted name, such as {as_target(value) or 'mine.build'}"
     if config.own_trainer and config.workload.target is None:
@@ -171,13 +171,13 @@ def _wrong_values(config: Config) -> Iterator[str]:
         yield f"world_size={config.world_size}: must be auto, or at least 1"
 
 
-def _keys(config: Any, above: str = "") -> "Iterator[tuple[str, Field[Any], Any]]":
+def keys_of(config: Any, above: str = "") -> "Iterator[tuple[str, Field[Any], Any]]":
     """Yield each key, its field and its value, and those of the keys below it."""
     for item in fields(config):
         value = getattr(config, item.name)
         yield f"{above}{item.name}", item, value
         if is_dataclass(value):
-            yield from _keys(value, f"{above}{item.name}.")
+            yield from keys_of(value, f"{above}{item.name}.")
 
 
 def _limits_of_cells(

@@ -166,12 +166,10 @@ def _hash(tensor: torch.Tensor) -> bytes:
 def _add_up(name: str, by_rank: Mapping[int, Any]) -> tuple[Leaf, Mismatch | None]:
     """Return the digest of a tensor from the digests of its parts; for another value that of one rank."""
     first = next(iter(by_rank.values()))
-    if not isinstance(first, DigestedLeaf):
-        are_names = all(names_parameters(name, value) for value in by_rank.values())
-        if are_names and (joined := _joined(by_rank)):
-            return joined, None
     if not all(isinstance(part, DigestedLeaf) for part in by_rank.values()):
-        return first, _disagreement(name, by_rank)
+        are_names = all(names_parameters(name, value) for value in by_rank.values())
+        joined = _joined(by_rank) if are_names else None
+        return (joined, None) if joined else (first, _disagreement(name, by_rank))
     shapes = {(part.extent.shape, part.dtype) for part in by_rank.values()}
     if len(shapes) > 1:
         facts: dict[str, Any] = {"shapes": sorted(map(str, shapes))}

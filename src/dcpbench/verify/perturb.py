@@ -37,8 +37,7 @@ def perturb_model(
     model: nn.Module, seed: int, kept: Callable[[str], bool] = lambda name: False
 ) -> frozenset[str]:
     """Change every element of every parameter and persistent buffer, in place, and all extra state, except
-    for FQNs that are `kept`. Return the FQNs of extra state, which may refuse other values, or have none: an
-    empty list stays."""
+    for FQNs that are `kept`. Return the FQNs of extra state, which may refuse other values, or be empty."""
     live = {id(value): value for name, value in persistent_tensors(model).items() if not kept(name)}
     _perturb(live.values(), seed)
     extra = set[str]()

@@ -8,13 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
 from dcpbench.verify.audit import reach
 from dcpbench.verify.compare import compare
-from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.perturb import made_different
 from dcpbench.verify.snapshot import BLOCK, DigestedLeaf, Idle, Leaves, TensorLeaf, retained, snapshot_nested
@@ -35,31 +33,14 @@ Stored = Mapping[str, Sequence[StoredChunk]]
 """The chunks of each tensor in a checkpoint's files, by flattened key."""
 
 
-def read_elsewhere(parts: Iterable[Leaves], group: dist.ProcessGroup | None) -> set[str]:
-    """Return the keys of tensors that this rank has completely and need not read, because another rank that
-    has them does: ranks share the work. Collective over `group`."""
-    mine = [key for leaves in parts for key, leaf in leaves.items() if _is_complete(leaf)]
-    holders: dict[str, list[int]] = {}
-    for rank, keys in enumerate(gathered(mine, group)):
-        for key in keys:
-            holders.setdefault(key, []).append(rank)
-    here = dist.get_rank(group) if group else 0
-    readers = {key: holders[key][zlib.crc32(key.encode()) % len(holders[key])] for key in mine}
-    return {key for key, reader in readers.items() if reader != here}
-
-
-def _is_complete(leaf: Any) -> bool:
-    if not isinstance(leaf, TensorLeaf | DigestedLeaf):
-        return False
-    return leaf.extent.box == leaf.extent.shape and leaf.extent.numel == math.prod(leaf.extent.shape)
-
-
 def compare_stored(
     parts: Iterable[Leaves], stored: Stored, device: torch.device, elsewhere: Collection[str] = ()
 ) -> Compared:
-    """Compare this rank's parts of what was saved, by flattened key, with the files, without what is
-    `read_elsewhere`. Of tensors of which only digests were kept (more than 4 MiB), only one block of the
-    smallest of each of `parts` is read."""
+    """Compare this rank's parts of what was saved, by flattened key, with the files.
+
+    Keys that other ranks read, `elsewhere`, are left out. Of tensors of which only digests were kept (more
+    than 4 MiB), only one block of the smallest of each of `parts` is read.
+    """
     found, fired = list[Mismatch](), dict[str, bool]()
     for leaves in parts:
         mine = {key: leaf for key, leaf in leaves.items() if key in stored}

@@ -106,14 +106,15 @@ def left_open(folder: Path, before: Leaves) -> Leaves:
     """Return what `snapshot_open` returned `before` as it is now, after waiting for files to be closed; a
     smaller number, and files that have been closed, count as unchanged."""
 
-    def has_grown(now: Leaf, then: Leaf) -> bool:
-        return bool(Counter(now) - Counter(then)) if isinstance(now, list) else now > then
-
     def grown() -> Leaves:
         now = snapshot_open(folder, counts=len(before) > 1)
-        return {name: leaf for name, leaf in now.items() if has_grown(leaf, before[name])}
+        return {name: leaf for name, leaf in now.items() if _has_grown(leaf, before[name])}
 
     return {**before, **settled(grown)}
+
+
+def _has_grown(now: Leaf, then: Leaf) -> bool:
+    return bool(Counter(now) - Counter(then)) if isinstance(now, list) else now > then
 
 
 def watched(folder: Path, counts: bool) -> Callable[[], Compared]:

@@ -311,8 +311,7 @@ def compiled(model: nn.Module) -> Any:
 
 
 def fully_shard_options(config: ParallelConfig) -> dict[str, Any]:
-    """Return the options of `fully_shard`, with policies built from the configuration; null is torch's
-    default."""
+    """Return the options of `fully_shard`, with its policies; null is torch's default."""
     options: dict[str, Any] = {name: value for name, value in config.options.items() if value is not None}
     if "mp_policy" in options:
         policy = {

@@ -17,9 +17,8 @@ from dcpbench.workloads.parallelisms import fully_shard_options
 
 def computes_in(config: ParallelConfig) -> frozenset[torch.dtype]:
     """Return the dtypes of mixed precision that a parallelism computes in."""
-    policy = fully_shard_options(config).get("mp_policy")
-    dtypes = (policy.param_dtype, policy.reduce_dtype, policy.output_dtype) if policy else ()
-    return frozenset(one for one in dtypes if one)
+    policy = fully_shard_options(config).get("mp_policy", MixedPrecisionPolicy())
+    return frozenset(filter(None, (policy.param_dtype, policy.reduce_dtype, policy.output_dtype)))
 
 
 _REDUCED_IN: dict[Callable[..., Any], torch.dtype | None] = {

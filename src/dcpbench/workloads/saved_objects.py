@@ -1,7 +1,7 @@
 """Objects that a workload saves in addition to its model: averages of weights, counters, samplers."""
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -9,7 +9,6 @@ from typing import Any
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 
-from dcpbench.core.rank_report import Skip
 from dcpbench.verify.perturb import perturb_model, perturbed
 from dcpbench.verify.snapshot import Leaves, snapshot_model, snapshot_nested
 from dcpbench.workloads.stateful import ModelState
@@ -18,16 +17,6 @@ State = Mapping[str, Any] | Callable[[nn.Module], Mapping[str, Any]]
 """Objects by name, or a function of the wrapped model that returns them."""
 TAKEN = ("model", "optimizer", "scheduler", "noise", "tensor_object", "train_state", "random")
 """The other top-level keys of a checkpoint."""
-
-
-def skip_taken(names: Collection[str], taken: Collection[str], by: str) -> None:
-    """Check the names of a workload's objects.
-
-    Raises:
-        Skip: something else in the cell is saved under one of them.
-    """
-    if both := {*names} & {*taken}:
-        raise Skip(f"state: {min(both)!r} is also a name of {by}; choose another one")
 
 
 class SavedObjects:

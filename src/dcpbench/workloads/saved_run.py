@@ -10,13 +10,14 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 from dcpbench.config.groups import OptimizerStateAs
+from dcpbench.core.rank_report import Skip
 from dcpbench.verify.perturb import FUNCTION_IF_NONE, perturb_model, perturb_optimizer, perturbed
 from dcpbench.verify.snapshot import Leaves, named_parts, parts_of_each, snapshot_nested
 from dcpbench.workloads.attributes import Judged
 from dcpbench.workloads.components import Component
 from dcpbench.workloads.generators import RandomState, generators_of, reseed
 from dcpbench.workloads.optimizers import SEVERAL, Optimizers, listed
-from dcpbench.workloads.saved_objects import SavedObjects, skip_taken
+from dcpbench.workloads.saved_objects import SavedObjects
 from dcpbench.workloads.schedulers import Schedulers
 from dcpbench.workloads.stateful import (
     ModelState,
@@ -75,7 +76,8 @@ class SavedRun:
         self.model, self.world, self.sizes = model, world, sizes
         self.component = component
         objects = workload.state(model) if callable(workload.state) else workload.state or {}
-        skip_taken(objects, component.saved.state(self.options), "the component")
+        if both := objects.keys() & component.saved.state(self.options).keys():
+            raise Skip(f"state: {min(both)!r} is also a name of the component; choose another one")
         self.saved = SavedObjects(objects, partial(is_not_saved, workload))
         self.optimizers = workload.optimizer(model)
         each = listed(self.optimizers, "optimizer")

@@ -380,8 +380,7 @@ def state_of(run: TrainingRun, parts: ParameterParts | None = None) -> Leaves:
     held |= run.saved.module_leaves()
     tensors = {name: leaf for name, leaf in held.items() if isinstance(leaf, TensorLeaf)}
     optimizer = snapshot_optimizer(run.model, run.optimizer, parts)
-    values = {name: leaf for name, leaf in optimizer.items() if not names_parameters(name, leaf)}
-    return {**tensors, **values}
+    return tensors | {name: leaf for name, leaf in optimizer.items() if not names_parameters(name, leaf)}
 
 
 def _unit(dtype: torch.dtype) -> float:

@@ -23,7 +23,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from dcpbench.config.errors import ConfigError, null_choices, other_launcher, other_sweeper
+from dcpbench.config.errors import ConfigError, other_launcher, other_sweeper
 from dcpbench.config.groups import Matrix
 from dcpbench.config.overrides import of_block
 from dcpbench.config.schema import MATRIX, REPEATS, is_about_the_sweep, is_how_run
@@ -98,7 +98,8 @@ class DcpbenchSweeper(Sweeper):
         overrides = [word for word in words if "=" in word and not word.startswith("-")]
         self._recorded = [_item(override) for override in self._parser.parse_overrides(overrides)]
         self._is_resumed = recorded is not None
-        self._defaults = null_choices(config.hydra.runtime.choices)
+        choices = config.hydra.runtime.choices.items()
+        self._defaults = {f"{group}=null" for group, value in choices if value is None}
 
     def sweep(self, arguments: list[str]) -> Any:
         """Run the cells that `arguments` and `hydra.sweeper.params` select.
@@ -111,7 +112,7 @@ class DcpbenchSweeper(Sweeper):
         return [self._launcher.launch([cell.overrides for cell in cells], initial_job_idx=0)]
 
     def _jobs(self, arguments: Sequence[str]) -> list[Job]:
-        params = of_block("params", _plain(self.params or {}))
+        params = of_block("params", self.params or {})
         given = self._parser.parse_overrides([*params, *arguments])
         own = [override for override in given if not is_about_the_sweep(override.key_or_group)]
         about_all = {override.key_or_group: override for override in given if override not in own}
@@ -121,7 +122,9 @@ class DcpbenchSweeper(Sweeper):
         how_run = self._how_run(own)
         own = [override for override in own if override not in how_run]
         blocks = {
-            name: self._parser.parse_overrides(of_block(name, block))
+            name: self._parser.parse_overrides(
+                of_block(name, {key: block[key] for key in block if key != _PLUGIN})
+            )
             for name, block in _present(self.matrix).items()
         }
 
@@ -133,8 +136,8 @@ class DcpbenchSweeper(Sweeper):
                     raise ConfigError(f"matrix={of_block}: unknown value{choices(of_block, Matrix)}")
                 how = Matrix(of_block)
             swept = [values for values in lists if len(values) > 1]
-            is_product = how is Matrix.product or len(swept) < 2 or not all(lists)
-            rows = product(*lists) if is_product else self._covering(lists)
+            is_covered = how is Matrix.pairwise and len(swept) > 1 and all(lists)
+            rows = self._covering(lists) if is_covered else product(*lists)
             return [[word for word in row if word not in self._defaults] for row in rows]
 
         cells = (
@@ -217,8 +220,7 @@ class SweeperConfig:
 
 
 def _present(matrix: dict[str, dict[Any, Any]]) -> dict[str, dict[Any, Any]]:
-    """Return the blocks of an experiment whose plug-ins are installed, without that key, and report the
-    others.
+    """Return the blocks of an experiment whose plug-ins are installed, and report the others.
 
     Raises:
         ConfigError: there are blocks, and none of them is left.
@@ -227,15 +229,10 @@ def _present(matrix: dict[str, dict[Any, Any]]) -> dict[str, dict[Any, Any]]:
     for name, block in matrix.items():
         if block.get(_PLUGIN) not in here:
             report_absent(str(block[_PLUGIN]), f"block {name} of the experiment is left out")
-    present = {name: _plain(block) for name, block in matrix.items() if block.get(_PLUGIN) in here}
+    present = {name: block for name, block in matrix.items() if block.get(_PLUGIN) in here}
     if matrix and not present:
         raise ConfigError("the experiment has no block whose plug-in is installed")
-    return {name: {key: block[key] for key in block if key != _PLUGIN} for name, block in present.items()}
-
-
-def _plain(block: Mapping[Any, Any]) -> Any:
-    """Return a node of the configuration in plain types."""
-    return OmegaConf.to_container(block, resolve=True) if isinstance(block, DictConfig) else block
+    return present
 
 
 def _item(override: Override) -> tuple[str, Any]:

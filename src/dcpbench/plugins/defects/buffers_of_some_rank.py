@@ -81,8 +81,8 @@ def _resumed(cell: Cell, reference: Resumed) -> Iterator[State]:
 def _buffers(cell: Cell, reference: Resumed, names: frozenset[str]) -> Iterator[Mapping[str, torch.Tensor]]:
     """Yield the buffers of these names that a run is resumed with; the same number on every rank."""
     leaves = _of_checks(reference.checkpoint.state)
-    copied = {name: leaf.local for name, leaf in leaves.items() if isinstance(leaf, TensorLeaf)}
-    saved = {name: copied[name] for name in names & copied.keys()}
+    wrong = {name: leaves[name] for name in names & leaves.keys()}
+    saved = {name: leaf.local for name, leaf in wrong.items() if isinstance(leaf, TensorLeaf)}
     if all(cell.world.gathered(len(saved) == len(names))):
         yield saved
     run = build_run.build(cell.config, cell.world, cell.config.seed)

@@ -20,11 +20,8 @@ def _expected(cell: Cell, moment: Moment, reference: Restored | Resumed) -> Iter
         yield from resumed(cell, reference, "empty_group")
         return
     saved, actual = reference.checkpoint.state.get(_CHECK, {}), reference.actual
-    empty = {
-        name.removesuffix("params")
-        for name, leaf in saved.items()
-        if names_parameters(name, leaf) and not leaf
-    }
+    groups = (name for name, leaf in saved.items() if names_parameters(name, leaf) and not leaf)
+    empty = {name.removesuffix("params") for name in groups}
     values = actual.get(_CHECK, {})
     of_group = {name: values.get(name, ABSENT) for name in saved if name.startswith(tuple(empty))}
     keys = {f"{group}keys": actual.get(FLAGS, {}).get(f"{group}keys", ABSENT) for group in empty}
