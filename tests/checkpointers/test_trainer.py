@@ -24,12 +24,10 @@ from support.alone import bare_cell, config, world
 PASS = {"PointsToTheLatest", "Logs", "KeepsOne"}
 FAIL = {
     "OneOptimizerFile": {"optim_equal", "loss_resume_equal", "state_resume_equal"},
-    "RemovesHalf": {"files_unchanged"},
     "WritesLate": {"files_unchanged"},
     "EarlyOnRank1": {"files_unchanged"},
 }
 BLAMED = {
-    "RemovesHalf": {f"step-{step}-0.pt" for step in (2, 4)},
     "WritesLate": {f"step-{step}-1.pt" for step in (2, 4, 6)},
     "EarlyOnRank1": {f"step-{step}-{rank}.pt" for step in (2, 4, 6) for rank in (0, 1)},
 }
@@ -116,6 +114,14 @@ def test_newest_checkpoint_without_files_fails(sweep: Finished, missing: str) ->
     worst = row["details"]["checks"]["files_unchanged"]["worst"]
     assert {one["name"] for one in worst} == {f"step-{step}" for step in steps}
     assert "its save wrote none under its path, or removed it" in row["reason"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("missing", tiered(["RemovesHalf"]))
+def test_load_of_half_a_checkpoint_says_what_became_of_it(sweep: Finished, missing: str) -> None:
+    row = row_of(sweep, missing)
+    assert row["status"] == "error", row["reason"]
+    assert "step-4-0.pt was there when the save of step 4 returned, and was removed since" in row["reason"]
 
 
 @pytest.mark.slow

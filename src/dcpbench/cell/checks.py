@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -274,7 +275,10 @@ def verify_saved_again(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, 
     if not is_small(checkpoint.state):
         return
     checkpointer, step = checkpoint.checkpointer, target.train_state.step
-    name = str(cell.folder / "again" / checkpointer.name_of(step))
+    beside = Path(checkpointer.name_of(step))
+    # A trainer may read the step from the name, and look for others beside it.
+    other = Path("again") / beside if cell.config.own_trainer else beside.with_name(f"again-{beside.name}")
+    name = str(cell.folder / other)
     state = retained_state(target)
     again = replace(checkpoint, checkpoint_id=name, step=step, state=state, how=", saved again")
     with cell.phase("verify", "saved_again"):

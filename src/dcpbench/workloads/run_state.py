@@ -107,8 +107,9 @@ def as_judged(state: State, judged: Judged | None) -> State:
 
 def only_generators(state: State, random: RandomState) -> None:
     """Drop the generators from a state that are not compared."""
-    names = random.contents()[random.key]
-    kept = {f"random.{random.key}.{name}" for name in names}
+    if random.kept is True:
+        return
+    kept = {f"random.{random.key}.{name}" for name in random.kept or ()}
     if leaves := {name: leaf for name, leaf in state.pop(RANDOM, {}).items() if name in kept}:
         state[RANDOM] = leaves
 
