@@ -23,7 +23,6 @@ from dcpbench.verify.snapshot import (
     Leaf,
     Leaves,
     TensorLeaf,
-    Unreadable,
     block_digests,
     digest_of,
     is_composite,
@@ -60,10 +59,10 @@ def compare(
         if name in restored:
             mismatch = _compare_leaves(name, leaf, restored[name], recall, closely)
             found += [mismatch] if mismatch else []
-        elif not isinstance(leaf, Idle | Unreadable):
+        elif not isinstance(leaf, Idle):
             found.append(Mismatch(name, Problem.missing, kind_of(name, leaf)))
     for name, leaf in restored.items():
-        if name not in saved and not isinstance(leaf, Idle | Unreadable):
+        if name not in saved and not isinstance(leaf, Idle):
             found.append(Mismatch(name, Problem.unexpected, kind_of(name, leaf)))
     return found
 
@@ -157,7 +156,7 @@ def _compare_leaves(
         return _compare_tensors(name, expected, actual, recall, closely)
     if re.fullmatch(r"(optimizer\.)?param_groups\.\d+\.params", name):
         expected, actual = in_order(expected), in_order(actual)
-    if same_value(expected, actual) or (_is_nothing(expected) and _is_nothing(actual)):
+    if same_value(expected, actual):
         return None
     facts = {"expected": repr(expected), "actual": repr(actual)}
     return Mismatch(name, Problem.value, kind_of(name, expected), _distance(expected, actual), facts)
@@ -167,10 +166,6 @@ def in_order(names: Any) -> Any:
     """Return the names of a group's parameters, sorted. A group built from a set has another order in each
     process, and a load finds parameters by their names."""
     return sorted(names, key=repr) if isinstance(names, list) else names
-
-
-def _is_nothing(leaf: Leaf) -> bool:
-    return leaf is None or isinstance(leaf, Unreadable)
 
 
 def _compare_tensors(

@@ -19,7 +19,6 @@ from dcpbench.verify.snapshot import (
     Idle,
     Leaves,
     TensorLeaf,
-    Unreadable,
     has_extra_state,
     local_part,
     names_parameters,
@@ -297,7 +296,7 @@ def compared_names(saved: Leaves) -> dict[str, bool]:
     return {
         name: extent is None or extent.numel > 0
         for name, extent in extents.items()
-        if not isinstance(saved[name], Idle | Unreadable) and (extent is None or math.prod(extent.shape))
+        if not isinstance(saved[name], Idle) and (extent is None or math.prod(extent.shape))
     }
 
 

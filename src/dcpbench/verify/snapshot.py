@@ -100,19 +100,8 @@ class Idle:
     leaf: Any
 
 
-@dataclass(frozen=True)
-class Unreadable:
-    """Object whose state cannot be read, such as an iterator. It is not compared with another one, or with
-    None: an object that is made when it is needed does not exist before."""
-
-    type_name: str
-
-    def __repr__(self) -> str:
-        return f"a{'n' * self.type_name.startswith(tuple('aeiouAEIOU'))} {self.type_name}"
-
-
 Leaf = Any
-"""`TensorLeaf` or `DigestedLeaf` for a tensor, `Idle`, `Unreadable`, or a copy of any other value."""
+"""`TensorLeaf` or `DigestedLeaf` for a tensor, `Idle`, or a copy of any other value."""
 Leaves = dict[str, Leaf]
 """Every piece of state by its name."""
 PLAIN = (DigestedLeaf, Extent)
