@@ -52,8 +52,10 @@ def test_interrupt_while_torch_is_imported_prints_one_line(tmp_path: Path) -> No
                     return True
         return server.status() == psutil.STATUS_ZOMBIE
 
-    wait_for(has_imported)
-    os.kill(driver.pid, signal.SIGCONT)
+    try:
+        wait_for(has_imported)
+    finally:
+        os.kill(driver.pid, signal.SIGCONT)
     err = driver.communicate(timeout=60)[1]
     assert err == "dcpbench: interrupted before a cell was run; nothing was written\n"
     assert driver.returncode == 130
