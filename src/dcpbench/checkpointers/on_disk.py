@@ -78,6 +78,8 @@ def audited(folder: Path, data: bool = False, required: Sequence[str] = ()) -> A
     except OSError as error:
         return Audited(folder, FolderState.none, f"cannot be listed: {error.strerror}")
     own = [METADATA] if os.path.lexists(folder / METADATA) else [*metadata_in(files)]
+    if not own and any(name.endswith(f"/{SWEEP_JSON}") for name in files):
+        return Audited(folder, FolderState.none, "only sweeps of dcpbench; name one to audit it")
     if not own and any(map(_UNFINISHED.fullmatch, files)):
         because = f"no {METADATA}, which is written last: its save did not finish"
         return Audited(folder, FolderState.torn, because, files=files)

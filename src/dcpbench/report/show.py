@@ -118,10 +118,7 @@ their worst status and median times. -o page.html writes the page, -o tests.xml 
 
 
 def write_reports(folder: Path, place: Path | None) -> None:
-    """Write `report.html` and `junit.xml` of a sweep.
-
-    Args:
-        place: the folder of the sweep before it, if there is one.
+    """Write `report.html` and `junit.xml` of a sweep, compared with the one before it, in `place`.
 
     Raises:
         dcpbench.records.store.ResultsError: the folder has no results, or a file cannot be written.

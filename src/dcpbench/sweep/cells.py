@@ -18,8 +18,7 @@ from dcpbench.config.schema import OF_ITS_CELLS, Config
 from dcpbench.sweep import validity
 from dcpbench.sweep.composer import Composer, Track
 
-_LONGEST_NAME = 150
-"""In bytes, of the 255 that the name of a folder can have."""
+_LONGEST_NAME = 150  # bytes, of the 255 that a folder's name can have
 _SUBDIR = "${hydra.job.id}"
 """The folder of a cell in conf/config.yaml: the job's id is the cell's name."""
 

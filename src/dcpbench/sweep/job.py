@@ -51,8 +51,7 @@ class Job:
 
     @property
     def run(self) -> Run:
-        """The identity of this run of the cell. Cells of one sweep have equal ones if they differ only in how
-        they run; their names differ."""
+        """The identity of this run of the cell. A timed cell can have that of one without times."""
         return self.key.digest, self.config.repeat
 
     def called(self, name: str) -> "Job":
@@ -179,10 +178,10 @@ def _refuse_equal_runs(jobs: Sequence[Job]) -> None:
     first: dict[tuple[Run, bool], Job] = {}
     for job in jobs:
         other = first.setdefault((job.run, job.config.sharing is Sharing.correctness), job)
-        values = {key: value for key, _, value in validity.keys_of(other.config)}
-        for key, _, value in validity.keys_of(job.config):
-            if value != values[key] and is_how_run(key) and not is_dataclass(value):
-                both = f"{key}={value_text(values[key])} and {key}={value_text(value)}"
+        pairs = zip(validity.keys_of(other.config), validity.keys_of(job.config), strict=False)
+        for (key, _, value), (_, _, another) in pairs if other is not job else ():
+            if value != another and is_how_run(key) and not is_dataclass(value):
+                both = f"{key}={value_text(value)} and {key}={value_text(another)}"
                 why = f"differ only in how they run ({both}), and would count as repeats of one cell"
                 raise ConfigError(f"{other.cell.name} and {job.cell.name} {why}; run a sweep for each value")
 

@@ -98,8 +98,8 @@ class DcpbenchSweeper(Sweeper):
         overrides = [word for word in words if "=" in word and not word.startswith("-")]
         self._recorded = [_item(override) for override in self._parser.parse_overrides(overrides)]
         self._is_resumed = recorded is not None
-        choices = config.hydra.runtime.choices.items()
-        self._defaults = {f"{group}=null" for group, value in choices if value is None}
+        choices = config.hydra.runtime.choices
+        self._defaults = {f"{group}=null" for group in choices if choices[group] is None}
 
     def sweep(self, arguments: list[str]) -> Any:
         """Run the cells that `arguments` and `hydra.sweeper.params` select.

@@ -57,7 +57,10 @@ def test_checkpoints_of_sweeps_are_left_out(
     for inside in (sweep, sweep / "parallel=ddp"):
         assert main(["audit", "--newest", str(inside)]) == 0
         assert "step-2" in capsys.readouterr().out
-    assert main(["audit", "--newest", str(tmp_path / "outputs")]) == 2
+    for options in ([], ["--newest"]):
+        assert main(["audit", *options, str(tmp_path / "outputs")]) == 2
+        said = capsys.readouterr()
+        assert "only sweeps of dcpbench; name one to audit it" in said.out + said.err
 
 
 @pytest.fixture
