@@ -17,7 +17,7 @@ from dcpbench.workloads.attributes import Attributes, Judged, Untrained
 from dcpbench.workloads.components import Component
 from dcpbench.workloads.generators import ALL, RandomState, generators_of
 from dcpbench.workloads.optimizers import each_of
-from dcpbench.workloads.parallelisms import buckets_kept, reshard, wrap_model
+from dcpbench.workloads.parallelisms import buckets_kept, end_passes, wrap_model
 from dcpbench.workloads.saved_objects import SavedObjects
 from dcpbench.workloads.stateful import TrainState
 from dcpbench.workloads.trainer_reader import attributes_of, optimizer_of, optimizers_of
@@ -134,7 +134,7 @@ class TrainerRun(TrainingRun):
     def _read_attributes(self) -> None:
         """Read model and optimizer again: a trainer may replace them."""
         self.model, self.optimizer = self.trainer.model, optimizer_of(self.trainer)
-        reshard(self.model)
+        end_passes(self.model)
         not_saved = getattr(self.trainer, "not_saved", ())
         self.left_out = [one.removeprefix("model.") for one in not_saved if one.startswith("model.")]
 
