@@ -4,10 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from dcpbench.workloads.workload import Workload, adam
-from support.ordinary_workloads import forgetful, inputs, net, reversed_loss, wrongly_loaded
+from support.ordinary_workloads import WIDTH, forgetful, inputs, net, reversed_loss, wrongly_loaded
 
 
 def named_parameters() -> Workload:
@@ -97,6 +99,28 @@ def unused_parameters(optimizer: Callable[[nn.Module], Any] = adam) -> Workload:
             return out
 
     return Workload(OneOfTwo(), inputs, reversed_loss, optimizer)
+
+
+class UsesByRank(nn.Module):
+    """The first rank uses a layer that the others do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.of_first = net(), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.net(x)
+        return x if dist.get_rank() else self.of_first(x)
+
+
+def unused_on_one_rank() -> Workload:
+    """The schedule needs the mean loss of all ranks, while the first one still waits for gradients of others:
+    without a check of DDP's reduction the process is aborted."""
+
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+    return Workload(UsesByRank(), inputs, reversed_loss, optimizer, ReduceLROnPlateau)
 
 
 def unused_and_unsaved_state() -> Workload:

@@ -247,3 +247,27 @@ def base_not_saved() -> Workload:
 
 def wrong_state() -> Workload:
     return Workload(net(), inputs, reversed_loss, state={"sampler": object()})
+
+
+class SetByFirstBatch(nn.Module):
+    """Its first forward sets a parameter from the rank's samples, as in normalizing flows: DDP's copies drift
+    apart, though no rank has weights of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.scale, self.is_set = net(), nn.Parameter(torch.ones(WIDTH)), False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.is_set:
+            self.is_set = True
+            with torch.no_grad():
+                self.scale.copy_(1 + x.mean(0))
+        return self.net(x * self.scale)
+
+
+def set_by_first_batch() -> Workload:
+    return Workload(SetByFirstBatch(), inputs, reversed_loss)
+
+
+def saves_nothing() -> Workload:
+    return Workload(net(), inputs, reversed_loss, state={"average": nn.ReLU()})

@@ -106,7 +106,7 @@ class Iterating(torch.optim.SGD):
         self.param_groups[0]["schedule"] = iter([1.0])
 
 
-KEPT = "'kept' in the state cannot be saved:"
+KEPT = "'_extra_state.kept' in the state cannot be saved:"
 OF_A_LAMBDA = "pickle" if sys.version_info < (3, 13) else "get local object"
 INSTEAD = "keep a number, text, list or dictionary that it can be built from"
 

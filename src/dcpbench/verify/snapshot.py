@@ -195,7 +195,7 @@ def may_be_absent(name: str, actual: Leaves) -> bool:
 
 def snapshot_nested(nested: Mapping[Any, Any], prefix: str = "") -> Leaves:
     """Return the values in nested containers by their flattened keys."""
-    return {key: _leaf(holder[name], str(name)) for holder, name, key in slots(nested, prefix)}
+    return {key: _leaf(holder[name], str(name), name=key) for holder, name, key in slots(nested, prefix)}
 
 
 def of_kind(kind: str, leaves: Leaves) -> Leaves:
@@ -347,9 +347,9 @@ def kind_of(name: str, leaf: Leaf) -> str:
     return rest[-1] if rest and first in ("param_groups", "state") else first
 
 
-def _leaf(value: Any, kind: str, extent: Extent | None = None) -> Leaf:
-    """Return the leaf of a value; `extent` is that of a tensor that is part of another without being a
-    DTensor. A cell with a tensor that cannot be compared is a skip."""
+def _leaf(value: Any, kind: str, extent: Extent | None = None, name: str | None = None) -> Leaf:
+    """Return the leaf of a value with this name; `extent` is that of a tensor that is part of another without
+    being a DTensor. A cell with a tensor that cannot be compared is a skip."""
     if not isinstance(value, torch.Tensor):
         if isinstance(value, _UNCHANGING):
             return value
@@ -359,11 +359,11 @@ def _leaf(value: Any, kind: str, extent: Extent | None = None) -> Leaf:
             return copy.deepcopy(value)
         except Exception as error:
             instead = "keep a number, text, list or dictionary that it can be built from"
-            raise TypeError(f"{kind!r} in the state cannot be saved: {error}; {instead}") from error
+            raise TypeError(f"{(name or kind)!r} in the state cannot be saved: {error}; {instead}") from error
     local = local_part(value)
     if is_composite(local):
-        name = type(local).__name__ if local.layout is torch.strided else local.layout
-        raise Skip(f"{kind!r} in the state, of type {name}, cannot be compared")
+        of = type(local).__name__ if local.layout is torch.strided else local.layout
+        raise Skip(f"{(name or kind)!r} in the state, of type {of}, cannot be compared")
     return TensorLeaf(
         local=local,
         extent=extent or extent_of(value),

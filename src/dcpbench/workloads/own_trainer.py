@@ -23,7 +23,7 @@ from dcpbench.workloads.attributes import (
 from dcpbench.workloads.components import Component
 from dcpbench.workloads.epochs import EpochEnds
 from dcpbench.workloads.generators import ALL, RandomState
-from dcpbench.workloads.parallelisms import buckets_kept, reshard, wrap_model
+from dcpbench.workloads.parallelisms import buckets_kept, end_passes, wrap_model
 from dcpbench.workloads.saved_objects import SavedObjects
 from dcpbench.workloads.stateful import TrainState
 from dcpbench.workloads.training_run import TrainingRun, has_gradient
@@ -159,7 +159,7 @@ class TrainerRun(TrainingRun):
     def _read_attributes(self) -> None:
         """Read model and optimizer again: a trainer may replace them."""
         self.model, self.optimizer = self.trainer.model, optimizer_of(self.trainer)
-        reshard(self.model)
+        end_passes(self.model)
         not_saved = getattr(self.trainer, "not_saved", ())
         self.left_out = [name.removeprefix("model.") for name in not_saved if name.startswith("model.")]
 

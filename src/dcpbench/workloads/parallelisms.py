@@ -182,12 +182,18 @@ def buckets_kept() -> Iterator[None]:
         yield
 
 
-def reshard(model: nn.Module) -> None:
-    """Shard the parameters of `fully_shard` again after a forward pass without a backward pass, for which a
-    root keeps them gathered."""
+def end_passes(model: nn.Module) -> None:
+    """End the passes of a step, before anything else looks at the model or communicates: `fully_shard` keeps
+    a root gathered after a forward pass alone, and DDP's reduction of gradients could meet another one.
+
+    Raises:
+        RuntimeError: DDP has not reduced the gradients, as a parameter has none.
+    """
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+        elif isinstance(module, DistributedDataParallel):
+            module.reducer._check_reducer_finalized()
 
 
 def _skip_what_is_not_sharded(model: nn.Module, together: bool = True) -> None:

@@ -34,6 +34,10 @@ class SavedObjects:
         saved = {name: one for name, one in objects.items() if not is_not_saved(name)}
         self.modules = {name: one for name, one in saved.items() if isinstance(one, nn.Module)}
         self.others = {name: one for name, one in saved.items() if name not in self.modules}
+        for name, module in self.modules.items():
+            if not snapshot_model(module):
+                what = f"{name!r} is a {type(module).__name__} with an empty state dict"
+                raise ValueError(f"state of the Workload: {what}; leave it out")
 
     def state(self, options: StateDictOptions) -> dict[str, Any]:
         """Return what a checkpoint contains: a `Stateful` for each."""

@@ -30,7 +30,7 @@ from dcpbench.verify.whole_tensors import (
 )
 from dcpbench.workloads.batch import Batch, part_of, samples_of, share_of
 from dcpbench.workloads.optimizers import each_of
-from dcpbench.workloads.parallelisms import buckets_kept, reshard
+from dcpbench.workloads.parallelisms import buckets_kept, end_passes
 from dcpbench.workloads.pipeline import Pipeline
 from dcpbench.workloads.saved_run import SavedRun
 from dcpbench.workloads.user_step import Note, Use, each_use
@@ -152,6 +152,7 @@ class TrainingRun(SavedRun):
                     self.component.backward(loss)
                     losses.append(loss.detach())
                 loss = torch.stack(losses).sum()
+        end_passes(self.model)
         self._record()
         return loss
 
@@ -175,6 +176,7 @@ class TrainingRun(SavedRun):
             is_one = self.optimizer is self.optimizers
             optimizers = each_of(self.optimizer) if is_one else self.optimizers
             loss: torch.Tensor = self.user_step(self.called, optimizers, share)
+        end_passes(self.model)
         self.component.follow(self.model)
         return loss.detach()
 
@@ -240,8 +242,6 @@ class TrainingRun(SavedRun):
     def finish_step(self, loss: float) -> None:
         """Clear the gradients and advance everything else; `loss` is the global batch's."""
         self.model.zero_grad()  # the optimizer need not have all parameters
-        for module in (self.model, *self.saved.modules.values()):
-            reshard(module)
         for scheduler in self.schedulers:
             if isinstance(scheduler, ReduceLROnPlateau):
                 scheduler.step(loss)

@@ -47,8 +47,8 @@ def each_use(
     def stepping(number: int, optimizer: torch.optim.Optimizer, args: Any, options: Any) -> None:
         if any(one is not None for one in (*args[1:], options.get("closure"))):
             raise Skip(
-                "step: an optimizer's step has a closure; call backward() before it, and step() without one, "
-                "or use checkpointer=trainer if it needs one"
+                "step: an optimizer's step has a closure; call backward() before it, and step() without one; "
+                "if it needs one, use checkpointer=trainer"
             )
         several = [one for group in optimizer.param_groups for one in group["params"]]
         note(f"optimizer {number}" if len(optimizers) > 1 else "the optimizer", several)

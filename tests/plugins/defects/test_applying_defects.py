@@ -49,6 +49,7 @@ ALWAYS = {
     "restored": {*ANY},
     "stored": {"buffers_of_some_rank", "one_replica"},
     "raised": {"state_of_no_gradient"},
+    "refused": {"refused_own_state"},
     "resumed": {*ANY},
 }
 APPLY: dict[tuple[str, int], dict[str, set[str]]] = {

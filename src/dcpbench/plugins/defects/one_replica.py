@@ -14,6 +14,8 @@ from dcpbench.plugins.defects._cells import loads_by_dcp, never_averages
 from dcpbench.plugins.defects._loaded_again import resumed
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.snapshot import DigestedLeaf, Leaf, Leaves, TensorLeaf, digested
+from dcpbench.workloads.build_run import seeded_workload
+from dcpbench.workloads.parallelisms import ddp
 from dcpbench.workloads.run_state import State
 
 _CHECKS = ("model_equal", "optim_equal")
@@ -55,10 +57,22 @@ def _stored(cell: Cell, reference: StoredFiles) -> Iterator[State]:
 
 def _possible(cell: Cell, leaves: Leaves) -> Leaves:
     """Return the leaves that can differ between ranks: all of separate replicas, else tensors that every rank
-    has in full and trains."""
+    has in full and trains. Of those DDP keeps all equal but the ones that the model has it ignore."""
     if never_averages(cell.config):
         return leaves
-    return {name: leaf for name, leaf in leaves.items() if _is_separate(leaf)}
+    names = [""]
+    if cell.config.parallel.target == f"{ddp.__module__}.{ddp.__name__}":
+        model = seeded_workload(cell.config, cell.world.device, cell.config.seed).model
+        names = [
+            f"{prefix}.{name}"
+            for prefix, module in model.named_modules()
+            for name in getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+        ]
+    return {
+        name: leaf
+        for name, leaf in leaves.items()
+        if _is_separate(leaf) and any(one in f".{name}" for one in names)
+    }
 
 
 def _is_separate(leaf: Leaf) -> bool:
