@@ -36,7 +36,7 @@ def test_saves_are_at_an_end_of_an_epoch_and_in_the_next(length: int) -> None:
         assert window.end_of(step) > (step // length + 1) * length, "it passes the end of the epoch"
 
 
-@pytest.mark.parametrize("length", (7, 12, 40))
+@pytest.mark.parametrize("length", [7, 12, 40])
 def test_chain_has_no_saves_in_addition(length: int) -> None:
     saves = chosen(length, exactly=True).saves
     assert len(saves) == 3

@@ -5,6 +5,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -254,14 +255,108 @@ class BeginsLate(DrawsNothing):
         return super().step()
 
 
-class MakesADictionary(Trainer):
-    """Makes a dictionary at its first step, and not at the load."""
+class LosesADictionary(Trainer):
+    """Has None after a load instead of a dictionary, until the first step."""
 
-    seen: dict[str, float] | None = None
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.seen: dict[str, float] | None = {"first": 0.0, "last": 0.0}
 
     def step(self) -> float:
-        self.seen = self.seen or {"first": 1.0, "last": 2.0}
+        loss = super().step()
+        self.seen = {"first": 1.0, "last": loss}
+        return loss
+
+    def restore(self, own: dict[str, Any]) -> None:
+        super().restore(own)
+        self.seen = None
+
+
+class DrawsInVain(DrawsNothing):
+    """Draws from a default generator what no step uses."""
+
+    def step(self) -> float:
+        torch.rand(1)
         return super().step()
+
+
+class Average:
+    """Of numbers."""
+
+    def __init__(self, mean: float = 0.0, count: int = 0) -> None:
+        self.mean, self.count = mean, count
+
+    def add(self, number: float) -> None:
+        self.count += 1
+        self.mean += (number - self.mean) / self.count
+
+
+class Averages(Trainer):
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.average = Average()
+
+    def step(self) -> float:
+        loss = super().step()
+        self.average.add(loss)
+        return loss
+
+    def own(self) -> dict[str, Any]:
+        return super().own() | {"average": {**vars(self.average)}}
+
+    def restore(self, own: dict[str, Any]) -> None:
+        super().restore(own)
+        self.average = Average(**own["average"])
+
+
+class LosesItsAverage(Averages):
+    def restore(self, own: dict[str, Any]) -> None:
+        super().restore({**own, "average": {}})
+
+
+class Slotted:
+    __slots__ = ("calls",)
+
+
+class CountsUnread(Trainer):
+    """Counts its steps where nothing is read, and neither saves nor uses the counts."""
+
+    totals: ClassVar[dict[str, int]] = {"calls": 0}
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.slotted, self.closure = Slotted(), counter()
+        self.slotted.calls = 0
+
+    def step(self) -> float:
+        self.slotted.calls += 1
+        self.totals["calls"] += 1
+        CountsUnread.step.calls = self.closure()  # type: ignore[attr-defined]
+        return super().step()
+
+
+class DrawsByAClosure(Trainer):
+    """Its batches follow from the number in a closure, which no checkpoint has."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.closure = counter()
+
+    def step(self) -> float:
+        self.order.manual_seed(self.closure())
+        return super().step()
+
+
+def counter() -> Callable[[], int]:
+    """Return a function that counts its calls."""
+    calls = 0
+
+    def count() -> int:
+        nonlocal calls
+        calls += 1
+        return calls
+
+    return count
 
 
 class Counting(nn.Sequential):
@@ -324,16 +419,21 @@ class MeansToGoAround(GoesAroundDDP):
     replicas_differ = True
 
 
-class TimesItself(Trainer):
-    """A time of day is not state, but not listed as such."""
+class NotesTimes(Trainer):
+    """Notes when it was built, and the time of each step."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        self.started = time.monotonic()
+        self.started, self.at, self.times = time.monotonic(), 0.0, list[float]()
+
+    def step(self) -> float:
+        self.at = time.monotonic()
+        self.times.append(self.at)
+        return super().step()
 
 
-class SaysWhatIsNone(TimesItself):
-    not_saved = ("started",)
+class SaysWhatIsNone(ForgetsAPair):
+    not_saved = ("pairs",)
 
 
 def no_trainer(setup: Setup) -> object:

@@ -65,7 +65,7 @@ def test_loader_that_is_read_within_a_step_has_no_epochs() -> None:
     assert ends_of(lambda step: (next(batches), step % 3 or list(validation))) == [4, 8]
 
 
-@pytest.mark.parametrize("batches", (1, 0))
+@pytest.mark.parametrize("batches", [1, 0])
 def test_no_epoch_of_one_batch_or_none(batches: int) -> None:
     assert ends_of(lambda _: list(loader(batches)), 3) == []
 
