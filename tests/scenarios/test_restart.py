@@ -1,6 +1,7 @@
 """A resume is a restart: what a user's trainer keeps in its process, in a hash seed, or only until the end of
 an epoch, is lost when its job is started again."""
 
+import re
 from typing import Any
 
 import pytest
@@ -9,14 +10,24 @@ from conftest import Finished, blocks, run, selected, tiered
 
 pytestmark = pytest.mark.slow
 
-RIGHT = ("Resumes", "CountsInItsModule", "MakesItsIteratorLate", "StaticGraph")
+REMOVE = ("KeepsTheBest", "KeepsEveryFourth")
+RIGHT = (
+    *("Resumes", "CountsInItsModule", "MakesItsIteratorLate", "StaticGraph", "WritesOnRank0"),
+    *REMOVE,
+)
 WRONG = {
     "OrderOfASet": "optim_equal",
     "ForgetsTheCount": "loss_resume_equal",
+    "EndsEarly": "loss_resume_equal",
     "BeginsAgainWithEpoch0": "loss_resume_equal",
     "Epochs3": "loss_resume_equal",
     "Epochs9": "loss_resume_equal",
     "Epochs12": "loss_resume_equal",
+}
+ERRORS = {
+    "StaticGraphNoSync": r"rank \d in train without a save, in step 1: RuntimeError: expect_autograd_hooks_",
+    "Crashes": r"rank \d in train without a save, in step 30: ValueError: planted",
+    "EndsOnRank1": r"rank 1 in train without a save, in step 4: .* on this rank, and not on all",
 }
 OF_EPOCHS = ("MakesItsIteratorLate", "BeginsAgainWithEpoch0", "Epochs3", "Epochs9", "Epochs12")
 SHORT: dict[str, Any] = {"train_steps": 2, "resume_steps": 2, "saves": 2}
@@ -31,7 +42,8 @@ def sweep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             "workload.target": f"support.restarted_trainers.{trainer}",
             "scenario": scenario,
             "world_size": ranks,
-            **({} if trainer in OF_EPOCHS else SHORT),
+            **({} if trainer in (*OF_EPOCHS, "Crashes") else SHORT),
+            **({"saves": 3} if trainer in REMOVE else {}),
         }
         for trainer, scenario, ranks in asked
     ]
@@ -52,7 +64,7 @@ def row_of(sweep: Finished, trainer: str, scenario: str, ranks: int) -> dict[str
 
 @pytest.mark.parametrize(
     ("trainer", "scenario", "ranks"),
-    of_each(RIGHT, "CountsInItsModule", "MakesItsIteratorLate", "StaticGraph"),
+    of_each(RIGHT, "CountsInItsModule", "MakesItsIteratorLate", "KeepsEveryFourth", "WritesOnRank0"),
 )
 def test_right_trainer_passes(sweep: Finished, trainer: str, scenario: str, ranks: int) -> None:
     row = row_of(sweep, trainer, scenario, ranks)
@@ -61,20 +73,28 @@ def test_right_trainer_passes(sweep: Finished, trainer: str, scenario: str, rank
 
 @pytest.mark.parametrize(
     ("trainer", "scenario", "ranks"),
-    of_each(WRONG, "OrderOfASet", "ForgetsTheCount", "BeginsAgainWithEpoch0"),
+    of_each(WRONG, "OrderOfASet", "ForgetsTheCount", "BeginsAgainWithEpoch0", "EndsEarly"),
 )
 def test_wrong_trainer_fails(sweep: Finished, trainer: str, scenario: str, ranks: int) -> None:
     row = row_of(sweep, trainer, scenario, ranks)
     assert (row["status"], row["resume"]) == ("fail", False), row["reason"]
     assert row[WRONG[trainer]] is False
     if trainer in OF_EPOCHS:
-        assert row["train_steps"] == row["resume_steps"] >= 2
+        assert (row["train_steps"], row["resume_steps"]) == (None, 23)
+        assert len(row["save_steps"].split()) >= 3
 
 
 @pytest.mark.parametrize(
-    ("trainer", "scenario", "ranks"), of_each(["StaticGraphNoSync"], "StaticGraphNoSync")
+    ("trainer", "scenario", "ranks"), of_each(ERRORS, "StaticGraphNoSync", "Crashes", "EndsOnRank1")
 )
-def test_nothing_runs_before_the_first_step(sweep: Finished, trainer: str, scenario: str, ranks: int) -> None:
+def test_exception_of_a_step_is_an_error(sweep: Finished, trainer: str, scenario: str, ranks: int) -> None:
     row = row_of(sweep, trainer, scenario, ranks)
     assert row["status"] == "error"
-    assert "in train before the first save: RuntimeError: expect_autograd_hooks_" in row["reason"]
+    assert re.search(ERRORS[trainer], row["reason"]), row["reason"]
+
+
+@pytest.mark.parametrize(("trainer", "scenario", "ranks"), tiered([("KeepsEveryFourth", "save_load", 2)]))
+def test_removed_checkpoint_is_a_fact(sweep: Finished, trainer: str, scenario: str, ranks: int) -> None:
+    told = row_of(sweep, trainer, scenario, ranks)["details"]["ranks"][0]["not_applied"]
+    removed = "files_unchanged in the checkpoint of step 2"
+    assert told[removed] == "the save of step-4 removed it, so it is not loaded"

@@ -1,5 +1,6 @@
 """Trainers whose resume is right, or wrong, only if what loads is a process that was started again."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -142,8 +143,6 @@ class MakesItsIteratorLate(Resumes):
 class BeginsAgainWithEpoch0(MakesItsIteratorLate):
     """Wrong: a resumed epoch is skipped into in the order of epoch 0."""
 
-    not_saved = ("iterator", "random")
-
     def begun(self, epoch: int) -> Any:
         return super().begun(0 if self.position else epoch)
 
@@ -178,4 +177,79 @@ class StaticGraphNoSync(StaticGraph):
         assert isinstance(self.model, DistributedDataParallel)
         with self.model.no_sync():
             self.loss().backward()
+        return super().step()
+
+
+class RemovesSome(Resumes):
+    """Right: it keeps the newest checkpoint, and those that its rule keeps."""
+
+    def keeps(self, number: int, step: int) -> bool:
+        """Return whether to keep the checkpoint of a step, the `number`-th."""
+        raise NotImplementedError
+
+    def save(self, path: str) -> None:
+        super().save(path)
+        files = {int(file.name.split("-")[1]): file for file in Path(path).parent.glob(f"*-{self.rank}.pt")}
+        for number, step in enumerate(sorted(files)[:-1]):
+            if not self.keeps(number, step):
+                files[step].unlink()
+
+
+class KeepsTheBest(RemovesSome):
+    """As if the first were the best."""
+
+    def keeps(self, number: int, step: int) -> bool:
+        return number == 0
+
+
+class KeepsEveryFourth(RemovesSome):
+    def keeps(self, number: int, step: int) -> bool:
+        return step % 4 == 0
+
+
+class WritesOnRank0(Resumes):
+    """Right: the ranks have the same state, which rank 0 writes."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.order.manual_seed(5)
+
+    def save(self, path: str) -> None:
+        if self.rank == 0:
+            torch.save(self.state(), path)
+
+    def load(self, path: str) -> None:
+        self.restore(torch.load(path))
+
+
+class Crashes(Resumes):
+    """Raises in step 30, with an exception that some end by."""
+
+    def step(self) -> torch.Tensor:
+        if self.steps == 29:
+            raise ValueError("planted")
+        return super().step()
+
+
+class EndsEarly(Resumes):
+    """Wrong: a resumed job ends after step 3."""
+
+    resumed = False
+
+    def step(self) -> torch.Tensor:
+        if self.resumed and self.steps >= 3:
+            raise StopIteration
+        return super().step()
+
+    def load(self, path: str) -> None:
+        super().load(path)
+        self.resumed = True
+
+
+class EndsOnRank1(Resumes):
+    """Wrong: one rank has fewer batches than the others."""
+
+    def step(self) -> torch.Tensor:
+        if self.rank == 1 and self.steps == 3:
+            raise StopIteration
         return super().step()
