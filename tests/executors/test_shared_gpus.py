@@ -115,12 +115,11 @@ def test_ranks_with_separate_gpus_do_not_share(nccl: str) -> None:
 
 
 def test_only_the_stage_with_too_many_ranks_shares() -> None:
-    job = planned(machine(2), scenario="convert", load_world_size=4, verify="deep")
-    saves, loads, alone = job.kinds
-    assert (saves.world_size, loads.world_size, alone.device) == (2, 4, "cpu")
+    job = planned(machine(2), scenario="convert", load_world_size=4)
+    saves, loads = job.kinds
+    assert (saves.world_size, loads.world_size) == (2, 4)
     assert "NCCL_MULTI_RANK_GPU_ENABLE" not in dict(saves.environment)
     assert "NCCL_MULTI_RANK_GPU_ENABLE" in dict(loads.environment)
-    assert "NCCL_MULTI_RANK_GPU_ENABLE" not in dict(alone.environment)
     assert job.columns["ranks_per_gpu"] == 2
 
 

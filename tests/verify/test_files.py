@@ -18,7 +18,6 @@ from dcpbench.verify.files import (
     digest_late_files,
     drop_pages,
     file_id,
-    has_only_grown,
     list_files,
     no_files,
     recorded_syncs,
@@ -173,21 +172,6 @@ def test_late_file_was_written_before_success(tmp_path: Path) -> None:
     late = digest_late_files(tmp_path, stats, then, last + 1)
     assert late == {name: honest[name] for name in ("absent", "empty")}
     assert digest_late_files(tmp_path, stats, then, last - 1) == {}, "they came later"
-
-
-@pytest.mark.parametrize("size", [0, 5, 2**20 + 1, 100 * 2**20 + 1])
-def test_file_that_has_only_grown_begins_with_the_same_bytes(tmp_path: Path, size: int) -> None:
-    path = tmp_path / "log"
-    with path.open("wb") as file:
-        file.truncate(size)
-    then = digest_files(tmp_path)["log"]
-    assert not has_only_grown(path, then)
-    with path.open("ab") as file:
-        file.write(b"more")
-    assert has_only_grown(path, then)
-    if size:
-        _write(path, 0)
-        assert not has_only_grown(path, then)
 
 
 def test_listing_shows_another_length_and_another_time(folder: Path) -> None:

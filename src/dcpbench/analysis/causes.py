@@ -34,7 +34,9 @@ def causes_of(row: Mapping[str, Any]) -> list[str]:
         values, explained = values | unlike, explained | _RESUMED
     texts = [f"{name}: {value}" for name, value in values.items()]
     causes = [f"{listed(texts, _NAMED)}; in no state dict"] if texts else []
-    causes += _suggested(row, explained)
+    if failed & _RESUMED and any(rank.get("unrestored_generators") for rank in _ranks(row)):
+        causes += [one.sentence for one in EXPLANATIONS if one.failed == "random_equal"][:1]
+    causes += [cause for cause in _suggested(row, explained) if cause not in causes]
     unreadable = [f"{name} ({kind})" for name, kind in _of_ranks(row, "unreadable").items()]
     if not (failed & _RESUMED and unreadable):
         return causes[:_MOST]
@@ -59,5 +61,8 @@ def likely(row: Mapping[str, Any]) -> list[str]:
 
 def _of_ranks(row: Mapping[str, Any], key: str) -> dict[str, object]:
     """Return the entries that the ranks of a row reported under a key."""
-    ranks = map(dict_in, list_in(dict_in(row.get("details")).get("ranks")))
-    return {name: value for rank in ranks for name, value in dict_in(rank.get(key)).items()}
+    return {name: value for rank in _ranks(row) for name, value in dict_in(rank.get(key)).items()}
+
+
+def _ranks(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [*map(dict_in, list_in(dict_in(row.get("details")).get("ranks")))]

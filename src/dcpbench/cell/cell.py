@@ -63,7 +63,6 @@ class Cell:
         endings: callbacks for the end of the stage.
         children_before: child processes that this rank had before the cell.
         chosen: the steps of a trainer, which the run that never saves has chosen.
-        opened: the descriptors that each load of a trainer has opened, with their targets.
         trained: packages that define the forwards of the modules that this stage has trained; not of twins.
     """
 
@@ -80,7 +79,6 @@ class Cell:
     children_before: set[BaseProcess] = field(default_factory=lambda: set(multiprocessing.active_children()))
     trained: set[str] = field(default_factory=set)
     chosen: Window | None = None
-    opened: list[Mapping[int, str]] = field(default_factory=list)
 
     @property
     def window(self) -> Window:

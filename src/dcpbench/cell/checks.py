@@ -276,7 +276,7 @@ def verify_saved_again(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, 
         return
     checkpointer, step = checkpoint.checkpointer, target.train_state.step
     beside = Path(checkpointer.name_of(step))
-    # A trainer may read the step from the name, and look for others beside it.
+    # A trainer may read the step from the name, and remove what else it finds in the folder.
     other = Path("again") / beside if cell.config.own_trainer else beside.with_name(f"again-{beside.name}")
     name = str(cell.folder / other)
     state = retained_state(target)
@@ -411,6 +411,7 @@ def _report_generators(
         if not torch.equal(state, later[name]) and not torch.equal(state, restored[name])
     ]
     if names:
+        cell.report.unrestored_generators = names
         needed = "" if losses.found else "; no step of the window depended on it"
         cell.report.not_applied[RANDOM] = f"{listed(names)}: drawn from and not restored{needed}"
 

@@ -16,8 +16,7 @@ from dcpbench.core.plugins import plugins
 from dcpbench.core.rank_report import Compared
 from dcpbench.verify.compare import same_leaves
 from dcpbench.verify.losses import ResumedRule
-from dcpbench.verify.snapshot import persistent_buffers
-from dcpbench.workloads.parallelisms import broadcast_buffers
+from dcpbench.workloads.parallelisms import broadcast_buffers, kept_buffers
 from dcpbench.workloads.run_state import State, buffers_of
 from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.workload import Batches
@@ -140,8 +139,7 @@ def without_overwritten(
     done = dict(compared)
     for check, one in compared.items():
         if first[check] and cell.world.rank:
-            # A frozen module, which DDP does not wrap, keeps its buffers.
-            names = {*equal(check, first)} - (persistent_buffers(run.model).keys() - broadcast)
+            names = {*equal(check, first)} - kept_buffers(run.model)
             done[check] = replace(one, found=[each for each in one.found if each.name not in names])
     return done
 

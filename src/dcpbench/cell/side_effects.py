@@ -1,15 +1,14 @@
 """Checks that a save or a load changes nothing else: the live run, the process, what it has open."""
 
-import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from dcpbench.cell.cell import Cell
-from dcpbench.core.mismatch import Mismatch, Problem, Sides
+from dcpbench.checkpointers.base import Checkpointer
+from dcpbench.core.mismatch import Sides
 from dcpbench.core.rank_report import Compared
 from dcpbench.verify.perturb import compare_controlled
-from dcpbench.verify.process_state import open_descriptors, snapshot_process, watched
+from dcpbench.verify.process_state import snapshot_process, watched
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads.generators import states_of_generators
 from dcpbench.workloads.run_state import (
@@ -68,46 +67,18 @@ def open_before(cell: Cell, again: bool) -> Callable[[], Compared]:
 
 
 @contextmanager
-def load_of_own(cell: Cell, where: str) -> Iterator[None]:
-    """Context manager around a load of a run of dcpbench, which leaves nothing open."""
+def nothing_left_open(cell: Cell, checkpointer: Checkpointer, where: str) -> Iterator[None]:
+    """Context manager around a load, which leaves nothing open. What a trainer's load opens may stay open as
+    long as the trainer exists, such as a map of a file: that is a fact, and only what adds up is a leak."""
     still_open = open_before(cell, again=cell.measured("load_s") > 0)
     yield
-    cell.record("side_effect_free", still_open(), where, LOAD)
-
-
-@contextmanager
-def load_of_trainer(cell: Cell, where: str) -> Iterator[None]:
-    """Context manager around a load of a trainer. What it opens may stay open as long as its trainer exists,
-    as a map of its checkpoint does; of two earlier loads whose trainers are gone, both must not have left
-    something open."""
-    gc.collect()
-    before = open_descriptors()
-    if len(cell.opened) > 1:
-        always = {number: before[number] for number in [*before][:1]}
-        found, control = _adding_up(cell.opened), _adding_up([always, always])
-        cell.record("side_effect_free", Compared.of(found, control, ["process.descriptors"]), where)
-    yield
-    gc.collect()
-    opened = {number: name for number, name in open_descriptors().items() if before.get(number) != name}
-    cell.opened.append(opened)
-    for name in opened.values():
-        if name.startswith(str(cell.folder.resolve())):
-            cell.report.not_applied[f"side_effect_free of {Path(name).name}"] = "it stays open after the load"
-
-
-def _adding_up(opened: Iterable[Mapping[int, str]]) -> list[Mismatch]:
-    """Return a mismatch if something that each of several loads has opened is still open."""
-    now = open_descriptors()
-    left = [[name for number, name in of_load.items() if now.get(number) == name] for of_load in opened]
-    names = [of_load[0] for of_load in left if of_load]
-    facts = {
-        "expected": "closed with its trainer",
-        "actual": f"left open by {len(names)} loads: {names[-1:]}",
-    }
-    sides = ("{}", "{}")
-    return (
-        [Mismatch("process.descriptors", Problem.value, facts=facts, sides=sides)] if len(names) > 1 else []
-    )
+    if not cell.config.own_trainer:
+        cell.record("side_effect_free", still_open(), where, LOAD)
+        return
+    for name in checkpointer.kept_open:
+        cell.report.not_applied[f"side_effect_free of {name}"] = "it stays open after the load"
+    if checkpointer.left_open:
+        cell.record("side_effect_free", checkpointer.left_open, where)
 
 
 def _observed(cell: Cell, state: State) -> Leaves:

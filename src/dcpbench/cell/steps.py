@@ -22,11 +22,18 @@ from dcpbench.core.plugins import all_of
 from dcpbench.core.rank_report import NOTHING
 from dcpbench.verify.audit import compare_manifest
 from dcpbench.verify.plain_read import compare_stored
-from dcpbench.verify.snapshot import Leaves, retained
+from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import build_run
 from dcpbench.workloads.attributes import Judged
 from dcpbench.workloads.generators import States
-from dcpbench.workloads.run_state import RANDOM, State, only_generators, promised_keys, retained_state
+from dcpbench.workloads.run_state import (
+    RANDOM,
+    State,
+    only_generators,
+    promised_keys,
+    retained_attributes,
+    retained_state,
+)
 from dcpbench.workloads.training_run import TrainingRun
 
 
@@ -149,7 +156,7 @@ def advance(cell: Cell, reference: ReferenceRun, until: int) -> None:
                 record.states[step] = retained_state(run)
                 record.unsaved_values[step] = run.unsaved_values().texts
             if step in first_steps:
-                record.stepped[step] = retained(run.extra()[1])
+                record.stepped[step] = retained_attributes(run)
             if cell.config.own_trainer:
                 record.generators[step] = dict(run.random.states)
 
@@ -383,9 +390,8 @@ def load(
     with cell.phase("verify", "seen"):
         folder = checkpoint.checkpointer.folder(checkpoint.checkpoint_id)
         wait_until_seen(cell, folder, str(checkpoint))
-    opens = side_effects.load_of_trainer if cell.config.own_trainer else side_effects.load_of_own
     with (
-        opens(cell, where),
+        side_effects.nothing_left_open(cell, checkpoint.checkpointer, where),
         side_effects.unchanged(cell, source, where, side_effects.LOAD),
         side_effects.gradients_unchanged(cell, target, where),
         cell.phase("load"),

@@ -9,12 +9,17 @@ from dcpbench.cell.cell import Cell
 from dcpbench.cell.steps import ReferenceRun, RunRecord
 from dcpbench.cell.window import LONGEST, Window, window_of_trainer
 from dcpbench.config.schema import FEWEST_STEPS
-from dcpbench.verify.compare import same_leaves
-from dcpbench.verify.losses import compare_losses
-from dcpbench.verify.snapshot import Leaves, retained
-from dcpbench.workloads.attributes import Judged, judged_of, own_attributes
+from dcpbench.workloads.attributes import judged_of
 from dcpbench.workloads.own_trainer import TrainerRun, TrainingEndedError
-from dcpbench.workloads.run_state import CHANGING, State, live_state, only_generators, retained_state
+from dcpbench.workloads.run_state import (
+    CHANGING,
+    State,
+    leave_out_attributes,
+    live_state,
+    only_generators,
+    retained_attributes,
+    retained_state,
+)
 
 _TRAINED_S = 10.0
 """How long the uninterrupted run of a trainer may take."""
@@ -49,10 +54,15 @@ def compare(cell: Cell, unsaved: RunRecord, reference: ReferenceRun) -> None:
     never = dict(unsaved.states[cell.window.last])
     only_generators(never, reference.trained.random)
     if record.judged is not None:
-        _leave_out_attributes(cell, record.judged, never, saved)
-        first = cell.window.saves[0]
-        if wrong := compare_losses(unsaved.losses[:first], record.losses[:first], 1):
-            why = f"the trainer does not repeat itself: the {wrong[0].name} is another, before any save"
+        for name in leave_out_attributes(never, saved, record.judged):
+            why = "a save changes it, or it differs between two uninterrupted runs"
+            cell.report.not_applied[f"extra_equal of {name}"] = why
+        pairs = zip(unsaved.losses, record.losses[: cell.window.saves[0]], strict=False)
+        other = [step for step, (loss, again) in enumerate(pairs, 1) if loss != again]
+        if other:
+            why = (
+                f"the trainer does not repeat itself: before any save, the loss of step {other[0]} is another"
+            )
             cell.report.not_applied[checks.HARMLESS] = why
             return
     else:
@@ -61,25 +71,13 @@ def compare(cell: Cell, unsaved: RunRecord, reference: ReferenceRun) -> None:
     checks.compare_without_saves(cell, never, saved)
 
 
-def _leave_out_attributes(cell: Cell, judged: Judged, never: State, saved: State) -> None:
-    """Leave the attributes of a trainer out of both states. Those that differ are not compared after a load
-    either: a save changes them, such as a path that it notes, or each run does, such as a time."""
-    attributes, others = (state.pop("extra_equal") | state.pop(CHANGING, {}) for state in (never, saved))
-    expected = {name: leaf for name, leaf in attributes.items() if name in judged}
-    equal = same_leaves(expected, others) | (judged.keys() - attributes.keys() - others.keys())
-    for name in sorted(judged.keys() - equal):
-        del judged[name]
-        why = "a save changes it, or it differs between two uninterrupted runs"
-        cell.report.not_applied[f"extra_equal of {name}"] = why
-
-
 def _train_trainer(cell: Cell, record: RunRecord, exactly: bool) -> Cell:
     """Train a trainer without saves, choose its steps, and note what training changes; return the cell with
     these steps."""
     config, gathered = cell.config, cell.world.gathered
     run = checks.build_without_saves(cell, record)
     assert isinstance(run, TrainerRun)
-    built, stepped, newest = retained(own_attributes(run.trainer)), Leaves(), State()
+    built, stepped, newest = retained_attributes(run), {}, State()
     most = max(LONGEST, config.last_step if config.train_steps else 0)
     looks_until = 0 if config.train_steps else _EPOCHS_WITHIN
 

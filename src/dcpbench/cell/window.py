@@ -77,8 +77,8 @@ def _regular(config: Config, most: int) -> list[int]:
     """Return the steps of saves that do not depend on epochs."""
     if config.train_steps:
         return config.save_steps
-    room = most - (config.resume_steps or FEWEST_STEPS)
-    count = min(config.saves, max(room, 1))
+    room = max(most - (config.resume_steps or FEWEST_STEPS), 1)
+    count = min(config.saves, room)
     if room >= max(_NEWEST, count):
         first = max(1, _NEWEST + 1 - count)
         regular = {*range(first, first + count)}
@@ -88,8 +88,8 @@ def _regular(config: Config, most: int) -> list[int]:
 
 
 def _with_epoch(saves: list[int], epoch_ends: Sequence[int], most: int, count: int) -> list[int]:
-    """Return the steps of `count` saves at most: one at an epoch's end, one in the epoch that follows, and
-    the newest of the others. If two of the others are such, there are no more."""
+    """Return the steps of at most `count` saves: one at an epoch's end, one in the epoch that follows, and the
+    newest of the others. Two of the others may be these."""
     length = epoch_ends[0]
     within = [end for end in epoch_ends if end in saves and end + 1 in saves]
     end = within[0] if within else length

@@ -157,6 +157,12 @@ class Checkpointer(ABC):
     late: Mapping[str, Sequence[str]] = MappingProxyType({})
     """The files that came or changed after a save had returned on this rank, by checkpoint id."""
 
+    kept_open: Sequence[str] = ()
+    """The files below its folder that its newest load has left open."""
+
+    left_open: Compared | None = None
+    """What earlier loads have left open although what they loaded is gone, once there were two of them."""
+
     def name_of(self, step: int) -> str:
         """Return the path, below the folder of a cell, of the checkpoint that is saved after a step."""
         return f"step-{step:04d}"

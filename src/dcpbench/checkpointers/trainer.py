@@ -1,9 +1,10 @@
 """Checkpoints of a user's trainer, written by its `save(path)` and read by its `load(path)`."""
 
+import gc
 import os
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,10 @@ from typing import Any
 
 from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks
 from dcpbench.config.schema import Config
+from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.rank_report import Compared
 from dcpbench.records.files import files_below, remove_tree
+from dcpbench.verify.process_state import open_descriptors
 
 _THREADS_END_S = 1.0
 
@@ -31,6 +35,7 @@ class TrainerCheckpointer(Checkpointer):
     def __init__(self, folder: Path, config: Config, ranks: Ranks) -> None:
         self._ranks = ranks
         self._with_files: set[str] = set()
+        self._opened: list[dict[int, str]] = []
         self.removed: dict[str, str] = {}
         self.late: dict[str, list[str]] = {}
 
@@ -64,7 +69,18 @@ class TrainerCheckpointer(Checkpointer):
                 self.removed[checkpoint_id] = Path(newest).name
 
     def load(self, state: dict[str, Any], checkpoint_id: str) -> None:
+        gc.collect()  # the trainers of earlier loads
+        before = open_descriptors()
+        if len(self._opened) > 1:
+            always = dict([*before.items()][:1])
+            found, control = (_adding_up(opened, before) for opened in (self._opened, [always, always]))
+            self.left_open = Compared.of(found, control, ["process.descriptors"])
         state["trainer"].load(checkpoint_id)
+        gc.collect()
+        now = open_descriptors().items()
+        self._opened.append({number: name for number, name in now if before.get(number) != name})
+        folder = str(self.folder(checkpoint_id).resolve())
+        self.kept_open = [Path(name).name for name in self._opened[-1].values() if name.startswith(folder)]
 
     def folder(self, checkpoint_id: str) -> Path:
         return Path(checkpoint_id).parent
@@ -86,6 +102,17 @@ class TrainerCheckpointer(Checkpointer):
                 remove_tree(path)
             else:
                 path.unlink()
+
+
+def _adding_up(opened: Iterable[Mapping[int, str]], now: Mapping[int, str]) -> list[Mismatch]:
+    """Return a mismatch if each of several loads has opened something that is open now."""
+    left = [[name for number, name in of_load.items() if now.get(number) == name] for of_load in opened]
+    names = [of_load[0] for of_load in left if of_load]
+    if len(names) < 2:
+        return []
+    facts = {"expected": "no descriptor", "actual": f"those of {len(names)} loads, such as {names[-1]}"}
+    sides = ("{} left open by earlier loads", "{}")
+    return [Mismatch("process.descriptors", Problem.value, facts=facts, sides=sides)]
 
 
 def _wait_for(threads: Collection[threading.Thread]) -> None:

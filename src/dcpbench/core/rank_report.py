@@ -148,7 +148,8 @@ class RankReport:
         graph_breaks: in a compiled cell, where and why Dynamo broke a graph.
         imports: what its process has imported, which later ranks need not import again.
         left_behind: changes of the process that the cell leaked.
-        late_files: files that its host saw later than another host.
+        late_files: files that its host saw later than another host, or that came after a trainer's `save`.
+        unrestored_generators: default ones that a trainer draws from and does not restore.
         trains: which save or load the run that is built or trains comes before or after.
         raised_by: the known defect of torch that made a load raise, if one did.
         interpreter: the Python that it ran under, if it is not the driver's.
@@ -172,6 +173,7 @@ class RankReport:
     imports: Imports = field(default_factory=Imports)
     left_behind: list[str] = field(default_factory=list)
     late_files: list[str] = field(default_factory=list)
+    unrestored_generators: list[str] = field(default_factory=list)
     trains: str | None = None
     raised_by: str | None = None
     host: str | None = None

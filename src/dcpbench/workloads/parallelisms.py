@@ -39,7 +39,7 @@ from dcpbench.config.mesh import SHARE_DATA
 from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import Skip
 from dcpbench.verify.layout import is_dictionary
-from dcpbench.verify.snapshot import plain_fqn
+from dcpbench.verify.snapshot import persistent_buffers, plain_fqn
 from dcpbench.workloads.layers import layers, layers_of_their_own
 from dcpbench.workloads.pipeline import keep_stage
 from dcpbench.workloads.world import World, with_timeout
@@ -279,6 +279,12 @@ def broadcast_buffers(model: nn.Module) -> set[str]:
         if isinstance(module, DistributedDataParallel) and module.broadcast_buffers
         for name, _ in module.named_buffers(remove_duplicate=False)
     }
+
+
+def kept_buffers(model: nn.Module) -> set[str]:
+    """Return the FQNs of the buffers that each rank keeps, such as those of a frozen module, which DDP does
+    not wrap."""
+    return persistent_buffers(model).keys() - broadcast_buffers(model)
 
 
 def runs_other_kernels(config: Config, sizes: Mapping[str, int]) -> bool:

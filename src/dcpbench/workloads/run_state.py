@@ -9,7 +9,7 @@ import torch
 
 from dcpbench.verify import snapshot
 from dcpbench.verify.audit import Entry
-from dcpbench.verify.compare import Recall
+from dcpbench.verify.compare import Recall, same_leaves
 from dcpbench.verify.flags import HOOKS, snapshot_flags, snapshot_gradients
 from dcpbench.verify.layout import whole
 from dcpbench.verify.snapshot import (
@@ -103,6 +103,22 @@ def as_judged(state: State, judged: Judged | None) -> State:
         return {name: leaf for name, leaf in attributes.items() if judged.get(name) is when}
 
     return {**state, "extra_equal": compared(When.loaded), CHANGING: compared(When.stepped)}
+
+
+def leave_out_attributes(state: State, other: State, judged: Judged) -> list[str]:
+    """Leave the attributes of a trainer out of the states of two of its runs. Those that differ are not
+    compared after a load either: remove them from `judged`, and return their names."""
+    attributes, others = (run.pop("extra_equal") | run.pop(CHANGING, {}) for run in (state, other))
+    equal = same_leaves({name: leaf for name, leaf in attributes.items() if name in judged}, others)
+    differing = sorted(judged.keys() & (attributes.keys() | others.keys()) - equal)
+    for name in differing:
+        del judged[name]
+    return differing
+
+
+def retained_attributes(run: TrainingRun) -> Leaves:
+    """Return a copy of the attributes of a trainer."""
+    return retained(run.extra()[1])
 
 
 def only_generators(state: State, random: RandomState) -> None:

@@ -96,8 +96,8 @@ class World:
             dist.barrier(self.group)
 
     def all_meet(self, within_s: float) -> bool:
-        """Return whether all ranks came to this call within these seconds, also where others may be in a
-        collective of another group."""
+        """Return whether all ranks make this call within these seconds; others may be in a collective of
+        another group."""
         if self.checkpoint_group is None:
             return True
         barrier = dist.barrier(self.checkpoint_group, async_op=True)
