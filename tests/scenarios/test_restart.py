@@ -91,10 +91,3 @@ def test_exception_of_a_step_is_an_error(sweep: Finished, trainer: str, scenario
     row = row_of(sweep, trainer, scenario, ranks)
     assert row["status"] == "error"
     assert re.search(ERRORS[trainer], row["reason"]), row["reason"]
-
-
-@pytest.mark.parametrize(("trainer", "scenario", "ranks"), tiered([("KeepsEveryFourth", "save_load", 2)]))
-def test_removed_checkpoint_is_a_fact(sweep: Finished, trainer: str, scenario: str, ranks: int) -> None:
-    told = row_of(sweep, trainer, scenario, ranks)["details"]["ranks"][0]["not_applied"]
-    removed = "files_unchanged in the checkpoint of step 2"
-    assert told[removed] == "the save of step-4 removed it, so it is not loaded"
