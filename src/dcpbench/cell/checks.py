@@ -95,20 +95,12 @@ def train_without_saves(
                 copy_state(unsaved, twin)
         where = "in the uninterrupted run"
         _, cell.report.losses["twin"] = _train_with_twin(cell, unsaved, twin, until, where)
-    _compare_unsaved_values(cell, unsaved, record, until)
-    return unsaved
-
-
-def _compare_unsaved_values(cell: Cell, unsaved: TrainingRun, record: RunRecord, until: int) -> None:
-    """Note the values that differ from the reference run's, first of all those that steps change. The others,
-    such as the time of an import, differ from process to process: a resume does not compare them."""
+    # A value that no step changes and two runs do not share, such as a time, is no cause of a wrong resume.
     first, last = record.unsaved_values.get(0, {}), record.unsaved_values.get(until, {})
-    differences = differing(last, unsaved.unsaved_values().texts, "without saves")
-    stepped = {name: text for name, text in differences.items() if first.get(name) != last[name]}
-    cell.report.unlike_without_saves |= stepped or differences
-    for name in differences.keys() - stepped.keys():
-        for values in record.unsaved_values.values():
+    for name in differing(last, unsaved.unsaved_values().texts, ""):
+        for values in record.unsaved_values.values() if first.get(name) == last[name] else ():
             values.pop(name, None)
+    return unsaved
 
 
 def compare_without_saves(cell: Cell, never: State, saved: State, judged: Judged) -> None:
@@ -353,9 +345,8 @@ def resume(
             cell.record(check, one, f"{where}, resumed" if part == FLAGS else where, RESUMED)
     cell.report.resumed[checkpoint.step] = resumed
     values = record.unsaved_values.get(last, {})
-    differences = differing(values, target.unsaved_values().texts, "resumed")
-    # The run that resumed first is loaded again: later differences would be those of both resumes.
-    cell.report.in_no_state_dict = {**differences, **cell.report.in_no_state_dict}
+    for name, text in differing(values, target.unsaved_values().texts, "resumed").items():
+        cell.report.in_no_state_dict.setdefault(name, text)  # later loads are into the same run
 
 
 def _layout_matters(cell: Cell, run: TrainingRun, why_before: str | None) -> bool:
