@@ -177,7 +177,7 @@ def test_details_list_controls_and_ranks() -> None:
     assert [set(rank) for rank in details["ranks"]] == [
         {"rank", "host", "local_rank", "losses", "resumed", "not_compiled", "graph_breaks", "interpreter"}
         | {"not_applied", "bounds", "left_behind", "late_files", "steps"}
-        | {"in_no_state_dict", "unlike_without_saves", "unreadable"}
+        | {"in_no_state_dict", "unreadable"}
     ] * 2
     assert [rank["rank"] for rank in details["ranks"]] == [0, 1]
     missed = at_both(lambda views: [view.control[OLD].update(w=False) for view in views])

@@ -1,6 +1,6 @@
 """The likely causes of a row's failure."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from itertools import groupby
 from typing import Any
 
@@ -26,32 +26,32 @@ def causes_of(row: Mapping[str, Any]) -> list[str]:
     The load may have lost a position that cannot be read: loader (DataLoader)
     """
     failed = {check for check in CHECKS if row.get("status") == "fail" and row.get(check) is False}
-    training = {check for check in failed if CHECKS[check].training}
-    explained, values = set[str](), dict[str, object]()
-    if failed & {"save_harmless", *training} and (unlike := _of_ranks(row, "unlike_without_saves")):
-        values, explained = unlike, training
-    if failed & _RESUMED and (unlike := _of_ranks(row, "in_no_state_dict")):
-        values, explained = values | unlike, explained | _RESUMED
+    values, unreadable = (
+        _of_ranks(row, key) if failed & _RESUMED else {} for key in ("in_no_state_dict", "unreadable")
+    )
     texts = [f"{name}: {value}" for name, value in values.items()]
+<<<<<<< HEAD
     causes = [f"{listed(texts, _NAMED)}; in no state dict"] if texts else []
     if failed & _RESUMED and any(rank.get("unrestored_generators") for rank in _ranks(row)):
         causes += [one.sentence for one in EXPLANATIONS if one.failed == "random_equal"][:1]
     causes += [cause for cause in _suggested(row, explained) if cause not in causes]
     unreadable = [f"{name} ({kind})" for name, kind in _of_ranks(row, "unreadable").items()]
     if not (failed & _RESUMED and unreadable):
+=======
+    causes = [f"{listed(texts, _NAMED)}; in no state dict"] if values else []
+    explained = _RESUMED if values else set[str]()
+    if values and "save_harmless" in failed:  # the twin changes them too
+        explained = explained | {check for check in failed if CHECKS[check].training}
+    for check, explanations in groupby(EXPLANATIONS, key=lambda explanation: explanation.failed):
+        fitting = [explanation for explanation in explanations if explanation.fits(row)]
+        causes += [explanation.sentence for explanation in fitting[:1] if check not in explained]
+        if fitting and fitting[0].alone:
+            break
+    if not unreadable:
+>>>>>>> e
         return causes[:_MOST]
-    position = f"The load may have lost a position that cannot be read: {listed(unreadable, _NAMED)}"
-    return [*causes[: _MOST - 1], position]
-
-
-def _suggested(row: Mapping[str, Any], explained: Collection[str]) -> Iterator[str]:
-    """Yield what the pattern of checks suggests: the first explanation for each check that failed, without
-    those that are explained already, up to one whose consequences the others are."""
-    for check, explanations in groupby(EXPLANATIONS, key=lambda one: one.failed):
-        if fitting := [one for one in explanations if check not in explained and one.fits(row)]:
-            yield fitting[0].sentence
-            if fitting[0].alone:
-                return
+    named = listed([f"{name} ({kind})" for name, kind in unreadable.items()], _NAMED)
+    return [*causes[: _MOST - 1], f"The load may have lost a position that cannot be read: {named}"]
 
 
 def likely(row: Mapping[str, Any]) -> list[str]:

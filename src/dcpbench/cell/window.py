@@ -88,8 +88,8 @@ def _regular(config: Config, most: int) -> list[int]:
 
 
 def _with_epoch(saves: list[int], epoch_ends: Sequence[int], most: int, count: int) -> list[int]:
-    """Return the steps of at most `count` saves: one at an epoch's end, one in the epoch that follows, and the
-    newest of the others. Two of the others may be these."""
+    """Return the steps of at most `count` saves: one at an epoch's end, one in the epoch that follows, and
+    the newest of the others. Two of the others may be these."""
     length = epoch_ends[0]
     within = [end for end in epoch_ends if end in saves and end + 1 in saves]
     end = within[0] if within else length

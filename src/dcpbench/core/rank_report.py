@@ -141,7 +141,6 @@ class RankReport:
         not_applied: by check, why it was not run.
         in_no_state_dict: by name, plain values that no state dict has and that differ after a resume; they
             fail no check.
-        unlike_without_saves: the same, in a run that never saves.
         unreadable: by name, the types of objects whose position could be lost, but cannot be read.
         bounds: how gradients and optimizer steps were compared with the twin's.
         not_compiled: in a compiled cell, why some or all of it ran as eager code.
@@ -167,7 +166,6 @@ class RankReport:
     skip: str | None = None
     not_applied: dict[str, str] = field(default_factory=dict)
     in_no_state_dict: dict[str, str] = field(default_factory=dict)
-    unlike_without_saves: dict[str, str] = field(default_factory=dict)
     unreadable: dict[str, str] = field(default_factory=dict)
     bounds: dict[str, str] = field(default_factory=dict)
     imports: Imports = field(default_factory=Imports)

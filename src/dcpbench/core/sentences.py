@@ -1,5 +1,6 @@
 """Sentences about mismatches, and names of ranks. They are made last, and nothing matches their text."""
 
+from collections.abc import Mapping
 from string import Formatter
 from typing import Any
 
@@ -92,6 +93,21 @@ def describe(mismatch: Mismatch) -> str:
         text = ", ".join([mismatch.problem.value, *listed])
     differs = mismatch.facts.get("checkpoint_differs")
     return f"{text}{'; the checkpoint itself differs from the saved state' if differs else ''}"
+
+
+def described(finding: Mapping[str, Any]) -> str:
+    """Return how a value is wrong, of a mismatch as rows have it."""
+    try:
+        known = Mismatch(
+            str(finding.get("name")),
+            Problem(str(finding.get("problem"))),
+            max_abs_diff=finding.get("max_abs_diff"),
+            facts=finding,
+            sides=finding.get("sides"),
+        )
+        return describe(known)
+    except (KeyError, StopIteration, TypeError, ValueError):  # written by another version
+        return str(finding.get("problem"))
 
 
 def _filled(mismatch: Mismatch) -> str:

@@ -6,12 +6,13 @@ from contextlib import suppress
 from typing import Any
 
 from dcpbench.core.checks import CHECKS
-from dcpbench.core.mismatch import SAVED, Problem
+from dcpbench.core.mismatch import Problem
+from dcpbench.core.sentences import described
 from dcpbench.records.row_reader import dict_in, list_in
 from dcpbench.verdict.sentences import OBSERVED, UNLISTED
 
 _LONGEST = 80
-"""The most characters of two values that a line has."""
+"""The most characters of values that have no distance, such as infinity."""
 
 
 def short_reason(row: Mapping[str, Any]) -> str:
@@ -23,10 +24,6 @@ def short_reason(row: Mapping[str, Any]) -> str:
     >>> details = {"checks": {"model_equal": {"worst": [worst], "mismatch_count": 3}}}
     >>> short_reason({"status": "fail", "model_equal": False, "reason": "…", "details": details})
     'model_equal: net1.weight differs by 0.01, rank 2 (+2 more)'
-    >>> worst = {"name": "best", "problem": "value", "expected": "2.4142", "actual": "inf", "rank": 0}
-    >>> details = {"checks": {"extra_equal": {"worst": [worst]}}}
-    >>> short_reason({"status": "fail", "extra_equal": False, "reason": "…", "details": details})
-    'extra_equal: best: saved 2.41, restored inf, rank 0'
     """
     reason = str(row.get("reason") or "")
     failed = [check for check in CHECKS if row.get(check) is False and not CHECKS[check].training]
@@ -46,33 +43,19 @@ def short_reason(row: Mapping[str, Any]) -> str:
     worst = max(found, key=_distance)
     problem = str(worst.get("problem", Problem.differs))
     differs = problem in (Problem.differs, Problem.value, Problem.far)
+    how = "differs" if differs else problem.replace("_", " ")
+    distance, values = _distance(worst), described(worst)
     text = f"{failed[0]}: {worst.get('name')}"
-    if math.isfinite(distance := _distance(worst)):
-        text += f" {'differs' if differs else problem.replace('_', ' ')} by {distance:.3g}"
-    elif (differs or problem == Problem.nan) and (values := _values(worst)):
-        text += f": {values}"
+    if math.isfinite(distance) or len(values) > _LONGEST or "actual" not in worst:
+        text += f" {how} by {distance:.3g}" if math.isfinite(distance) else f" {how}"
     else:
-        text += f" {'differs' if differs else problem.replace('_', ' ')}"
+        text += f": {values}"
     text += f", rank {worst['rank']}" if "rank" in worst else ""
     more = details.get("mismatch_count")
     text += f" (+{more - 1} more)" if isinstance(more, int) and more > 1 else ""
     text += f", also {', '.join(failed[1:])}" if failed[1:] else ""
     text += f"; training: {', '.join(training)}" if training else ""
     return f"training: {text}" if CHECKS[failed[0]].training else text
-
-
-def _values(mismatch: Mapping[str, Any]) -> str:
-    """Return both values of a mismatch without a distance, such as infinity; empty if they are long."""
-    sides = mismatch.get("sides") or SAVED
-    values = [_rounded(str(mismatch.get(name, ""))) for name in ("expected", "actual")]
-    text = ", ".join(str(side).replace("{}", value) for side, value in zip(sides, values, strict=False))
-    return text if all(values) and len(text) <= _LONGEST else ""
-
-
-def _rounded(text: str) -> str:
-    with suppress(ValueError):
-        return f"{float(text):.3g}" if "." in text else text
-    return text
 
 
 def _distance(mismatch: Mapping[str, Any]) -> float:

@@ -17,8 +17,7 @@ from dcpbench.config.text import clipped
 from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS, CheckSpec
 from dcpbench.core.metrics import METRICS
-from dcpbench.core.mismatch import Mismatch, Problem
-from dcpbench.core.sentences import describe
+from dcpbench.core.sentences import described
 from dcpbench.core.statuses import SHOWN
 from dcpbench.records.row import columns
 from dcpbench.records.row_reader import dict_in, list_in
@@ -260,7 +259,7 @@ def mismatches(seen: dict[str, Any], limits: Limits) -> list[str]:
 
 def _mismatch_text(finding: dict[str, Any]) -> str:
     """Return a mismatch in one line."""
-    what, ranks = _what(finding), _ranks(finding)
+    what, ranks = described(finding), _ranks(finding)
     named = [text for text in (finding.get("name"), finding.get("where")) if text and isinstance(text, str)]
     apart = finding.get("max_abs_diff")
     parts = [" ".join(named), what, f"rank {rank_numbers(ranks)}" if ranks else ""]
@@ -272,21 +271,6 @@ def _mismatch_text(finding: dict[str, Any]) -> str:
 def _ranks(finding: dict[str, Any]) -> list[int]:
     ranks = list_in(finding.get("ranks")) or [finding.get("rank")]
     return [rank for rank in ranks if isinstance(rank, int)]
-
-
-def _what(finding: dict[str, Any]) -> str:
-    """Describe a mismatch in a sentence."""
-    try:
-        known = Mismatch(
-            str(finding.get("name")),
-            Problem(str(finding.get("problem"))),
-            max_abs_diff=finding.get("max_abs_diff"),
-            facts=finding,
-            sides=finding.get("sides"),
-        )
-        return describe(known)
-    except (KeyError, StopIteration, TypeError, ValueError):  # written by another version
-        return str(finding.get("problem"))
 
 
 def _losses(details: dict[str, Any]) -> list[dict[str, Any]]:
