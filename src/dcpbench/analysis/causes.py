@@ -30,25 +30,18 @@ def causes_of(row: Mapping[str, Any]) -> list[str]:
         _of_ranks(row, key) if failed & _RESUMED else {} for key in ("in_no_state_dict", "unreadable")
     )
     texts = [f"{name}: {value}" for name, value in values.items()]
-<<<<<<< HEAD
-    causes = [f"{listed(texts, _NAMED)}; in no state dict"] if texts else []
-    if failed & _RESUMED and any(rank.get("unrestored_generators") for rank in _ranks(row)):
-        causes += [one.sentence for one in EXPLANATIONS if one.failed == "random_equal"][:1]
-    causes += [cause for cause in _suggested(row, explained) if cause not in causes]
-    unreadable = [f"{name} ({kind})" for name, kind in _of_ranks(row, "unreadable").items()]
-    if not (failed & _RESUMED and unreadable):
-=======
     causes = [f"{listed(texts, _NAMED)}; in no state dict"] if values else []
     explained = _RESUMED if values else set[str]()
     if values and "save_harmless" in failed:  # the twin changes them too
         explained = explained | {check for check in failed if CHECKS[check].training}
+    if failed & _RESUMED and any(rank.get("unrestored_generators") for rank in _ranks(row)):
+        causes += [one.sentence for one in EXPLANATIONS if one.failed == "random_equal"][:1]
     for check, explanations in groupby(EXPLANATIONS, key=lambda explanation: explanation.failed):
         fitting = [explanation for explanation in explanations if explanation.fits(row)]
         causes += [explanation.sentence for explanation in fitting[:1] if check not in explained]
         if fitting and fitting[0].alone:
             break
     if not unreadable:
->>>>>>> e
         return causes[:_MOST]
     named = listed([f"{name} ({kind})" for name, kind in unreadable.items()], _NAMED)
     return [*causes[: _MOST - 1], f"The load may have lost a position that cannot be read: {named}"]

@@ -71,7 +71,7 @@ def verify_training(
     record = reference.record
     until = len(record.losses)
     unsaved = train_without_saves(cell, record, until, prepare)
-    compare_unsaved_values(cell, unsaved.unsaved_values().texts, record, until)
+    leave_out_unlike_values(unsaved.unsaved_values().texts, record, until)
     compare_without_saves(cell, live_state(unsaved), live_state(reference.trained))
 
 
@@ -106,27 +106,16 @@ def train_without_saves(
                 copy_state(unsaved, twin)
         where = "in the uninterrupted run"
         _, cell.report.losses["twin"] = _train_with_twin(cell, unsaved, twin, until, where)
-<<<<<<< HEAD
     return unsaved
 
 
-def compare_unsaved_values(cell: Cell, unsaved: Mapping[str, str], record: RunRecord, until: int) -> None:
-    """Note the values that differ from the reference run's, first of all those that steps change. The others,
-    such as the time of an import, differ from process to process: a resume does not compare them."""
+def leave_out_unlike_values(unsaved: Mapping[str, str], record: RunRecord, until: int) -> None:
+    """Leave out values in no state dict that no step changes and two runs do not share, such as a time: they
+    are no cause of a wrong resume."""
     first, last = record.unsaved_values.get(0, {}), record.unsaved_values.get(until, {})
-    differences = differing(last, unsaved, "without saves")
-    stepped = {name: text for name, text in differences.items() if first.get(name) != last[name]}
-    cell.report.unlike_without_saves |= stepped or differences
-    for name in differences.keys() - stepped.keys():
-        for values in record.unsaved_values.values():
-=======
-    # A value that no step changes and two runs do not share, such as a time, is no cause of a wrong resume.
-    first, last = record.unsaved_values.get(0, {}), record.unsaved_values.get(until, {})
-    for name in differing(last, unsaved.unsaved_values().texts, ""):
+    for name in differing(last, unsaved, ""):
         for values in record.unsaved_values.values() if first.get(name) == last[name] else ():
->>>>>>> e
             values.pop(name, None)
-    return unsaved
 
 
 def compare_without_saves(cell: Cell, never: State, saved: State) -> None:
@@ -374,10 +363,8 @@ def resume(
             cell.record(check, one, f"{where}, resumed" if part == FLAGS else where, RESUMED)
     cell.report.resumed[checkpoint.step] = resumed
     values = record.unsaved_values.get(last, {})
-<<<<<<< HEAD
-    differences = differing(values, target.unsaved_values().texts, "resumed")
-    # The run that resumed first is loaded again: later differences would be those of both resumes.
-    cell.report.in_no_state_dict = {**differences, **cell.report.in_no_state_dict}
+    for name, text in differing(values, target.unsaved_values().texts, "resumed").items():
+        cell.report.in_no_state_dict.setdefault(name, text)  # later loads are into the same run
     if cell.config.own_trainer:
         _report_generators(cell, generators, record, checkpoint.step, last, compared[rule.check])
 
@@ -434,10 +421,6 @@ def unrestored_losses(cell: Cell, record: RunRecord) -> list[float]:
             run.train(cell.batches, max(cell.window.last, len(record.losses)))
         record.unrestored = run.train_state.losses
     return record.unrestored
-=======
-    for name, text in differing(values, target.unsaved_values().texts, "resumed").items():
-        cell.report.in_no_state_dict.setdefault(name, text)  # later loads are into the same run
->>>>>>> e
 
 
 def _layout_matters(cell: Cell, run: TrainingRun, why_before: str | None) -> bool:

@@ -66,8 +66,8 @@ def compare(cell: Cell, unsaved: RunRecord, reference: ReferenceRun) -> None:
             cell.report.not_applied[checks.HARMLESS] = why
             return
     else:
-        texts = unsaved.unsaved_values[cell.window.last]
-        checks.compare_unsaved_values(cell, texts, record, cell.window.last)
+        last = cell.window.last
+        checks.leave_out_unlike_values(unsaved.unsaved_values[last], record, last)
     checks.compare_without_saves(cell, never, saved)
 
 
