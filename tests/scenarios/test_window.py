@@ -55,7 +55,7 @@ def test_window_fits_into_a_short_job(most: int) -> None:
     assert window.last == min(most, 33)
 
 
-KEYS: tuple[tuple[dict[str, int], Window], ...] = (
+KEYS: tuple[tuple[dict[str, Any], Window], ...] = (
     ({"saves": 1}, Window((7, 10), 23, 33)),
     ({"saves": 5}, Window((6, 7, 8, 9, 10), 23, 33)),
     ({"resume_steps": 5}, Window((7, 8, 9, 10), 5, 15)),
@@ -67,13 +67,13 @@ KEYS: tuple[tuple[dict[str, int], Window], ...] = (
 
 
 @pytest.mark.parametrize(("values", "window"), KEYS)
-def test_keys_of_the_user_decide(values: dict[str, int], window: Window) -> None:
+def test_keys_of_the_user_decide(values: dict[str, Any], window: Window) -> None:
     assert chosen(7, **values) == window
 
 
 @pytest.mark.parametrize(
     ("most", "values"), [(1, {}), (5, {"resume_steps": 5}), (11, {"train_steps": 4}), (4, {"train_steps": 4})]
 )
-def test_job_that_is_too_short_is_refused(most: int, values: dict[str, int]) -> None:
+def test_job_that_is_too_short_is_refused(most: int, values: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"the trainer takes {most} steps, too few for train_steps="):
         chosen(most=most, **values)

@@ -175,7 +175,7 @@ def test_state_that_cannot_be_read_is_named() -> None:
 
 def test_bookkeeping_of_schedulers_is_none() -> None:
     trainer = Holder()
-    parts = [LambdaLR(trainer.optimizer, lambda _: 1.0) for _ in range(2)]
+    parts: list[Any] = [LambdaLR(trainer.optimizer, lambda _: 1.0) for _ in range(2)]
     trainer.__dict__["scheduler"] = SequentialLR(trainer.optimizer, parts, [3])
     leaves, _ = inner_attributes(trainer)
     assert leaves["scheduler.last_epoch"] == 0
