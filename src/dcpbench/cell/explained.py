@@ -173,14 +173,11 @@ def explained(
 
 def explain_raised(cell: Cell, checkpoint: Checkpoint, target: TrainingRun, error: Exception) -> None:
     """Report the defect that makes a load raise, if there is one. DCP raises the exceptions of all ranks on
-    every rank, so this can be collective; another exception is of this rank alone."""
-    moment: Moment = "refused"
-    texts = [str(error)]
-    if isinstance(error, CheckpointException):
-        texts, moment = [str(cause) for cause, _ in error.failures.values()], "raised"
-    about = RaisedInLoad(checkpoint, frozenset(texts), target)
+    every rank, so a defect of which it raises the text can be collective."""
+    wrapped = error.failures.values() if isinstance(error, CheckpointException) else [(error, None)]
+    about = RaisedInLoad(checkpoint, frozenset(str(cause) for cause, _ in wrapped), target)
     with cell.phase("verify", "known_defects"):
-        defects = defects_at(cell, moment).items()
-        causes = (by for by, one in defects if about.texts <= {*one.expected(cell, moment, about)})
+        defects = defects_at(cell, "raised").items()
+        causes = (by for by, one in defects if about.texts <= {*one.expected(cell, "raised", about)})
         cell.report.raised_by = next(causes, None)
     cell.announce("load")

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Moment = Literal["twin", "restored", "resumed", "stored", "raised", "refused"]
+Moment = Literal["twin", "restored", "resumed", "stored", "raised"]
 """The comparison that fails: with the twin after a training step, after a load, after training on from a
-load, or of a checkpoint's files; or a load that raises on every rank, or on this one."""
+load, or of a checkpoint's files; or a load that raises."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Defect:
         expected: called as `expected(cell, moment, reference)` on every rank, after the comparison with the
             reference failed on any rank. Returns the states that the defect can produce, by check and then
             by name; none if it changes nothing. They have exactly the values of the mismatches that they
-            explain. `dcpbench.cell.explained` has a class of references for each moment. At `raised` and
-            `refused` it returns texts of exceptions instead of states.
+            explain. `dcpbench.cell.explained` has a class of references for each moment. At `raised` it
+            returns texts of exceptions instead of states.
         from_before: False if it needs no copy of the run from before the load or before training on, which
             costs time in every cell.
     """

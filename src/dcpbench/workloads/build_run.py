@@ -39,13 +39,7 @@ from dcpbench.workloads.generators import (
     set_generator,
     state_of_generator,
 )
-from dcpbench.workloads.optimizers import (
-    InBackward,
-    Optimizers,
-    listed,
-    load_as_saved,
-    skip_what_is_not_stepped,
-)
+from dcpbench.workloads.optimizers import InBackward, as_one, load_as_saved, skip_what_is_not_stepped
 from dcpbench.workloads.own_trainer import TrainerRun
 from dcpbench.workloads.pipeline import Pipeline
 from dcpbench.workloads.stateful import Noise
@@ -142,8 +136,7 @@ def skip_groups_by_shape(config: Config, run: TrainingRun, twin: TrainingRun) ->
     workload = seeded_workload(config, twin.world.device, config.seed)
     for parameter in workload.model.parameters():
         parameter.data = parameter.data.reshape(-1)
-    optimizers = Optimizers(listed(workload.optimizer(workload.model), "optimizer"))
-    if same_value(here, _groups(workload.model, optimizers)):
+    if same_value(here, _groups(workload.model, as_one(workload.optimizer(workload.model)))):
         which = f"{other[0]} and {len(other) - 1} more are" if len(other) > 1 else f"{other[0]} is"
         fix = "choose groups by name, or use fsdp2"
         raise Skip(f"FSDP1: parameters are one-dimensional here, so that {which} in another group; {fix}")

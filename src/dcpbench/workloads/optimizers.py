@@ -135,6 +135,12 @@ def each_of(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
     return optimizer.optimizers if isinstance(optimizer, Optimizers) else [optimizer]
 
 
+def as_one(returned: Any) -> torch.optim.Optimizer:
+    """Return the optimizers that a user's function returned as one."""
+    several = listed(returned, "optimizer")
+    return Optimizers(several) if isinstance(returned, SEVERAL) else returned
+
+
 def refused_closure(optimizer: torch.optim.Optimizer) -> Skip:
     """Return why an optimizer whose `step` needs a closure is skipped."""
     return Skip(

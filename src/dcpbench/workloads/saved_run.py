@@ -16,7 +16,7 @@ from dcpbench.verify.snapshot import Leaves, named_parts, parts_of_each, snapsho
 from dcpbench.workloads.attributes import Judged
 from dcpbench.workloads.components import Component
 from dcpbench.workloads.generators import RandomState, generators_of, reseed
-from dcpbench.workloads.optimizers import SEVERAL, Optimizers, listed
+from dcpbench.workloads.optimizers import SEVERAL, as_one, listed
 from dcpbench.workloads.saved_objects import SavedObjects
 from dcpbench.workloads.schedulers import Schedulers
 from dcpbench.workloads.stateful import (
@@ -80,8 +80,7 @@ class SavedRun:
             raise Skip(f"state: {min(both)!r} is also a name of the component; choose another one")
         self.saved = SavedObjects(objects, partial(is_not_saved, workload))
         self.optimizers = workload.optimizer(model)
-        each = listed(self.optimizers, "optimizer")
-        self.optimizer = Optimizers(each) if isinstance(self.optimizers, SEVERAL) else self.optimizers
+        self.optimizer = as_one(self.optimizers)
         self._make_scheduler, self._scheduled_later = workload.scheduler, not scheduler
         self._scheduler = self._scheduler_made() if scheduler and workload.scheduler else None
         unsaved = frozenset(name for name in generators if is_not_saved(workload, f"random.{name}"))

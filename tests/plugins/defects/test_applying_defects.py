@@ -48,8 +48,7 @@ ANY = (
 ALWAYS = {
     "restored": {*ANY},
     "stored": {"buffers_of_some_rank", "one_replica"},
-    "raised": {"state_of_no_gradient"},
-    "refused": {"refused_own_state"},
+    "raised": {"refused_own_state", "state_of_no_gradient"},
     "resumed": {*ANY},
 }
 APPLY: dict[tuple[str, int], dict[str, set[str]]] = {

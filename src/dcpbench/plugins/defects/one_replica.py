@@ -60,19 +60,12 @@ def _possible(cell: Cell, leaves: Leaves) -> Leaves:
     has in full and trains. Of those DDP keeps all equal but the ones that the model has it ignore."""
     if never_averages(cell.config):
         return leaves
-    names = [""]
+    ignored = [""]
     if cell.config.parallel.target == f"{ddp.__module__}.{ddp.__name__}":
         model = seeded_workload(cell.config, cell.world.device, cell.config.seed).model
-        names = [
-            f"{prefix}.{name}"
-            for prefix, module in model.named_modules()
-            for name in getattr(module, "_ddp_params_and_buffers_to_ignore", ())
-        ]
-    return {
-        name: leaf
-        for name, leaf in leaves.items()
-        if _is_separate(leaf) and any(one in f".{name}" for one in names)
-    }
+        ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", [])
+    separate = {name: leaf for name, leaf in leaves.items() if _is_separate(leaf)}
+    return {name: leaf for name, leaf in separate.items() if any(f".{one}" in f".{name}" for one in ignored)}
 
 
 def _is_separate(leaf: Leaf) -> bool:

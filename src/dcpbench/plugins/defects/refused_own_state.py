@@ -44,4 +44,4 @@ def _lacks_state(optimizer: Optimizer) -> bool:
     return not all(optimizer.state.get(value) for value in parameters if value.requires_grad)
 
 
-defect = Defect(("refused",), loads_by_dcp, _expected, from_before=False)
+defect = Defect(("raised",), loads_by_dcp, _expected, from_before=False)
