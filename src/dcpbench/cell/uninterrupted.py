@@ -9,7 +9,7 @@ from dcpbench.cell.cell import Cell
 from dcpbench.cell.steps import ReferenceRun, RunRecord
 from dcpbench.cell.window import LONGEST, Window, window_of_trainer
 from dcpbench.config.schema import FEWEST_STEPS
-from dcpbench.workloads.attributes import judged_of
+from dcpbench.workloads.attributes import judged_of, own_attributes
 from dcpbench.workloads.own_trainer import TrainerRun, TrainingEndedError
 from dcpbench.workloads.run_state import (
     CHANGING,
@@ -95,7 +95,8 @@ def _train_trainer(cell: Cell, record: RunRecord, exactly: bool) -> Cell:
         with cell.phase("verify", "retained"):
             newest = retained_state(run)
         if run.train_state.step == 1:
-            stepped = newest[CHANGING]
+            own = own_attributes(run.trainer)
+            stepped = {name: leaf for name, leaf in newest[CHANGING].items() if name not in own}
         elif run.train_state.step == FEWEST_STEPS:
             most = min(most, max(int(_TRAINED_S / pace), config.last_step))
         if run.train_state.step == chosen().last:

@@ -51,7 +51,7 @@ def follow(cell: Cell, saved: Saved) -> None:
     run = steps.build_target(cell, saved.record, number, checkpoint.step)
     checks.load_and_verify(cell, run, checkpoint, number)
     checks.resume(cell, run, checkpoint, saved.record, until=later[0] if later else None)
-    if later:
+    if later and run.train_state.step == later[0]:  # a trainer can end before
         again = steps.save(cell, run, checkpoint.checkpointer)
         checks.resume(cell, run, replace(again, how=", without a load"), saved.record)
         steps.finish(cell, again)
