@@ -174,7 +174,7 @@ def test_sweep_reports_failed_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     head, *lines = str(raised.value).splitlines()
     assert head == f"1 of 2 cells failed ({result.folder})"
     line, again = lines
-    assert line == "  scenario=raises: vacuous: no check applied"
+    assert line == "  scenario=raises parallel=ddp: vacuous: no check applied"
     assert again.startswith("    again: ")
     assert "scenario=raises" in again
     (audited,) = api.audit(result.folder)

@@ -97,7 +97,7 @@ def test_rows_that_are_no_longer_in_the_file_do_not_count(tmp_path: Path) -> Non
     results = tmp_path / "results.jsonl"
     results.write_bytes(results.read_bytes().splitlines(keepends=True)[0])
     assert close(sweep, folder, 0, 0.0, said.append) == 1
-    assert said[-1] == "1 of 2 cells done, 1 left"
+    assert said[-1] == "1 of 2 runs done, 1 left"
 
 
 @pytest.mark.slow

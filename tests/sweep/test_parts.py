@@ -68,7 +68,7 @@ def test_part_is_resumed_as_a_sweep(two: tuple[Path, list[Finished]], tmp_path: 
     shutil.copytree(night / "1", own)
     (own / "results.jsonl").write_bytes((own / "results.jsonl").read_bytes().splitlines(keepends=True)[0])
     planned = dcpbench(*ASKED, "part=1/2", f"resume={own}", "plan=true", PRETENDED, folder=own)
-    assert "2 cells: 1 would run, 1 are done" in planned.out, planned.err
+    assert "1 cell in 2 runs: 1 would run, 1 are done" in planned.out, planned.err
     again = dcpbench(f"resume={own}", PRETENDED, folder=own)
     assert again.status == 0, again.err
     assert "resume: 1 of 2 cells are done" in again.err

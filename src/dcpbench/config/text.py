@@ -95,9 +95,9 @@ def clipped(text: str, length: int = 300) -> str:
     return f"{text[: end if end > 0 else length]} ... ({len(text):,} characters)"
 
 
-def done_text(done: int, cells: int) -> str:
+def done_text(done: int, cells: int, what: str = "cell") -> str:
     """Return how far a sweep has come: `2 of 12 cells done, 10 left`."""
-    return f"{done:,} of {counted(cells, 'cell')} done, {cells - done:,} left"
+    return f"{done:,} of {counted(cells, what)} done, {cells - done:,} left"
 
 
 def counted(number: int, what: str) -> str:

@@ -29,7 +29,8 @@ def close(sweep: driver.Sweep, folder: SweepFolder, status: int, began: float, s
     except ResultsError as wrong:
         sweep.interrupted_by = sweep.interrupted_by or wrong
         rows = [*sweep.log.rows.values()]
-    done, complete = done_text(len(rows), len(sweep.jobs)), len(rows) == len(sweep.jobs)
+    what = "run" if cells_of(sweep.jobs) < len(sweep.jobs) else "cell"
+    done, complete = done_text(len(rows), len(sweep.jobs), what), len(rows) == len(sweep.jobs)
     if error := sweep.interrupted_by:
         first = "free disk space, then " if isinstance(error, ResultsError) and error.no_room else ""
         say(f"interrupted: {done}: {error}; {first}run: {manifest.command('resume', folder.path)}")
@@ -40,7 +41,6 @@ def close(sweep: driver.Sweep, folder: SweepFolder, status: int, began: float, s
         if not folder.part and all(row.status == "skip" for row in rows):
             say("every cell was skipped: nothing was measured")
         spent_s = time.monotonic() - began
-        what = "run" if cells_of(sweep.jobs) < len(sweep.jobs) else "cell"
         say(f"{counted(sweep.written, what)} in {spent_s:.1f} s, written to {folder.path}")
     for sentence in next_steps(folder.path, before, complete):
         say(sentence)
