@@ -171,7 +171,7 @@ def explained(
     return {check: replace(one, found=found[check]) for check, one in compared.items()}
 
 
-def explain_raised(cell: Cell, checkpoint: Checkpoint, target: TrainingRun, error: Exception) -> None:
+def explain_raised(cell: Cell, checkpoint: Checkpoint, target: TrainingRun, error: BaseException) -> None:
     """Report the defect that makes a load raise, if there is one. DCP raises the exceptions of all ranks on
     every rank, so a defect of which it raises the text can be collective."""
     wrapped = error.failures.values() if isinstance(error, CheckpointException) else [(error, None)]

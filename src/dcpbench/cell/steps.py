@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.cell import checkpoint_files, contract, side_effects
 from dcpbench.cell.cell import Cell
@@ -401,7 +402,7 @@ def load(
             checkpoint.checkpointer.load(target.state() if state is None else state, checkpoint.checkpoint_id)
             if install:
                 install()
-        except Exception as error:
+        except (Exception, CheckpointException) as error:
             explain_raised(cell, checkpoint, target, error)
             if cell.config.own_trainer and isinstance(error, FileNotFoundError):
                 raise FileNotFoundError(f"{error}; {checkpoint_files.missing(cell, checkpoint)}") from error
