@@ -21,7 +21,7 @@ def test_a_fork_server_that_is_stopped_is_replaced(sweep: Callable[..., Finished
     ended = sweep(*matrix, *asked, prepare=soon)
     assert [row["status"] for row in ended.rows] == ["error", "pass", "error"], ended.out
     assert {row["reason"] for row in ended.rows if row["status"] == "error"} == {
-        "rank 0 in train before the first save: ValueError: planted (support/deaths.py:181)"
+        "rank 0 in train without a save: ValueError: planted (support/deaths.py:181)"
     }
     assert ended.status == 1
     assert alive_in(ended.folder) == []

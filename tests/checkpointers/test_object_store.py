@@ -93,7 +93,7 @@ def test_every_check_passes_on_ranks(server: Server, tmp_path: Path) -> None:
     assert row["status"] == "pass", row["reason"]
     assert row["checkpoint_bytes"] > 0
     assert all(row[check] for check in ("checkpoint_whole", "files_equal", "files_unchanged"))
-    assert [rank["left_behind"] for rank in row["details"]["ranks"]] == [[]] * 3
+    assert [rank["left_behind"] for rank in row["details"]["ranks"]] == [[]] * 6
     assert server.objects().keys() == before
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert server.endpoint.encode() in written

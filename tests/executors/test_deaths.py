@@ -200,7 +200,7 @@ def test_second_attempt_that_fails_is_not_flaky(sweep: Callable[..., Finished]) 
     assert row["flaky"] is False
     reason = row["reason"]
     assert reason == row["details"]["first_try"]["reason"]
-    assert re.fullmatch(f"rank 0 in train before the first save: ValueError: planted{LINE}", reason)
+    assert re.fullmatch(f"rank 0 in train without a save: ValueError: planted{LINE}", reason)
     kept = [path.name for path in _folder(retried, row).rglob("checkpoints*")]
     assert kept == ["checkpoints.second-try"]
 

@@ -67,7 +67,7 @@ def test_later_ranks_import_only_the_users_files(packages: Path) -> None:
     assert {row["restart"] for row in ended.rows} == {"interpreter"}
     notes = [line.split() for line in (packages / "imported.txt").read_text().splitlines()]
     processes = {name: {pid for other, pid, _ in notes if other == name} for name, _, _ in notes}
-    ranks, cells, stages = 2, 2, 4
+    ranks, cells, stages = 2, 2, 3
     assert len(processes["mine"]) == 1 + ranks * cells * stages, "one looks at the signature"
     servers = 2  # of the two interpreters
     assert len(processes["installed"]) == 1 + ranks + servers

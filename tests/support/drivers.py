@@ -238,6 +238,7 @@ def _drive(
         interpreters._agent = partial(_forked_agent, restarted, interpreters._agent)
     sys.modules["__main__"] = program
     sys.argv = [str(program.__file__), *words]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest may be a background job of a script
     if prepare:
         prepare()
     program.main()

@@ -13,7 +13,7 @@ CLIPS_ITS_PART = "support.healthy_workloads.clips_its_part"
 REFUSED = {
     "lbfgs": "torch's get_optimizer_state_dict calls step() without a closure, which LBFGS refuses",
     "sharpness_aware": "torch's get_optimizer_state_dict calls step() without a closure, which Sharp",
-    "sharpness_aware_step": "torch's get_optimizer_state_dict calls step() without a closure, which Sharp",
+    "sharpness_aware_step": "step: an optimizer's step has a closure; call backward() before it",
     "text_key": "torch's get_optimizer_state_dict refuses the key 'global' of the optimizer's state",
     "sparse_adam": "torch's get_optimizer_state_dict fills an empty optimizer by a step with dense gradients",
     "opaque": "the hyperparameter 'param_groups.0.handle' of type Handle cannot be compared",
