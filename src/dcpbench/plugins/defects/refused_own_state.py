@@ -10,8 +10,9 @@ from torch.optim import Optimizer
 
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import RaisedInLoad
+from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
-from dcpbench.plugins.defects._cells import loads_by_dcp
+from dcpbench.plugins.defects._cells import fsdp1_sizes, loads_by_dcp
 from dcpbench.workloads.stateful import ModelState, OptimizerState
 
 
@@ -44,4 +45,9 @@ def _lacks_state(optimizer: Optimizer) -> bool:
     return not all(optimizer.state.get(value) for value in parameters if value.requires_grad)
 
 
-defect = Defect(("raised",), loads_by_dcp, _expected, from_before=False)
+def _applies(config: Config) -> bool:
+    """One rank alone may raise, so no state dict may be collective."""
+    return loads_by_dcp(config) and not fsdp1_sizes(config) and not config.state_dict.full_state_dict
+
+
+defect = Defect(("raised",), _applies, _expected, from_before=False)
