@@ -16,7 +16,7 @@ from dcpbench.core.plugins import plugins
 from dcpbench.core.rank_report import Compared
 from dcpbench.verify.compare import same_leaves
 from dcpbench.verify.losses import ResumedRule
-from dcpbench.workloads.parallelisms import broadcast_buffers, kept_buffers
+from dcpbench.workloads.parallelisms import broadcasts_buffers, buffers_of_frozen
 from dcpbench.workloads.run_state import State, buffers_of
 from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.workload import Batches
@@ -131,15 +131,14 @@ def without_overwritten(
         saved: what was saved on this rank, by check.
     """
     wrong = any(one.found for one in compared.values())
-    broadcast = broadcast_buffers(run.model)
-    if not broadcast or not any(cell.world.gathered(wrong)):
+    if not broadcasts_buffers(run.model) or not any(cell.world.gathered(wrong)):
         return compared
     mine = {check: buffers_of(saved.get(check, {})) for check in compared}
     first = cell.world.gathered(mine if cell.world.rank == 0 else None)[0]
     done = dict(compared)
     for check, one in compared.items():
         if first[check] and cell.world.rank:
-            names = {*equal(check, first)} - kept_buffers(run.model)
+            names = {*equal(check, first)} - buffers_of_frozen(run.model)
             done[check] = replace(one, found=[each for each in one.found if each.name not in names])
     return done
 

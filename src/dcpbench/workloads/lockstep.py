@@ -32,7 +32,7 @@ from dcpbench.verify.training import (
 )
 from dcpbench.verify.whole_tensors import Exchange, Parts, any_rank, local_gradient, summed, summed_numbers
 from dcpbench.workloads.build_run import exchange_of, skip_groups_by_shape
-from dcpbench.workloads.parallelisms import broadcast_buffers, runs_other_kernels
+from dcpbench.workloads.parallelisms import broadcasts_buffers, runs_other_kernels
 from dcpbench.workloads.precision import reduced_in
 from dcpbench.workloads.step_twin import StepTwin, UsedGradients
 from dcpbench.workloads.training_run import TrainingRun
@@ -129,7 +129,7 @@ class Lockstep:
     def follow(self, batches: Batches, gradients: Mapping[str, torch.Tensor]) -> None:
         """Compare the step that the run has just taken with these gradients, and take it with the twin."""
         run, twin, step = self._run, self._twin, self._run.train_state.step
-        group = self._world.group if broadcast_buffers(run.model) else None
+        group = self._world.group if broadcasts_buffers(run.model) else None
         twin.begin(twin.run.next_batch(batches), group)
         if isinstance(twin, StepTwin):
             self._follow_user_step(twin, step)

@@ -271,20 +271,15 @@ def _to_own_samples(_: nn.Module, output: torch.Tensor, mesh: DeviceMesh) -> tor
     return own
 
 
-def broadcast_buffers(model: nn.Module) -> set[str]:
-    """Return the FQNs of the buffers that are the first rank's when a forward pass begins."""
-    return {
-        plain_fqn(model, f"{prefix}.{name}".lstrip("."))
-        for prefix, module in model.named_modules()
-        if isinstance(module, DistributedDataParallel) and module.broadcast_buffers
-        for name, _ in module.named_buffers(remove_duplicate=False)
-    }
+def broadcasts_buffers(model: nn.Module) -> bool:
+    """Return whether each forward pass begins with the first rank's buffers."""
+    return any(isinstance(one, DistributedDataParallel) and one.broadcast_buffers for one in model.modules())
 
 
-def kept_buffers(model: nn.Module) -> set[str]:
-    """Return the FQNs of the buffers that each rank keeps, such as those of a frozen module, which DDP does
-    not wrap."""
-    return persistent_buffers(model).keys() - broadcast_buffers(model)
+def buffers_of_frozen(model: nn.Module) -> set[str]:
+    """Return the FQNs of the buffers in frozen modules of a dictionary, which DDP does not wrap."""
+    frozen = {name: one for name, one in model.items() if not is_trained(one)} if is_dictionary(model) else {}
+    return {f"{name}.{buffer}" for name, one in frozen.items() for buffer in persistent_buffers(one)}
 
 
 def runs_other_kernels(config: Config, sizes: Mapping[str, int]) -> bool:

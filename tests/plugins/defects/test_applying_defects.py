@@ -48,11 +48,11 @@ ANY = (
 ALWAYS = {
     "restored": {*ANY},
     "stored": {"buffers_of_some_rank", "one_replica"},
-    "raised": {"refused_own_state", "state_of_no_gradient"},
+    "raised": {"state_of_no_gradient"},
     "resumed": {*ANY},
 }
 APPLY: dict[tuple[str, int], dict[str, set[str]]] = {
-    ("none", 2): {},
+    ("none", 2): {"raised": {"refused_own_state"}},
     ("fsdp", 2): {},
     ("fsdp", 1): {},  # one shard, but one replica
     ("hsdp", 4): {},  # replicas, but of shards
@@ -60,13 +60,13 @@ APPLY: dict[tuple[str, int], dict[str, set[str]]] = {
         "resumed": {"as_restored"},
         "twin": {"trained_alone"},
     },
-    ("hsdp2", 2): {},  # FSDP2 averages
+    ("hsdp2", 2): {"raised": {"refused_own_state"}},  # FSDP2 averages
     ("fsdp_tp", 4): {
         "restored": {"sliced_by_shard"},
         "resumed": {"as_restored", "sliced_by_shard"},
         "twin": {"unfrozen"},
     },
-    ("fsdp2_tp", 4): {},
+    ("fsdp2_tp", 4): {"raised": {"refused_own_state"}},
 }
 """The defects that apply to each step of a cell, by parallelism and number of ranks, in addition to those
 that every model can have."""
