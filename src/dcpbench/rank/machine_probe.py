@@ -25,25 +25,27 @@ def main(connection: Connection, also: Callable[[], dict[str, Any]]) -> None:
     """Send the entries of `environment.json` that a sweep needs to begin, and those of `also`. Then send the
     rest and exit."""
     gpu_count = torch.cuda.device_count()
-    connection.send(
-        {
-            # A TorchVersion would make the driver import torch to unpickle it.
-            "torch": str(torch.__version__),
-            "python": platform.python_version(),
-            "platform": platform.platform(),
-            "cpu_cores": len(os.sched_getaffinity(0)),
-            "memory_bytes": psutil.virtual_memory().total,
-            "gpu_count": gpu_count,
-            "cuda": torch.version.cuda,
-            "nccl": nccl.version() or ".".join(map(str, torch.cuda.nccl.version())) if gpu_count else None,
-            "nccl_error": _NCCL_ERROR,
-            **also(),
-        }
-    )
-    # This starts CUDA, which takes more than a second.
-    names = [torch.cuda.get_device_name(index) for index in range(gpu_count)]
-    memory = [torch.cuda.get_device_properties(index).total_memory for index in range(gpu_count)]
-    with suppress(BrokenPipeError):  # the driver has refused its configuration
+    with suppress(BrokenPipeError):  # the driver was interrupted, or has refused its configuration
+        connection.send(
+            {
+                # A TorchVersion would make the driver import torch to unpickle it.
+                "torch": str(torch.__version__),
+                "python": platform.python_version(),
+                "platform": platform.platform(),
+                "cpu_cores": len(os.sched_getaffinity(0)),
+                "memory_bytes": psutil.virtual_memory().total,
+                "gpu_count": gpu_count,
+                "cuda": torch.version.cuda,
+                "nccl": nccl.version() or ".".join(map(str, torch.cuda.nccl.version()))
+                if gpu_count
+                else None,
+                "nccl_error": _NCCL_ERROR,
+                **also(),
+            }
+        )
+        # This starts CUDA, which takes more than a second.
+        names = [torch.cuda.get_device_name(index) for index in range(gpu_count)]
+        memory = [torch.cuda.get_device_properties(index).total_memory for index in range(gpu_count)]
         connection.send({"gpus": names, "gpu_memory_bytes": memory})
     connection.close()
     os._exit(0)
