@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from conftest import tiered
-from dcpbench.cell.checkpoint import Checkpoint
+from dcpbench.cell.checkpoint import Checkpoint, read_elsewhere
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.verify.compare import compare
 from dcpbench.verify.compare_layouts import compare_across, digests
@@ -106,7 +106,8 @@ def read_parts() -> set[str]:
     stored["few"] = [StoredChunk((0, 0), (1, 2), lambda: row)]
     saved: Any = Checkpoint(1, "", mock.Mock(), {"extra_equal": leaves})
     world = World(rank, 4, torch.device("cpu"), None, dist.group.WORLD)
-    compared = compare_stored([leaves], stored, world.device, saved.read_elsewhere(world))
+    elsewhere = read_elsewhere(rank, world.gathered(saved.whole_tensors()))
+    compared = compare_stored([leaves], stored, world.device, elsewhere)
     assert compared.found == []
     return {*compared.fired}
 

@@ -2,7 +2,7 @@
 
 import math
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -27,10 +27,21 @@ from dcpbench.workloads.run_state import (
     saved_and_live,
 )
 from dcpbench.workloads.training_run import TrainingRun
-from dcpbench.workloads.world import World
 
 Recall = Callable[[str], torch.Tensor | None]
 """Returns the full tensor that a checkpoint has under a name, on the CPU; None if there is none."""
+
+
+def read_elsewhere(rank: int, whole: Sequence[set[str]]) -> set[str]:
+    """Return the keys of tensors that this rank has completely and another one that has them reads from the
+    files: the ranks share the work.
+
+    Args:
+        whole: the keys of tensors that each rank has completely.
+    """
+    having = {key: [other for other, keys in enumerate(whole) if key in keys] for key in whole[rank]}
+    readers = {key: ranks[zlib.crc32(key.encode()) % len(ranks)] for key, ranks in having.items()}
+    return {key for key, reader in readers.items() if reader != rank}
 
 
 @dataclass
@@ -79,16 +90,11 @@ class Checkpoint:
             for check, leaves in state.items()
         }
 
-    def read_elsewhere(self, world: World) -> set[str]:
-        """Return the keys of tensors that this rank has completely and another one that has them reads from
-        the files: the ranks share the work. Collective."""
+    def whole_tensors(self) -> set[str]:
+        """Return the keys of tensors that this rank has completely."""
         parts = (part for leaves in self.by_key.values() for part in leaves.items())
         extents = ((key, getattr(leaf, "extent", None)) for key, leaf in parts)
-        mine = {key for key, extent in extents if extent and extent.numel == math.prod(extent.shape)}
-        everywhere = world.gathered(mine)
-        having = {key: [rank for rank, keys in enumerate(everywhere) if key in keys] for key in mine}
-        readers = {key: ranks[zlib.crc32(key.encode()) % len(ranks)] for key, ranks in having.items()}
-        return {key for key, rank in readers.items() if rank != world.rank}
+        return {key for key, extent in extents if extent and extent.numel == math.prod(extent.shape)}
 
     def tensors(
         self, part: Literal["model", "optimizer"], run: TrainingRun

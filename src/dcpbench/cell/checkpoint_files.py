@@ -36,14 +36,15 @@ def follow(cell: Cell, checkpoint: SavedCheckpoint, digests: Mapping[str, str]) 
     if not checkpointer.has_files:
         cell.report.not_applied[CHECK] = "its checkpoints are not files"
         return
-    # Without its files a readable checkpoint has no manifest, which fails.
-    empty = not digests and checkpointer.unreadable and checkpoint_id not in checkpointer.removed
-    compared = checkpointer.without_files(checkpoint_id) if empty and cell.world.rank == 0 else None
+    cell.files[checkpoint_id] = where, digests, checkpointer
+    _note_removed(cell)
+    if digests or not checkpointer.unreadable or cell.files[checkpoint_id][1] is None:
+        return  # without its files a readable checkpoint has no manifest, which fails
+    compared = checkpointer.without_files(checkpoint_id) if cell.world.rank == 0 else None
     if compared:  # else `verify_files` names them
         cell.record(CHECK, compared, where)
-    has_none = cell.world.gathered(compared is not None)[0]
-    cell.files[checkpoint_id] = where, None if has_none else digests, checkpointer
-    _note_removed(cell)
+    if cell.world.gathered(compared is not None)[0]:
+        cell.files[checkpoint_id] = where, None, checkpointer
 
 
 def remaining(cell: Cell, checkpoints: Sequence[C]) -> list[C]:
@@ -77,12 +78,16 @@ def verify_files(cell: Cell) -> None:
 
 
 def _note_removed(cell: Cell) -> None:
-    """Note which checkpoints the trainer has removed, and in which save; collective."""
+    """Note which checkpoints a trainer has removed, and in which save; collective."""
+    if not cell.config.own_trainer:
+        return
+    known = {
+        checkpoint_id: checkpointer.removed for checkpoint_id, (_, _, checkpointer) in cell.files.items()
+    }
+    removed = cell.world.gathered(known)[0]
     for checkpoint_id, (where, digests, checkpointer) in [*cell.files.items()]:
-        if digests is not None and (
-            remover := cell.world.gathered(checkpointer.removed.get(checkpoint_id))[0]
-        ):
+        remover = removed[checkpoint_id].get(checkpoint_id)
+        if digests is not None and remover:
             cell.files[checkpoint_id] = where, None, checkpointer
-            cell.report.not_applied[f"{CHECK} {where}"] = (
-                f"the save of {remover} removed it, so it is not loaded"
-            )
+            why = f"the save of {remover} removed it, so it is not loaded"
+            cell.report.not_applied[f"{CHECK} {where}"] = why

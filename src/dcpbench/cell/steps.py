@@ -4,7 +4,7 @@ import itertools
 import multiprocessing
 import pkgutil
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.cell import checkpoint_files, contract, side_effects
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint
+from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint, read_elsewhere
 from dcpbench.cell.explained import StoredFiles, explain_raised, explained, without_overwritten
 from dcpbench.cell.shared_folder import wait_until_seen
 from dcpbench.checkpointers.base import Checkpointer
@@ -293,35 +293,36 @@ def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
         on_several_hosts = wait_until_seen(cell, checkpointer.folder(checkpoint_id), str(checkpoint))
     cell.measure("checkpoint_bytes", checkpointer.size(checkpoint_id), checkpoint.number, phase)
     with cell.phase("verify", "audit"):
-        _audit(cell, checkpoint, on_several_hosts)
+        whole = _audit(cell, checkpoint, on_several_hosts)
     with cell.phase("verify", "plain_read"):
-        _compare_files(cell, checkpoint)
+        _compare_files(cell, checkpoint, whole)
     cell.complete[:] = [checkpoint]
     if cell.config.raw and not cell.config.overlap_saves:
         _measure_raw(cell, checkpoint)
 
 
-def _audit(cell: Cell, checkpoint: SavedCheckpoint, on_several_hosts: bool) -> None:
+def _audit(cell: Cell, checkpoint: SavedCheckpoint, on_several_hosts: bool) -> Sequence[set[str]]:
     """Compare the manifest of a checkpoint, which rank 0 reads, with what every rank had to save and has
-    synced; note the digests of its files."""
+    synced; note the digests of its files. Return the keys of tensors that each rank has completely."""
     checkpointer = checkpoint.checkpointer
     files = checkpoint_files.digests_of(cell, checkpoint, on_several_hosts)
-    mine = checkpoint.keys, files, _synced(cell, checkpoint)
+    mine = checkpoint.keys, files, _synced(cell, checkpoint), checkpoint.whole_tensors()
     where = f"once the save of step {checkpoint.step} had ended"
     cell.record("side_effect_free", checkpoint.still_open(), where, side_effects.SAVE)
-    keys, (files, *_), synced = zip(*cell.world.gathered(mine), strict=True)
+    keys, (files, *_), synced, whole = zip(*cell.world.gathered(mine), strict=True)
     checkpoint_files.follow(cell, checkpoint, files)
     for name in checkpointer.late.get(checkpoint.checkpoint_id, ()):
         cell.report.late_files.append(f"{name} {checkpoint}: not there when save returned on this rank")
     if why := checkpointer.unreadable:
         cell.report.not_applied |= dict.fromkeys(("checkpoint_whole", "files_equal", "contract_held"), why)
-        return
+        return whole
     compared = NOTHING
     if cell.world.rank == 0:
         expected = {key: entry for of_rank in keys for key, entry in of_rank.items()}
         known = None if None in synced else set().union(*synced)
         compared = compare_manifest(checkpointer.manifest(checkpoint.checkpoint_id), expected, files, known)
     cell.record("checkpoint_whole", compared, str(checkpoint))
+    return whole
 
 
 def _synced(cell: Cell, checkpoint: SavedCheckpoint) -> set[str] | None:
@@ -334,14 +335,15 @@ def _synced(cell: Cell, checkpoint: SavedCheckpoint) -> set[str] | None:
     return cell.synced(Path(checkpoint.checkpoint_id))
 
 
-def _compare_files(cell: Cell, checkpoint: SavedCheckpoint) -> None:
-    """Compare a checkpoint's files, read without their writer, with the saved state."""
+def _compare_files(cell: Cell, checkpoint: SavedCheckpoint, whole: Sequence[set[str]]) -> None:
+    """Compare a checkpoint's files, read without their writer, with the saved state; `whole` has the keys of
+    tensors that each rank has completely."""
     stored = checkpoint.checkpointer.stored(checkpoint.checkpoint_id)
     if not stored:
         cell.report.not_applied.setdefault("files_equal", "nothing else reads files of this format")
         return
     parts = checkpoint.by_key.values()
-    where = cell.world.device, checkpoint.read_elsewhere(cell.world)
+    where = cell.world.device, read_elsewhere(cell.world.rank, whole)
     seen = compare_stored(parts, stored, *where)
     names = frozenset(one.name for one in seen.found)
 

@@ -51,7 +51,7 @@ class SavedRun:
         judged: when each attribute of a trainer is compared; None until training has shown it, and of a
             workload, which says itself what is saved.
         comes_after: the last save or load of it, for people.
-        adds_noise: whether its batches change by noise; a user's do not.
+        is_users: whether the workload is a user's.
     """
 
     optimizer_state: OptimizerStateAs | None = None
@@ -85,9 +85,8 @@ class SavedRun:
         self._scheduler = self._scheduler_made() if scheduler and workload.scheduler else None
         unsaved = frozenset(name for name in generators if is_not_saved(workload, f"random.{name}"))
         # Only a user's model has generators; it may draw from Python's too.
-        is_users = "python" in generators
-        of_model = partial(generators_of, model) if is_users else dict
-        self.adds_noise = not is_users
+        self.is_users = "python" in generators
+        of_model = partial(generators_of, model) if self.is_users else dict
         self.random = RandomState(seed, world.rank, world.device, generators, unsaved, of_model)
         self._start_over(seed)
 
@@ -158,8 +157,9 @@ class SavedRun:
         return snapshot_nested(self.objects()) | self.component.saved.leaves() | self.saved.leaves(), {}
 
     def unsaved_values(self) -> UnsavedValues:
-        """Read plain values that are in no state dict, those of the user's Python modules too."""
-        return UnsavedValues({"model": self.model})
+        """Read plain values that are in no state dict, those of the user's Python modules too; dcpbench's own
+        models have none."""
+        return UnsavedValues({"model": self.model} if self.is_users else {})
 
     def forget(self, seed: int) -> None:
         """Start over with other values in all objects."""

@@ -133,7 +133,7 @@ class TrainingRun(SavedRun):
         with self.random.drawn_from():
             number = self.component.number_of_batch(self.train_state.step + 1)
             batch = batches.at(number)
-            return self.noise.added(batch) if self.adds_noise else batch
+            return batch if self.is_users else self.noise.added(batch)
 
     def backward(self, batch: Batch) -> torch.Tensor:
         """Compute the gradients of this rank's share of a global batch; return its loss, a scalar."""

@@ -147,7 +147,7 @@ class Twin:
 
         for number in range(_JITTERED):
             # A user's inputs can be labels or masks, which a loss accepts exactly as they are.
-            other = mapped(jittered, self._batch) if self.run.adds_noise else self._batch
+            other = self._batch if self.run.is_users else mapped(jittered, self._batch)
             with self._undone():
                 self._restart()
                 jitter(self.model.parameters(), share, seed=number)

@@ -39,7 +39,7 @@ class UnsavedValues:
     """
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
-        """Read these modules, and the globals of the user's Python modules."""
+        """Read these modules of a user's, and, if there are any, the globals of the user's Python modules."""
         self.texts: dict[str, str] = {}
         self.unreadable: dict[str, str] = {}
         self._read = {id(parameter) for root in modules.values() for parameter in root.parameters()}
@@ -48,7 +48,7 @@ class UnsavedValues:
                 if not isinstance(part, _WRAPPERS) and "_orig_mod" not in part._modules:
                     path = f"{name}.{plain_fqn(root, prefix)}".rstrip(".")
                     self._read_all(_attributes(part), path)
-        for name, module in [*sys.modules.items()]:
+        for name, module in [*sys.modules.items()] if modules else ():
             if isinstance(module, ModuleType) and is_users(name):
                 self._read_all(vars(module), name)
 
