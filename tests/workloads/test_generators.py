@@ -5,10 +5,17 @@ import random
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from dcpbench.config.groups import WorkloadConfig
 from dcpbench.workloads.build_run import build_plain, build_twin
-from dcpbench.workloads.generators import RandomState, seed_generators, set_generators, states_of_generators
+from dcpbench.workloads.generators import (
+    ALL,
+    RandomState,
+    seed_generators,
+    set_generators,
+    states_of_generators,
+)
 from support.alone import config, world
 
 CPU = torch.device("cpu")
@@ -66,3 +73,16 @@ def test_draws_of_a_step_that_raises_are_noted() -> None:
     with pytest.raises(ValueError, match="after a draw"):
         step()
     assert run.drawn == {"cpu"}
+
+
+def test_batch_of_a_step_is_drawn_beside_the_run() -> None:
+    run, other = (RandomState(seed, 0, CPU, ALL) for seed in (3, 4))
+    before = dict(run.states)
+    batches = []
+    for state in (run, other, run):
+        with state.noting_draws(), state.set_aside(7):
+            (batch,) = DataLoader(range(3), 3, shuffle=True, num_workers=1)  # type: ignore[arg-type]
+            batches.append((batch.tolist(), drawn()))
+    assert batches[0] == batches[1] == batches[2]
+    assert all(torch.equal(run.states[name], state) for name, state in before.items())
+    assert run.drawn == set()

@@ -1,14 +1,12 @@
 """A user's trainer, which saves and loads itself, with `checkpointer=trainer`."""
 
 import random
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Sampler
 
 from conftest import ONE_STEP, Finished, blocks, run, selected, tiered
 from dcpbench.analysis.causes import causes_of
@@ -199,32 +197,6 @@ def test_each_trainer_has_its_own_generators() -> None:
     after = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())
     assert torch.equal(before[0], after[0])
     assert before[1:] == after[1:]
-
-
-ITERATORS: dict[str, tuple[Callable[[], object], bool]] = {
-    "in order": (lambda: next(iter(DataLoader(range(8), 4))), False),  # type: ignore[arg-type]
-    "by workers": (lambda: next(iter(DataLoader(range(8), 4, num_workers=2))), False),  # type: ignore[arg-type]
-    "shuffled": (lambda: next(iter(DataLoader(range(8), 4, shuffle=True))), True),  # type: ignore[arg-type]
-    "of a sampler that draws": (lambda: iter(DataLoader(range(8), None, sampler=Draws())), True),  # type: ignore[arg-type]
-    "after a draw": (lambda: (torch.rand(1), iter(DataLoader(range(8)))), True),  # type: ignore[arg-type]
-    "before a draw": (lambda: (iter(DataLoader(range(8))), torch.rand(1)), True),  # type: ignore[arg-type]
-}
-
-
-class Draws(Sampler[int]):
-    """Draws its order as soon as an iterator is made."""
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(torch.randperm(8).tolist())
-
-
-@pytest.mark.parametrize("name", ITERATORS)
-def test_seed_of_an_iterator_is_no_draw(name: str) -> None:
-    make, draws = ITERATORS[name]
-    generators = RandomState(1, 0, torch.device("cpu"), ALL)
-    with generators.noting_draws(), generators.drawn_from():
-        make()
-    assert generators.drawn == ({"cpu"} if draws else set())
 
 
 AROUND = "GoesAroundDDP", "MeansToGoAround"

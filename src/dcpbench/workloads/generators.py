@@ -6,12 +6,10 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from dcpbench.verify.compare import same_value
 from dcpbench.verify.snapshot import plain_fqn
@@ -126,21 +124,18 @@ class RandomState:
                 self.states = self._current()
 
     @contextmanager
+    def set_aside(self, seed: int) -> Iterator[None]:
+        """Context manager: seed the default generators; those of this run stay as they are."""
+        with self._swapped():
+            seed_generators(seed, self._device, self._names)
+            yield
+
+    @contextmanager
     def noting_draws(self) -> Iterator[None]:
-        """Context manager around a step: note in `drawn` which generators it draws from. The seed that each
-        iterator of a `DataLoader` draws for its workers is no draw of training."""
-        before, make = self._every(), _BaseDataLoaderIter.__init__
-
-        def without_seed(iterator: Any, *args: Any, **options: Any) -> None:
-            default = torch.get_rng_state()
-            make(iterator, *args, **options)
-            if torch.equal(_after_one_seed(default), torch.get_rng_state()):
-                self.drawn |= set() if torch.equal(before["cpu"], default) else {"cpu"}
-                before["cpu"] = torch.get_rng_state()
-
+        """Context manager around a step: note in `drawn` which generators it draws from."""
+        before = self._every()
         try:
-            with mock.patch.object(_BaseDataLoaderIter, "__init__", without_seed):
-                yield
+            yield
         finally:
             after = self._every()
             self.drawn |= {name for name in before if not same_value(before[name], after.get(name))}
@@ -171,14 +166,6 @@ class RandomState:
 
     def _current(self) -> States:
         return states_of_generators(self._device, self._names)
-
-
-def _after_one_seed(state: torch.Tensor) -> torch.Tensor:
-    """Return the state of a generator that was in this one and has drawn a seed for an iterator's workers."""
-    generator = torch.Generator()
-    generator.set_state(state)
-    torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator)
-    return generator.get_state()
 
 
 def generators_of(model: nn.Module) -> dict[str, Any]:

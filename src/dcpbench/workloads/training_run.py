@@ -130,9 +130,9 @@ class TrainingRun(SavedRun):
         return self._batch_of_step(batches)
 
     def _batch_of_step(self, batches: Batches) -> Batch:
-        with self.random.drawn_from():
-            number = self.component.number_of_batch(self.train_state.step + 1)
-            batch = batches.at(number)
+        step = self.train_state.step + 1
+        with self.random.set_aside(batches.seed_of(step)):  # a DataLoader draws the seeds of its workers
+            batch = batches.at(self.component.number_of_batch(step))
             return batch if self.is_users else self.noise.added(batch)
 
     def backward(self, batch: Batch) -> torch.Tensor:

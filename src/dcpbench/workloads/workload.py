@@ -261,7 +261,7 @@ def of_groups(config: Config) -> Workload:
 @dataclass(frozen=True)
 class Batches:
     """The global batches of a cell. They depend on the seed and the step alone: they are drawn on the CPU, by
-    a separate generator.
+    a separate generator, while the default ones have the same seed.
 
     Args:
         draw: `Workload.batch`.
@@ -272,9 +272,13 @@ class Batches:
     draw: Callable[[torch.Generator], Batch]
     device: torch.device
 
+    def seed_of(self, step: int) -> int:
+        """Return the seed of generators for the batch of a step, counted from 1."""
+        return self.seed * SEED_STRIDE + step
+
     def at(self, step: int) -> Batch:
         """Return the batch of a step, counted from 1."""
-        generator = torch.Generator().manual_seed(self.seed * SEED_STRIDE + step)
+        generator = torch.Generator().manual_seed(self.seed_of(step))
         return to_device(self.draw(generator), self.device)
 
 
