@@ -1,7 +1,7 @@
 """Check that a leak of one cell does not affect the next one on the same ranks.  python bench/leaks.py
 
-Each cell of a sweep is healthy, and ends by leaking something: a default dtype, a patched function, a
-spinning thread. The next cell must have the same result as on fresh ranks. Prints a matrix of leaks under
+Each cell of a sweep is healthy, and ends by leaking something: a default dtype, a hook, a spinning
+thread. The next cell must have the same result as on fresh ranks. Prints a matrix of leaks under
 warm and fresh ranks, each with the next cell. Exits with 1 if a next cell was affected.
 """
 

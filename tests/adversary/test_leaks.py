@@ -13,9 +13,9 @@ from support.rows import seen
 
 pytestmark = pytest.mark.slow
 
-ON_RANKS = ["default_dtype,child", "load_of_dcpbench,destroyed_group"]
+ON_RANKS = ["default_dtype,child", "function_mode,destroyed_group"]
 """Leaks of two sweeps; `bench/leaks.py` has all of them, under warm and fresh ranks."""
-SEEN = ("autocast", "default_dtype", "descriptor", "forward", "hook", "limit", "thread", "umask", "variable")
+SEEN = ("autocast", "default_dtype", "descriptor", "hook", "limit", "thread", "umask", "variable")
 """One of each kind."""
 
 

@@ -19,16 +19,7 @@ from torch.distributed.checkpoint import _async_process_executor
 from torch.overrides import TorchFunctionMode
 
 from dcpbench.cell.cell import Cell
-from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.scenarios.save_load import save_load
-
-
-def _forward(self: nn.Linear, x: torch.Tensor) -> torch.Tensor:
-    return nn.functional.linear(x, self.weight, self.bias) * 1.5
-
-
-def _loads_nothing(*_: object, **__: object) -> None:
-    return None
 
 
 class _Halving(TorchFunctionMode):
@@ -49,20 +40,16 @@ LEAKS: dict[str, Callable[[], object]] = {
     "cached_plans": lambda: dcp.SavePlanner._cached_all_plans.update(DefaultSavePlanner=[]),
     "checkpoint_process": lambda: setattr(_async_process_executor, "_CHECKPOINT_PROCESS", mock.Mock()),
     "child": lambda: _kept.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])),
-    "code_of_forward": lambda: setattr(nn.Linear.forward, "__code__", _forward.__code__),
     "default_device": lambda: torch.set_default_device("meta"),
     "default_dtype": lambda: torch.set_default_dtype(torch.float64),
     "descriptor": lambda: _kept.append(open("/dev/null")),  # noqa: SIM115, PTH123
     "destroyed_group": lambda: dist.destroy_process_group(list(dist.distributed_c10d._world.pg_names)[-1]),
     "folder": lambda: os.chdir("/"),
-    "forward": lambda: setattr(nn.Linear, "forward", _forward),
     "function_mode": lambda: _Halving().__enter__(),
     "hook": lambda: nn.modules.module.register_module_forward_hook(lambda _, __, out: out * 2),
     "limit": lambda: resource.setrlimit(
         resource.RLIMIT_FSIZE, (4096, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
     ),
-    "load_of_dcp": lambda: setattr(dcp.state_dict_loader, "load", _loads_nothing),
-    "load_of_dcpbench": lambda: setattr(DcpCheckpointer, "load", _loads_nothing),
     "no_grad": lambda: torch.set_grad_enabled(False),
     "path": lambda: sys.path.insert(0, "/nowhere"),
     "recursion_limit": lambda: sys.setrecursionlimit(150),

@@ -1,8 +1,8 @@
 """Detect what a stage of a cell leaked into its rank's process, where it could affect the next cell.
 
-A rank's fingerprint is taken after it has joined its peers. Functions are recorded when the fork server
-imports this module, once for all ranks. Random generators and settings that `dcpbench.rank.run_cell` resets
-before each stage are not checked.
+A rank's fingerprint is taken after it has joined its peers. Random generators and settings that
+`dcpbench.rank.run_cell` resets before each stage are not checked; nor are functions, since ranks that ran a
+user's code are used for no other cell.
 """
 
 import gc
@@ -12,12 +12,8 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from types import FunctionType, ModuleType
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,12 +25,6 @@ from torch.utils import _python_dispatch
 from dcpbench.checkpointers.dcp import kept_by_dcp
 from dcpbench.verify.process_state import open_descriptors, process_flags, settled
 
-_PATCHABLE = (
-    *("dcpbench", "torch._tensor", "torch.amp", "torch.autograd", "torch.distributed", "torch.functional"),
-    *("torch.nn", "torch.optim", "torch.random", "torch.serialization", "torch.utils.checkpoint"),
-)
-"""Packages and modules whose functions and methods are checked, because cells use them."""
-
 _COMPILER_VARIABLES = ("TORCHINDUCTOR_", "TRITON_")
 """Prefixes of environment variables that the compiler sets."""
 
@@ -43,25 +33,6 @@ _LIBRARY_THREADS = ("tqdm_monitor", "fsspecIO", "asyncio_0")
 
 _RECURSION = 1000
 """Python's default limit; the compiler raises it, which does no harm."""
-
-_KINDS = (FunctionType, staticmethod, classmethod, property)
-
-
-@dataclass(frozen=True)
-class _Function:
-    """A function and its name in the namespace of a module or class."""
-
-    namespace: Mapping[str, Any]
-    where: str
-    name: str
-    value: object
-    code: object
-
-    def is_replaced(self) -> bool:
-        """Return whether the name refers to a different function, or its code was replaced."""
-        now = self.namespace.get(self.name)
-        now = _unwrapped(now) if type(now) in _KINDS else now
-        return now is not self.value or getattr(now, "__code__", None) is not self.code
 
 
 class Fingerprint:
@@ -74,15 +45,14 @@ class Fingerprint:
         self._groups = _process_groups()
 
     def left_behind(self) -> list[str]:
-        """Return a sentence for each changed setting, replaced function, missing process group, and kind of
-        resource (threads, processes, open files) that has grown, after a wait for them to end."""
+        """Return a sentence for each changed setting, missing process group, and kind of resource (threads,
+        processes, open files) that has grown, after a wait for them to end."""
         now = _settings(self._device)
         changed = [
             f"{name}: {_short(self._settings.get(name))} is now {_short(now.get(name))}"
             for name in {**self._settings, **now}
             if now.get(name) != self._settings.get(name)
         ]
-        changed += [f"{each.where}.{each.name} was replaced" for each in _ORIGINALS if each.is_replaced()]
         changed += [
             f"process group {name} was destroyed" for name in sorted(self._groups - _process_groups())
         ]
@@ -160,42 +130,6 @@ def _process_groups() -> set[str]:
     return set(dist.distributed_c10d._world.pg_names.values()) if dist.is_initialized() else set()
 
 
-def _functions() -> Iterator[_Function]:
-    """Iterate over the functions and methods of the modules that are imported now."""
-    visited: set[int] = set()
-    for name, module in list(sys.modules.items()):
-        if module is None or not any(f"{name}.".startswith(f"{package}.") for package in _PATCHABLE):
-            continue
-        for owner, where in [(module, name), *_classes(module, name)]:
-            if id(owner) in visited:
-                continue
-            visited.add(id(owner))
-            for attribute, value in list(vars(owner).items()):
-                # Do not inspect an object that imitates a function: it can run code.
-                if type(value) in _KINDS:
-                    value = _unwrapped(value)
-                    code = getattr(value, "__code__", None)
-                    yield _Function(vars(owner), where, attribute, value, code)
-
-
-def _unwrapped(value: Any) -> Any:
-    """Return the original of a function that torch has wrapped to exclude it from compilation, or to call an
-    optimizer's hooks."""
-    value = getattr(value, "_torchdynamo_orig_callable", value)
-    return value.__wrapped__ if getattr(value, "hooked", False) else value
-
-
-def _classes(module: ModuleType, name: str) -> list[tuple[type, str]]:
-    return [
-        (value, f"{name}.{value.__name__}")
-        for value in vars(module).values()
-        if issubclass(type(value), type) and value.__module__ == name
-    ]
-
-
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]} …"
-
-
-_ORIGINALS = tuple(_functions())
