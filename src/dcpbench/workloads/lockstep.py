@@ -54,7 +54,6 @@ _NOT_A_MEAN = (
 )
 _OF_SHARES = "the workload's step takes a rank's share: the mean of the shares' losses is compared"
 _OTHER_USES = "ranks and twin take different optimizer steps, or clip gradients differently often"
-_IN_BACKWARD = "the optimizer steps in the backward pass, and the twin cannot step on other gradients"
 
 
 @dataclass(frozen=True)
@@ -137,9 +136,7 @@ class Lockstep:
         own = twin.passed()
         everywhere = any_rank(twin.loss_is_collective, Exchange(self._world.group))
         whole_loss = self._loss_of_whole() if everywhere or self._world.rank == 0 else 0.0
-        if self._note_losses(step, whole_loss, own.loss):
-            self.not_applied |= dict.fromkeys((GRADIENT, STEP, LOSS), _IN_BACKWARD)
-            return
+        self._note_losses(step, whole_loss, own.loss)
         self._note_draws()
         others = self._jittered(twin)
         here = {name: local_gradient(value) for name, value in gradients.items()}
@@ -279,15 +276,14 @@ class Lockstep:
         sizes, rank = self._run.sizes, self._world.rank
         return all(dp_rank(sizes, other) != dp_rank(sizes, rank) for other in range(rank))
 
-    def _note_losses(self, step: int, full: float, own: float) -> bool:
+    def _note_losses(self, step: int, full: float, own: float) -> None:
         """Note the losses of a step: the twin's loss of the global batch, or the mean over its shares if the
-        two differ. Return whether the twin of any rank has stepped."""
+        two differ."""
         samples, share = (self._twin.run.samples, own) if self._counts else (0, 0.0)
         losses = (share, samples * share, abs(share), samples * abs(share))
         of_first = full if self._world.rank == 0 else 0.0
-        others = (samples, samples**2, of_first, float(self._twin.steps_in_backward))
-        totals = summed_numbers((*losses, *others), Exchange(self._world.group))
-        loss, weighted, magnitude, weighted_magnitude, *counts, twin, stepped = totals
+        totals = summed_numbers((*losses, samples, samples**2, of_first), Exchange(self._world.group))
+        loss, weighted, magnitude, weighted_magnitude, *counts, twin = totals
         mean = Sums(loss, weighted, *counts).mean(dp_degree(self._run.sizes))
         size = Sums(magnitude, weighted_magnitude, *counts).mean(dp_degree(self._run.sizes))
         if not abs(twin - mean) <= loss_share(self._twin.computes_in) * max(abs(twin), size):
@@ -295,7 +291,6 @@ class Lockstep:
                 self.not_applied.setdefault(_OF_WHOLE, _NOT_A_MEAN)
             twin = mean
         self._losses[step] = _Losses(self._run.train_state.losses[-1], twin, size)
-        return stepped > 0
 
     def _compare_norm(self, step: int) -> None:
         """Compare the norm by which this rank has clipped its gradients with that of full gradients."""

@@ -11,7 +11,7 @@ from torch.nn.utils import clip_grads_with_norm_
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from dcpbench.config.mesh import dp_degree
-from dcpbench.core.rank_report import Compared
+from dcpbench.core.rank_report import Compared, Skip
 from dcpbench.verify.compare_layouts import compare_replicas
 from dcpbench.verify.snapshot import (
     local_part,
@@ -108,12 +108,14 @@ class TrainingRun(SavedRun):
         losses: list[torch.Tensor] = []
         samples: list[int] = []
         while self.train_state.step < until:
-            with self.random.noting_draws(), buckets_kept(), self._noting(each_of(self.optimizer)):
+            with self.random.noting_draws(), buckets_kept(), self._noting(each_of(self.optimizer)) as lives:
                 batch = self.next_batch(batches)
                 if self.user_step:
                     loss = self.take_user_step(batch)
                 else:
                     loss = self.backward(batch)
+                    if lives:
+                        raise Skip("the optimizer steps in the backward pass; use checkpointer=trainer")
                     self.step()
             self.draws |= bool(self.random.drawn)
             losses.append(loss)
@@ -264,8 +266,7 @@ class TrainingRun(SavedRun):
         if self._recorded is None or self.user_step:
             return
         for name, gradient in self._gradients(self.trained).items():
-            if name not in self._recorded:
-                self._recorded[name] = gradient.detach().clone()
+            self._recorded[name] = gradient.detach().clone()
 
     def _gradients(self, parameters: Iterable[nn.Parameter]) -> dict[str, torch.Tensor]:
         """Return this rank's gradients of these parameters, by FQN."""
@@ -278,19 +279,16 @@ class TrainingRun(SavedRun):
         }
 
     @contextmanager
-    def _noting(self, optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
-        """Context manager around a step: note in `alive` whether there were gradients."""
-        lives = [False]
-
-        def note(*_: Any) -> None:
-            self._record()  # an optimizer that steps in the backward pass clears them
-            lives[0] |= self._has_gradient()
-
+    def _noting(self, optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[list[bool]]:
+        """Context manager around a step: note in `alive` whether there were gradients. Yields whether there
+        were, for each step that an optimizer has taken."""
+        lives: list[bool] = []
         with ExitStack() as hooks:
             for one in optimizers:
-                hooks.callback(one.register_step_pre_hook(note).remove)
-            yield
-        self.alive.append(lives[0] or self._has_gradient())
+                noted = one.register_step_pre_hook(lambda *_: lives.append(self._has_gradient()))
+                hooks.callback(noted.remove)
+            yield lives
+        self.alive.append(any(lives) or self._has_gradient())
 
     def _has_gradient(self) -> bool:
         return has_gradient(self.model.parameters())
