@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -56,6 +57,7 @@ class TrainingRun(SavedRun):
         samples: the number of this rank's samples in the last step; 1 if it is unknown.
         user_step: the `step` of the workload, if it has one.
         uses: the uses of gradients in the last step that was recorded, if the workload has `step`.
+        differentiates_twice: whether a backward pass of the last step had `create_graph=True`.
     """
 
     draws = False
@@ -70,6 +72,7 @@ class TrainingRun(SavedRun):
     samples: int = 1
     user_step: UserStep | None = None
     uses: Sequence[Use] = ()
+    differentiates_twice = False
     _recorded: dict[str, torch.Tensor] | None = None
     _parts: Parts | None = None
 
@@ -108,7 +111,12 @@ class TrainingRun(SavedRun):
         losses: list[torch.Tensor] = []
         samples: list[int] = []
         while self.train_state.step < until:
-            with self.random.noting_draws(), buckets_kept(), self._noting(each_of(self.optimizer)) as lives:
+            with (
+                self.random.noting_draws(),
+                buckets_kept(),
+                self._noting_second_derivatives(),
+                self._noting(each_of(self.optimizer)) as lives,
+            ):
                 batch = self.next_batch(batches)
                 if self.user_step:
                     loss = self.take_user_step(batch)
@@ -289,6 +297,19 @@ class TrainingRun(SavedRun):
                 hooks.callback(noted.remove)
             yield lives
         self.alive.append(any(lives) or self._has_gradient())
+
+    @contextmanager
+    def _noting_second_derivatives(self) -> Iterator[None]:
+        """Context manager around a step: note in `differentiates_twice` whether it has second derivatives."""
+        run_backward = torch.autograd._engine_run_backward
+        self.differentiates_twice = False
+
+        def noting(outputs: Any, gradients: Any, retain: bool, create: bool, *rest: Any, **more: Any) -> Any:
+            self.differentiates_twice |= create
+            return run_backward(outputs, gradients, retain, create, *rest, **more)
+
+        with mock.patch.object(torch.autograd, "_engine_run_backward", noting):
+            yield
 
     def _has_gradient(self) -> bool:
         return has_gradient(self.model.parameters())

@@ -114,8 +114,8 @@ class Twin:
 
     @contextmanager
     def changed(self, change: Callable[[nn.Module], None]) -> Iterator[None]:
-        """Context manager: passes that are made again begin with a change of the model: of which parameters
-        require gradients, or of the hooks of its modules."""
+        """Context manager: passes that are made again begin with a change of which parameters of the model
+        require gradients."""
         required = {value: value.requires_grad for value in self.model.parameters()}
         self._change = change
         try:
