@@ -110,7 +110,6 @@ def test_auto_device_depends_on_gpus() -> None:
     ("group", "value", "package"),
     [
         ("component", "data_loader", "torchdata"),
-        ("component", "data_loader_generator", "torchdata"),
         ("storage", "hf_sharded", "safetensors"),
         ("storage", "fsspec_s3", "s3fs"),
     ],

@@ -2,18 +2,14 @@
 rank in this process."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.api import _wrap_exception
 
 from dcpbench.scenarios import fine_tune, in_place
 from dcpbench.scenarios.stateful_objects import plain_values
 from dcpbench.verify.perturb import controllable
 from dcpbench.verify.snapshot import snapshot_nested
-from support.alone import bare_cell, config, group_of_one, run_alone, unexplained, world
+from support.alone import bare_cell, config, group_of_one, run_alone, world
 from support.looked_at import SHORT, SMALL, Looked, absent_key, once, passed, places_of, trained
 
 pytestmark = pytest.mark.cell
@@ -74,46 +70,6 @@ def test_stateful_or_not() -> None:
     expected = once(2) | {("contract_held", where): {"plain", "stateful"}}
     expected["extra_equal", where] = SHORT.names["extra_equal"] | beside
     assert places_of(ran.reports[0]) == expected
-
-
-def keyed(*keys: object) -> set[str]:
-    return {f"keyed.{each}.{key}" for each in ("values", "tensors") for key in keys}
-
-
-def test_shrunk_object() -> None:
-    where = "in the checkpoint of step 2"
-    ran = passed(run_alone(**SMALL, scenario="shrunk_object"))
-    expected = once(2) | {("contract_held", f"of a load with more keys {where}"): {"refusal"}}
-    expected["extra_equal", where] = SHORT.names["extra_equal"] | keyed("one")
-    assert places_of(ran.reports[0]) == expected
-
-
-@pytest.mark.parametrize(("scenario", "keys"), [("grown_object", ("one", "two")), ("integer_keys", (1, 2))])
-def test_grown_object_is_not_restored(scenario: str, keys: tuple[object, ...]) -> None:
-    where = "in the checkpoint of step 2"
-    ran = run_alone(**SMALL, scenario=scenario)
-    expected = once(2)
-    expected["extra_equal", where] = SHORT.names["extra_equal"] | keyed(*keys)
-    assert places_of(ran.reports[0]) == expected
-    assert [one.check for one in ran.verdict.failed] == ["extra_equal"]
-    assert unexplained(ran, scenario.replace("_", "-")) == set()
-
-
-def test_load_into_another_dtype_must_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    where = "of a load into bfloat16 in the checkpoint of step 2"
-    ran = run_alone(**SMALL, scenario="other_dtype")
-    assert places_of(ran.reports[0]) == once(2) | {("contract_held", where): {"refusal"}}
-    assert [one.check for one in ran.verdict.failed] == ["contract_held"]
-    assert unexplained(ran, "other-dtype") == set()
-    load = dcp.load
-
-    def refusing(state_dict: dict[str, Any], **given: Any) -> None:
-        if state_dict.get("typed", {"tensor": torch.zeros(1)})["tensor"].dtype == torch.bfloat16:
-            raise dcp.CheckpointException("load", {0: _wrap_exception(ValueError("another dtype"))})
-        load(state_dict, **given)
-
-    monkeypatch.setattr(dcp, "load", refusing)
-    passed(run_alone(**SMALL, scenario="other_dtype"))
 
 
 def test_key_order() -> None:

@@ -32,6 +32,23 @@ def groups_by_name() -> Workload:
     return Workload(net(), inputs, reversed_loss, optimizer)
 
 
+def in_backward() -> Workload:
+    """One Adam for each parameter, which steps as soon as its gradient is computed, and frees it."""
+
+    def optimizer(model: nn.Module) -> list[torch.optim.Optimizer]:
+        each = {value: torch.optim.Adam([value]) for value in model.parameters()}
+
+        def step(value: torch.Tensor) -> None:
+            each[value].step()  # type: ignore[index]
+            each[value].zero_grad()  # type: ignore[index]
+
+        for value in each:
+            value.register_post_accumulate_grad_hook(step)
+        return [*each.values()]
+
+    return Workload(net(), inputs, reversed_loss, optimizer)
+
+
 class LowStateAdam(torch.optim.Optimizer):
     """Adam whose moments are bfloat16 beside float32 parameters. Torch's load makes them float32."""
 

@@ -38,17 +38,30 @@ def batch_of_parity(generator: torch.Generator) -> torch.Tensor:
     return x
 
 
-def penalized_and_wrong() -> Workload:
-    """Has other gradients in a wrapped model."""
+def penalized_and_wrong_later() -> Workload:
+    """Has a penalty in every fourth step, and other gradients in a wrapped model two steps later."""
+
+    def batch(generator: torch.Generator) -> torch.Tensor:
+        x = inputs(generator)
+        x[:, 0] = generator.initial_seed() % 4
+        return x
 
     def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        right = penalty_before_score(model, x)
-        if type(model) is nn.Sequential:
+        number = round(float(x[0, 0]))
+        right = penalty_before_score(model, x) if number == 0 else reversed_loss(model, x)
+        if type(model) is nn.Sequential or number != 2:
             return right
         out = model(x).sum()
         return right + 0.01 * (out - out.detach())
 
-    return Workload(net(), inputs, loss)
+    return Workload(net(), batch, loss)
+
+
+def penalized_and_wrongly_loaded() -> Workload:
+    def wrong(module: Any) -> None:
+        module[0].bias += 1
+
+    return Workload(wrongly_loaded(net(), wrong), inputs, penalty_before_score)
 
 
 def penalized_and_forgetful() -> Workload:

@@ -6,7 +6,7 @@ import torch
 from dcpbench.workloads.build_run import build
 from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.workload import batches_of
-from support.alone import config, run_alone, unexplained, world
+from support.alone import config, run_alone, world
 
 pytestmark = pytest.mark.cell
 
@@ -68,15 +68,3 @@ def test_loader_shuffles_each_epoch() -> None:
     epochs = [[loading.number_of_batch(step) for step in range(3)] for _ in range(5)]
     assert all(sorted(epoch) == [1, 2, 3] for epoch in epochs)
     assert epochs != 5 * epochs[:1]
-
-
-def test_loader_with_one_generator_changes_its_order() -> None:
-    ran = run_alone(**{**STEPS, "saves": 1}, component="data_loader_generator")
-    failed = {one.check for one in ran.verdict.failed}
-    assert failed == {"loss_resume_equal", "state_resume_equal"}
-    assert unexplained(ran, "data-loader-generator") == set()
-
-
-def test_other_mismatch_is_not_a_known_failure() -> None:
-    ran = run_alone("second_step_wrong", **{**STEPS, "saves": 1}, component="data_loader_generator")
-    assert "net1.weight" in unexplained(ran, "data-loader-generator")

@@ -27,7 +27,6 @@ OPTIMIZERS = (
     "rprop",
     "nadam",
     "adam_and_sgd",
-    "adam_in_backward",
     "muon",
     "adam_capturable",
 )
@@ -36,7 +35,6 @@ SKIPPED = {
     ("fsdp2", "rprop"): "DTensor refuses a step of it",
     ("ddp", "adam_capturable"): "its state is on an accelerator",
     ("fsdp2", "adam_capturable"): "its state is on an accelerator",
-    ("ddp", "adam_in_backward"): "a hook on a parameter comes before DDP averages its gradient",
 }
 
 
@@ -54,10 +52,7 @@ def test_refused_optimizer_is_a_skip_in_torchs_words() -> None:
 
 
 CELLS = [(parallel, optimizer) for optimizer in OPTIMIZERS for parallel in ("ddp", "fsdp2")]
-KEPT = (
-    *(("ddp", "adam_tensor_lr"), ("fsdp2", "adam_and_sgd")),
-    *(("fsdp2", "adam_in_backward"), ("fsdp2", "muon")),
-)
+KEPT = (("ddp", "adam_tensor_lr"), ("fsdp2", "adam_and_sgd"), ("fsdp2", "muon"))
 
 
 @pytest.fixture(scope="module")
@@ -110,21 +105,18 @@ def test_several_optimizers_act_as_one() -> None:
     assert torch.equal(momenta, held["state.net1.bias.momentum_buffer"].local)
 
 
-def test_optimizer_in_backward_takes_the_same_steps() -> None:
-    runs = [trained(name, 3) for name in ("adam", "adam_in_backward")]
-    assert runs[0].train_state.losses == runs[1].train_state.losses
-    assert runs[1].alive == [True] * 3, "gradients are freed, and were there"
+@pytest.mark.cell
+def test_wrong_lr_of_one_of_several_is_reported() -> None:
+    small: dict[str, Any] = {"model": "short", "saves": 1, "train_steps": 1, "resume_steps": 1}
+    ran = run_alone("lr_of_second_group", **small, optimizer="adam_and_sgd")
+    assert ran.verdict.fault_seen is True, ran.verdict.reason
 
 
 @pytest.mark.cell
-@pytest.mark.parametrize(
-    ("optimizer", "fault"),
-    [("adam_and_sgd", "lr_of_second_group"), ("adam_in_backward", "lr_next_float")],
-)
-def test_wrong_lr_of_one_of_several_is_reported(optimizer: str, fault: str) -> None:
-    small: dict[str, Any] = {"model": "short", "saves": 1, "train_steps": 1, "resume_steps": 1}
-    ran = run_alone(fault, **small, optimizer=optimizer)
-    assert ran.verdict.fault_seen is True, ran.verdict.reason
+def test_optimizer_that_steps_in_backward_is_a_skip() -> None:
+    ran = run_alone(workload={"target": "support.ordinary_optimizers.in_backward"})
+    assert ran.verdict.status == "skip"
+    assert "the optimizer steps in the backward pass; use checkpointer=trainer" in str(ran.verdict.reason)
 
 
 def test_state_is_loaded_in_the_dtype_in_which_it_is_saved() -> None:

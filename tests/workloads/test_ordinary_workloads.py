@@ -95,7 +95,10 @@ TWO_NAMES = "known failure module-under-two-names: set_model_state_dict adds the
 STATELESS = "known failure stateless-optimizer: set_optimizer_state_dict requires state of all parameters"
 TENSOR_LR = "known failure tensor-lr-in-defaults"
 ONE_SHARD = "known failure fsdp1-one-shard"
-LATE = "known failure second-derivatives-fsdp2: fully_shard reduces some gradients"
+LATE = (
+    "known failure second-derivatives-fsdp2: fully_shard reduces some gradients of second derivatives in the "
+    "next step, if there is one before a load (docs/findings/second-derivatives-fsdp2.md)"
+)
 BESIDE_LATE = "in addition to known failure second-derivatives-fsdp2: "
 TORCHS: dict[str, dict[str, tuple[str, str]]] = {
     "batch_norm": {"parallel=ddp,save=sync_dedup_lowest,": ("pass", ""), "": ("xfail", BUFFERS)},
@@ -173,16 +176,17 @@ TORCHS: dict[str, dict[str, tuple[str, str]]] = {
     "drops_trained_state": {
         "": ("fail", "in addition to known failure state-of-frozen: optim_equal: state.2.bias.")
     },
-    "penalized": {"": ("xfail", LATE)},
+    "penalized": {"": ("xfail", f"{LATE}; observed: training: gradient_close: ")},
     "penalized_sometimes": {"": ("xfail", LATE)},
     "critic_with_penalty": {
         "parallel=ddp,": ("pass", ""),
         "parallel=fsdp2,": ("pass", ""),
         "": ("xfail", LATE),
     },
-    "penalized_and_wrong": {"": ("fail", f"{BESIDE_LATE}gradient_close")},
-    "penalized_and_forgetful": {"": ("fail", f"{BESIDE_LATE}loss_resume_equal")},
-    "wrong_load_before_a_penalty": {"": ("error", f"{BESIDE_LATE}model_equal: net.0.bias (param)")},
+    "penalized_and_wrong_later": {"": ("fail", f"{BESIDE_LATE}gradient_close")},
+    "penalized_and_wrongly_loaded": {"": ("fail", f"{BESIDE_LATE}model_equal: 0.bias (param)")},
+    "penalized_and_forgetful": {"": ("fail", "loss_resume_equal: rank 0: loss of step ")},
+    "wrong_load_before_a_penalty": {"": ("fail", "model_equal: rank 0: net.0.bias (param)")},
     "hidden_counter": {"": ("fail", "in addition to known failure buffers-of-some-rank: loss_resume_equal")},
     "integer_keys": {"": ("xfail", "known failure integer-keys: DCP loads the value of an integer key")},
     "integer_keys_in_extra_state": {"": ("xfail", "known failure integer-keys: DCP loads the value of an")},
@@ -253,7 +257,7 @@ def expected(row: dict[str, Any]) -> tuple[str, str]:
 
 
 def wrongly_trained(row: dict[str, Any]) -> bool:
-    late = LATE, f"{BESIDE_LATE}gradient_close", f"{BESIDE_LATE}loss_resume_equal"
+    late = LATE, f"{BESIDE_LATE}gradient_close", f"{BESIDE_LATE}model_equal: 0.bias"
     return (
         row["model"].rpartition(".")[2] in WRONG
         or str(row["reason"]).startswith((ONE_SHARD, *late))
@@ -271,3 +275,14 @@ def test_ordinary_workloads_end_as_expected(sweep: Finished, block: str) -> None
         if row["status"] != status or reason not in str(row["reason"]) or trained == wrongly_trained(row):
             wrong[row["cell"]] = row["status"], row["training"], row["reason"]
     assert wrong == {}
+
+
+@pytest.mark.parametrize("block", tiered(["late_gradients"]))
+def test_late_gradients_leave_the_resume_out(sweep: Finished, block: str) -> None:
+    late = [row for row in sweep.rows if str(row["reason"]).startswith(LATE)]
+    assert late
+    for row in late:
+        assert (row["model_equal"], row["optim_equal"], row["extra_equal"]) == (True, True, True)
+        assert row["loss_resume_equal"] is row["state_resume_equal"] is None
+        reasons = [one["not_applied"].get("state_resume_equal", "") for one in row["details"]["ranks"]]
+        assert reasons[-1].endswith("(docs/findings/second-derivatives-fsdp2.md)")

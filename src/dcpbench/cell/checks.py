@@ -105,7 +105,7 @@ def train_without_saves(
             if prepare:
                 copy_state(unsaved, twin)
         where = "in the uninterrupted run"
-        _, cell.report.losses["twin"] = _train_with_twin(cell, unsaved, twin, until, where)
+        _, cell.report.losses["twin"] = _train_with_twin(cell, unsaved, twin, record, until, where)
     return unsaved
 
 
@@ -141,10 +141,10 @@ def verify_replicas(cell: Cell, run: TrainingRun) -> None:
 
 
 def _train_with_twin(
-    cell: Cell, run: TrainingRun, twin: TrainingRun, until: int, where: str
+    cell: Cell, run: TrainingRun, twin: TrainingRun, record: RunRecord, until: int, where: str
 ) -> tuple[list[float], list[float]]:
     """Train a run up to and including step `until`, compare each step with that of a twin in the same state,
-    and return the losses of both."""
+    and return the losses of both. `record` gets why no resumed run can repeat them."""
     before = len(run.train_state.losses)
     with cell.phase("verify", "training"):
         compared_steps = Lockstep(cell.config, cell.world, run, twin, partial(explained, cell, "twin"))
@@ -157,6 +157,7 @@ def _train_with_twin(
     with cell.phase("verify", "training"):
         for check, compared in compared_steps.results().items():
             cell.record(check, compared, where, TWIN)
+    record.why_not_resumed = record.why_not_resumed or compared_steps.why_not_resumed
     if "gradient_bound" in compared_steps.bounds:
         cell.measure("gradient_bound_used", compared_steps.bound_used)
     cell.report.bounds |= compared_steps.bounds
@@ -338,7 +339,11 @@ def resume(
         with cell.phase("build"):
             twin = build_run.build_twin(cell.config, cell.world, other_seed(cell, 0))
             copy_state(target, twin)
-        resumed, _ = _train_with_twin(cell, target, twin, last, where)
+        resumed, _ = _train_with_twin(cell, target, twin, record, last, where)
+    if why := record.why_not_resumed:
+        of_losses = "loss_resume_equal" if exactly else "loss_resume_close"
+        cell.report.not_applied |= dict.fromkeys((of_losses, "state_resume_equal"), why)
+        return
     with cell.phase("verify", "resumed"):
         dtypes = target.dtypes.union(record.computes_in)
         losses = record.losses[taken.start - 1 : last]

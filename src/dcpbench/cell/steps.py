@@ -54,6 +54,7 @@ class RunRecord:
         generators: the default ones of a trainer, after each save and where resumed runs end.
         keeps_random: the random generators that it keeps (as in `RandomState.kept`), as its end has shown.
         torch_version: the torch that trained it.
+        why_not_resumed: why no resumed run can repeat its steps, if its twin has shown that.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -67,6 +68,7 @@ class RunRecord:
     generators: dict[int, States] = field(default_factory=dict)
     keeps_random: bool | frozenset[str] = True
     torch_version: str = str(torch.__version__)
+    why_not_resumed: str | None = None
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def build(cell: Cell, unsaved: RunRecord | None = None) -> ReferenceRun:
         record = RunRecord(run.train_state.losses, why_layout_bound=why, computes_in=(*run.computes_in,))
         if unsaved:
             record.unrestored, record.judged = unsaved.unrestored, unsaved.judged
-            record.keeps_random = unsaved.keeps_random
+            record.keeps_random, record.why_not_resumed = unsaved.keeps_random, unsaved.why_not_resumed
         run.judged = record.judged
         cell.report.losses["continued"] = record.losses
         record.unsaved_values[0] = run.unsaved_values().texts

@@ -50,6 +50,9 @@ TWIN: Sides = ("twin {}", "here {}")
 AS_STORED = "checkpoint"
 """Value of `Mismatch.by` if the state was restored as the checkpoint has it, and the checkpoint is wrong."""
 
+SECOND_DERIVATIVES = "second_derivatives"
+"""Value of `Mismatch.by` for gradients under `fully_shard`, in a step with second derivatives or the next."""
+
 
 @dataclass(frozen=True)
 class Mismatch:
@@ -68,7 +71,8 @@ class Mismatch:
         facts: JSON data by the names in the templates of `dcpbench.core.sentences`: `expected`, `actual`,
             `index`, `expected_bits`, `differing`, `elements`, ….
         where: the checkpoint or the moment, as a phrase.
-        by: the known defect of torch that produces exactly this state, if one does, or `AS_STORED`.
+        by: the known defect of torch that produces exactly this state, if one does, `AS_STORED`, or
+            `SECOND_DERIVATIVES`.
         sides: what was compared; None means `SAVED`.
     """
 

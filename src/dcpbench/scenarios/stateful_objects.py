@@ -1,13 +1,11 @@
 """Objects with state of their own, and plain dictionaries, in addition to a model and an optimizer."""
 
-import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.cell import checks, contract, steps
 from dcpbench.cell.cell import Cell
@@ -31,7 +29,7 @@ def object_scenario(
 
     Args:
         saved: the objects and plain dictionaries that are saved.
-        fresh: those that are loaded into; empty if the scenario loads none.
+        fresh: those that are loaded into.
         extra: called with the checkpoint and the state dict that was loaded into.
         order: reorders the keys of a state dict.
     """
@@ -58,10 +56,9 @@ def object_scenario(
     given = Recording(order(state) if order else state)
     steps.load(cell, target, checkpoint, state=given)
     checks.verify_restored(cell, target, checkpoint, unrestored)
-    if fresh:
-        loaded = {name: given[name] if isinstance(one, dict) else one for name, one in fresh.items()}
-        with cell.phase("verify", "equality"):
-            cell.record("extra_equal", compare_controlled(expected, _leaves(loaded), before), str(checkpoint))
+    loaded = {name: given[name] if isinstance(one, dict) else one for name, one in fresh.items()}
+    with cell.phase("verify", "equality"):
+        cell.record("extra_equal", compare_controlled(expected, _leaves(loaded), before), str(checkpoint))
     extra(checkpoint, given)
     checks.resume(cell, target, checkpoint, reference.record)
 
@@ -195,66 +192,3 @@ def _wrong(given: Recording, stateful: Counting) -> list[Mismatch]:
     if "plain" not in given.was_set:
         found.append(contract.violation("plain", "the loaded dictionary was not put back"))
     return found
-
-
-class Keyed:
-    """A stateful object with a tensor and a number under each of its keys."""
-
-    def __init__(self, keys: list[Any], first: int, device: torch.device) -> None:
-        self.values = dict(zip(keys, itertools.count(first), strict=False))
-        self.tensors = {key: torch.full((2,), value, device=device) for key, value in self.values.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"values": self.values, "tensors": self.tensors}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.values, self.tensors = state_dict["values"], state_dict["tensors"]
-
-
-def other_keys(cell: Cell, saved: list[Any], loaded: list[Any]) -> None:
-    """An object can have other keys when it is loaded than when it was saved: a load restores all saved keys,
-    and refuses keys that were not saved.
-
-    Args:
-        saved: its keys when it is saved.
-        loaded: its keys before it is loaded.
-    """
-    device = cell.world.device
-    lacking = [key for key in loaded if key not in saved]
-
-    def verify_refused(checkpoint: Checkpoint, _: dict[str, Any]) -> None:
-        def load(keys: list[Any]) -> None:
-            checkpoint.checkpointer.load({"keyed": Keyed(keys, 5, device)}, checkpoint.checkpoint_id)
-
-        where = f"of a load with more keys {checkpoint}"
-        with cell.phase("verify", "refused"):
-            for key in lacking:
-                name = f"keyed.values.{key}"
-                calls = partial(load, loaded), partial(load, saved)
-                contract.verify_refused(cell, CheckpointException, name, *calls, where)
-
-    fresh = Keyed([key for key in loaded if key not in lacking], 5, device)
-    object_scenario(cell, {"keyed": Keyed(saved, 1, device)}, {"keyed": fresh}, verify_refused)
-
-
-def other_dtype(cell: Cell, saved: str, loaded: str) -> None:
-    """A load into a tensor of another dtype has to be refused: its values would not be those that were saved.
-
-    Args:
-        saved: the name of the saved tensor's dtype.
-        loaded: that of the tensor to load into.
-    """
-    device = cell.world.device
-    held = {"tensor": torch.arange(1, 9, device=device).to(getattr(torch, saved)) / 3}
-
-    def verify_refused(checkpoint: Checkpoint, _: dict[str, Any]) -> None:
-        def load(dtype: str) -> None:
-            state = {"typed": {"tensor": torch.zeros(8, dtype=getattr(torch, dtype), device=device)}}
-            checkpoint.checkpointer.load(state, checkpoint.checkpoint_id)
-
-        where = f"of a load into {loaded} {checkpoint}"
-        calls = partial(load, loaded), partial(load, saved)
-        with cell.phase("verify", "refused"):
-            contract.verify_refused(cell, CheckpointException, "dtype", *calls, where)
-
-    object_scenario(cell, {"typed": held}, {}, verify_refused)

@@ -18,7 +18,7 @@ from yaml.constructor import ConstructorError
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import conf_folder, config_class
 from dcpbench.core.checks import CHECKS
-from dcpbench.core.mismatch import AS_STORED, Problem
+from dcpbench.core.mismatch import AS_STORED, SECOND_DERIVATIVES, Problem
 from dcpbench.core.plugins import plugins
 from dcpbench.records.row import columns
 from dcpbench.verdict.known_failures import KnownFailure, KnownMismatch
@@ -89,7 +89,7 @@ def _typed(schema: type[T], plain: dict[str, Any]) -> T:
 
 def _without_idle(path: Path, found: list[KnownFailure]) -> list[KnownFailure]:
     """Leave out and report the entries whose recomputation no plug-in provides."""
-    known = {AS_STORED, *(by for plugin in plugins() for by in plugin.defects)}
+    known = {AS_STORED, SECOND_DERIVATIVES, *(by for plugin in plugins() for by in plugin.defects)}
     idle = [one for one in found if not one.recomputations <= known]
     if idle:
         ids = ", ".join(dict.fromkeys(one.id for one in idle))

@@ -55,9 +55,10 @@ def judge(stages: Sequence[Sequence[RankReport]], worlds: Sequence[int]) -> Verd
         for training in (False, True)
     )
     resumes = _passed(results, training=False)
+    has_resumed = not {"loss_resume_equal", "loss_resume_close"}.isdisjoint(results)
     return Verdict(
         status="fail" if failed else "vacuous" if gaps else "pass",
-        reason=failed_sentence(of_resume, of_training, resumes) or "; ".join(gaps) or None,
+        reason=failed_sentence(of_resume, of_training, resumes and has_resumed) or "; ".join(gaps) or None,
         checks=dict.fromkeys(CHECKS) | {check: one.failed is None for check, one in results.items()},
         failed=tuple(failed),
         gaps=tuple(gaps),

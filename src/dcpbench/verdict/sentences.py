@@ -25,7 +25,7 @@ def failed_sentence(resume: Sequence[str], training: Sequence[str], resumes: boo
 
     Args:
         resume, training: sentences of the failed checks.
-        resumes: True if all checks of saving and resuming passed and could have failed.
+        resumes: True if a run was resumed, and all checks of that and of saves passed and could have failed.
     """
     of_resume = ["the resume is correct"] if training and resumes else resume
     of_training = [f"training: {'; '.join(training)}"] if training else []

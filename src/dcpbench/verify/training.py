@@ -116,14 +116,12 @@ class TwinGradients:
         twins: the twin's gradients of the global batch, by name.
         own: the twin's gradients of this rank's share of the batch, elements in float64.
         after: changes the twin at the beginning of the step, and returns its new gradients; collective.
-        step: its number.
         check: that compares them.
     """
 
     twins: Mapping[str, TwinGradient]
     own: Mapping[str, torch.Tensor]
     after: Callable[[Callable[[nn.Module], None]], Mapping[str, TwinGradient]]
-    step: int = 0
     check: str = "gradient_close"
 
 

@@ -39,7 +39,7 @@ from dcpbench.workloads.generators import (
     set_generator,
     state_of_generator,
 )
-from dcpbench.workloads.optimizers import InBackward, as_one, load_as_saved, skip_what_is_not_stepped
+from dcpbench.workloads.optimizers import as_one, load_as_saved, skip_what_is_not_stepped
 from dcpbench.workloads.own_trainer import TrainerRun
 from dcpbench.workloads.pipeline import Pipeline
 from dcpbench.workloads.stateful import Noise
@@ -177,11 +177,9 @@ def build_plain_copy(config: Config, world: World, run: TrainingRun) -> Training
 
 def build_twin(config: Config, world: World, seed: int) -> TrainingRun:
     """Build an unwrapped, uncompiled run that trains on this rank's share of each batch, in the dtypes of the
-    parallelism. Its optimizer never steps in the backward pass."""
+    parallelism."""
     run = _unwrapped(config, world, config.parallel.mesh_sizes(world.size), seed)
     run.called = precision.cast_as_fsdp(run.model, config.parallel)
-    if isinstance(run.optimizer, InBackward):
-        run.optimizer.in_backward = False
     return run
 
 

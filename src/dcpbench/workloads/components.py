@@ -130,12 +130,10 @@ class DataLoading(Component):
 
     Args:
         batches: the number of batches of an epoch.
-        one_generator: whether the loader shuffles by the generator that it also draws the seeds of its
-            workers from, `generator=`; otherwise a sampler has a separate one.
     """
 
-    def __init__(self, context: ComponentContext, batches: int, one_generator: bool) -> None:
-        self._batches, self._one_generator = batches, one_generator
+    def __init__(self, context: ComponentContext, batches: int) -> None:
+        self._batches = batches
         self.saved = SavedObjects({"data_loader": self})
         self._start_over(context.data_seed)
 
@@ -143,13 +141,11 @@ class DataLoading(Component):
         from torchdata.stateful_dataloader import StatefulDataLoader  # an optional dependency
         from torchdata.stateful_dataloader.sampler import RandomSampler
 
-        numbers, generator = range(1, self._batches + 1), torch.Generator().manual_seed(seed)
-        if self._one_generator:
-            order: dict[str, Any] = {"shuffle": True}
-        else:
-            own = torch.Generator().manual_seed(seed)
-            order = {"sampler": RandomSampler(numbers, generator=own)}
-        self.loader = StatefulDataLoader(numbers, batch_size=None, generator=generator, **order)
+        numbers = range(1, self._batches + 1)
+        # The loader's generator also draws the seeds of workers (docs/findings/data-loader-generator.md).
+        sampler = RandomSampler(numbers, generator=torch.Generator().manual_seed(seed))
+        generator = torch.Generator().manual_seed(seed)
+        self.loader = StatefulDataLoader(numbers, batch_size=None, generator=generator, sampler=sampler)
         self._epoch: Iterator[int] | None = None
 
     def number_of_batch(self, step: int) -> int:

@@ -9,10 +9,11 @@ from functools import partial
 import torch
 from torch import nn
 from torch._functorch import config as functorch_config
+from torch.distributed.fsdp import FSDPModule
 
 from dcpbench.config.mesh import dp_degree, dp_rank
 from dcpbench.config.schema import Config
-from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.mismatch import SECOND_DERIVATIVES, Mismatch, Problem
 from dcpbench.core.rank_report import NOTHING, Compared
 from dcpbench.verify.compare import same_value
 from dcpbench.verify.compare_layouts import compare_replicas
@@ -53,8 +54,11 @@ _NOT_A_MEAN = (
     "weights: the mean is compared"
 )
 _OF_SHARES = "the workload's step takes a rank's share: the mean of the shares' losses is compared"
+_LATE = (
+    "fully_shard uses gradients of second derivatives a step late, and those of the step before a load never "
+    "(docs/findings/second-derivatives-fsdp2.md)"
+)
 _OTHER_USES = "ranks and twin take different optimizer steps, or clip gradients differently often"
-_IN_BACKWARD = "the optimizer steps in the backward pass, and the twin cannot step on other gradients"
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,7 @@ class Lockstep:
     Attributes:
         not_applied: why checks are not made.
         bound_used: the largest difference of a gradient as a part of its tolerance.
+        why_not_resumed: why a resumed run cannot repeat these steps, if the results show that.
     """
 
     def __init__(
@@ -106,6 +111,9 @@ class Lockstep:
             self.not_applied[GRADIENT] = why_no_gradient
         self._inexact = inexact_steps(run, twin, split=not self._parts.complete)
         self.bound_used, self._alive = 0.0, False
+        self.why_not_resumed: str | None = None
+        self._is_fully_sharded = any(isinstance(one, FSDPModule) for one in run.model.modules())
+        self._second_derivatives, self._uses_late_gradients = set[int](), False
         self._compare_state(run.train_state.step, {})
 
     @property
@@ -137,9 +145,7 @@ class Lockstep:
         own = twin.passed()
         everywhere = any_rank(twin.loss_is_collective, Exchange(self._world.group))
         whole_loss = self._loss_of_whole() if everywhere or self._world.rank == 0 else 0.0
-        if self._note_losses(step, whole_loss, own.loss):
-            self.not_applied |= dict.fromkeys((GRADIENT, STEP, LOSS), _IN_BACKWARD)
-            return
+        self._note_losses(step, whole_loss, own.loss)
         self._note_draws()
         others = self._jittered(twin)
         here = {name: local_gradient(value) for name, value in gradients.items()}
@@ -234,9 +240,12 @@ class Lockstep:
             found = {name: compare_gradient(name, step, parts[name], twin)[0] for name, twin in both.items()}
             return {name for name, finding in found.items() if finding is None}
 
-        about = partial(self._reference, step, passes, again)
+        about = partial(self._reference, passes, again)
         done = self._explain({GRADIENT: Compared(found, {}, {})}, about, equal)[GRADIENT]
         wrong = [replace(one, name=one.name + use) for one in done.found]
+        if {step - 1, step} & self._second_derivatives:
+            wrong = [replace(one, by=one.by or SECOND_DERIVATIVES) for one in wrong]
+            self._uses_late_gradients |= bool(wrong)
         self._results[GRADIENT] += Compared(wrong, names, fired)
 
     def _twin_gradients(self, own: Pass, others: list[Pass]) -> Iterator[tuple[str, TwinGradient | None]]:
@@ -254,7 +263,7 @@ class Lockstep:
             if name in leaves and leaves[name].extent.shape == tuple(twins[name].shape):
                 yield name, TwinGradient.of(self._bound(leaves[name].dtype), *sums) if present else None
 
-    def _reference(self, step: int, passes: _Passes, again: Callable[[], _Passes]) -> TwinGradients:
+    def _reference(self, passes: _Passes, again: Callable[[], _Passes]) -> TwinGradients:
         """Build the reference for known defects; collective."""
 
         def after(change: Callable[[nn.Module], None]) -> dict[str, TwinGradient]:
@@ -264,7 +273,7 @@ class Lockstep:
         bound = {name: self._bound(leaf.dtype) for name, leaf in self._leaves.items()}
         made = ((name, one) for name, one in self._twin_gradients(*passes) if one)
         twins = {name: one for name, one in made if one.can_tell(bound[name].control)}
-        return TwinGradients(twins, passes[0].gradients, after, step)
+        return TwinGradients(twins, passes[0].gradients, after)
 
     def _jittered(self, twin: Twin) -> list[Pass]:
         return twin.jittered() if self._noise and not self._run.draws else []
@@ -279,15 +288,17 @@ class Lockstep:
         sizes, rank = self._run.sizes, self._world.rank
         return all(dp_rank(sizes, other) != dp_rank(sizes, rank) for other in range(rank))
 
-    def _note_losses(self, step: int, full: float, own: float) -> bool:
+    def _note_losses(self, step: int, full: float, own: float) -> None:
         """Note the losses of a step: the twin's loss of the global batch, or the mean over its shares if the
-        two differ. Return whether the twin of any rank has stepped."""
+        two differ; and whether it has second derivatives under `fully_shard` on any rank."""
         samples, share = (self._twin.run.samples, own) if self._counts else (0, 0.0)
         losses = (share, samples * share, abs(share), samples * abs(share))
         of_first = full if self._world.rank == 0 else 0.0
-        others = (samples, samples**2, of_first, float(self._twin.steps_in_backward))
+        twice = float(self._is_fully_sharded and self._run.differentiates_twice)
+        others = (samples, samples**2, of_first, twice)
         totals = summed_numbers((*losses, *others), Exchange(self._world.group))
-        loss, weighted, magnitude, weighted_magnitude, *counts, twin, stepped = totals
+        loss, weighted, magnitude, weighted_magnitude, *counts, twin, twice = totals
+        self._second_derivatives |= {step} if twice else set()
         mean = Sums(loss, weighted, *counts).mean(dp_degree(self._run.sizes))
         size = Sums(magnitude, weighted_magnitude, *counts).mean(dp_degree(self._run.sizes))
         if not abs(twin - mean) <= loss_share(self._twin.computes_in) * max(abs(twin), size):
@@ -295,7 +306,6 @@ class Lockstep:
                 self.not_applied.setdefault(_OF_WHOLE, _NOT_A_MEAN)
             twin = mean
         self._losses[step] = _Losses(self._run.train_state.losses[-1], twin, size)
-        return stepped > 0
 
     def _compare_norm(self, step: int) -> None:
         """Compare the norm by which this rank has clipped its gradients with that of full gradients."""
@@ -326,6 +336,8 @@ class Lockstep:
     def results(self) -> dict[str, Compared]:
         """Return the results by check; collective. Gradients that are all zero prove nothing."""
         made = {**self._results}
+        if self._second_derivatives and any_rank(self._uses_late_gradients, Exchange(self._world.group)):
+            self.why_not_resumed = _LATE
         if not self._alive:
             made[GRADIENT] += Compared((), {}, dict.fromkeys(made[GRADIENT].fired, False))
         if LOSS not in self.not_applied:

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -65,28 +64,6 @@ def listed(returned: Any, what: str) -> list[Any]:
             fix = f"return {what}s of torch: one, or a list or dictionary of them"
             raise TypeError(f"{what} of the Workload returned a {type(one).__name__}; {fix}")
     return several
-
-
-class InBackward(Optimizers):
-    """One optimizer for each parameter, which steps in the backward pass as soon as the gradient is ready. If
-    `in_backward` is turned off, all step in `step`."""
-
-    in_backward = True
-
-    def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        super().__init__(optimizers)
-        for one in self.optimizers:
-            for parameter in one.param_groups[0]["params"]:
-                parameter.register_post_accumulate_grad_hook(partial(self._step_one, one))
-
-    def _step_one(self, one: torch.optim.Optimizer, _: torch.Tensor) -> None:
-        if self.in_backward:
-            one.step()
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Step each, unless they have stepped already."""
-        if not self.in_backward:
-            super().step(closure)
 
 
 def load_as_saved(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
@@ -205,9 +182,3 @@ def muon_and_adam(groups: Iterable[dict[str, Any]], lr: float, **options: Any) -
     """Make Muon for the first group and Adam for the others: Muon trains matrices only."""
     first, *others = groups
     return Optimizers([torch.optim.Muon([first], lr), torch.optim.Adam(others, **options)])
-
-
-def adam_in_backward(groups: Iterable[dict[str, Any]], **options: Any) -> InBackward:
-    """Make Adam that steps in the backward pass."""
-    parameters = (one for group in groups for one in group["params"] if one.requires_grad)
-    return InBackward(torch.optim.Adam([one], **options) for one in parameters)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -11,7 +12,7 @@ from torch.nn.utils import clip_grads_with_norm_
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from dcpbench.config.mesh import dp_degree
-from dcpbench.core.rank_report import Compared
+from dcpbench.core.rank_report import Compared, Skip
 from dcpbench.verify.compare_layouts import compare_replicas
 from dcpbench.verify.snapshot import (
     local_part,
@@ -56,6 +57,7 @@ class TrainingRun(SavedRun):
         samples: the number of this rank's samples in the last step; 1 if it is unknown.
         user_step: the `step` of the workload, if it has one.
         uses: the uses of gradients in the last step that was recorded, if the workload has `step`.
+        differentiates_twice: whether a backward pass of the last step had `create_graph=True`.
     """
 
     draws = False
@@ -70,6 +72,7 @@ class TrainingRun(SavedRun):
     samples: int = 1
     user_step: UserStep | None = None
     uses: Sequence[Use] = ()
+    differentiates_twice = False
     _recorded: dict[str, torch.Tensor] | None = None
     _parts: Parts | None = None
 
@@ -108,12 +111,19 @@ class TrainingRun(SavedRun):
         losses: list[torch.Tensor] = []
         samples: list[int] = []
         while self.train_state.step < until:
-            with self.random.noting_draws(), buckets_kept(), self._noting(each_of(self.optimizer)):
+            with (
+                self.random.noting_draws(),
+                buckets_kept(),
+                self._noting_second_derivatives(),
+                self._noting(each_of(self.optimizer)) as lives,
+            ):
                 batch = self.next_batch(batches)
                 if self.user_step:
                     loss = self.take_user_step(batch)
                 else:
                     loss = self.backward(batch)
+                    if lives:
+                        raise Skip("the optimizer steps in the backward pass; use checkpointer=trainer")
                     self.step()
             self.draws |= bool(self.random.drawn)
             losses.append(loss)
@@ -264,8 +274,7 @@ class TrainingRun(SavedRun):
         if self._recorded is None or self.user_step:
             return
         for name, gradient in self._gradients(self.trained).items():
-            if name not in self._recorded:
-                self._recorded[name] = gradient.detach().clone()
+            self._recorded[name] = gradient.detach().clone()
 
     def _gradients(self, parameters: Iterable[nn.Parameter]) -> dict[str, torch.Tensor]:
         """Return this rank's gradients of these parameters, by FQN."""
@@ -278,19 +287,29 @@ class TrainingRun(SavedRun):
         }
 
     @contextmanager
-    def _noting(self, optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
-        """Context manager around a step: note in `alive` whether there were gradients."""
-        lives = [False]
-
-        def note(*_: Any) -> None:
-            self._record()  # an optimizer that steps in the backward pass clears them
-            lives[0] |= self._has_gradient()
-
+    def _noting(self, optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[list[bool]]:
+        """Context manager around a step: note in `alive` whether there were gradients. Yields whether there
+        were, for each step that an optimizer has taken."""
+        lives: list[bool] = []
         with ExitStack() as hooks:
             for one in optimizers:
-                hooks.callback(one.register_step_pre_hook(note).remove)
+                noted = one.register_step_pre_hook(lambda *_: lives.append(self._has_gradient()))
+                hooks.callback(noted.remove)
+            yield lives
+        self.alive.append(any(lives) or self._has_gradient())
+
+    @contextmanager
+    def _noting_second_derivatives(self) -> Iterator[None]:
+        """Context manager around a step: note in `differentiates_twice` whether it has second derivatives."""
+        run_backward = torch.autograd._engine_run_backward
+        self.differentiates_twice = False
+
+        def noting(outputs: Any, gradients: Any, retain: bool, create: bool, *rest: Any, **more: Any) -> Any:
+            self.differentiates_twice |= create
+            return run_backward(outputs, gradients, retain, create, *rest, **more)
+
+        with mock.patch.object(torch.autograd, "_engine_run_backward", noting):
             yield
-        self.alive.append(lives[0] or self._has_gradient())
 
     def _has_gradient(self) -> bool:
         return has_gradient(self.model.parameters())

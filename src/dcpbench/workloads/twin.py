@@ -64,14 +64,13 @@ class Twin:
 
     Attributes:
         computes_in: these dtypes, and those of module outputs, as under autocast.
-        steps_in_backward: whether the optimizer has stepped in a backward pass.
         loss_is_collective: whether the loss of this rank's share needed the other ranks.
     """
 
     def __init__(self, run: TrainingRun, dtypes: Iterable[torch.dtype]) -> None:
         self.run, self.model = run, run.model
         self.computes_in = set(dtypes)
-        self.steps_in_backward = self.loss_is_collective = False
+        self.loss_is_collective = False
         self._batch: Batch = None
         self._group: dist.ProcessGroup | None = None
         self._change: Callable[[nn.Module], None] | None = None
@@ -100,13 +99,7 @@ class Twin:
     def passed(self) -> Pass:
         """Make the pass of the step. Note whether the loss has a collective: the model is unwrapped."""
         before = _collectives()
-
-        def stepped(*_: Any) -> None:
-            self.steps_in_backward = True
-
         with ExitStack() as hooks:
-            for one in each_of(self.run.optimizer):
-                hooks.callback(one.register_step_pre_hook(stepped).remove)
             for module in self.model.modules():
                 hooks.callback(module.register_forward_hook(self._note_dtype).remove)
             made = self._passed(self._batch)
@@ -121,8 +114,8 @@ class Twin:
 
     @contextmanager
     def changed(self, change: Callable[[nn.Module], None]) -> Iterator[None]:
-        """Context manager: passes that are made again begin with a change of the model: of which parameters
-        require gradients, or of the hooks of its modules."""
+        """Context manager: passes that are made again begin with a change of which parameters of the model
+        require gradients."""
         required = {value: value.requires_grad for value in self.model.parameters()}
         self._change = change
         try:

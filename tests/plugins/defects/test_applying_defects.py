@@ -101,7 +101,6 @@ def test_defects_of_a_layout_apply_to_its_cells(parallel: str, size: int, tmp_pa
         ({"optimizer": "adamw_empty_group", "state_dict": "full"}, {"as_list"}, {"as_list"}),
         ({"state_dict": "full"}, {"as_list"}, {"as_list"}),
         ({"scheduler": "multi_step"}, set(), set()),
-        ({"component": "data_loader_generator"}, set(), {"as_restored"}),
         ({"load_into": "never_stepped"}, {"never_stepped"}, {"as_restored"}),
         ({"load_into": "no_scheduler"}, set(), {"as_restored"}),
         ({"save": "sync_no_collectives"}, {"own_chunks"}, {"as_restored"}),

@@ -9,7 +9,6 @@ from dcpbench.config.groups import Kept
 from dcpbench.config.schema import Config
 
 _FSDP1 = "dcpbench.workloads.parallelisms.fsdp"
-_FSDP2 = (f"{_FSDP1}2", f"{_FSDP1}2_per_layer")
 
 
 def fsdp1_sizes(config: Config) -> dict[str, int]:
@@ -21,11 +20,6 @@ def fsdp1_sizes(config: Config) -> dict[str, int]:
 def fsdp1_of_user(config: Config) -> bool:
     """Return whether FSDP1 shards a user's model."""
     return bool(fsdp1_sizes(config) and config.workload.target)
-
-
-def fsdp2_of_user(config: Config) -> bool:
-    """Return whether FSDP2 alone shards a user's model."""
-    return bool(config.parallel.target in _FSDP2 and config.workload.target and not config.own_trainer)
 
 
 def has_tensor_parallel_fsdp1(config: Config) -> bool:

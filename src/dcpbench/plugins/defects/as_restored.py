@@ -23,11 +23,6 @@ from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.world import World
 
 
-def _shuffles_by_one_generator(config: Config) -> bool:
-    """docs/findings/data-loader-generator.md"""
-    return bool(config.component.name == "data_loader_generator")
-
-
 def _has_state_in_low_precision(config: Config) -> bool:
     """docs/findings/state-in-low-precision.md"""
     return bool(config.model.name == "bf16")
@@ -44,7 +39,6 @@ _CAUSES = (
     has_local_experts,
     shares_stager_or_writer,
     loads_alone,
-    _shuffles_by_one_generator,
     _has_state_in_low_precision,
     _loads_into_another_state,
 )

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dcpbench.config.mesh import SHARE_DATA, dp_degree
 from dcpbench.core.rank_report import NothingToInjectError
 from dcpbench.verify.snapshot import local_part, named_parts, parts_of_each, plain_fqn
-from dcpbench.workloads.optimizers import InBackward, each_of
+from dcpbench.workloads.optimizers import each_of
 from dcpbench.workloads.training_run import TrainingRun
 
 _REDUCTIONS = {"all_reduce", "reduce_scatter_tensor", "reduce_scatter_single"}
@@ -36,8 +36,6 @@ class WrongTraining:
         self._run = run
         if run.why_no_twin:
             raise NothingToInjectError(f"no twin can show it: {run.why_no_twin}")
-        if isinstance(run.optimizer, InBackward):
-            raise NothingToInjectError("the optimizer steps in the backward pass")
 
     @property
     def shares(self) -> int:
