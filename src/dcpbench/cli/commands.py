@@ -218,8 +218,8 @@ _COMMANDS = (
     Command(
         "doctor",
         "dcpbench.cli.doctor",
-        """Check whether this machine can run cells: torch, GPUs and their links, memory, disk, compiler,
-        loopback, limits. Print how to fix what is missing. Exits with 1 if anything is bad.""",
+        """Check whether this machine can run cells: torch, GPUs and their links, memory, disk,
+        compiler. Print how to fix what is missing. Exits with 1 if anything is bad.""",
         click.Option(["--folder"], type=PATH, metavar="FOLDER", help="Folder for checkpoints (outputs)."),
         _JSON,
     ),
