@@ -57,10 +57,9 @@ _RUN_MORE = (
 )
 
 
-def several(option: str, metavar: str, help: str, known: completion.Names | None = None) -> click.Option:
-    """Return an option that can be given several times; `known` returns the names that a shell completes."""
-    complete = None if known is None else completion.listed(known)
-    return click.Option([option], multiple=True, metavar=metavar, help=help, shell_complete=complete)
+def several(option: str, metavar: str, help: str) -> click.Option:
+    """Return an option that can be given several times."""
+    return click.Option([option], multiple=True, metavar=metavar, help=help)
 
 
 def flag(option: str, help: str) -> click.Option:
