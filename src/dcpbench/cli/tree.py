@@ -69,11 +69,9 @@ def flag(option: str, help: str) -> click.Option:
 
 def output(formats: Sequence[str], help: str) -> list[click.Parameter]:
     """Return the options of `dcpbench.report.output`."""
-    raw = "csv: keep texts that a spreadsheet would run (=, +, -, @) as they are."
     file = "Write to FILE, atomically; its suffix selects the format."
     return [
         click.Option(["--format"], type=click.Choice(formats), help=help),
-        *([flag("--raw", raw)] if "csv" in formats else []),
         click.Option(["-o", "--output"], type=PATH, metavar="FILE", help=file),
     ]
 

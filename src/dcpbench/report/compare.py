@@ -52,7 +52,6 @@ def main(
     drift: float | None = None,
     false_alarms: float | None = None,
     format: str | None = None,
-    raw: bool = False,
     output: Path | None = None,
 ) -> int:
     """Compare sweeps; return 1 if a change of `fail_on` was found, raise ResultsError on bad input."""
@@ -73,7 +72,7 @@ def main(
     found = [compared(names[place], first, sides[place].frame, rule, ignored, before.frame) for place in new]
     if written_as in ("csv", "json"):
         flat = pd.concat([one.flat() for one in found], ignore_index=True)
-        text = rows_text(flat, written_as, raw)
+        text = rows_text(flat, written_as)
     else:
         damaged = [sentence for side in [*sides.values(), before] for sentence in side.left_out]
         differing = differences({names[place]: side for place, side in sides.items()})
