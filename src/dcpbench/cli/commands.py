@@ -85,10 +85,6 @@ def _resume_words(words: Sequence[str]) -> Sequence[str]:
     return [*others, f"resume={quoted(folder)}"]
 
 
-def _share(option: str, help: str) -> click.Option:
-    return click.Option([option], type=click.FloatRange(0, 1, max_open=True), metavar="SHARE", help=help)
-
-
 _ALL_HOLD = "given several times: all have to hold"
 _COMMANDS = (
     Run(
@@ -170,11 +166,6 @@ _COMMANDS = (
             "Pair cells that differ in these axes or overrides: to compare two models, two storages.",
         ),
         several("--fail-on", "KIND,...", "Exit with 1 on such a change."),
-        _share("--least-effect", "0.05: below 5 % is not a change."),
-        _share(
-            "--drift", "Assumed drift between equal sweeps (0.03); with six or more sweeps it is measured."
-        ),
-        _share("--false-alarms", "Chance of any false alarm (0.01)."),
         *output(["table", "markdown", "csv", "json"], "Default: table, or what the suffix of -o names."),
     ),
     Command(
