@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Let Python keep the bytecode of modules and of tests that pytest has rewritten: later processes start faster.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run check test tests-of-check tests-of-test test-all test-exhaustive test-multinode test-slurm test-trackers without lint docs samples bench mutants fuzz soak setup clean
+.PHONY: run check test tests-of-check tests-of-test test-all test-exhaustive test-multinode test-slurm without lint docs samples bench mutants fuzz soak setup clean
 
 # 20 cells in 84 s: five parallelisms, compiled or not, sync and async saves.
 run: $(VENV)/.ready
@@ -17,7 +17,7 @@ PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # Three tiers. `check` (1 min): the tests without sweeps. `test` (7 min): one real cell of each scenario,
 # parallelism, death, kind of fault and format too. `test-all`: everything, hours.
-ELSEWHERE := not multinode and not slurm and not trackers and not exhaustive
+ELSEWHERE := not multinode and not slurm and not exhaustive
 
 check test: $(VENV)/.ready
 	$(MAKE) --jobs=2 lint tests-of-$@
@@ -33,7 +33,6 @@ test-all: lint
 	$(MAKE) test-exhaustive
 	$(MAKE) test-multinode
 	$(MAKE) test-slurm
-	$(MAKE) test-trackers
 	$(MAKE) without
 
 # Every cell of the models that the other tests only sample: most of an hour.
@@ -52,12 +51,6 @@ test-slurm: $(VENV)/.ready
 	    apt-get update -qq && apt-get install -y -qq --no-install-recommends slurm-wlm munge; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
 	$(BIN)/python -m pytest -m slurm
-
-# `dcpbench log`. Installs TensorBoard, MLflow and W&B.
-test-trackers: $(VENV)/.ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-	    -e '.[tensorboard,mlflow,wandb]'
-	$(BIN)/python -m pytest -m trackers
 
 # Run `make check` in a copy without a plug-in: PLUGIN=audit, or each in turn. See scripts/without.sh.
 without: $(VENV)/.ready

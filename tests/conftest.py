@@ -132,7 +132,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 def _tier(item: pytest.Item) -> str:
     marks = {mark.name for mark in item.iter_markers()}
-    if marks & {"extended", "exhaustive", "multinode", "slurm", "trackers"}:
+    if marks & {"extended", "exhaustive", "multinode", "slurm"}:
         return ""
     return "test" if marks & {"slow", "cell", "browser"} else "check"
 

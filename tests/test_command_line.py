@@ -25,22 +25,6 @@ from support.pretended_engine import PRETENDED
 
 WRONG = {
     "brackets": (["save=[sync,async]"], ["save=[sync,async]: use save=sync,async"]),
-    "removed folder key": (
-        ["hydra.run.dir=elsewhere"],
-        ["hydra.run.dir=elsewhere: hydra.run.dir was removed; use hydra.sweep.dir, also for one cell"],
-    ),
-    "removed objective": (
-        ["objective=save_s"],
-        ["objective=save_s: objective was removed; sweep a grid, then use dcpbench report --metric"],
-    ),
-    "another sweeper": (
-        ["hydra/sweeper=basic"],
-        ["hydra/sweeper=basic: dcpbench uses its own sweeper only; pass lists of values"],
-    ),
-    "another launcher": (
-        ["hydra/launcher=basic", "hydra/sweeper=basic"],
-        ["hydra/launcher=basic: dcpbench runs cells with its own", "scripts/ray.sbatch"],
-    ),
     "two numbers of repeats": (["repeats=1,2"], ["repeats=1,2"]),
     "mistyped one of many": (["-m", "parallel=ddp,hsdp3"], ["parallel=hsdp3", "did you mean hsdp"]),
     "added key": (["+train_step=1"], ["+train_step: unknown key; did you mean train_steps?"]),
@@ -56,8 +40,7 @@ WRONG = {
     ),
 }
 OF_EACH_KIND = (
-    *("brackets", "removed folder key", "mistyped one of many", "unknown option of ours"),
-    *("another launcher", "mesh too large", "missing list"),
+    *("brackets", "mistyped one of many", "unknown option of ours", "mesh too large", "missing list"),
 )
 """More words are refused in cli/test_words.py and config/."""
 

@@ -2,12 +2,15 @@
 
 import ast
 import json
+import math
 import re
 import shlex
 import shutil
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import yaml
@@ -248,6 +251,29 @@ def test_notebook_runs(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert output["data"]["text/plain"], (
             "jupyter nbconvert --to notebook --execute --inplace docs/notebook.ipynb"
         )
+
+
+def test_recipes_log_each_cell_to_a_tracker(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The packages of the trackers are replaced: none is installed for tests."""
+    (root / "outputs").mkdir()
+    (root / "docs/sample-sweep").rename(root / "outputs/nightly")
+    section = (DOCS / "api.md").read_text().partition("## Log to ")[2].partition("\n## ")[0]
+    first, *recipes = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    trackers = {name: MagicMock() for name in ("torch.utils.tensorboard", "mlflow", "wandb")}
+    for name, module in trackers.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    for recipe in recipes:
+        exec(first + recipe, known := {})
+    params, metrics = known["params"], known["metrics"]
+    assert params.keys() >= {"cell", "status", "parallel", "torch_version"}
+    assert metrics.keys() >= {"save_s", "world_size", "model_equal"}
+    assert {*map(type, params.values())} == {str}
+    assert {*map(type, metrics.values())} == {float}
+    assert not any(map(math.isnan, metrics.values()))
+    tensorboard, mlflow, wandb = trackers.values()
+    writer = tensorboard.SummaryWriter.return_value.__enter__.return_value
+    for logged in (writer.add_hparams, mlflow.log_params, mlflow.log_metrics, wandb.init):
+        assert logged.call_count == 40
 
 
 def test_notebook_reads_the_sample_sweep() -> None:

@@ -253,7 +253,6 @@ def test_sweeps_without_common_cells_say_why(
     [
         (["--fail-on", "slow"], "slow is not a kind of change; choose one of newly-failing"),
         (["--metric", "status"], "status is not a metric; choose one of save_s"),
-        (["--least-effect", "5"], "5.0 is not in the range 0<=x<1"),
         (["-o", "x.pdf"], "cannot infer the format"),
     ],
 )

@@ -1,10 +1,7 @@
 """Doctor reports what the machine lacks, and how to fix it."""
 
 import json
-import os
-import resource
 import shutil
-import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -42,7 +39,7 @@ def test_doctor_checks_this_machine(tmp_path: Path, capsys: pytest.CaptureFixtur
     """Which runs the tests."""
     status = main(["doctor", "--folder", str(tmp_path / "later")])
     shown = capsys.readouterr().out
-    assert 8 <= shown.count("\n") <= 12
+    assert shown.count("\n") == 6
     assert main(["doctor", "--json", "--folder", str(tmp_path)]) == status == 0
     lines = {line["what"]: line for line in json.loads(capsys.readouterr().out)}
     assert [*lines] == [line[:15].strip() for line in shown.splitlines()]
@@ -145,30 +142,8 @@ def test_missing_compiler(
         monkeypatch.setenv("CXX", "another")
 
 
-def test_missing_loopback(lines: Callable[..., dict[str, Line]], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert lines()["loopback"].state == "ok"
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth77")
-    assert "no interface eth77" in lines()["loopback"].seen
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
-
-    def refused(*_: object, **__: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(socket, "create_server", refused)
-    line = lines()["loopback"]
-    assert (line.state, "Operation not permitted" in line.seen) == ("bad", True)
-
-
-def test_scarce_memory_cores_and_limits(
-    lines: Callable[..., dict[str, Line]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scarce_memory(lines: Callable[..., dict[str, Line]], monkeypatch: pytest.MonkeyPatch) -> None:
     memory = psutil.virtual_memory()._replace(available=2**30)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
-    seen = lines()
-    assert {seen[name].state for name in ("memory", "cores", "open files", "processes")} == {"warning"}
-    assert "1.0 GiB of" in seen["memory"].seen
-    assert seen["open files"].seen == "at most 256 (this user can set 4,096)"
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
-    assert lines()["open files"].seen == "unlimited"
+    line = lines()["memory"]
+    assert (line.state, "1.0 GiB of" in line.seen) == ("warning", True)

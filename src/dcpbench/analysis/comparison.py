@@ -15,7 +15,7 @@ from dcpbench.analysis.cell_identity import (
     refuse_merged,
     with_cells,
 )
-from dcpbench.analysis.costs import CHANGED, Rule, costs, is_regression
+from dcpbench.analysis.costs import CHANGED, costs, is_regression
 from dcpbench.analysis.frame import Sweeps, is_false, is_true, ok
 from dcpbench.analysis.runs import status_text, why_failed
 from dcpbench.core.axes import AXES
@@ -91,11 +91,11 @@ def compared(
     name: str,
     old: pd.DataFrame,
     new: pd.DataFrame,
-    rule: Rule,
+    metrics: Sequence[str],
     ignored: Collection[str] = (),
     earlier: pd.DataFrame | None = None,
 ) -> Comparison:
-    """Compare the rows of one side with the old one's, and costs with those of `earlier` sweeps too.
+    """Compare the rows of one side with the old one's, and these costs with those of `earlier` sweeps too.
 
     Raises:
         dcpbench.analysis.query.QueryError: cells of one sweep differ only in what is ignored.
@@ -121,7 +121,7 @@ def compared(
         name,
         statuses,
         pd.DataFrame(configurations, columns=["key", "name", "old", "new"]),
-        costs(measured, after, rule),
+        costs(measured, after, metrics),
         once[[axis for axis in (*AXES, "others") if axis not in ignored]],
         not_in_common(before, after),
     )

@@ -1,6 +1,6 @@
 """Changes in the costs of the cells that are on both sides: over all cells, by axis value, by cell."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,12 @@ from dcpbench.core.metrics import METRICS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+FALSE_ALARMS = 0.01
+"""The chance of any false alarm in one comparison."""
+LEAST_EFFECT = 0.05
+"""Smaller changes are not reported: 0.05 is 5 %."""
+DRIFT = 0.03
+"""How much all costs of two equal sweeps can differ, if there are too few sweeps to measure it."""
 LEAST_RUNS = 3
 _LEAST_FREEDOM = 4
 _SHARES = {"all": 0.5, "axis": 0.25, "cell": 0.25}
@@ -27,22 +33,6 @@ COLUMNS += ["ratio", "ratio_low", "ratio_high", "would_see", "p", "by_sweep", "v
 def always_compared() -> tuple[str, ...]:
     """Return the metrics that are compared by default."""
     return tuple(spec.name for spec in METRICS.values() if spec.compared == "always")
-
-
-@dataclass(frozen=True)
-class Rule:
-    """When a cost counts as changed. All numbers are shares: 0.05 is 5 %.
-
-    Args:
-        false_alarms: the chance of any false alarm in one comparison.
-        least_effect: smaller changes are not reported.
-        drift: how much all costs of two equal sweeps can differ, if there are too few sweeps to measure it.
-    """
-
-    false_alarms: float = 0.01
-    least_effect: float = 0.05
-    drift: float = 0.03
-    metrics: tuple[str, ...] = field(default_factory=always_compared)
 
 
 def is_regression(lines: pd.DataFrame) -> "pd.Series[bool]":
@@ -65,7 +55,7 @@ def run_alike(frame: pd.DataFrame, newest: pd.DataFrame) -> "pd.Series[bool]":
     return how(frame) == frame["key"].map(wanted)
 
 
-def costs(old: pd.DataFrame, new: pd.DataFrame, rule: Rule) -> pd.DataFrame:
+def costs(old: pd.DataFrame, new: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
     """Return one line for each metric over all cells, each axis value and each common cell, with its verdict.
 
     `old` and `new` are medians of a cell, in seconds or bytes. `ratio` is new / old of geometric means with
@@ -80,11 +70,11 @@ def costs(old: pd.DataFrame, new: pd.DataFrame, rule: Rule) -> pd.DataFrame:
     timed = before[run_alike(before, after)], after[run_alike(after, after)]
     lines = [
         _lines(metric, *(timed if METRICS[metric].unit == "s" else (before, after)), cells, by_sweep)
-        for metric in rule.metrics
+        for metric in metrics
     ]
     # One sweep is one sample of the machine's state; with enough of them the drift is part of their noise.
     table = pd.concat(lines, ignore_index=True).assign(by_sweep=by_sweep)
-    return _judged(table, rule, 0.0 if by_sweep else rule.drift)
+    return _judged(table, 0.0 if by_sweep else DRIFT)
 
 
 def _usable(frame: pd.DataFrame) -> pd.DataFrame:
@@ -152,7 +142,7 @@ def _lines(
     return pd.concat([*parts, single], ignore_index=True).assign(metric=metric)
 
 
-def _judged(lines: pd.DataFrame, rule: Rule, drift: float) -> pd.DataFrame:
+def _judged(lines: pd.DataFrame, drift: float) -> pd.DataFrame:
     lines = lines.reindex(columns=[*dict.fromkeys([*lines.columns, *COLUMNS])])
     counted = lines["metric"].isin([spec.name for spec in METRICS.values() if spec.counted])
     enough = lines[["runs_old", "runs_new"]].min(axis=1) >= np.where(lines["level"] == "cell", LEAST_RUNS, 1)
@@ -162,16 +152,16 @@ def _judged(lines: pd.DataFrame, rule: Rule, drift: float) -> pd.DataFrame:
     for level, share in _SHARES.items():
         chosen = tested & (lines["level"] == level)
         difference, error, freedom = lines.loc[chosen, ["difference", "error", "freedom"]].to_numpy(float).T
-        allowed, budget = float(np.log1p(drift)), share * rule.false_alarms
+        allowed, budget = float(np.log1p(drift)), share * FALSE_ALARMS
         lines.loc[chosen, "p"] = statistics.holm(statistics.p_values(difference, error, freedom, allowed))
         called |= chosen & (lines["p"] <= budget)
         half = stdtrit(freedom, 0.975) * error
         lines.loc[chosen, "ratio_low"] = np.exp(difference - half)
         lines.loc[chosen, "ratio_high"] = np.exp(difference + half)
         seen = np.exp(statistics.would_see(error, freedom, allowed, budget))
-        lines.loc[chosen, "would_see"] = np.maximum(seen, 1 + rule.least_effect)
+        lines.loc[chosen, "would_see"] = np.maximum(seen, 1 + LEAST_EFFECT)
     called |= counted & lines["apart"].eq(True)
-    least = float(np.log1p(rule.least_effect))
+    least = float(np.log1p(LEAST_EFFECT))
     called &= lines["difference"].abs() >= least
     within = (np.log(lines["ratio_low"]) > -least) & (np.log(lines["ratio_high"]) < least)
     up, time = lines["difference"] > 0, lines["metric"].map(lambda metric: METRICS[metric].unit == "s")

@@ -11,10 +11,9 @@ import dcpbench
 from dcpbench.cli import completion
 from dcpbench.cli.tree import PATH, PURPOSE, Command, Run, Tree, flag, output, places, several
 from dcpbench.config.errors import ConfigError
-from dcpbench.core.metrics import METRICS
 from dcpbench.core.plugins import PluginError, load_plugins
 from dcpbench.records.files import open_standard_streams
-from dcpbench.records.row import INTERRUPTED, NESTED, WRONG_CONFIGURATION, column_types
+from dcpbench.records.row import INTERRUPTED, WRONG_CONFIGURATION
 from dcpbench.records.store import ResultsError
 from dcpbench.report.styles import complain, standard_output
 
@@ -86,28 +85,6 @@ def _resume_words(words: Sequence[str]) -> Sequence[str]:
     return [*others, f"resume={quoted(folder)}"]
 
 
-def _kinds_of_change() -> Sequence[str]:
-    from dcpbench.analysis.comparison import FAIL_ON
-
-    return FAIL_ON
-
-
-def _columns() -> Sequence[str]:
-    return ["sweep", *(name for name in column_types() if name not in NESTED)]
-
-
-def _conditions() -> Sequence[str]:
-    return [f"{name}=" for name in _columns()]
-
-
-def _share(option: str, help: str) -> click.Option:
-    return click.Option([option], type=click.FloatRange(0, 1, max_open=True), metavar="SHARE", help=help)
-
-
-def _numbers() -> Sequence[str]:
-    return [name for name, kind in column_types().items() if kind.python in (int, float)]
-
-
 _ALL_HOLD = "given several times: all have to hold"
 _COMMANDS = (
     Run(
@@ -145,11 +122,10 @@ _COMMANDS = (
             "--where",
             "COND",
             f"Rows to print: status!=pass, save_s>=0.1, model=null, reason~Error ({_ALL_HOLD}).",
-            _conditions,
         ),
-        several("--rows", "AXIS,...", "The rows of a pivot.", _columns),
-        several("--columns", "AXIS,...", "The columns of a pivot.", _columns),
-        several("--metric", "NAME,...", "Print a pivot of medians of save_stall_s, load_s, ...", _numbers),
+        several("--rows", "AXIS,...", "The rows of a pivot."),
+        several("--columns", "AXIS,...", "The columns of a pivot."),
+        several("--metric", "NAME,...", "Print a pivot of medians of save_stall_s, load_s, ..."),
         flag("--cells", "Print a line for each cell, however many there are."),
         *output(
             ["table", "markdown", "csv", "json", "html", "junit"], "csv and json: the rows, without details."
@@ -164,7 +140,7 @@ _COMMANDS = (
         CELL is its name, its number in the order of the rows, or words that only this cell has, in any order
         (parallel=ddp async). Leave it out if the sweep has one cell.""",
         click.Argument(["folder"], type=PATH),
-        click.Argument(["cell"], nargs=-1, metavar="[CELL]...", shell_complete=completion.cell),
+        click.Argument(["cell"], nargs=-1, metavar="[CELL]..."),
         _JSON,
     ),
     Command(
@@ -183,19 +159,13 @@ _COMMANDS = (
             five or more sweeps before NEW, the drift between equal sweeps is measured instead of assumed.""",
         ),
         flag("--all", "Print every cell and every group of cells, also where nothing changed."),
-        several("--metric", "NAME,...", "Costs to compare, instead of the usual ones.", lambda: [*METRICS]),
+        several("--metric", "NAME,...", "Costs to compare, instead of the usual ones."),
         several(
             "--ignore",
             "AXIS,...",
             "Pair cells that differ in these axes or overrides: to compare two models, two storages.",
-            _columns,
         ),
-        several("--fail-on", "KIND,...", "Exit with 1 on such a change.", _kinds_of_change),
-        _share("--least-effect", "0.05: below 5 % is not a change."),
-        _share(
-            "--drift", "Assumed drift between equal sweeps (0.03); with six or more sweeps it is measured."
-        ),
-        _share("--false-alarms", "Chance of any false alarm (0.01)."),
+        several("--fail-on", "KIND,...", "Exit with 1 on such a change."),
         *output(["table", "markdown", "csv", "json"], "Default: table, or what the suffix of -o names."),
     ),
     Command(
@@ -208,9 +178,8 @@ _COMMANDS = (
             "--where",
             "COND",
             f"Rows to use: parallel=fsdp2, sweep~2026-11 ({_ALL_HOLD}).",
-            _conditions,
         ),
-        several("--metric", "NAME,...", "Costs to show, instead of the usual ones.", _numbers),
+        several("--metric", "NAME,...", "Costs to show, instead of the usual ones."),
         click.Option(["--last"], type=click.IntRange(1), metavar="N", help="Use the newest N sweeps alone."),
         flag("--all", "Print cells that are ok and unchanged too."),
         *output(["table", "markdown", "json"], "json: always all cells."),
@@ -218,8 +187,8 @@ _COMMANDS = (
     Command(
         "doctor",
         "dcpbench.cli.doctor",
-        """Check whether this machine can run cells: torch, GPUs and their links, memory, disk, compiler,
-        loopback, limits. Print how to fix what is missing. Exits with 1 if anything is bad.""",
+        """Check whether this machine can run cells: torch, GPUs and their links, memory, disk,
+        compiler. Print how to fix what is missing. Exits with 1 if anything is bad.""",
         click.Option(["--folder"], type=PATH, metavar="FOLDER", help="Folder for checkpoints (outputs)."),
         _JSON,
     ),

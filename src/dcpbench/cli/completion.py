@@ -4,20 +4,15 @@ Bash breaks words at `=` and replaces only the part after the last break. So its
 blanks itself, and cuts candidates at their last `=`. Zsh needs neither.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import click
 from click.shell_completion import BashComplete, CompletionItem, ZshComplete, add_completion_class
 
 from dcpbench.cli import reference
-from dcpbench.config.text import visible
-from dcpbench.records.store import ResultsError, stored_rows
 
 SHELLS = ("bash", "zsh")
 VARIABLE = "_DCPBENCH_COMPLETE"
-Names = Callable[[], Sequence[str]]
 
 _BASH = """\
 %(complete_func)s() {
@@ -32,7 +27,7 @@ _BASH = """\
         elif [[ $kind == file ]]; then
             compopt -o default
         elif [[ $kind == plain ]]; then
-            [[ $value == *[=.,/] ]] && compopt -o nospace
+            [[ $value == *= ]] && compopt -o nospace
             [[ $last == *=* ]] && value="${value#"${last%%"${last##*=}"}"}"
             COMPREPLY+=("$value")
         fi
@@ -52,7 +47,7 @@ _ZSH = """\
         case $kind in
             dir) _path_files -/ ;;
             file) _path_files -f ;;
-            plain) if [[ $value == *[=.,/] ]]; then partial+=("$value"); else values+=("$value"); fi ;;
+            plain) if [[ $value == *= ]]; then partial+=("$value"); else values+=("$value"); fi ;;
         esac
     done < <(COMP_WORDS="${words[*]}" COMP_CWORD=$((CURRENT-1)) \\
         %(complete_var)s=zsh_complete %(prog_name)s 2>/dev/null)
@@ -99,36 +94,5 @@ def override(context: click.Context, _: click.Parameter | None, typed: str) -> l
         names = dict.fromkeys([*groups, *keys, *nested])
         return [CompletionItem(f"{one}=") for one in names if one.startswith(typed)]
     key = name.lstrip("+")
-    if key in ("resume", "hydra.sweep.dir", "storage.root"):
-        return _folders(name, value)
     values = [*(groups[key].values if key in groups else ()), *(keys[key].values if key in keys else ())]
-    return [CompletionItem(f"{name}={one}") for one in _lists(values, value)]
-
-
-def cell(context: click.Context, _: click.Parameter, typed: str) -> list[CompletionItem[str]]:
-    """Return the names of the cells in the folder that begin as typed."""
-    with suppress(ResultsError, OSError):
-        names = dict.fromkeys(row.cell for row in stored_rows(context.params["folder"]))
-        return [CompletionItem(visible(name)) for name in names if name.startswith(typed)]
-    return []
-
-
-def _folders(name: str, typed: str) -> list[CompletionItem[str]]:
-    """Return the folders that begin as typed: a shell looks for none inside a word."""
-    lead, slash, start = typed.rpartition("/")
-    with suppress(OSError):
-        found = sorted(one.name for one in Path(f"{lead}{slash}").iterdir() if one.is_dir())
-        return [CompletionItem(f"{name}={lead}{slash}{one}/") for one in found if one.startswith(start)]
-    return []
-
-
-def listed(names: Names) -> Callable[..., list[CompletionItem[str]]]:
-    """Return a completion of names between commas."""
-    return lambda _, __, typed: [CompletionItem(one) for one in _lists(names(), typed)]
-
-
-def _lists(names: Sequence[str], typed: str) -> list[str]:
-    """Return the lists that begin as typed and have one name more."""
-    before, comma, last = typed.rpartition(",")
-    taken = before.split(",")
-    return [f"{before}{comma}{one}" for one in names if one.startswith(last) and one not in taken]
+    return [CompletionItem(f"{name}={one}") for one in values if one.startswith(value)]

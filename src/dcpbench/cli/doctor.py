@@ -3,9 +3,7 @@
 import json
 import os
 import platform
-import resource
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,7 +22,7 @@ from rich.text import Text
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import StorageConfig
-from dcpbench.config.text import counted, size_text
+from dcpbench.config.text import size_text
 from dcpbench.executors import fork_server
 from dcpbench.executors.shared_gpus import how_to_get, nccl_can_share
 from dcpbench.report.styles import standard_output, style_of, text_of
@@ -34,8 +32,6 @@ from dcpbench.sweep.validity import cpp_compiler
 _RANK_BYTES = 2**30
 """A generous estimate of the memory of a rank with torch and no model."""
 _LEAST_SHARED_BYTES = 2**28
-_LEAST_OPEN = 1024
-"""The least limit of open files, and of processes."""
 _STYLES = {"ok": "pass", "warning": "xfail", "bad": "fail"}
 
 
@@ -68,14 +64,10 @@ def main(folder: Path | None = None, as_json: bool = False) -> int:
 def examined(folder: Path) -> Iterator[Line]:
     """Yield the checks; that of torch is the last, because its import takes the longest."""
     context = fork_server.fork_server()
-    yield _processors()
     yield _memory()
     yield _shared_memory()
     yield _disk(folder)
     yield _compiler()
-    yield _loopback()
-    yield _limit("open files", resource.RLIMIT_NOFILE, "ulimit -n 65536")
-    yield _limit("processes", resource.RLIMIT_NPROC, "ulimit -u 65536")
     try:
         machine = fork_server.probe(context)
     except ConfigError as error:
@@ -121,14 +113,6 @@ def _gpus_of_the_driver() -> list[str]:
     except (OSError, subprocess.SubprocessError):
         return []
     return ended.stdout.splitlines()
-
-
-def _processors() -> Line:
-    cores = len(os.sched_getaffinity(0))
-    seen = f"{counted(cores, 'core')}, {platform.machine()}"
-    if cores < 2:
-        return Line("cores", "warning", seen, f"{RANKS} ranks share it, so cells take longer")
-    return Line("cores", "ok", seen)
 
 
 def _memory() -> Line:
@@ -177,30 +161,3 @@ def _compiler() -> Line:
         seen = f"no {name}: cells with compile=true are skipped on the CPU"
         return Line("compiler", "warning", seen, packages)
     return Line("compiler", "ok", str(shutil.which(name)))
-
-
-def _loopback() -> Line:
-    """Check the interface `lo`: ranks connect through it, with gloo."""
-    fix = "ip link set lo up; in a sandbox allow sockets on 127.0.0.1"
-    wanted = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
-    if wanted not in psutil.net_if_addrs():
-        return Line("loopback", "bad", f"no interface {wanted} (GLOO_SOCKET_IFNAME)", fix)
-    try:
-        with (
-            socket.create_server(("127.0.0.1", 0)) as server,
-            socket.create_connection(server.getsockname(), timeout=5),
-        ):
-            port = server.getsockname()[1]
-    except OSError as error:
-        return Line("loopback", "bad", f"no connection to 127.0.0.1: {error}", fix)
-    return Line("loopback", "ok", f"interface {wanted}, port {port} was free")
-
-
-def _limit(what: str, number: int, fix: str) -> Line:
-    soft, hard = resource.getrlimit(number)
-    of = "unlimited" if hard == resource.RLIM_INFINITY else f"{hard:,}"
-    if soft == resource.RLIM_INFINITY:
-        return Line(what, "ok", "unlimited")
-    if soft < _LEAST_OPEN:
-        return Line(what, "warning", f"at most {soft:,} (this user can set {of})", fix)
-    return Line(what, "ok", f"at most {soft:,}")

@@ -32,11 +32,6 @@ _COMMANDS: dict[str, str] = {
     "history": "show each cell over many sweeps",
     "doctor": "check whether this machine can run cells",
 }
-REMOVED = {
-    "bisect": "run the cell with each torch in a loop, or under git bisect run, and use its exit status",
-    "thin": "use keep_checkpoints, or remove folders of sweeps",
-}
-"""Commands of earlier commits, and what to use instead."""
 ALMOST_AXES = ("executor", "experiment")
 """Groups that no cell differs in."""
 _EXPERIMENT = "a sweep that is defined in a file; other overrides select some of its cells"
@@ -113,8 +108,6 @@ def correction(word: str, following: str = "", command: str = "run", own: Path |
         command: the command that the word follows.
         own: the user's `--config-dir`.
     """
-    if word in REMOVED and command == "run":
-        return f"{word}: was removed; {REMOVED[word]}"
     known, all_groups = commands(), groups(own)
     all_keys = keys() | all_groups
     defaults = {name: key.default for name, key in all_keys.items() if name not in NEVER_SUGGESTED}

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 import hydra
 from hydra.core.config_store import ConfigStore
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
@@ -29,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from dcpbench.cli import reference
-from dcpbench.config.errors import ConfigError, one_line, other_launcher, refuse_removed
+from dcpbench.config.errors import ConfigError, one_line, set_by_dcpbench
 from dcpbench.config.schema import conf_folder, config_class
 from dcpbench.core.plugins import plugins
 from dcpbench.records.files import SafeStream
@@ -56,13 +55,12 @@ class SweepTask:
         self.sweep: SweepRun | None = None
 
     def __call__(self, config: DictConfig) -> None:
-        """Refuse to run a single job, which another launcher or hydra.mode=RUN asks for.
+        """Refuse to run a single job, which a configuration with hydra.mode=RUN asks for.
 
         Raises:
-            ConfigError: always; the launcher runs cells, in batches.
+            ConfigError: always; the launcher runs cells.
         """
-        launcher = HydraConfig.get().runtime.choices["hydra/launcher"]
-        raise other_launcher("hydra.mode=RUN" if launcher == "dcpbench" else f"hydra/launcher={launcher}")
+        raise set_by_dcpbench("hydra.mode=RUN")
 
 
 @dataclass
@@ -181,7 +179,6 @@ def _run(task: SweepTask, words: Sequence[str]) -> int:
             Path.cwd()
         except FileNotFoundError:
             raise ConfigError("the current folder was removed; change to another one") from None
-        refuse_removed(words)
         sys.argv[1:] = command_line(words)  # which Hydra reads
         register_groups(sys.argv[1:])
         if sys.stderr.isatty() and not {word.partition("=")[0] for word in words} & _PRINTS:

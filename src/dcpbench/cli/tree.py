@@ -57,10 +57,9 @@ _RUN_MORE = (
 )
 
 
-def several(option: str, metavar: str, help: str, known: completion.Names | None = None) -> click.Option:
-    """Return an option that can be given several times; `known` returns the names that a shell completes."""
-    complete = None if known is None else completion.listed(known)
-    return click.Option([option], multiple=True, metavar=metavar, help=help, shell_complete=complete)
+def several(option: str, metavar: str, help: str) -> click.Option:
+    """Return an option that can be given several times."""
+    return click.Option([option], multiple=True, metavar=metavar, help=help)
 
 
 def flag(option: str, help: str) -> click.Option:
@@ -70,11 +69,9 @@ def flag(option: str, help: str) -> click.Option:
 
 def output(formats: Sequence[str], help: str) -> list[click.Parameter]:
     """Return the options of `dcpbench.report.output`."""
-    raw = "csv: keep texts that a spreadsheet would run (=, +, -, @) as they are."
     file = "Write to FILE, atomically; its suffix selects the format."
     return [
         click.Option(["--format"], type=click.Choice(formats), help=help),
-        *([flag("--raw", raw)] if "csv" in formats else []),
         click.Option(["-o", "--output"], type=PATH, metavar="FILE", help=file),
     ]
 

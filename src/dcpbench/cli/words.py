@@ -9,12 +9,12 @@ from hydra.core.override_parser.types import ChoiceSweep, Override, OverrideType
 from hydra.errors import OverrideParseException
 
 from dcpbench.cli import reference
-from dcpbench.config.errors import ConfigError, malformed, other_launcher, refuse_choice
+from dcpbench.config.errors import ConfigError, malformed, refuse_choice, set_by_dcpbench
 from dcpbench.config.schema import is_about_the_sweep, is_how_run
 from dcpbench.config.text import as_target, did_you_mean, visible
 
-_OURS = {"hydra/launcher": "dcpbench", "hydra.mode": "MULTIRUN"}
-"""Settings of Hydra that have one value, because of dcpbench's launcher."""
+_OURS = ("hydra/launcher", "hydra/sweeper", "hydra.mode", "hydra.run.dir")
+"""Settings of Hydra that dcpbench relies on, or that nothing reads."""
 
 
 def check(words: Sequence[str], command: str = "run", own: Path | None = None, shows: str = "") -> None:
@@ -47,8 +47,8 @@ def check(words: Sequence[str], command: str = "run", own: Path | None = None, s
             raise ConfigError(f"{visible(word)}: has no value{write}")
         if shows and override.is_sweep_override():
             raise ConfigError(f"{visible(word)}: {shows} prints one cell; pass one value")
-        if override.key_or_group in _OURS and override.value() != _OURS[override.key_or_group]:
-            raise other_launcher(word)
+        if override.key_or_group in _OURS:
+            raise set_by_dcpbench(word)
         refuse_choice(override, groups)
         _refuse_code(override, groups, own)
         key = override.key_or_group, override.package, override.type is OverrideType.DEL

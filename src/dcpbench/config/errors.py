@@ -1,7 +1,7 @@
 """Errors of the configuration, each reported in one line: the key, the problem, how to fix it."""
 
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import fields, is_dataclass
 from enum import EnumType
 from types import NoneType, UnionType
@@ -41,37 +41,9 @@ def too_small(key: str, value: object, least: int) -> str:
     return f"{key}={value}: must be at least {least}"
 
 
-def other_launcher(choice: str) -> ConfigError:
-    """Return the error for another launcher than dcpbench's own."""
-    why = "dcpbench runs cells with its own launcher only, on ranks that are reused across cells"
-    instead = "in jobs of Slurm use scripts/ray.sbatch, on several machines part=1/4 or another executor"
-    return ConfigError(f"{choice}: {why}; {instead}")
-
-
-def other_sweeper(choice: str) -> ConfigError:
-    """Return the error for another sweeper than dcpbench's own."""
-    instead = "pass lists of values, then compare the cells with dcpbench report --metric or dcpbench compare"
-    return ConfigError(f"{choice}: dcpbench uses its own sweeper only; {instead}")
-
-
-def refuse_removed(words: Iterable[str]) -> None:
-    """Refuse keys that earlier commits of dcpbench had.
-
-    Raises:
-        ConfigError: it names the first such key, and what to use instead.
-    """
-    for word in words:
-        key = word.lstrip("+~").partition("=")[0]
-        if key in REMOVED:
-            raise ConfigError(f"{word}: {key} was removed; {REMOVED[key]}")
-
-
-REMOVED = {
-    "hydra.run.dir": "use hydra.sweep.dir, also for one cell",
-    "hydra.sweeper.max_batch_size": "leave it out; all cells are composed before the first one runs",
-    "objective": "sweep a grid, then use dcpbench report --metric or dcpbench compare",
-}
-"""Keys of earlier commits, and what to use instead."""
+def set_by_dcpbench(choice: str) -> ConfigError:
+    """Return the error for another value of a setting of Hydra that dcpbench relies on."""
+    return ConfigError(f"{choice}: dcpbench starts cells itself, in hydra.sweep.dir; leave it out")
 
 
 def refuse_choice(override: Override, groups: Container[str]) -> None:

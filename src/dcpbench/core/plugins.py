@@ -74,7 +74,6 @@ class Plugin:
         commands: commands by name.
         sections: sections of the page: functions that take a frame of rows and return a heading and a table,
             or None.
-        trackers: modules by name, for `dcpbench log`.
         built: functions `(cell, run)`, called on each rank with each run that was built.
         checkpointers: functions `(cell, checkpointer)`, called on each rank with its checkpointer.
         preload: modules that ranks use, imported before ranks are forked.
@@ -94,7 +93,6 @@ class Plugin:
     defects: Mapping[str, str] = field(default_factory=dict)
     commands: Mapping[str, CommandSpec] = field(default_factory=dict)
     sections: tuple[str, ...] = ()
-    trackers: Mapping[str, str] = field(default_factory=dict)
     built: tuple[str, ...] = ()
     checkpointers: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()

@@ -21,7 +21,15 @@ from dcpbench.analysis.comparison import (
     differences,
     warning,
 )
-from dcpbench.analysis.costs import CHANGED, LEAST_RUNS, TOO_FEW, Rule, always_compared
+from dcpbench.analysis.costs import (
+    CHANGED,
+    DRIFT,
+    FALSE_ALARMS,
+    LEAST_EFFECT,
+    LEAST_RUNS,
+    TOO_FEW,
+    always_compared,
+)
 from dcpbench.analysis.frame import Sweeps, read_sweeps, short_names
 from dcpbench.analysis.query import QueryError, names_in
 from dcpbench.analysis.runs import of_a_kind
@@ -48,20 +56,13 @@ def main(
     metric: Sequence[str] = (),
     ignore: Sequence[str] = (),
     fail_on: Sequence[str] = (),
-    least_effect: float | None = None,
-    drift: float | None = None,
-    false_alarms: float | None = None,
     format: str | None = None,
-    raw: bool = False,
     output: Path | None = None,
 ) -> int:
     """Compare sweeps; return 1 if a change of `fail_on` was found, raise ResultsError on bad input."""
-    metrics = list(dict.fromkeys([*always_compared(), *METRICS]))
-    chosen = _known("--metric", names_in(metric), metrics, "is not a metric; choose one of")
-    shares = {"least_effect": least_effect, "drift": drift, "false_alarms": false_alarms}
-    given = {name: share for name, share in shares.items() if share is not None}
-    rule = Rule(**given, metrics=chosen or always_compared())
-    ignored = names_in(ignore)
+    known = list(dict.fromkeys([*always_compared(), *METRICS]))
+    chosen = _known("--metric", names_in(metric), known, "is not a metric; choose one of")
+    metrics, ignored = chosen or always_compared(), names_in(ignore)
     kinds = _known("--fail-on", names_in(fail_on), FAIL_ON, "is not a kind of change; choose one of")
     written_as = format_of(format, output, _FORMATS)
     sides = {place: read_sweeps([place]) for place in dict.fromkeys([old, *new])}
@@ -70,10 +71,12 @@ def main(
     if not any(len(side.frame) for side in sides.values()):
         raise ResultsError(f"{', '.join(map(str, sides))}: no rows yet")
     first = sides[old].frame
-    found = [compared(names[place], first, sides[place].frame, rule, ignored, before.frame) for place in new]
+    found = [
+        compared(names[place], first, sides[place].frame, metrics, ignored, before.frame) for place in new
+    ]
     if written_as in ("csv", "json"):
         flat = pd.concat([one.flat() for one in found], ignore_index=True)
-        text = rows_text(flat, written_as, raw)
+        text = rows_text(flat, written_as)
     else:
         damaged = [sentence for side in [*sides.values(), before] for sentence in side.left_out]
         differing = differences({names[place]: side for place, side in sides.items()})
@@ -87,7 +90,7 @@ def main(
         for one in found:
             contents.append(_statuses(one, all))
             contents += [_configurations(one, all)] if len(one.configurations) else []
-            contents += [_costs(one, rule, all)] if not one.apart else []
+            contents += [_costs(one, all)] if not one.apart else []
         text = document_text(contents, written_as, io.StringIO() if output else sys.stdout)
     put_out(text, output)
     met = [name for name in kinds if any(name in one.kinds() for one in found)]
@@ -177,7 +180,7 @@ def _configurations(compared: Comparison, every: bool) -> Content:
     return Content([Table(f"configurations: {compared.name}", table)], headline=headline)
 
 
-def _costs(compared: Comparison, rule: Rule, every: bool) -> Content:
+def _costs(compared: Comparison, every: bool) -> Content:
     """Return the costs of the common cells, and the rule for a change."""
     found = compared.costs
     if found.empty:
@@ -190,7 +193,7 @@ def _costs(compared: Comparison, rule: Rule, every: bool) -> Content:
         for title, lines in (("costs", groups), ("costs of single cells", single))
         if len(lines)
     ]
-    return Content(tables, more=_counted(found), headline=_rule(found, rule, every))
+    return Content(tables, more=_counted(found), headline=_rule(found, every))
 
 
 def _axes(compared: Comparison, keys: "pd.Series[str]") -> pd.DataFrame:
@@ -262,14 +265,14 @@ def _counted(found: pd.DataFrame) -> str:
     return "Single cells: " + "; ".join(phrases)
 
 
-def _rule(found: pd.DataFrame, rule: Rule, every: bool) -> str:
-    beyond = f"than the {rule.drift:.0%} by which equal sweeps differ"
+def _rule(found: pd.DataFrame, every: bool) -> str:
+    beyond = f"than the {DRIFT:.0%} by which equal sweeps differ"
     if found["by_sweep"].any():
         beyond = "than noise, that from sweep to sweep included"
     text = (
-        f"slower, faster, larger, smaller: a change of {rule.least_effect:.0%} or more that a t test on "
+        f"slower, faster, larger, smaller: a change of {LEAST_EFFECT:.0%} or more that a t test on "
         f"logarithms finds larger {beyond}; the chance of any false alarm in this comparison is at most "
-        f"{rule.false_alarms:.2g} (Holm). no change: the interval is within {rule.least_effect:.0%}. "
+        f"{FALSE_ALARMS:.2g} (Holm). no change: the interval is within {LEAST_EFFECT:.0%}. "
         "unclear: neither. smallest detectable: the change found in 9 of 10 comparisons with this noise."
     )
     of_all = found[found["level"].eq("all") & found["verdict"].isin(CHANGED)]

@@ -28,22 +28,22 @@ def format_of(format: str | None, output: Path | None, formats: Mapping[str, str
     raise QueryError(f"-o {output}: cannot infer the format; pass --format, or end the name in {endings}")
 
 
-def rows_text(table: pd.DataFrame, written_as: str, raw: bool) -> str:
-    """Return the rows of a table as JSON or CSV; CSV quotes formulas unless it is `raw`."""
+def rows_text(table: pd.DataFrame, written_as: str) -> str:
+    """Return the rows of a table as JSON or CSV; CSV quotes formulas."""
     if written_as == "csv":
         table = table.copy()
         for name in table.select_dtypes(["string", "object"]):
-            entries = [_csv_entry(value, raw) for value in table[name]]
+            entries = [_csv_entry(value) for value in table[name]]
             table[name] = pd.Series(entries, table.index, dtype=object)
         return str(table.to_csv(index=False))
     return json.dumps(records(table), indent=1, allow_nan=False) + "\n"
 
 
-def _csv_entry(value: object, raw: bool) -> object:
+def _csv_entry(value: object) -> object:
     if not isinstance(value, str):
         return value
     shown = visible(value, but="\n\t")
-    if raw or shown.lstrip()[:1] not in _FORMULA:
+    if shown.lstrip()[:1] not in _FORMULA:
         return shown
     try:
         float(shown)

@@ -77,7 +77,6 @@ def main(
     metric: Sequence[str] = (),
     cells: bool = False,
     format: str | None = None,
-    raw: bool = False,
     output: Path | None = None,
 ) -> int:
     """Show sweeps; raise ResultsError if they cannot be read or written."""
@@ -96,7 +95,7 @@ def main(
     read = read_sweeps(sweeps)
     _refuse_empty(sweeps, read)
     file = io.StringIO() if output else sys.stdout
-    put_out(_text(read, view, written_as, file, raw), output)
+    put_out(_text(read, view, written_as, file), output)
     if where and len(read.frame) and _shown(read, view.where).frame.empty:
         complain(f"--where: none of {len(read.frame)} rows meets every condition")
     for folder, left in _left(read).items():
@@ -179,7 +178,7 @@ def _names(given: Sequence[str], option: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(known_column(name, option) for name in names_in(given)))
 
 
-def _text(sweeps: Sweeps, view: View, written_as: str, file: TextIO, raw: bool) -> str:
+def _text(sweeps: Sweeps, view: View, written_as: str, file: TextIO) -> str:
     if written_as in ("table", "markdown"):
         return document_text([content(sweeps, view)], written_as, file)
     chosen = _shown(sweeps, view.where)
@@ -187,7 +186,7 @@ def _text(sweeps: Sweeps, view: View, written_as: str, file: TextIO, raw: bool) 
         return page(chosen, ", ".join(chosen.environments))
     if written_as == "junit":
         return junit(chosen)
-    return rows_text(chosen.frame.drop(columns=[*NESTED]), written_as, raw)
+    return rows_text(chosen.frame.drop(columns=[*NESTED]), written_as)
 
 
 def _shown(sweeps: Sweeps, where: Sequence[Condition]) -> Sweeps:

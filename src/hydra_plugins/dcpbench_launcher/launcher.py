@@ -23,7 +23,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from dcpbench.config.errors import ConfigError, other_launcher, other_sweeper
+from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Matrix
 from dcpbench.config.overrides import of_block
 from dcpbench.config.schema import MATRIX, REPEATS, is_about_the_sweep, is_how_run
@@ -43,17 +43,11 @@ class DcpbenchLauncher(Launcher):
     blocks: Sequence[str] = ()
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Begin the sweep, and store it in `task_function`, which ends it after Hydra has returned.
-
-        Raises:
-            ConfigError: the sweeper is not dcpbench's.
-        """
+        """Begin the sweep, and store it in `task_function`, which ends it after Hydra has returned."""
         from dcpbench.cli.run import SweepTask
         from dcpbench.sweep.app import SweepRun
 
         assert isinstance(task_function, SweepTask)
-        if config.hydra.sweeper.get("_target_") != SweeperConfig._target_:
-            raise other_sweeper(f"hydra/sweeper={config.hydra.runtime.choices['hydra/sweeper']}")
         self.sweep = SweepRun(hydra_context.config_loader, config)
         task_function.sweep = self.sweep
 
@@ -77,10 +71,8 @@ class DcpbenchSweeper(Sweeper):
         """Make the launcher.
 
         Raises:
-            ConfigError: the launcher is not dcpbench's, or a key of the sweep is wrong.
+            ConfigError: a key of the sweep is wrong.
         """
-        if config.hydra.launcher.get("_target_") != LauncherConfig._target_:
-            raise other_launcher(f"hydra/launcher={config.hydra.runtime.choices['hydra/launcher']}")
         self._launcher = cast(
             DcpbenchLauncher,
             Plugins.instance().instantiate_launcher(

@@ -14,7 +14,7 @@ import pandas as pd
 from dcpbench.analysis.cell_identity import cell_names, identity_keys, with_cells
 from dcpbench.analysis.code_changes import code_changes
 from dcpbench.analysis.comparison import CHANGES, SAME, compared, differences
-from dcpbench.analysis.costs import CHANGED, TOO_FEW, Rule, is_regression
+from dcpbench.analysis.costs import CHANGED, TOO_FEW, always_compared, is_regression
 from dcpbench.analysis.frame import Sweeps, as_text, ok, outcomes, records, short_names
 from dcpbench.analysis.runs import cell_numbers
 from dcpbench.config.text import counted, duration_text, listed, visible
@@ -85,7 +85,7 @@ def changes_since(before: Sweeps, now: Sweeps) -> dict[str, Any]:
     """Compare two sweeps: a `summary`, and as `lines` what changed, the worst first, each with `row`, the
     number of a row of the cell now."""
     frame = now.frame.reset_index(drop=True)
-    found = compared("", before.frame, frame, Rule())
+    found = compared("", before.frame, frame, always_compared())
     both = pd.concat([before.frame, frame])
     cells = with_cells(frame, identity_keys(both["overrides"], both["config"]))
     worst = cells.assign(ok=ok(frame)).sort_values("ok", kind="stable").drop_duplicates("key")

@@ -1,1 +1,0 @@
-"""Write rows to the trackers that a team already uses."""
