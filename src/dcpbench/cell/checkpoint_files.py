@@ -83,6 +83,4 @@ def _note_removed(cell: Cell) -> None:
             remover := cell.world.gathered(checkpointer.removed.get(checkpoint_id))[0]
         ):
             cell.files[checkpoint_id] = where, None, checkpointer
-            cell.report.not_applied[f"{CHECK} {where}"] = (
-                f"the save of {remover} removed it, so it is not loaded"
-            )
+            cell.report.left_out[CHECK, "", where] = f"the save of {remover} removed it, so it is not loaded"

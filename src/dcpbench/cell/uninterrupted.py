@@ -57,7 +57,7 @@ def compare(cell: Cell, unsaved: RunRecord, reference: ReferenceRun) -> None:
     if record.judged is not None:
         for name in leave_out_attributes(never, saved, record.judged):
             why = "a save changes it, or it differs between two uninterrupted runs"
-            cell.report.not_applied[f"extra_equal of {name}"] = why
+            cell.report.left_out["extra_equal", name, ""] = why
         pairs = zip(unsaved.losses, record.losses[: cell.window.saves[0]], strict=False)
         other = [step for step, (loss, again) in enumerate(pairs, 1) if loss != again]
         if other:
