@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 
 from conftest import ONE_STEP, run
+from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import RESUMED, Mismatch, Problem
+from dcpbench.core.rank_report import RankReport
+from dcpbench.records.plain_values import plain_report
+from dcpbench.report.page.rows import why_null
 from report.sweeps import Terminal, cell, folder_of_lines, folder_with, line
 from support.commands import main
 
@@ -55,6 +59,21 @@ FAILED: dict[str, Any] = {
     "checkpoint_bytes": 3 * 2**20,
     "details": DETAILS,
 }
+
+
+def test_left_out_parts_are_listed_with_their_reasons() -> None:
+    report = RankReport(0, not_applied={"files_equal": "no files"})
+    report.left_out["extra_equal", "loader", ""] = "a DataLoader has no state that can be read"
+    report.left_out["files_unchanged", "", "in the checkpoint of step 2"] = "the save of step 4 removed it"
+    of_old_row = {"not_applied": {"extra_equal of sampler": "a Sampler has no state that can be read"}}
+    stored = json.loads(json.dumps({"ranks": [plain_report(report).plain(), of_old_row]}))
+    told = dict(why_null({**dict.fromkeys(CHECKS), "status": "pass", "details": stored}))
+    assert told.pop("files_equal") == "no files"
+    assert {name: why for name, why in told.items() if name not in CHECKS} == {
+        "extra_equal of loader": "a DataLoader has no state that can be read",
+        "files_unchanged in the checkpoint of step 2": "the save of step 4 removed it",
+        "extra_equal of sampler": "a Sampler has no state that can be read",
+    }
 
 
 @pytest.fixture

@@ -94,6 +94,11 @@ def arrays() -> Workload:
     )
 
 
+def drawn_when_built() -> Workload:
+    data = torch.randn(64, WIDTH)
+    return Workload(net(), lambda generator: data[torch.randperm(64, generator=generator)[:8]], reversed_loss)
+
+
 def number_per_step() -> Workload:
     """A diffusion's level of noise, the same for all samples."""
 

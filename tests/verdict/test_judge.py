@@ -176,7 +176,7 @@ def test_details_list_controls_and_ranks() -> None:
     assert (seen["held"], seen["control_missed"], seen["worst"]) == (True, [], [])
     assert [set(rank) for rank in details["ranks"]] == [
         {"rank", "host", "local_rank", "losses", "resumed", "not_compiled", "graph_breaks", "interpreter"}
-        | {"not_applied", "bounds", "left_behind", "late_files", "steps", "unrestored_generators"}
+        | {"not_applied", "left_out", "bounds", "left_behind", "late_files", "steps", "unrestored_generators"}
         | {"in_no_state_dict", "unreadable"}
     ] * 2
     assert [rank["rank"] for rank in details["ranks"]] == [0, 1]

@@ -12,7 +12,7 @@ from torch import nn
 
 from conftest import ONE_STEP, Finished, run, selected, tiered
 from dcpbench.config.groups import WorkloadConfig
-from dcpbench.workloads.workload import Workload, adam, workload_of
+from dcpbench.workloads.workload import Workload, adam, batches_of, workload_of
 from support.alone import config, run_alone
 
 OWN = "workload.target=support.own_workload.build"
@@ -35,6 +35,15 @@ def test_language_model_with_dropout_resumes_exactly(sweep: Finished, parallel: 
     assert row["loss_at_save"] == pytest.approx(4, abs=0.5), "the cross entropy of 50 tokens"
     assert row["model"] == row["config"]["model.name"] == OWN.partition("=")[2]
     assert row["optimizer"] is None
+
+
+def test_data_drawn_by_the_workload_is_the_same_after_a_restart() -> None:
+    given = config(workload=WorkloadConfig("support.ordinary_workloads.drawn_when_built"))
+    drawn = []
+    for seed in (1, 2):  # of what was built before
+        torch.manual_seed(seed)
+        drawn.append(batches_of(given, torch.device("cpu")).at(3))
+    assert torch.equal(*drawn)
 
 
 @pytest.mark.slow

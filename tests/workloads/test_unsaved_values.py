@@ -69,6 +69,7 @@ def test_plain_values_are_read_wherever_they_are(monkeypatch: pytest.MonkeyPatch
     block.seen = {"b", "a"}
     block.nested = {"list": [1, {"two": np.float32(2)}], "weights": [*block.parameters()]}
     block.order = np.random.default_rng(1)
+    block.noise = torch.Generator()
     block.data = DataLoader([1])
     block.long = "x" * 1000
     monkeypatch.setattr(forgotten, "_calls", 7)
@@ -88,13 +89,26 @@ def test_plain_values_are_read_wherever_they_are(monkeypatch: pytest.MonkeyPatch
     assert {name: values.texts.get(name) for name in expected} == expected
     assert len(values.texts["model.0.long"]) < 100
     assert values.unreadable["model.0.data"] == "DataLoader"
-    of_model = [name for name in values.texts if name.startswith("model.")]  # other tests import modules too
-    assert not any(part in name for name in of_model for part in ("weights", ".weight", "training"))
+    others = {name.partition(".")[0] for name in values.texts}
+    assert others.isdisjoint({"torch", "numpy", "dcpbench", "pytest"})
+    texts = of_model(model)
+    assert not any(part in name for name in texts for part in ("weights", ".weight", "training"))
+    elsewhere = [block.noise.get_state() for _ in range(10)]  # so that the next state has another address
+    assert differing(texts, of_model(model), "resumed") == {}, elsewhere
     block.order.random()
     block.long += "y"
-    again = UnsavedValues({"model": model}).texts
-    assert [*differing(values.texts, again, "resumed")] == ["model.0.order", "model.0.long"]
-    assert {name.partition(".")[0] for name in again}.isdisjoint({"torch", "numpy", "dcpbench", "pytest"})
+    torch.rand(1, generator=block.noise)
+    changed = [*differing(texts, of_model(model), "resumed")]
+    assert changed == ["model.0.order", "model.0.noise", "model.0.long"]
+    assert {name.partition(".")[0] for name in values.texts}.isdisjoint(
+        {"torch", "numpy", "dcpbench", "pytest"}
+    )
+
+
+def of_model(model: nn.Module) -> dict[str, str]:
+    """Return what is read of a model; other tests import modules with globals too."""
+    texts = UnsavedValues({"model": model}).texts
+    return {name: text for name, text in texts.items() if name.startswith("model.")}
 
 
 def test_whole_numbers_are_named_first() -> None:

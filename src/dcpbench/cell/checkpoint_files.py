@@ -90,4 +90,4 @@ def _note_removed(cell: Cell) -> None:
         if digests is not None and remover:
             cell.files[checkpoint_id] = where, None, checkpointer
             why = f"the save of {remover} removed it, so it is not loaded"
-            cell.report.not_applied[f"{CHECK} {where}"] = why
+            cell.report.left_out[CHECK, "", where] = why

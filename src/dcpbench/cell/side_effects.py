@@ -76,7 +76,7 @@ def nothing_left_open(cell: Cell, checkpointer: Checkpointer, where: str) -> Ite
         cell.record("side_effect_free", still_open(), where, LOAD)
         return
     for name in checkpointer.kept_open:
-        cell.report.not_applied[f"side_effect_free of {name}"] = "it stays open after the load"
+        cell.report.left_out["side_effect_free", name, ""] = "it stays open after the load"
     if checkpointer.left_open:
         cell.record("side_effect_free", checkpointer.left_open, where)
 

@@ -216,7 +216,7 @@ def decide_state(cell: Cell, reference: ReferenceRun, checkpoints: Iterable[Chec
     run, record = reference.trained, reference.record
     cell.report.unreadable |= run.unsaved_values().unreadable
     for name, kind in cell.report.unreadable.items():
-        cell.report.not_applied[f"extra_equal of {name}"] = f"a {kind} has no state that can be read"
+        cell.report.left_out["extra_equal", name, ""] = f"a {kind} has no state that can be read"
     cell.report.not_applied |= run.not_judged
     if (drawn := run.needs_random) is None:
         return

@@ -50,13 +50,14 @@ def begin(cell: Cell, exactly: bool = False) -> tuple[Cell, RunRecord]:
 def compare(cell: Cell, unsaved: RunRecord, reference: ReferenceRun) -> None:
     """Compare the final state of the run that saved with that of the run that never did. A trainer that does
     not repeat itself before its first save cannot show what a save changes."""
-    record, saved = reference.record, live_state(reference.trained)
-    never = dict(unsaved.states[cell.window.last])
+    record, saved, last = reference.record, live_state(reference.trained), cell.window.last
+    never = dict(unsaved.states[last])
     only_generators(never, reference.trained.random)
+    checks.leave_out_unlike_values(unsaved.unsaved_values[last], record, last)
     if record.judged is not None:
         for name in leave_out_attributes(never, saved, record.judged):
             why = "a save changes it, or it differs between two uninterrupted runs"
-            cell.report.not_applied[f"extra_equal of {name}"] = why
+            cell.report.left_out["extra_equal", name, ""] = why
         pairs = zip(unsaved.losses, record.losses[: cell.window.saves[0]], strict=False)
         other = [step for step, (loss, again) in enumerate(pairs, 1) if loss != again]
         if other:
@@ -65,9 +66,6 @@ def compare(cell: Cell, unsaved: RunRecord, reference: ReferenceRun) -> None:
             )
             cell.report.not_applied[checks.HARMLESS] = why
             return
-    else:
-        last = cell.window.last
-        checks.leave_out_unlike_values(unsaved.unsaved_values[last], record, last)
     checks.compare_without_saves(cell, never, saved)
 
 
@@ -103,6 +101,7 @@ def _train_trainer(cell: Cell, record: RunRecord, exactly: bool) -> Cell:
             record.states[run.train_state.step] = newest
     window = chosen()
     record.states = {window.last: record.states.get(window.last, newest)}
+    record.unsaved_values[window.last] = run.unsaved_values().texts
     record.losses += run.train_state.losses[: window.last]
     record.judged = judged_of(built, stepped, newest[CHANGING])
     cell.report.steps = {"save_steps": " ".join(map(str, window.saves)), "resume_steps": window.resume_steps}

@@ -123,6 +123,10 @@ class Imports:
     variables: tuple[tuple[str, str], ...] = ()
 
 
+CheckPart = tuple[str, str, str]
+"""A part of a check: the check, a name and a place, either of which can be empty."""
+
+
 @dataclass
 class RankReport:
     """The results of one rank in one stage of a cell.
@@ -139,6 +143,7 @@ class RankReport:
         steps: of a trainer, the steps after which it saves and how many it takes after a load, by column.
         skip: why the rank could not run the cell.
         not_applied: by check, why it was not run.
+        left_out: by part of a check, why that was not compared.
         in_no_state_dict: by name, plain values that no state dict has and that differ after a resume; they
             fail no check.
         unreadable: by name, the types of objects whose position could be lost, but cannot be read.
@@ -165,6 +170,7 @@ class RankReport:
     graph_breaks: list[str] = field(default_factory=list)
     skip: str | None = None
     not_applied: dict[str, str] = field(default_factory=dict)
+    left_out: dict[CheckPart, str] = field(default_factory=dict)
     in_no_state_dict: dict[str, str] = field(default_factory=dict)
     unreadable: dict[str, str] = field(default_factory=dict)
     bounds: dict[str, str] = field(default_factory=dict)
@@ -182,4 +188,9 @@ class RankReport:
     def plain(self) -> dict[str, Any]:
         """Return it as a dict for the row's details, without the fields that are stored elsewhere."""
         elsewhere = ("checks", "measurements", "skip", "replaced", "trains", "raised_by", "imports")
-        return {name: value for name, value in vars(self).items() if name not in elsewhere}
+        left_out = [
+            {"check": check, "name": name, "where": where, "why": why}
+            for (check, name, where), why in self.left_out.items()
+        ]
+        kept = {name: value for name, value in vars(self).items() if name not in elsewhere}
+        return {**kept, "left_out": left_out}

@@ -65,7 +65,7 @@ def _verify_broadcast(cell: Cell, record: RunRecord, saved: Checkpoint, file: st
     elif cell.world.device.type != "cpu":
         why = "ranks wait for ever: where a group has a backend for the CPU too it broadcasts from there"
     if why:
-        cell.report.not_applied["model_equal by BroadcastingTorchSaveReader"] = why
+        cell.report.left_out["model_equal", "", "read by BroadcastingTorchSaveReader"] = why
         return
     part = replace(saved, state={"model_equal": saved.state["model_equal"]}, how=", broadcast")
     before = checks.make_different(cell, target, part)

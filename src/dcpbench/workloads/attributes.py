@@ -7,7 +7,6 @@ these. One level more is read after a step: plain attributes of objects of the u
 """
 
 import dataclasses
-import random
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
@@ -22,12 +21,12 @@ from dcpbench.config.text import listed
 from dcpbench.core.mismatch import Mismatch, Problem, Sides
 from dcpbench.verify.compare import same_leaves
 from dcpbench.verify.snapshot import Leaves, persistent_tensors, snapshot_nested
+from dcpbench.workloads.generators import KINDS, state_of_generator
 from dcpbench.workloads.optimizers import Optimizers
 from dcpbench.workloads.unsaved_values import is_users
 
 _SCALARS = (bool, int, float, complex, str, bytes, np.generic, type(None))
 _COLLECTIONS = (list, tuple, set, frozenset, deque)
-_GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 _DEEPEST = 50
 """How deep plain values are nested at most."""
 _OF_SCHEDULERS = ("_step_count", "_get_lr_called_within_step", "_is_initial", "_initial_step")
@@ -130,7 +129,7 @@ def inner_attributes(trainer: Any) -> tuple[Leaves, dict[str, str]]:
 def is_plain(value: Any, depth: int = 0) -> bool:
     """Return whether a value is a number, a text, a tensor, an array, a generator, None or a collection of
     these."""
-    if isinstance(value, _SCALARS + _GENERATORS + (np.ndarray,)):
+    if isinstance(value, _SCALARS + KINDS + (np.ndarray,)):
         return True
     if isinstance(value, torch.Tensor):
         return not isinstance(value, nn.Parameter)
@@ -193,14 +192,8 @@ def _as_leaves(value: Any) -> Any:
         return value.item()
     if isinstance(value, np.ndarray):
         return _as_tensor(value)
-    if isinstance(value, torch.Generator):
-        return {"state": value.get_state()}
-    if isinstance(value, random.Random):
-        return {"state": repr(value.getstate())}
-    if isinstance(value, np.random.Generator):
-        return {"state": _as_leaves(value.bit_generator.state)}
-    if isinstance(value, np.random.RandomState):
-        return {"state": _as_leaves(value.get_state(legacy=False))}
+    if isinstance(value, KINDS):
+        return {"state": _as_leaves(*state_of_generator(value))}
     if isinstance(value, set | frozenset):
         # The order in a set depends on how it grew, and on the hash seed of the process.
         return "a set: " + ", ".join(sorted(repr(_as_leaves(part)) for part in value))

@@ -17,7 +17,7 @@ from dcpbench.verify.snapshot import plain_fqn
 OF_TORCH = ("cpu", "cuda")
 ALL = (*OF_TORCH, "python", "numpy")
 
-_KINDS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+KINDS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 
 States = dict[str, torch.Tensor]
 """The state of each generator by its name."""
@@ -175,7 +175,7 @@ def generators_of(model: nn.Module) -> dict[str, Any]:
         f"{plain_fqn(model, prefix)}.{name}".lstrip("."): value
         for prefix, module in model.named_modules()
         for name, value in _attributes(module)
-        if isinstance(value, _KINDS)
+        if isinstance(value, KINDS)
     }
 
 
@@ -187,12 +187,12 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
             yield from ((f"{name}.{key}", item) for key, item in items)
 
 
-def state_of_generator(generator: Any) -> tuple[Any, ...]:
-    """Return the state of a generator, one value for comparison."""
+def state_of_generator(generator: Any) -> tuple[Any]:
+    """Return the state of a generator, one value; equal ones have equal pickles."""
     if isinstance(generator, torch.Generator):
-        return (generator.get_state(),)
+        return (generator.get_state().numpy(),)
     if isinstance(generator, random.Random):
-        return generator.getstate()
+        return (generator.getstate(),)
     if isinstance(generator, np.random.Generator):
         return (generator.bit_generator.state,)
     return (generator.get_state(legacy=False),)
@@ -209,11 +209,13 @@ def reseed(generator: Any, seed: int) -> None:
         generator.seed(seed)
 
 
-def set_generator(generator: Any, state: tuple[Any, ...]) -> None:
+def set_generator(generator: Any, state: tuple[Any]) -> None:
     """Set a generator to a state from `state_of_generator`."""
     if isinstance(generator, random.Random):
-        generator.setstate(state)
+        generator.setstate(*state)
+    elif isinstance(generator, torch.Generator):
+        generator.set_state(torch.from_numpy(*state))
     elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state[0]
+        (generator.bit_generator.state,) = state
     else:
-        generator.set_state(state[0])
+        generator.set_state(*state)

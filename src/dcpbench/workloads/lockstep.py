@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from dcpbench.config.mesh import dp_degree, dp_rank
 from dcpbench.config.schema import Config
 from dcpbench.core.mismatch import SECOND_DERIVATIVES, Mismatch, Problem
-from dcpbench.core.rank_report import NOTHING, Compared
+from dcpbench.core.rank_report import NOTHING, CheckPart, Compared
 from dcpbench.verify.compare import same_value
 from dcpbench.verify.compare_layouts import compare_replicas
 from dcpbench.verify.losses import compare_losses, loss_name, rounding
@@ -48,7 +48,7 @@ CHECKS = (GRADIENT, STEP, REPLICAS, LOSS)
 
 NO_REPLICAS = "no two ranks have the same part of anything"
 GRAD_NORM = "norm of all gradients"
-_OF_WHOLE = f"{LOSS} of whole batches"
+_OF_WHOLE = LOSS, "whole batches", ""
 _NOT_A_MEAN = (
     "the loss of a batch is not the mean of its shares' losses, as with random numbers, batch statistics or "
     "weights: the mean is compared"
@@ -88,6 +88,7 @@ class Lockstep:
 
     Attributes:
         not_applied: why checks are not made.
+        left_out: why parts of checks are not.
         bound_used: the largest difference of a gradient as a part of its tolerance.
         why_not_resumed: why a resumed run cannot repeat these steps, if the results show that.
     """
@@ -100,6 +101,7 @@ class Lockstep:
         self._twin = (StepTwin if run.user_step else Twin)(twin, run.dtypes)
         self._results = dict.fromkeys((GRADIENT, STEP), NOTHING)
         self.not_applied: dict[str, str] = {}
+        self.left_out: dict[CheckPart, str] = {}
         self._losses: dict[int, _Losses] = {}
         self._exchange = exchange_of(run)
         self._own_parts, self._twin_parts = named_parts(run.model), named_parts(twin.model)
@@ -164,7 +166,7 @@ class Lockstep:
         """Compare a step that the workload's `step` has taken: at each use of gradients these, and the state
         at the end."""
         run, uses = self._run, self._run.uses
-        self.not_applied[_OF_WHOLE] = _OF_SHARES
+        self.left_out[_OF_WHOLE] = _OF_SHARES
         order = [one.by for one in uses]
         alike = all(one == order for one in self._world.gathered(order))
         here = [
@@ -207,7 +209,7 @@ class Lockstep:
             return self._twin.loss_of_whole(at_beginning)
         except Exception as error:  # noqa: BLE001 - a user's loss need not accept more than a share
             why = f"the loss of a global batch cannot be computed: {type(error).__name__}: {error}"
-            self.not_applied[_OF_WHOLE] = why
+            self.left_out[_OF_WHOLE] = why
             return math.nan
 
     def _compare_gradients(
@@ -303,7 +305,7 @@ class Lockstep:
         size = Sums(magnitude, weighted_magnitude, *counts).mean(dp_degree(self._run.sizes))
         if not abs(twin - mean) <= loss_share(self._twin.computes_in) * max(abs(twin), size):
             if LOSS not in self.not_applied:
-                self.not_applied.setdefault(_OF_WHOLE, _NOT_A_MEAN)
+                self.left_out.setdefault(_OF_WHOLE, _NOT_A_MEAN)
             twin = mean
         self._losses[step] = _Losses(self._run.train_state.losses[-1], twin, size)
 

@@ -5,7 +5,6 @@ import functools
 import hashlib
 import itertools
 import pickle
-import random
 import sys
 from collections import deque
 from collections.abc import Mapping
@@ -21,9 +20,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from dcpbench.verify.snapshot import local_part, plain_fqn
+from dcpbench.workloads.generators import KINDS, state_of_generator
 
 _PLAIN = (bool, int, float, complex, str, bytes, range, type(None), itertools.count)
-_GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 _MOST_VALUES, _MOST_ITEMS, _DEEPEST, _SHOWN = 10_000, 1_000, 4, 60
 """How many values are read, of how many items, how deep they are nested, and how many characters are kept."""
 _OF_EACH_MODULE = {*vars(nn.Module()), "named_parameters"}
@@ -65,8 +64,8 @@ class UnsavedValues:
             value = local_part(value)
         if isinstance(value, torch.Tensor | np.ndarray | np.generic):
             value = value.tolist() if np.prod(value.shape) <= _MOST_ITEMS else type(value)
-        if isinstance(value, _GENERATORS):
-            self.texts[name] = f"state {_digest(pickle.dumps(value))}"
+        if isinstance(value, KINDS):
+            self.texts[name] = f"state {_digest(pickle.dumps(state_of_generator(value)))}"
         elif isinstance(value, set | frozenset):
             self.texts[name] = _shortened(f"set{sorted(map(repr, value))}")
         elif _is_plain(value):

@@ -22,6 +22,7 @@ from dcpbench.verify.snapshot import named_as_saved
 from dcpbench.workloads import parallelisms
 from dcpbench.workloads.batch import Batch, Share, share_of, to_device
 from dcpbench.workloads.batch import leaves as leaves_of
+from dcpbench.workloads.generators import seed_generators
 from dcpbench.workloads.layers import layers
 from dcpbench.workloads.optimizers import each_of, listed, refused_closure
 from dcpbench.workloads.saved_objects import TAKEN, State
@@ -290,7 +291,9 @@ def batches_of(config: Config, device: torch.device) -> Batches:
     """
     if config.own_trainer:
         return Batches(config.seed, lambda _: None, device)
-    # Of the workload only the batches are needed; a user's may keep the tensors that they are made from.
+    # A user's workload may keep the tensors that batches are made from, and draw them when it is built. In a
+    # stage that loads, no other is built from this seed.
+    seed_generators(config.seed, device)
     with device if config.workload.target else torch.device("meta"):
         workload = workload_of(config)
         batches = Batches(config.seed, workload.batch, device)

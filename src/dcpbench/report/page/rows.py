@@ -210,18 +210,21 @@ def _clean(value: Any, limits: Limits) -> Any:
 
 def why_null(row: dict[str, Any]) -> list[list[str]]:
     """Return pairs of a check that the row does not have, or of a part that no check compared, and why."""
-    given: dict[str, Any] = {}
-    for rank in list_in(dict_in(row["details"]).get("ranks")):
-        given |= dict_in(dict_in(rank).get("not_applied"))
+    reasons: dict[str, Any] = {}
+    for rank in map(dict_in, list_in(dict_in(row["details"]).get("ranks"))):
+        reasons |= dict_in(rank.get("not_applied"))
+        for part in map(dict_in, list_in(rank.get("left_out"))):
+            texts = part.get("check"), part.get("name") and f"of {part['name']}", part.get("where")
+            reasons[" ".join(str(text) for text in texts if text)] = part.get("why")
     ended = {"skip": "the cell was skipped"} | {
         status: f"the cell ended as {status} before, or the check does not apply"
         for status in ("crash", "timeout", "error")
     }
-    parts = [[name, str(why)] for name, why in given.items() if name not in CHECKS][:_MISSED]
+    parts = [[name, str(why)] for name, why in reasons.items() if name not in CHECKS][:_MISSED]
     return [
         [
             name,
-            str(given.get(name) or ended.get(row["status"]) or f"applies to {spec.where or 'other cells'}"),
+            str(reasons.get(name) or ended.get(row["status"]) or f"applies to {spec.where or 'other cells'}"),
         ]
         for name, spec in CHECKS.items()
         if row[name] is None
