@@ -75,7 +75,7 @@ class Handover:
 
 @dataclass(frozen=True)
 class Saved:
-    """What runs are restored from: the checkpoints, oldest first, and the record of the reference run."""
+    """The checkpoints that runs are restored from, oldest first, and the record of the reference run."""
 
     checkpoints: list[Checkpoint]
     record: RunRecord

@@ -161,7 +161,8 @@ class Checkpointer(ABC):
     """The files below its folder that its newest load has left open."""
 
     left_open: Compared | None = None
-    """What earlier loads have left open although what they loaded is gone, once there were two of them."""
+    """The descriptors that two or more earlier loads have left open, although nothing uses their state any
+    longer, as a comparison."""
 
     def name_of(self, step: int) -> str:
         """Return the path, below the folder of a cell, of the checkpoint that is saved after a step."""

@@ -204,4 +204,4 @@ _KINDS = {
     dict: "a mapping, such as {a:1}",
     NoneType: "null",
 }
-"""What values of a type are called."""
+"""Names of types, for people."""

@@ -1,4 +1,4 @@
-"""What the code of a sweep was, as `environment.json` and rows record it, and what of it has changed."""
+"""The code of a sweep, as `environment.json` and rows record it, and its changes since."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence

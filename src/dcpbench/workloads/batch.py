@@ -1,4 +1,4 @@
-"""What a batch may be, and how ranks share one.
+"""The structure of a batch, and how ranks share one.
 
 A batch is a pytree: tensors, NumPy arrays, texts and numbers in dictionaries, lists, tuples, dataclasses and
 whatever else torch's pytrees know. Tensors in another container would not reach the device, and each rank

@@ -48,7 +48,7 @@ class Optimizers(torch.optim.Optimizer):
 
 
 SEVERAL = (Mapping, list, tuple)
-"""What a user's function returns for several optimizers or schedulers."""
+"""Types in which a user's function returns several optimizers or schedulers."""
 
 
 def listed(returned: Any, what: str) -> list[Any]:
