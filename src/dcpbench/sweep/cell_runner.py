@@ -64,7 +64,7 @@ class CellRunner:
     repeated: dict[Mismatches, str] = field(default_factory=dict)
     """Mismatches that a second attempt has repeated, with its cell; shared by the runners of a sweep."""
     imports: dict[str, Imports] = field(default_factory=dict)
-    """Packages that the first ranks of a user's code have imported, by its targets and device; also shared."""
+    """Packages that the first ranks of a user's code have imported, by its targets and device."""
 
     def run(self, job: Job) -> Finished:
         """Run a cell, and once more if it is not ok."""
