@@ -106,7 +106,7 @@ def read_parts() -> set[str]:
     stored["few"] = [StoredChunk((0, 0), (1, 2), lambda: row)]
     saved: Any = Checkpoint(1, "", mock.Mock(), {"extra_equal": leaves})
     world = World(rank, 4, torch.device("cpu"), None, dist.group.WORLD)
-    elsewhere = read_elsewhere(rank, world.gathered(saved.whole_tensors()))
+    elsewhere = read_elsewhere(rank, saved.whole_tensors(), world.gathered(saved.whole_tensors()))
     compared = compare_stored([leaves], stored, world.device, elsewhere)
     assert compared.found == []
     return {*compared.fired}

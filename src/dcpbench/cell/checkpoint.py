@@ -32,14 +32,15 @@ Recall = Callable[[str], torch.Tensor | None]
 """Returns the full tensor that a checkpoint has under a name, on the CPU; None if there is none."""
 
 
-def read_elsewhere(rank: int, whole: Sequence[set[str]]) -> set[str]:
+def read_elsewhere(rank: int, here: set[str], everywhere: Sequence[set[str]]) -> set[str]:
     """Return the keys of tensors that this rank has completely and another one that has them reads from the
     files: the ranks share the work.
 
     Args:
-        whole: the keys of tensors that each rank has completely.
+        here: the keys of tensors that this rank has completely.
+        everywhere: the same of each rank.
     """
-    having = {key: [other for other, keys in enumerate(whole) if key in keys] for key in whole[rank]}
+    having = {key: [other for other, keys in enumerate(everywhere) if key in keys] for key in here}
     readers = {key: ranks[zlib.crc32(key.encode()) % len(ranks)] for key, ranks in having.items()}
     return {key for key, reader in readers.items() if reader != rank}
 

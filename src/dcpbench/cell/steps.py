@@ -4,7 +4,7 @@ import itertools
 import multiprocessing
 import pkgutil
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -295,36 +295,37 @@ def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
         on_several_hosts = wait_until_seen(cell, checkpointer.folder(checkpoint_id), str(checkpoint))
     cell.measure("checkpoint_bytes", checkpointer.size(checkpoint_id), checkpoint.number, phase)
     with cell.phase("verify", "audit"):
-        whole = _audit(cell, checkpoint, on_several_hosts)
+        elsewhere = _audit(cell, checkpoint, on_several_hosts)
     with cell.phase("verify", "plain_read"):
-        _compare_files(cell, checkpoint, whole)
+        _compare_files(cell, checkpoint, elsewhere)
     cell.complete[:] = [checkpoint]
     if cell.config.raw and not cell.config.overlap_saves:
         _measure_raw(cell, checkpoint)
 
 
-def _audit(cell: Cell, checkpoint: SavedCheckpoint, on_several_hosts: bool) -> Sequence[set[str]]:
+def _audit(cell: Cell, checkpoint: SavedCheckpoint, on_several_hosts: bool) -> set[str]:
     """Compare the manifest of a checkpoint, which rank 0 reads, with what every rank had to save and has
-    synced; note the digests of its files. Return the keys of tensors that each rank has completely."""
+    synced; note the digests of its files. Return the keys of tensors that another rank reads from them."""
     checkpointer = checkpoint.checkpointer
     files = checkpoint_files.digests_of(cell, checkpoint, on_several_hosts)
-    mine = checkpoint.keys, files, _synced(cell, checkpoint), checkpoint.whole_tensors()
+    whole = checkpoint.whole_tensors()
+    mine = checkpoint.keys, files, _synced(cell, checkpoint), whole
     where = f"once the save of step {checkpoint.step} had ended"
     cell.record("side_effect_free", checkpoint.still_open(), where, side_effects.SAVE)
-    keys, (files, *_), synced, whole = zip(*cell.world.gathered(mine), strict=True)
+    keys, (files, *_), synced, everywhere = zip(*cell.world.gathered(mine), strict=True)
     checkpoint_files.follow(cell, checkpoint, files)
     for name in checkpointer.late.get(checkpoint.checkpoint_id, ()):
         cell.report.late_files.append(f"{name} {checkpoint}: not there when save returned on this rank")
     if why := checkpointer.unreadable:
         cell.report.not_applied |= dict.fromkeys(("checkpoint_whole", "files_equal", "contract_held"), why)
-        return whole
+        return set()
     compared = NOTHING
     if cell.world.rank == 0:
         expected = {key: entry for of_rank in keys for key, entry in of_rank.items()}
         known = None if None in synced else set().union(*synced)
         compared = compare_manifest(checkpointer.manifest(checkpoint.checkpoint_id), expected, files, known)
     cell.record("checkpoint_whole", compared, str(checkpoint))
-    return whole
+    return read_elsewhere(cell.world.rank, whole, everywhere)
 
 
 def _synced(cell: Cell, checkpoint: SavedCheckpoint) -> set[str] | None:
@@ -337,15 +338,15 @@ def _synced(cell: Cell, checkpoint: SavedCheckpoint) -> set[str] | None:
     return cell.synced(Path(checkpoint.checkpoint_id))
 
 
-def _compare_files(cell: Cell, checkpoint: SavedCheckpoint, whole: Sequence[set[str]]) -> None:
-    """Compare a checkpoint's files, read without their writer, with the saved state; `whole` has the keys of
-    tensors that each rank has completely."""
+def _compare_files(cell: Cell, checkpoint: SavedCheckpoint, elsewhere: set[str]) -> None:
+    """Compare a checkpoint's files, read without their writer, with the saved state, except the tensors that
+    are read `elsewhere`."""
     stored = checkpoint.checkpointer.stored(checkpoint.checkpoint_id)
     if not stored:
         cell.report.not_applied.setdefault("files_equal", "nothing else reads files of this format")
         return
     parts = checkpoint.by_key.values()
-    where = cell.world.device, read_elsewhere(cell.world.rank, whole)
+    where = cell.world.device, elsewhere
     seen = compare_stored(parts, stored, *where)
     names = frozenset(one.name for one in seen.found)
 
