@@ -9,8 +9,6 @@ import junitparser
 import pytest
 from lxml import etree
 
-from dcpbench.analysis.frame import read_sweeps
-from dcpbench.report.junit import junit
 from dcpbench.report.show import write_reports
 from report.sweeps import cell, folder_of_lines, folder_with, line
 
@@ -40,7 +38,9 @@ def read_back(folder: Path) -> junitparser.TestSuite:
     write_reports(folder, None)
     document = etree.parse(folder / "junit.xml")
     SCHEMA.assertValid(document)
-    (suite,) = junitparser.JUnitXml.fromfile(str(folder / "junit.xml"))
+    suites = junitparser.JUnitXml.fromfile(str(folder / "junit.xml"))
+    (suite,) = suites
+    assert [suites.tests, suites.failures, suites.errors] == [suite.tests, suite.failures, suite.errors]
     return suite
 
 
@@ -93,21 +93,6 @@ def test_runs_have_unique_names(tmp_path: Path) -> None:
     suite = read_back(folder_with(tmp_path / "s", *rows))
     names = [(case.classname, case.name) for case in suite]
     assert len(set(names)) == 4
-
-
-def test_several_sweeps_are_several_suites(tmp_path: Path) -> None:
-    one, two = (
-        folder_with(tmp_path / "one", cell(), cell("fsdp")),
-        folder_with(tmp_path / "two", cell(status="fail")),
-    )
-    text = junit(read_sweeps([one, two]))
-    SCHEMA.assertValid(etree.fromstring(text.encode()))
-    suites = junitparser.JUnitXml.fromstring(text.encode())
-    assert [(suite.name, suite.tests, suite.failures) for suite in suites] == [
-        ("dcpbench.one", 2, 0),
-        ("dcpbench.two", 1, 1),
-    ]
-    assert (suites.tests, suites.failures) == (3, 1)
 
 
 @pytest.mark.parametrize(

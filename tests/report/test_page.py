@@ -9,10 +9,7 @@ from typing import Any
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from dcpbench.analysis.frame import read_sweeps
 from dcpbench.config.text import size_text
-from dcpbench.records.store import append_row, write_json
-from dcpbench.report.page import page
 from support.browser import Browser
 from support.pages import SIZES, all_statuses, cell, details, four_cells, many_axes, write_page
 
@@ -249,29 +246,17 @@ def test_page_without_rows(show: Callable[..., Browser]) -> None:
     assert browser.all("#matrix, #findings, #costs, #nothing") == []
 
 
-def test_several_sweeps_add_an_axis(browser: Browser, tmp_path: Path) -> None:
-    for name, torch in (("old", "2.12"), ("new", "2.13")):
-        (tmp_path / name).mkdir()
-        append_row(tmp_path / name, cell("ddp"))
-        known: dict[str, Any] = {"torch": torch, "cpu_cores": 2, "target_commit": "2" * 40}
-        if name == "new":
-            code = {"my_gpt": {"commit": None, "digest": "45d7", "files": {"my_gpt.py": "0"}}}
-            known |= {"code": code, "earlier": [{"cpu_cores": 8, "target_commit": "1" * 40}]}
-        write_json(tmp_path / name / "environment.json", known)
-    written = tmp_path / "both.html"
-    written.write_text(page(read_sweeps([tmp_path]), "both"))
-    browser.open(written)
-    assert [one.split(":")[0] for one in squares(browser)] == ["new", "old"]
+def test_environment_shows_what_a_resume_changed(show: Callable[..., Browser]) -> None:
+    code = {"my_gpt": {"commit": None, "digest": "45d7", "files": {"my_gpt.py": "0"}}}
+    now: dict[str, Any] = {"torch": "2.13", "cpu_cores": 2, "target_commit": "2" * 40, "code": code}
+    earlier = [{"cpu_cores": 8, "target_commit": "1" * 40}]
+    browser = show([cell("ddp")], environment=now | {"earlier": earlier})
+    assert browser.text(".environment thead").split() == ["now", "earlier", "(1)"]
     rows = {row.text.split()[0]: row.text for row in browser.all(".environment tbody tr")}
-    assert rows["torch"].split() == ["torch", "differs", "2.13", "as", "now", "2.12"]
-    assert rows["cpu_cores"].split() == ["cpu_cores", "differs", "2", "8", "2"]
-    assert rows["target"].split() == ["target", "commit", "differs", "2" * 40, "1" * 40, "2" * 40]
-    assert rows["source"].split() == ["source", "of", "my_gpt", "differs", "45d7", "as", "now", "\u2013"]
-    browser.all("#matrix .square")[1].click()
-    assert (
-        browser.js("return new URLSearchParams(location.hash.slice(1)).get('cell')")
-        == "old/parallel=ddp,save=sync,repeat=0"
-    )
+    assert rows["torch"].split() == ["torch", "2.13", "as", "now"]
+    assert rows["cpu_cores"].split() == ["cpu_cores", "differs", "2", "8"]
+    assert rows["target"].split() == ["target", "commit", "differs", "2" * 40, "1" * 40]
+    assert rows["source"].split() == ["source", "of", "my_gpt", "45d7", "as", "now"]
 
 
 def test_page_without_scripts_has_a_table(browser: Browser, tmp_path: Path) -> None:

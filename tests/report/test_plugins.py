@@ -10,6 +10,8 @@ import pytest
 from dcpbench.cli import commands
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
+from dcpbench.core.plugins import load_plugins
+from dcpbench.report.show import write_reports
 from report.sweeps import folder_of_lines, line
 from support.browser import Browser
 from support.commands import main
@@ -86,8 +88,9 @@ def test_plugin_columns_are_in_every_table(report: Callable[..., str]) -> None:
 
 @pytest.mark.browser
 def test_plugin_columns_are_on_the_page(report: Callable[..., str], tmp_path: Path, browser: Browser) -> None:
-    report("nights/6", "-o", "page.html")
-    browser.open(tmp_path / "page.html")
+    load_plugins()
+    write_reports(tmp_path / "nights/6", None)
+    browser.open(tmp_path / "nights/6/report.html")
     assert "queue" in browser.text("#costs thead")
     assert "504 ms" in browser.text("#costs tbody")
     browser.all("#matrix .square")[0].click()

@@ -1,4 +1,4 @@
-"""The rows of sweeps as JUnit XML: one testcase for each run of a cell.
+"""The rows of a sweep as JUnit XML: one testcase for each run of a cell.
 
 The structure follows the schema of Jenkins' xUnit plugin, which GitLab and GitHub read too. JUnit has no
 known failures, so `xfail` counts as skipped.
@@ -24,20 +24,18 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _MESSAGE = 2_000
 
 
-def junit(sweeps: Sweeps) -> str:
-    """Return one testsuite for each sweep and one testcase for each row.
+def junit(sweep: Sweeps) -> str:
+    """Return a testsuite with one testcase for each row.
 
     A failure has its likely cause, its reason and the command to run the cell again; `system-out` has the
     end of the log of the first rank that failed.
     """
+    ((folder, environment),) = sweep.environments.items()
+    suite = _suite(short_names([folder])[folder], environment, records(sweep.frame))
     root = Element("testsuites", name="dcpbench")
-    names = short_names(sweeps.environments)
-    for folder, environment in sweeps.environments.items():
-        rows = sweeps.frame[sweeps.frame["sweep"] == folder]
-        root.append(_suite(names[folder], environment, records(rows)))
-    for counted in ("tests", "failures", "errors"):
-        root.set(counted, str(sum(int(suite.get(counted, "0")) for suite in root)))
-    root.set("time", f"{sum(float(suite.get('time', '0')) for suite in root):.3f}")
+    for name in ("tests", "failures", "errors", "time"):
+        root.set(name, suite.get(name, ""))
+    root.append(suite)
     indent(root)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + tostring(root, "unicode") + "\n"
 

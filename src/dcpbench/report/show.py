@@ -46,10 +46,8 @@ _FORMATS = {
     ".md": "markdown",
     ".csv": "csv",
     ".json": "json",
-    ".html": "html",
-    ".xml": "junit",
 }
-_ROWS_ALONE = ("csv", "json", "junit")
+_ROWS_ALONE = ("csv", "json")
 """The formats that cannot report damage."""
 
 
@@ -113,7 +111,7 @@ def epilog() -> str:
     return f"""\
 Up to {MOST_CELLS} cells are shown one per line, failed ones first, and more as a pivot. --rows, --columns
 and --metric print a pivot, --cells one line per cell. Runs of one cell (repeats=N) are one line with
-their worst status and median times. -o page.html writes the page, -o tests.xml the test cases."""
+their worst status and median times."""
 
 
 def write_reports(folder: Path, place: Path | None) -> None:
@@ -182,10 +180,6 @@ def _text(sweeps: Sweeps, view: View, written_as: str, file: TextIO) -> str:
     if written_as in ("table", "markdown"):
         return document_text([content(sweeps, view)], written_as, file)
     chosen = _shown(sweeps, view.where)
-    if written_as == "html":
-        return page(chosen, ", ".join(chosen.environments))
-    if written_as == "junit":
-        return junit(chosen)
     return rows_text(chosen.frame.drop(columns=[*NESTED]), written_as)
 
 

@@ -1,4 +1,4 @@
-"""`report.html`: the rows of one sweep or of several as one file that needs no other.
+"""`report.html`: the rows of a sweep as one file that needs no other.
 
 Styles and scripts are inlined, the rows are a packed block of data. Texts of rows reach the page only as
 text; its Content-Security-Policy allows only scripts with the listed hashes, and loading nothing.
@@ -44,8 +44,8 @@ _PLAIN_ROWS, _PLAIN_REASON = 200, 300
 _PLAIN = ["status", "cell", "reason"]
 
 
-def page(sweeps: Sweeps, title: str, before: Sweeps | None = None, plan: Planned | None = None) -> str:
-    """Return the text of a page that shows these sweeps, in ASCII; with several, `sweep` is one more axis.
+def page(sweep: Sweeps, title: str, before: Sweeps | None = None, plan: Planned | None = None) -> str:
+    """Return the text of a page that shows a sweep, in ASCII.
 
     Up to about 1,000 rows it stays below 1 MB: long texts are shortened until it fits, and say so.
 
@@ -54,9 +54,9 @@ def page(sweeps: Sweeps, title: str, before: Sweeps | None = None, plan: Planned
         plan: what the sweep was to run, to name the cells without a row.
     """
     plan = plan or Planned()
-    changes = changes_since(before, sweeps) if before else {}
+    changes = changes_since(before, sweep) if before else {}
     css, script = _asset("page.css"), "\n".join(map(_asset, _SCRIPTS))
-    of_plugins = (section(sweeps.frame) for section in all_of(lambda plugin: plugin.sections))
+    of_plugins = (section(sweep.frame) for section in all_of(lambda plugin: plugin.sections))
     policy = (
         f"default-src 'none'; style-src {_hash(css)}; script-src {_hash(script)}; "
         "base-uri 'none'; form-action 'none'"
@@ -66,11 +66,9 @@ def page(sweeps: Sweeps, title: str, before: Sweeps | None = None, plan: Planned
         title=_text(title),
         css=css,
         script=script,
-        head=_ascii(head(sweeps, plan, changes)),
-        rows=_packed(
-            sweeps, {"changes": changes.get("lines", []), "complete": not plan.not_run(sweeps.frame)}
-        ),
-        plain=_plain(sweeps.frame),
+        head=_ascii(head(sweep, plan, changes)),
+        rows=_packed(sweep, {"changes": changes.get("lines", []), "complete": not plan.not_run(sweep.frame)}),
+        plain=_plain(sweep.frame),
         sections="".join(map(_section, filter(None, of_plugins))),
     )
 
@@ -88,11 +86,11 @@ def _hash(inline: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()}'"
 
 
-def _packed(sweeps: Sweeps, more: dict[str, Any]) -> str:
+def _packed(sweep: Sweeps, more: dict[str, Any]) -> str:
     """Return the rows and more as JSON, gzip and base64, with the longest texts that fit."""
     packed = ""
     for limits in LIMITS:
-        text = json.dumps(compact(sweeps, limits) | more, allow_nan=False, separators=(",", ":"))
+        text = json.dumps(compact(sweep, limits) | more, allow_nan=False, separators=(",", ":"))
         packed = base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
         if len(packed) <= _PACKED_BYTES:
             break

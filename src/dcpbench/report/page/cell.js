@@ -61,8 +61,7 @@ function logPath(app, run) {
   if (run.status === "skip") return null;
   const path = `${run.cell}/rank${run.ending.rank ?? 0}.log`;
   const href = `./${path.split("/").map(encodeURIComponent).join("/")}`;
-  const sweep = app.axes.get("sweep");
-  return el("p", {}, "Log: ", sweep.length > 1 ? el("code", {}, visible(`${run.sweep}/${path}`)) : el("a", { href }, visible(path)));
+  return el("p", {}, "Log: ", el("a", { href }, visible(path)));
 }
 
 function part(title, ...content) {

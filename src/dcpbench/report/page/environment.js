@@ -1,7 +1,7 @@
-// The machine and the software of each sweep, and what changed while it ran.
+// The machine and the software of the sweep, and what changed while it ran.
 
 function drawEnvironment(app) {
-  const columns = Object.entries(app.environments).flatMap(([sweep, known]) => environmentColumns(app, sweep, known));
+  const columns = environmentColumns(app.environment);
   const names = [...new Set(columns.flatMap((column) => Object.keys(column.known)))];
   const section = byId("environment");
   fill(section, el("h2", { id: "environment-title" }, "Environment"));
@@ -17,11 +17,10 @@ function drawEnvironment(app) {
 }
 
 // A sweep that was resumed elsewhere has `earlier`: only the values that differed then.
-function environmentColumns(app, sweep, known) {
-  const { earlier, ...now } = known;
+function environmentColumns({ earlier, ...now }) {
   const machines = Array.isArray(earlier) ? earlier : [];
-  const before = (other, i) => ({ title: `${sweep}, earlier (${i + 1})`, known: other ?? {}, partial: true });
-  return [{ title: sweep, known: now, partial: false }, ...machines.map(before)];
+  const before = (other, i) => ({ title: `earlier (${i + 1})`, known: other ?? {}, partial: true });
+  return [{ title: "now", known: now, partial: false }, ...machines.map(before)];
 }
 
 function environmentLine(name, columns) {

@@ -11,7 +11,7 @@ import pandas as pd
 
 from dcpbench.analysis.causes import causes_of
 from dcpbench.analysis.cell_identity import identity_keys, override_values
-from dcpbench.analysis.frame import Sweeps, outcomes, records, short_names
+from dcpbench.analysis.frame import Sweeps, outcomes, records
 from dcpbench.analysis.runs import commands, seen_by, without_numbers
 from dcpbench.config.text import clipped
 from dcpbench.core.axes import AXES
@@ -51,14 +51,13 @@ LIMITS = (Limits(4000, 30, 20), Limits(1000, 10, 5), Limits(300, 0, 1))
 """From generous to terse."""
 
 
-def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
-    """Return the data of the page, ready for JSON: columns, their descriptions, and the environments."""
-    frame = sweeps.frame
-    labels = short_names([*frame["sweep"], *sweeps.environments])
+def compact(sweep: Sweeps, limits: Limits) -> dict[str, Any]:
+    """Return the data of the page, ready for JSON: columns, their descriptions, and the environment."""
+    frame = sweep.frame
+    (environment,) = sweep.environments.values()
     kept = [column for column in columns() if column not in _NOT_KEPT]
     rows = [row | {"details": dict_in(row["details"])} for row in records(frame[[*kept, "details"]])]
     values = {column: [_clean(row[column], limits) for row in rows] for column in kept}
-    values["sweep"] = [labels[sweep] for sweep in frame["sweep"]]
     found = outcomes(frame)
     values["shown"] = [spec.name for spec in found]
     values["ok"] = [spec.ok for spec in found]
@@ -75,7 +74,7 @@ def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
     values["nulls"] = [kinds.index(one) for one in nulls]
     important = sorted((spec for spec in AXES.values() if spec.place), key=lambda spec: spec.place)
     others = {name: of for name, of in _other_axes(frame).items() if name not in values}
-    axes = {name: {**others, **values}[name] for name in ("sweep", *AXES, *others)}
+    axes = {name: {**others, **values}[name] for name in (*AXES, *others)}
     named_by = distinguishing(axes, [spec.name for spec in important])
     values["name"], values["number"] = run_names(axes, named_by, values["repeat"])
     return {
@@ -96,10 +95,8 @@ def compact(sweeps: Sweeps, limits: Limits) -> dict[str, Any]:
             for spec in METRICS.values()
         ],
         "columns": {**others, **values},
-        "environments": {
-            labels[sweep]: _clean(_environment(known), limits) for sweep, known in sweeps.environments.items()
-        },
-        "left_out": [cut(sentence, limits.characters) for sentence in sweeps.left_out[:_MISSED]],
+        "environment": _clean(_environment(environment), limits),
+        "left_out": [cut(sentence, limits.characters) for sentence in sweep.left_out[:_MISSED]],
         "rows": len(frame),
     }
 

@@ -20,12 +20,11 @@ async function unpack(text) {
 // One object for each row; `kind` is the status it is shown with, `key` names it in an address.
 function runsOf(data) {
   const names = Object.keys(data.columns);
-  const several = new Set(data.columns.sweep).size > 1;
   return Array.from({ length: data.rows }, (_, index) => {
     const run = { index };
     for (const name of names) run[name] = data.columns[name][index];
     run.kind = kindOf(run.shown, run.status);
-    run.key = several ? `${run.sweep}/${run.cell}` : String(run.cell);
+    run.key = String(run.cell);
     run.text = [run.cell, run.status, run.kind.label, run.reason, run.overrides].join(" ").toLowerCase();
     return run;
   });
