@@ -172,7 +172,7 @@ def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path: Path, monkeypatc
     sweep = folder_of_lines(tmp_path / "sweep", [line(cell="a"), b"x" * 20_000 + b"\n", line(cell="b")])
     rows, damaged = store.read_rows(sweep)
     assert [row["cell"] for row in rows] == ["a"]
-    told = "longer than the 10,000 bytes of any row; ignored, with all lines after it"
+    told = "longer than the 10,000 bytes of any row, and hides all lines after it; ignored"
     assert damaged == [f"{sweep / 'results.jsonl'}:2: {told}"]
     assert [one.row.cell for one in store.read_lines(sweep) if one.row] == ["a"]
 

@@ -68,11 +68,11 @@ def test_rows_without_new_columns_are_complete(tmp_path: Path) -> None:
         (b"{}\n", "no schema_version, so not a row"),
         (
             line(schema_version=3, dcpbench_commit="abc"),
-            "schema version 3, this dcpbench reads 4; ignored; dcpbench at commit abc reads it",
+            "schema version 3, this dcpbench reads 4; dcpbench at commit abc reads it; ignored",
         ),
         (
             line(schema_version=5),
-            "schema version 5, this dcpbench reads 4; ignored; a newer dcpbench reads it",
+            "schema version 5, this dcpbench reads 4; a newer dcpbench reads it; ignored",
         ),
         (line()[:-40] + b"\0" * 40 + b"\n", "NUL bytes"),
         (b"__import__('os')\n", "invalid JSON at character 1 of 17; ignored"),
@@ -93,49 +93,38 @@ def test_invalid_lines_are_reported_and_skipped(tmp_path: Path, damaged: bytes, 
     assert [number for number, read in enumerate(read_lines(folder)) if read.row is None] == [at]
 
 
-INVALID: list[tuple[dict[str, object], dict[str, object], str]] = [
-    ({"save_s": "fast"}, {"save_s": None}, 'save_s is "fast", expected a finite number; shown as null'),
-    ({"save_s": True}, {"save_s": None}, "save_s is true"),
-    ({"save_s": float("nan")}, {"save_s": None}, "NaN is not JSON, shown as null"),
-    ({"save_s": float("-inf")}, {"save_s": None}, "-Infinity is not JSON"),
-    ({"save_s": 10**400}, {"save_s": None}, "save_s is 1000000000"),
-    ({"seed": 2**64}, {"seed": None}, "seed is 18446744073709551616, expected an integer of 64 bits"),
-    ({"seed": 1.5}, {"seed": None}, "seed is 1.5"),
-    ({"model_equal": 1}, {"model_equal": None}, "model_equal is 1, expected true or false"),
-    ({"status": 3}, {"status": "unknown"}, "status is 3"),
-    ({"status": None}, {"status": "unknown"}, "status is null"),
-    ({"status": "fine"}, {"status": "fine"}, 'status "fine" is not one of crash, timeout'),
-    ({"cell": ["a"]}, {"cell": "line 13"}, "cell is a list of 1, expected a text; shown as line 13"),
-    ({"details": [1]}, {"details": {}}, "details is a list of 1, expected an object; shown as empty"),
-    ({"parallel": {"a": 1}}, {"parallel": None}, "parallel is an object of 1"),
-    ({"reason": "\ud800"}, {"reason": "\ufffd"}, "surrogate"),
+INVALID: list[tuple[dict[str, object], str]] = [
+    ({"save_s": "fast"}, 'save_s is "fast", expected a finite number; ignored'),
+    ({"save_s": True}, "save_s is true"),
+    ({"save_s": float("nan")}, "NaN is not JSON; ignored"),
+    ({"save_s": float("-inf")}, "-Infinity is not JSON"),
+    ({"save_s": 10**400}, "save_s is 1000000000"),
+    ({"seed": 2**64}, "seed is 18446744073709551616, expected an integer of 64 bits"),
+    ({"seed": 1.5}, "seed is 1.5"),
+    ({"model_equal": 1}, "model_equal is 1, expected true or false"),
+    ({"status": None}, "status is null"),
+    ({"cell": ["a"]}, "cell is a list of 1, expected a text"),
+    ({"details": [1]}, "details is a list of 1, expected an object"),
+    ({"parallel": {"a": 1}}, "parallel is an object of 1"),
+    ({"reason": "\ud800"}, "half a surrogate pair is not text; ignored"),
 ]
 
 
-def test_invalid_values_are_reported_and_shown(tmp_path: Path) -> None:
-    damaged = [line(**{"cell": str(number), **damage}) for number, (damage, *_) in enumerate(INVALID)]
-    folder = folder_of_lines(tmp_path / "s", [line(cell="one"), *damaged])
-    (_, *rows), left_out = read_rows(folder)
-    _, *stored = read_lines(folder)
-    for (damage, shown, told), row, sentence, kept in zip(INVALID, rows, left_out, stored, strict=True):
-        assert {name: row[name] for name in shown} == shown
-        assert told in sentence
-        assert kept.row is None or damage == {"status": "fine"}, "a resumed sweep runs that cell again"
-    assert every_format(folder)
-
-
-def test_missing_columns_and_invalid_bytes(tmp_path: Path) -> None:
+def test_lines_with_invalid_values_are_named_and_ignored(tmp_path: Path) -> None:
     short = json.loads(line(cell="short"))
-    del short["save"], short["status"]
-    folder = folder_of_lines(
-        tmp_path / "s",
-        [json.dumps(short).encode() + b"\n", line(cell="caf\xe9").replace(b"\\u00e9", b"\xe9")],
-    )
-    (first, second), left_out = read_rows(folder)
-    assert (first["save"], first["status"]) == (None, "unknown")
-    assert "no status, expected a text; shown as unknown; no save" in left_out[0]
-    assert second["cell"] == "caf\ufffd"
-    assert "byte 0xe9" in left_out[1]
+    del short["save"]
+    damaged = [line(**{"cell": str(number), **damage}) for number, (damage, _) in enumerate(INVALID)]
+    damaged += [json.dumps(short).encode() + b"\n", line(cell="caf\xe9").replace(b"\\u00e9", b"\xe9")]
+    folder = folder_of_lines(tmp_path / "s", [line(cell="one"), *damaged, line(status="fine")])
+    rows, left_out = read_rows(folder)
+    assert [row["status"] for row in rows] == ["pass", "fine"]
+    reasons = [reason for _, reason in INVALID] + ["no save, expected a text", "byte 0xe9 at "]
+    reasons += ['status "fine" is not one of crash, timeout']
+    for number, (reason, sentence) in enumerate(zip(reasons, left_out, strict=True), start=2):
+        assert f"results.jsonl:{number}: " in sentence
+        assert reason in sentence
+    assert [bool(each.row) for each in read_lines(folder)] == [True, *[False] * len(damaged), True]
+    assert every_format(folder)
 
 
 def test_duplicate_cells_are_shown_twice(tmp_path: Path) -> None:

@@ -36,8 +36,8 @@ def test_one_declaration_makes_an_axis(monkeypatch: pytest.MonkeyPatch, tmp_path
     append_row(tmp_path, row(cell="a", clip=1))
     append_row(tmp_path, row(cell="b", clip="two"))
     rows, remarks = read_rows(tmp_path)
-    assert [found["clip"] for found in rows] == [1, None]
-    assert "clip is" in str(remarks)
+    assert [stored["clip"] for stored in rows] == [1]
+    assert 'clip is "two", expected an integer of 64 bits; ignored' in str(remarks)
 
 
 def test_statuses_are_declared_once() -> None:
@@ -53,11 +53,12 @@ def test_statuses_are_declared_once() -> None:
 
 
 def test_rows_are_read_as_written(tmp_path: Path) -> None:
-    append_row(tmp_path, row(cell="one", loss_twin=math.nan))
+    append_row(tmp_path, row(cell="one", loss_twin=math.nan, reason="no file a\udcff"))
     append_row(tmp_path, row(cell="two", details={"a": [1.5, math.inf]}))
     rows, left_out = read_rows(tmp_path)
     assert [item["cell"] for item in rows] == ["one", "two"]
     assert rows[0]["loss_twin"] is None
+    assert rows[0]["reason"] == "no file a?"
     assert rows[1]["details"] == {"a": [1.5, None]}
     assert left_out == []
 

@@ -158,7 +158,7 @@ def _environment(folder: Path) -> tuple[dict[str, Any], list[str]]:
     """Read `environment.json`, with remarks."""
     path = folder / ENVIRONMENT_JSON
     try:
-        known, remarks = parse(files.read(path))
+        known = parse(files.read(path))
     except FileNotFoundError:
         return {}, []
     except (OSError, ValueError) as error:
@@ -166,4 +166,4 @@ def _environment(folder: Path) -> tuple[dict[str, Any], list[str]]:
         return {}, [f"{path}: cannot be read: {why}"]
     if not isinstance(known, dict):
         return {}, [f"{path}: expected a JSON object; ignored"]
-    return known, [f"{path}: {remark}" for remark in remarks]
+    return known, []

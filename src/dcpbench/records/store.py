@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from dcpbench.core.metrics import METRICS, Measurement
-from dcpbench.core.statuses import STATUSES, UNKNOWN
+from dcpbench.core.statuses import STATUSES
 from dcpbench.records import files
 from dcpbench.records.row import Row, column_types, columns
 from dcpbench.records.row_reader import parse, read_row, value_text
@@ -53,21 +53,16 @@ class ResultsError(Exception):
 
 @dataclass(frozen=True)
 class Line:
-    """A line of `results.jsonl`, the row `found` in it, if any, and a remark for each of its errors."""
+    """A line of `results.jsonl`, and its row, or the reason why it is ignored; a blank line has neither."""
 
     content: bytes
-    found: Row | None
-    remarks: Sequence[str] = ()
+    row: Row | None
+    ignored: str = ""
 
     @property
     def torn(self) -> bool:
         """Whether its write was interrupted; only the last line can be."""
         return not self.content.endswith(b"\n")
-
-    @property
-    def row(self) -> Row | None:
-        """Its row; None if it is damaged or of another version."""
-        return None if self.remarks or self.torn else self.found
 
 
 class RowLog:
@@ -125,12 +120,10 @@ def _append(path: Path, contents: Sequence[dict[str, Any]]) -> bytes:
 
 
 def _line(content: dict[str, Any]) -> str:
-    try:
-        text = json.dumps(content, allow_nan=False)
-    except ValueError:
-        # JSON has no NaN and no infinity: they become null, and the check that found them says so.
-        text = json.dumps(json.loads(json.dumps(content), parse_constant=lambda _: None))
-    return text + "\n"
+    """Return a line of JSON, which has no NaN, no infinity and no half of a surrogate pair: numbers become
+    null, and the check that found them says so; halves become a question mark."""
+    text = json.dumps(content, ensure_ascii=False).encode(errors="replace")
+    return json.dumps(json.loads(text, parse_constant=lambda _: None)) + "\n"
 
 
 def write_csv(folder: Path) -> None:
@@ -156,13 +149,13 @@ def read_rows(folder: Path, details: bool = True) -> tuple[list[Row], list[str]]
     try:
         known, damaged = _read_details(folder) if details else (None, [])
         for number, line in enumerate(_lines(folder / RESULTS_JSONL, known), start=1):
-            remarks = [*line.remarks]
-            if line.found:
-                rows.append(line.found)
-                if (status := line.found.status) not in (*STATUSES, UNKNOWN.name):
+            remarks = [f"{line.ignored}; ignored"] if line.ignored else []
+            if line.row:
+                rows.append(line.row)
+                if (status := line.row.status) not in STATUSES:
                     unknown = f"status {value_text(status)} is not one of {', '.join(STATUSES)}"
                     remarks.append(f"{unknown}; it counts as not ok")
-                first = line_of.setdefault(tuple(line.found[name] for name in _RUN), number)
+                first = line_of.setdefault(tuple(line.row[name] for name in _RUN), number)
                 if first != number:
                     remarks.append(f"repeats the cell of line {first}; both are shown")
             if remarks:
@@ -194,11 +187,17 @@ def stored_rows(folder: Path, name: str = RESULTS_JSONL) -> Iterator[Row]:
 def _lines(path: Path, details: Details | None = None) -> Iterator[Line]:
     """Yield the lines of a file of rows, with their `details`; with None these are left out."""
     types = column_types()
-    for number, content in enumerate(files.lines(path), start=1):
-        row, remarks = read_row(content, number, types)
-        if row is not None:
-            row["details"] = (details or {}).get(tuple(row.get(name) for name in _ATTEMPT), {})
-        yield Line(content, None if row is None else Row.of(row), remarks)
+    for content in files.lines(path):
+        if not content.strip():
+            yield Line(content, None)
+            continue
+        try:
+            row = read_row(content, types)
+        except ValueError as error:
+            yield Line(content, None, str(error))
+            continue
+        row["details"] = (details or {}).get(tuple(row.get(name) for name in _ATTEMPT), {})
+        yield Line(content, Row.of(row))
 
 
 def _read_details(folder: Path) -> tuple[Details, list[str]]:
@@ -209,14 +208,12 @@ def _read_details(folder: Path) -> tuple[Details, list[str]]:
     try:
         for number, content in enumerate(files.lines(path), start=1):
             try:
-                line, remarks = parse(content)
+                line = parse(content)
                 if not isinstance(line["details"], dict):
                     raise TypeError
                 found[tuple(line[name] for name in _ATTEMPT)] = line["details"]
             except (ValueError, KeyError, TypeError):
-                remarks = ["not the details of a row; ignored"]
-            if remarks:
-                damaged.append(f"{path}:{number}: {'; '.join(remarks)}")
+                damaged.append(f"{path}:{number}: not the details of a row; ignored")
     except FileNotFoundError:
         pass
     except OSError as error:

@@ -53,7 +53,7 @@ def read(folder: Path) -> Record:
     if not folder.is_dir():
         raise ConfigError(f"{where}: there is no such folder")
     try:
-        known, _ = parse(files.read(folder / SWEEP_JSON))
+        known = parse(files.read(folder / SWEEP_JSON))
         record = Record(**{item.name: known[item.name] for item in fields(Record)})
         lists = (record.arguments, record.storage, *record.cells.values())
         if not all(isinstance(item, list) and all(isinstance(word, str) for word in item) for item in lists):

@@ -169,7 +169,7 @@ def earlier_machines(folder: Path, now: dict[str, Any]) -> list[dict[str, Any]]:
 def _environment(folder: Path) -> dict[str, Any]:
     """Return the description of the machine in a sweep's folder; empty if there is none."""
     try:
-        before, _ = parse(files.read(folder / store.ENVIRONMENT_JSON))
+        before = parse(files.read(folder / store.ENVIRONMENT_JSON))
         return {**before, "earlier": list(before.get("earlier", []))}
     except FileNotFoundError:
         return {}

@@ -50,7 +50,7 @@ def planned(folder: Path) -> Planned:
     """Read what a sweep was to run; nothing of a `sweep.json` that is missing or damaged."""
     record: object = None
     with suppress(OSError, ValueError):
-        record, _ = parse(files.read(folder / SWEEP_JSON))
+        record = parse(files.read(folder / SWEEP_JSON))
     known = dict_in(record)
     texts = ([one for one in known.get(key) or () if isinstance(one, str)] for key in ("arguments", "cells"))
     return Planned(*texts)
