@@ -10,7 +10,7 @@ import pytest
 from lxml import etree
 
 from dcpbench.report.show import write_reports
-from report.sweeps import cell, folder_of_lines, folder_with, line
+from report.sweeps import cell, folder_with
 
 SCHEMA = etree.XMLSchema(etree.parse(Path(__file__).with_name("junit-10.xsd")))
 NASTY = "a ]]> b <c> & \x00\x1b[31m \ud7ff\ufffe \U0001f600 \"'"
@@ -96,8 +96,7 @@ def test_runs_have_unique_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "details", [[], {"log_tail": "text"}, {"log_tail": [1, None]}, {"first_try": [1], "rank": {"a": 1}}]
+    "details", [{"log_tail": "text"}, {"log_tail": [1, None]}, {"first_try": [1], "rank": {"a": 1}}]
 )
 def test_details_of_another_shape_are_accepted(tmp_path: Path, details: object) -> None:
-    folder = folder_of_lines(tmp_path / "s", [line(status="crash", details=details)])
-    assert read_back(folder).errors == 1
+    assert read_back(folder_with(tmp_path / "s", cell(status="crash", details=details))).errors == 1

@@ -13,7 +13,7 @@ from dcpbench.core.mismatch import RESUMED, Mismatch, Problem
 from dcpbench.core.rank_report import RankReport
 from dcpbench.records.plain_values import plain_report
 from dcpbench.report.page.rows import why_null
-from report.sweeps import Terminal, cell, folder_of_lines, folder_with, line
+from report.sweeps import Terminal, cell, folder_of_lines, folder_with
 from support.commands import main
 
 STEPS = [
@@ -219,10 +219,8 @@ def test_texts_of_others_stay_text(tmp_path: Path, capsys: pytest.CaptureFixture
         "rank": nasty,
     }
     details |= {"log_tail": [nasty, 3], "first_try": {"reason": nasty}}
-    rows = [
-        line(cell=nasty, status="fail", model_equal=False, reason=nasty, details=details, overrides=nasty)
-    ]
-    assert main(["show", str(folder_of_lines(tmp_path / "s", rows))]) == 0
+    bad = cell(cell=nasty, status="fail", model_equal=False, reason=nasty, details=details, overrides=nasty)
+    assert main(["show", str(folder_with(tmp_path / "s", bad))]) == 0
     said = capsys.readouterr().out
     assert "\x1b" not in said
     assert "\\x1b[2J[bold]\\x00../../x" in said
