@@ -5,6 +5,7 @@ import math
 from collections import Counter, OrderedDict, UserDict, defaultdict
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -24,7 +25,6 @@ from dcpbench.verify.perturb import (
     perturb_optimizer,
     perturbed,
     unlike,
-    with_changed_constants,
 )
 from dcpbench.verify.snapshot import (
     Idle,
@@ -61,11 +61,11 @@ def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
 def test_every_name_is_reported_after_a_perturbation() -> None:
     model, optimizer = trained()
     before = retained(snapshot_model(model)), retained(snapshot_optimizer(model, optimizer))
-    perturb_model(model, seed=1)
-    perturb_optimizer(optimizer, seed=1)
+    unchanged = perturb_model(model, seed=1), perturb_optimizer(optimizer, seed=1)
+    assert unchanged == (set(), {"param_groups.0.params"})
     after = snapshot_model(model), snapshot_optimizer(model, optimizer)
-    for saved, changed in zip(before, after, strict=True):
-        reported = {found.name for found in compare(saved, unlike(saved, changed, constants=()))}
+    for saved, changed, names in zip(before, after, unchanged, strict=True):
+        reported = {found.name for found in compare(saved, unlike(saved, changed, names))}
         assert set(controllable(saved)) <= reported
     assert "1.running_var" in before[0]
     assert "state.0.net1.weight.step" in before[1]
@@ -284,16 +284,15 @@ def test_jitter_is_equal_on_every_rank() -> None:
         assert torch.equal(value.float(), changed.float())
 
 
-def test_only_constants_are_changed() -> None:
-    expected = {"first": 1, "kept": 0.5, "w": snapshot_model(trained()[0])["0.net1.weight"], "last": "mean"}
-    unrestored = {**expected, "kept": 0.25, "more": 3}
-    changed = with_changed_constants(expected, unrestored, unrestored)
-    assert list(changed) == list(unrestored), "a name that is missing would be reported whatever it holds"
-    assert {name for name, leaf in changed.items() if leaf is unrestored[name]} == {"kept", "more"}
-    found = {one.name for one in compare(expected, changed)}
-    assert found == {*expected, "more"}
-    named = with_changed_constants(expected, unrestored, ["first", "kept"])
-    assert {name for name, leaf in named.items() if leaf is not unrestored[name]} == {"first"}
+def test_copies_of_what_is_unchanged_differ_from_what_is_expected() -> None:
+    weight = snapshot_model(trained()[0])["0.net1.weight"]
+    expected = {"lost": 1, "zero": 0.0, "w": weight, "kept": 0.5, "idle": Idle(0.1)}
+    state = {"zero": -0.0, "w": weight, "kept": 0.25, "idle": Idle(0.1), "more": 3}
+    assert same_value(perturbed(state["zero"]), expected["zero"])
+    changed = unlike(expected, state, {"lost", "zero", "w", "idle", "more"})
+    assert list(changed) == list(state), "a name that is missing would be reported whatever it holds"
+    assert {name for name, leaf in changed.items() if leaf is state[name]} == {"kept", "idle", "more"}
+    assert {one.name for one in compare(expected, changed)} == {"lost", "zero", "w", "kept", "more"}
 
 
 def test_list_of_none_has_a_control() -> None:
@@ -302,12 +301,28 @@ def test_list_of_none_has_a_control() -> None:
     assert {one.name for one in compare(functions, all_different(functions))} == functions.keys()
 
 
-def test_only_names_of_parameters_change() -> None:
-    one, other = "param_groups.0.params", "param_groups.1.params"
-    leaves = {one: ["w", "b"], "param_groups.0.lr": 0.1, "params": 1, other: ["c"]}
-    changed = unlike(leaves, leaves, constants=())
-    assert list(changed) == list(leaves)
-    assert [found.name for found in compare(leaves, changed)] == [one, other]
+class Refusing(nn.Module):
+    """Its extra state has a number that it sets, and one that it ignores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 1
+
+    def get_extra_state(self) -> Any:
+        return {"number": self.number, "version": 2}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.number = state["number"]
+
+
+def test_extra_state_that_stays_the_same_is_returned() -> None:
+    model = nn.Sequential(Refusing(), nn.Linear(2, 2))
+    assert perturb_model(model, seed=1) == {"0._extra_state.version"}
+    assert perturb_model(model, 1, lambda name: name in ("0._extra_state", "1.bias")) == {
+        *("0._extra_state.number", "0._extra_state.version", "1.bias")
+    }
+    with mock.patch.object(Refusing, "set_extra_state", side_effect=[ValueError, None]):
+        assert perturb_model(model, 1) == {"0._extra_state.number", "0._extra_state.version"}
 
 
 def test_every_leaf_changes() -> None:

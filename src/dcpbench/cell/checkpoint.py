@@ -154,7 +154,7 @@ class Checkpoint:
     ) -> Compared:
         """Compare a live state with the saved one, and run the control on a copy in which all is
         different."""
-        control = self.control(check, unlike(self.state[check], actual), group)
+        control = self.control(check, unlike(self.state[check], actual, actual), group)
         return replace(control, found=self.compare(check, actual, group, recall))
 
 

@@ -1,8 +1,8 @@
 """The checks of scenarios. Each brings its negative control, which shows in the cell that it could fail."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import RESUMED, TWIN, Sides
 from dcpbench.core.rank_report import CheckReport, Compared
 from dcpbench.verify.losses import ResumedRule
-from dcpbench.verify.perturb import compare_controlled, unlike
+from dcpbench.verify.perturb import Unchanged, compare_controlled, unlike
 from dcpbench.verify.plain_read import WholeValues
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import build_run, lockstep
@@ -172,44 +172,40 @@ class Unrestored:
 
     Args:
         controls: the negative control of each check.
+        unchanged: by check, what could not be made different.
         state: its state, if a known defect of torch may leave some of it.
     """
 
     controls: Mapping[str, Compared]
-    state: State
+    unchanged: Unchanged
+    state: State = field(default_factory=dict)
 
 
 def make_different(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, number: int = 0) -> Unrestored:
     """Change every element and every hyperparameter of a load target, so that a load which restores none of
     it is detected, and run the controls. `number` varies the new values."""
     with cell.phase("build"):
-        target.make_different(other_seed(cell, number), checkpoint.state.get("optim_equal"))
+        unchanged = target.make_different(other_seed(cell, number), checkpoint.state.get("optim_equal"))
         state = retained_state(target) if needs_copy(cell, "restored") else {}
         if cell.config.load_into.gradients:
             target.leave_gradients(cell.batches)
-    return replace(run_controls(cell, target, checkpoint), state=state)
+    return replace(run_controls(cell, target, checkpoint, unchanged), state=state)
 
 
 def run_controls(
-    cell: Cell, target: TrainingRun, checkpoint: Checkpoint, view: View = live_state, changed: bool = False
+    cell: Cell, target: TrainingRun, checkpoint: Checkpoint, unchanged: Unchanged, view: View = live_state
 ) -> Unrestored:
-    """Run the negative control of each check on a target in which everything is different or, if there is
-    none, on its state `changed`."""
+    """Run the negative control of each check on a target in which everything is different. What is
+    `unchanged`, by check, and flags, which no load restores, are changed in a copy."""
     controls: dict[str, Compared] = {}
     checkpoint = replace(checkpoint, state=before_a_step(checkpoint.state, target.judged))
     with cell.phase("verify", "power"):
         unrestored = before_a_step(view(target))
         for check, leaves in checkpoint.state.items():
-            constants: Iterable[str] | None = ()
-            if check == FLAGS or changed:
-                constants = None
-            elif check == "extra_equal":
-                constants = filter(target.may_be_constant, unrestored[check])
-            elif check == "model_equal":
-                constants = filter(target.may_be_constant_in_model, unrestored[check])
-            other = unlike(leaves, unrestored[check], constants)
+            names = leaves if check == FLAGS else unchanged.get(check, ())
+            other = unlike(leaves, unrestored[check], names)
             controls[check] = checkpoint.control(check, other, cell.world.group)
-    return Unrestored(controls, {})
+    return Unrestored(controls, unchanged)
 
 
 def load_and_verify(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, number: int = 0) -> Unrestored:

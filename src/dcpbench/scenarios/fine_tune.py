@@ -50,14 +50,14 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
     reference = steps.build(tuning)
     reference.trained.draws = pretrained.trained.draws
     model_only = replace(saved, state={"model_equal": saved.state["model_equal"]}, by_content=True)
-    unrestored = checks.run_controls(tuning, reference.trained, model_only, _as_pretrained)
+    unrestored = checks.run_controls(tuning, reference.trained, model_only, {}, _as_pretrained)
     steps.load(tuning, reference.trained, saved, state=_part(reference.trained, submodules))
     where = "before the fine-tuning"
     checks.verify_restored(tuning, reference.trained, model_only, unrestored, _as_pretrained, where)
     checkpoints = steps.train_and_save(tuning, reference)
 
     def verify_frozen(run: TrainingRun, where: str) -> None:
-        different = checks.run_controls(tuning, run, model_only, _as_pretrained, changed=True)
+        different = checks.run_controls(tuning, run, model_only, model_only.state, _as_pretrained)
         checks.verify_restored(tuning, run, model_only, different, _as_pretrained, where)
 
     verify_frozen(reference.trained, "after the fine-tuning")

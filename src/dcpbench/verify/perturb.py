@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from dcpbench.core.rank_report import Compared, Skip
-from dcpbench.verify.compare import BITS, bits, compare, same_value
+from dcpbench.verify.compare import BITS, bits, compare, same_leaves, same_value
 from dcpbench.verify.nested import is_gone_into, slots
 from dcpbench.verify.snapshot import (
     DigestedLeaf,
@@ -21,41 +21,45 @@ from dcpbench.verify.snapshot import (
     TensorLeaf,
     has_extra_state,
     local_part,
-    names_parameters,
     persistent_tensors,
     plain_fqn,
+    snapshot_nested,
 )
 
+Unchanged = Mapping[str, Collection[str]]
+"""Names, by check, of what cannot be changed in a load target."""
+
 _PART = 0.4375
-FUNCTION_IF_NONE = "_scale_fn_custom"
+_FUNCTION_IF_NONE = "_scale_fn_custom"
 """Key of a `CyclicLR` whose value is None, unless the user gave an object as the scale function."""
 _OTHER_WORDS = {"min": "max", "max": "min", "rel": "abs", "abs": "rel"}
 
 
-def perturb_model(
-    model: nn.Module, seed: int, kept: Callable[[str], bool] = lambda name: False
-) -> frozenset[str]:
+def perturb_model(model: nn.Module, seed: int, kept: Callable[[str], bool] = lambda name: False) -> set[str]:
     """Change every element of every parameter and persistent buffer, in place, and all extra state, except
-    for FQNs that are `kept`. Return the FQNs of extra state, which may refuse other values, or be empty."""
-    live = {id(value): value for name, value in persistent_tensors(model).items() if not kept(name)}
+    for FQNs that are `kept`. Return the names of these, and of extra state that refuses other values."""
+    tensors = persistent_tensors(model)
+    unchanged = {name for name in tensors if kept(name)}
+    live = {id(value): value for name, value in tensors.items() if name not in unchanged}
     _perturb(live.values(), seed)
-    extra = set[str]()
     for name, module in model.named_modules():
-        fqn = plain_fqn(model, f"{name}._extra_state".lstrip("."))
-        if has_extra_state(module) and not kept(fqn):
-            extra.add(fqn)
+        if has_extra_state(module):
+            fqn = plain_fqn(model, f"{name}._extra_state".lstrip("."))
             before = copy.deepcopy(module.get_extra_state())
             try:
-                module.set_extra_state(perturbed(before))
+                module.set_extra_state(before if kept(fqn) else perturbed(before))
             except Exception:  # noqa: BLE001 - a user's module may refuse them in any way
                 module.set_extra_state(before)
-    return frozenset(extra)
+            same = snapshot_nested({fqn: before}), snapshot_nested({fqn: module.get_extra_state()})
+            unchanged |= same_leaves(*same)
+    return unchanged
 
 
-def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int, saved: Leaves | None = None) -> None:
+def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int, saved: Leaves | None = None) -> set[str]:
     """Change every element of every state tensor, every other value in the state and every hyperparameter, in
     place. A hyperparameter gets a value that differs from the `saved` one too, because a flag that no load
-    restored would return to its original value on the second change."""
+    restored would return to its original value on the second change. Return the names of what cannot be
+    changed in a live optimizer, the parameters of each group."""
     for one in getattr(optimizer, "optimizers", None) or [optimizer]:
         _perturb(_change_values(one.state), seed)
     for number, group in enumerate(optimizer.param_groups):
@@ -63,6 +67,7 @@ def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int, saved: Leaves
             group[key] = perturbed(group[key], key)
             if same_value(group[key], (saved or {}).get(f"param_groups.{number}.{key}", group)):
                 group[key] = perturbed(group[key], key)
+    return {f"param_groups.{number}.params" for number in range(len(optimizer.param_groups))}
 
 
 def perturb_parameters(parameters: Iterable[nn.Parameter], seed: int, but: nn.Module) -> None:
@@ -177,7 +182,7 @@ def perturbed(value: Any, name: Any = None) -> Any:
     if isinstance(value, str):
         return _OTHER_WORDS.get(value, f"{value}'")
     if isinstance(value, Mapping):
-        kept = {key for key, item in value.items() if item is None and key == FUNCTION_IF_NONE}
+        kept = {key for key, item in value.items() if item is None and key == _FUNCTION_IF_NONE}
         changed = {key: None if key in kept else perturbed(item, key) for key, item in value.items()}
         if not isinstance(value, MutableMapping):
             return changed
@@ -253,27 +258,12 @@ def all_different(leaves: Leaves) -> Leaves:
     return {name: made_different(leaf, name) for name, leaf in leaves.items()}
 
 
-def with_changed_constants(expected: Leaves, unrestored: Leaves, names: Iterable[str]) -> Leaves:
-    """Return an unrestored state in which those of these `names` that have the expected value are changed."""
-    candidates = {name: unrestored[name] for name in names if name in expected}
-    found = compare({name: expected[name] for name in candidates}, candidates, closely=False)
-    same = candidates.keys() - {one.name for one in found}
-    return {**unrestored, **all_different({name: candidates[name] for name in same})}
-
-
-def unlike(expected: Leaves, state: Leaves, constants: Iterable[str] | None = None) -> Leaves:
-    """Return a state for a negative control, in which everything differs from the expected one.
-
-    Args:
-        state: an unrestored state; without `constants` any state, of which everything is changed.
-        constants: names that can have the expected value in an unrestored state, because it never changes.
-    """
-    if constants is not None:
-        # The names of a group's parameters cannot be changed in a live optimizer.
-        names = {name: leaf for name, leaf in state.items() if names_parameters(name, leaf)}
-        return with_changed_constants(expected, {**state, **all_different(names)}, constants)
-    values = [name for name, leaf in state.items() if not isinstance(leaf, TensorLeaf | DigestedLeaf)]
-    return with_changed_constants(expected, all_different(state), values)
+def unlike(expected: Leaves, state: Leaves, unchanged: Iterable[str]) -> Leaves:
+    """Return a state for a negative control: an unrestored one with changed copies of what is `unchanged` in
+    it. A value is changed from the expected one, which it then cannot be; a tensor from this rank's part."""
+    due = [name for name in unchanged if name in expected and name in state]
+    tensors = {name: state[name] for name in due if isinstance(state[name], TensorLeaf | DigestedLeaf | Idle)}
+    return state | all_different({name: expected[name] for name in due} | tensors)
 
 
 def compare_controlled(

@@ -66,9 +66,9 @@ class Component:
     def follow(self, model: nn.Module) -> None:
         """Update the component after a step of the model."""
 
-    def forget(self, seed: int) -> None:
-        """Change all values."""
-        self.saved.forget(seed)
+    def forget(self, seed: int) -> set[str]:
+        """Change all values, and return the names of those of modules that cannot be changed."""
+        return self.saved.forget(seed)
 
 
 class Ema(Component):
@@ -118,10 +118,11 @@ class GradScaling(Component):
         self.scaler.step(optimizer)
         self.scaler.update()
 
-    def forget(self, seed: int) -> None:
+    def forget(self, seed: int) -> set[str]:
         state = self.scaler.state_dict()
         counted = state["_growth_tracker"] + state["growth_interval"]  # more than a state can have
         self.scaler.load_state_dict({**perturbed(state), "_growth_tracker": counted})
+        return set()
 
 
 class DataLoading(Component):
@@ -133,15 +134,15 @@ class DataLoading(Component):
     """
 
     def __init__(self, context: ComponentContext, batches: int) -> None:
-        self._batches = batches
+        self._batches, self._seed = batches, context.data_seed
         self.saved = SavedObjects({"data_loader": self})
-        self._start_over(context.data_seed)
+        self._start_over(self._seed, batches)
 
-    def _start_over(self, seed: int) -> None:
+    def _start_over(self, seed: int, batches: int) -> None:
         from torchdata.stateful_dataloader import StatefulDataLoader  # an optional dependency
         from torchdata.stateful_dataloader.sampler import RandomSampler
 
-        numbers = range(1, self._batches + 1)
+        numbers = range(1, batches + 1)
         # The loader's generator also draws the seeds of workers (docs/findings/data-loader-generator.md).
         sampler = RandomSampler(numbers, generator=torch.Generator().manual_seed(seed))
         generator = torch.Generator().manual_seed(seed)
@@ -156,14 +157,16 @@ class DataLoading(Component):
             self._epoch = None
         raise AssertionError("an epoch without batches")
 
-    def forget(self, seed: int) -> None:
-        self._start_over(seed)
-        self.number_of_batch(1)
+    def forget(self, seed: int) -> set[str]:
+        self._start_over(seed, self._batches + 1)
+        for step in range(self._batches + 1):  # to a position that no state has
+            self.number_of_batch(step)
+        return set()
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = self.loader.state_dict()
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._start_over(self._seed, self._batches)
         self.loader.load_state_dict(state_dict)
-        self._epoch = None

@@ -12,7 +12,7 @@ from torch import nn
 
 from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
-from dcpbench.verify.perturb import perturb_parameters
+from dcpbench.verify.perturb import Unchanged, perturb_parameters
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads.attributes import (
     inner_attributes,
@@ -233,28 +233,27 @@ class TrainerRun(TrainingRun):
         differ = getattr(self.trainer, "replicas_differ", False)
         return "replicas_differ of the trainer is true" if differ else None
 
-    def make_different(self, seed: int, optimizer: Leaves | None) -> None:
-        super().make_different(seed, optimizer)
+    def make_different(self, seed: int, optimizer: Leaves | None) -> Unchanged:
+        unchanged = super().make_different(seed, optimizer)
         perturb_parameters(self.trained, seed, but=self.model)
+        return {**unchanged, "extra_equal": {name for leaves in self.extra() for name in leaves}}
 
     def _has_gradient(self) -> bool:
         return super()._has_gradient() or has_gradient(self.trained)
 
-    def forget(self, seed: int) -> None:
+    def forget(self, seed: int) -> set[str]:
         """Build the trainer again, with other generators, if it has trained or loaded: a restarted job builds
         it once."""
         if not self._is_new:
             self._start_over(seed)
         self.random.seed(seed)
+        return set()
 
     def fill_optimizer(self) -> None:
         """Do nothing: the trainer prepares its own load."""
 
     def set_again(self) -> None:
         """Do nothing: a trainer need not load more than once."""
-
-    def may_be_constant(self, name: str) -> bool:
-        return True
 
 
 def _is_end(error: BaseException) -> bool:

@@ -1,6 +1,6 @@
 """A model with its optimizer and everything else that a checkpoint contains."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from functools import partial
 from types import MappingProxyType
@@ -11,8 +11,9 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 from dcpbench.config.groups import OptimizerStateAs
 from dcpbench.core.rank_report import Skip
-from dcpbench.verify.perturb import FUNCTION_IF_NONE, perturb_model, perturb_optimizer, perturbed
-from dcpbench.verify.snapshot import Leaves, named_parts, parts_of_each, snapshot_nested
+from dcpbench.verify.compare import same_leaves
+from dcpbench.verify.perturb import Unchanged, perturb_model, perturb_optimizer, perturbed
+from dcpbench.verify.snapshot import Leaves, named_parts, parts_of_each, retained, snapshot_nested
 from dcpbench.workloads.attributes import Judged
 from dcpbench.workloads.components import Component
 from dcpbench.workloads.generators import RandomState, generators_of, reseed
@@ -57,7 +58,6 @@ class SavedRun:
     optimizer_state: OptimizerStateAs | None = None
     not_judged: Mapping[str, str] = MappingProxyType({})
     left_out: Collection[str] = ()
-    _extra_state: Collection[str] = ()
     options = StateDictOptions()
     judged: Judged | None = None
     comes_after = "before the first save"
@@ -161,24 +161,33 @@ class SavedRun:
         models have none."""
         return UnsavedValues({"model": self.model} if self.is_users else {})
 
-    def forget(self, seed: int) -> None:
-        """Start over with other values in all objects."""
+    def _objects(self) -> Leaves:
+        """Return a copy of the state of all objects that are no modules."""
+        of_all = self.component.saved.other_leaves() | self.saved.other_leaves()
+        return retained(snapshot_nested(self.objects()) | of_all)
+
+    def forget(self, seed: int) -> set[str]:
+        """Start over with other values in all objects. Return the names of those that cannot be changed, such
+        as the functions of a scheduler, or what an object refuses."""
+        before = self._objects()
         self._start_over(seed)
         self.train_state = TrainState(-1, float(seed), [float(seed)])
-        self.component.forget(seed)
-        self.saved.forget(seed)
+        unchanged = self.component.forget(seed) | self.saved.forget(seed)
         for generator in self.random.of_model().values():
             reseed(generator, seed)
         if self._scheduled_later:
             self._scheduler = None
         elif self.has_scheduler:
             self.scheduler.load_state_dict(perturbed(self.scheduler.state_dict()))
+        return unchanged | same_leaves(before, self._objects())
 
-    def make_different(self, seed: int, optimizer: Leaves | None) -> None:
+    def make_different(self, seed: int, optimizer: Leaves | None) -> Unchanged:
         """Change everything that a load restores; `optimizer` is the saved optimizer state."""
-        self.forget(seed)
-        self._extra_state = perturb_model(self.model, seed, self.is_left_out)
-        perturb_optimizer(self.optimizer, seed, optimizer)
+        return {
+            "extra_equal": self.forget(seed),
+            "model_equal": perturb_model(self.model, seed, self.is_left_out),
+            "optim_equal": perturb_optimizer(self.optimizer, seed, optimizer),
+        }
 
     def fill_optimizer(self) -> None:
         """Give an empty optimizer the state that DCP gives it."""
@@ -205,21 +214,9 @@ class SavedRun:
         for each in self.state().values():
             each.load_state_dict(each.state_dict())
 
-    def may_be_constant(self, name: str) -> bool:
-        """Return whether an entry of `objects` may be the same in a new run: functions of a scheduler, which
-        compare as equal, and the layout of a data loader."""
-        first, *rest = name.split(".")
-        functions = first == "scheduler" and not {"lr_lambdas", FUNCTION_IF_NONE}.isdisjoint(rest)
-        return first == "data_loader" or first in self.saved.others or functions
-
     def is_left_out(self, name: str) -> bool:
         """Return whether no checkpoint has this part of the model, so that each new run must have it."""
-        return _is_within(name, self.left_out)
-
-    def may_be_constant_in_model(self, name: str) -> bool:
-        """Return whether a part of the model may be the same in a new run: it is left out, or is extra
-        state."""
-        return _is_within(name, (*self.left_out, *self._extra_state))
+        return any(name == one or name.startswith(f"{one}.") for one in self.left_out)
 
     @property
     def needs_random(self) -> frozenset[str] | None:
@@ -229,7 +226,3 @@ class SavedRun:
         if not random.not_saved and not random.of_model():
             return None
         return frozenset(random.drawn | (random.states.keys() - random.not_saved))
-
-
-def _is_within(name: str, parts: Iterable[str]) -> bool:
-    return any(name == one or name.startswith(f"{one}.") for one in parts)

@@ -1,0 +1,61 @@
+"""Load targets: what cannot be made different in them, for each value of the matrix, has changed copies."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dcpbench.config.schema import conf_folder
+from dcpbench.verify.compare import same_leaves
+from dcpbench.verify.perturb import compared_names
+from dcpbench.workloads.build_run import build
+from dcpbench.workloads.run_state import FLAGS, State, before_a_step, live_state, retained_state
+from dcpbench.workloads.workload import batches_of
+from support.alone import config, world
+
+UNCHANGED: dict[str, set[str]] = {
+    "adam_and_sgd": {"param_groups.1.params"},
+    "adamw_groups": {"param_groups.1.params"},
+    "adamw_empty_group": {"param_groups.1.params", "param_groups.2.params"},
+    "muon": {"param_groups.1.params"},
+    "lambda": {"scheduler.lr_lambdas"},
+    "data_loader": {
+        *(f"data_loader.{name}" for name in ("dataset_state", "fetcher_state", "_index_sampler_state")),
+        *(f"data_loader.{name}" for name in ("_IterableDataset_len_called", "_shared_seed")),
+        "data_loader._iterator_finished",
+    },
+}
+"""By value, the names of what cannot be changed in addition to the parameters of the first group."""
+NOT_HERE = {"adam_capturable", "zero_redundancy", "large", "medium"}
+"""Values that need a GPU or a process group, or take long."""
+CELLS = [
+    (group, path.stem)
+    for group in ("model", "optimizer", "scheduler", "component", "load_into")
+    for path in sorted(Path(conf_folder() / group).glob("*.yaml"))
+    if path.stem not in NOT_HERE
+]
+
+
+@pytest.mark.parametrize(("group", "value"), CELLS)
+def test_all_else_differs_in_the_target_itself(group: str, value: str) -> None:
+    if value == "data_loader":
+        pytest.importorskip("torchdata")
+    chosen: dict[str, Any] = {"model": "short", group: value}
+    given = config(**chosen)
+    trained = build(given, world(), 0)
+    states: list[State] = []
+    for step in (0, 1, 2):
+        trained.train(batches_of(given, world().device), step)
+        states.append(before_a_step(retained_state(trained)))
+    for number, saved in enumerate(states):
+        target = build(given, world(), 1, given.load_into.scheduler)
+        target.component.prepare(target.model, number)
+        if given.load_into.filled:
+            target.fill_optimizer()
+        unchanged = target.make_different(1000 + number, saved["optim_equal"])
+        now = live_state(target)
+        expected = {"param_groups.0.params"} | UNCHANGED.get(value, set())
+        assert set().union(*unchanged.values()) == expected
+        for check in saved.keys() - {FLAGS}:
+            same = same_leaves(saved[check], now[check]) - {*unchanged.get(check, ())}
+            assert not same & compared_names(saved[check]).keys(), check
