@@ -52,13 +52,13 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     ),
     "the twin steps on its own gradients": (
         _TWIN,
-        "        self._set_gradients(gradients, full)\n        self.run.step(grad_norm)\n",
-        "        self.run.step(grad_norm)\n",
+        "                    _replace_gradient(one, names[one], uses[number])\n",
+        "",
     ),
-    "jittered passes begin where the twin's own ended": (
+    "jittered steps begin where the twin's own ended": (
         _TWIN,
-        "self._restart()\n                jitter(",
-        "jitter(",
+        "self._copy(self._beginning, run)",
+        "self._copy(self.run, run)",
     ),
     "batch losses with themselves": (
         _LOCKSTEP,

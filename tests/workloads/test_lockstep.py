@@ -3,41 +3,52 @@
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 
+from dcpbench.config.groups import WorkloadConfig
 from dcpbench.core.mismatch import Problem
 from dcpbench.records.row import column_help
 from dcpbench.verify import compare_layouts
-from dcpbench.verify.compare import compare
 from dcpbench.verify.layout import Extent
-from dcpbench.verify.snapshot import Leaves, retained
+from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import lockstep as lockstep_module
 from dcpbench.workloads import workload
 from dcpbench.workloads.batch import Batch, share_of
 from dcpbench.workloads.build_run import build, build_twin
-from dcpbench.workloads.lockstep import GRAD_NORM, Lockstep
-from dcpbench.workloads.run_state import live_state
+from dcpbench.workloads.lockstep import CHECKS, GRAD_NORM, Lockstep
 from dcpbench.workloads.training_run import TrainingRun
-from dcpbench.workloads.twin import Inexact, Pass, Twin, inexact_steps
+from dcpbench.workloads.twin import Inexact, OwnGradients, Twin, inexact_steps
 from dcpbench.workloads.workload import batches_of
 from dcpbench.workloads.world import World
 from support.alone import config, world
+from support.ordinary_workloads import net
 
 ONCE: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
 
 
-def lockstep(steps: int) -> Lockstep:
-    """Train a run and compare each step with its twin."""
-    given, here = config(**ONCE), world()
+def twin_of(inexact: Inexact = Inexact(), accumulate: int = 1) -> Twin:  # noqa: B008 - frozen
+    """Build the twin of a run."""
+
+    def build() -> TrainingRun:
+        run = build_twin(config(**ONCE), world(), 0)
+        run.accumulate = accumulate
+        return run
+
+    return Twin(build(), {torch.float32}, build, inexact)
+
+
+def lockstep(steps: int, **values: Any) -> Lockstep:
+    """Train a run and compare each step with its twin, if it can follow."""
+    given, here = config(**{**ONCE, **values}), world()
     run, twin, data = build(given, here, 0), build_twin(given, here, 0), batches_of(given, here.device)
     compared = Lockstep(given, here, run, twin, lambda compared, *_: compared)
     for step in range(1, steps + 1):
-        with run.recording() as gradients:
+        with run.recording() as uses:
             run.train(data, step)
-        compared.follow(data, gradients)
+        if compared.follows:
+            compared.follow(data, uses)
     return compared
 
 
@@ -78,12 +89,10 @@ def test_magnitudes_are_summed_over_accumulated_parts() -> None:
     given, here = config(**ONCE), world()
     data = batches_of(given, here.device).at(1)
 
-    def passed(accumulate: int, batch: Batch) -> Pass:
-        run = build_twin(given, here, 0)
-        run.accumulate = accumulate
-        twin = Twin(run, run.dtypes)
+    def passed(accumulate: int, batch: Batch) -> OwnGradients:
+        twin = twin_of(accumulate=accumulate)
         twin.begin(batch, None)
-        return twin.passed()
+        return twin.taken(()).at(0)
 
     first, second = (passed(1, share_of(data, number, 2)).gradients for number in range(2))
     made = passed(2, data)
@@ -158,11 +167,10 @@ def hooks_of(run: TrainingRun) -> list[object]:
 
 
 def test_what_raises_in_a_comparison_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hooks that note gradients and dtypes are removed, and parameters require gradients as before."""
+    """The hooks that note gradients and dtypes are removed."""
     given, here = config(**ONCE), world()
     run, data = build(given, here, 0), batches_of(given, here.device)
-    twin = Twin(build_twin(given, here, 0), {torch.float32})
-    twin.run.accumulate = 2
+    twin = twin_of(accumulate=2)
     twin.begin(data.at(1), None)
     before = [hooks_of(one) for one in (run, twin.run)]
 
@@ -173,30 +181,37 @@ def test_what_raises_in_a_comparison_changes_nothing(monkeypatch: pytest.MonkeyP
     with pytest.raises(RuntimeError, match="of the user"):
         run.train(data, 1)
     with pytest.raises(RuntimeError, match="of the user"):
-        twin.passed()
-    required = {name: value.requires_grad for name, value in twin.parameters.items()}
-    with pytest.raises(RuntimeError), twin.changed(lambda model: model.requires_grad_(False)):
-        fail()
-    assert {name: value.requires_grad for name, value in twin.parameters.items()} == required
+        twin.taken(())
     assert [hooks_of(one) for one in (run, twin.run)] == before
 
 
-def test_step_that_raises_leaves_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step that is only measured is undone, whatever happens in it."""
-    given, here = config(**ONCE), world()
-    twin = Twin(build_twin(given, here, 0), {torch.float32})
-    data = batches_of(given, here.device)
-    twin.begin(data.at(1), None)
-    full = twin.passed().gradients
-    full = {name: value.to(torch.float32) for name, value in full.items()}
-    twin.run.step()
-    before = live_state(twin.run)
-    kept = {name: retained(before[name]) for name in ("model_equal", "optim_equal")}
-    monkeypatch.setattr("dcpbench.workloads.twin.state_of", mock.Mock(side_effect=RuntimeError("full")))
-    with pytest.raises(RuntimeError, match="full"):
-        twin.step({}, full, Inexact(frozenset(full)), None)
-    for name, leaves in kept.items():
-        assert compare(leaves, live_state(twin.run)[name]) == []
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("takes_steps", [False, True])
+def test_copies_have_and_change_nothing_of_the_twin(takes_steps: bool, deterministic: bool) -> None:
+    """Jittered steps and losses of whole batches begin with all values, and leave none to the next step."""
+    target = WorkloadConfig("support.remembering.remembers", options={"takes_steps": takes_steps})
+    compared = lockstep(3, workload=target, deterministic=deterministic)
+    results = compared.results()
+    assert {check: one.found for check, one in results.items()} == {key: [] for key in results}
+    assert {key for key in compared.not_applied if key != "replicas_equal"} == (
+        {"batch_loss_close of whole batches"} if takes_steps else set()
+    )
+    uses = (" before the optimizer, use 1", " before the optimizer, use 2") if takes_steps else ("",)
+    names = {f"net.{name}{use}" for name in net().state_dict() for use in uses}
+    assert results["gradient_close"].fired == dict.fromkeys(names, True)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_model_that_cannot_be_copied_has_no_gradient_close(deterministic: bool) -> None:
+    target = WorkloadConfig("support.remembering.not_copied")
+    compared = lockstep(2, workload=target, deterministic=deterministic)
+    results = compared.results()
+    left = {"step_equal", "batch_loss_close"} if deterministic else set()
+    assert {check for check in CHECKS if results.get(check)} == left
+    for check in left:
+        assert (results[check].found, all(results[check].fired.values())) == ([], True)
+    why = "the model cannot be copied: RuntimeError: Only Tensors created explicitly by the user"
+    assert compared.not_applied["gradient_close"].startswith(why)
 
 
 def test_loss_of_a_single_step_has_a_control() -> None:

@@ -13,11 +13,11 @@ from dcpbench.executors.fork_server import Machine
 from dcpbench.sweep.validity import resolve, why_skip
 from dcpbench.verify.snapshot import snapshot_optimizer
 from dcpbench.workloads.build_run import build
-from dcpbench.workloads.optimizers import Optimizers, kept, load_as_saved
+from dcpbench.workloads.optimizers import Optimizers, load_as_saved
 from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.workload import batches_of
 from support.alone import config, group_of_one, run_alone, world
-from support.ordinary_optimizers import LowStateAdam, MasterSgd
+from support.ordinary_optimizers import LowStateAdam
 
 NO_GPU = Machine(gpus=0, description={})
 OPTIMIZERS = (
@@ -131,25 +131,3 @@ def test_state_is_loaded_in_the_dtype_in_which_it_is_saved() -> None:
     assert {loaded["exp_avg"].dtype, loaded["lists"][0][0].dtype} == {torch.bfloat16}
     assert torch.equal(loaded["exp_avg"], state["state"][0]["exp_avg"])
     assert loaded["exp_avg"] is not state["state"][0]["exp_avg"]
-
-
-def test_attributes_of_an_optimizer_are_put_back_and_hooks_stay() -> None:
-    model = torch.nn.Linear(2, 2)
-    optimizer = MasterSgd(model.parameters())
-    optimizer.model = model  # type: ignore[attr-defined]
-    called = []
-    hook = optimizer.register_step_pre_hook(lambda *_: called.append(1))
-    before = {value: master.clone() for value, master in optimizer.masters.items()}
-    restore = kept(optimizer, model)
-    model(torch.ones(2)).sum().backward()
-    optimizer.step()
-    assert not torch.equal(optimizer.masters[model.weight], before[model.weight])
-    optimizer.made_later = 1  # type: ignore[attr-defined]
-    restore()
-    assert all(torch.equal(master, before[value]) for value, master in optimizer.masters.items())
-    assert optimizer.param_groups[0]["params"][0] is model.weight
-    assert vars(optimizer)["model"] is model
-    assert "made_later" not in vars(optimizer)
-    hook.remove()
-    optimizer.step()
-    assert called == [1]

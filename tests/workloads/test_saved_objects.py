@@ -32,19 +32,20 @@ class Strict:
             raise ValueError(state["kind"])
 
 
-def test_objects_differ_before_a_load_and_come_back() -> None:
+def test_objects_differ_before_a_load_and_are_copied() -> None:
     model = nn.BatchNorm1d(3)
     objects = SavedObjects({"average": model, "strict": Strict()})
-    restore = objects.kept()
+    other = SavedObjects({"average": nn.BatchNorm1d(3), "strict": Strict()}, lambda _: True)
     before = retained(objects.leaves())
     assert before.keys() == {
         *("average.weight", "average.bias", "average.running_mean", "average.running_var"),
         *("average.num_batches_tracked", "strict.kind", "strict.counts"),
     }
     assert objects.state(StateDictOptions(ignore_frozen_params=True)).keys() == {"average", "strict"}
+    other.copy_from(objects)
     objects.forget(seed=1)
     assert not torch.equal(before["average.weight"].local, model.weight)
-    restore()
+    objects.copy_from(other)
     assert torch.equal(before["average.weight"].local, model.weight)
 
 

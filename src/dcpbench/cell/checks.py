@@ -149,11 +149,11 @@ def _train_with_twin(
     with cell.phase("verify", "training"):
         compared_steps = Lockstep(cell.config, cell.world, run, twin, partial(explained, cell, "twin"))
     while run.train_state.step < until:
-        with cell.training(run), run.recording() as gradients:
+        with cell.training(run), run.recording() as uses:
             run.train(cell.batches, run.train_state.step + 1)
         if compared_steps.follows:
             with cell.phase("verify", "training"):
-                compared_steps.follow(cell.batches, gradients)
+                compared_steps.follow(cell.batches, uses)
     with cell.phase("verify", "training"):
         for check, compared in compared_steps.results().items():
             cell.record(check, compared, where, TWIN)

@@ -2,12 +2,11 @@
 its own gradients of the same batch, and then steps with the ranks' gradients."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch import nn
 from torch._functorch import config as functorch_config
 from torch.distributed.fsdp import FSDPModule
 
@@ -31,14 +30,21 @@ from dcpbench.verify.training import (
     loss_share,
     step_tolerances,
 )
-from dcpbench.verify.whole_tensors import Exchange, Parts, any_rank, local_gradient, summed, summed_numbers
-from dcpbench.workloads.build_run import exchange_of, skip_groups_by_shape
+from dcpbench.verify.whole_tensors import (
+    Exchange,
+    Parts,
+    any_rank,
+    dense,
+    local_gradient,
+    summed,
+    summed_numbers,
+)
+from dcpbench.workloads.build_run import build_twin, exchange_of, skip_groups_by_shape
 from dcpbench.workloads.parallelisms import broadcasts_buffers, runs_other_kernels
 from dcpbench.workloads.precision import reduced_in
-from dcpbench.workloads.step_twin import StepTwin, UsedGradients
 from dcpbench.workloads.training_run import TrainingRun
-from dcpbench.workloads.twin import Pass, Twin, inexact_steps, state_of
-from dcpbench.workloads.user_step import names_of_uses
+from dcpbench.workloads.twin import Change, OwnGradients, TakenStep, Twin, inexact_steps, state_of
+from dcpbench.workloads.user_step import Use, names_of_uses
 from dcpbench.workloads.workload import Batches
 from dcpbench.workloads.world import Sums, World
 
@@ -74,8 +80,8 @@ _Equal = Callable[[str, Mapping[str, Mapping[str, TwinGradient]]], set[str]]
 Explain = Callable[[Mapping[str, Compared], Callable[[], TwinGradients], _Equal], Mapping[str, Compared]]
 """Names the defects that cause mismatches of checks, given functions that build the reference and compare
 again."""
-_Passes = tuple[Pass, list[Pass]]
-"""The twin's pass, and the jittered ones."""
+_Gradients = tuple[OwnGradients, list[OwnGradients]]
+"""The twin's gradients at a use, and those of the jittered steps."""
 
 
 class Lockstep:
@@ -98,7 +104,6 @@ class Lockstep:
     ) -> None:
         skip_groups_by_shape(config, run, twin)
         self._world, self._run, self._explain = world, run, explain
-        self._twin = (StepTwin if run.user_step else Twin)(twin, run.dtypes)
         self._results = dict.fromkeys((GRADIENT, STEP), NOTHING)
         self.not_applied: dict[str, str] = {}
         self.left_out: dict[CheckPart, str] = {}
@@ -112,6 +117,7 @@ class Lockstep:
         if why_no_gradient:
             self.not_applied[GRADIENT] = why_no_gradient
         self._inexact = inexact_steps(run, twin, split=not self._parts.complete)
+        self._twin = Twin(twin, run.dtypes, partial(build_twin, config, world, config.seed), self._inexact)
         self.bound_used, self._alive = 0.0, False
         self.why_not_resumed: str | None = None
         self._is_fully_sharded = any(isinstance(one, FSDPModule) for one in run.model.modules())
@@ -136,61 +142,55 @@ class Lockstep:
             bounds["gradient_bound"] = self._bound(torch.float32).name
         return bounds
 
-    def follow(self, batches: Batches, gradients: Mapping[str, torch.Tensor]) -> None:
-        """Compare the step that the run has just taken with these gradients, and take it with the twin."""
+    def follow(self, batches: Batches, uses: Sequence[Use]) -> None:
+        """Compare the step that the run has just taken, with these uses of gradients, and take it with the
+        twin."""
         run, twin, step = self._run, self._twin, self._run.train_state.step
         group = self._world.group if broadcasts_buffers(run.model) else None
-        twin.begin(twin.run.next_batch(batches), group)
-        if isinstance(twin, StepTwin):
-            self._follow_user_step(twin, step)
+        twin.begin(twin.run.next_batch(batches), group, run.grad_norm)
+        order = [use.by for use in uses]
+        alike = not run.user_step or all(one == order for one in self._world.gathered(order))
+        used = [self._with_full(use) for use in uses] if alike else []
+        own = twin.taken(used)
+        flags = [not (alike and own.alike), twin.loss_is_collective, bool(twin.why_not_copied)]
+        unlike, is_collective, uncopied = summed_numbers(flags, Exchange(self._world.group))
+        if unlike:
+            self.not_applied |= dict.fromkeys((GRADIENT, STEP, LOSS), _OTHER_USES)
             return
-        own = twin.passed()
-        everywhere = any_rank(twin.loss_is_collective, Exchange(self._world.group))
-        whole_loss = self._loss_of_whole() if everywhere or self._world.rank == 0 else 0.0
+        if uncopied and self._end_without_copies():
+            return
+        whole_loss = math.nan
+        if run.user_step:
+            self.left_out[_OF_WHOLE] = _OF_SHARES
+        elif is_collective or self._world.rank == 0:
+            whole_loss = self._loss_of(twin.loss_of_whole)
         self._note_losses(step, whole_loss, own.loss)
         self._note_draws()
-        others = self._jittered(twin)
-        here = {name: local_gradient(value) for name, value in gradients.items()}
-        full = self._parts.gather(here)
-        self._alive |= any(bool(value.any()) for value in full.values())
-        if GRADIENT not in self.not_applied:
-            self._compare_gradients(
-                step, here, full, (own, others), lambda: (twin.passed_again(), self._jittered(twin))
-            )
+        others = self._jittered(used)
+        for number, name in enumerate(names_of_uses(used)):
+            self._alive |= any(bool(value.any()) for value in used[number].full.values())
+            if GRADIENT not in self.not_applied:
+                gradients = own.at(number), [other.at(number) for other in others if other.alike]
+                self._compare_gradients(step, used, number, gradients, name)
         tolerances = step_tolerances(own.buffers, [other.buffers for other in others])
-        tolerances |= twin.step(gradients, full, self._inexact, run.grad_norm)
+        tolerances |= twin.tolerances(twin.inexact_states(used), len(used))
         self._compare_norm(step)
         self._finish(step, tolerances)
 
-    def _follow_user_step(self, twin: StepTwin, step: int) -> None:
-        """Compare a step that the workload's `step` has taken: at each use of gradients these, and the state
-        at the end."""
-        run, uses = self._run, self._run.uses
-        self.left_out[_OF_WHOLE] = _OF_SHARES
-        order = [one.by for one in uses]
-        alike = all(one == order for one in self._world.gathered(order))
-        here = [
-            {name: local_gradient(value) for name, value in one.gradients.items()}
-            for one in (uses if alike else ())
-        ]
-        used = [UsedGradients(use, self._parts.gather(mine)) for use, mine in zip(uses, here, strict=alike)]
-        self._note_draws()
-        others = twin.jittered_steps(used) if self._noise and not run.draws else []
-        states = twin.inexact_states(used, self._inexact)
-        own = twin.taken(used)
-        if any_rank(not (alike and own.alike), Exchange(self._world.group)):
-            self.not_applied |= dict.fromkeys((GRADIENT, STEP, LOSS), _OTHER_USES)
-            return
-        self._note_losses(step, math.nan, own.loss)
-        noisy = [other.passes for other in others if other.alike]
-        for number, name in enumerate(names_of_uses(uses)):
-            full, passes = used[number].full, [other[number] for other in noisy]
-            self._alive |= any(bool(value.any()) for value in full.values())
-            if GRADIENT not in self.not_applied:
-                again, made = partial(twin.passed_until, used, number), (own.passes[number], passes)
-                self._compare_gradients(step, here[number], full, made, again, name)
-        tolerances = step_tolerances(own.buffers, [other.buffers for other in others])
-        self._finish(step, tolerances | twin.tolerances(self._inexact, states, len(uses)))
+    def _with_full(self, use: Use) -> Use:
+        """Return a use with dense parts of gradients, unless they are sparse, and full ones; collective."""
+        here = {name: local_gradient(value) for name, value in use.gradients.items()}
+        sparse = {name: value for name, value in use.gradients.items() if value.is_sparse}
+        return replace(use, gradients=here | sparse, full=self._parts.gather(here))
+
+    def _end_without_copies(self) -> bool:
+        """Note that the twin of some rank cannot be copied; return whether no step can be compared without
+        copies. Collective."""
+        why = next(filter(None, self._world.gathered(self._twin.why_not_copied)))
+        needed = bool(self._noise or self._inexact.repeats)
+        self.left_out[_OF_WHOLE] = why
+        self.not_applied |= dict.fromkeys((GRADIENT, STEP, LOSS) if needed else (GRADIENT,), why)
+        return needed
 
     def _note_draws(self) -> None:
         if self._noise and self._run.draws:
@@ -204,29 +204,25 @@ class Lockstep:
         if any_rank(wrong or bool(tolerances), Exchange(self._world.group)):
             twin.take_over(run, self._exchange)
 
-    def _loss_of_whole(self, at_beginning: bool = True) -> float:
+    def _loss_of(self, compute: Callable[[], float]) -> float:
         try:
-            return self._twin.loss_of_whole(at_beginning)
+            return compute()
         except Exception as error:  # noqa: BLE001 - a user's loss need not accept more than a share
             why = f"the loss of a global batch cannot be computed: {type(error).__name__}: {error}"
             self.left_out[_OF_WHOLE] = why
             return math.nan
 
     def _compare_gradients(
-        self,
-        step: int,
-        here: Mapping[str, torch.Tensor],
-        full: Mapping[str, torch.Tensor],
-        passes: _Passes,
-        again: Callable[[], _Passes],
-        use: str = "",
+        self, step: int, uses: Sequence[Use], number: int, gradients: _Gradients, words: str
     ) -> None:
+        """Compare the gradients at a use; `words` follow their names."""
         leaves, proven = self._leaves, self._results[GRADIENT].fired
         found, names, fired = list[Mismatch](), dict[str, bool](), dict[str, bool]()
         parts: dict[str, GradientPart] = {}
-        for name, twin in self._twin_gradients(*passes):
-            bound, of_use = self._bound(leaves[name].dtype), name + use
-            part = parts[name] = GradientPart(leaves[name], here.get(name), full.get(name))
+        for name, twin in self._twin_gradients(*gradients):
+            bound, of_use = self._bound(leaves[name].dtype), name + words
+            mine, full = uses[number].gradients.get(name), uses[number].full.get(name)
+            part = parts[name] = GradientPart(leaves[name], None if mine is None else dense(mine), full)
             finding, used = compare_gradient(name, step, part, twin)
             self.bound_used = max(self.bound_used, used)
             found += [finding] if finding else []
@@ -242,15 +238,17 @@ class Lockstep:
             found = {name: compare_gradient(name, step, parts[name], twin)[0] for name, twin in both.items()}
             return {name for name, finding in found.items() if finding is None}
 
-        about = partial(self._reference, passes, again)
+        about = partial(self._reference, uses, number, gradients)
         done = self._explain({GRADIENT: Compared(found, {}, {})}, about, equal)[GRADIENT]
-        wrong = [replace(one, name=one.name + use) for one in done.found]
+        wrong = [replace(one, name=one.name + words) for one in done.found]
         if {step - 1, step} & self._second_derivatives:
             wrong = [replace(one, by=one.by or SECOND_DERIVATIVES) for one in wrong]
             self._uses_late_gradients |= bool(wrong)
         self._results[GRADIENT] += Compared(wrong, names, fired)
 
-    def _twin_gradients(self, own: Pass, others: list[Pass]) -> Iterator[tuple[str, TwinGradient | None]]:
+    def _twin_gradients(
+        self, own: OwnGradients, others: list[OwnGradients]
+    ) -> Iterator[tuple[str, TwinGradient | None]]:
         """Sum the twins' gradients of all shares of a batch; collective. A parameter of another stage of a
         pipeline has none."""
         twins, leaves = self._twin.parameters, self._leaves
@@ -265,20 +263,21 @@ class Lockstep:
             if name in leaves and leaves[name].extent.shape == tuple(twins[name].shape):
                 yield name, TwinGradient.of(self._bound(leaves[name].dtype), *sums) if present else None
 
-    def _reference(self, passes: _Passes, again: Callable[[], _Passes]) -> TwinGradients:
+    def _reference(self, uses: Sequence[Use], number: int, gradients: _Gradients) -> TwinGradients:
         """Build the reference for known defects; collective."""
 
-        def after(change: Callable[[nn.Module], None]) -> dict[str, TwinGradient]:
-            with self._twin.changed(change):
-                return {name: twin for name, twin in self._twin_gradients(*again()) if twin}
+        def after(change: Change) -> dict[str, TwinGradient]:
+            own = self._twin.taken_again(uses, change).at(number)
+            others = [other.at(number) for other in self._jittered(uses, change)]
+            return {name: twin for name, twin in self._twin_gradients(own, others) if twin}
 
         bound = {name: self._bound(leaf.dtype) for name, leaf in self._leaves.items()}
-        made = ((name, one) for name, one in self._twin_gradients(*passes) if one)
+        made = ((name, one) for name, one in self._twin_gradients(*gradients) if one)
         twins = {name: one for name, one in made if one.can_tell(bound[name].control)}
-        return TwinGradients(twins, passes[0].gradients, after)
+        return TwinGradients(twins, gradients[0].gradients, after)
 
-    def _jittered(self, twin: Twin) -> list[Pass]:
-        return twin.jittered() if self._noise and not self._run.draws else []
+    def _jittered(self, uses: Sequence[Use], change: Change | None = None) -> list[TakenStep]:
+        return self._twin.jittered(uses, change) if self._noise and not self._run.draws else []
 
     def _bound(self, dtype: torch.dtype) -> GradientBound:
         eps = rounding([dtype, self._reduced_in] if self._reduced_in else [dtype])
@@ -356,9 +355,7 @@ class Lockstep:
         found, fired = list[Mismatch](), dict[str, bool]()
         others = self.twin_losses
         if len(others) == 1:
-            twin = self._twin
-            again = twin.loss_again() if isinstance(twin, StepTwin) else self._loss_of_whole(False)
-            others = [*others, again]
+            others = [*others, self._loss_of(self._twin.loss_again)]
         for (step, one), lives in zip(self._losses.items(), alive, strict=True):
             found += self._far(step, one.twin)
             usable = math.isfinite(one.ranks) and one.ranks != 0.0 and lives

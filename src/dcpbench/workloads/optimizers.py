@@ -1,7 +1,6 @@
 """Optimizers that combine several of torch's, or need more than plain values."""
 
-import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -77,34 +76,6 @@ def load_as_saved(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) 
             loaded = holder[name]
             if isinstance(loaded, torch.Tensor) and loaded.dtype != saved[key].dtype:
                 holder[name] = saved[key].to(loaded.device, copy=True)
-
-
-def kept(optimizer: torch.optim.Optimizer, model: nn.Module) -> Callable[[], None]:
-    """Return a function that restores the state, the groups and the other attributes of an optimizer, such
-    as copies of parameters in full precision, to what they are now. `model` is not copied."""
-    each = each_of(optimizer)
-    memo: dict[int, Any] = {id(one): one for one in (*each, *model.modules(), *model.parameters())}
-
-    def copied(value: Any) -> Any:
-        try:
-            return copy.deepcopy(value, memo)
-        except Exception:  # noqa: BLE001 - a user's object may refuse it in any way
-            return value
-
-    before = [(one, {name: copied(vars(one)[name]) for name in _attributes(one)}) for one in each]
-
-    def restore() -> None:
-        for one, attributes in before:
-            for name in _attributes(one):
-                del vars(one)[name]
-            vars(one).update(attributes)
-
-    return restore
-
-
-def _attributes(optimizer: torch.optim.Optimizer) -> list[str]:
-    """Return the attributes other than dictionaries of hooks, from which handles remove a hook."""
-    return [name for name in vars(optimizer) if not name.endswith("_hooks")]
 
 
 def each_of(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:

@@ -75,12 +75,7 @@ class SavedObjects:
                     one.load_state_dict(before)
         return unchanged
 
-    def kept(self) -> Callable[[], None]:
-        """Return a function that restores all to what they are now, also those that are not saved."""
-        before = [(one, copy.deepcopy(one.state_dict())) for one in self._every]
-
-        def restore() -> None:
-            for one, state in before:
-                one.load_state_dict(copy.deepcopy(state))
-
-        return restore
+    def copy_from(self, other: "SavedObjects") -> None:
+        """Bring all into the state of the same objects of another run, also those that are not saved."""
+        for mine, theirs in zip(self._every, other._every, strict=True):
+            mine.load_state_dict(copy.deepcopy(theirs.state_dict()))

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -56,7 +57,6 @@ class TrainingRun(SavedRun):
         grad_norm: the norm that the gradients of the last step had before they were clipped.
         samples: the number of this rank's samples in the last step; 1 if it is unknown.
         user_step: the `step` of the workload, if it has one.
-        uses: the uses of gradients in the last step that was recorded, if the workload has `step`.
         differentiates_twice: whether a backward pass of the last step had `create_graph=True`.
     """
 
@@ -71,9 +71,9 @@ class TrainingRun(SavedRun):
     grad_norm: float | None = None
     samples: int = 1
     user_step: UserStep | None = None
-    uses: Sequence[Use] = ()
     differentiates_twice = False
-    _recorded: dict[str, torch.Tensor] | None = None
+    _recorded: list[Use] | None = None
+    _lives: Sequence[bool] = ()
     _parts: Parts | None = None
 
     def __init__(
@@ -115,16 +115,9 @@ class TrainingRun(SavedRun):
                 self.random.noting_draws(),
                 buckets_kept(),
                 self._noting_second_derivatives(),
-                self._noting(each_of(self.optimizer)) as lives,
+                self._noting(each_of(self.optimizer)),
             ):
-                batch = self.next_batch(batches)
-                if self.user_step:
-                    loss = self.take_user_step(batch)
-                else:
-                    loss = self.backward(batch)
-                    if lives:
-                        raise Skip("the optimizer steps in the backward pass; use checkpointer=trainer")
-                    self.step()
+                loss = self.take_step(self.next_batch(batches))
             self.draws |= bool(self.random.drawn)
             losses.append(loss)
             samples.append(self.samples)
@@ -163,21 +156,30 @@ class TrainingRun(SavedRun):
                     losses.append(loss.detach())
                 loss = torch.stack(losses).sum()
         end_passes(self.model)
-        self._record()
         return loss
 
-    def take_user_step(self, batch: Batch, note: Note | None = None) -> torch.Tensor:
-        """Take the step of a workload with `step` on this rank's share of a global batch; return its loss, a
-        scalar. Each use of gradients is noted, by default in `uses` while the run is recorded."""
-        assert self.user_step is not None
-        uses: list[Use] = []
+    def take_step(
+        self, batch: Batch, note: Note | None = None, grad_norm: float | None = None
+    ) -> torch.Tensor:
+        """Take a step on this rank's share of a global batch; return its loss, a scalar.
 
-        def copy(by: str, parameters: list[nn.Parameter]) -> None:
-            of = self._gradients(parameters).items()
-            uses.append(Use(by, {name: gradient.detach().clone() for name, gradient in of}))
-
+        Args:
+            note: is called at each use of gradients; by default they are noted while the run is recorded.
+            grad_norm: clip as if the gradients had this norm.
+        """
         if note is None and self._recorded is not None:
-            note, self.uses = copy, uses
+            note = partial(self._record, self._recorded)
+        if self.user_step:
+            return self._take_user_step(self.user_step, batch, note)
+        loss = self.backward(batch)
+        if self._lives:
+            raise Skip("the optimizer steps in the backward pass; use checkpointer=trainer")
+        if note:
+            note("the optimizer", self.trained)
+        self.step(grad_norm)
+        return loss
+
+    def _take_user_step(self, step: UserStep, batch: Batch, note: Note | None) -> torch.Tensor:
         with self.random.drawn_from(), ExitStack() as noting:
             share = self._begun_share(batch)
             if note:
@@ -185,7 +187,7 @@ class TrainingRun(SavedRun):
                 noting.enter_context(each_use(each, [*self.model.parameters()], note))
             is_one = self.optimizer is self.optimizers
             optimizers = each_of(self.optimizer) if is_one else self.optimizers
-            loss: torch.Tensor = self.user_step(self.called, optimizers, share)
+            loss: torch.Tensor = step(self.called, optimizers, share)
         end_passes(self.model)
         self.component.follow(self.model)
         return loss.detach()
@@ -261,20 +263,17 @@ class TrainingRun(SavedRun):
         self.train_state.record(loss)
 
     @contextmanager
-    def recording(self) -> Iterator[dict[str, torch.Tensor]]:
-        """Context manager: copy the gradients of a step, by FQN, after its backward pass."""
-        recorded: dict[str, torch.Tensor] = {}
-        self._recorded = recorded
+    def recording(self) -> Iterator[list[Use]]:
+        """Context manager: copy the gradients of a step at each use of them."""
+        self._recorded = []
         try:
-            yield recorded
+            yield self._recorded
         finally:
             self._recorded = None
 
-    def _record(self) -> None:
-        if self._recorded is None or self.user_step:
-            return
-        for name, gradient in self._gradients(self.trained).items():
-            self._recorded[name] = gradient.detach().clone()
+    def _record(self, uses: list[Use], by: str, parameters: Iterable[nn.Parameter]) -> None:
+        gradients = self._gradients(parameters).items()
+        uses.append(Use(by, {name: gradient.detach().clone() for name, gradient in gradients}))
 
     def _gradients(self, parameters: Iterable[nn.Parameter]) -> dict[str, torch.Tensor]:
         """Return this rank's gradients of these parameters, by FQN."""
@@ -287,15 +286,15 @@ class TrainingRun(SavedRun):
         }
 
     @contextmanager
-    def _noting(self, optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[list[bool]]:
-        """Context manager around a step: note in `alive` whether there were gradients. Yields whether there
-        were, for each step that an optimizer has taken."""
-        lives: list[bool] = []
+    def _noting(self, optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
+        """Context manager around a step: note in `alive` whether there were gradients, and in `_lives` for
+        each step that an optimizer has taken."""
+        self._lives = lives = list[bool]()
         with ExitStack() as hooks:
             for one in optimizers:
                 noted = one.register_step_pre_hook(lambda *_: lives.append(self._has_gradient()))
                 hooks.callback(noted.remove)
-            yield lives
+            yield
         self.alive.append(any(lives) or self._has_gradient())
 
     @contextmanager

@@ -1,13 +1,13 @@
-"""The unwrapped twin of a parallel run: its forward and backward passes over this rank's share of a batch,
-the noise of its kernels, and its optimizer steps with the ranks' gradients."""
+"""The unwrapped twin of a parallel run: it takes the run's steps on the same share of a batch, and at each
+use of gradients it continues with the ranks' gradients in place of its own."""
 
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from types import FunctionType, MethodType
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -31,158 +31,167 @@ from dcpbench.verify.snapshot import (
 from dcpbench.verify.training import step_tolerances
 from dcpbench.verify.whole_tensors import Exchange, assembled, dense, magnitudes, real_elements
 from dcpbench.workloads.batch import Batch, mapped
-from dcpbench.workloads.generators import set_generator, state_of_generator
-from dcpbench.workloads.optimizers import each_of, kept, repeats_on_parts
+from dcpbench.workloads.optimizers import each_of, repeats_on_parts
 from dcpbench.workloads.parallelisms import is_trained
 from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.user_step import Use
 
 _JITTERED = 2
 """The number of passes or steps with slightly different values that measure noise."""
-_CONTAINERS = (dict, OrderedDict, list, set, deque)
 _STEP_SHARE = 2**-9
 """The relative change of gradients that measures how exactly a step repeats, for optimizers that compute in
 bfloat16."""
+_AFTER_USE = 16
+"""The magnitude of a gradient that only torch's clipping has changed since its last use, as a multiple of it:
+a norm of parts is rounded several times."""
 
 
 @dataclass(frozen=True)
-class Pass:
-    """A forward and backward pass: the loss, the gradients by FQN with elements in float64, their magnitudes
-    summed over the parts that accumulate, and the buffers after it."""
+class OwnGradients:
+    """The twin's gradients at a use of them, by FQN: their elements in float64, and their magnitudes summed
+    over the passes that accumulate."""
 
-    loss: float
     gradients: dict[str, torch.Tensor]
     sizes: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class TakenStep:
+    """A step that a twin has taken.
+
+    Args:
+        loss: of this rank's share.
+        uses: the twin's gradients at each use.
+        buffers: after the step.
+        alike: whether the twin has used gradients as the ranks have.
+    """
+
+    loss: float
+    uses: list[OwnGradients]
     buffers: Leaves
+    alike: bool
+
+    def at(self, number: int) -> OwnGradients:
+        """Return the gradients at a use, none if there is no such use."""
+        return self.uses[number] if number < len(self.uses) else OwnGradients({}, {})
+
+
+Change = Callable[[nn.Module], None]
+"""Changes which parameters of a model require gradients."""
 
 
 class Twin:
-    """An unwrapped run in the state of a parallel one.
+    """An unwrapped run in the state of a parallel one. Steps that it takes in addition are taken by a copy.
 
     Args:
         run: from `build_run.build_twin`.
         dtypes: that the parallel run computes in.
+        build: builds such a run again.
+        inexact: the parameters whose step does not repeat exactly.
 
     Attributes:
         computes_in: these dtypes, and those of module outputs, as under autocast.
         loss_is_collective: whether the loss of this rank's share needed the other ranks.
+        why_not_copied: why it could not be copied at the beginning of the step.
     """
 
-    def __init__(self, run: TrainingRun, dtypes: Iterable[torch.dtype]) -> None:
-        self.run, self.model = run, run.model
+    def __init__(
+        self,
+        run: TrainingRun,
+        dtypes: Iterable[torch.dtype],
+        build: Callable[[], TrainingRun],
+        inexact: "Inexact",
+    ) -> None:
+        self.run, self.model, self._build, self._inexact = run, run.model, build, inexact
         self.computes_in = set(dtypes)
         self.loss_is_collective = False
+        self.why_not_copied: str | None = None
         self._batch: Batch = None
         self._group: dist.ProcessGroup | None = None
-        self._change: Callable[[nn.Module], None] | None = None
+        self._grad_norm: float | None = None
+        self._beginning: TrainingRun | None = None
+        self._spare: TrainingRun | None = None
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
         """The parameters by FQN, tied ones under their first name."""
         return {plain_fqn(self.model, name): value for name, value in self.model.named_parameters()}
 
-    def begin(self, batch: Batch, group: dist.ProcessGroup | None) -> None:
-        """Begin a step with this batch, and with the buffers of the first rank of `group`, if there is one;
-        collective over it."""
-        self._batch, self._group = batch, group
+    def begin(self, batch: Batch, group: dist.ProcessGroup | None, grad_norm: float | None = None) -> None:
+        """Begin a step, and keep a copy of its beginning; collective over `group`.
+
+        Args:
+            batch: of the step.
+            group: if buffers come from its first rank.
+            grad_norm: the norm by which the ranks have clipped their gradients.
+        """
+        self._batch, self._group, self._grad_norm = batch, group, grad_norm
         if group:
             receive_buffers(self.model, group)
-        self._begin_again = self._kept()
-
-    def loss_of_whole(self, at_beginning: bool = True) -> float:
-        """Return the loss of the global batch, in the state at the beginning of the step or in this one."""
-        with self._undone(), torch.no_grad():
-            if at_beginning:
-                self._begin_again()
-            with self.run.random.drawn_from():
-                return float(self.run.loss_of(self._batch))
-
-    def passed(self) -> Pass:
-        """Make the pass of the step. Note whether the loss has a collective: the model is unwrapped."""
-        before = _collectives()
-        with ExitStack() as hooks:
-            for module in self.model.modules():
-                hooks.callback(module.register_forward_hook(self._note_dtype).remove)
-            made = self._passed(self._batch)
-        self.loss_is_collective = _collectives() != before
-        return made
-
-    def passed_again(self) -> Pass:
-        """Make the pass again from the state at the beginning of the step, and undo its effects."""
-        with self._undone():
-            self._restart()
-            return self._passed(self._batch)
-
-    @contextmanager
-    def changed(self, change: Callable[[nn.Module], None]) -> Iterator[None]:
-        """Context manager: passes that are made again begin with a change of which parameters of the model
-        require gradients."""
-        required = {value: value.requires_grad for value in self.model.parameters()}
-        self._change = change
+        self._beginning = self._beginning or self._build()
         try:
-            yield
-        finally:
-            self._change = None
-            for value, was in required.items():
-                value.requires_grad_(was)
+            self._copy(self.run, self._beginning)
+            self.why_not_copied = None
+        except Exception as error:  # noqa: BLE001 - a user's object may refuse it in any way
+            self.why_not_copied = f"the model cannot be copied: {type(error).__name__}: {error}"
 
-    def jittered(self) -> list[Pass]:
-        """Make passes with parameters, and inputs that are not a user's, that differ by a rounding, and undo
-        their effects."""
-        return [self._passed(batch) for batch in self._jittered()]
+    def taken(self, uses: Sequence[Use]) -> TakenStep:
+        """Take the step with the ranks' gradients."""
+        return self._taken(self._batch, uses)
 
-    def _jittered(self) -> Iterator[Batch]:
-        """Yield the batch, while parameters, and inputs that are not a user's, differ by a rounding."""
+    def taken_again(self, uses: Sequence[Use], change: Change) -> TakenStep:
+        """Take the step after a change of the model."""
+        return self._copied(change).taken(uses)
+
+    def jittered(self, uses: Sequence[Use], change: Change | None = None) -> list[TakenStep]:
+        """Take steps with parameters, and inputs that are not a user's, that differ by a rounding."""
         share = max((_unit(one) for one in self.computes_in), default=0.0)
 
         def jittered(value: Any) -> Any:
             jitter([copied := value.clone()], share, seed=_JITTERED)
             return copied
 
+        # A user's inputs can be labels or masks, which a loss accepts exactly as they are.
+        batch = self._batch if self.run.is_users else mapped(jittered, self._batch)
+        steps = []
         for number in range(_JITTERED):
-            # A user's inputs can be labels or masks, which a loss accepts exactly as they are.
-            other = self._batch if self.run.is_users else mapped(jittered, self._batch)
-            with self._undone():
-                self._restart()
-                jitter(self.model.parameters(), share, seed=number)
-                yield other
+            other = self._copied(change)
+            jitter(other.model.parameters(), share, seed=number)
+            steps.append(other._taken(batch, uses))
+        return steps
 
-    def step(
-        self,
-        gradients: Mapping[str, torch.Tensor],
-        full: Mapping[str, torch.Tensor],
-        inexact: "Inexact",
-        grad_norm: float | None,
-    ) -> dict[str, torch.Tensor]:
-        """Step with the ranks' gradients.
+    def inexact_states(self, uses: Sequence[Use]) -> list[Leaves]:
+        """Return states after steps with slightly different gradients, if some steps need them."""
+        states = []
+        for number in range(self._inexact.repeats):
+            others = [
+                replace(use, full={name: value.clone() for name, value in use.full.items()}) for use in uses
+            ]
+            for use in others:
+                jitter_gradients([*use.full.values()], number)
+            other = self._copied()
+            other.taken(others)
+            states.append(retained(state_of(other.run)))
+        return states
 
-        Args:
-            gradients: this rank's parts.
-            full: full gradients.
-            inexact: the parameters whose step does not repeat exactly.
-            grad_norm: the norm by which the ranks have clipped them.
+    def loss_of_whole(self) -> float:
+        """Return the loss of the global batch at the beginning of the step."""
+        run = self._copied().run
+        with torch.no_grad(), run.random.drawn_from():
+            return float(run.loss_of(self._batch))
 
-        Returns:
-            the tolerance of each element of these parameters and of their optimizer state.
-        """
-        others = list[Leaves]()
-        for number in range(inexact.repeats):
-            with ExitStack() as undone:
-                undone.callback(kept(self.run.optimizer, self.model))
-                undone.enter_context(self._undone())
-                self._set_gradients(gradients, full)
-                if grad_norm is not None:
-                    self.run.clip(grad_norm)
-                mine = [one.grad for one in self.model.parameters() if one.grad is not None]
-                jitter_gradients(mine, number)
-                self.run.optimizer.step()
-                others.append(retained(state_of(self.run)))
-        self._set_gradients(gradients, full)
-        self.run.step(grad_norm)
-        return self.tolerances(inexact, others)
+    def loss_again(self) -> float:
+        """Return the loss of the same batch in the present state; that of a share if the workload has
+        `step`."""
+        self.begin(self._batch, None)
+        if self.run.user_step is None:
+            return self.loss_of_whole()
+        return self._copied().taken(()).loss
 
-    def tolerances(self, inexact: "Inexact", others: list[Leaves], steps: int = 1) -> dict[str, torch.Tensor]:
+    def tolerances(self, others: list[Leaves], steps: int) -> dict[str, torch.Tensor]:
         """Return the tolerance of each element of the present state that is not exact after this number of
         steps, by name; `others` are states after steps with slightly different gradients."""
+        inexact = self._inexact
         if not (inexact.measured or inexact.rounded):
             return {}
         state = state_of(self.run)
@@ -207,82 +216,140 @@ class Twin:
             if name in tensors:
                 leaf.local.copy_(tensors[name])
 
-    def _restart(self) -> None:
-        """Go back to the beginning of the step, and make the change of `changed`."""
-        self._begin_again()
-        if self._change:
-            self._change(self.model)
+    def _copied(self, change: Change | None = None) -> Self:
+        """Return a twin in the state at the beginning of the step, with a changed model if there is a
+        `change`. The next copy takes its place.
 
-    def _passed(self, batch: Batch) -> Pass:
-        self.model.zero_grad()
+        Raises:
+            RuntimeError: it cannot be copied.
+        """
+        if self.why_not_copied or self._beginning is None:
+            raise RuntimeError(self.why_not_copied)
+        self._spare = run = self._spare or self._build()
+        self._copy(self._beginning, run)
+        if change:
+            change(run.model)
+        other = type(self)(run, (), self._build, self._inexact)
+        other.computes_in = self.computes_in
+        other._batch, other._group, other._grad_norm = self._batch, self._group, self._grad_norm
+        return other
+
+    def _copy(self, run: TrainingRun, other: TrainingRun) -> None:
+        copy_run(run, other, steps=bool(run.user_step or self._inexact.repeats))
+
+    def _taken(self, batch: Batch, uses: Sequence[Use]) -> TakenStep:
+        names = {value: name for name, value in self.parameters.items()}
         sizes: dict[str, torch.Tensor] = {}
+        sums: dict[str, int] = {}
+        own: list[OwnGradients] = []
+        alike, collectives = True, _collectives()
 
-        def add(name: str, gradient: torch.Tensor) -> None:
-            sizes[name] = magnitudes(gradient) + sizes.get(name, 0)
+        def add(parameter: nn.Parameter, gradient: torch.Tensor) -> None:
+            name, size = names[parameter], magnitudes(gradient)
+            if parameter.grad is None or not bool(dense(parameter.grad).any()):
+                sizes[name], sums[name] = size, 1
+            else:
+                sizes[name] = sizes.get(name, 0) + size
+                sums[name] = sums.get(name, 1) + 1
 
-        accumulated = self.parameters.items() if self.run.accumulate > 1 else ()
-        with ExitStack() as hooks, self.run.recording() as gradients:
-            for name, one in accumulated:
+        def use(by: str, parameters: list[nn.Parameter]) -> None:
+            nonlocal alike
+            number, mine = len(own), [one for one in parameters if one in names]
+            if not own:
+                self.loss_is_collective = collectives != _collectives()
+            gradients = {names[one]: real_elements(dense(one.grad)) for one in mine if one.grad is not None}
+            size = {
+                # Bounds are for as many sums as parts accumulate.
+                name: sums[name] / self.run.accumulate * sizes[name]
+                if name in sums
+                else _AFTER_USE * value.abs()
+                for name, value in gradients.items()
+            }
+            own.append(OwnGradients(gradients, size))
+            if number < len(uses) and uses[number].by == by:
+                for one in mine:
+                    _replace_gradient(one, names[one], uses[number])
+                    sums.pop(names[one], None)
+            else:
+                alike = False
+
+        self.model.zero_grad()
+        with ExitStack() as hooks:
+            for one in names:
                 if one.requires_grad:
-                    hooks.callback(one.register_hook(partial(add, name)).remove)
-            loss = float(self.run.backward(batch).detach())
-        elements = {name: real_elements(dense(value)) for name, value in gradients.items()}
-        sizes = sizes or {name: magnitudes(value) for name, value in gradients.items()}
-        return Pass(loss, elements, sizes, retained(of_kind("buffer", snapshot_model(self.model))))
+                    hooks.callback(one.register_hook(lambda gradient, one=one: add(one, gradient)).remove)
+            for module in self.model.modules():
+                hooks.callback(module.register_forward_hook(self._note_dtype).remove)
+            if (group := self._group) and self.run.user_step:
+                for module in called_modules(self.model):
+                    receive = module.register_forward_pre_hook(lambda one, _: receive_buffers(one, group))
+                    hooks.callback(receive.remove)
+            loss = float(self.run.take_step(batch, use, self._grad_norm))
+        buffers = retained(of_kind("buffer", snapshot_model(self.model)))
+        return TakenStep(loss, own, buffers, alike and len(own) == len(uses))
 
     def _note_dtype(self, _: nn.Module, __: Any, output: Any) -> None:
         if isinstance(output, torch.Tensor) and output.is_floating_point():
             self.computes_in.add(output.dtype)
 
-    def _kept(self) -> Callable[[], None]:
-        """Return a function that restores parameters, buffers, generators, objects that are saved in addition
-        and the attributes of modules, such as a counter of steps, to what they are now."""
-        model, states = self.model, dict(self.run.random.states)
-        restore_objects = self.run.saved.kept()
-        drawn = [(one, state_of_generator(one)) for one in self.run.random.of_model().values()]
-        held = [one.detach().clone() for one in (*model.parameters(), *model.buffers())]
-        attributes = [(module, dict(vars(module))) for module in model.modules()]
-        # Hooks, buffers and a user's own lists are in containers that a pass changes in place.
-        contents = [
-            (value, value.copy())
-            for _, before in attributes
-            for value in before.values()
-            if type(value) in _CONTAINERS
-        ]
 
-        @torch.no_grad()
-        def restore() -> None:
-            self.run.random.states = dict(states)
-            restore_objects()
-            for generator, state in drawn:
-                set_generator(generator, state)
-            for module, before in attributes:
-                vars(module).clear()
-                vars(module).update(before)
-            for value, was in contents:
-                value.clear()
-                (value.extend if isinstance(value, list | deque) else value.update)(was)
-            for tensor, was in zip((*model.parameters(), *model.buffers()), held, strict=True):
-                tensor.copy_(was)
+def _replace_gradient(parameter: nn.Parameter, name: str, use: Use) -> None:
+    """Give a parameter of the twin the ranks' gradient at a use."""
+    mine, full = use.gradients.get(name), use.full.get(name)
+    if mine is not None and mine.is_sparse:
+        parameter.grad = mine.clone()
+    elif full is None:
+        parameter.grad = None
+    elif parameter.grad is None or parameter.grad.is_sparse:
+        parameter.grad = full.view_as(parameter).to(parameter.device, copy=True)
+    else:  # in place: torch's clipping already has it
+        with torch.no_grad():
+            parameter.grad.copy_(full.view_as(parameter))
 
-        return restore
 
-    @contextmanager
-    def _undone(self) -> Iterator[None]:
-        """Context manager: undo all changes at its end."""
-        restore = self._kept()
-        try:
-            yield
-        finally:
-            restore()
+@torch.no_grad()
+def copy_run(run: TrainingRun, other: TrainingRun, steps: bool) -> None:
+    """Bring a run into the state of another unwrapped one that was built in the same way. Functions and hooks
+    stay: they refer to objects of the run that they were built for.
 
-    def _set_gradients(self, gradients: Mapping[str, torch.Tensor], full: Mapping[str, torch.Tensor]) -> None:
-        for name, parameter in self.parameters.items():
-            parameter.grad = None
-            if name in gradients and gradients[name].is_sparse:
-                parameter.grad = gradients[name].clone()
-            elif name in full:
-                parameter.grad = full[name].view_as(parameter).to(parameter.device, copy=True)
+    Args:
+        steps: whether the optimizers' state is copied, so that steps can be taken.
+    """
+    parameters = [*zip(run.model.parameters(), other.model.parameters(), strict=True)]
+    owners: list[tuple[Any, Any]] = [*zip(run.model.modules(), other.model.modules(), strict=True)]
+    if steps:
+        owners += zip(each_of(run.optimizer), each_of(other.optimizer), strict=True)
+    memo = {id(mine): theirs for mine, theirs in (*parameters, *owners)}
+    for mine, theirs in owners:
+        copied = copy.deepcopy(_copied_attributes(vars(mine), vars(theirs)), memo)
+        for name in vars(theirs).keys() - vars(mine).keys():
+            del vars(theirs)[name]
+        vars(theirs).update(copied)
+    for value, theirs in parameters:
+        theirs.copy_(value)
+        theirs.requires_grad_(value.requires_grad)
+    other.random.states = dict(run.random.states)
+    other.saved.copy_from(run.saved)
+    other.component.saved.copy_from(run.component.saved)
+
+
+def _copied_attributes(mine: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a module or an optimizer that are copied: hooks only if a pass has added some,
+    and no outputs that it has left."""
+
+    def is_result(values: dict[str, Any], name: str) -> bool:
+        return isinstance(values.get(name), torch.Tensor) and not values[name].is_leaf
+
+    hooks = {name for name in mine if "_hooks" in name}
+    if any(len(mine[name]) != len(theirs.get(name, ())) for name in hooks):
+        hooks = set()
+    return {
+        name: value
+        for name, value in mine.items()
+        if name not in hooks
+        and not isinstance(value, FunctionType | MethodType)
+        and (not is_result(mine, name) or is_result(theirs, name))
+    }
 
 
 @dataclass(frozen=True)

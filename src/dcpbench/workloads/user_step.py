@@ -1,8 +1,8 @@
-"""The `step` function of a workload, and the moments in which it uses gradients."""
+"""The moments in which a step uses gradients."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -22,10 +22,12 @@ class Use:
     Args:
         by: the optimizer that steps on them, or that a function of torch clips them.
         gradients: this rank's parts, by FQN.
+        full: full gradients, from all ranks.
     """
 
     by: str
-    gradients: dict[str, torch.Tensor]
+    gradients: Mapping[str, torch.Tensor]
+    full: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 Note = Callable[[str, list[nn.Parameter]], None]

@@ -1,6 +1,6 @@
 """The cells that a known defect of torch applies to, and their expected results."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 from unittest import mock
@@ -37,7 +37,7 @@ from dcpbench.verify.whole_tensors import real_elements
 from dcpbench.workloads.build_run import build_plain, build_plain_copy, build_twin
 from dcpbench.workloads.run_state import FLAGS, live_state
 from dcpbench.workloads.training_run import TrainingRun
-from dcpbench.workloads.workload import batches_of
+from dcpbench.workloads.workload import Batches, batches_of
 from support.alone import bare_cell, config, world
 
 SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
@@ -169,14 +169,18 @@ def summed_twin(*terms: torch.Tensor) -> TwinGradient:
 ONE, OTHER = torch.tensor([1.0, 2.0]), torch.tensor([3.0, -5.0])
 
 
+def gradients_of(run: TrainingRun, data: Batches) -> Mapping[str, torch.Tensor]:
+    """Take a step, and return the gradients that it has used."""
+    with run.recording() as uses:
+        run.take_step(run.next_batch(data))
+    return uses[0].gradients
+
+
 def test_isolated_replicas_have_their_own_gradients(tmp_path: Path) -> None:
     cell = on("hsdp", 2, tmp_path)
     twin, replica = (make(cell.config, cell.world, cell.config.seed) for make in (build_twin, build_replica))
     data = batches_of(cell.config, cell.world.device)
-    with twin.recording() as own:
-        twin.backward(twin.next_batch(data))
-    with replica.recording() as alone:
-        replica.backward(replica.next_batch(data))
+    own, alone = (gradients_of(run, data) for run in (twin, replica))
     name, gradient = next(iter(own.items()))
     assert torch.equal(alone[name], gradient / 2)
     both = summed_twin(gradient, torch.ones_like(gradient))
@@ -193,9 +197,8 @@ def test_frozen_parameters_under_tp_have_gradients(tmp_path: Path) -> None:
 
     def after(change: Callable[[nn.Module], None]) -> dict[str, TwinGradient]:
         change(twin.model)
-        with twin.recording() as gradients:
-            twin.backward(twin.next_batch(batches_of(cell.config, cell.world.device)))
-        return {name: summed_twin(one) for name, one in gradients.items() if name in frozen_of(twin.model)}
+        gradients = gradients_of(twin, batches_of(cell.config, cell.world.device)).items()
+        return {name: summed_twin(one) for name, one in gradients if name in frozen_of(twin.model)}
 
     (state,) = unfrozen.defect.expected(cell, "twin", TwinGradients({}, {}, after))
     assert state["gradient_close"].keys() == {"pretrain.net1.weight", "pretrain.net1.bias"}
