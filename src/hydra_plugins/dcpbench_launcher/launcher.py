@@ -52,6 +52,7 @@ class DcpbenchLauncher(Launcher):
         from dcpbench.sweep.app import SweepRun
 
         assert isinstance(task_function, SweepTask)
+        task_function.signals.check()
         if config.hydra.sweeper.get("_target_") != SweeperConfig._target_:
             raise other_sweeper(f"hydra/sweeper={config.hydra.runtime.choices['hydra/sweeper']}")
         self.sweep = SweepRun(hydra_context.config_loader, config)
