@@ -18,7 +18,6 @@ import pytest
 from conftest import SMALL, Finished, alive_in, environment, hanging, run, start, tiered, wait_for, words_of
 from dcpbench import __main__
 from dcpbench.cli import commands
-from dcpbench.cli.run import unmasked_interrupts
 from support import drivers, gloo_ranks
 from support.commands import python
 from support.pretended_engine import PRETENDED
@@ -201,20 +200,34 @@ def test_no_rank_is_left_running() -> None:
     assert [process.cmdline() for process in mine if "forkserver" in " ".join(process.cmdline())] == []
 
 
-def test_interrupt_inside_library_cleanup_is_raised() -> None:
-    """OmegaConf restores the flags of a value that is not yet there; the error of that would hide it."""
+INTERRUPTED = """
+import signal, sys
+from hydra._internal.hydra import Hydra
+from dcpbench.cli.run import main
 
-    @unmasked_interrupts()
-    def interrupted() -> None:
-        try:
-            raise KeyboardInterrupt
-        finally:
-            raise AttributeError("NoneType")
+get_mode = Hydra.get_mode
 
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    with pytest.raises(AttributeError), unmasked_interrupts():
-        raise AttributeError("of its own")
+def interrupted(*arguments, **options):
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        {}
+
+Hydra.get_mode = interrupted
+sys.exit(main(["parallel=none", "hydra.sweep.dir=s"]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "cleanup",
+    tiered(["return None", "raise TypeError", "return get_mode(*arguments, **options)"], "return None"),
+)
+def test_interrupt_that_a_library_hides_ends_the_run(cleanup: str, tmp_path: Path) -> None:
+    """Hydra takes an error for "no mode", and OmegaConf's cleanup raises another one."""
+    ended = python("-c", INTERRUPTED.format(cleanup), cwd=tmp_path)
+    line = "dcpbench: interrupted before a cell was run; nothing was written\n"
+    assert (ended.returncode, ended.stderr) == (130, line)
 
 
 def test_only_the_folder_of_python_m_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,13 @@ def test_it_ends_as_it_should(moment: str, number: signal.Signals, times: int, t
     assert problems(tmp_path, moment, number, times) == []
 
 
+def is_server(process: psutil.Process) -> bool:
+    try:
+        return "forkserver" in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
+
+
 def test_interrupt_while_torch_is_imported_prints_one_line(tmp_path: Path) -> None:
     words = words_of(tmp_path / "sweep", "device=cpu", "world_size=2", "parallel=ddp")
     driver = subprocess.Popen(
@@ -38,10 +45,14 @@ def test_interrupt_while_torch_is_imported_prints_one_line(tmp_path: Path) -> No
         cwd=tmp_path,
         start_new_session=True,
     )
+    servers: list[psutil.Process] = []
+    while not servers:
+        servers = [one for one in psutil.Process(driver.pid).children() if is_server(one)]
+    servers[0].send_signal(signal.SIGINT)  # while Python starts, before it can ignore that
     assert driver.stderr
     assert driver.stderr.readline() == "1 cell, 2 ranks starting; rows go to sweep\n"
     helpers = psutil.Process(driver.pid).children()
-    (server,) = [one for one in helpers if "forkserver" in " ".join(one.cmdline())]
+    (server,) = filter(is_server, helpers)
     os.kill(driver.pid, signal.SIGSTOP)  # or it would end the server at once
     os.killpg(driver.pid, signal.SIGINT)
 

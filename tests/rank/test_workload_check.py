@@ -28,6 +28,13 @@ def build(width=1): raise RuntimeError("it was called")
 def build_trainer(setup): raise RuntimeError("it was called")
 """
 
+PARSING = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", required=True)
+parser.parse_args([])
+"""
+
 
 @pytest.mark.parametrize(
     ("target", "options", "own_trainer", "why"),
@@ -59,8 +66,16 @@ def build_trainer(setup): raise RuntimeError("it was called")
             "checked.build",
             {"width": 2},
             True,
-            "cannot be called as build(setup, width=...): multiple values for argument 'width'; leave out "
-            "checkpointer=trainer",
+            "cannot be called as build(setup, width=...): multiple values for argument 'width'; if it "
+            "returns a Workload, leave out checkpointer=trainer; a trainer is a class with step, save and "
+            "load (docs/tutorials/own-trainer.md, also from a train.py)",
+        ),
+        (
+            "parsing.main",
+            {},
+            False,
+            "cannot be imported: SystemExit: 2: your code ended the process; it has no command line to "
+            "parse, so pass workload.options",
         ),
         (
             "checked.biuld",
@@ -81,6 +96,7 @@ def test_unusable_targets_are_explained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "checked.py").write_text(MODULE)
+    (tmp_path / "parsing.py").write_text(PARSING)
     monkeypatch.syspath_prepend(tmp_path)
     assert why_unusable(target, options, own_trainer) == why
 

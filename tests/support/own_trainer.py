@@ -122,6 +122,19 @@ class ForgetsAWord(KeepsSets):
         super().restore({**own, "words": own["words"][1:]})
 
 
+class ForgetsItsBest(Trainer):
+    """Has a best loss, at first infinity, which it does not restore."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.best = float("inf")
+
+    def step(self) -> float:
+        loss = super().step()
+        self.best = min(self.best, loss)
+        return loss
+
+
 class HasADefault(Trainer):
     """Has a default of its class until it keeps a loss, or is restored."""
 

@@ -14,6 +14,8 @@ from dcpbench.verdict.sentences import cause_sentence, check_sentence, rank_numb
 
 WORST = {"name": "net.weight", "problem": "differs", "max_abs_diff": 0.01234, "rank": 2}
 
+BEST = {"name": "best", "problem": "value", "expected": "2.41", "actual": "inf", "rank": 2}
+
 
 def failed(worst: object = (WORST,), count: object = 12, **more: Any) -> dict[str, Any]:
     listed = list(worst) if isinstance(worst, tuple) else worst
@@ -48,6 +50,7 @@ FAR = {"gradient_close": {"worst": [{**WORST, "problem": "far"}], "mismatch_coun
         (failed(({**WORST, "max_abs_diff": math.inf},), 1), "optim_equal: net.weight differs, rank 2"),
         (failed(({**WORST, "max_abs_diff": 10**400},), 1), "optim_equal: net.weight differs, rank 2"),
         (failed(({"name": "lr", "problem": "value", "rank": 0},), 1), "optim_equal: lr differs, rank 0"),
+        (failed((BEST,), 1), "optim_equal: best: saved 2.41, restored inf, rank 2"),
         (failed(status="xfail", reason="known failure a-b: of torch: more"), "known failure a-b"),
         ({"status": "error", "reason": "rank 0 in load: E: no (before that x: y)"}, "rank 0 in load: E: no"),
         ({"status": "timeout", "reason": "after 2 s; stacks are in the ranks' logs"}, "after 2 s"),

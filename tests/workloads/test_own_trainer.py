@@ -1,6 +1,7 @@
 """A user's trainer, which saves and loads itself, with `checkpointer=trainer`."""
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from conftest import ONE_STEP, Finished, blocks, run, selected, tiered
 from dcpbench.analysis.causes import causes_of
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import WorkloadConfig
+from dcpbench.core.checks import CHECKS
+from dcpbench.records.short_reason import short_reason
+from dcpbench.report.page.rows import why_null
 from dcpbench.sweep import validity
 from dcpbench.verdict.verdict import Verdict
 from dcpbench.workloads import lockstep
@@ -140,6 +144,16 @@ def test_lost_average_is_explained() -> None:
     verdict = judged(trainers.LosesItsAverage)
     row = {"status": verdict.status, "checkpointer": "trainer", **verdict.checks}
     assert causes_of(row)[0].startswith("The resumed losses are equal, but")
+
+
+@pytest.mark.cell
+def test_value_beside_infinity_is_printed() -> None:
+    verdict = judged(trainers.ForgetsItsBest)
+    row = {"status": verdict.status, "details": verdict.details, **verdict.checks}
+    best = r"extra_equal: best: saved 0\.\d+, restored inf, rank 0 \(\+\d more\)"
+    assert re.match(best, short_reason(row)), short_reason(row)
+    told = dict(why_null({**dict.fromkeys(CHECKS), **row}))
+    assert told["random_equal"].startswith("applies to cells without a trainer")
 
 
 @pytest.mark.cell

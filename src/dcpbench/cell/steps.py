@@ -222,7 +222,7 @@ def decide_state(cell: Cell, reference: ReferenceRun, checkpoints: Iterable[Chec
         return
     run.random.kept = record.keeps_random = needed = frozenset[str]().union(*cell.world.gathered(drawn))
     if not needed:
-        cell.report.not_applied[RANDOM] = "no step of the trainer draws random numbers that must be restored"
+        cell.report.not_applied[RANDOM] = "no step draws random numbers that must be restored"
     for state in (*record.states.values(), *(checkpoint.state for checkpoint in checkpoints)):
         only_generators(state, run.random)
 

@@ -11,8 +11,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -47,22 +46,6 @@ _PRINTS = {"--cfg", "--info", "--hydra-help"}
 """Options that print something and start nothing."""
 
 
-class SweepTask:
-    """The task function that Hydra hands to the launcher, which stores in it the sweep that it runs; `main`
-    then ends that sweep, however it ended."""
-
-    def __init__(self) -> None:
-        self.sweep: SweepRun | None = None
-
-    def __call__(self, config: DictConfig) -> None:
-        """Refuse to run a single job, which a configuration with hydra.mode=RUN asks for.
-
-        Raises:
-            ConfigError: always; the launcher runs cells.
-        """
-        raise set_by_dcpbench("hydra.mode=RUN")
-
-
 @dataclass
 class Signals:
     """The first of `ENDING_SIGNALS` raises `KeyboardInterrupt` in the main thread, unless the sweep is ending
@@ -89,7 +72,30 @@ class Signals:
         if self.received is None:
             self.received = number
             if not self._is_ending:
-                raise KeyboardInterrupt(signal.Signals(number).name)
+                self.check()
+
+    def check(self) -> None:
+        """Raise if a signal was received: Hydra takes some exceptions for an answer."""
+        if self.received is not None:
+            raise KeyboardInterrupt(signal.Signals(self.received).name)
+
+
+class SweepTask:
+    """The task function that Hydra hands to the launcher, which stores in it the sweep that it runs; `main`
+    then ends that sweep, however it ended."""
+
+    def __init__(self, signals: Signals) -> None:
+        self.signals = signals
+        self.sweep: SweepRun | None = None
+
+    def __call__(self, config: DictConfig) -> None:
+        """Refuse to run a single job, which a configuration with hydra.mode=RUN asks for.
+
+        Raises:
+            ConfigError: always; the launcher runs cells.
+        """
+        self.signals.check()
+        raise set_by_dcpbench("hydra.mode=RUN")
 
 
 def random_seeds(count: int) -> str:
@@ -120,7 +126,8 @@ def register_groups(arguments: Sequence[str]) -> None:
 def main(words: Sequence[str]) -> int:
     """Run the cells that these words select, and return the exit status."""
     sys.stderr = SafeStream(sys.stderr)
-    task, signals, began = SweepTask(), Signals(), time.monotonic()
+    signals, began = Signals(), time.monotonic()
+    task = SweepTask(signals)
     status = 1  # of an unexpected exception, whose traceback follows the table
     try:
         signals.obey()
@@ -136,21 +143,6 @@ def main(words: Sequence[str]) -> int:
         if task.sweep:
             status = task.sweep.end(status, began)
     return signals.status(status)
-
-
-@contextmanager
-def unmasked_interrupts() -> Iterator[None]:
-    """Context manager: raise an interrupt again that a library's cleanup, as OmegaConf's, replaced by its own
-    error."""
-    try:
-        yield
-    except Exception as error:
-        cause: BaseException | None = error
-        while cause is not None:
-            if isinstance(cause, KeyboardInterrupt):
-                raise KeyboardInterrupt from error
-            cause = cause.__context__
-        raise
 
 
 def _start(by_hydra: Callable[[], None], task: SweepTask) -> None:
@@ -184,8 +176,11 @@ def _run(task: SweepTask, words: Sequence[str]) -> int:
         if sys.stderr.isatty() and not {word.partition("=")[0] for word in words} & _PRINTS:
             sys.stderr.write("reading the configuration ...\n")
         app = hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")
-        with unmasked_interrupts():
+        try:
             _start(app(task), task)
+        except Exception:  # a library's cleanup, as OmegaConf's, can replace an interrupt by its own error
+            task.signals.check()
+            raise
     except SystemExit:
         if _PRINTS.isdisjoint(word.partition("=")[0] for word in words):
             raise

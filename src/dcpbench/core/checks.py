@@ -117,7 +117,7 @@ _OWN = (
     CheckSpec(
         "random_equal", "each rank draws the random numbers that it would have drawn",
         "the load target's generators, seeded differently before the load",
-        "scenarios that load under the layout that saved",
+        "cells without a trainer that load under the layout that saved",
     ),
 )  # fmt: skip
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib import import_module
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.util import get_temp_dir
@@ -131,8 +131,7 @@ def fork_server(imports: Sequence[str] = ()) -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([_PROBE, *imports])
     # The server imports while the driver composes the cells.
-    with _fixed_addresses():
-        forkserver.ensure_running()
+    _run(_FIRST)
     return context
 
 
@@ -157,8 +156,8 @@ def start(
     watchdog.start()
     chosen = _SERVER.set(server)
     try:
-        with _fixed_addresses():  # this can start a server
-            process.start()
+        _run(server)
+        process.start()
     finally:
         _SERVER.reset(chosen)
         watchdog.cancel()
@@ -222,6 +221,18 @@ def end_server() -> None:
             return
         os.kill(server, signal.SIGKILL)
         os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
+
+
+def _run(server: forkserver.ForkServer) -> None:
+    """Start a server unless it runs. Until it ignores Ctrl-C, which a terminal sends to it as well, that is
+    blocked."""
+    resource_tracker.ensure_running()  # it unblocks Ctrl-C
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        with _fixed_addresses():
+            server.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

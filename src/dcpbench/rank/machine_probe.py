@@ -15,6 +15,7 @@ from dcpbench.rank import nccl
 
 # The fork server imports this first. A terminal sends Ctrl-C to it as well, which is the driver's to obey.
 signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 _NCCL_ERROR = nccl.load()  # before torch, which then uses it
 

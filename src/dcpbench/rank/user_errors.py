@@ -21,6 +21,7 @@ _JOINED = (
     " Ranks have a process group before they import your code: leave out init_process_group, or call it only "
     "if not torch.distributed.is_initialized()"
 )
+_EXITED = ": your code ended the process; it has no command line to parse, so pass workload.options"
 
 
 def _below(*folders: str) -> tuple[str, ...]:
@@ -46,12 +47,13 @@ def user_line(error: BaseException, frames: Iterable[FrameSummary] = ()) -> str 
 
 
 def message_of(error: BaseException) -> tuple[str, str | None]:
-    """Return an exception's text on one line, or why there is none: a custom `__str__` can raise. Where a
-    process group exists, the error of `init_process_group` also says what to do instead."""
+    """Return an exception's text on one line, or why there is none: a custom `__str__` can raise. The
+    error of an `init_process_group` where a group exists, and that of `sys.exit`, also say what to do."""
     frames = traceback.extract_tb(error.__traceback__)
     again = dist.is_initialized() and frames and frames[-1].name == dist.init_process_group.__name__
+    fix = _JOINED if again else _EXITED if isinstance(error, SystemExit) else ""
     try:
-        return " ".join(str(error).split()) + (_JOINED if again else ""), None
+        return " ".join(str(error).split()) + fix, None
     except Exception as broken:  # noqa: BLE001
         return "", f"its __str__ raised {type(broken).__name__}"
 

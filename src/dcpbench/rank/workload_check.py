@@ -19,6 +19,11 @@ from dcpbench.rank.user_errors import message_of
 from dcpbench.records.installation import import_from_current_folder
 from dcpbench.workloads.workload import Workload, is_trainer
 
+_NO_TRAINER = (
+    "if it returns a Workload, leave out checkpointer=trainer; a trainer is a class with step, save and load "
+    "(docs/tutorials/own-trainer.md, also from a train.py)"
+)
+
 
 def main(connection: Connection, configs: Sequence[Config]) -> None:
     """Send why no cell can use the target that these configurations have, or None. Then exit. The target is
@@ -88,8 +93,7 @@ def _why_not_called(build: Any, options: Mapping[str, Any], own_trainer: bool) -
     call = f"{getattr(build, '__name__', 'it')}({', '.join(arguments)})"
     fix = "set its arguments in workload.options"
     if _refused(signature, options, not own_trainer) is None:
-        fix = "if it is a trainer, add checkpointer=trainer"
-        fix = "leave out checkpointer=trainer" if own_trainer else fix
+        fix = _NO_TRAINER if own_trainer else "if it is a trainer, add checkpointer=trainer"
     return f"cannot be called as {call}: {why}; {fix}"
 
 

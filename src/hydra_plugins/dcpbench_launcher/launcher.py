@@ -48,6 +48,7 @@ class DcpbenchLauncher(Launcher):
         from dcpbench.sweep.app import SweepRun
 
         assert isinstance(task_function, SweepTask)
+        task_function.signals.check()
         self.sweep = SweepRun(hydra_context.config_loader, config)
         task_function.sweep = self.sweep
 
