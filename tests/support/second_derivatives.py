@@ -23,23 +23,8 @@ def penalized() -> Workload:
     return Workload(net(), inputs, penalty_before_score)
 
 
-def penalized_sometimes() -> Workload:
-    """Every second step has a penalty."""
-
-    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        return penalty_before_score(model, x) if float(x[0, 0]) > 0.5 else reversed_loss(model, x)
-
-    return Workload(net(), batch_of_parity, loss)
-
-
-def batch_of_parity(generator: torch.Generator) -> torch.Tensor:
-    x = inputs(generator)
-    x[:, 0] = generator.initial_seed() % 2
-    return x
-
-
-def penalized_and_wrong_later() -> Workload:
-    """Has a penalty in every fourth step, and other gradients in a wrapped model two steps later."""
+def penalized_sometimes(wrong: bool = False) -> Workload:
+    """Every fourth step has a penalty; if `wrong`, a wrapped model has other gradients two steps later."""
 
     def batch(generator: torch.Generator) -> torch.Tensor:
         x = inputs(generator)
@@ -49,12 +34,16 @@ def penalized_and_wrong_later() -> Workload:
     def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
         number = round(float(x[0, 0]))
         right = penalty_before_score(model, x) if number == 0 else reversed_loss(model, x)
-        if type(model) is nn.Sequential or number != 2:
+        if not wrong or type(model) is nn.Sequential or number != 2:
             return right
         out = model(x).sum()
         return right + 0.01 * (out - out.detach())
 
     return Workload(net(), batch, loss)
+
+
+def penalized_and_wrong_later() -> Workload:
+    return penalized_sometimes(wrong=True)
 
 
 def penalized_and_wrongly_loaded() -> Workload:

@@ -22,15 +22,14 @@ def object_scenario(
     cell: Cell,
     saved: dict[str, Any],
     fresh: dict[str, Any],
-    extra: Callable[[Checkpoint, dict[str, Any]], None] = lambda checkpoint, given: None,
     order: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
-) -> None:
-    """Save objects in addition to a training run, load them into others, and compare types and values.
+) -> tuple[Checkpoint, "Recording"]:
+    """Save objects in addition to a training run, load them into others, and compare types and values. Return
+    the checkpoint, and the state dict that was loaded into.
 
     Args:
         saved: the objects and plain dictionaries that are saved.
         fresh: those that are loaded into.
-        extra: called with the checkpoint and the state dict that was loaded into.
         order: reorders the keys of a state dict.
     """
     reference = steps.build(cell)
@@ -59,8 +58,8 @@ def object_scenario(
     loaded = {name: given[name] if isinstance(one, dict) else one for name, one in fresh.items()}
     with cell.phase("verify", "equality"):
         cell.record("extra_equal", compare_controlled(expected, _leaves(loaded), before), str(checkpoint))
-    extra(checkpoint, given)
     checks.resume(cell, target, checkpoint, reference.record)
+    return checkpoint, given
 
 
 def _state_of(one: Any) -> dict[str, Any]:
@@ -122,7 +121,7 @@ def key_order(cell: Cell) -> None:
     saved = _objects(cell.world, 1)
     for each in saved.values():
         each.seen = each.meet()
-    object_scenario(cell, saved, _objects(cell.world, 5), order=partial(_turned, cell))
+    object_scenario(cell, saved, _objects(cell.world, 5), partial(_turned, cell))
 
 
 def _objects(world: World, seed: int) -> dict[str, Gathering]:
@@ -150,17 +149,13 @@ def stateful_or_not(cell: Cell) -> None:
     """A stateful object is restored by its `load_state_dict` and stays the same object; a plain dictionary is
     filled and put back into the given state dict. Types and values of both are restored."""
     device = cell.world.device
-    fresh = Counting(2, device)
-
-    def verify_contract(checkpoint: Checkpoint, given: dict[str, Any]) -> None:
-        swapped = Recording({"plain": None, "stateful": None})
-        swapped["stateful"] = Counting(0, device)
-        assert isinstance(given, Recording)
-        compared = Compared.of(_wrong(given, fresh), _wrong(swapped, fresh), ["plain", "stateful"])
-        cell.record("contract_held", compared, str(checkpoint))
-
     saved = {"plain": plain_values(device, 1), "stateful": Counting(1, device)}
-    object_scenario(cell, saved, {"plain": plain_values(device, 2), "stateful": fresh}, verify_contract)
+    fresh = Counting(2, device)
+    checkpoint, given = object_scenario(cell, saved, {"plain": plain_values(device, 2), "stateful": fresh})
+    swapped = Recording({"plain": None, "stateful": None})
+    swapped["stateful"] = Counting(0, device)
+    compared = Compared.of(_wrong(given, fresh), _wrong(swapped, fresh), ["plain", "stateful"])
+    cell.record("contract_held", compared, str(checkpoint))
 
 
 def plain_values(device: torch.device, which: int) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def perturb_model(model: nn.Module, seed: int, kept: Callable[[str], bool] = lam
     tensors = persistent_tensors(model)
     unchanged = {name for name in tensors if kept(name)}
     live = {id(value): value for name, value in tensors.items() if name not in unchanged}
-    _perturb(live.values(), seed)
+    perturb(live.values(), seed)
     for name, module in model.named_modules():
         if has_extra_state(module):
             fqn = plain_fqn(model, f"{name}._extra_state".lstrip("."))
@@ -61,19 +61,13 @@ def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int, saved: Leaves
     restored would return to its original value on the second change. Return the names of what cannot be
     changed in a live optimizer, the parameters of each group."""
     for one in getattr(optimizer, "optimizers", None) or [optimizer]:
-        _perturb(_change_values(one.state), seed)
+        perturb(_change_values(one.state), seed)
     for number, group in enumerate(optimizer.param_groups):
         for key in group.keys() - {"params"}:
             group[key] = perturbed(group[key], key)
             if same_value(group[key], (saved or {}).get(f"param_groups.{number}.{key}", group)):
                 group[key] = perturbed(group[key], key)
     return {f"param_groups.{number}.params" for number in range(len(optimizer.param_groups))}
-
-
-def perturb_parameters(parameters: Iterable[nn.Parameter], seed: int, but: nn.Module) -> None:
-    """Change every element of those parameters of an optimizer that a model does not have, in place."""
-    of_model = {id(value) for value in but.parameters()}
-    _perturb([value for value in parameters if id(value) not in of_model], seed)
 
 
 def _change_values(state: Any) -> Iterator[torch.Tensor]:
@@ -103,7 +97,7 @@ def jitter(tensors: Iterable[torch.Tensor], share: float, seed: int) -> None:
 
 
 @torch.no_grad()
-def _perturb(tensors: Iterable[torch.Tensor], seed: int) -> None:
+def perturb(tensors: Iterable[torch.Tensor], seed: int) -> None:
     """Add random integers from 16 to 32, drawn on the tensor's device, the same on every rank for the same
     shapes. Elements that are not finite count as 0."""
     generators: dict[torch.device, torch.Generator] = {}
@@ -195,7 +189,7 @@ def perturbed(value: Any, name: Any = None) -> Any:
     if isinstance(value, torch.Tensor):
         if value.is_floating_point() and value.element_size() > 1:  # for example a learning rate
             return torch.where(value != 0, value * _PART, -value)
-        _perturb([other := value.clone()], seed=0)
+        perturb([other := value.clone()], seed=0)
         return other
     if isinstance(value, np.ndarray | np.generic):
         return _other_array(np.asarray(value), name)[() if isinstance(value, np.generic) else ...]

@@ -3,6 +3,7 @@ of the group `component`."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Any
 
 import torch
@@ -66,9 +67,9 @@ class Component:
     def follow(self, model: nn.Module) -> None:
         """Update the component after a step of the model."""
 
-    def forget(self, seed: int) -> set[str]:
-        """Change all values, and return the names of those of modules that cannot be changed."""
-        return self.saved.forget(seed)
+    def forget(self, seed: int) -> None:
+        """Change all values."""
+        self.saved.forget(seed)
 
 
 class Ema(Component):
@@ -118,20 +119,15 @@ class GradScaling(Component):
         self.scaler.step(optimizer)
         self.scaler.update()
 
-    def forget(self, seed: int) -> set[str]:
+    def forget(self, seed: int) -> None:
         state = self.scaler.state_dict()
         counted = state["_growth_tracker"] + state["growth_interval"]  # more than a state can have
         self.scaler.load_state_dict({**perturbed(state), "_growth_tracker": counted})
-        return set()
 
 
 class DataLoading(Component):
-    """The order of batches by torchdata's `StatefulDataLoader`, which shuffles them in each epoch and
-    continues with the next batch after a load.
-
-    Args:
-        batches: the number of batches of an epoch.
-    """
+    """The order of batches by torchdata's `StatefulDataLoader`, which shuffles the `batches` of each epoch,
+    and continues with the next one after a load."""
 
     def __init__(self, context: ComponentContext, batches: int) -> None:
         self._batches, self._seed = batches, context.data_seed
@@ -147,21 +143,15 @@ class DataLoading(Component):
         sampler = RandomSampler(numbers, generator=torch.Generator().manual_seed(seed))
         generator = torch.Generator().manual_seed(seed)
         self.loader = StatefulDataLoader(numbers, batch_size=None, generator=generator, sampler=sampler)
-        self._epoch: Iterator[int] | None = None
+        self._numbers: Iterator[int] = chain.from_iterable(repeat(self.loader))  # of all epochs
 
     def number_of_batch(self, step: int) -> int:
-        for _ in range(2):
-            self._epoch = self._epoch or iter(self.loader)
-            for number in self._epoch:
-                return number
-            self._epoch = None
-        raise AssertionError("an epoch without batches")
+        return next(self._numbers)
 
-    def forget(self, seed: int) -> set[str]:
+    def forget(self, seed: int) -> None:
         self._start_over(seed, self._batches + 1)
         for step in range(self._batches + 1):  # to a position that no state has
             self.number_of_batch(step)
-        return set()
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = self.loader.state_dict()

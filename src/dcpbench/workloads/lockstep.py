@@ -60,10 +60,7 @@ _NOT_A_MEAN = (
     "weights: the mean is compared"
 )
 _OF_SHARES = "the workload's step takes a rank's share: the mean of the shares' losses is compared"
-_LATE = (
-    "fully_shard uses gradients of second derivatives a step late, and those of the step before a load never "
-    "(docs/findings/second-derivatives-fsdp2.md)"
-)
+_LATE = "fully_shard uses some gradients a step late (docs/findings/second-derivatives-fsdp2.md)"
 _OTHER_USES = "ranks and twin take different optimizer steps, or clip gradients differently often"
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
-from dcpbench.verify.perturb import Unchanged, perturb_parameters
+from dcpbench.verify.perturb import Unchanged, perturb
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads.attributes import (
     inner_attributes,
@@ -235,7 +235,8 @@ class TrainerRun(TrainingRun):
 
     def make_different(self, seed: int, optimizer: Leaves | None) -> Unchanged:
         unchanged = super().make_different(seed, optimizer)
-        perturb_parameters(self.trained, seed, but=self.model)
+        of_model = {id(value) for value in self.model.parameters()}
+        perturb([value for value in self.trained if id(value) not in of_model], seed)
         return {**unchanged, "extra_equal": {name for leaves in self.extra() for name in leaves}}
 
     def _has_gradient(self) -> bool:

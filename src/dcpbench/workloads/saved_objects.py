@@ -46,11 +46,9 @@ class SavedObjects:
 
     def leaves(self) -> Leaves:
         """Return the state of all for comparison."""
-        return self.module_leaves() | self.other_leaves()
-
-    def other_leaves(self) -> Leaves:
-        """Return the state of all that are no modules."""
-        return snapshot_nested({name: one.state_dict() for name, one in self.others.items()})
+        return self.module_leaves() | snapshot_nested(
+            {name: one.state_dict() for name, one in self.others.items()}
+        )
 
     def module_leaves(self) -> Leaves:
         """Return the state of the modules, which a twin has too."""
@@ -60,12 +58,10 @@ class SavedObjects:
             for key, leaf in snapshot_model(module).items()
         }
 
-    def forget(self, seed: int) -> set[str]:
-        """Change all values, and return the names of those of modules that cannot be changed. An object that
-        refuses other values keeps its own."""
-        unchanged = {
-            f"{name}.{key}" for name, module in self.modules.items() for key in perturb_model(module, seed)
-        }
+    def forget(self, seed: int) -> None:
+        """Change all values. An object that refuses other values keeps its own."""
+        for module in self.modules.values():
+            perturb_model(module, seed)
         for one in self.others.values():
             before = copy.deepcopy(one.state_dict())
             try:
@@ -73,7 +69,6 @@ class SavedObjects:
             except Exception:  # noqa: BLE001 - a user's object may refuse it in any way
                 with suppress(Exception):
                     one.load_state_dict(before)
-        return unchanged
 
     def copy_from(self, other: "SavedObjects") -> None:
         """Bring all into the state of the same objects of another run, also those that are not saved."""

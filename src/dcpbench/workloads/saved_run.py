@@ -161,25 +161,21 @@ class SavedRun:
         models have none."""
         return UnsavedValues({"model": self.model} if self.is_users else {})
 
-    def _objects(self) -> Leaves:
-        """Return a copy of the state of all objects that are no modules."""
-        of_all = self.component.saved.other_leaves() | self.saved.other_leaves()
-        return retained(snapshot_nested(self.objects()) | of_all)
-
     def forget(self, seed: int) -> set[str]:
         """Start over with other values in all objects. Return the names of those that cannot be changed, such
         as the functions of a scheduler, or what an object refuses."""
-        before = self._objects()
+        before = retained(self.extra()[0])
         self._start_over(seed)
         self.train_state = TrainState(-1, float(seed), [float(seed)])
-        unchanged = self.component.forget(seed) | self.saved.forget(seed)
+        self.component.forget(seed)
+        self.saved.forget(seed)
         for generator in self.random.of_model().values():
             reseed(generator, seed)
         if self._scheduled_later:
             self._scheduler = None
         elif self.has_scheduler:
             self.scheduler.load_state_dict(perturbed(self.scheduler.state_dict()))
-        return unchanged | same_leaves(before, self._objects())
+        return same_leaves(before, self.extra()[0])
 
     def make_different(self, seed: int, optimizer: Leaves | None) -> Unchanged:
         """Change everything that a load restores; `optimizer` is the saved optimizer state."""
