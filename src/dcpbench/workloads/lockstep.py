@@ -28,7 +28,6 @@ from dcpbench.verify.training import (
     compare_gradient,
     compare_step,
     loss_share,
-    step_tolerances,
 )
 from dcpbench.verify.whole_tensors import (
     Exchange,
@@ -169,8 +168,7 @@ class Lockstep:
             if GRADIENT not in self.not_applied:
                 gradients = own.at(number), [other.at(number) for other in others if other.alike]
                 self._compare_gradients(step, used, number, gradients, name)
-        tolerances = step_tolerances(own.buffers, [other.buffers for other in others])
-        tolerances |= twin.tolerances(twin.inexact_states(used), len(used))
+        tolerances = twin.tolerances(used, others)
         self._compare_norm(step)
         self._finish(step, tolerances)
 
@@ -264,7 +262,7 @@ class Lockstep:
         """Build the reference for known defects; collective."""
 
         def after(change: Change) -> dict[str, TwinGradient]:
-            own = self._twin.taken_again(uses, change).at(number)
+            own = self._twin.copied(change).taken(uses).at(number)
             others = [other.at(number) for other in self._jittered(uses, change)]
             return {name: twin for name, twin in self._twin_gradients(own, others) if twin}
 
@@ -319,7 +317,7 @@ class Lockstep:
     def _compare_state(self, step: int, tolerances: Mapping[str, torch.Tensor]) -> bool:
         """Compare the state after a step with the twin's; return whether this rank's is wrong."""
         twin, proven = state_of(self._twin.run, self._twin_parts), self._results[STEP].fired
-        actual = state_of(self._run, self._own_parts)
+        self._actual = actual = state_of(self._run, self._own_parts)
         elsewhere = set[str]()
         if self._run.pipeline:
             elsewhere = set[str]().union(*self._world.gathered({*actual})) - actual.keys()
@@ -366,9 +364,10 @@ class Lockstep:
 
     def _compare_replicas(self) -> Compared:
         """Compare parameters and optimizer state that several ranks have."""
+        actual = self._actual if self.follows else state_of(self._run, self._own_parts)
         leaves = {
             name: leaf
-            for name, leaf in state_of(self._run, self._own_parts).items()
+            for name, leaf in actual.items()
             if isinstance(leaf, TensorLeaf) and leaf.kind != "buffer"
         }
         return compare_replicas(leaves, self._world.group)

@@ -4,7 +4,8 @@ use of gradients it continues with the ranks' gradients in place of its own."""
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from types import FunctionType, MethodType
 from typing import Any, Self
@@ -62,14 +63,14 @@ class TakenStep:
     Args:
         loss: of this rank's share.
         uses: the twin's gradients at each use.
-        buffers: after the step.
         alike: whether the twin has used gradients as the ranks have.
+        buffers: after the step, if it was jittered.
     """
 
     loss: float
     uses: list[OwnGradients]
-    buffers: Leaves
     alike: bool
+    buffers: Leaves = field(default_factory=dict)
 
     def at(self, number: int) -> OwnGradients:
         """Return the gradients at a use, none if there is no such use."""
@@ -103,6 +104,7 @@ class Twin:
         inexact: "Inexact",
     ) -> None:
         self.run, self.model, self._build, self._inexact = run, run.model, build, inexact
+        self._copy = partial(copy_run, steps=bool(run.user_step or inexact.repeats))
         self.computes_in = set(dtypes)
         self.loss_is_collective = False
         self.why_not_copied: str | None = None
@@ -135,88 +137,7 @@ class Twin:
         except Exception as error:  # noqa: BLE001 - a user's object may refuse it in any way
             self.why_not_copied = f"the model cannot be copied: {type(error).__name__}: {error}"
 
-    def taken(self, uses: Sequence[Use]) -> TakenStep:
-        """Take the step with the ranks' gradients."""
-        return self._taken(self._batch, uses)
-
-    def taken_again(self, uses: Sequence[Use], change: Change) -> TakenStep:
-        """Take the step after a change of the model."""
-        return self._copied(change).taken(uses)
-
-    def jittered(self, uses: Sequence[Use], change: Change | None = None) -> list[TakenStep]:
-        """Take steps with parameters, and inputs that are not a user's, that differ by a rounding."""
-        share = max((_unit(one) for one in self.computes_in), default=0.0)
-
-        def jittered(value: Any) -> Any:
-            jitter([copied := value.clone()], share, seed=_JITTERED)
-            return copied
-
-        # A user's inputs can be labels or masks, which a loss accepts exactly as they are.
-        batch = self._batch if self.run.is_users else mapped(jittered, self._batch)
-        steps = []
-        for number in range(_JITTERED):
-            other = self._copied(change)
-            jitter(other.model.parameters(), share, seed=number)
-            steps.append(other._taken(batch, uses))
-        return steps
-
-    def inexact_states(self, uses: Sequence[Use]) -> list[Leaves]:
-        """Return states after steps with slightly different gradients, if some steps need them."""
-        states = []
-        for number in range(self._inexact.repeats):
-            others = [
-                replace(use, full={name: value.clone() for name, value in use.full.items()}) for use in uses
-            ]
-            for use in others:
-                jitter_gradients([*use.full.values()], number)
-            other = self._copied()
-            other.taken(others)
-            states.append(retained(state_of(other.run)))
-        return states
-
-    def loss_of_whole(self) -> float:
-        """Return the loss of the global batch at the beginning of the step."""
-        run = self._copied().run
-        with torch.no_grad(), run.random.drawn_from():
-            return float(run.loss_of(self._batch))
-
-    def loss_again(self) -> float:
-        """Return the loss of the same batch in the present state; that of a share if the workload has
-        `step`."""
-        self.begin(self._batch, None)
-        if self.run.user_step is None:
-            return self.loss_of_whole()
-        return self._copied().taken(()).loss
-
-    def tolerances(self, others: list[Leaves], steps: int) -> dict[str, torch.Tensor]:
-        """Return the tolerance of each element of the present state that is not exact after this number of
-        steps, by name; `others` are states after steps with slightly different gradients."""
-        inexact = self._inexact
-        if not (inexact.measured or inexact.rounded):
-            return {}
-        state = state_of(self.run)
-        rounded: dict[str, torch.Tensor] = {}
-        for name, leaf in state.items():
-            if isinstance(leaf, TensorLeaf) and _is_of(name, inexact.rounded) and leaf.extent.numel:
-                size = leaf.local.double().abs()
-                if inexact.other_kernels and leaf.dtype.is_floating_point:
-                    rounded[name] = torch.full_like(
-                        size, torch.finfo(leaf.dtype).eps * float(size.max()) * steps
-                    )
-                elif _is_narrow(leaf.local):
-                    rounded[name] = torch.finfo(leaf.dtype).eps * size * steps
-        measured = step_tolerances(state, others).items()
-        return rounded | {name: one for name, one in measured if _is_of(name, inexact.measured)}
-
-    @torch.no_grad()
-    def take_over(self, run: TrainingRun, exchange: Exchange) -> None:
-        """Copy the tensors of a run after the same step; collective."""
-        tensors = assembled(state_of(run), exchange)
-        for name, leaf in state_of(self.run).items():
-            if name in tensors:
-                leaf.local.copy_(tensors[name])
-
-    def _copied(self, change: Change | None = None) -> Self:
+    def copied(self, change: Change | None = None) -> Self:
         """Return a twin in the state at the beginning of the step, with a changed model if there is a
         `change`. The next copy takes its place.
 
@@ -234,8 +155,79 @@ class Twin:
         other._batch, other._group, other._grad_norm = self._batch, self._group, self._grad_norm
         return other
 
-    def _copy(self, run: TrainingRun, other: TrainingRun) -> None:
-        copy_run(run, other, steps=bool(run.user_step or self._inexact.repeats))
+    def taken(self, uses: Sequence[Use]) -> TakenStep:
+        """Take the step with the ranks' gradients."""
+        return self._taken(self._batch, uses)
+
+    def jittered(self, uses: Sequence[Use], change: Change | None = None) -> list[TakenStep]:
+        """Take steps with parameters, and inputs that are not a user's, that differ by a rounding."""
+        share = max((_unit(one) for one in self.computes_in), default=0.0)
+
+        def jittered(value: Any) -> Any:
+            jitter([copied := value.clone()], share, seed=_JITTERED)
+            return copied
+
+        # A user's inputs can be labels or masks, which a loss accepts exactly as they are.
+        batch = self._batch if self.run.is_users else mapped(jittered, self._batch)
+        steps = []
+        for number in range(_JITTERED):
+            other = self.copied(change)
+            jitter(other.model.parameters(), share, seed=number)
+            taken = other._taken(batch, uses)
+            steps.append(replace(taken, buffers=retained(of_kind("buffer", snapshot_model(other.model)))))
+        return steps
+
+    def loss_of_whole(self) -> float:
+        """Return the loss of the global batch at the beginning of the step."""
+        run = self.copied().run
+        with torch.no_grad(), run.random.drawn_from():
+            return float(run.loss_of(self._batch))
+
+    def loss_again(self) -> float:
+        """Return the loss of the same batch in the present state; that of a share if the workload has
+        `step`."""
+        self.begin(self._batch, None)
+        if self.run.user_step is None:
+            return self.loss_of_whole()
+        return self.copied().taken(()).loss
+
+    def tolerances(self, uses: Sequence[Use], jittered: Sequence[TakenStep]) -> dict[str, torch.Tensor]:
+        """Return the tolerance of each element of the present state that is not exact, by name, after a step
+        and these jittered ones."""
+        inexact = self._inexact
+        if not (inexact.measured or inexact.rounded or jittered):
+            return {}
+        state = state_of(self.run)
+        rounded: dict[str, torch.Tensor] = {}
+        for name, leaf in state.items():
+            if isinstance(leaf, TensorLeaf) and _is_of(name, inexact.rounded) and leaf.extent.numel:
+                size = leaf.local.double().abs() * len(uses)
+                if inexact.other_kernels and leaf.dtype.is_floating_point:
+                    rounded[name] = torch.full_like(size, torch.finfo(leaf.dtype).eps * float(size.max()))
+                elif _is_narrow(leaf.local):
+                    rounded[name] = torch.finfo(leaf.dtype).eps * size
+        others = [self._state_after(uses, number) for number in range(inexact.repeats)]
+        measured = step_tolerances(state, others).items()
+        of_buffers = step_tolerances(state, [other.buffers for other in jittered])
+        return of_buffers | rounded | {name: one for name, one in measured if _is_of(name, inexact.measured)}
+
+    def _state_after(self, uses: Sequence[Use], number: int) -> Leaves:
+        """Return the state after a step with slightly different gradients, others for each number."""
+        others = [replace(use, full={name: one.clone() for name, one in use.full.items()}) for use in uses]
+        for use in others:
+            share = max([_STEP_SHARE, *(_unit(one.dtype) for one in use.full.values())])  # less rounds away
+            jitter(use.full.values(), share, seed=number)
+        other = self.copied()
+        other.taken(others)
+        return retained(state_of(other.run))
+
+    @torch.no_grad()
+    def take_over(self, run: TrainingRun, exchange: Exchange) -> None:
+        """Copy the tensors of a run after the same step; collective."""
+        tensors = assembled(state_of(run), exchange)
+        for name, leaf in state_of(self.run).items():
+            if name in tensors:
+                leaf.local.copy_(tensors[name])
 
     def _taken(self, batch: Batch, uses: Sequence[Use]) -> TakenStep:
         names = {value: name for name, value in self.parameters.items()}
@@ -285,8 +277,7 @@ class Twin:
                     receive = module.register_forward_pre_hook(lambda one, _: receive_buffers(one, group))
                     hooks.callback(receive.remove)
             loss = float(self.run.take_step(batch, use, self._grad_norm))
-        buffers = retained(of_kind("buffer", snapshot_model(self.model)))
-        return TakenStep(loss, own, buffers, alike and len(own) == len(uses))
+        return TakenStep(loss, own, alike and len(own) == len(uses))
 
     def _note_dtype(self, _: nn.Module, __: Any, output: Any) -> None:
         if isinstance(output, torch.Tensor) and output.is_floating_point():
@@ -375,12 +366,6 @@ class Inexact:
     def bound(self) -> str:
         """The name of the bound of steps, a column of the row."""
         return "measured" if self.measured else "rounding" if self.rounded else "bits"
-
-
-def jitter_gradients(gradients: Sequence[torch.Tensor], number: int) -> None:
-    """Change gradients slightly, in place, differently for each number."""
-    share = max([_STEP_SHARE, *(_unit(one.dtype) for one in gradients)])  # less would round away
-    jitter(gradients, share, seed=number)
 
 
 def inexact_steps(run: TrainingRun, twin: TrainingRun, split: bool) -> Inexact:
