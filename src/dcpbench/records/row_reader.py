@@ -27,7 +27,7 @@ def read_row(line: bytes, types: Mapping[str, ColumnType]) -> dict[str, Any]:
     if len(line) == files.LONGEST_LINE:
         raise ValueError(f"longer than the {len(line):,} bytes of any row, and hides all lines after it")
     if not line.endswith(b"\n"):
-        raise ValueError("a torn row, whose write was interrupted; resume runs its cell again")
+        raise ValueError("a torn row, whose write was interrupted")
     if b"\0" in line:
         raise ValueError("a damaged row with NUL bytes (the disk or the machine failed)")
     row = parse(line)
