@@ -14,13 +14,13 @@ from dcpbench.cell import contract, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import (
-    Resumed,
     equal_names,
     explained,
     explained_restored,
     needs_copy,
     without_overwritten,
 )
+from dcpbench.cell.mend import explained_names, mend
 from dcpbench.cell.steps import ReferenceRun, RunRecord, other_seed
 from dcpbench.config.text import listed
 from dcpbench.core.checks import CHECKS
@@ -326,11 +326,12 @@ def resume(
     last = until or cell.window.end_of(checkpoint.step)
     taken = range(checkpoint.step + 1, last + 1)
     where = f"after the checkpoint of step {checkpoint.step}{checkpoint.how}"
-    restored = None
-    if needs_copy(cell, "resumed"):
-        with cell.phase("verify", "known_defects"):
-            restored = build_run.build_plain_copy(cell.config, cell.world, target)
-    before, ended = [*target.train_state.losses], False
+    with cell.phase("verify", "mended"):
+        if why := mend(cell, target, checkpoint):
+            of_losses = "loss_resume_equal" if exactly else "loss_resume_close"
+            cell.report.not_applied |= dict.fromkeys((of_losses, "state_resume_equal"), why)
+            return
+    ended = False
     generators = dict(target.random.states)
     if cell.config.own_trainer:
         resumed, ended = _resume_trainer(cell, target, checkpoint, record, last)
@@ -354,16 +355,14 @@ def resume(
             others = unrestored_losses(cell, record)
             compared[rule.check] = rule.compare(resumed, target.alive[-len(taken) :], others)
         actual, expected = live_state(target), as_judged(record.states[last], target.judged)
+        # No later step restores a flag that a load has left.
+        for name in explained_names(cell, FLAGS):
+            expected[FLAGS].pop(name, None)
+            actual[FLAGS].pop(name, None)
         for part, leaves in retained_copy(actual).items():
             if not ended and (exactly or part == FLAGS):
                 reference = replace(checkpoint, state=expected)
                 compared[part] = reference.compared(part, leaves, cell.world.group)
-
-        def about() -> Resumed:
-            return Resumed(restored, cell.batches, last, checkpoint, expected, target, before, resumed, rule)
-
-        equal = equal_names({**actual, rule.check: rule.by_name(resumed)})
-        compared = explained(cell, "resumed", compared, about, equal)
         for part, one in compared.items():
             check = part if part in (rule.check, FLAGS) else "state_resume_equal"
             cell.record(check, one, f"{where}, resumed" if part == FLAGS else where, RESUMED)
