@@ -184,7 +184,7 @@ def make_different(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, numb
     it is detected, and run the controls. `number` varies the new values."""
     with cell.phase("build"):
         target.make_different(other_seed(cell, number), checkpoint.state.get("optim_equal"))
-        state = retained_state(target) if needs_copy(cell, "restored") else {}
+        state = retained_state(target) if needs_copy(cell) else {}
         if cell.config.load_into.gradients:
             target.leave_gradients(cell.batches)
     return replace(run_controls(cell, target, checkpoint), state=state)
@@ -351,14 +351,14 @@ def resume(
         losses = record.losses[taken.start - 1 : last]
         rule = ResumedRule.of(losses, taken.start, exactly, cell.config.tolerance.value, dtypes)
         compared: dict[str, Compared] = {}
-        if exactly or not _layout_matters(cell, target, record.why_layout_bound):
+        if exactly or not _are_incomparable(cell, target, record.why_layout_bound, where):
             others = unrestored_losses(cell, record)
             compared[rule.check] = rule.compare(resumed, target.alive[-len(taken) :], others)
-        actual, expected = live_state(target), as_judged(record.states[last], target.judged)
-        # No later step restores a flag that a load has left.
-        for name in explained_names(cell, FLAGS):
-            expected[FLAGS].pop(name, None)
-            actual[FLAGS].pop(name, None)
+        left = explained_names(cell, FLAGS)  # no step changes the flags that a load has left
+        actual, expected = (
+            {**state, FLAGS: {name: leaf for name, leaf in state[FLAGS].items() if name not in left}}
+            for state in (live_state(target), as_judged(record.states[last], target.judged))
+        )
         for part, leaves in retained_copy(actual).items():
             if not ended and (exactly or part == FLAGS):
                 reference = replace(checkpoint, state=expected)
@@ -428,9 +428,18 @@ def unrestored_losses(cell: Cell, record: RunRecord) -> list[float]:
     return record.unrestored
 
 
-def _layout_matters(cell: Cell, run: TrainingRun, why_before: str | None) -> bool:
-    """Return whether the losses of a run need not be those of another layout, and report why."""
+def _are_incomparable(cell: Cell, run: TrainingRun, why_before: str | None, where: str) -> bool:
+    """Return whether the losses of a run need not be those of another layout, and report why; collective.
+
+    Args:
+        why_before: why the losses of the other run depend on its layout, if they do.
+        where: the place at which the gradients of the steps were compared with a twin's.
+    """
     why = run.why_no_twin or run.why_layout_bound or why_before
+    gradients = cell.report.checks.get("gradient_close", CheckReport()).distinct.values()
+    defects = cell.world.gathered({one.by for one in gradients if one.by and one.where == where})
+    if why is None and (known := sorted(set().union(*defects))):
+        why = f"the gradients of these steps are wrong ({known[0]})"
     if why is None and run.draws and (run.sizes or cell.config.compile):
         differs = "ranks draw others than one process"
         if not run.sizes:

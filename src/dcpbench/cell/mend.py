@@ -1,8 +1,10 @@
-"""Give a run the saved values of what known defects of torch made wrong in a load. What it trains from then on
-can differ from the uninterrupted run only because of something else."""
+"""Give a run the saved values of what known defects of torch made wrong in a load. A resume then differs from
+the uninterrupted run only because of something else."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,10 +30,13 @@ from dcpbench.workloads.optimizers import each_of
 from dcpbench.workloads.run_state import CHANGING, FLAGS, RANDOM, live_state
 from dcpbench.workloads.training_run import TrainingRun
 
+Put = Callable[[Any], object]
+"""Puts changed values back to where they came from."""
+
 
 def explained_names(cell: Cell, check: str, checkpoint: Checkpoint | None = None) -> dict[str, str]:
-    """Return the names of which known defects explain all mismatches of this rank, with a defect, after a load
-    of a checkpoint or of any."""
+    """Return the names that known defects alone made wrong on this rank, each with the defect, in a load of a
+    checkpoint or in any load."""
     report = cell.report.checks.get(check)
     every = [*report.distinct.values()] if report else []
     mismatches = [one for one in every if checkpoint is None or one.where == str(checkpoint)]
@@ -40,8 +45,8 @@ def explained_names(cell: Cell, check: str, checkpoint: Checkpoint | None = None
 
 
 def mend(cell: Cell, target: TrainingRun, checkpoint: Checkpoint) -> str | None:
-    """Give a run that has loaded a checkpoint the saved values of exactly what known defects made wrong. Return
-    why that is not possible, if it is not; collective."""
+    """Give a run that has loaded a checkpoint the saved values of exactly what known defects made wrong.
+    Return why that is not possible, if it is not; collective."""
     checks = [check for check in checkpoint.state if check not in (FLAGS, CHANGING)]
     wrong = {check: explained_names(cell, check, checkpoint) for check in checks}
     if not any(cell.world.gathered(any(wrong.values()))):
@@ -49,89 +54,73 @@ def mend(cell: Cell, target: TrainingRun, checkpoint: Checkpoint) -> str | None:
     with torch.no_grad():
         for check, names in wrong.items():
             if names:
-                _Mending(target, checkpoint, check, names).give()
+                _Mending(target, checkpoint, check, names).mend()
     live, left = live_state(target), []
-    for check in checks:
-        if check in live:
-            found = checkpoint.compare(check, live[check], cell.world.group, closely=False)
-            left += [(one.name, wrong[check][one.name]) for one in found if one.name in wrong[check]]
+    for check in (check for check in checks if check in live):
+        mismatches = checkpoint.compare(check, live[check], cell.world.group, closely=False)
+        left += [(one.name, wrong[check][one.name]) for one in mismatches if one.name in wrong[check]]
     first = next((of_rank[0] for of_rank in cell.world.gathered(left) if of_rank), None)
     return first and f"{first[0]} was not restored ({first[1]}), and its saved value cannot be set"
 
 
+@dataclass(frozen=True)
 class _Mending:
-    """Sets the wrong `names` of a check in a run to their saved values. A name that was not saved is
-    removed."""
+    """Sets wrong names of a check to their saved values in a run, as far as these are known. A name that was
+    not saved is removed."""
 
-    def __init__(
-        self, target: TrainingRun, checkpoint: Checkpoint, check: str, names: Mapping[str, str]
-    ) -> None:
-        self._target, self._checkpoint, self._check, self._names = target, checkpoint, check, names
-        self._saved: Leaves = checkpoint.state[check]
+    target: TrainingRun
+    checkpoint: Checkpoint
+    check: str
+    names: Mapping[str, str]
 
-    def give(self) -> None:
-        """Set all values."""
-        for name, leaf in live_state(self._target).get(self._check, {}).items():
-            leaf = leaf.leaf if isinstance(leaf, Idle) else leaf
-            if name in self._names and isinstance(leaf, TensorLeaf):
-                self._copy(name, leaf.local, leaf.extent)
-        if self._check == "optim_equal":
-            self._give_entries()
-            for number, group in enumerate(self._target.optimizer.param_groups):
-                group.update(self._group(group, f"param_groups.{number}."))
+    @property
+    def saved(self) -> Leaves:
+        return self.checkpoint.state[self.check]
+
+    def mend(self) -> None:
+        """Copy tensors in place; replace other values, and what is missing, in their containers."""
+        for name, leaf in live_state(self.target).get(self.check, {}).items():
+            part = leaf.leaf if isinstance(leaf, Idle) else leaf
+            if name in self.names and isinstance(part, TensorLeaf):
+                value = self._value(name, part.extent)
+                if value is not None and value.dtype == part.dtype:
+                    part.local.copy_(value.reshape(part.local.shape))
+        for prefix, values, put, of in self._containers():
+            names = {name for name in self.names if f"{name}.".startswith(prefix)}
+            if names:
+                mended = self._mended(values, prefix, of)
+                for name in names & self.saved.keys() - {path for *_, path in slots(values, prefix)}:
+                    mended[name.removeprefix(prefix)] = self._as_saved(name, None, of)
+                put(mended)
+
+    def _containers(self) -> Iterator[tuple[str, Any, Put, ParameterPart | None]]:
+        """Yield the prefix of names, nested values, a function that puts them back, and the parameter that
+        tensors are made like, if there is one."""
+        model, optimizer = self.target.model, self.target.optimizer
+        if self.check == "optim_equal":
+            parts = parts_of_each(named_parts(model))
+            for one in each_of(optimizer):
+                for parameter in (value for group in one.param_groups for value in group["params"]):
+                    for fqn, part in parts.get(id(parameter), {}).items():
+                        put = partial(one.state.__setitem__, parameter)
+                        yield f"state.{fqn}.", one.state.get(parameter, {}), put, part
+            for number, group in enumerate(optimizer.param_groups):
+                values = {key: value for key, value in group.items() if key != "params"}
+                yield f"param_groups.{number}.", values, group.update, None
         for name, state, load in self._objects():
-            if any(wrong.startswith(f"{name}.") or wrong == name for wrong in self._names):
-                load(self._mended({name: state}, "")[name])
+            yield f"{name}.", state, load, None
 
-    def _give_entries(self) -> None:
-        """Set entries of the optimizer's state, each made like its parameter if it is missing."""
-        parts = parts_of_each(named_parts(self._target.model))
-        for optimizer in each_of(self._target.optimizer):
-            for parameter in (one for group in optimizer.param_groups for one in group["params"]):
-                for fqn, part in parts.get(id(parameter), {}).items():
-                    prefix = f"state.{fqn}."
-                    for name in (one for one in self._names if one.startswith(prefix)):
-                        entries = optimizer.state[parameter]
-                        places = {path: (holder, key) for holder, key, path in slots(entries, prefix)}
-                        holder, key = places.get(name, (entries, name.removeprefix(prefix)))
-                        if name in self._saved:
-                            holder[key] = self._entry(name, part, holder.get(key))
-                        else:
-                            holder.pop(key, None)
-
-    def _entry(self, name: str, part: ParameterPart, current: Any) -> Any:
-        """Return an entry of a parameter with its saved value; `current` is the live one, if there is one."""
-        leaf = self._saved_leaf(name)
-        if not isinstance(leaf, TensorLeaf | DigestedLeaf):
-            return copy.deepcopy(leaf)
-        lies = bool(part.extent.shape) and leaf.extent.shape == part.extent.shape
-        if not isinstance(current, torch.Tensor) or current.dtype != leaf.dtype:
-            current = torch.zeros_like(part.parameter, dtype=leaf.dtype)
-            if not lies:
-                value = self._value(name, leaf.extent)
-                return current if value is None else value.clone()
-        local = local_part(current)
-        self._copy(name, part.of(local) if lies else local, part.extent if lies else leaf.extent)
-        return current
-
-    def _group(self, group: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-        """Return the hyperparameters of a group with their saved values."""
-        options = self._mended({key: value for key, value in group.items() if key != "params"}, prefix)
-        names = (name for name in self._names if name.startswith(prefix) and name in self._saved)
-        missing = {name.removeprefix(prefix): copy.deepcopy(self._saved[name]) for name in names}
-        return {**missing, **options}
-
-    def _objects(self) -> Iterator[tuple[str, Any, Any]]:
-        """Yield the objects of the check: name, state dict, and a function that loads one."""
-        target = self._target
-        if self._check == "model_equal":
+    def _objects(self) -> Iterator[tuple[str, Any, Put]]:
+        """Yield the objects of the check: name, state, and a function that loads another state."""
+        target = self.target
+        if self.check == "model_equal":
             for prefix, module in target.model.named_modules():
                 if has_extra_state(module):
                     name = plain_fqn(target.model, f"{prefix}._extra_state".lstrip("."))
                     yield name, module.get_extra_state(), module.set_extra_state
-        if self._check == RANDOM:
+        elif self.check == RANDOM:
             yield "random", target.random.state_dict(), target.random.load_state_dict
-        if self._check == "extra_equal":
+        elif self.check == "extra_equal":
             objects = {**target.component.saved.others, **target.saved.others, "noise": target.noise}
             if target.has_scheduler:
                 objects["scheduler"] = target.scheduler
@@ -139,36 +128,42 @@ class _Mending:
                 yield name, each.state_dict(), each.load_state_dict
             yield "train_state", vars(target.train_state), vars(target.train_state).update
 
-    def _mended(self, state: Any, prefix: str) -> Any:
-        """Return nested values with the saved ones under the wrong names; tensors are changed in place."""
-        if isinstance(state, list):
-            return [self._mended_item(value, key) for _, value, key in items(state, prefix)]
-        mended = copy.copy(state)
-        for name, value, key in items(state, prefix):
-            if key in self._names and key not in self._saved:
-                del mended[name]
-                continue
-            mended[name] = self._mended_item(value, key)
-            if is_gone_into(value) and value and not mended[name]:
-                del mended[name]
+    def _mended(self, values: Any, prefix: str, of: ParameterPart | None) -> Any:
+        """Return a copy of nested values with the saved ones under the wrong names."""
+        if not is_gone_into(values):  # the extra state of a module
+            return self._as_saved(prefix[:-1], values, of)
+        mended = copy.copy(values)
+        for key, value, path in reversed([*items(values, prefix)]):  # of a list the last items go first
+            if is_gone_into(value):
+                mended[key] = self._mended(value, f"{path}.", of)
+                is_removed = bool(value) and not mended[key]
+            else:
+                is_removed = path in self.names and path not in self.saved
+                if path in self.names and not is_removed:
+                    mended[key] = self._as_saved(path, value, of)
+            if is_removed:
+                del mended[key]
         return mended
 
-    def _mended_item(self, value: Any, key: str) -> Any:
-        if is_gone_into(value):
-            return self._mended(value, f"{key}.")
-        if key not in self._names:
-            return value
-        leaf = self._saved_leaf(key)
-        if isinstance(value, torch.Tensor) and isinstance(leaf, TensorLeaf | DigestedLeaf):
-            self._copy(key, local_part(value), leaf.extent)
-            return value
-        return leaf.local.clone() if isinstance(leaf, TensorLeaf) else copy.deepcopy(leaf)
-
-    def _copy(self, name: str, local: torch.Tensor, extent: Extent) -> None:
-        """Copy the saved value into a part with this extent, if it has the same dtype."""
+    def _as_saved(self, name: str, current: Any, of: ParameterPart | None) -> Any:
+        """Return a saved value, in the `current` tensor if that is possible."""
+        leaf = self._saved_leaf(name)
+        if not isinstance(leaf, TensorLeaf | DigestedLeaf):
+            return copy.deepcopy(leaf)
+        extent = leaf.extent
+        if of and extent.shape and extent.shape == of.extent.shape:
+            extent = of.extent
+            if getattr(current, "dtype", None) != leaf.dtype:
+                current = torch.zeros_like(of.parameter, dtype=leaf.dtype)
         value = self._value(name, extent)
-        if value is not None and value.dtype == local.dtype and value.numel() == local.numel():
-            local.copy_(value.reshape(local.shape))
+        if value is None:
+            return current
+        if getattr(current, "dtype", None) != leaf.dtype:
+            return value.clone()
+        local = local_part(current)
+        local = of.of(local) if of and extent is of.extent else local
+        local.copy_(value.reshape(local.shape))
+        return current
 
     def _value(self, name: str, extent: Extent) -> torch.Tensor | None:
         """Return the part of a saved tensor that has this extent. If only its digest was kept, the checkpoint
@@ -178,12 +173,12 @@ class _Mending:
             return leaf.local
         if not isinstance(leaf, TensorLeaf | DigestedLeaf):
             return None
-        full = self._checkpoint.recall_of(self._check)(name)
+        full = self.checkpoint.recall_of(self.check)(name)
         if full is None or (tuple(full.shape), full.dtype) != (leaf.extent.shape, leaf.dtype):
             return None
         stored = TensorLeaf(leaf.extent.take(full), leaf.extent, None)
         return extent.take(full) if digest_of(stored) == digest_of(leaf) else None
 
     def _saved_leaf(self, name: str) -> Leaf:
-        leaf = self._saved.get(name)
+        leaf = self.saved.get(name)
         return leaf.leaf if isinstance(leaf, Idle) else leaf

@@ -7,11 +7,10 @@ from functools import partial
 import torch
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import Restored, Resumed
+from dcpbench.cell.explained import Restored
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import fsdp1_sizes
-from dcpbench.plugins.defects._loads import exact_with_saved
 from dcpbench.verify.compare import Recall
 from dcpbench.verify.layout import Extent
 from dcpbench.verify.snapshot import Leaf, Leaves, TensorLeaf, digest_of
@@ -26,16 +25,10 @@ SetAgain = Callable[..., torch.Tensor]
 degree of TP."""
 
 
-def loads_slices(
-    by: str, applies: Callable[[Config], bool], is_sliced: IsSliced, set_again: SetAgain
-) -> Defect:
-    """Return the defect `by` which a load under FSDP1 gives ranks such slices."""
+def loads_slices(applies: Callable[[Config], bool], is_sliced: IsSliced, set_again: SetAgain) -> Defect:
+    """Return the defect by which a load under FSDP1 gives ranks such slices."""
 
-    def expected(cell: Cell, moment: Moment, reference: Restored | Resumed) -> Iterator[State]:
-        if isinstance(reference, Resumed):
-            if cell.config.workload.target:
-                yield from exact_with_saved(cell, reference, _CHECK, by)
-            return
+    def expected(cell: Cell, moment: Moment, reference: Restored) -> Iterator[State]:
         checkpoint, actual = reference.checkpoint, reference.actual.get(_CHECK, {})
         wrong = {name: actual[name] for name in reference.names.get(_CHECK, ()) if name in actual}
         again = partial(set_again, shards=fsdp1_sizes(cell.config).get("tp", 1))
@@ -43,7 +36,7 @@ def loads_slices(
         for leaves in slices(saved, wrong, recall, is_sliced, again):
             yield {_CHECK: leaves}
 
-    return Defect(("restored", "resumed"), applies, expected, from_before=False)
+    return Defect(("restored",), applies, expected)
 
 
 def slices(

@@ -29,4 +29,4 @@ def _expected(cell: Cell, moment: Moment, reference: Restored) -> Iterator[State
     yield {_CHECK: rounded}
 
 
-defect = Defect(("restored",), _applies, _expected, from_before=False)
+defect = Defect(("restored",), _applies, _expected)

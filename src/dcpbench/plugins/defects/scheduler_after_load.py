@@ -29,4 +29,4 @@ def _expected(cell: Cell, moment: Moment, reference: Restored) -> Iterator[State
     yield {_CHECK: {name: leaf for name, leaf in leaves.items() if name.startswith("param_groups.")}}
 
 
-defect = Defect(("restored",), _applies, _expected, from_before=False)
+defect = Defect(("restored",), _applies, _expected)
