@@ -326,7 +326,7 @@ def resume(
     last = until or cell.window.end_of(checkpoint.step)
     taken = range(checkpoint.step + 1, last + 1)
     where = f"after the checkpoint of step {checkpoint.step}{checkpoint.how}"
-    with cell.phase("verify", "mended"):
+    with cell.phase("verify", "known_defects"):
         if why := mend(cell, target, checkpoint):
             of_losses = "loss_resume_equal" if exactly else "loss_resume_close"
             cell.report.not_applied |= dict.fromkeys((of_losses, "state_resume_equal"), why)
