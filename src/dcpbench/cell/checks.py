@@ -326,11 +326,12 @@ def resume(
     last = until or cell.window.end_of(checkpoint.step)
     taken = range(checkpoint.step + 1, last + 1)
     where = f"after the checkpoint of step {checkpoint.step}{checkpoint.how}"
+    of_resume = "loss_resume_equal" if exactly else "loss_resume_close", "state_resume_equal"
     with cell.phase("verify", "known_defects"):
-        if why := mend(cell, target, checkpoint):
-            of_losses = "loss_resume_equal" if exactly else "loss_resume_close"
-            cell.report.not_applied |= dict.fromkeys((of_losses, "state_resume_equal"), why)
-            return
+        why = mend(cell, target, checkpoint)
+    if why:
+        cell.report.not_applied |= dict.fromkeys(of_resume, why)
+        return
     ended = False
     generators = dict(target.random.states)
     if cell.config.own_trainer:
@@ -342,9 +343,8 @@ def resume(
             twin = build_run.build_twin(cell.config, cell.world, other_seed(cell, 0))
             copy_state(target, twin)
         resumed, _ = _train_with_twin(cell, target, twin, record, last, where)
-    if why := record.why_not_resumed:
-        of_losses = "loss_resume_equal" if exactly else "loss_resume_close"
-        cell.report.not_applied |= dict.fromkeys((of_losses, "state_resume_equal"), why)
+    if record.why_not_resumed:
+        cell.report.not_applied |= dict.fromkeys(of_resume, record.why_not_resumed)
         return
     with cell.phase("verify", "resumed"):
         dtypes = target.dtypes.union(record.computes_in)

@@ -11,6 +11,7 @@ import torch
 
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
+from dcpbench.verify.compare import is_content
 from dcpbench.verify.layout import Extent, ParameterPart
 from dcpbench.verify.nested import is_gone_into, items, slots
 from dcpbench.verify.snapshot import (
@@ -19,7 +20,6 @@ from dcpbench.verify.snapshot import (
     Leaf,
     Leaves,
     TensorLeaf,
-    digest_of,
     has_extra_state,
     local_part,
     named_parts,
@@ -171,13 +171,8 @@ class _Mending:
         leaf = self._saved_leaf(name)
         if isinstance(leaf, TensorLeaf) and leaf.extent == extent:
             return leaf.local
-        if not isinstance(leaf, TensorLeaf | DigestedLeaf):
-            return None
         full = self.checkpoint.recall_of(self.check)(name)
-        if full is None or (tuple(full.shape), full.dtype) != (leaf.extent.shape, leaf.dtype):
-            return None
-        stored = TensorLeaf(leaf.extent.take(full), leaf.extent, None)
-        return extent.take(full) if digest_of(stored) == digest_of(leaf) else None
+        return extent.take(full) if full is not None and is_content(full, leaf) else None
 
     def _saved_leaf(self, name: str) -> Leaf:
         leaf = self.saved.get(name)

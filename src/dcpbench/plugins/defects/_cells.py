@@ -36,11 +36,6 @@ def never_averages(config: Config) -> bool:
     return sizes.get("dp_replicate", 1) > 1 and sizes.get("dp_shard") == 1
 
 
-def has_local_experts(config: Config) -> bool:
-    """Return whether each rank has different weights under the same name."""
-    return bool(config.model.name == "local_experts")
-
-
 def shares_stager_or_writer(config: Config) -> bool:
     """Return whether saves in flight share a writer or a stager."""
     save = config.save
