@@ -351,7 +351,7 @@ def resume(
         losses = record.losses[taken.start - 1 : last]
         rule = ResumedRule.of(losses, taken.start, exactly, cell.config.tolerance.value, dtypes)
         compared: dict[str, Compared] = {}
-        if exactly or not _are_incomparable(cell, target, record.why_layout_bound, where):
+        if exactly or not _layout_matters(cell, target, record.why_layout_bound, where):
             others = unrestored_losses(cell, record)
             compared[rule.check] = rule.compare(resumed, target.alive[-len(taken) :], others)
         left = explained_names(cell, FLAGS)  # no step changes the flags that a load has left
@@ -428,7 +428,7 @@ def unrestored_losses(cell: Cell, record: RunRecord) -> list[float]:
     return record.unrestored
 
 
-def _are_incomparable(cell: Cell, run: TrainingRun, why_before: str | None, where: str) -> bool:
+def _layout_matters(cell: Cell, run: TrainingRun, why_before: str | None, where: str) -> bool:
     """Return whether the losses of a run need not be those of another layout, and report why; collective.
 
     Args:
