@@ -250,7 +250,7 @@ def test_drawing_run_is_bound_to_its_layout(
     cell = bare_cell(tmp_path, config(**{**ONCE, "compile": compiled}))
     run = build_plain(cell.config, cell.world, 0)
     run.draws, run.sizes = draws, sizes
-    assert checks._layout_matters(cell, run, None) is (why is not None)
+    assert checks._layout_matters(cell, run, None, "") is (why is not None)
     text = f"the model draws random numbers in training, and {why}"
     assert cell.report.not_applied == ({"loss_resume_close": text} if why else {})
 
@@ -322,6 +322,6 @@ def test_layout_bound_run_reports_why(own: str | None, before: str | None, tmp_p
     run = build_plain(cell.config, cell.world, 0)
     if own:
         setattr(run, own, own)
-    assert checks._layout_matters(cell, run, before) is bool(own or before)
+    assert checks._layout_matters(cell, run, before, "") is bool(own or before)
     told = own or before
     assert cell.report.not_applied == ({"loss_resume_close": told} if told else {})

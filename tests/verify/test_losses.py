@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dcpbench.core.mismatch import Problem
-from dcpbench.verify.losses import compare_losses, loss_tolerance
+from dcpbench.verify.losses import TOLERANCES, compare_losses, loss_tolerance
 
 NAN, INF = math.nan, math.inf
 
@@ -55,6 +55,13 @@ def test_losses_are_compared_step_by_step(
         assert ("share" in finding.facts) is (distance is not None)
         if one and distance:
             assert finding.facts["share"] == pytest.approx(distance / abs(one), nan_ok=True)
+
+
+def test_tolerances_are_the_documented_ones() -> None:
+    """One in a million, and one in ten thousand."""
+    for name, largest in (("strict", 1e-6), ("standard", 1e-4)):
+        assert not compare_losses([1.0], [1 + 0.9 * largest], 1, TOLERANCES[name])
+        assert compare_losses([1.0], [1 + 1.5 * largest], 1, TOLERANCES[name])
 
 
 def test_loss_of_a_coarse_model_rounds_less() -> None:

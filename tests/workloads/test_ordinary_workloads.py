@@ -192,10 +192,10 @@ TORCHS: dict[str, dict[str, tuple[str, str]]] = {
     "integer_keys_in_extra_state": {"": ("xfail", "known failure integer-keys: DCP loads the value of an")},
     "multi_step_and_buffers": {"": ("xfail", "known failure buffers-of-some-rank, integer-keys: ")},
     "integer_keys_and_wrong_value": {
-        "": ("error", "in addition to known failure integer-keys: extra_equal: weights.calls (weights) in")
+        "": ("fail", "in addition to known failure integer-keys: extra_equal: weights.calls (weights) in")
     },
     "multi_step_and_hidden_counter": {
-        "": ("error", "in addition to known failure integer-keys: loss_resume_equal: loss of step 3")
+        "": ("fail", "in addition to known failure integer-keys: loss_resume_equal: loss of step 3")
     },
     "own_experts": {"": ("xfail", "known failure local-experts: a tensor that is not a DTensor is treated")},
     "own_experts_and_wrong_expert": {
@@ -206,11 +206,7 @@ TORCHS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "empty_group": {"": ("xfail", "known failure empty-param-group: ")},
     "empty_group_and_wrong_rate": {
-        "state_dict=full,": (
-            "fail",
-            "in addition to known failure empty-param-group: optim_equal: param_groups.1",
-        ),
-        "": ("error", "in addition to known failure empty-param-group: optim_equal: param_groups.1.lr"),
+        "": ("fail", "in addition to known failure empty-param-group: optim_equal: param_groups.1.lr")
     },
     "key_error_once_loaded": {"": ("error", "after the load of step 2: KeyError: 'betas' (support/torch_")},
     "index_error_in_the_load": {"": ("error", " in load: IndexError: list index out of range (support/")},
@@ -275,6 +271,15 @@ def test_ordinary_workloads_end_as_expected(sweep: Finished, block: str) -> None
         if row["status"] != status or reason not in str(row["reason"]) or trained == wrongly_trained(row):
             wrong[row["cell"]] = row["status"], row["training"], row["reason"]
     assert wrong == {}
+
+
+@pytest.mark.parametrize("block", tiered(["large_buffers"]))
+def test_resume_without_the_saved_values_is_not_applied(sweep: Finished, block: str) -> None:
+    for row in sweep.rows:
+        assert row["loss_resume_equal"] is row["loss_resume_close"] is row["state_resume_equal"] is None
+        reasons = {one["not_applied"].get("state_resume_equal") for one in row["details"]["ranks"]}
+        known = "(buffers_of_some_rank), and its saved value cannot be set"
+        assert any(str(reason).endswith(known) for reason in reasons), reasons
 
 
 @pytest.mark.parametrize("block", tiered(["late_gradients"]))

@@ -14,13 +14,13 @@ from dcpbench.cell import contract, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import (
-    Resumed,
     equal_names,
     explained,
     explained_restored,
     needs_copy,
     without_overwritten,
 )
+from dcpbench.cell.mend import explained_names, mend
 from dcpbench.cell.steps import ReferenceRun, RunRecord, other_seed
 from dcpbench.config.text import listed
 from dcpbench.core.checks import CHECKS
@@ -186,7 +186,7 @@ def make_different(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, numb
     it is detected, and run the controls. `number` varies the new values."""
     with cell.phase("build"):
         unchanged = target.make_different(other_seed(cell, number), checkpoint.state.get("optim_equal"))
-        state = retained_state(target) if needs_copy(cell, "restored") else {}
+        state = retained_state(target) if needs_copy(cell) else {}
         if cell.config.load_into.gradients:
             target.leave_gradients(cell.batches)
     return replace(run_controls(cell, target, checkpoint, unchanged), state=state)
@@ -322,11 +322,13 @@ def resume(
     last = until or cell.window.end_of(checkpoint.step)
     taken = range(checkpoint.step + 1, last + 1)
     where = f"after the checkpoint of step {checkpoint.step}{checkpoint.how}"
-    restored = None
-    if needs_copy(cell, "resumed"):
-        with cell.phase("verify", "known_defects"):
-            restored = build_run.build_plain_copy(cell.config, cell.world, target)
-    before, ended = [*target.train_state.losses], False
+    of_resume = "loss_resume_equal" if exactly else "loss_resume_close", "state_resume_equal"
+    with cell.phase("verify", "known_defects"):
+        why = mend(cell, target, checkpoint)
+    if why:
+        cell.report.not_applied |= dict.fromkeys(of_resume, why)
+        return
+    ended = False
     generators = dict(target.random.states)
     if cell.config.own_trainer:
         resumed, ended = _resume_trainer(cell, target, checkpoint, record, last)
@@ -337,29 +339,26 @@ def resume(
             twin = build_run.build_twin(cell.config, cell.world, other_seed(cell, 0))
             copy_state(target, twin)
         resumed, _ = _train_with_twin(cell, target, twin, record, last, where)
-    if why := record.why_not_resumed:
-        of_losses = "loss_resume_equal" if exactly else "loss_resume_close"
-        cell.report.not_applied |= dict.fromkeys((of_losses, "state_resume_equal"), why)
+    if record.why_not_resumed:
+        cell.report.not_applied |= dict.fromkeys(of_resume, record.why_not_resumed)
         return
     with cell.phase("verify", "resumed"):
         dtypes = target.dtypes.union(record.computes_in)
         losses = record.losses[taken.start - 1 : last]
         rule = ResumedRule.of(losses, taken.start, exactly, cell.config.tolerance.value, dtypes)
         compared: dict[str, Compared] = {}
-        if exactly or not _layout_matters(cell, target, record.why_layout_bound):
+        if exactly or not _layout_matters(cell, target, record.why_layout_bound, where):
             others = unrestored_losses(cell, record)
             compared[rule.check] = rule.compare(resumed, target.alive[-len(taken) :], others)
-        actual, expected = live_state(target), as_judged(record.states[last], target.judged)
+        left = explained_names(cell, FLAGS)  # no step changes the flags that a load has left
+        actual, expected = (
+            {**state, FLAGS: {name: leaf for name, leaf in state[FLAGS].items() if name not in left}}
+            for state in (live_state(target), as_judged(record.states[last], target.judged))
+        )
         for part, leaves in retained_copy(actual).items():
             if not ended and (exactly or part == FLAGS):
                 reference = replace(checkpoint, state=expected)
                 compared[part] = reference.compared(part, leaves, cell.world.group)
-
-        def about() -> Resumed:
-            return Resumed(restored, cell.batches, last, checkpoint, expected, target, before, resumed, rule)
-
-        equal = equal_names({**actual, rule.check: rule.by_name(resumed)})
-        compared = explained(cell, "resumed", compared, about, equal)
         for part, one in compared.items():
             check = part if part in (rule.check, FLAGS) else "state_resume_equal"
             cell.record(check, one, f"{where}, resumed" if part == FLAGS else where, RESUMED)
@@ -425,9 +424,18 @@ def unrestored_losses(cell: Cell, record: RunRecord) -> list[float]:
     return record.unrestored
 
 
-def _layout_matters(cell: Cell, run: TrainingRun, why_before: str | None) -> bool:
-    """Return whether the losses of a run need not be those of another layout, and report why."""
+def _layout_matters(cell: Cell, run: TrainingRun, why_before: str | None, where: str) -> bool:
+    """Return whether the losses of a run need not be those of another layout, and report why; collective.
+
+    Args:
+        why_before: why the losses of the other run depend on its layout, if they do.
+        where: the place at which the gradients of the steps were compared with a twin's.
+    """
     why = run.why_no_twin or run.why_layout_bound or why_before
+    gradients = cell.report.checks.get("gradient_close", CheckReport()).distinct.values()
+    defects = cell.world.gathered({one.by for one in gradients if one.by and one.where == where})
+    if why is None and (known := sorted(set().union(*defects))):
+        why = f"the gradients of these steps are wrong ({known[0]})"
     if why is None and run.draws and (run.sizes or cell.config.compile):
         differs = "ranks draw others than one process"
         if not run.sizes:

@@ -15,11 +15,9 @@ from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.plugins import plugins
 from dcpbench.core.rank_report import Compared
 from dcpbench.verify.compare import same_leaves
-from dcpbench.verify.losses import ResumedRule
 from dcpbench.workloads.parallelisms import broadcasts_buffers, buffers_of_frozen
 from dcpbench.workloads.run_state import State, buffers_of
 from dcpbench.workloads.training_run import TrainingRun
-from dcpbench.workloads.workload import Batches
 
 
 @dataclass(frozen=True)
@@ -41,31 +39,6 @@ class StoredFiles:
     checkpoint: Checkpoint
     stored: Mapping[str, Any]
     names: frozenset[str]
-
-
-@dataclass(frozen=True)
-class Resumed:
-    """The reference of a resumed run.
-
-    Args:
-        restored: an unwrapped run in the restored state (if a defect needs that), which may be trained on
-            `data` until step `until`.
-        checkpoint: that was loaded.
-        expected: the state at the end.
-        run: the resumed run.
-        before, losses: its losses up to the checkpoint, and after it.
-        rule: by which these are compared. At its check, a state that a defect expects has them by name.
-    """
-
-    restored: TrainingRun | None
-    data: Batches
-    until: int
-    checkpoint: Checkpoint
-    expected: State
-    run: TrainingRun
-    before: list[float]
-    losses: list[float]
-    rule: ResumedRule
 
 
 @dataclass(frozen=True)
@@ -111,9 +84,9 @@ def defects_at(cell: Cell, moment: Moment) -> dict[str, Defect]:
     return {by: one for by, one in _defects().items() if moment in one.moments and one.applies(cell.config)}
 
 
-def needs_copy(cell: Cell, moment: Moment) -> bool:
-    """Return whether a defect at a moment needs a copy of the run from before it."""
-    return any(one.from_before for one in defects_at(cell, moment).values())
+def needs_copy(cell: Cell) -> bool:
+    """Return whether a defect needs a copy of the run's state from before a load."""
+    return any(one.from_before for one in defects_at(cell, "restored").values())
 
 
 def without_overwritten(

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Moment = Literal["twin", "restored", "resumed", "stored", "raised"]
-"""The comparison that fails: with the twin after a training step, after a load, after training on from a
-load, or of a checkpoint's files; or a load that raises."""
+Moment = Literal["twin", "restored", "stored", "raised"]
+"""The comparison that fails: with the twin after a training step, after a load, or of a checkpoint's
+files; or a load that raises."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,10 @@ class Defect:
             by name; none if it changes nothing. They have exactly the values of the mismatches that they
             explain. `dcpbench.cell.explained` has a class of references for each moment. At `raised` it
             returns texts of exceptions instead of states.
-        from_before: False if it needs no copy of the run from before the load or before training on, which
-            costs time in every cell.
+        from_before: whether it needs a copy of the run's state from before the load, which costs time.
     """
 
     moments: tuple[Moment, ...]
     applies: Callable[[Any], bool]
     expected: Callable[[Any, Moment, Any], Iterable[Any]]
-    from_before: bool = True
+    from_before: bool = False

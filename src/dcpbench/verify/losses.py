@@ -108,8 +108,5 @@ class ResumedRule:
             for mismatch in compare_losses(self.expected[: len(other)], other, self.first, self.tolerance)
         }
         fired = {name: is_usable and name in reported for name, is_usable in usable.items()}
-        return Compared(self.wrong(losses), dict.fromkeys(self.by_name(self.expected), True), fired)
-
-    def by_name(self, losses: list[float]) -> dict[str, float]:
-        """Return losses from step `first` on by their names in mismatches."""
-        return {loss_name(step): loss for step, loss in enumerate(losses, self.first)}
+        names = [loss_name(step) for step in range(self.first, last + 1)]
+        return Compared(self.wrong(losses), dict.fromkeys(names, True), fired)

@@ -168,13 +168,6 @@ def _unwrapped(config: Config, world: World, sizes: dict[str, int], seed: int) -
     return TrainingRun(workload, world, sizes, workload.model, seed, True, component, _generators(config))
 
 
-def build_plain_copy(config: Config, world: World, run: TrainingRun) -> TrainingRun:
-    """Build an unwrapped run in the state of a run; collective."""
-    plain = build_plain(config, world, config.seed)
-    copy_state(run, plain)
-    return plain
-
-
 def build_twin(config: Config, world: World, seed: int) -> TrainingRun:
     """Build an unwrapped, uncompiled run that trains on this rank's share of each batch, in the dtypes of the
     parallelism."""

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
-from unittest import mock
 
 import pytest
 import torch
@@ -14,13 +13,12 @@ from dcpbench.cell import checks
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import Restored
 from dcpbench.config.schema import conf_folder
-from dcpbench.plugins.defects import as_restored, other_save, own_chunks
+from dcpbench.plugins.defects import other_save, own_chunks
 from dcpbench.sweep.known_failures import read
 from dcpbench.verdict.known_failures import KnownFailure, explaining
 from dcpbench.verify.compare import same_leaves
 from dcpbench.verify.snapshot import TensorLeaf, snapshot_nested
-from dcpbench.workloads.build_run import build, build_plain_copy
-from dcpbench.workloads.workload import batches_of
+from dcpbench.workloads.build_run import build
 from support.alone import STAGES_ONCE, Ran, bare_cell, config, group_of_one, run_alone, world
 
 pytestmark = pytest.mark.cell
@@ -44,11 +42,9 @@ def listed(name: str) -> KnownFailure:
 def test_shared_stager_is_explained() -> None:
     ran = overlapping("async_shared_stager")
     failed = {one.check: one.mismatches for one in ran.verdict.failed}
-    state = {"model_equal", "optim_equal", "extra_equal", "files_equal"}
-    assert failed.keys() == state | {"loss_resume_equal", "state_resume_equal"}
+    assert failed.keys() == {"model_equal", "optim_equal", "extra_equal", "files_equal"}
     for check, findings in failed.items():
-        expected = "other_save" if check in state else "as_restored"
-        assert {one.by for one in findings} == {expected}, check
+        assert {one.by for one in findings} == {"other_save"}, check
     steps = {one.where for one in failed["files_equal"]}
     assert steps == {"in the checkpoint of step 1", "in the checkpoint of step 2"}, "the last is right"
     assert explaining([listed("shared-stager")], failed, []).is_complete
@@ -108,17 +104,3 @@ def test_state_before_a_load_is_retained(save: str, tmp_path: Path) -> None:
     assert isinstance(actual["w"], TensorLeaf)
     actual["w"].local[1] = 0  # which was not restored, though this rank has saved it
     assert explained() == {"other"}
-
-
-def test_plain_run_leaves_the_restored_run_unchanged(tmp_path: Path) -> None:
-    cell = bare_cell(tmp_path, config(**SMALL, save="async_shared_stager"))
-    runs = [build(cell.config, cell.world, 0) for _ in range(2)]
-    data = batches_of(cell.config, cell.world.device)
-    plain = build_plain_copy(cell.config, cell.world, runs[0])
-    state = as_restored.trained_on(cell, mock.Mock(restored=plain, data=data, until=1))
-    assert state["extra_equal"]["train_state.losses"] == plain.train_state.losses
-    for run in runs:
-        run.train(data, 1)
-    for run in (*runs, plain):
-        assert torch.equal(run.tensor_object.data, runs[1].tensor_object.data)
-        assert run.train_state.losses == runs[1].train_state.losses

@@ -18,7 +18,7 @@ HIDES = {
     "missing": ("error", "KeyError: 'initial_lr'"),
     "dtype": ("fail", "dtype: saved torch.float32, restored torch.float64"),
     "scheduler": ("fail", "state_resume_equal: rank"),
-    "weight": ("fail", "state_resume_equal: rank 0: net"),
+    "weight": ("fail", "state_resume_equal: net3.weight"),
     "loss": ("fail", "loss_resume_equal: rank 0: loss of step 4"),
     "unfrozen": ("xfail", "fsdp1-tp-unfreezes"),
     "head": ("fail", "layer1.weight"),
@@ -45,12 +45,21 @@ HIDES = {
     "rounded_loss": ("fail", "state_resume_equal: rank 0: "),
     "alone": ("xfail", "known failure load-without-collectives: without collectives, a load restores"),
     "alone_bit": ("fail", "model_equal: rank 0: net"),
+    "drawn": ("xfail", "known failure fsdp1-tp-optimizer-state: under FSDP1"),
+    "drawn_weight": ("fail", "state_resume_equal: net3.weight"),
+    "drawn_scheduler": ("fail", "state_resume_equal: net1.weight"),
+    "drawn_moment": ("fail", "optim_equal: state.net"),
+    "drawn_rate": ("fail", "optim_equal: param_groups.0.lr"),
+    "late_scheduler": ("xfail", "known failure scheduler-after-load: a scheduler sets the learning rate"),
+    "late_scheduler_rate": ("fail", "optim_equal: param_groups.0.lr"),
+    "converted_to_tp": ("xfail", "known failure fsdp1-tp-optimizer-state: under FSDP1"),
+    "converted_to_tp_moment": ("fail", "optim_equal: state.net"),
 }
 
 
-KEPT = ("missing", "writer_zeroed", "alone_bit")
-"""Of each kind: a failure with an error, with zeros and with a bit. test_matrix.py has a failure alone, and
-crash/test_storage_failure.py one of lost saves."""
+KEPT = ("missing", "writer_zeroed", "alone_bit", "drawn_scheduler", "late_scheduler_rate")
+"""Of each kind: a failure with an error, with zeros, with a bit, with a fault in a later step, and with a
+hyperparameter. test_matrix.py has a failure alone, and crash/test_storage_failure.py one of lost saves."""
 
 
 @pytest.fixture(scope="module")

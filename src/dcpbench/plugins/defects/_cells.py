@@ -1,12 +1,15 @@
-"""Queries of the layout of a cell."""
+"""Queries of the layout of a cell, and runs of it."""
 
 import fnmatch
 from collections.abc import Mapping
 
 from torch import nn
 
+from dcpbench.cell.cell import Cell
 from dcpbench.config.groups import Kept
 from dcpbench.config.schema import Config
+from dcpbench.workloads import build_run
+from dcpbench.workloads.training_run import TrainingRun
 
 _FSDP1 = "dcpbench.workloads.parallelisms.fsdp"
 
@@ -33,11 +36,6 @@ def never_averages(config: Config) -> bool:
     return sizes.get("dp_replicate", 1) > 1 and sizes.get("dp_shard") == 1
 
 
-def has_local_experts(config: Config) -> bool:
-    """Return whether each rank has different weights under the same name."""
-    return bool(config.model.name == "local_experts")
-
-
 def shares_stager_or_writer(config: Config) -> bool:
     """Return whether saves in flight share a writer or a stager."""
     save = config.save
@@ -59,3 +57,8 @@ def unfreeze(model: nn.Module, tp_plan: Mapping[str, str]) -> None:
     for name, module in model.named_modules():
         if any(fnmatch.fnmatch(name, pattern) for pattern in tp_plan):
             module.requires_grad_(True)
+
+
+def new_target(cell: Cell) -> TrainingRun:
+    """Build a load target."""
+    return build_run.build(cell.config, cell.world, cell.config.seed + 1, cell.config.load_into.scheduler)

@@ -7,14 +7,13 @@ from functools import partial
 import torch
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import Restored, Resumed
+from dcpbench.cell.explained import Restored
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import fsdp1_sizes
-from dcpbench.plugins.defects._loads import exact_with_saved
-from dcpbench.verify.compare import Recall
+from dcpbench.verify.compare import Recall, is_content
 from dcpbench.verify.layout import Extent
-from dcpbench.verify.snapshot import Leaf, Leaves, TensorLeaf, digest_of
+from dcpbench.verify.snapshot import Leaves, TensorLeaf
 from dcpbench.workloads.run_state import State
 
 _CHECK = "optim_equal"
@@ -26,16 +25,10 @@ SetAgain = Callable[..., torch.Tensor]
 degree of TP."""
 
 
-def loads_slices(
-    by: str, applies: Callable[[Config], bool], is_sliced: IsSliced, set_again: SetAgain
-) -> Defect:
-    """Return the defect `by` which a load under FSDP1 gives ranks such slices."""
+def loads_slices(applies: Callable[[Config], bool], is_sliced: IsSliced, set_again: SetAgain) -> Defect:
+    """Return the defect by which a load under FSDP1 gives ranks such slices."""
 
-    def expected(cell: Cell, moment: Moment, reference: Restored | Resumed) -> Iterator[State]:
-        if isinstance(reference, Resumed):
-            if cell.config.workload.target:
-                yield from exact_with_saved(cell, reference, _CHECK, by)
-            return
+    def expected(cell: Cell, moment: Moment, reference: Restored) -> Iterator[State]:
         checkpoint, actual = reference.checkpoint, reference.actual.get(_CHECK, {})
         wrong = {name: actual[name] for name in reference.names.get(_CHECK, ()) if name in actual}
         again = partial(set_again, shards=fsdp1_sizes(cell.config).get("tp", 1))
@@ -43,7 +36,7 @@ def loads_slices(
         for leaves in slices(saved, wrong, recall, is_sliced, again):
             yield {_CHECK: leaves}
 
-    return Defect(("restored", "resumed"), applies, expected, from_before=False)
+    return Defect(("restored",), applies, expected)
 
 
 def slices(
@@ -66,17 +59,10 @@ def slices(
         if not isinstance(part, TensorLeaf) or not is_sliced(part.extent):
             continue
         held = recall(name)
-        if held is None or not _is_what_was(saved.get(name), held):
+        if held is None or not is_content(held, saved.get(name)):
             continue
         begin = part.extent.start
         for leaves, full in ((once, held), (again, set_again(held, part.extent))):
             own = full.reshape(-1)[begin : begin + part.extent.numel]
             leaves[name] = replace(part, local=own.reshape(part.local.shape))
     return once, again
-
-
-def _is_what_was(saved: Leaf, held: torch.Tensor) -> bool:
-    """Return whether a full tensor has the saved values at the place of a saved part."""
-    if saved is None or (tuple(held.shape), held.dtype) != (saved.extent.shape, saved.dtype):
-        return False
-    return digest_of(TensorLeaf(saved.extent.take(held), saved.extent, None)) == digest_of(saved)

@@ -4,10 +4,9 @@ them or, from a full state dict, leaves others (docs/findings/empty-param-group.
 from collections.abc import Iterator
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import Restored, Resumed
+from dcpbench.cell.explained import Restored
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import loads_by_dcp
-from dcpbench.plugins.defects._loaded_again import resumed
 from dcpbench.verify.compare import ABSENT
 from dcpbench.verify.snapshot import names_parameters
 from dcpbench.workloads.run_state import FLAGS, State
@@ -15,10 +14,7 @@ from dcpbench.workloads.run_state import FLAGS, State
 _CHECK = "optim_equal"
 
 
-def _expected(cell: Cell, moment: Moment, reference: Restored | Resumed) -> Iterator[State]:
-    if isinstance(reference, Resumed):
-        yield from resumed(cell, reference, "empty_group")
-        return
+def _expected(cell: Cell, moment: Moment, reference: Restored) -> Iterator[State]:
     saved, actual = reference.checkpoint.state.get(_CHECK, {}), reference.actual
     groups = (name for name, leaf in saved.items() if names_parameters(name, leaf) and not leaf)
     empty = {name.removesuffix("params") for name in groups}
@@ -28,4 +24,4 @@ def _expected(cell: Cell, moment: Moment, reference: Restored | Resumed) -> Iter
     yield {_CHECK: of_group, FLAGS: keys}
 
 
-defect = Defect(("restored", "resumed"), loads_by_dcp, _expected, from_before=False)
+defect = Defect(("restored",), loads_by_dcp, _expected)

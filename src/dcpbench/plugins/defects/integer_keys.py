@@ -5,10 +5,9 @@ import re
 from collections.abc import Iterator
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import Restored, Resumed
+from dcpbench.cell.explained import Restored
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import loads_by_dcp
-from dcpbench.plugins.defects._loaded_again import resumed
 from dcpbench.verify.compare import same_leaves
 from dcpbench.workloads.run_state import State
 
@@ -16,10 +15,7 @@ _QUOTED = re.compile(r"""(^|\.)(['"])(.*?)\2(?=\.|$)""")
 """A string key in a name, which is quoted if there is another key of the same text."""
 
 
-def _expected(cell: Cell, moment: Moment, reference: Restored | Resumed) -> Iterator[State]:
-    if isinstance(reference, Resumed):
-        yield from resumed(cell, reference, "integer_keys")
-        return
+def _expected(cell: Cell, moment: Moment, reference: Restored) -> Iterator[State]:
     state = State()
     for check, names in reference.names.items():
         saved, actual = reference.checkpoint.state.get(check, {}), reference.actual[check]
@@ -31,4 +27,4 @@ def _expected(cell: Cell, moment: Moment, reference: Restored | Resumed) -> Iter
     yield state
 
 
-defect = Defect(("restored", "resumed"), loads_by_dcp, _expected, from_before=False)
+defect = Defect(("restored",), loads_by_dcp, _expected)

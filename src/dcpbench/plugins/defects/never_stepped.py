@@ -1,5 +1,5 @@
-"""The state of an optimizer was not loaded. It is the one that DCP gives an optimizer that never stepped:
-zeros and a counter of one step (docs/findings/gradients-at-load.md)."""
+"""The state of an optimizer was not loaded. It is absent, or the one that DCP gives an optimizer that never
+stepped: zeros and a counter of one step (docs/findings/gradients-at-load.md)."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,6 +10,7 @@ from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Restored
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
+from dcpbench.verify.compare import ABSENT
 from dcpbench.verify.snapshot import Idle, Leaf, Leaves, TensorLeaf
 from dcpbench.workloads.run_state import State
 
@@ -24,6 +25,8 @@ def _expected(cell: Cell, moment: Moment, reference: Restored) -> Iterator[State
     actual = reference.actual.get(_CHECK, {})
     names = reference.names.get(_CHECK, frozenset())
     yield {_CHECK: never_stepped({name: leaf for name, leaf in actual.items() if name in names})}
+    if not any(name.startswith("state.") for name in actual):
+        yield {_CHECK: {name: ABSENT for name in names if name.startswith("state.")}}
 
 
 def never_stepped(leaves: Leaves) -> Leaves:

@@ -7,11 +7,10 @@ import math
 from collections.abc import Iterator
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import Restored, Resumed, StoredFiles
+from dcpbench.cell.explained import Restored, StoredFiles
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import loads_by_dcp, never_averages
-from dcpbench.plugins.defects._loaded_again import resumed
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.snapshot import DigestedLeaf, Leaf, Leaves, TensorLeaf, digested
 from dcpbench.workloads.build_run import seeded_workload
@@ -25,12 +24,8 @@ def _applies(config: Config) -> bool:
     return never_averages(config) or loads_by_dcp(config)
 
 
-def _expected(cell: Cell, moment: Moment, reference: Restored | StoredFiles | Resumed) -> Iterator[State]:
-    if isinstance(reference, Restored):
-        return _restored(cell, reference)
-    if isinstance(reference, StoredFiles):
-        return _stored(cell, reference)
-    return iter(()) if never_averages(cell.config) else resumed(cell, reference, "one_replica")
+def _expected(cell: Cell, moment: Moment, reference: Restored | StoredFiles) -> Iterator[State]:
+    return _restored(cell, reference) if isinstance(reference, Restored) else _stored(cell, reference)
 
 
 def _restored(cell: Cell, reference: Restored) -> Iterator[State]:
@@ -74,4 +69,4 @@ def _is_separate(leaf: Leaf) -> bool:
     return leaf.extent.numel == math.prod(leaf.extent.shape)
 
 
-defect = Defect(("restored", "stored", "resumed"), _applies, _expected, from_before=False)
+defect = Defect(("restored", "stored"), _applies, _expected)

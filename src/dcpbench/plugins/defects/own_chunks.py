@@ -44,4 +44,4 @@ def loaded_alone(was: TensorLeaf, part: TensorLeaf, own: Sequence[StoredChunk]) 
     return replace(part, local=expected.reshape(part.local.shape))
 
 
-defect = Defect(("restored",), loads_alone, _expected)
+defect = Defect(("restored",), loads_alone, _expected, from_before=True)

@@ -50,4 +50,4 @@ def _applies(config: Config) -> bool:
     return loads_by_dcp(config) and not fsdp1_sizes(config) and not config.state_dict.full_state_dict
 
 
-defect = Defect(("raised",), _applies, _expected, from_before=False)
+defect = Defect(("raised",), _applies, _expected)

@@ -24,4 +24,4 @@ def set_again(held: torch.Tensor, extent: Extent, shards: int) -> torch.Tensor:
     return again
 
 
-defect = loads_slices("sliced_by_shard", has_tensor_parallel_fsdp1, is_cut, set_again)
+defect = loads_slices(has_tensor_parallel_fsdp1, is_cut, set_again)

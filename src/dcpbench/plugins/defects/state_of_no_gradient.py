@@ -37,4 +37,4 @@ def _expected(cell: Cell, moment: Moment, reference: RaisedInLoad) -> Iterator[s
             yield from (text for text in texts if text.startswith(f"{_MISSING}{prefix}"))
 
 
-defect = Defect(("raised",), loads_by_dcp, _expected, from_before=False)
+defect = Defect(("raised",), loads_by_dcp, _expected)

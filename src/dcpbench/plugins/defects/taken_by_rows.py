@@ -21,4 +21,4 @@ def _saved_and_loaded(held: torch.Tensor, extent: Extent, shards: int) -> torch.
     return loaded
 
 
-defect = loads_slices("taken_by_rows", fsdp1_of_user, _is_reordered, _saved_and_loaded)
+defect = loads_slices(fsdp1_of_user, _is_reordered, _saved_and_loaded)

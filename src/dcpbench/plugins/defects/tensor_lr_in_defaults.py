@@ -5,15 +5,14 @@ import re
 from collections.abc import Iterator
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import Restored, Resumed
+from dcpbench.cell.explained import Restored
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
-from dcpbench.plugins.defects._loads import happened, new_target
+from dcpbench.plugins.defects._cells import new_target
 from dcpbench.verify.compare import same_leaves
 from dcpbench.verify.snapshot import DigestedLeaf, TensorLeaf
 from dcpbench.workloads.run_state import FLAGS, State, live_state
 
-_BY = "tensor_lr_in_defaults"
 _SHARED = "shared_memory"
 _RATE = r"param_groups\.\d+\.lr"
 
@@ -22,14 +21,10 @@ def _applies(config: Config) -> bool:
     return not config.own_trainer
 
 
-def _expected(cell: Cell, moment: Moment, reference: Restored | Resumed) -> Iterator[State]:
-    if isinstance(reference, Restored):
-        saved = reference.checkpoint.state
-        concerned = any(name.startswith("defaults.") for name in reference.names.get(FLAGS, ()))
-        concerned = any(cell.world.gathered(concerned))
-    else:
-        saved, concerned = reference.expected, happened(cell, FLAGS, _BY, reference.checkpoint)
-    if not concerned:
+def _expected(cell: Cell, moment: Moment, reference: Restored) -> Iterator[State]:
+    saved = reference.checkpoint.state
+    concerned = any(name.startswith("defaults.") for name in reference.names.get(FLAGS, ()))
+    if not any(cell.world.gathered(concerned)):
         return
     initial, defaults = live_state(new_target(cell))[FLAGS], in_defaults(saved)
     if defaults:
@@ -55,4 +50,4 @@ def without_rates(shared: str) -> str:
     return "; ".join(one for one in shared.split("; ") if not re.fullmatch(rf"{_RATE}(, {_RATE})*", one))
 
 
-defect = Defect(("restored", "resumed"), _applies, _expected, from_before=False)
+defect = Defect(("restored",), _applies, _expected)

@@ -1,36 +1,26 @@
 """An optimizer that has state before its first step gets none of the rest from a load
-(docs/findings/touched-optimizer-state.md).
-
-A resumed run is explained only if a load into an optimizer that has stepped, and so has all of its state, is
-exact, so that nothing else is wrong."""
+(docs/findings/touched-optimizer-state.md)."""
 
 from collections.abc import Iterator
 
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.explained import Restored, Resumed
+from dcpbench.cell.explained import Restored
 from dcpbench.core.defects import Defect, Moment
-from dcpbench.plugins.defects._cells import fsdp1_sizes, loads_by_dcp
-from dcpbench.plugins.defects._loads import as_loaded, happened, load_again, new_target, resumes_exactly
+from dcpbench.plugins.defects._cells import fsdp1_sizes, loads_by_dcp, new_target
 from dcpbench.verify.compare import ABSENT
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads.run_state import State, live_state
 from dcpbench.workloads.training_run import TrainingRun
 
-_BY, _CHECK = "touched_optimizer_state", "optim_equal"
+_CHECK = "optim_equal"
 
 
-def _expected(cell: Cell, moment: Moment, reference: Restored | Resumed) -> Iterator[State]:
-    if isinstance(reference, Restored):
-        wrong = reference.names.get(_CHECK, frozenset())
-        if any(cell.world.gathered(any(name.startswith("state.") for name in wrong))):
-            yield from _dropped(cell, reference)
-    elif happened(cell, _CHECK, _BY, reference.checkpoint):
-        yield from _resumed(cell, reference)
-
-
-def _dropped(cell: Cell, reference: Restored) -> Iterator[State]:
+def _expected(cell: Cell, moment: Moment, reference: Restored) -> Iterator[State]:
     """Yield that saved state is absent if a new optimizer has some state, but not this."""
+    wrong = reference.names.get(_CHECK, frozenset())
+    if not any(cell.world.gathered(any(name.startswith("state.") for name in wrong))):
+        return
     target = new_target(cell)
     if not target.optimizer.state:
         return
@@ -56,13 +46,4 @@ def _set_again(target: TrainingRun, checkpoint: Checkpoint) -> Leaves:
     return live_state(target)[_CHECK]
 
 
-def _resumed(cell: Cell, reference: Resumed) -> Iterator[State]:
-    """Load and train on: with an optimizer that has stepped, which has to be exact; as loaded; and, under
-    FSDP1, as set again."""
-    if not cell.config.load_into.scheduler:  # no step can be taken before the load
-        return
-    if resumes_exactly(cell, load_again(cell, reference, steps=1), reference):
-        yield from as_loaded(cell, reference)
-
-
-defect = Defect(("restored", "resumed"), loads_by_dcp, _expected, from_before=False)
+defect = Defect(("restored",), loads_by_dcp, _expected)

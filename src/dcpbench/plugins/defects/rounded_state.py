@@ -1,0 +1,32 @@
+"""A load converts the state of an optimizer to the dtype of its parameters
+(docs/findings/state-in-low-precision.md)."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.explained import Restored
+from dcpbench.config.schema import Config
+from dcpbench.core.defects import Defect, Moment
+from dcpbench.verify.snapshot import TensorLeaf
+from dcpbench.workloads.run_state import State
+
+_CHECK = "optim_equal"
+
+
+def _applies(config: Config) -> bool:
+    return bool(config.model.name == "bf16")
+
+
+def _expected(cell: Cell, moment: Moment, reference: Restored) -> Iterator[State]:
+    saved, actual = (state.get(_CHECK, {}) for state in (reference.checkpoint.state, reference.actual))
+    dtypes = {leaf.dtype for leaf in reference.actual["model_equal"].values() if isinstance(leaf, TensorLeaf)}
+    rounded = {
+        name: replace(leaf, local=leaf.local.to(actual[name].dtype))
+        for name, leaf in saved.items()
+        if isinstance(leaf, TensorLeaf) and getattr(actual.get(name), "dtype", None) in dtypes
+    }
+    yield {_CHECK: rounded}
+
+
+defect = Defect(("restored",), _applies, _expected)

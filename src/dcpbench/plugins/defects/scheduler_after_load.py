@@ -1,0 +1,32 @@
+"""A scheduler that is created after the load sets hyperparameters again
+(docs/findings/scheduler-after-load.md)."""
+
+from collections.abc import Iterator
+
+from dcpbench.cell.cell import Cell
+from dcpbench.cell.explained import Restored
+from dcpbench.config.schema import Config
+from dcpbench.core.defects import Defect, Moment
+from dcpbench.plugins.defects._cells import new_target
+from dcpbench.workloads.run_state import State, live_state
+
+_CHECK = "optim_equal"
+
+
+def _applies(config: Config) -> bool:
+    return not config.load_into.scheduler
+
+
+def _expected(cell: Cell, moment: Moment, reference: Restored) -> Iterator[State]:
+    """Create one where the groups have the saved values that they have without it."""
+    target, saved = new_target(cell), reference.checkpoint.state.get(_CHECK, {})
+    for number, group in enumerate(target.optimizer.param_groups):
+        keys = group.keys() - {"params"}
+        group |= {key: saved.get(f"param_groups.{number}.{key}", group[key]) for key in keys}
+    if later := target.state().get("scheduler"):
+        later.load_state_dict(later.state_dict())
+    leaves = live_state(target)[_CHECK]
+    yield {_CHECK: {name: leaf for name, leaf in leaves.items() if name.startswith("param_groups.")}}
+
+
+defect = Defect(("restored",), _applies, _expected)
