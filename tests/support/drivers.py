@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import dropwhile
 from multiprocessing import forkserver, process, reduction, resource_tracker, util
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
@@ -32,8 +33,8 @@ import psutil
 
 from dcpbench.rank.messages import Descriptor
 
-_LIBRARY = tuple(sys.path[next(number for number, place in enumerate(sys.path) if place.endswith(".zip")) :])
-"""Entries of `sys.path` after the folder and PYTHONPATH."""
+_LIBRARY = tuple(map(Path, dropwhile(lambda place: not place.endswith(".zip"), sys.path)))
+"""Entries of `sys.path` after the folder and PYTHONPATH; paths, as a rank would report texts that differ."""
 _TESTS = Path(__file__).parents[1]
 _ENDED_S = 10.0
 _STACKS_S = 1.0
@@ -230,7 +231,7 @@ def _drive(
     os.environ.clear()
     os.environ.update(variables)
     os.chdir(cwd)
-    sys.path[:] = [cwd, *filter(None, variables["PYTHONPATH"].split(os.pathsep)), *_LIBRARY]
+    sys.path[:] = [cwd, *filter(None, variables["PYTHONPATH"].split(os.pathsep)), *map(str, _LIBRARY)]
     import dcpbench.__main__ as program
     from dcpbench.executors import interpreters
 

@@ -29,7 +29,6 @@ def _below(*folders: str) -> tuple[str, ...]:
 
 
 _OWN = _below(*dcpbench.__path__)
-_OF_DISTRIBUTED = _below(*torch.distributed.__path__)
 _NOT_THE_USERS = (*_OWN, *_below(*torch.__path__, *map(sysconfig.get_path, _STANDARD_LIBRARY)))
 
 
@@ -48,10 +47,11 @@ def user_line(error: BaseException, frames: Iterable[FrameSummary] = ()) -> str 
 
 def message_of(error: BaseException) -> tuple[str, str | None]:
     """Return an exception's text on one line, or why there is none: a custom `__str__` can raise. The
-    error of an `init_process_group` where a group exists, and that of `sys.exit`, also say what to do."""
+    errors of `init_process_group` where a group exists, and of wrong arguments, also say what to do."""
     frames = traceback.extract_tb(error.__traceback__)
     again = dist.is_initialized() and frames and frames[-1].name == dist.init_process_group.__name__
-    fix = _JOINED if again else _EXITED if isinstance(error, SystemExit) else ""
+    is_usage = isinstance(error, SystemExit) and error.code == 2  # of argparse, and by convention
+    fix = _JOINED if again else _EXITED if is_usage else ""
     try:
         return " ".join(str(error).split()) + fix, None
     except Exception as broken:  # noqa: BLE001

@@ -298,18 +298,17 @@ def batches_of(config: Config, device: torch.device) -> Batches:
         workload = workload_of(config)
         batches = Batches(config.seed, workload.batch, device)
     if config.workload.target:
-        first_batch(config, workload, device)
+        _check_first(config, workload, batches)
     return batches
 
 
-def first_batch(config: Config, workload: Workload, device: torch.device) -> Batch:
-    """Return the first batch of a user's workload. It is drawn twice: one that comes from an iterator is
-    another one, or not a batch at all.
+def _check_first(config: Config, workload: Workload, batches: Batches) -> None:
+    """Draw the first batch of a user's workload twice: one that comes from an iterator is another one, or not
+    a batch at all.
 
     Raises:
         TypeError, ValueError: `batch` does not return the same batch for the same generator.
     """
-    batches = Batches(config.seed, workload.batch, device)
     where = f"workload.target={config.workload.target}: batch(generator)"
     drawn: list[Batch] = []
     for _ in range(2):
@@ -328,7 +327,6 @@ def first_batch(config: Config, workload: Workload, device: torch.device) -> Bat
             raise TypeError(f"{where} {error}") from None
     if not same_value(*map(leaves_of, drawn)):
         raise ValueError(f"{where} returned two different batches for the same generator: {_DRAW}")
-    return drawn[0]
 
 
 _DRAW = "draw each batch with the generator alone, not from an iterator"
