@@ -69,6 +69,7 @@ BLOCKS = (
     "arrays_by_torch_save",
     *("regrouped", "buffers_of_a_frozen_module", "tied", "tied_sharded", "stateless", "drifting"),
     *("buffers_converted", "buffers_by_content", "buffers_in_chain", "large_buffers"),
+    "buffers_of_parts",
     *("idle_generator", "idle_generator_elsewhere", "names_of_dcpbench", "frozen_dtypes", "mixed_dtypes"),
     *("buffers_of_component", "buffers_of_average", "unusual"),
 )
