@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,11 @@ def batch_norm() -> Workload:
     """Running statistics of each rank's samples."""
     normed = nn.Sequential(nn.Linear(WIDTH, 16), nn.BatchNorm1d(16), nn.GELU(), nn.Linear(16, WIDTH))
     return Workload(normed, inputs, reversed_loss)
+
+
+def batch_norm_of_parts() -> Workload:
+    """Several forward passes in a step, before each of which DDP replaces the running statistics."""
+    return replace(batch_norm(), accumulate=2)
 
 
 class Normed(nn.Module):

@@ -69,6 +69,7 @@ BLOCKS = (
     "arrays_by_torch_save",
     *("regrouped", "buffers_of_a_frozen_module", "tied", "tied_sharded", "stateless", "drifting"),
     *("buffers_converted", "buffers_by_content", "buffers_in_chain", "large_buffers"),
+    "buffers_of_parts",
     *("idle_generator", "idle_generator_elsewhere", "names_of_dcpbench", "frozen_dtypes", "mixed_dtypes"),
     *("buffers_of_component", "buffers_of_average", "unusual"),
 )
@@ -102,6 +103,7 @@ LATE = (
 BESIDE_LATE = "in addition to known failure second-derivatives-fsdp2: "
 TORCHS: dict[str, dict[str, tuple[str, str]]] = {
     "batch_norm": {"parallel=ddp,save=sync_dedup_lowest,": ("pass", ""), "": ("xfail", BUFFERS)},
+    "batch_norm_of_parts": {"": ("xfail", BUFFERS)},
     "gan": {"parallel=hsdp,": ("xfail", ONE_SHARD), "": ("pass", "")},
     "frozen_target_with_buffers": {"": ("xfail", BUFFERS)},
     "tied_module": {"parallel=ddp,": ("xfail", TWO_NAMES), "": ("pass", "")},

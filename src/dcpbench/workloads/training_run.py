@@ -170,7 +170,17 @@ class TrainingRun(SavedRun):
         if note is None and self._recorded is not None:
             note = partial(self._record, self._recorded)
         if self.user_step:
-            return self._take_user_step(self.user_step, batch, note)
+            with self.random.drawn_from(), ExitStack() as noting:
+                share = self._begun_share(batch)
+                if note:
+                    each = each_of(self.optimizer)
+                    noting.enter_context(each_use(each, [*self.model.parameters()], note))
+                is_one = self.optimizer is self.optimizers
+                optimizers = each_of(self.optimizer) if is_one else self.optimizers
+                loss: torch.Tensor = self.user_step(self.called, optimizers, share)
+            end_passes(self.model)
+            self.component.follow(self.model)
+            return loss.detach()
         loss = self.backward(batch)
         if self._lives:
             raise Skip("the optimizer steps in the backward pass; use checkpointer=trainer")
@@ -178,19 +188,6 @@ class TrainingRun(SavedRun):
             note("the optimizer", self.trained)
         self.step(grad_norm)
         return loss
-
-    def _take_user_step(self, step: UserStep, batch: Batch, note: Note | None) -> torch.Tensor:
-        with self.random.drawn_from(), ExitStack() as noting:
-            share = self._begun_share(batch)
-            if note:
-                each = each_of(self.optimizer)
-                noting.enter_context(each_use(each, [*self.model.parameters()], note))
-            is_one = self.optimizer is self.optimizers
-            optimizers = each_of(self.optimizer) if is_one else self.optimizers
-            loss: torch.Tensor = step(self.called, optimizers, share)
-        end_passes(self.model)
-        self.component.follow(self.model)
-        return loss.detach()
 
     def share_of(self, batch: Batch) -> Batch:
         """Return the samples of a global batch that this rank trains on.
@@ -229,15 +226,10 @@ class TrainingRun(SavedRun):
             if self.clip_grad_norm is not None:
                 self.component.unscale(self.optimizer)
                 self.grad_norm = self._norm_of_gradients()
-                self.clip(self.grad_norm if grad_norm is None else grad_norm)
+                norm = torch.tensor(self.grad_norm if grad_norm is None else grad_norm, dtype=torch.float64)
+                clip_grads_with_norm_(self.trained, self.clip_grad_norm, norm, foreach=False)
             self.component.step(self.optimizer)
         self.component.follow(self.model)
-
-    def clip(self, grad_norm: float) -> None:
-        """Scale the gradients, which have this norm, down to the workload's."""
-        assert self.clip_grad_norm is not None
-        norm = torch.tensor(grad_norm, dtype=torch.float64)
-        clip_grads_with_norm_(self.trained, self.clip_grad_norm, norm, foreach=False)
 
     def _norm_of_gradients(self) -> float:
         """Return the norm of the gradients of all trained parameters together; collective. Torch computes it

@@ -92,7 +92,7 @@ class Twin:
 
     Attributes:
         computes_in: these dtypes, and those of module outputs, as under autocast.
-        loss_is_collective: whether the loss of this rank's share needed the other ranks.
+        loss_is_collective: whether the loss of this rank's share needed the other ranks, or their buffers.
         why_not_copied: why it could not be copied at the beginning of the step.
     """
 
@@ -120,16 +120,14 @@ class Twin:
         return {plain_fqn(self.model, name): value for name, value in self.model.named_parameters()}
 
     def begin(self, batch: Batch, group: dist.ProcessGroup | None, grad_norm: float | None = None) -> None:
-        """Begin a step, and keep a copy of its beginning; collective over `group`.
+        """Begin a step, and keep a copy of its beginning.
 
         Args:
             batch: of the step.
-            group: if buffers come from its first rank.
+            group: if each forward pass gets the buffers of its first rank.
             grad_norm: the norm by which the ranks have clipped their gradients.
         """
         self._batch, self._group, self._grad_norm = batch, group, grad_norm
-        if group:
-            receive_buffers(self.model, group)
         self._beginning = self._beginning or self._build()
         try:
             self._copy(self.run, self._beginning)
@@ -272,12 +270,17 @@ class Twin:
                     hooks.callback(one.register_hook(lambda gradient, one=one: add(one, gradient)).remove)
             for module in self.model.modules():
                 hooks.callback(module.register_forward_hook(self._note_dtype).remove)
-            if (group := self._group) and self.run.user_step:
-                for module in called_modules(self.model):
-                    receive = module.register_forward_pre_hook(lambda one, _: receive_buffers(one, group))
-                    hooks.callback(receive.remove)
+            for module in called_modules(self.model) if self._group else ():
+                hooks.callback(module.register_forward_pre_hook(self._receive_buffers).remove)
             loss = float(self.run.take_step(batch, use, self._grad_norm))
         return TakenStep(loss, own, alike and len(own) == len(uses))
+
+    def _receive_buffers(self, module: nn.Module, _: Any) -> None:
+        """Replace buffers by those of the first rank, as DDP does before a forward pass; collective."""
+        for buffer in chain(*(one.buffers() for one in called_modules(module) if is_trained(one))):
+            received = buffer.to(torch.device("cpu"))
+            dist.broadcast(received, 0, group=self._group)
+            buffer.data.copy_(received)  # a backward pass may still need it, as with DDP
 
     def _note_dtype(self, _: nn.Module, __: Any, output: Any) -> None:
         if isinstance(output, torch.Tensor) and output.is_floating_point():
@@ -386,14 +389,6 @@ def inexact_steps(run: TrainingRun, twin: TrainingRun, split: bool) -> Inexact:
     fused = any(group.get("fused") for group in twin.optimizer.param_groups)
     rounded = frozenset(name for name, value in names.items() if fused or _is_narrow(value))
     return Inexact(measured, rounded - measured, other_kernels=fused)
-
-
-def receive_buffers(model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Replace buffers by those of the first rank, as DDP does before a forward pass; collective."""
-    for buffer in chain(*(module.buffers() for module in called_modules(model) if is_trained(module))):
-        received = buffer.to(torch.device("cpu"))
-        dist.broadcast(received, 0, group=group)
-        buffer.data.copy_(received)  # a backward pass may still need it, as with DDP
 
 
 def _collectives() -> list[int]:
