@@ -13,7 +13,7 @@ from dcpbench.cell import steps
 from dcpbench.scenarios import partial_load
 from dcpbench.verify import audit, compare_layouts, losses, perturb
 from dcpbench.workloads import build_run, lockstep, twin
-from dcpbench.workloads.build_run import build_plain, build_unrestored
+from dcpbench.workloads.build_run import build_twin, build_unrestored
 from dcpbench.workloads.models import Mlp
 from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.workload import batches_of
@@ -285,7 +285,7 @@ def test_unrestored_run_differs_in_restored_state_only() -> None:
     """With the weights, moments and scheduler of the reference run it has the losses of that."""
     given, world, after = config(), World(0, 1, torch.device("cpu"), None, None), 3
     data = batches_of(given, world.device)
-    run = build_plain(given, world, given.seed)
+    run = build_twin(given, world, given.seed)
     run.train(data, after)
 
     def unrestored() -> TrainingRun:

@@ -23,7 +23,7 @@ from dcpbench.verify import compare_layouts, perturb, training
 from dcpbench.verify.losses import compare_resumed
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import build_run, lockstep
-from dcpbench.workloads.build_run import build, build_plain
+from dcpbench.workloads.build_run import build, build_twin
 from dcpbench.workloads.lockstep import TwinGradients
 from dcpbench.workloads.run_state import live_state
 from dcpbench.workloads.training_run import TrainingRun
@@ -244,7 +244,7 @@ def test_drawing_run_is_bound_to_its_layout(
     draws: bool, sizes: dict[str, int], compiled: bool, why: str | None, tmp_path: Path
 ) -> None:
     cell = bare_cell(tmp_path, config(**{**ONCE, "compile": compiled}))
-    run = build_plain(cell.config, cell.world, 0)
+    run = build_twin(cell.config, cell.world, 0)
     run.draws, run.sizes = draws, sizes
     assert checks._layout_matters(cell, run, None, "") is (why is not None)
     text = f"the model draws random numbers in training, and {why}"
@@ -315,7 +315,7 @@ def test_unrestored_run_is_trained_once(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("before", ["before", None])
 def test_layout_bound_run_reports_why(own: str | None, before: str | None, tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(**ONCE))
-    run = build_plain(cell.config, cell.world, 0)
+    run = build_twin(cell.config, cell.world, 0)
     if own:
         setattr(run, own, own)
     assert checks._layout_matters(cell, run, before, "") is bool(own or before)

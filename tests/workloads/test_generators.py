@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from dcpbench.config.groups import WorkloadConfig
-from dcpbench.workloads.build_run import build_plain, build_twin
+from dcpbench.workloads.build_run import build, build_twin
 from dcpbench.workloads.generators import (
     ALL,
     RandomState,
@@ -50,16 +50,16 @@ def test_restored_states_give_the_same_numbers(before: int) -> None:
 def test_every_build_is_seeded_in_all_generators() -> None:
     given = config(workload=WorkloadConfig("support.ordinary_state.python_random"))
     weights = []
-    for build in (build_plain, build_twin):
+    for make in (build, build_twin):
         drawn()
-        weights.append(build(given, world(), 3).model.state_dict()["scale"])
+        weights.append(make(given, world(), 3).model.state_dict()["scale"])
     assert torch.equal(*weights)
 
 
 def test_own_models_keep_their_keys() -> None:
     target = WorkloadConfig("support.ordinary_state.python_random")
-    assert build_plain(config(workload=target), world(), 3).random.states.keys() == {"cpu", "python", "numpy"}
-    assert build_plain(config(model="short"), world(), 3).random.states.keys() == {"cpu"}
+    assert build_twin(config(workload=target), world(), 3).random.states.keys() == {"cpu", "python", "numpy"}
+    assert build_twin(config(model="short"), world(), 3).random.states.keys() == {"cpu"}
 
 
 def test_draws_of_a_step_that_raises_are_noted() -> None:

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 from dcpbench.config.groups import WorkloadConfig
 from dcpbench.verify.snapshot import retained
-from dcpbench.workloads.build_run import build, build_plain, copy_state
+from dcpbench.workloads.build_run import build, build_twin, copy_state
 from dcpbench.workloads.generators import generators_of, reseed, set_generator, state_of_generator
 from dcpbench.workloads.saved_objects import SavedObjects
 from dcpbench.workloads.workload import Workload, workload_of
@@ -65,7 +65,7 @@ def test_state_that_cannot_be_saved_is_refused(state: Any, why: str, monkeypatch
 
     monkeypatch.setattr(f"{CASES}net_with_state", workload, raising=False)
     with pytest.raises((TypeError, ValueError), match=f"target={CASES}net_with_state: state.*") as raised:
-        build_plain(config(workload=WorkloadConfig(f"{CASES}net_with_state")), world(), 0)
+        build_twin(config(workload=WorkloadConfig(f"{CASES}net_with_state")), world(), 0)
     assert why in str(raised.value)
 
 
@@ -91,7 +91,7 @@ def test_left_out_parts_are_in_no_state_dict() -> None:
 def test_a_copy_of_a_run_has_its_objects_and_generators() -> None:
     for name in ("saves_average_and_sampler", "saves_its_generator"):
         given = config(workload=WorkloadConfig(f"{CASES}{name}"))
-        run, copied = build(given, world(), 1), build_plain(given, world(), 2)
+        run, copied = build(given, world(), 1), build_twin(given, world(), 2)
         run.saved.forget(3)
         for generator in generators_of(run.model).values():
             reseed(generator, 3)

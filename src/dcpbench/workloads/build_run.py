@@ -158,20 +158,12 @@ def plan_of(config: Config, world: World) -> parallelisms.PlannedParallel:
     return parallelisms.planned(config.parallel, workload.layers, workload.tp_plan)
 
 
-def build_plain(config: Config, world: World, seed: int) -> TrainingRun:
-    """Build an unwrapped, uncompiled run that trains on full batches."""
-    return _unwrapped(config, World(0, 1, world.device, None, None), {}, seed)
-
-
-def _unwrapped(config: Config, world: World, sizes: dict[str, int], seed: int) -> TrainingRun:
-    workload, component = seeded_workload(config, world.device, seed), _component(config, world, seed)
-    return TrainingRun(workload, world, sizes, workload.model, seed, True, component, _generators(config))
-
-
 def build_twin(config: Config, world: World, seed: int) -> TrainingRun:
     """Build an unwrapped, uncompiled run that trains on this rank's share of each batch, in the dtypes of the
     parallelism."""
-    run = _unwrapped(config, world, config.parallel.mesh_sizes(world.size), seed)
+    sizes = config.parallel.mesh_sizes(world.size)
+    workload, component = seeded_workload(config, world.device, seed), _component(config, world, seed)
+    run = TrainingRun(workload, world, sizes, workload.model, seed, True, component, _generators(config))
     run.called = precision.cast_as_fsdp(run.model, config.parallel)
     return run
 
