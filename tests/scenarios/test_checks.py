@@ -20,7 +20,7 @@ from dcpbench.core.checks import CheckSpec
 from dcpbench.core.defects import Defect
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.verify import compare_layouts, perturb, training
-from dcpbench.verify.losses import ResumedRule
+from dcpbench.verify.losses import compare_resumed
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import build_run, lockstep
 from dcpbench.workloads.build_run import build, build_twin
@@ -113,16 +113,12 @@ def test_plug_in_checks_follow_each_full_load(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("alive", [True, False])
 def test_loss_is_usable_if_the_model_is_alive(loss: float, alive: bool) -> None:
     seen = [loss, 1.0]
-    compared = rule(seen).compare(seen, [alive, True], [2.0, 3.0])
+    compared = compare_resumed(seen, seen, 1, None, [alive, True], [2.0, 3.0])
     means = loss == 0.5 and alive
     assert compared.fired == {
         "loss of step 1": means,
         "loss of step 2": True,
     }
-
-
-def rule(expected: list[float]) -> ResumedRule:
-    return ResumedRule(expected, 1, None)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +133,7 @@ def rule(expected: list[float]) -> ResumedRule:
     ],
 )
 def test_losses_of_an_unrestored_run_must_be_reported(unrestored: list[float], fired: list[bool]) -> None:
-    compared = ResumedRule([1.0, 1.0], 2, None).compare([1.0, 1.0], [True] * 2, unrestored)
+    compared = compare_resumed([1.0, 1.0], [1.0, 1.0], 2, None, [True] * 2, unrestored)
     assert [*compared.fired.values()] == fired
 
 

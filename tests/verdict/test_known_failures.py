@@ -241,32 +241,6 @@ def test_error_can_require_a_recomputed_defect() -> None:
 
 
 @pytest.mark.parametrize(
-    ("missing", "name", "expected"),
-    [
-        ("w1", "w1", "xfail"),
-        ("w1", "w2", "error"),
-        ("param_groups.0.weight_decay", "weight_decay", "xfail"),
-        ("param_groups.0.weight_decay", "decay", "error"),
-        ("param_groups.0.weight_decay", "lr", "error"),
-    ],
-)
-def test_error_can_require_a_listed_name_or_its_end(missing: str, name: str, expected: str) -> None:
-    """A key is missing because an earlier mismatch, which is listed too, left it out."""
-    listed = KnownFailure(
-        id="names",
-        torch=">=2",
-        error=KnownError("KeyError", ["load"], r"key (?P<name>\w+)\."),
-        checks={"model_equal": [KnownMismatch(r"w.*|param_groups\..*", ["missing"])]},
-        reason="x",
-    )
-    seen = RankReport(3, {"model_equal": CheckReport()})
-    seen.checks["model_equal"].add([Mismatch(missing, Problem.missing)])
-    error = RaisedError(3, "load", "KeyError", f"key {name}.")
-    assert after(raised(error, before=[seen]), listed) == expected
-    assert after(raised(error), listed) == "error", "nothing is missing"
-
-
-@pytest.mark.parametrize(
     ("end", "expected"),
     [
         (failing({}), "xpass"),

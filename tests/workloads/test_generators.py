@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from dcpbench.config.groups import WorkloadConfig
-from dcpbench.workloads.build_run import build_twin
+from dcpbench.workloads.build_run import build, build_twin
 from dcpbench.workloads.generators import (
     ALL,
     RandomState,
@@ -50,9 +50,9 @@ def test_restored_states_give_the_same_numbers(before: int) -> None:
 def test_every_build_is_seeded_in_all_generators() -> None:
     given = config(workload=WorkloadConfig("support.ordinary_state.python_random"))
     weights = []
-    for _ in range(2):
+    for make in (build, build_twin):
         drawn()
-        weights.append(build_twin(given, world(), 3).model.state_dict()["scale"])
+        weights.append(make(given, world(), 3).model.state_dict()["scale"])
     assert torch.equal(*weights)
 
 

@@ -26,7 +26,7 @@ from dcpbench.config.text import listed
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import RESUMED, TWIN, Sides
 from dcpbench.core.rank_report import CheckReport, Compared
-from dcpbench.verify.losses import ResumedRule
+from dcpbench.verify.losses import TOLERANCES, compare_resumed, loss_tolerance
 from dcpbench.verify.perturb import Unchanged, compare_controlled, unlike
 from dcpbench.verify.plain_read import WholeValues
 from dcpbench.verify.snapshot import Leaves
@@ -322,11 +322,11 @@ def resume(
     last = until or cell.window.end_of(checkpoint.step)
     taken = range(checkpoint.step + 1, last + 1)
     where = f"after the checkpoint of step {checkpoint.step}{checkpoint.how}"
-    of_resume = "loss_resume_equal" if exactly else "loss_resume_close", "state_resume_equal"
+    of_losses = "loss_resume_equal" if exactly else "loss_resume_close"
     with cell.phase("verify", "known_defects"):
         why = mend(cell, target, checkpoint)
     if why:
-        cell.report.not_applied |= dict.fromkeys(of_resume, why)
+        cell.report.not_applied |= dict.fromkeys((of_losses, "state_resume_equal"), why)
         return
     ended = False
     generators = dict(target.random.states)
@@ -340,16 +340,16 @@ def resume(
             copy_state(target, twin)
         resumed, _ = _train_with_twin(cell, target, twin, record, last, where)
     if record.why_not_resumed:
-        cell.report.not_applied |= dict.fromkeys(of_resume, record.why_not_resumed)
+        cell.report.not_applied |= dict.fromkeys((of_losses, "state_resume_equal"), record.why_not_resumed)
         return
     with cell.phase("verify", "resumed"):
         dtypes = target.dtypes.union(record.computes_in)
-        losses = record.losses[taken.start - 1 : last]
-        rule = ResumedRule.of(losses, taken.start, exactly, cell.config.tolerance.value, dtypes)
+        tolerance = None if exactly else loss_tolerance(TOLERANCES[cell.config.tolerance.value], dtypes)
         compared: dict[str, Compared] = {}
         if exactly or not _layout_matters(cell, target, record.why_layout_bound, where):
+            losses, alive = record.losses[taken.start - 1 : last], target.alive[-len(taken) :]
             others = unrestored_losses(cell, record)
-            compared[rule.check] = rule.compare(resumed, target.alive[-len(taken) :], others)
+            compared[of_losses] = compare_resumed(losses, resumed, taken.start, tolerance, alive, others)
         left = explained_names(cell, FLAGS)  # no step changes the flags that a load has left
         actual, expected = (
             {**state, FLAGS: {name: leaf for name, leaf in state[FLAGS].items() if name not in left}}
@@ -360,14 +360,14 @@ def resume(
                 reference = replace(checkpoint, state=expected)
                 compared[part] = reference.compared(part, leaves, cell.world.group)
         for part, one in compared.items():
-            check = part if part in (rule.check, FLAGS) else "state_resume_equal"
+            check = part if part in (of_losses, FLAGS) else "state_resume_equal"
             cell.record(check, one, f"{where}, resumed" if part == FLAGS else where, RESUMED)
     cell.report.resumed[checkpoint.step] = resumed
     values = record.unsaved_values.get(last, {})
     for name, text in differing(values, target.unsaved_values().texts, "resumed").items():
         cell.report.in_no_state_dict.setdefault(name, text)  # later loads are into the same run
     if cell.config.own_trainer:
-        _report_generators(cell, generators, record, checkpoint.step, last, compared[rule.check])
+        _report_generators(cell, generators, record, checkpoint.step, last, compared[of_losses])
 
 
 def _resume_trainer(

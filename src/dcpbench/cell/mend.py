@@ -54,13 +54,18 @@ def mend(cell: Cell, target: TrainingRun, checkpoint: Checkpoint) -> str | None:
     with torch.no_grad():
         for check, names in wrong.items():
             if names:
-                _Mending(target, checkpoint, check, names).mend()
+                saved = {name: _of(leaf) for name, leaf in checkpoint.state[check].items()}
+                _Mending(target, checkpoint, check, names, saved).mend()
     live, left = live_state(target), []
     for check in (check for check in checks if check in live):
         mismatches = checkpoint.compare(check, live[check], cell.world.group, closely=False)
         left += [(one.name, wrong[check][one.name]) for one in mismatches if one.name in wrong[check]]
     first = next((of_rank[0] for of_rank in cell.world.gathered(left) if of_rank), None)
     return first and f"{first[0]} was not restored ({first[1]}), and its saved value cannot be set"
+
+
+def _of(leaf: Leaf) -> Leaf:
+    return leaf.leaf if isinstance(leaf, Idle) else leaf
 
 
 @dataclass(frozen=True)
@@ -72,16 +77,12 @@ class _Mending:
     checkpoint: Checkpoint
     check: str
     names: Mapping[str, str]
-
-    @property
-    def saved(self) -> Leaves:
-        return self.checkpoint.state[self.check]
+    saved: Leaves
 
     def mend(self) -> None:
         """Copy tensors in place; replace other values, and what is missing, in their containers."""
         for name, leaf in live_state(self.target).get(self.check, {}).items():
-            part = leaf.leaf if isinstance(leaf, Idle) else leaf
-            if name in self.names and isinstance(part, TensorLeaf):
+            if name in self.names and isinstance(part := _of(leaf), TensorLeaf):
                 value = self._value(name, part.extent)
                 if value is not None and value.dtype == part.dtype:
                     part.local.copy_(value.reshape(part.local.shape))
@@ -147,7 +148,7 @@ class _Mending:
 
     def _as_saved(self, name: str, current: Any, of: ParameterPart | None) -> Any:
         """Return a saved value, in the `current` tensor if that is possible."""
-        leaf = self._saved_leaf(name)
+        leaf = self.saved[name]
         if not isinstance(leaf, TensorLeaf | DigestedLeaf):
             return copy.deepcopy(leaf)
         extent = leaf.extent
@@ -168,12 +169,8 @@ class _Mending:
     def _value(self, name: str, extent: Extent) -> torch.Tensor | None:
         """Return the part of a saved tensor that has this extent. If only its digest was kept, the checkpoint
         has to contain what was saved."""
-        leaf = self._saved_leaf(name)
+        leaf = self.saved.get(name)
         if isinstance(leaf, TensorLeaf) and leaf.extent == extent:
             return leaf.local
         full = self.checkpoint.recall_of(self.check)(name)
         return extent.take(full) if full is not None and is_content(full, leaf) else None
-
-    def _saved_leaf(self, name: str) -> Leaf:
-        leaf = self.saved.get(name)
-        return leaf.leaf if isinstance(leaf, Idle) else leaf

@@ -1,7 +1,7 @@
 """Matches the failures of a cell with the failures that are known for it."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -17,8 +17,8 @@ from dcpbench.verdict.verdict import Verdict
 @dataclass
 class KnownError:
     """An exception that a rank raises: its class, its phases, and a regular expression for its full text,
-    which is torch's. A group `name` in it must be the name of a mismatch that the entry lists, or its end.
-    With `by`, a defect that a plug-in recomputes must raise exactly this; with `in_torch`, no user's code.
+    which is torch's. With `by`, a defect that a plug-in recomputes must raise exactly this; with `in_torch`,
+    no user's code.
 
     >>> KnownError("KeyError", ["load"], "'net.*'").matches(RaisedError(0, "load", "KeyError", "'net1'"))
     True
@@ -30,13 +30,11 @@ class KnownError:
     by: str | None = None
     in_torch: bool = False
 
-    def matches(self, error: RaisedError, listed: Collection[str] = ()) -> bool:
-        """Return whether a rank's exception is this one; `listed` are the names of listed mismatches."""
+    def matches(self, error: RaisedError) -> bool:
+        """Return whether a rank's exception is this one."""
         same = error.type == self.type and error.phase in self.phases and self.by in (None, error.by)
         same = same and not (self.in_torch and error.line)
-        found = re.fullmatch(self.message, error.message) if same else None
-        name = found.groupdict().get("name") if found else None
-        return found is not None and (name is None or any(f".{one}".endswith(f".{name}") for one in listed))
+        return same and re.fullmatch(self.message, error.message) is not None
 
 
 @dataclass
@@ -150,8 +148,7 @@ def explaining(
     mismatches = [(check, mismatch) for check, found in failed.items() for mismatch in found]
 
     def raises(one: KnownFailure, error: RaisedError) -> bool:
-        names = {each.name for check, each in mismatches if one.explains(check, each)}
-        return one.error is not None and one.error.matches(error, names)
+        return one.error is not None and one.error.matches(error)
 
     by_error = [next((one for one in known if raises(one, error)), None) for error in raised]
     candidates = [one for one in known if not one.error or any(raises(one, error) for error in raised)]

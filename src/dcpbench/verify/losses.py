@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -59,54 +58,32 @@ def loss_name(step: int) -> str:
     return f"loss of step {step}"
 
 
-@dataclass(frozen=True)
-class ResumedRule:
-    """The rule by which the losses of a resumed run are compared.
+def compare_resumed(
+    expected: list[float],
+    losses: list[float],
+    first: int,
+    tolerance: float | None,
+    alive: Sequence[bool],
+    unrestored: list[float],
+) -> Compared:
+    """Compare losses from step `first` on with the uninterrupted run's, as `compare_losses`. The control is
+    the losses of an unrestored model, from step 1 on, which must be reported.
 
-    Args:
-        expected: losses of the uninterrupted run from step `first` on.
-        tolerance: as a fraction of a loss; None if the run must have the same bits.
+    A loss can show a difference if it is finite and not zero, and there was a gradient (`alive`). The losses
+    of two models can be close at some steps by coincidence: there the loss of the unrestored model's step
+    before must be reported.
     """
-
-    expected: list[float]
-    first: int
-    tolerance: float | None
-
-    @classmethod
-    def of(
-        cls, expected: list[float], first: int, exactly: bool, tolerance: str, dtypes: Iterable[torch.dtype]
-    ) -> "ResumedRule":
-        """Return the rule for a run that computes in these dtypes, with the tolerance of this name."""
-        return cls(expected, first, None if exactly else loss_tolerance(TOLERANCES[tolerance], dtypes))
-
-    @property
-    def check(self) -> str:
-        """Name of the check of the losses."""
-        return "loss_resume_equal" if self.tolerance is None else "loss_resume_close"
-
-    def wrong(self, losses: list[float]) -> list[Mismatch]:
-        """Compare losses with the uninterrupted run's."""
-        return compare_losses(self.expected, losses, self.first, self.tolerance)
-
-    def compare(self, losses: list[float], alive: Sequence[bool], unrestored: list[float]) -> Compared:
-        """Compare losses. The control is the losses of an unrestored model, from step 1 on, which must be
-        reported.
-
-        A loss can show a difference if it is finite and not zero, and there was a gradient (`alive`). The
-        losses of two models can be close at some steps by coincidence: there the loss of the unrestored
-        model's step before must be reported.
-        """
-        usable = {
-            loss_name(step): math.isfinite(loss) and loss != 0.0 and has_gradient
-            for step, (loss, has_gradient) in enumerate(zip(losses, alive, strict=False), self.first)
-        }
-        last = self.first + len(self.expected) - 1
-        others = (unrestored[self.first - 1 - back : last - back] for back in (0, 1) if back < self.first)
-        reported = {
-            mismatch.name
-            for other in others
-            for mismatch in compare_losses(self.expected[: len(other)], other, self.first, self.tolerance)
-        }
-        fired = {name: is_usable and name in reported for name, is_usable in usable.items()}
-        names = [loss_name(step) for step in range(self.first, last + 1)]
-        return Compared(self.wrong(losses), dict.fromkeys(names, True), fired)
+    usable = {
+        loss_name(step): math.isfinite(loss) and loss != 0.0 and has_gradient
+        for step, (loss, has_gradient) in enumerate(zip(losses, alive, strict=False), first)
+    }
+    last = first + len(expected) - 1
+    others = (unrestored[first - 1 - back : last - back] for back in (0, 1) if back < first)
+    reported = {
+        mismatch.name
+        for other in others
+        for mismatch in compare_losses(expected[: len(other)], other, first, tolerance)
+    }
+    fired = {name: is_usable and name in reported for name, is_usable in usable.items()}
+    names = [loss_name(step) for step in range(first, last + 1)]
+    return Compared(compare_losses(expected, losses, first, tolerance), dict.fromkeys(names, True), fired)

@@ -161,8 +161,8 @@ def plan_of(config: Config, world: World) -> parallelisms.PlannedParallel:
 def build_twin(config: Config, world: World, seed: int) -> TrainingRun:
     """Build an unwrapped, uncompiled run that trains on this rank's share of each batch, in the dtypes of the
     parallelism."""
-    workload, component = seeded_workload(config, world.device, seed), _component(config, world, seed)
     sizes = config.parallel.mesh_sizes(world.size)
+    workload, component = seeded_workload(config, world.device, seed), _component(config, world, seed)
     run = TrainingRun(workload, world, sizes, workload.model, seed, True, component, _generators(config))
     run.called = precision.cast_as_fsdp(run.model, config.parallel)
     return run
