@@ -62,6 +62,8 @@ class UnsavedValues:
             if id(value) in self._read:
                 return
             value = local_part(value)
+            if not value.untyped_storage().nbytes():  # FSDP frees the weights that it has gathered
+                return
         if isinstance(value, torch.Tensor | np.ndarray | np.generic):
             value = value.tolist() if np.prod(value.shape) <= _MOST_ITEMS else type(value)
         if isinstance(value, KINDS):
