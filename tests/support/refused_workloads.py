@@ -1,13 +1,17 @@
-"""Workloads that FSDP refuses or changes, and others that look like them."""
+"""Workloads that torch refuses or changes, and others that look like them."""
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from dcpbench.workloads.workload import Workload
-from support.ordinary_workloads import Blocks, blocks, forgetful, inputs, net, reversed_loss
+from support.healthy_workloads import HasNothing, NamesState
+from support.ordinary_workloads import WIDTH, Blocks, blocks, forgetful, inputs, net, reversed_loss
 from support.user_steps import averaged_model
 
 
@@ -38,6 +42,83 @@ def average_of_a_model_without_copies() -> Workload:
     made = averaged_model()
     made.model.functions = math  # type: ignore[assignment]
     return made
+
+
+def two_dtypes() -> Workload:
+    """Has a layer in float64."""
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.single, self.double = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH).double()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.double(self.single(x).double())
+
+    return Workload(Mixed(), inputs, reversed_loss)
+
+
+def shards_its_optimizer() -> Workload:
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        return ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
+
+    return Workload(net(), inputs, reversed_loss, optimizer)
+
+
+def steps_by_indices() -> Workload:
+    return Workload(net(), inputs, reversed_loss, lambda model: torch.optim.Rprop(model.parameters(), 0.01))
+
+
+def text_key_on_one_rank() -> Workload:
+    """Torch refuses the state of rank 1 alone."""
+
+    class OnOneRank(NamesState):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            super().step()
+            if not dist.get_rank():
+                del self.state["global"]
+
+    return Workload(net(), inputs, reversed_loss, lambda model: OnOneRank(model.parameters()))
+
+
+class Unready(torch.optim.SGD):
+    """Raises what an optimizer raises that needs a closure, for another reason."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        assert self.param_groups[0]["lr"] < 0
+
+
+def unready_optimizer() -> Workload:
+    return Workload(net(), inputs, reversed_loss, lambda model: Unready(model.parameters(), 0.1))
+
+
+class LosesKey(NamesState):
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "state": {}["global"]}
+
+
+def own_key_error() -> Workload:
+    """Has state that belongs to no parameter, and raises torch's words itself."""
+    return Workload(net(), inputs, reversed_loss, lambda model: LosesKey(model.parameters()))
+
+
+def own_error_in_the_loss() -> Workload:
+    """Raises the words that torch has for a parameter without elements, and has one."""
+
+    def loss(model: nn.Module, share: torch.Tensor) -> torch.Tensor:
+        model(share)
+        raise RuntimeError("_chunk_cat expects non-empty tensor")
+
+    return Workload(HasNothing(), inputs, loss)
+
+
+def own_error_in_optimizer() -> Workload:
+    """Raises the words that Python has for a copy of FSDP1."""
+
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        raise TypeError("cannot pickle 'module' object")
+
+    return Workload(net(), inputs, reversed_loss, optimizer)
 
 
 def frozen_in_the_plan(counts: bool = False) -> Workload:

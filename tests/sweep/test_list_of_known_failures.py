@@ -45,6 +45,15 @@ def one_listed(mismatch: str) -> str:
         ("- {ids: a}", "ids"),
         ("- {id: a, torch: '>=2', reason: b}", "neither checks nor an error"),
         ("- {id: a, torch: '>=2', error: {type: KeyError}, reason: b}", "missing mandatory value: phase"),
+        ("- {id: a, torch: '>=2', error: {type: '(', phases: [load]}, reason: b}", "known_failures="),
+        (
+            "- {id: a, torch: '>=2', error: {type: A, phases: [], of: ['[']}, reason: b}",
+            "known_failures=",
+        ),
+        (
+            "- {id: a, torch: '>=2', error: {type: A, phases: []}, status: fail, reason: b}",
+            "status 'fail'",
+        ),
         ("- [", "known_failures="),
         ("- {id: a, torch: '>=2', torch: '>=3', reason: b}", "found duplicate key torch"),
     ],

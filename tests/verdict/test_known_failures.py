@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+from dcpbench.config.groups import FaultConfig
 from dcpbench.core.mismatch import Mismatch, Problem, RaisedError
 from dcpbench.core.rank_report import CheckReport, RankReport
 from dcpbench.core.stage_end import StageEnd
 from dcpbench.records.short_reason import short_reason
 from dcpbench.sweep.known_failures import check_entry
-from dcpbench.verdict.attempt import verdict_of
+from dcpbench.verdict.attempt import Expected, verdict_of
 from dcpbench.verdict.known_failures import KnownError, KnownFailure, KnownMismatch
 from support.ends import raised, reported
 from support.jobs import job
@@ -253,9 +254,57 @@ def test_cells_that_did_not_fail(end: StageEnd, expected: str) -> None:
     assert after(end) == expected
 
 
-def test_error_in_torch_has_no_line_of_the_users() -> None:
-    known = KnownError("IndexError", ["load"], "list index out of range", in_torch=True)
-    listed = KnownFailure(id="in-torch", torch=">=2", error=known, reason="x")
-    for line, expected in ((None, "xfail"), ("mine.py:31", "error")):
-        error = RaisedError(3, "load", "IndexError", "list index out of range", line=line)
-        assert after(raised(error), listed) == expected
+WORDS = "list index out of range"
+
+
+@pytest.mark.parametrize(
+    ("known", "error", "expected"),
+    [
+        ({"in_torch": True}, {"in_torch": True}, "xfail"),
+        ({"in_torch": True}, {"in_torch": True, "code": "copy(model)"}, "xfail"),
+        ({"in_torch": True}, {"code": "raise IndexError"}, "error"),
+        ({"in_torch": True, "code": ""}, {"in_torch": True}, "xfail"),
+        ({"in_torch": True, "code": ""}, {"in_torch": True, "code": "model.load(state)"}, "error"),
+        ({"of": ["Adam"]}, {"of": ("AdamW", "Adam", "Optimizer")}, "xfail"),
+        ({"of": ["Adam"]}, {"of": ("AdamW", "Optimizer")}, "error"),
+        ({"of": ["Adam", r"state\[.*\]"]}, {"of": ("Adam", "state[str]")}, "xfail"),
+        ({"of": ["Adam", r"state\[.*\]"]}, {"of": ("Adam",)}, "error"),
+        ({"code": ".*closure.*"}, {"code": "assert closure"}, "xfail"),
+        ({"code": ".*closure.*"}, {"code": "assert ready"}, "error"),
+        ({"code": ".*closure.*"}, {}, "error"),
+        ({"each": r"i(\w)"}, {"of": ("s", "n")}, "xfail"),
+        ({"each": r"i(\w)"}, {"of": ("s",)}, "error"),
+        ({"each": r"z(\w)"}, {}, "xfail"),
+    ],
+)
+def test_error_can_require_where_and_of_what(
+    known: dict[str, Any], error: dict[str, Any], expected: str
+) -> None:
+    listed = KnownFailure(
+        id="e", torch=">=2", error=KnownError("IndexError", ["load"], WORDS, **known), reason="x"
+    )
+    assert after(raised(RaisedError(3, "load", "IndexError", WORDS, **error)), listed) == expected
+
+
+def test_documented_refusal_is_a_skip() -> None:
+    error = KnownError("IndexError|KeyError", ["load"])
+    listed = KnownFailure(id="refused", torch=">=2", error=error, status="skip", reason="use ddp")
+    end = raised(RaisedError(3, "load", "KeyError", "'a'"))
+    for fault in (None, FaultConfig(name="a_fault", target="any")):
+        verdict = verdict_of(Expected([4], known_failures=(listed,), fault=fault), [end])
+        assert (verdict.status, verdict.fault_seen) == ("skip", None)
+        assert verdict.reason == "known failure refused: use ddp; observed: rank 3 in load: KeyError: 'a'"
+    assert after(failing({}), replace(listed, always=True)) == "xpass"
+
+
+def test_documented_refusal_excuses_no_mismatch() -> None:
+    error = KnownError("KeyError", ["load"])
+    listed = KnownFailure(id="refused", torch=">=2", error=error, status="skip", reason="use ddp")
+    wrong = KnownFailure(
+        "wrong", torch=">=2", checks={"model_equal": [KnownMismatch("w", ["missing"])]}, reason="y"
+    )
+    report = RankReport(3, {"model_equal": CheckReport()})
+    report.checks["model_equal"].add([Mismatch("w", Problem.missing)])
+    end = raised(RaisedError(3, "load", "KeyError", "'a'"), before=[report])
+    for known, status in (((listed,), "error"), ((listed, wrong), "xfail")):
+        assert verdict_of(Expected([4], known_failures=known), [end]).status == status

@@ -10,21 +10,24 @@ pytestmark = pytest.mark.slow
 SHARDED = ("fsdp", "fsdp2", "fsdp2_per_layer")
 LOSES_ITS_BASE = "support.healthy_trainers.LosesItsBase"
 CLIPS_ITS_PART = "support.healthy_workloads.clips_its_part"
+WITHOUT_CLOSURE = "known failure closure: the loop of a Workload, and get_optimizer_state_dict, call step()"
 REFUSED = {
-    "lbfgs": "torch's get_optimizer_state_dict calls step() without a closure, which LBFGS refuses",
-    "sharpness_aware": "torch's get_optimizer_state_dict calls step() without a closure, which Sharp",
+    "lbfgs": WITHOUT_CLOSURE,
+    "sharpness_aware": WITHOUT_CLOSURE,
     "sharpness_aware_step": "step: an optimizer's step has a closure; call backward() before it",
-    "text_key": "torch's get_optimizer_state_dict refuses the key 'global' of the optimizer's state",
-    "sparse_adam": "torch's get_optimizer_state_dict fills an empty optimizer by a step with dense gradients",
+    "text_key": "known failure state-of-no-parameter: get_optimizer_state_dict takes every key of the",
+    "sparse_adam": "known failure sparse-adam: get_optimizer_state_dict fills an empty optimizer by a step",
     "opaque": "the hyperparameter 'param_groups.0.handle' of type Handle cannot be compared",
     "composite_state": "'moment' in the state, of type TwoTensor, cannot be compared",
-    "sparse_gradients": "torch's FSDP does not train embed.weight, which has sparse gradients",
-    "empty_parameter": "torch's FSDP does not train prompt, which has no elements",
-    "complex_parameter": "torch's FSDP does not train turn, which is complex, and others are not",
+    "sparse_gradients": "known failure fsdp-sparse-gradients: FSDP cannot reduce sparse gradients; pass sp",
+    "empty_parameter": "known failure ",
+    "complex_parameter": "known failure fsdp-dtypes: ",
 }
-"""Refusals of these workloads, wherever they are a skip."""
+"""Refusals of these workloads, wherever they are no pass."""
+XFAIL = {"text_key", "sparse_gradients", "empty_parameter"}
+"""Those that torch does not document; the others are a skip."""
 REFUSED_BY_BOTH = ("lbfgs", "composite_state", "sharpness_aware", "sharpness_aware_step", "text_key")
-SKIPPED = {
+REFUSED_CELLS = {
     *((name, parallel) for name in REFUSED_BY_BOTH for parallel in ("ddp", "fsdp2")),
     *((name, "ddp") for name in ("sparse_adam", "opaque")),
     *((name, parallel) for name in ("sparse_gradients", "empty_parameter") for parallel in SHARDED),
@@ -53,7 +56,7 @@ def test_healthy_workloads_pass(sweep: Finished, block: str) -> None:
     healthy = [
         row
         for row in sweep.rows
-        if row["model"] not in (LOSES_ITS_BASE, CLIPS_ITS_PART) and row["status"] != "skip"
+        if row["model"] not in (LOSES_ITS_BASE, CLIPS_ITS_PART) and row["status"] not in ("skip", "xfail")
     ]
     assert {row["cell"]: row["reason"] for row in healthy if row["status"] != "pass"} == {}
 
@@ -63,12 +66,16 @@ def test_clipping_by_the_norm_of_a_part_is_detected(sweep: Finished) -> None:
     assert (wrong["status"], wrong["gradient_close"], wrong["step_equal"]) == ("fail", True, False)
 
 
-def test_known_limit_is_a_skip_with_the_reason(sweep: Finished) -> None:
-    skipped = [row for row in sweep.rows if row["status"] == "skip"]
-    ran = {(row["model"].rpartition(".")[2], row["parallel"]) for row in sweep.rows}
-    assert {(row["model"].rpartition(".")[2], row["parallel"]) for row in skipped} == SKIPPED & ran
-    for row in skipped:
-        assert row["reason"].startswith(REFUSED[row["model"].rpartition(".")[2]]), row["reason"]
+def test_refusal_is_a_skip_or_known_with_the_reason(sweep: Finished) -> None:
+    rows = {(row["model"].rpartition(".")[2], row["parallel"]): row for row in sweep.rows}
+    refused = {key: row for key, row in rows.items() if row["status"] in ("skip", "xfail")}
+    assert refused.keys() == REFUSED_CELLS & rows.keys()
+    for (name, parallel), row in refused.items():
+        assert row["status"] == ("xfail" if name in XFAIL else "skip")
+        assert row["reason"].startswith(REFUSED[name]), row["reason"]
+        if name == "empty_parameter":
+            known = "several-optimizers-fsdp1" if parallel == "fsdp" else "fsdp-no-elements"
+            assert row["reason"].startswith(f"known failure {known}: "), row["reason"]
 
 
 @pytest.mark.parametrize("parallel", tiered(["ddp", "fsdp2"], "fsdp2"))

@@ -139,6 +139,11 @@ class RaisedError:
         line: file and line of the user's code that it comes from, if there is any.
         when: in a build or in training, whether that was before or after a save or a load.
         by: the known defect of torch that raises exactly this, if one does.
+        code: the code of that line, or its place if that cannot be read.
+        in_torch: True if torch raised it, not code that torch calls.
+        of: what torch was given: names of the classes of the innermost module and optimizer, with their
+            bases, names of submodules that have several, `state[CLASS]` for each key of the optimizer's state
+            that is not a parameter, and `parameter without state`.
     """
 
     rank: int
@@ -152,6 +157,9 @@ class RaisedError:
     line: str | None = None
     when: str | None = None
     by: str | None = None
+    code: str | None = None
+    in_torch: bool = False
+    of: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

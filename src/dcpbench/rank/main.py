@@ -45,7 +45,7 @@ from dcpbench.rank.messages import (
     semaphores_of,
 )
 from dcpbench.rank.run_cell import free_memory, run_cell
-from dcpbench.rank.user_errors import message_of, user_line
+from dcpbench.rank.user_errors import is_raised_in_torch, message_of, subjects, user_code, user_line
 from dcpbench.records.installation import import_from_current_folder
 from dcpbench.records.plain_values import plain_report
 from dcpbench.workloads.world import COLLECTIVE_TIMEOUT, World, new_group
@@ -231,6 +231,9 @@ def _failed(error: BaseException, rank: _Rank) -> Failed:
         user_line(cause, frames),
         rank.report.trains if rank.report and rank.phase in ("build", "train") else None,
         rank.report.raised_by if rank.report else None,
+        user_code(cause, frames),
+        is_raised_in_torch(cause, frames),
+        subjects(cause),
     )
     secondary = of_a_peer or any(echo in message for echo in _ECHOES)
     return Failed(time.monotonic(), raised, secondary, rank.report)

@@ -22,10 +22,8 @@ from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import RankReport, Skip
 from dcpbench.rank import compilation
 from dcpbench.rank.messages import CellSpec
-from dcpbench.rank.user_errors import needs_closure
 from dcpbench.verify.files import recorded_syncs, synced_in
 from dcpbench.workloads.generators import seed_generators
-from dcpbench.workloads.optimizers import refused_closure
 from dcpbench.workloads.world import World
 
 
@@ -68,12 +66,6 @@ def run_cell(
             verify_files(cell)
     except Skip as reason:
         report.skip = str(reason)
-        return
-    except Exception as error:
-        optimizer = None if config.own_trainer else needs_closure(error)
-        if optimizer is None:
-            raise
-        report.skip = str(refused_closure(optimizer))
         return
     if alone:  # its memory is not a cost of saving or loading
         return

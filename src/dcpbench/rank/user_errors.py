@@ -1,22 +1,25 @@
 """Read exceptions of a user's code: their message, and the line that they come from."""
 
+import linecache
 import os
 import sys
 import sysconfig
 import traceback
+from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from traceback import FrameSummary
-from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.optim import Optimizer
 
 import dcpbench
+from dcpbench.verify.snapshot import plain_fqn
 
 _INSTALLED = {"site-packages", "dist-packages"}
-_STANDARD_LIBRARY = ("stdlib", "platstdlib")
 _JOINED = (
     " Ranks have a process group before they import your code: leave out init_process_group, or call it only "
     "if not torch.distributed.is_initialized()"
@@ -28,21 +31,71 @@ def _below(*folders: str) -> tuple[str, ...]:
     return tuple(f"{os.path.realpath(folder)}{os.sep}" for folder in folders)
 
 
-_OWN = _below(*dcpbench.__path__)
-_NOT_THE_USERS = (*_OWN, *_below(*torch.__path__, *map(sysconfig.get_path, _STANDARD_LIBRARY)))
+_TORCH = _below(*torch.__path__)
+_OWNERS = {
+    "dcpbench": _below(*dcpbench.__path__),
+    "library": _below(*map(sysconfig.get_path, ("stdlib", "platstdlib"))),
+}
 
 
 def user_line(error: BaseException, frames: Iterable[FrameSummary] = ()) -> str | None:
-    """Return the innermost line of an exception that is not of dcpbench, torch, an installed package or
-    Python's library, as `my_model.py:31`; None if there is none.
+    """Return the innermost line of an exception that is of a user's code, as `my_model.py:31`, if there is
+    one. An exception of another process has no traceback here, but `frames`."""
+    frame = _user_frame(error, frames)
+    return f"{_short(frame.filename)}:{frame.lineno}" if frame else None
 
-    Args:
-        frames: of an exception of another process, which has no traceback here.
-    """
-    for frame in reversed([*(traceback.extract_tb(error.__traceback__) or frames)]):
-        if is_users(frame.filename):
-            return f"{_short(frame.filename)}:{frame.lineno}"
-    return user_line(error.__cause__) if error.__cause__ else None
+
+def user_code(error: BaseException, frames: Iterable[FrameSummary] = ()) -> str | None:
+    """Return the code of that line and those that it continues on, or its place if that cannot be read."""
+    frame = _user_frame(error, frames)
+    numbers = range(frame.lineno or 0, (frame.end_lineno or 0) + 1) if frame else ()
+    lines = [linecache.getline(frame.filename, number).strip() for number in numbers] if frame else []
+    return " ".join(lines).strip() or user_line(error, frames)
+
+
+def _user_frame(error: BaseException, frames: Iterable[FrameSummary]) -> FrameSummary | None:
+    users = [frame for frame in _frames_of(error, frames) if is_users(frame.filename)]
+    return users[-1] if users else _user_frame(error.__cause__, ()) if error.__cause__ else None
+
+
+def _frames_of(error: BaseException, frames: Iterable[FrameSummary]) -> Iterable[FrameSummary]:
+    return traceback.extract_tb(error.__traceback__) or frames
+
+
+def is_raised_in_torch(error: BaseException, frames: Iterable[FrameSummary] = ()) -> bool:
+    """Return whether the innermost frame of an exception is torch's, apart from those of Python's library."""
+    owners = [_owner_of(frame.filename) for frame in _frames_of(error, frames)]
+    return [owner for owner in owners if owner != "library"][-1:] == ["torch"]
+
+
+def subjects(error: BaseException) -> tuple[str, ...]:
+    """Return what the innermost module and optimizer are that are variables of torch or Python's library in
+    the traceback of an exception, as in `RaisedError.of`."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    of_torch = [frame for frame in frames if _owner_of(frame.f_code.co_filename) in ("torch", "library")]
+    variables = [value for frame in reversed(of_torch) for value in frame.f_locals.values()]
+    names: list[str] = []
+    for kind, facts in ((nn.Module, _of_module), (Optimizer, _of_optimizer)):
+        innermost = next((value for value in variables if issubclass(type(value), kind)), None)
+        if innermost is not None:
+            names += [base.__name__ for base in type(innermost).__mro__]
+            with suppress(Exception):  # its constructor may have raised
+                names += facts(innermost)
+    return tuple(names)
+
+
+def _of_module(module: nn.Module) -> list[str]:
+    named = [*module.named_modules(remove_duplicate=False)]
+    counts = Counter(one for _, one in named)
+    return [plain_fqn(module, name) for name, one in named if counts[one] > 1]
+
+
+def _of_optimizer(optimizer: Optimizer) -> list[str]:
+    state, groups = optimizer.state, optimizer.param_groups
+    facts = [f"state[{type(key).__name__}]" for key in state if not isinstance(key, torch.Tensor)]
+    if any(one.requires_grad and not state.get(one) for group in groups for one in group["params"]):
+        facts.append("parameter without state")
+    return facts
 
 
 def message_of(error: BaseException) -> tuple[str, str | None]:
@@ -58,35 +111,25 @@ def message_of(error: BaseException) -> tuple[str, str | None]:
         return "", f"its __str__ raised {type(broken).__name__}"
 
 
-def needs_closure(error: BaseException) -> Optimizer | None:
-    """Return the optimizer whose `step` has raised, if it raises only without a closure."""
-    variables = [frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__)]
-    steps = [one["self"] for one in variables if "closure" in one and isinstance(one.get("self"), Optimizer)]
-    if not steps:
-        return None
-    optimizer = steps[-1]
-
-    def raised(*closure: Any) -> str | None:
-        try:
-            optimizer.step(*closure)
-        except Exception as other:  # noqa: BLE001 - of any class
-            return repr(other)
-        return None
-
-    again = raised()
-    return optimizer if again == repr(error) != raised(lambda: torch.zeros(())) else None
-
-
 def is_installed(file: str) -> bool:
     """Return whether a file is of an installed package."""
     return not _INSTALLED.isdisjoint(Path(file).parts)
 
 
 def is_users(file: str) -> bool:
-    """Return whether a file is a user's; code that the compiler has generated is not."""
+    """Return whether a file is a user's."""
+    return _owner_of(file) == "user"
+
+
+def _owner_of(file: str) -> str:
+    """Return whose code a file is: `torch`, `installed`, `library`, `dcpbench` or `user`. Code that the
+    compiler has generated is as Python's library."""
+    path = os.path.realpath(file)
     if file.startswith("<") or "torchinductor_" in file:
-        return False
-    return not is_installed(file) and not os.path.realpath(file).startswith(_NOT_THE_USERS)
+        return "library"
+    if is_installed(file) or path.startswith(_TORCH):
+        return "torch" if path.startswith(_TORCH) else "installed"
+    return next((owner for owner, folders in _OWNERS.items() if path.startswith(folders)), "user")
 
 
 def _short(file: str) -> str:

@@ -112,7 +112,10 @@ def check_entry(failure: KnownFailure) -> None:
         raise ConfigError(f"no check {unknown!r} ({', '.join(CHECKS)})")
     SpecifierSet(failure.torch)
     SpecifierSet(failure.load_torch or "")
-    re.compile(failure.error.message if failure.error else "")
+    for pattern in failure.error.patterns if failure.error else ():
+        re.compile(pattern)
+    if failure.status not in ("xfail", "skip"):
+        raise ConfigError(f"status {failure.status!r}; must be xfail or skip")
     for mismatch in (one for listed in failure.checks.values() for one in listed):
         re.compile(mismatch.name)
         re.compile(mismatch.where)

@@ -48,7 +48,7 @@ def verdict_of(expected: Expected, ends: Sequence[StageEnd]) -> Verdict:
     if fault and error and error.not_injected and not verdict.failed:
         return Verdict("skip", f"fault={fault.name}: {error.message}")
     verdict = _as_consequence(with_known_failures(expected.known_failures, verdict))
-    return with_fault(fault, max(expected.worlds), verdict) if fault else verdict
+    return with_fault(fault, max(expected.worlds), verdict) if fault and verdict.status != "skip" else verdict
 
 
 def _stopped(stop: Stop, ends: Sequence[StageEnd]) -> Verdict:

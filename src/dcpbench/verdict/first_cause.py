@@ -60,12 +60,14 @@ def stop_of(end: StageEnd, dies: str | None = None) -> Stop | None:
         details |= {"host": first.host, "local_rank": first.local_rank}
         place = place_sentence(first.local_rank, first.host)
     if first.failed:
+        error = first.failed.error
+        details |= {"code": error.code, "in_torch": error.in_torch, "of": [*error.of]}
         raised = tuple(
             rank.failed.error
             for rank in end.ranks
             if rank.failed and (rank is first or not rank.failed.secondary)
         )
-        return Stop("error", first.failed.error, place=place, raised=raised, details=details)
+        return Stop("error", error, place=place, raised=raised, details=details)
     return None if dies else Stop("crash", first, place=place, details=details)
 
 

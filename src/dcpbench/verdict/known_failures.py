@@ -16,12 +16,20 @@ from dcpbench.verdict.verdict import Verdict
 
 @dataclass
 class KnownError:
-    """An exception that a rank raises: its class, its phases, and a regular expression for its full text,
-    which is torch's. With `by`, a defect that a plug-in recomputes must raise exactly this; with `in_torch`,
-    no user's code.
+    """An exception that a rank raises.
 
     >>> KnownError("KeyError", ["load"], "'net.*'").matches(RaisedError(0, "load", "KeyError", "'net1'"))
     True
+
+    Args:
+        type: a regular expression for the name of its class.
+        phases: the phases in which it is known.
+        message: a regular expression for its full text.
+        by: a defect that a plug-in recomputes, which must raise exactly this.
+        in_torch: True if torch must raise it, not code that torch calls.
+        of: what the model or the optimizer must be: regular expressions, each for one of `RaisedError.of`.
+        each: a regular expression: wherever it matches in the text, its group must be one of these, too.
+        code: a regular expression for the user's line of code that it comes from, empty if there is none.
     """
 
     type: str = MISSING
@@ -29,11 +37,23 @@ class KnownError:
     message: str = ".*"
     by: str | None = None
     in_torch: bool = False
+    of: list[str] = field(default_factory=list)
+    each: str | None = None
+    code: str = ".*"
+
+    @property
+    def patterns(self) -> list[str]:
+        """All of its regular expressions."""
+        return [self.type, self.message, self.code, self.each or "", *self.of]
 
     def matches(self, error: RaisedError) -> bool:
         """Return whether a rank's exception is this one."""
-        same = error.type == self.type and error.phase in self.phases and self.by in (None, error.by)
-        same = same and not (self.in_torch and error.line)
+        same = error.phase in self.phases and self.by in (None, error.by)
+        same = same and re.fullmatch(self.type, error.type) is not None
+        same = same and re.fullmatch(self.code, error.code or "") is not None
+        same = same and (error.in_torch or not self.in_torch)
+        same = same and all(any(re.fullmatch(one, name) for name in error.of) for one in self.of)
+        same = same and not (self.each and {*re.findall(self.each, error.message)} - {*error.of})
         return same and re.fullmatch(self.message, error.message) is not None
 
 
@@ -88,6 +108,8 @@ class KnownFailure:
         error: an exception that ranks raise, if no other mismatch than those listed in `checks`, of this or
             another entry for the cell, occurred before.
         always: False for a failure that depends on the order of threads, so that the cell can also pass.
+        status: of the row, `xfail`, or `skip` for a documented refusal of torch.
+        reason: why it fails, and for a `skip` what to do.
     """
 
     id: str = MISSING
@@ -97,6 +119,7 @@ class KnownFailure:
     checks: dict[str, list[KnownMismatch]] = field(default_factory=dict)
     error: KnownError | None = None
     always: bool = True
+    status: str = "xfail"
     reason: str = MISSING
     link: str | None = None
 
@@ -161,7 +184,7 @@ def explaining(
 
 
 def with_known_failures(known: Sequence[KnownFailure], verdict: Verdict) -> Verdict:
-    """Return `xfail` for a cell that failed as listed, `xpass` for one that is listed but passed.
+    """Return `xfail` or `skip` for a cell that failed as listed, `xpass` for one that is listed but passed.
 
     A cell with a check that could not have failed is still `vacuous`. A cell with a mismatch or error that is
     not listed keeps its status, and its reason names that first.
@@ -182,6 +205,8 @@ def with_known_failures(known: Sequence[KnownFailure], verdict: Verdict) -> Verd
         return replace(verdict, reason=reason)
     listed = [(one.id, one.reason, one.link) for one in explanation.by]
     reason = known_sentence(listed, str(verdict.reason))
+    if {one.status for one in explanation.by} == {"skip"}:
+        return replace(verdict, status="skip", reason=reason)
     if verdict.gaps:
         return replace(verdict, status="vacuous", reason=f"{'; '.join(verdict.gaps)} ({reason})")
     return replace(verdict, status="xfail", reason=reason)

@@ -4,12 +4,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
-from torch.distributed.tensor import DTensor
 
-from dcpbench.core.rank_report import Skip
 from dcpbench.verify.nested import slots
-from dcpbench.workloads.world import World
 
 
 class Optimizers(torch.optim.Optimizer):
@@ -89,52 +85,11 @@ def as_one(returned: Any) -> torch.optim.Optimizer:
     return Optimizers(several) if isinstance(returned, SEVERAL) else returned
 
 
-def refused_closure(optimizer: torch.optim.Optimizer) -> Skip:
-    """Return why an optimizer whose `step` needs a closure is skipped."""
-    return Skip(
-        "torch's get_optimizer_state_dict calls step() without a closure, which "
-        f"{type(optimizer).__name__} refuses, and so does the training loop of a Workload; use "
-        "checkpointer=trainer"
-    )
-
-
 def repeats_on_parts(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether a step with parts of tensors is, bit for bit, the step with full ones. Two optimizers of
     torch reduce over a tensor, and others may."""
     of_torch = type(optimizer).__module__.startswith("torch.optim")
     return of_torch and not isinstance(optimizer, torch.optim.Muon | torch.optim.Adafactor)
-
-
-def skip_what_is_not_stepped(optimizer: torch.optim.Optimizer, is_flat: bool, world: World) -> None:
-    """Check that Adafactor, torch's or another, can step parts of parameters; collective where there is one.
-
-    Args:
-        is_flat: whether matrices are flattened (FSDP1).
-
-    Raises:
-        Skip: it cannot; with torch's sentence.
-    """
-    why = None
-    factored = [one for one in each_of(optimizer) if type(one).__name__ == "Adafactor"]
-    for one in factored:
-        sharded = {
-            parameter.ndim: (parameter, group)
-            for group in one.param_groups
-            for parameter in group["params"]
-            if isinstance(parameter, DTensor) and parameter.requires_grad
-        }
-        for parameter, group in sharded.values():
-            tried = nn.Parameter(parameter.detach().clone())
-            tried.grad = torch.ones_like(tried)
-            try:
-                made: Any = type(one)
-                made([{**group, "params": [tried]}]).step()
-            except Exception as error:  # noqa: BLE001 - of any class
-                why = f"torch refuses a step of {type(one).__name__}: {str(error).splitlines()[0]}"
-    if factored and is_flat:
-        why = "Adafactor needs full matrices, which FSDP1 flattens"
-    if factored and (reasons := [one for one in world.gathered(why) if one]):
-        raise Skip(reasons[0])
 
 
 def adam_tensor_lr(groups: Iterable[dict[str, Any]], lr: float, **options: Any) -> torch.optim.Adam:

@@ -76,27 +76,12 @@ def wrap_model(config: Config, world: World, model: nn.Module) -> Any:
     wrap = pkgutil.resolve_name(config.parallel.target)
     mesh = world.mesh(config.parallel.mesh_sizes(world.size))
     if not is_dictionary(model):
-        with _refusals_of(model):
-            return wrap(model, mesh, config.parallel)
+        return wrap(model, mesh, config.parallel)
     if divided := {"pp", "ep", "tp"}.intersection(config.parallel.mesh):
         one = f"workload.target={config.workload.target}: model is an nn.ModuleDict"
         raise Skip(f"{one}, of which {', '.join(sorted(divided))} cannot divide one module; use ddp or fsdp2")
-    with _refusals_of(model):
-        model.update({name: wrap(one, mesh, config.parallel) for name, one in model.items()})
+    model.update({name: wrap(one, mesh, config.parallel) for name, one in model.items()})
     return model
-
-
-@contextmanager
-def _refusals_of(model: nn.Module) -> Iterator[None]:
-    """Context manager: skip the cell, with torch's sentence, if torch refuses a model that has parameters
-    without dimensions or in another memory format."""
-    parameters = [*model.parameters()]
-    refusals: list[type[Exception]] = [ValueError] * any(not one.ndim for one in parameters)
-    refusals += [NotImplementedError] * any(not one.is_contiguous() for one in parameters)
-    try:
-        yield
-    except tuple(refusals) as error:
-        raise Skip(f"torch refuses the model: {' '.join(str(error).split())}") from error
 
 
 def none(model: nn.Module, mesh: DeviceMesh | None, config: ParallelConfig) -> nn.Module:
@@ -131,7 +116,6 @@ class _CopiedDDP(DistributedDataParallel):
 
 def fsdp(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:
     """FSDP1: FULL_SHARD on one data-parallel dimension, HYBRID_SHARD on two; TP inside if the mesh has it."""
-    _skip_what_is_not_sharded(model)
     dp_mesh = _tensor_parallel(model, mesh, config)
     strategy = ShardingStrategy.HYBRID_SHARD if dp_mesh.ndim == 2 else ShardingStrategy.FULL_SHARD
     options: dict[str, Any] = {
@@ -146,7 +130,6 @@ def fsdp(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Modul
 
 def fsdp2(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:
     """FSDP2: `fully_shard` of the root; TP inside if the mesh has it."""
-    _skip_what_is_not_sharded(model)
     fully_shard(model, mesh=_tensor_parallel(model, mesh, config), **fully_shard_options(config))
     return model
 
@@ -154,7 +137,6 @@ def fsdp2(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Modu
 def fsdp2_per_layer(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:
     """FSDP2 as in trainers: `fully_shard` of each layer, then of the root with the remaining parameters,
     among them those that layers share. TP inside if the mesh has it."""
-    _skip_what_is_not_sharded(model, together=False)
     dp_mesh, options = _tensor_parallel(model, mesh, config), fully_shard_options(config)
     named = config.layers if isinstance(config, PlannedParallel) else ()
     for layer in layers_of_their_own(model, named):
@@ -194,25 +176,6 @@ def end_passes(model: nn.Module) -> None:
             module.reshard()
         elif isinstance(module, DistributedDataParallel):
             module.reducer._check_reducer_finalized()
-
-
-def _skip_what_is_not_sharded(model: nn.Module, together: bool = True) -> None:
-    """Check that FSDP can shard the trained parameters, all `together` or layer by layer.
-
-    Raises:
-        Skip: it cannot.
-    """
-    tables = [one for one in model.modules() if isinstance(one, nn.Embedding | nn.EmbeddingBag)]
-    sparse = {id(one.weight) for one in tables if one.sparse}
-    dtypes = {one.dtype for one in model.parameters()}
-    for name, one in model.named_parameters():
-        for refused, what in (
-            (not one.numel(), "has no elements"),
-            (id(one) in sparse, "has sparse gradients"),
-            (together and one.is_complex() and len(dtypes) > 1, "is complex, and others are not"),
-        ):
-            if refused and one.requires_grad:
-                raise Skip(f"torch's FSDP does not train {name}, which {what}")
 
 
 def check_plan(model: nn.Module, plan: Mapping[str, str]) -> None:

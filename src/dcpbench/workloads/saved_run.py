@@ -13,7 +13,14 @@ from dcpbench.config.groups import OptimizerStateAs
 from dcpbench.core.rank_report import Skip
 from dcpbench.verify.compare import same_leaves
 from dcpbench.verify.perturb import Unchanged, perturb_model, perturb_optimizer, perturbed
-from dcpbench.verify.snapshot import Leaves, named_parts, parts_of_each, retained, snapshot_nested
+from dcpbench.verify.snapshot import (
+    Leaves,
+    named_as_saved,
+    named_parts,
+    parts_of_each,
+    retained,
+    snapshot_nested,
+)
 from dcpbench.workloads.attributes import Judged
 from dcpbench.workloads.components import Component
 from dcpbench.workloads.generators import RandomState, generators_of, reseed
@@ -75,11 +82,12 @@ class SavedRun:
     ) -> None:
         self.model, self.world, self.sizes = model, world, sizes
         self.component = component
-        objects = workload.state(model) if callable(workload.state) else workload.state or {}
+        with named_as_saved(model):
+            objects = workload.state(model) if callable(workload.state) else workload.state or {}
+            self.optimizers = workload.optimizer(model)
         if both := objects.keys() & component.saved.state(self.options).keys():
             raise Skip(f"state: {min(both)!r} is also a name of the component; choose another one")
         self.saved = SavedObjects(objects, partial(is_not_saved, workload))
-        self.optimizers = workload.optimizer(model)
         self.optimizer = as_one(self.optimizers)
         self._make_scheduler, self._scheduled_later = workload.scheduler, not scheduler
         self._scheduler = self._scheduler_made() if scheduler and workload.scheduler else None

@@ -20,7 +20,6 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import Optimizer
 
-from dcpbench.core.rank_report import Skip
 from dcpbench.verify.compare import bits
 from dcpbench.workloads.batch import Batch
 from dcpbench.workloads.optimizers import each_of
@@ -102,23 +101,6 @@ class OptimizerState:
         self.options = options
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state dict.
-
-        Raises:
-            Skip: torch's state-dict functions refuse this optimizer.
-        """
-        for one in each_of(self.optimizer):
-            if isinstance(one, torch.optim.SparseAdam):
-                raise Skip(
-                    "torch's get_optimizer_state_dict fills an empty optimizer by a step with dense "
-                    "gradients, which SparseAdam refuses; use checkpointer=trainer"
-                )
-            for key in one.state:
-                if not isinstance(key, torch.Tensor):
-                    raise Skip(
-                        f"torch's get_optimizer_state_dict refuses the key {key!r} of the optimizer's state, "
-                        "which is no parameter; use checkpointer=trainer"
-                    )
         return get_optimizer_state_dict(self.model, each_of(self.optimizer), options=self.options)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -3,7 +3,6 @@
 
 import fnmatch
 import functools
-import inspect
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,13 +17,12 @@ from torch.optim import Optimizer
 
 from dcpbench.config.schema import SEED_STRIDE, Config
 from dcpbench.verify.compare import same_value
-from dcpbench.verify.snapshot import named_as_saved
 from dcpbench.workloads import parallelisms
 from dcpbench.workloads.batch import Batch, Share, share_of, to_device
 from dcpbench.workloads.batch import leaves as leaves_of
 from dcpbench.workloads.generators import seed_generators
 from dcpbench.workloads.layers import layers
-from dcpbench.workloads.optimizers import each_of, listed, refused_closure
+from dcpbench.workloads.optimizers import each_of
 from dcpbench.workloads.saved_objects import TAKEN, State
 
 Loss = Callable[[nn.Module, Batch], Any]
@@ -145,11 +143,7 @@ def workload_of(config: Config) -> Workload:
     if not (made.state is None or isinstance(made.state, Mapping) or callable(made.state)):
         kind = type(made.state).__name__
         raise TypeError(f"{where}: state is a {kind}; pass a dictionary, or a function (see Workload)")
-    made = replace(
-        made,
-        optimizer=partial(_without_closure, made.optimizer),
-        state=partial(_objects, made.state, where),
-    )
+    made = replace(made, state=partial(_objects, made.state, where))
     if made.loss:
         return replace(made, loss=partial(_total, made.loss, f"{where}: loss"))
     assert made.step is not None
@@ -170,8 +164,7 @@ def _objects(state: State | None, where: str, model: nn.Module) -> Mapping[str, 
     Raises:
         TypeError, ValueError: one cannot be saved, or its name is taken.
     """
-    with named_as_saved(model):
-        objects = state(model) if callable(state) else state or {}
+    objects = state(model) if callable(state) else state or {}
     if not isinstance(objects, Mapping):
         raise TypeError(f"{where}: state returned a {type(objects).__name__}; return a dictionary")
     for name, one in objects.items():
@@ -209,21 +202,6 @@ def _total(function: Callable[..., Any], where: str, *args: Any) -> torch.Tensor
             )
     total: torch.Tensor = functools.reduce(torch.add, parts.values())
     return total
-
-
-def _without_closure(make: Callable[[nn.Module], Any], model: nn.Module) -> Any:
-    """Make the optimizers of a user's workload.
-
-    Raises:
-        Skip: a `step` needs a closure.
-    """
-    with named_as_saved(model):
-        made = make(model)
-    for one in listed(made, "optimizer"):
-        closure = inspect.signature(one.step).parameters.get("closure")
-        if closure and closure.default is closure.empty:
-            raise refused_closure(one)
-    return made
 
 
 def of_groups(config: Config) -> Workload:

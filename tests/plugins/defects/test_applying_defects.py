@@ -46,17 +46,17 @@ ALWAYS = {
     "raised": {"state_of_no_gradient"},
 }
 APPLY: dict[tuple[str, int], dict[str, set[str]]] = {
-    ("none", 2): {"raised": {"refused_own_state"}},
+    ("none", 2): {},
     ("fsdp", 2): {},
     ("fsdp", 1): {},  # one shard, but one replica
     ("hsdp", 4): {},  # replicas, but of shards
     ("hsdp", 2): {"twin": {"trained_alone"}},
-    ("hsdp2", 2): {"raised": {"refused_own_state"}},  # FSDP2 averages
+    ("hsdp2", 2): {},  # FSDP2 averages
     ("fsdp_tp", 4): {
         "restored": {"sliced_by_shard"},
         "twin": {"unfrozen"},
     },
-    ("fsdp2_tp", 4): {"raised": {"refused_own_state"}},
+    ("fsdp2_tp", 4): {},
 }
 """The defects that apply to each step of a cell, by parallelism and number of ranks, in addition to those
 that every model can have."""
