@@ -29,6 +29,16 @@ PLANTED: dict[str, tuple[str, str, str]] = {
         "losses = record.losses[taken.start - 1 : last]",
         "losses = resumed",
     ),
+    "mending of what no defect explains": (
+        "cell/mend.py",
+        "one.by for one in mismatches if one.by and one.name not in unexplained",
+        "str(one.by) for one in mismatches",
+    ),
+    "mending from a checkpoint that is wrong": (
+        "cell/mend.py",
+        "full is not None and is_content(full, leaf)",
+        "full is not None",
+    ),
     "gradients with themselves": (
         _TRAINING,
         "here = torch.zeros_like(expected) if part.local is None else",
