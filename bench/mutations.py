@@ -34,11 +34,7 @@ PLANTED: dict[str, tuple[str, str, str]] = {
         "one.by for one in mismatches if one.by and one.name not in unexplained",
         "str(one.by) for one in mismatches",
     ),
-    "mending from a checkpoint that is wrong": (
-        "cell/mend.py",
-        "full is not None and is_content(full, leaf)",
-        "full is not None",
-    ),
+    "resumes of what cannot be mended": ("cell/mend.py", "    return first and f", "    return None and f"),
     "gradients with themselves": (
         _TRAINING,
         "here = torch.zeros_like(expected) if part.local is None else",
