@@ -347,8 +347,8 @@ def resume(
         tolerance = None if exactly else loss_tolerance(TOLERANCES[cell.config.tolerance.value], dtypes)
         compared: dict[str, Compared] = {}
         if exactly or not _layout_matters(cell, target, record.why_layout_bound, where):
-            losses, alive = record.losses[taken.start - 1 : last], target.alive[-len(taken) :]
-            others = unrestored_losses(cell, record)
+            losses = record.losses[taken.start - 1 : last]
+            alive, others = target.alive[-len(taken) :], unrestored_losses(cell, record)
             compared[of_losses] = compare_resumed(losses, resumed, taken.start, tolerance, alive, others)
         left = explained_names(cell, FLAGS)  # no step changes the flags that a load has left
         actual, expected = (

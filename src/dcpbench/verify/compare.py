@@ -82,15 +82,6 @@ def _same(name: str, expected: Leaf, actual: Leaf) -> bool:
     return _compare_leaves(name, expected, actual, None, closely=False) is None
 
 
-def is_content(full: torch.Tensor, leaf: Leaf) -> bool:
-    """Return whether a full tensor has the content of a leaf at its place."""
-    if not isinstance(leaf, TensorLeaf | DigestedLeaf) or full.dtype != leaf.dtype:
-        return False
-    if tuple(full.shape) != leaf.extent.shape:
-        return False
-    return digest_of(TensorLeaf(leaf.extent.take(full), leaf.extent, None)) == digest_of(leaf)
-
-
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """Return the elements as integers of the same width, so that NaN equals NaN, and 0.0 differs from -0.0.
 

@@ -11,9 +11,9 @@ from dcpbench.cell.explained import Restored
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import fsdp1_sizes
-from dcpbench.verify.compare import Recall, is_content
+from dcpbench.verify.compare import Recall
 from dcpbench.verify.layout import Extent
-from dcpbench.verify.snapshot import Leaves, TensorLeaf
+from dcpbench.verify.snapshot import Leaf, Leaves, TensorLeaf, digest_of
 from dcpbench.workloads.run_state import State
 
 _CHECK = "optim_equal"
@@ -59,10 +59,17 @@ def slices(
         if not isinstance(part, TensorLeaf) or not is_sliced(part.extent):
             continue
         held = recall(name)
-        if held is None or not is_content(held, saved.get(name)):
+        if held is None or not _is_what_was(saved.get(name), held):
             continue
         begin = part.extent.start
         for leaves, full in ((once, held), (again, set_again(held, part.extent))):
             own = full.reshape(-1)[begin : begin + part.extent.numel]
             leaves[name] = replace(part, local=own.reshape(part.local.shape))
     return once, again
+
+
+def _is_what_was(saved: Leaf, held: torch.Tensor) -> bool:
+    """Return whether a full tensor has the saved values at the place of a saved part."""
+    if saved is None or (tuple(held.shape), held.dtype) != (saved.extent.shape, saved.dtype):
+        return False
+    return digest_of(TensorLeaf(saved.extent.take(held), saved.extent, None)) == digest_of(saved)
