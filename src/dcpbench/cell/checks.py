@@ -14,7 +14,6 @@ from dcpbench.cell import contract, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import (
-    equal_names,
     explained,
     explained_restored,
     needs_copy,
@@ -26,8 +25,8 @@ from dcpbench.config.text import listed
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import RESUMED, TWIN, Sides
 from dcpbench.core.rank_report import CheckReport, Compared
-from dcpbench.verify.losses import TOLERANCES, compare_resumed, loss_tolerance
-from dcpbench.verify.perturb import Unchanged, compare_controlled, unlike
+from dcpbench.verify.losses import compare_resumed, resume_tolerance
+from dcpbench.verify.perturb import compare_controlled, unlike
 from dcpbench.verify.plain_read import WholeValues
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import build_run, lockstep
@@ -42,12 +41,14 @@ from dcpbench.workloads.run_state import (
     State,
     as_judged,
     before_a_step,
+    equal_names,
     is_small,
     key_of,
     live_state,
     retained_copy,
     retained_state,
 )
+from dcpbench.workloads.saved_run import Unchanged
 from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.unsaved_values import differing
 
@@ -344,7 +345,7 @@ def resume(
         return
     with cell.phase("verify", "resumed"):
         dtypes = target.dtypes.union(record.computes_in)
-        tolerance = None if exactly else loss_tolerance(TOLERANCES[cell.config.tolerance.value], dtypes)
+        tolerance = None if exactly else resume_tolerance(cell.config.tolerance.value, dtypes)
         compared: dict[str, Compared] = {}
         if exactly or not _layout_matters(cell, target, record.why_layout_bound, where):
             losses = record.losses[taken.start - 1 : last]

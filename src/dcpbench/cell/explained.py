@@ -14,9 +14,8 @@ from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.plugins import plugins
 from dcpbench.core.rank_report import Compared
-from dcpbench.verify.compare import same_leaves
 from dcpbench.workloads.parallelisms import broadcasts_buffers, buffers_of_frozen
-from dcpbench.workloads.run_state import State, buffers_of
+from dcpbench.workloads.run_state import State, buffers_of, equal_names
 from dcpbench.workloads.training_run import TrainingRun
 
 
@@ -66,11 +65,6 @@ def explained_restored(
         return Restored(checkpoint, actual, before or {}, names)
 
     return explained(cell, "restored", compared, about, equal_names(actual))
-
-
-def equal_names(actual: State) -> Callable[[str, State], set[str]]:
-    """Return a function that returns the names of a check which are equal in a state and the actual one."""
-    return lambda check, state: same_leaves(state.get(check, {}), actual[check])
 
 
 @cache

@@ -31,6 +31,11 @@ def loss_tolerance(tolerance: float, dtypes: Iterable[torch.dtype]) -> float:
     return max(tolerance, _ROUNDINGS_OF_LOSS * rounding(dtypes))
 
 
+def resume_tolerance(name: str, dtypes: Iterable[torch.dtype]) -> float:
+    """Return the same for the losses of a run that another layout resumes; `name` is one of `TOLERANCES`."""
+    return loss_tolerance(TOLERANCES[name], dtypes)
+
+
 def compare_losses(
     expected: list[float], actual: list[float], first: int, tolerance: float | None = None
 ) -> list[Mismatch]:

@@ -26,9 +26,6 @@ from dcpbench.verify.snapshot import (
     snapshot_nested,
 )
 
-Unchanged = Mapping[str, Collection[str]]
-"""Names, by check, of what cannot be changed in a load target."""
-
 _PART = 0.4375
 _FUNCTION_IF_NONE = "_scale_fn_custom"
 """Key of a `CyclicLR` whose value is None, unless the user gave an object as the scale function."""

@@ -12,7 +12,7 @@ from torch import nn
 
 from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
-from dcpbench.verify.perturb import Unchanged, perturb
+from dcpbench.verify.perturb import perturb
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads.attributes import (
     inner_attributes,
@@ -25,6 +25,7 @@ from dcpbench.workloads.epochs import EpochEnds
 from dcpbench.workloads.generators import ALL, RandomState
 from dcpbench.workloads.parallelisms import buckets_kept, end_passes, wrap_model
 from dcpbench.workloads.saved_objects import SavedObjects
+from dcpbench.workloads.saved_run import Unchanged
 from dcpbench.workloads.stateful import TrainState
 from dcpbench.workloads.training_run import TrainingRun, has_gradient
 from dcpbench.workloads.unsaved_values import UnsavedValues

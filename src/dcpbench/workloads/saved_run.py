@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions
 from dcpbench.config.groups import OptimizerStateAs
 from dcpbench.core.rank_report import Skip
 from dcpbench.verify.compare import same_leaves
-from dcpbench.verify.perturb import Unchanged, perturb_model, perturb_optimizer, perturbed
+from dcpbench.verify.perturb import perturb_model, perturb_optimizer, perturbed
 from dcpbench.verify.snapshot import (
     Leaves,
     named_as_saved,
@@ -42,6 +42,9 @@ from dcpbench.workloads.world import World
 
 _DP_STRIDE = 7919
 """Distance between the seeds of data-parallel ranks."""
+
+Unchanged = Mapping[str, Collection[str]]
+"""Names, by check, of what cannot be changed in a load target."""
 
 
 class SavedRun:

@@ -1,0 +1,156 @@
+"""Put saved values into a run: tensors, hyperparameters, entries of optimizers, and states of objects."""
+
+import copy
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from dcpbench.verify.compare import Recall
+from dcpbench.verify.layout import Extent, ParameterPart
+from dcpbench.verify.nested import is_gone_into, items, slots
+from dcpbench.verify.snapshot import (
+    DigestedLeaf,
+    Idle,
+    Leaf,
+    Leaves,
+    TensorLeaf,
+    has_extra_state,
+    local_part,
+    named_parts,
+    parts_of_each,
+    plain_fqn,
+)
+from dcpbench.workloads.optimizers import each_of
+from dcpbench.workloads.run_state import RANDOM, live_state
+from dcpbench.workloads.training_run import TrainingRun
+
+Put = Callable[[Any], object]
+"""Puts changed values back to where they came from."""
+
+
+def set_saved(target: TrainingRun, check: str, names: Collection[str], saved: Leaves, recall: Recall) -> None:
+    """Set some names of a check to their saved values in a run, as far as these are known. A name that was
+    not saved is removed.
+
+    Args:
+        saved: all leaves of the check, as they were saved.
+        recall: reads a full tensor from the checkpoint, if only a digest of it was kept.
+    """
+    leaves = {name: _of(leaf) for name, leaf in saved.items()}
+    _SavedValues(target, check, names, leaves, recall).set()
+
+
+def _of(leaf: Leaf) -> Leaf:
+    return leaf.leaf if isinstance(leaf, Idle) else leaf
+
+
+@dataclass(frozen=True)
+class _SavedValues:
+    """The saved values of some names of a check, and the run that gets them."""
+
+    target: TrainingRun
+    check: str
+    names: Collection[str]
+    saved: Leaves
+    recall: Recall
+
+    def set(self) -> None:
+        """Copy tensors in place; replace other values, and what is missing, in their containers."""
+        for name, leaf in live_state(self.target).get(self.check, {}).items():
+            if name in self.names and isinstance(part := _of(leaf), TensorLeaf):
+                value = self._value(name, part.extent)
+                if value is not None and value.dtype == part.dtype:
+                    part.local.copy_(value.reshape(part.local.shape))
+        for prefix, values, put, of in self._containers():
+            names = {name for name in self.names if f"{name}.".startswith(prefix)}
+            if names:
+                mended = self._mended(values, prefix, of)
+                for name in names & self.saved.keys() - {path for *_, path in slots(values, prefix)}:
+                    mended[name.removeprefix(prefix)] = self._as_saved(name, None, of)
+                put(mended)
+
+    def _containers(self) -> Iterator[tuple[str, Any, Put, ParameterPart | None]]:
+        """Yield the prefix of names, nested values, a function that puts them back, and the parameter that
+        tensors are made like, if there is one."""
+        model, optimizer = self.target.model, self.target.optimizer
+        if self.check == "optim_equal":
+            parts = parts_of_each(named_parts(model))
+            for one in each_of(optimizer):
+                for parameter in (value for group in one.param_groups for value in group["params"]):
+                    for fqn, part in parts.get(id(parameter), {}).items():
+                        put = partial(one.state.__setitem__, parameter)
+                        yield f"state.{fqn}.", one.state.get(parameter, {}), put, part
+            for number, group in enumerate(optimizer.param_groups):
+                values = {key: value for key, value in group.items() if key != "params"}
+                yield f"param_groups.{number}.", values, group.update, None
+        for name, state, load in self._objects():
+            yield f"{name}.", state, load, None
+
+    def _objects(self) -> Iterator[tuple[str, Any, Put]]:
+        """Yield the objects of the check: name, state, and a function that loads another state."""
+        target = self.target
+        if self.check == "model_equal":
+            for prefix, module in target.model.named_modules():
+                if has_extra_state(module):
+                    name = plain_fqn(target.model, f"{prefix}._extra_state".lstrip("."))
+                    yield name, module.get_extra_state(), module.set_extra_state
+        elif self.check == RANDOM:
+            yield "random", target.random.state_dict(), target.random.load_state_dict
+        elif self.check == "extra_equal":
+            objects = {**target.component.saved.others, **target.saved.others, "noise": target.noise}
+            if target.has_scheduler:
+                objects["scheduler"] = target.scheduler
+            for name, each in objects.items():
+                yield name, each.state_dict(), each.load_state_dict
+            yield "train_state", vars(target.train_state), vars(target.train_state).update
+
+    def _mended(self, values: Any, prefix: str, of: ParameterPart | None) -> Any:
+        """Return a copy of nested values with the saved ones under the wrong names."""
+        if not is_gone_into(values):  # the extra state of a module
+            return self._as_saved(prefix[:-1], values, of)
+        mended = copy.copy(values)
+        for key, value, path in reversed([*items(values, prefix)]):  # of a list the last items go first
+            if is_gone_into(value):
+                mended[key] = self._mended(value, f"{path}.", of)
+                is_removed = bool(value) and not mended[key]
+            else:
+                is_removed = path in self.names and path not in self.saved
+                if path in self.names and not is_removed:
+                    mended[key] = self._as_saved(path, value, of)
+            if is_removed:
+                del mended[key]
+        return mended
+
+    def _as_saved(self, name: str, current: Any, of: ParameterPart | None) -> Any:
+        """Return a saved value, in the `current` tensor if that is possible."""
+        leaf = self.saved[name]
+        if not isinstance(leaf, TensorLeaf | DigestedLeaf):
+            return copy.deepcopy(leaf)
+        extent = leaf.extent
+        if of and extent.shape and extent.shape == of.extent.shape:
+            extent = of.extent
+            if getattr(current, "dtype", None) != leaf.dtype:
+                current = torch.zeros_like(of.parameter, dtype=leaf.dtype)
+        value = self._value(name, extent)
+        if value is None:
+            return current
+        if getattr(current, "dtype", None) != leaf.dtype:
+            return value.clone()
+        local = local_part(current)
+        local = of.of(local) if of and extent is of.extent else local
+        local.copy_(value.reshape(local.shape))
+        return current
+
+    def _value(self, name: str, extent: Extent) -> torch.Tensor | None:
+        """Return the part of a saved tensor that has this extent; if only its digest was kept, that of the
+        checkpoint, which need not be the same."""
+        leaf = self.saved.get(name)
+        if isinstance(leaf, TensorLeaf) and leaf.extent == extent:
+            return leaf.local
+        if not isinstance(leaf, TensorLeaf | DigestedLeaf):
+            return None
+        full = self.recall(name)
+        return extent.take(full) if full is not None and tuple(full.shape) == leaf.extent.shape else None
