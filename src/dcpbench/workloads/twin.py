@@ -128,7 +128,8 @@ class Twin:
             grad_norm: the norm by which the ranks have clipped their gradients.
         """
         self._batch, self._group, self._grad_norm = batch, group, grad_norm
-        self._beginning = self._beginning or self._build()
+        if self._beginning is None:  # on all ranks at once: a user's code can rendezvous
+            self._beginning, self._spare = self._build(), self._build()
         try:
             self._copy(self.run, self._beginning)
             self.why_not_copied = None
@@ -142,9 +143,9 @@ class Twin:
         Raises:
             RuntimeError: it cannot be copied.
         """
-        if self.why_not_copied or self._beginning is None:
+        run = self._spare
+        if self.why_not_copied or self._beginning is None or run is None:
             raise RuntimeError(self.why_not_copied)
-        self._spare = run = self._spare or self._build()
         self._copy(self._beginning, run)
         if change:
             change(run.model)
