@@ -87,7 +87,8 @@ def _sweep(folder: Path, rows: list[Row]) -> Path:
     attempts = [{name: one[name] for name in ("cell", "repeat", "started_at", "details")} for one in plain]
     rows_and_details = ((RESULTS_JSONL, plain), (DETAILS_JSONL, attempts))
     for name, contents in rows_and_details:
-        (folder / name).write_text("".join(json.dumps(one) + "\n" for one in contents))
+        lines = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in contents)
+        (folder / name).write_bytes(lines.encode(errors="replace"))
     return folder
 
 

@@ -18,15 +18,19 @@ def _applies(config: Config) -> bool:
 
 
 def _expected(cell: Cell, moment: Moment, reference: Restored) -> Iterator[State]:
-    """Create one where the groups have the saved values that they have without it."""
+    """Create one where the groups have the saved values of what they had before the load."""
     target, saved = new_target(cell), reference.checkpoint.state.get(_CHECK, {})
     for number, group in enumerate(target.optimizer.param_groups):
-        keys = group.keys() - {"params"}
-        group |= {key: saved.get(f"param_groups.{number}.{key}", group[key]) for key in keys}
+        prefix = f"param_groups.{number}."
+        had = {
+            name: leaf for name, leaf in reference.before.get(_CHECK, {}).items() if name.startswith(prefix)
+        }
+        loaded = {name.removeprefix(prefix): saved.get(name, leaf) for name, leaf in had.items()}
+        group |= loaded | {"params": group["params"]}
     if later := target.state().get("scheduler"):
         later.load_state_dict(later.state_dict())
     leaves = live_state(target)[_CHECK]
     yield {_CHECK: {name: leaf for name, leaf in leaves.items() if name.startswith("param_groups.")}}
 
 
-defect = Defect(("restored",), _applies, _expected)
+defect = Defect(("restored",), _applies, _expected, from_before=True)
