@@ -2,11 +2,13 @@
 trainer may remove older checkpoints."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint
-from dcpbench.core.rank_report import NOTHING
+from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.rank_report import NOTHING, Compared
 from dcpbench.verify.files import compare_files
 
 CHECK = "files_unchanged"
@@ -53,11 +55,15 @@ def remaining(cell: Cell, checkpoints: Sequence[C]) -> list[C]:
     return [checkpoint for checkpoint in checkpoints if checkpoint.checkpoint_id not in removed]
 
 
-def missing(cell: Cell, checkpoint: Checkpoint) -> str:
-    """Describe what became of the files of a checkpoint whose load misses one."""
+def report_missing(cell: Cell, checkpoint: Checkpoint) -> str:
+    """Report that a load of a trainer's checkpoint misses a file, and return what became of it."""
     checkpointer, checkpoint_id = checkpoint.checkpointer, checkpoint.checkpoint_id
     _, digests, _ = cell.files.get(checkpoint_id, ("", None, checkpointer))
     gone = sorted({*(digests or ())} - {*checkpointer.lengths(checkpoint_id)})
+    name = Path(checkpoint_id).name
+    facts = {"then": "complete", "now": "without a file that its load opens"}
+    mismatch = [Mismatch(name, Problem.file_changed, facts=facts)]
+    cell.record(CHECK, Compared.of(mismatch, mismatch, [name]), str(checkpoint))
     if gone:
         return f"{gone[0]} was there when the save of step {checkpoint.step} returned, and was removed since"
     return f"the save of step {checkpoint.step} wrote no such file under its path"

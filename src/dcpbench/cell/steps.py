@@ -410,7 +410,9 @@ def load(
         except (Exception, CheckpointException) as error:
             explain_raised(cell, checkpoint, target, error)
             if cell.config.own_trainer and isinstance(error, FileNotFoundError):
-                raise FileNotFoundError(f"{error}; {checkpoint_files.missing(cell, checkpoint)}") from error
+                raise FileNotFoundError(
+                    f"{error}; {checkpoint_files.report_missing(cell, checkpoint)}"
+                ) from error
             raise
         target.is_at(checkpoint.step)
         target.comes_after = where

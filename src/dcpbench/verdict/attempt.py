@@ -70,9 +70,15 @@ def _stopped(stop: Stop, ends: Sequence[StageEnd]) -> Verdict:
 
 
 def _as_consequence(verdict: Verdict) -> Verdict:
-    """Judge a wrong restore, and not the exception that training from it has raised."""
-    wrong = [one for one in verdict.failed if one.check in _RESTORED]
-    if verdict.status != "error" or not wrong or not verdict.error or verdict.error.phase != "train":
+    """Judge a wrong restore, and not the exception that training from it has raised; or missing files, and
+    not that of their load."""
+    if verdict.status != "error" or not verdict.error:
+        return verdict
+    causes: tuple[str, ...] = _RESTORED if verdict.error.phase == "train" else ()
+    if (verdict.error.phase, verdict.error.type) == ("load", FileNotFoundError.__name__):
+        causes = ("files_unchanged",)
+    wrong = [one for one in verdict.failed if one.check in causes]
+    if not wrong:
         return verdict
     raised = replace(verdict.error, message=f"{verdict.error.message}, as a consequence")
     return replace(
