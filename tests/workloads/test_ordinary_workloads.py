@@ -16,7 +16,7 @@ REFUSED = {
     "unknown_container": f"batch(generator) contains a Unknown, {UNKNOWN}",
     "loss_of_each_sample": "loss returned with 'mse' a Tensor of shape (4,); return a scalar tensor, or a",
     "raises_once_loaded": " in train after the load of step 2: ValueError: it was loaded (support/ordinary_",
-    "raises_when_built": "raises_when_built: FileNotFoundError: data.bin (support/ordinary_workloads.py:",
+    "raises_when_built": " in build without a save: FileNotFoundError: data.bin (support/ordinary_",
     "saves_nothing": "state of the Workload: 'average' is a ReLU with an empty state dict; leave it out",
     "lazy_module": "model: 0.weight has no shape before the first forward pass (a lazy module); call the",
     "average_of_a_model_without_copies": "TypeError: cannot pickle 'module' object",
@@ -24,9 +24,9 @@ REFUSED = {
     "own_error_in_the_loss": ": RuntimeError: _chunk_cat expects non-empty tensor (support/refused_workloads",
     "own_error_in_optimizer": ": TypeError: cannot pickle 'module' object (support/refused_workloads.py:",
     "unready_optimizer": " in train without a save: AssertionError (support/refused_workloads.py:",
-    "packed_sequence": f"batch(generator) contains a PackedSequence, {UNKNOWN}",
-    "packed_values": "batch(generator): shapes (12, 8), (4,) do not show what a sample is: pass share(",
-    "equal_images": "batch(generator): shapes (4, 8) do not show what a sample is: pass share(",
+    "packed_sequence": f"TypeError: contains a PackedSequence, {UNKNOWN}",
+    "packed_values": "ValueError: shapes (12, 8), (4,) do not show what a sample is: pass share(",
+    "equal_images": "ValueError: shapes (4, 8) do not show what a sample is: pass share(",
 }
 """Parts of the reasons of workloads that are an error."""
 NOT_RESTORED = {
@@ -147,7 +147,9 @@ TORCHS: dict[str, dict[str, tuple[str, str]]] = {
         "": ("xfail", NO_GRADIENT),
     },
     "unused_on_one_rank": {"": ("error", "find_unused_parameters")},
-    "unused_and_unsaved_state": {"": ("error", f"in addition to {NO_GRADIENT}: checkpoint_whole: ")},
+    "unused_and_unsaved_state": {
+        "": ("error", "(before that checkpoint_whole: rank 0: optimizer.state.parts.used")
+    },
     "forgets_state_of_used": {
         "": ("error", "RuntimeError: Missing key in checkpoint state_dict: optimizer.state.0.weight.")
     },
