@@ -55,15 +55,17 @@ def remaining(cell: Cell, checkpoints: Sequence[C]) -> list[C]:
     return [checkpoint for checkpoint in checkpoints if checkpoint.checkpoint_id not in removed]
 
 
-def report_missing(cell: Cell, checkpoint: Checkpoint) -> str:
-    """Report that a load of a trainer's checkpoint misses a file, and return what became of it."""
+def report_missing(cell: Cell, checkpoint: Checkpoint, file: str | None) -> str:
+    """Report that a load of a trainer's checkpoint misses a `file` under its path, and return what became of
+    it. Another file, such as one of a data set, is none of the checkpoint."""
     checkpointer, checkpoint_id = checkpoint.checkpointer, checkpoint.checkpoint_id
     _, digests, _ = cell.files.get(checkpoint_id, ("", None, checkpointer))
     gone = sorted({*(digests or ())} - {*checkpointer.lengths(checkpoint_id)})
-    name = Path(checkpoint_id).name
-    facts = {"then": "complete", "now": "without a file that its load opens"}
-    mismatch = [Mismatch(name, Problem.file_changed, facts=facts)]
-    cell.record(CHECK, Compared.of(mismatch, mismatch, [name]), str(checkpoint))
+    if file and file.startswith(checkpoint_id):
+        name = Path(checkpoint_id).name
+        facts = {"then": "complete", "now": "without a file that its load opens"}
+        mismatch = [Mismatch(name, Problem.file_changed, facts=facts)]
+        cell.record(CHECK, Compared.of(mismatch, mismatch, [name]), str(checkpoint))
     if gone:
         return f"{gone[0]} was there when the save of step {checkpoint.step} returned, and was removed since"
     return f"the save of step {checkpoint.step} wrote no such file under its path"

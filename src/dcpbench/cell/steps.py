@@ -411,7 +411,7 @@ def load(
             explain_raised(cell, checkpoint, target, error)
             if cell.config.own_trainer and isinstance(error, FileNotFoundError):
                 raise FileNotFoundError(
-                    f"{error}; {checkpoint_files.report_missing(cell, checkpoint)}"
+                    f"{error}; {checkpoint_files.report_missing(cell, checkpoint, error.filename)}"
                 ) from error
             raise
         target.is_at(checkpoint.step)

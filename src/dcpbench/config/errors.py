@@ -48,7 +48,7 @@ def set_by_dcpbench(choice: str) -> ConfigError:
 
 def refuse_choice(override: Override, groups: Container[str]) -> None:
     """Refuse null as the value of a group, for which Hydra raises an error without the group's name, and of
-    an axis a list in brackets, of which Hydra uses the last value with settings of all.
+    an axis a list in brackets; Hydra would use its last value, with settings of all.
 
     Raises:
         ConfigError: the override has it, alone or in a list.

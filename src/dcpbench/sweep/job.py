@@ -243,7 +243,7 @@ def titles_of(jobs: Sequence[Job]) -> dict[str, str]:
 
 
 def cells_of(jobs: Sequence[Job]) -> int:
-    """Return the number of cells, of which each can have several runs."""
+    """Return the number of cells; each can have several runs."""
     return len({job.key.digest for job in jobs})
 
 
