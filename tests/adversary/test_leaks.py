@@ -19,23 +19,25 @@ SEEN = ("autocast", "default_dtype", "descriptor", "hook", "limit", "thread", "u
 """One of each kind."""
 
 
-def left_behind(what: str, answer: Any) -> None:
+def report_leak(what: str, answer: Any) -> None:
     import torch
 
-    from dcpbench.rank.left_behind import Fingerprint
+    from dcpbench.rank.run_cell import left_behind
+    from dcpbench.verify.process_state import ProcessState
 
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     torch.distributed.new_group([0])
-    born = Fingerprint(torch.device("cpu"))
-    answer.send(born.left_behind())
+    device = torch.device("cpu")
+    before = ProcessState.now(device)
+    answer.send(left_behind(before, device))
     LEAKS[what]()
-    answer.send(born.left_behind())
+    answer.send(left_behind(before, device))
 
 
 @pytest.mark.parametrize("what", tiered(LEAKS, *SEEN))
 def test_whatever_is_left_behind_is_seen(what: str) -> None:
     here, there = multiprocessing.Pipe(duplex=False)
-    process = start_server().Process(target=left_behind, args=(what, there), daemon=True)
+    process = start_server().Process(target=report_leak, args=(what, there), daemon=True)
     process.start()
     there.close()
     try:

@@ -6,6 +6,8 @@ import random
 import socket
 import subprocess
 import sys
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,11 +20,13 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from conftest import wait_for
+from dcpbench.cell.side_effects import open_before
 from dcpbench.verify import process_state
 from dcpbench.verify.compare import compare
-from dcpbench.verify.process_state import left_open, snapshot_open, snapshot_process
+from dcpbench.verify.process_state import ProcessState, snapshot_process
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads.generators import states_of_generators
+from support.alone import bare_cell
 
 CPU = torch.device("cpu")
 CHANGES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
@@ -92,18 +96,24 @@ input()
 """
 
 
+def added_since(before: ProcessState) -> dict[str, list[str]]:
+    resources = ProcessState.now(CPU).minus(before).resources
+    return {kind: sorted(names.elements()) for kind, names in resources.items()}
+
+
 @pytest.mark.slow
-def test_connections_of_others_are_not_counted(tmp_path: Path, mesh: DeviceMesh) -> None:
+def test_connections_of_others_are_not_counted(mesh: DeviceMesh) -> None:
     """Another process connects to the port at which gloo waits for peers, and gloo accepts it."""
     port = next(one.laddr.port for one in connected() if one.status == psutil.CONN_LISTEN)
     with subprocess.Popen([sys.executable, "-c", STRANGER], stdin=subprocess.PIPE, text=True) as stranger:
         assert stranger.stdin
-        before = snapshot_open(tmp_path, counts=True)
+        before = ProcessState.now(CPU)
         print(port, file=stranger.stdin, flush=True)
         wait_for(lambda: any(one.laddr.port == port and one.raddr for one in connected()))
-        assert left_open(tmp_path, before) == before
+        assert added_since(before) == {}
         with socket.create_server(("127.0.0.1", 0)):
-            assert left_open(tmp_path, before)["process.descriptors"] == before["process.descriptors"] + 1
+            (added,) = added_since(before)["descriptors"]
+            assert added.startswith("socket:")
         stranger.communicate("\n")
 
 
@@ -117,25 +127,19 @@ def test_each_device_has_a_generator(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [finding.name for finding in found] == ["generator.cuda"]
 
 
-def test_open_files_below_a_folder_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    names = [str(folder / name) for name in ("b", "c", "a")]
+def test_resources_are_listed_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [str(tmp_path / name) for name in ("b", "c", "a")]
     with ExitStack() as stack:
-        *files, beside = (
-            stack.enter_context(Path(name).open("w", encoding="utf-8"))
-            for name in (*names, tmp_path / "folder-beside")
-        )
-        opened = snapshot_open(folder, counts=True)
-        assert opened["process.open_files"] == sorted(names)
-        assert opened["process.threads"] >= 1
-        assert opened["process.descriptors"] >= 4
-        assert list(snapshot_open(folder, counts=False)) == ["process.open_files"]
-        # In any order; one of them is closed by now.
-        numbers = [str(file.fileno()) for file in (*files, beside)]
-        monkeypatch.setattr(os, "listdir", lambda _: [*numbers[:2], "987654", *numbers[:1:-1]])
-        assert snapshot_open(folder, counts=False) == {"process.open_files": sorted(names)}
-    assert snapshot_open(folder, counts=False) == {"process.open_files": []}
+        files = [stack.enter_context(Path(name).open("w", encoding="utf-8")) for name in names]
+        opened = ProcessState.now(CPU).resources
+        assert {name for name in opened["open_files"] if name.startswith(str(tmp_path))} == {*names}
+        assert opened["threads"].total() >= 1
+        assert opened["descriptors"].total() >= 3
+        # One of them is closed by now.
+        numbers = [str(file.fileno()) for file in files]
+        monkeypatch.setattr(os, "listdir", lambda _: [*numbers, "987654"])
+        assert ProcessState.now(CPU).resources["open_files"] == Counter(names)
+    assert ProcessState.now(CPU).resources["open_files"] == Counter()
 
 
 class Clock:
@@ -164,18 +168,32 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
+def left_open(folder: Path, again: bool, change: Callable[[], object]) -> dict[str, str]:
+    """What a save leaves open that makes a change, and what the check reports of it."""
+    compared = open_before(bare_cell(folder), again)
+    change()
+    return {finding.name: finding.facts["actual"] for finding in compared().found}
+
+
 def test_closing_threads_are_waited_for(tmp_path: Path, clock: Clock) -> None:
-    before = snapshot_open(tmp_path, counts=False)
-    with (tmp_path / "file").open("w", encoding="utf-8") as file:
-        clock.at = 0.5, file.close
-        assert left_open(tmp_path, before) == before
+    def begin() -> None:
+        file = (tmp_path / "file").open("w", encoding="utf-8")
+        clock.at = clock.now + 0.5, file.close
+
+    assert left_open(tmp_path, False, begin) == {}
     assert 0.5 <= clock.now < 0.6, "it is looked at often"
 
 
 def test_lasting_descriptors_are_reported(tmp_path: Path, clock: Clock) -> None:
-    before = snapshot_open(tmp_path, counts=False)
-    with (tmp_path / "file").open("w", encoding="utf-8"):
-        assert left_open(tmp_path, before) == {"process.open_files": [str(tmp_path / "file")]}
+    folder, beside = tmp_path / "folder", tmp_path / "folder-beside"
+    folder.mkdir()
+    with ExitStack() as stack:
+
+        def begin() -> None:
+            for path in (folder / "file", beside):
+                stack.enter_context(path.open("w", encoding="utf-8"))
+
+        assert left_open(folder, False, begin) == {"process.open_files": str([str(folder / "file")])}
     assert 1 < clock.now < 5
 
 
@@ -190,43 +208,45 @@ class Holder:
 
 
 def test_files_of_garbage_are_not_left_open(tmp_path: Path) -> None:
-    before = snapshot_open(tmp_path, counts=False)
+    before = ProcessState.now(CPU)
     gc.disable()
     try:
         Holder((tmp_path / "file").open("w", encoding="utf-8"))
-        assert snapshot_open(tmp_path, counts=False) != before
-        assert left_open(tmp_path, before) == before
+        assert added_since(before)["open_files"] == [str(tmp_path / "file")]
+        assert left_open(tmp_path, False, lambda: Holder((tmp_path / "other").open("w"))) == {}
+        assert added_since(before) == {}
     finally:
         gc.enable()
 
 
-@pytest.mark.parametrize("name", ["process.open_files", "process.threads", "process.descriptors"])
-def test_only_more_open_files_are_reported(
-    name: str, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before: Leaves = {"process.open_files": ["/a"], "process.threads": 5, "process.descriptors": 5}
-    less: Leaves = {"process.open_files": [], "process.threads": 4, "process.descriptors": 4}
-    more: Leaves = {"process.open_files": ["/a", "/b"], "process.threads": 6, "process.descriptors": 6}
-    now = {**less, name: more[name]}
-    monkeypatch.setattr(process_state, "snapshot_open", lambda folder, counts: now)
-    assert left_open(tmp_path, before) == {**before, name: more[name]}
+def test_threads_and_descriptors_are_counted_from_the_second_save_on(tmp_path: Path, clock: Clock) -> None:
+    ended = threading.Event()
+    with ExitStack() as stack:
+
+        def begin() -> None:
+            threading.Thread(target=ended.wait, name="idle").start()
+            stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+
+        assert left_open(tmp_path, False, begin) == {}
+        found = left_open(tmp_path, True, begin)
+        ended.set()
+    assert found.keys() == {"process.threads", "process.descriptors"}
+    assert "idle (" in found["process.threads"]
+    assert "socket:" in found["process.descriptors"]
 
 
-@pytest.mark.parametrize(
-    ("now", "reported"),
-    [
-        (["/b", "/c"], False),
-        (["/c"], False),
-        (["/a", "/b", "/c"], True),
-        (["/a", "/c"], True),
-        (["/b", "/d"], True),
-        (["/b", "/b", "/c"], True),
-    ],
-)
-def test_files_opened_in_addition_are_reported(
-    now: list[str], reported: bool, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever their names, and whatever was closed meanwhile."""
-    monkeypatch.setattr(process_state, "snapshot_open", lambda folder, counts: {"process.open_files": now})
-    left = left_open(tmp_path, {"process.open_files": ["/b", "/c"]})
-    assert left == {"process.open_files": now if reported else ["/b", "/c"]}
+@pytest.mark.parametrize("kind", ["threads", "descriptors", "processes", "open_files"])
+def test_only_additions_are_reported(kind: str) -> None:
+    """A thread or descriptor in place of another one is none; a file with another name is."""
+    state = {kind: Counter() for kind in ProcessState.now(CPU).resources}
+    two, more = (ProcessState({}, state | {kind: Counter(names)}) for names in ("ab", "abb"))
+    for less in ("", "a", "ab"):
+        assert ProcessState({}, state | {kind: Counter(less)}).minus(two).resources == {}
+    assert more.minus(two).resources == {kind: Counter("b")}
+    other = ProcessState({}, state | {kind: Counter("ac")}).minus(two).resources
+    assert other == ({} if kind in ("threads", "descriptors") else {kind: Counter("c")})
+
+
+def test_changed_settings_are_reported() -> None:
+    before = ProcessState({"a": 1, "b": 2, "c": 3}, {})
+    assert ProcessState({"a": 1, "b": 3, "d": 4}, {}).minus(before).settings == {"b": 3, "c": None, "d": 4}

@@ -1,5 +1,6 @@
 """Checks that a save or a load changes nothing else: the live run, the process, what it has open."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -8,7 +9,7 @@ from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.core.mismatch import Sides
 from dcpbench.core.rank_report import Compared
 from dcpbench.verify.perturb import compare_controlled
-from dcpbench.verify.process_state import snapshot_process, watched
+from dcpbench.verify.process_state import ProcessState, snapshot_process
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads.generators import states_of_generators
 from dcpbench.workloads.run_state import (
@@ -23,6 +24,7 @@ from dcpbench.workloads.training_run import TrainingRun
 
 SAVE: Sides = ("{} before the save", "{} after it")
 LOAD: Sides = ("{} before the load", "{} after it")
+LEFT_OPEN: Sides = ("nothing should stay open", "but {} did")
 
 
 @contextmanager
@@ -63,7 +65,17 @@ def open_before(cell: Cell, again: bool) -> Callable[[], Compared]:
     closes connections at any time."""
     config = cell.config
     overlaps = config.overlap_saves or config.own_trainer
-    return watched(cell.folder, again and not overlaps and not config.storage.url)
+    counted = again and not overlaps and not config.storage.url
+    kinds = ("open_files", "threads", "descriptors") if counted else ("open_files",)
+    device, below = cell.world.device, f"{cell.folder.resolve()}{os.sep}"
+    before = ProcessState.now(device)
+
+    def compared() -> Compared:
+        left = before.left_open(device, kinds, below)
+        names: Leaves = {f"process.{kind}": left.get(kind, []) for kind in kinds}
+        return compare_controlled({name: [] for name in names}, names)
+
+    return compared
 
 
 @contextmanager
@@ -73,7 +85,7 @@ def nothing_left_open(cell: Cell, checkpointer: Checkpointer, where: str) -> Ite
     still_open = open_before(cell, again=cell.measured("load_s") > 0)
     yield
     if not cell.config.own_trainer:
-        cell.record("side_effect_free", still_open(), where, LOAD)
+        cell.record("side_effect_free", still_open(), where, LEFT_OPEN)
         return
     for name in checkpointer.kept_open:
         cell.report.left_out["side_effect_free", name, ""] = "it stays open after the load"

@@ -311,7 +311,7 @@ def _audit(cell: Cell, checkpoint: SavedCheckpoint, on_several_hosts: bool) -> s
     whole = checkpoint.whole_tensors()
     mine = checkpoint.keys, files, _synced(cell, checkpoint), whole
     where = f"once the save of step {checkpoint.step} had ended"
-    cell.record("side_effect_free", checkpoint.still_open(), where, side_effects.SAVE)
+    cell.record("side_effect_free", checkpoint.still_open(), where, side_effects.LEFT_OPEN)
     keys, (files, *_), synced, everywhere = zip(*cell.world.gathered(mine), strict=True)
     checkpoint_files.follow(cell, checkpoint, files)
     for name in checkpointer.late.get(checkpoint.checkpoint_id, ()):

@@ -34,6 +34,7 @@ from dcpbench.config.schema import Config
 from dcpbench.records.files import file_lengths
 from dcpbench.verify.audit import Manifest
 from dcpbench.verify.plain_read import Stored, StoredChunk, read_whole
+from dcpbench.verify.process_state import kept_by_dcp
 
 _LIMIT_S = 10.0
 
@@ -184,16 +185,6 @@ def asynchronous(state_dict: dict[str, Any], **given: Any) -> PendingSave:
         upload.staging_completion.result()
         upload = upload.upload_completion
     return PendingSave(started, time.perf_counter(), upload=upload)
-
-
-def kept_by_dcp() -> dict[str, Any]:
-    """Return, by name, what DCP keeps globally between saves, if anything: cached plans, and the process that
-    uploads."""
-    cached = {
-        name: value for name, value in vars(SavePlanner).items() if name.startswith("_cached") and value
-    }
-    process = _async_process_executor._CHECKPOINT_PROCESS
-    return cached if process is None else {**cached, "_CHECKPOINT_PROCESS": process}
 
 
 def forget_kept_by_dcp() -> None:

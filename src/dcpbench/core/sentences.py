@@ -133,9 +133,9 @@ def _names(template: str) -> set[str]:
 def mismatch_sentence(mismatch: Mismatch) -> str:
     """Return a mismatch as a sentence with its name and place.
 
-    >>> facts, sides = {"expected": 5, "actual": 6}, ("{} before the save", "{} after it")
-    >>> mismatch_sentence(Mismatch("process.threads", Problem.value, facts=facts, sides=sides))
-    'process.threads: 5 before the save, 6 after it'
+    >>> facts, sides = {"expected": True, "actual": False}, ("{} before the save", "{} after it")
+    >>> mismatch_sentence(Mismatch("process.grad_mode", Problem.value, facts=facts, sides=sides))
+    'process.grad_mode: True before the save, False after it'
     """
     named = f"{mismatch.name} ({mismatch.kind})" if mismatch.kind else mismatch.name
     return f"{' '.join(f'{named} {mismatch.where}'.split())}: {describe(mismatch)}"

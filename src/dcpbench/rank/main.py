@@ -32,7 +32,6 @@ from dcpbench.core.rank_report import NothingToInjectError, RankReport
 from dcpbench.core.sentences import place_sentence, rank_sentence
 from dcpbench.core.stage_end import Failed
 from dcpbench.rank.import_server import die_with_server, imported_since
-from dcpbench.rank.left_behind import Fingerprint
 from dcpbench.rank.messages import (
     OF_RANK,
     CellSpec,
@@ -44,10 +43,11 @@ from dcpbench.rank.messages import (
     segments_of,
     semaphores_of,
 )
-from dcpbench.rank.run_cell import free_memory, run_cell
+from dcpbench.rank.run_cell import free_memory, left_behind, run_cell
 from dcpbench.rank.user_errors import is_raised_in_torch, message_of, subjects, user_code, user_line
 from dcpbench.records.installation import import_from_current_folder
 from dcpbench.records.plain_values import plain_report
+from dcpbench.verify.process_state import ProcessState
 from dcpbench.workloads.world import COLLECTIVE_TIMEOUT, World, new_group
 
 _ECHOES = (
@@ -84,7 +84,7 @@ def main(connection: Connection, spec: RankSpec) -> None:
     config["semprefix"] = f"/{semaphores_of(spec.token)}"
     rank = _Rank(spec.rank, connection)
     world: World | None = None
-    fingerprint: Fingerprint | None = None
+    before: ProcessState | None = None
     try:
         while (cell := _next_cell(connection)) is not None:
             report = RankReport(spec.rank, host=spec.host, local_rank=spec.local_rank)
@@ -96,11 +96,11 @@ def main(connection: Connection, spec: RankSpec) -> None:
                 load_plugins()
                 world = _join(spec)
                 import_from_current_folder()
-            fingerprint = fingerprint or Fingerprint(world.device)
+            before = before or ProcessState.now(world.device)
             rank.announce("start")
             run_cell(cell, world, report, rank.announce, lambda since: rank.send(UploadsInFlight(since)))
             report.imports = imported_since(modules, variables)
-            report.left_behind = fingerprint.left_behind()
+            report.left_behind = left_behind(before, world.device)
             rank.report = None  # if sending it fails, the error must not contain it
             rank.send(report)
             rank.phase = "between cells"

@@ -23,6 +23,7 @@ from dcpbench.core.rank_report import RankReport, Skip
 from dcpbench.rank import compilation
 from dcpbench.rank.messages import CellSpec
 from dcpbench.verify.files import recorded_syncs, synced_in
+from dcpbench.verify.process_state import ProcessState
 from dcpbench.workloads.generators import seed_generators
 from dcpbench.workloads.world import World
 
@@ -77,6 +78,30 @@ def run_cell(
     if world.device.type == "cuda":
         cell.measure("peak_device_bytes", torch.cuda.max_memory_allocated(world.device))
     cell.measure("peak_host_bytes", _peak_host_bytes())
+
+
+def left_behind(before: ProcessState, device: torch.device) -> list[str]:
+    """Return a sentence for each setting changed by stages since the state `before` them, each process group
+    they destroyed, and each kind of resource that has grown, after a wait for threads and processes to end.
+    Settings that each stage sets are left out, and so are sockets, pipes and new process groups, which are
+    kept for the next cell with the same mesh."""
+
+    left = before.left_open(device, ("threads", "processes", "open_files"))
+    now = ProcessState.now(device)
+    return [
+        *(
+            f"{name}: {_short(before.settings.get(name))} is now {_short(value)}"
+            for name, value in now.minus(before).settings.items()
+            if "deterministic" not in name
+        ),
+        *(f"process group {name} was destroyed" for name in before.minus(now).resources.get("groups", ())),
+        *(f"{kind} leaked: {', '.join(names)}" for kind, names in left.items()),
+    ]
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]} …"
 
 
 def _reset(world: World, seed: int) -> None:

@@ -1,23 +1,31 @@
-"""State of the process, as opposed to the training run, which neither a save nor a load is allowed to
-change."""
+"""State of the process, as opposed to the training run: neither a save nor a load may change it, and nothing
+of a cell may be left in it for the next one."""
 
 import gc
 import os
+import resource
+import signal
 import socket
+import sys
 import threading
 import time
+import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
+from torch import overrides
+from torch.distributed.checkpoint import SavePlanner, _async_process_executor
+from torch.nn.modules import module as modules
+from torch.optim import optimizer as optimizers
+from torch.utils import _python_dispatch
 
-from dcpbench.core.rank_report import Compared
-from dcpbench.verify.perturb import compare_controlled
-from dcpbench.verify.snapshot import Leaf, Leaves, retained, snapshot_nested
+from dcpbench.verify.snapshot import Leaves, retained, snapshot_nested
 
 _PRECISIONS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
 """Operations of `torch.backends` that have an `fp32_precision`; that of a backend applies to its
@@ -26,10 +34,107 @@ operations."""
 _SETTLE_S = 2.0
 """Time for threads that have finished to exit and close their files."""
 
+_COMPILER_VARIABLES = ("TORCHINDUCTOR_", "TRITON_")
+"""Prefixes of environment variables that the compiler sets."""
+
+_LIBRARY_THREADS = ("tqdm_monitor", "fsspecIO", "asyncio_0")
+"""Threads that are started once: by the compiler's first progress bar, and by fsspec's first client."""
+
+_RECURSION = 1000
+"""Python's default limit; the compiler raises it, which does no harm."""
+
+_REPLACEABLE = ("threads", "descriptors")
+"""Resources of which another one in place of an earlier one is no addition."""
+
+Resources = dict[str, Counter[str]]
+"""What this process has, by kind: `threads`, `processes`, `open_files`, `descriptors`, `groups`."""
+
+
+class ProcessState(NamedTuple):
+    """What a save, a load or a cell could change in this process. Its random generators are a state of the
+    run; its functions are left out, since ranks that ran a user's code are used for no other cell."""
+
+    settings: Mapping[str, object]
+    resources: Resources
+
+    @classmethod
+    def now(cls, device: torch.device) -> "ProcessState":
+        """Return the present state."""
+        return cls(_settings(device), _resources())
+
+    def minus(self, before: "ProcessState") -> "ProcessState":
+        """Return the settings that differ from an earlier state, and the resources added since."""
+        now, then = self.settings, before.settings
+        changed = {name: now.get(name) for name in {**then, **now} if now.get(name) != then.get(name)}
+        added: Resources = {}
+        for kind, names in self.resources.items():
+            earlier = before.resources[kind]
+            is_more = kind not in _REPLACEABLE or names.total() > earlier.total()
+            if is_more and (more := names - earlier):
+                added[kind] = more
+        return ProcessState(changed, added)
+
+    def left_open(self, device: torch.device, kinds: Iterable[str], below: str = "") -> dict[str, list[str]]:
+        """Return the names of these kinds of resources that were added since this state, after waiting
+        for them to end; of files, those whose path begins with `below`."""
+
+        def added() -> dict[str, list[str]]:
+            more = ProcessState.now(device).minus(self).resources
+            names = {kind: sorted(more[kind].elements()) for kind in kinds if kind in more}
+            if "open_files" in names:
+                names["open_files"] = [name for name in names["open_files"] if name.startswith(below)]
+            return {kind: some for kind, some in names.items() if some}
+
+        return settled(added)
+
 
 def snapshot_process(generators: Mapping[str, torch.Tensor], device: torch.device) -> Leaves:
-    """Return these states of random generators, determinism, gradient mode, default dtype and device."""
+    """Return these states of random generators, and settings that results depend on."""
     return retained(snapshot_nested({"generator": generators, "process": process_flags(device)}))
+
+
+def _settings(device: torch.device) -> dict[str, object]:
+    hooks = {
+        f"{space.__name__}.{name}": len(value)
+        for space in (modules, optimizers)
+        for name, value in vars(space).items()
+        if name.startswith("_global_") and isinstance(value, dict)
+    }
+    limits = {
+        name: resource.getrlimit(getattr(resource, name))
+        for name in dir(resource)
+        if name.startswith("RLIMIT_")
+    }
+    handlers = {str(number): signal.getsignal(number) for number in signal.valid_signals()}
+    try:
+        folder = str(Path.cwd())
+    except OSError:
+        folder = "removed"
+    umask = os.umask(0)
+    os.umask(umask)
+    return {
+        **process_flags(device),
+        **hooks,
+        **limits,
+        **handlers,
+        "torch function modes": overrides._len_torch_function_stack(),
+        "dispatch modes": _python_dispatch._len_torch_dispatch_stack(),
+        "torch threads": torch.get_num_threads(),
+        "folder": folder,
+        "umask": umask,
+        **{
+            f"${name}": value
+            for name, value in os.environ.items()
+            if not name.lstrip("_").startswith(_COMPILER_VARIABLES)
+        },
+        "sys.path": tuple(sys.path),
+        "streams": (id(sys.stdout), id(sys.stderr), id(sys.excepthook), id(threading.excepthook)),
+        "recursion limit": min(sys.getrecursionlimit(), _RECURSION),
+        "garbage collection": (gc.isenabled(), gc.get_threshold(), len(gc.callbacks)),
+        "tracing": (sys.gettrace(), sys.getprofile()),
+        "objects kept by DCP": tuple(kept_by_dcp()),
+        "warning filters that raise": sum(entry[0] == "error" for entry in warnings.filters),
+    }
 
 
 def process_flags(device: torch.device) -> dict[str, bool | str]:
@@ -58,19 +163,40 @@ def _float32_precision() -> str:
     return ", ".join(f"{name} {'ieee' if value == 'none' else value}" for name, value in kinds.items())
 
 
-def snapshot_open(folder: Path, counts: bool) -> Leaves:
-    """Return the open files below `folder` and, with `counts`, the numbers of threads and descriptors.
+def kept_by_dcp() -> dict[str, Any]:
+    """Return, by name, what DCP keeps globally between saves, if anything: cached plans, and the process that
+    uploads."""
+    cached = {
+        name: value for name, value in vars(SavePlanner).items() if name.startswith("_cached") and value
+    }
+    process = _async_process_executor._CHECKPOINT_PROCESS
+    return cached if process is None else {**cached, "_CHECKPOINT_PROCESS": process}
 
-    Connections to a port of this process are not counted: any process on the host can open one, and those of
-    ranks are counted at their other end.
-    """
-    inside, descriptors = f"{folder.resolve()}{os.sep}", open_descriptors()
-    names = sorted(name for name in descriptors.values() if name.startswith(inside))
-    files: Leaves = {"process.open_files": names}
-    if not counts:
-        return files
-    own = len(descriptors.keys() - _accepted(descriptors))
-    return files | {"process.threads": threading.active_count(), "process.descriptors": own}
+
+def _resources() -> Resources:
+    """Return what this process has, by kind. Connections to a port of this process are not counted: any
+    process on the host can open one, and those of ranks are counted at their other end."""
+    threads = {
+        f"{thread.name} ({thread.native_id})"
+        for thread in threading.enumerate()
+        if thread.name not in _LIBRARY_THREADS
+    }
+    children = set[str]()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):
+            children |= set((task / "children").read_text().split())
+    descriptors = open_descriptors()
+    counted = descriptors.keys() - _accepted(descriptors)
+    groups = dist.distributed_c10d._world.pg_names.values() if dist.is_initialized() else ()
+    return {
+        "threads": Counter(threads),
+        "processes": Counter(children),
+        "open_files": Counter(
+            name for number, name in descriptors.items() if number > 2 and name.startswith("/")
+        ),
+        "descriptors": Counter(descriptors[number] for number in counted),
+        "groups": Counter(groups),
+    }
 
 
 def _accepted(descriptors: Mapping[int, str]) -> set[int]:
@@ -100,28 +226,6 @@ def open_descriptors() -> dict[int, str]:
         with suppress(OSError):  # closed by now, like the descriptor of the listing
             opened[int(number)] = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115
     return opened
-
-
-def left_open(folder: Path, before: Leaves) -> Leaves:
-    """Return what `snapshot_open` returned `before` as it is now, after waiting for files to be closed; a
-    smaller number, and files that have been closed, count as unchanged."""
-
-    def grown() -> Leaves:
-        now = snapshot_open(folder, counts=len(before) > 1)
-        return {name: leaf for name, leaf in now.items() if _has_grown(leaf, before[name])}
-
-    return {**before, **settled(grown)}
-
-
-def _has_grown(now: Leaf, then: Leaf) -> bool:
-    return bool(Counter(now) - Counter(then)) if isinstance(now, list) else now > then
-
-
-def watched(folder: Path, counts: bool) -> Callable[[], Compared]:
-    """Note what is open, see `snapshot_open`. Return a function that compares it with what is still open,
-    after waiting for it to be closed."""
-    before = snapshot_open(folder, counts)
-    return lambda: compare_controlled(before, left_open(folder, before))
 
 
 def settled(grown: Callable[[], dict[str, Any]]) -> dict[str, Any]:
