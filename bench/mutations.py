@@ -18,7 +18,11 @@ PLANTED: dict[str, tuple[str, str, str]] = {
         "{name: name in reported for name, here in compared.items() if here}",
         "{name: True for name, here in compared.items() if here}",
     ),
-    "controls of losses always true": ("verify/losses.py", "is_usable and name in reported for", "True for"),
+    "controls of losses always true": (
+        "verify/training.py",
+        "is_usable and name in reported for",
+        "True for",
+    ),
     "controls of the audit always true": (
         "verify/audit.py",
         "damage: any(found not in clean for found in audit(copy, wanted))",

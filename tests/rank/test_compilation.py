@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from dcpbench.rank.compilation import graph_breaks, why_not_compiled
+from dcpbench.rank.run_cell import graph_breaks, why_not_compiled
 
 
 @pytest.fixture(autouse=True)

@@ -20,8 +20,8 @@ from dcpbench.core.checks import CheckSpec
 from dcpbench.core.defects import Defect
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.verify import compare_layouts, perturb, training
-from dcpbench.verify.losses import compare_resumed
 from dcpbench.verify.snapshot import Leaves
+from dcpbench.verify.training import compare_resumed
 from dcpbench.workloads import build_run, lockstep
 from dcpbench.workloads.build_run import build, build_twin
 from dcpbench.workloads.lockstep import TwinGradients

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from conftest import tiered
-from dcpbench.analysis.causes import causes_of
+from dcpbench.analysis.causes import EXPLANATIONS, causes_of
 from dcpbench.core.checks import CHECKS
-from dcpbench.core.explanations import EXPLANATIONS
 from support.alone import alone
 
 pytestmark = pytest.mark.cell

@@ -20,7 +20,6 @@ from dcpbench.verify.compare import compare
 from dcpbench.verify.perturb import controllable
 from dcpbench.verify.snapshot import snapshot_nested
 from dcpbench.workloads.build_run import build
-from dcpbench.workloads.stateful import PartState, SubmoduleState
 from dcpbench.workloads.training_run import TrainingRun
 from support.alone import Ran, alone, bare_cell, config, group_of_one, run_alone, world
 from support.looked_at import SHORT
@@ -179,8 +178,8 @@ def test_inner_model_keeps_its_sharding(tmp_path: Path) -> None:
 def test_part_is_loaded_by_the_requested_function(monkeypatch: pytest.MonkeyPatch) -> None:
     run = build(config(**SMALL), world(), 0)
     run.model = nn.ModuleDict({"pretrain": run.model})
-    assert isinstance(fine_tune._part(run, submodules=True)["model"], SubmoduleState)
-    assert isinstance(fine_tune._part(run, submodules=False)["model"], PartState)
+    assert isinstance(fine_tune._part(run, submodules=True)["model"], fine_tune._SubmoduleState)
+    assert isinstance(fine_tune._part(run, submodules=False)["model"], fine_tune._PartState)
 
 
 def test_own_model_is_not_fine_tuned(tmp_path: Path) -> None:

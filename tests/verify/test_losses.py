@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dcpbench.core.mismatch import Problem
-from dcpbench.verify.losses import TOLERANCES, compare_losses, loss_tolerance
+from dcpbench.verify.training import TOLERANCES, compare_losses, loss_tolerance
 
 NAN, INF = math.nan, math.inf
 

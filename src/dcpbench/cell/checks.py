@@ -25,10 +25,10 @@ from dcpbench.config.text import listed
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import RESUMED, TWIN, Sides
 from dcpbench.core.rank_report import CheckReport, Compared
-from dcpbench.verify.losses import compare_resumed, resume_tolerance
 from dcpbench.verify.perturb import compare_controlled, unlike
 from dcpbench.verify.plain_read import WholeValues
 from dcpbench.verify.snapshot import Leaves
+from dcpbench.verify.training import compare_resumed, resume_tolerance
 from dcpbench.workloads import build_run, lockstep
 from dcpbench.workloads.attributes import of_attributes
 from dcpbench.workloads.build_run import copy_state

@@ -4,7 +4,7 @@ import ctypes
 import gc
 import pkgutil
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch._inductor.config
 import torch.utils.deterministic
-from torch._dynamo.utils import counters
+from torch._dynamo.utils import counters, graph_break_reasons
 
 from dcpbench.cell.cell import Cell, Uploads
 from dcpbench.cell.checkpoint_files import verify_files
@@ -20,12 +20,13 @@ from dcpbench.cell.shared_folder import wait_until_seen
 from dcpbench.config.groups import Ending, StageWorld
 from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import RankReport, Skip
-from dcpbench.rank import compilation
 from dcpbench.rank.messages import CellSpec
 from dcpbench.verify.files import recorded_syncs, synced_in
 from dcpbench.verify.process_state import ProcessState
 from dcpbench.workloads.generators import seed_generators
 from dcpbench.workloads.world import World
+
+_RECOMPILED_TOO_OFTEN = "Dynamo recompile limit exceeded"
 
 
 def run_cell(
@@ -73,8 +74,8 @@ def run_cell(
     if spec.run.stage + 1 < len(config.stages) and stage.ends is Ending.report:
         wait_until_seen(cell, folder, "of this stage")
     if config.compile:
-        report.not_compiled = compilation.why_not_compiled(cell.trained)
-        report.graph_breaks = compilation.graph_breaks()
+        report.not_compiled = why_not_compiled(cell.trained)
+        report.graph_breaks = graph_breaks()
     if world.device.type == "cuda":
         cell.measure("peak_device_bytes", torch.cuda.max_memory_allocated(world.device))
     cell.measure("peak_host_bytes", _peak_host_bytes())
@@ -142,6 +143,38 @@ def _reset_graphs(config: Config, world: World) -> None:
         torch._dynamo.reset()
         counters.clear()
         world.compiled_for = graphs
+
+
+def graph_breaks() -> list[str]:
+    """Return where and why Dynamo broke a graph in two, in the order of the breaks."""
+    breaks = []
+    for graph_break in graph_break_reasons:
+        places = [f" ({_of_library(frame.filename)}:{frame.lineno})" for frame in graph_break.user_stack[-1:]]
+        breaks.append(f"{_first_line(graph_break.reason)}{''.join(places)}")
+    return list(dict.fromkeys(breaks))
+
+
+def why_not_compiled(trained: Set[str]) -> str | None:
+    """Return why some or all of the model ran as eager code; None if none did, or no module was trained. The
+    forwards of those that were `trained` are defined in these packages."""
+    abandoned = [*counters["unimplemented"], *counters["recompile_limit"]]
+    if any(reason.startswith(_RECOMPILED_TOO_OFTEN) for reason in abandoned) or counters["recompile_limit"]:
+        return "Dynamo's recompile limit was reached: part of the model ran as eager code"
+    if counters["stats"]["unique_graphs"] or not trained:
+        return None
+    reasons = [*graph_breaks(), *map(_first_line, abandoned)]
+    if trained == {"torch"}:
+        reasons = ["torch.compile skips torch's own forwards; give the model a forward of its own"]
+    return f"nothing was compiled{f': {reasons[0]}' if reasons else ''}"
+
+
+def _of_library(path: str) -> str:
+    """Return a library's path relative to site-packages; other paths are unchanged."""
+    return path.rpartition("site-packages/")[2]
+
+
+def _first_line(reason: str) -> str:
+    return reason.strip().partition("\n")[0]
 
 
 def _set_deterministic(wanted: bool) -> None:

@@ -4,8 +4,14 @@ part; restart from both checkpoints."""
 import inspect
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
-from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
 
 from dcpbench.cell import checks, contract, steps
 from dcpbench.cell.cell import Cell
@@ -13,7 +19,6 @@ from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared, Skip
 from dcpbench.verify.snapshot import below, named_parameters, snapshot_model
 from dcpbench.workloads.run_state import State
-from dcpbench.workloads.stateful import PartState, SubmoduleState
 from dcpbench.workloads.training_run import TrainingRun
 
 FROZEN = "pretrain."
@@ -96,10 +101,49 @@ def _as_pretrained(run: TrainingRun) -> State:
     return {"model_equal": below(snapshot_model(run.model), FROZEN)}
 
 
-def _part(run: TrainingRun, submodules: bool) -> dict[str, PartState | SubmoduleState]:
+class _PartState:
+    """A part of a model, saved under the names of a separate model: the filtered state dict of the full
+    model, as torch advises since `submodules=` is deprecated."""
+
+    def __init__(self, model: nn.Module, prefix: str, options: StateDictOptions) -> None:
+        self.model = model
+        self.prefix = prefix
+        self.options = replace(options, ignore_frozen_params=False, strict=False)
+
+    def state_dict(self) -> dict[str, Any]:
+        everything = get_model_state_dict(self.model, options=self.options)
+        part = {name: value for name, value in everything.items() if name.startswith(self.prefix)}
+        return {name.removeprefix(self.prefix): value for name, value in part.items()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        named = {f"{self.prefix}{name}": value for name, value in state_dict.items()}
+        set_model_state_dict(self.model, named, options=self.options)
+
+
+class _SubmoduleState:
+    """A part of a model saved by `submodules=`, which torch has deprecated and older trainers still use."""
+
+    def __init__(self, model: nn.Module, name: str, options: StateDictOptions) -> None:
+        self.model = model
+        self.options = replace(
+            options, ignore_frozen_params=False, strict=False, keep_submodule_prefixes=False
+        )
+        inner = getattr(model, "_orig_mod", model)
+        self.submodule = getattr(inner, "module", inner).get_submodule(name)
+
+    def state_dict(self) -> dict[str, Any]:
+        return get_model_state_dict(self.model, submodules={self.submodule}, options=self.options)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        # Keyed by the module: torch adds the prefix.
+        keyed: Any = {self.submodule: state_dict}
+        set_model_state_dict(self.model, keyed, options=self.options)
+
+
+def _part(run: TrainingRun, submodules: bool) -> dict[str, _PartState | _SubmoduleState]:
     if submodules:
-        return {"model": SubmoduleState(run.model, "pretrain", run.options)}
-    return {"model": PartState(run.model, FROZEN, run.options)}
+        return {"model": _SubmoduleState(run.model, "pretrain", run.options)}
+    return {"model": _PartState(run.model, FROZEN, run.options)}
 
 
 def _verify_keys(cell: Cell, run: TrainingRun, keys: set[str], where: str) -> None:

@@ -1,13 +1,14 @@
-"""Comparison of a training step of a parallel run with the same step of an unwrapped twin that has the same
-parameters: gradients within the rounding bound of their sum, the optimizer step bit for bit, and the loss.
+"""Comparison of losses, and of a training step of a parallel run with the same step of an unwrapped twin that
+has the same parameters: gradients within the rounding bound of their sum, the optimizer step bit for bit.
 
 States that both have trained to cannot be compared closely, because Adam makes a step of full size out of a
 gradient that is only rounding. So gradients are compared before the optimizer step, and then both sides step
 on the same gradients.
 """
 
+import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,11 +16,17 @@ import torch
 from torch import nn
 
 from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.rank_report import Compared
 from dcpbench.verify.compare import compare_elements, same_value, share_of, unlike_tensors
-from dcpbench.verify.losses import loss_tolerance
 from dcpbench.verify.snapshot import Idle, Leaf, Leaves, TensorLeaf, kind_of, may_be_absent
 from dcpbench.verify.whole_tensors import real_elements
 
+TOLERANCES = {"strict": 1e-6, "standard": 1e-4}
+"""The largest difference that counts as close, as a fraction of the largest magnitude in the tensor. An
+absolute tolerance would pass any second moments of 1e-8."""
+_ROUNDINGS_OF_LOSS = 0.125
+"""The same in roundings of the parameters' dtype, if that is larger: a loss is a mean of many elements. In
+bfloat16 it is 9.8e-4."""
 _TIMES_NOISE, _TIMES_FACTOR = 16, 8
 """Limits of the difference of a gradient's elements, and of its factor, as multiples of the noise between two
 jittered twins. 39 healthy runs needed at most 7.9 and 3.7."""
@@ -275,3 +282,78 @@ def changed_beyond(leaves: Leaves, tolerances: Mapping[str, torch.Tensor]) -> Le
 def loss_share(dtypes: Iterable[torch.dtype]) -> float:
     """Return the relative tolerance of the ranks' loss, computed in these dtypes."""
     return loss_tolerance(_LOSS_EPS, dtypes)
+
+
+def rounding(dtypes: Iterable[torch.dtype]) -> float:
+    """Return the distance from 1 to the next number in the coarsest of these dtypes that can be trained
+    in."""
+    floats = (one for one in dtypes if (one.is_floating_point or one.is_complex) and one.itemsize > 1)
+    return max((torch.finfo(one).eps for one in floats), default=0.0)
+
+
+def loss_tolerance(tolerance: float, dtypes: Iterable[torch.dtype]) -> float:
+    """Return the largest relative difference of losses that counts as close, for models with these dtypes."""
+    return max(tolerance, _ROUNDINGS_OF_LOSS * rounding(dtypes))
+
+
+def resume_tolerance(name: str, dtypes: Iterable[torch.dtype]) -> float:
+    """Return the same for the losses of a run that another layout resumes; `name` is one of `TOLERANCES`."""
+    return loss_tolerance(TOLERANCES[name], dtypes)
+
+
+def compare_losses(
+    expected: list[float], actual: list[float], first: int, tolerance: float | None = None
+) -> list[Mismatch]:
+    """Return a mismatch for each step, from step `first` on, whose loss does not equal the expected one bit
+    for bit or, with a `tolerance`, differs by more than that fraction of it. NaN equals NaN; the negative
+    control detects that it proves nothing."""
+    found = []
+    for step, (one, other) in enumerate(itertools.zip_longest(expected, actual), start=first):
+        distance = None if None in (one, other) else abs(one - other)  # only one of the runs took the step
+        close = distance is not None and tolerance is not None and distance <= tolerance * abs(one)
+        if close or same_value(one, other):
+            continue
+        problem = Problem.value if tolerance is None else Problem.far
+        facts: dict[str, Any] = {"expected": repr(one), "actual": repr(other)}
+        if other is not None and math.isnan(other):
+            problem = Problem.nan
+        elif distance is not None:
+            facts["share"] = share_of(distance, abs(one))
+        found.append(Mismatch(loss_name(step), problem, None, distance, facts))
+    return found
+
+
+def loss_name(step: int) -> str:
+    """Return the name of a step's loss in mismatches and controls."""
+    return f"loss of step {step}"
+
+
+def compare_resumed(
+    expected: list[float],
+    losses: list[float],
+    first: int,
+    tolerance: float | None,
+    alive: Sequence[bool],
+    unrestored: list[float],
+) -> Compared:
+    """Compare losses from step `first` on with the uninterrupted run's, as `compare_losses`. The control is
+    the losses of an unrestored model, from step 1 on, which must be reported.
+
+    A loss can show a difference if it is finite and not zero, and there was a gradient (`alive`). The losses
+    of two models can be close at some steps by coincidence: there the loss of the unrestored model's step
+    before must be reported.
+    """
+    usable = {
+        loss_name(step): math.isfinite(loss) and loss != 0.0 and has_gradient
+        for step, (loss, has_gradient) in enumerate(zip(losses, alive, strict=False), first)
+    }
+    last = first + len(expected) - 1
+    others = (unrestored[first - 1 - back : last - back] for back in (0, 1) if back < first)
+    reported = {
+        mismatch.name
+        for other in others
+        for mismatch in compare_losses(expected[: len(other)], other, first, tolerance)
+    }
+    fired = {name: is_usable and name in reported for name, is_usable in usable.items()}
+    names = [loss_name(step) for step in range(first, last + 1)]
+    return Compared(compare_losses(expected, losses, first, tolerance), dict.fromkeys(names, True), fired)

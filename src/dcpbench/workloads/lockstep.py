@@ -16,7 +16,6 @@ from dcpbench.core.mismatch import SECOND_DERIVATIVES, Mismatch, Problem
 from dcpbench.core.rank_report import NOTHING, CheckPart, Compared
 from dcpbench.verify.compare import same_value
 from dcpbench.verify.compare_layouts import compare_replicas
-from dcpbench.verify.losses import compare_losses, loss_name, rounding
 from dcpbench.verify.perturb import all_different, compared_names, controllable
 from dcpbench.verify.snapshot import TensorLeaf, named_parts, of_kind, snapshot_model
 from dcpbench.verify.training import (
@@ -26,8 +25,11 @@ from dcpbench.verify.training import (
     TwinGradients,
     changed_beyond,
     compare_gradient,
+    compare_losses,
     compare_step,
+    loss_name,
     loss_share,
+    rounding,
 )
 from dcpbench.verify.whole_tensors import (
     Exchange,

@@ -24,9 +24,8 @@ from dcpbench.verify.snapshot import (
 from dcpbench.workloads.attributes import Judged
 from dcpbench.workloads.components import Component
 from dcpbench.workloads.generators import RandomState, generators_of, reseed
-from dcpbench.workloads.optimizers import SEVERAL, as_one, listed
+from dcpbench.workloads.optimizers import SEVERAL, Schedulers, as_one, listed
 from dcpbench.workloads.saved_objects import SavedObjects
-from dcpbench.workloads.schedulers import Schedulers
 from dcpbench.workloads.stateful import (
     ModelState,
     MovingObject,

@@ -53,45 +53,6 @@ class ModelState:
         set_model_state_dict(self.model, state_dict, options=self.options)
 
 
-class PartState:
-    """A part of a model, saved under the names of a separate model: the filtered state dict of the full
-    model, as torch advises since `submodules=` is deprecated."""
-
-    def __init__(self, model: nn.Module, prefix: str, options: StateDictOptions) -> None:
-        self.model = model
-        self.prefix = prefix
-        self.options = replace(options, ignore_frozen_params=False, strict=False)
-
-    def state_dict(self) -> dict[str, Any]:
-        everything = get_model_state_dict(self.model, options=self.options)
-        part = {name: value for name, value in everything.items() if name.startswith(self.prefix)}
-        return {name.removeprefix(self.prefix): value for name, value in part.items()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        named = {f"{self.prefix}{name}": value for name, value in state_dict.items()}
-        set_model_state_dict(self.model, named, options=self.options)
-
-
-class SubmoduleState:
-    """A part of a model saved by `submodules=`, which torch has deprecated and older trainers still use."""
-
-    def __init__(self, model: nn.Module, name: str, options: StateDictOptions) -> None:
-        self.model = model
-        self.options = replace(
-            options, ignore_frozen_params=False, strict=False, keep_submodule_prefixes=False
-        )
-        inner = getattr(model, "_orig_mod", model)
-        self.submodule = getattr(inner, "module", inner).get_submodule(name)
-
-    def state_dict(self) -> dict[str, Any]:
-        return get_model_state_dict(self.model, submodules={self.submodule}, options=self.options)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        # Keyed by the module: torch adds the prefix.
-        keyed: Any = {self.submodule: state_dict}
-        set_model_state_dict(self.model, keyed, options=self.options)
-
-
 class OptimizerState:
     """An optimizer, or several as one, saved under the FQNs of its parameters."""
 

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import nn
 
 from dcpbench.verify.layout import ParameterParts, called_modules
-from dcpbench.verify.losses import rounding
 from dcpbench.verify.perturb import jitter
 from dcpbench.verify.snapshot import (
     Leaves,
@@ -29,7 +28,7 @@ from dcpbench.verify.snapshot import (
     snapshot_model,
     snapshot_optimizer,
 )
-from dcpbench.verify.training import step_tolerances
+from dcpbench.verify.training import rounding, step_tolerances
 from dcpbench.verify.whole_tensors import Exchange, assembled, dense, magnitudes, real_elements
 from dcpbench.workloads.batch import Batch, mapped
 from dcpbench.workloads.optimizers import each_of, repeats_on_parts
