@@ -276,7 +276,8 @@ def verify_saved_again(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, 
     other = Path("again") / beside if cell.config.own_trainer else beside.with_name(f"again-{beside.name}")
     name = str(cell.folder / other)
     state = retained_state(target)
-    again = replace(checkpoint, checkpoint_id=name, step=step, state=state, how=", saved again")
+    how = ", saved again"
+    again = replace(checkpoint, checkpoint_id=name, step=step, state=state, source=target, how=how)
     with cell.phase("verify", "saved_again"):
         checkpointer.save(target.state(), name).wait()
         cell.world.meet()
@@ -416,9 +417,11 @@ def _report_generators(
 
 def unrestored_losses(cell: Cell, record: RunRecord) -> list[float]:
     """Return the losses, from step 1 on, of a run from another seed that trains on the same batches and is
-    never restored; it is trained once."""
+    never restored; it is trained once. Those of steps before the first save are NaN: none is compared."""
     if not record.unrestored:
         run = build_run.build_unrestored(cell.config, cell.world, other_seed(cell, 0))
+        if not cell.config.own_trainer:
+            run.skip(cell.batches, cell.window.saves[0] - 1)
         with suppress(TrainingEndedError):  # its losses until then can show a difference
             run.train(cell.batches, max(cell.window.last, len(record.losses)))
         record.unrestored = run.train_state.losses

@@ -127,6 +127,12 @@ class TrainingRun(SavedRun):
         self.train_state.replace_last(means)
         return means
 
+    def skip(self, batches: Batches, until: int) -> None:
+        """Take the batches of steps up to and including `until`, and not the steps; their losses are NaN."""
+        while self.train_state.step < until:
+            self.next_batch(batches)
+            self.train_state.record(math.nan)
+
     def next_batch(self, batches: Batches) -> Batch:
         """Prepare the model for the next step, and return its global batch."""
         self.component.prepare(self.model, self.train_state.step + 1)
