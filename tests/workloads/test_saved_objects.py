@@ -13,7 +13,7 @@ from dcpbench.config.groups import WorkloadConfig
 from dcpbench.verify.snapshot import retained
 from dcpbench.workloads.build_run import build, build_twin, copy_state
 from dcpbench.workloads.generators import generators_of, reseed, set_generator, state_of_generator
-from dcpbench.workloads.saved_objects import SavedObjects
+from dcpbench.workloads.stateful import SavedObjects
 from dcpbench.workloads.workload import Workload, workload_of
 from support.alone import config, run_alone, world
 from support.ordinary_workloads import inputs, net, reversed_loss

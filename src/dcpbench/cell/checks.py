@@ -26,8 +26,7 @@ from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import RESUMED, TWIN, Sides
 from dcpbench.core.rank_report import CheckReport, Compared
 from dcpbench.verify.perturb import compare_controlled, unlike
-from dcpbench.verify.plain_read import WholeValues
-from dcpbench.verify.snapshot import Leaves
+from dcpbench.verify.plain_read import leaves_like
 from dcpbench.verify.training import compare_resumed, resume_tolerance
 from dcpbench.workloads import build_run, lockstep
 from dcpbench.workloads.attributes import of_attributes
@@ -293,17 +292,15 @@ def verify_saved_again(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, 
 
 def verify_values(
     cell: Cell, saved: Checkpoint, values: Mapping[str, Any], group: dist.ProcessGroup | None
-) -> Leaves:
+) -> None:
     """Check that values which were read by their flattened keys are those that were saved, tensors in full;
-    collective over `group`. Return the values as leaves."""
-    read = WholeValues(values)
+    collective over `group`."""
     for check, leaves in saved.state.items():
         keys = {name: key_of(check, name, saved.numbers) for name in leaves}
-        actual = read.like(leaves, keys)
+        actual = leaves_like(leaves, keys, values)
         compared = {check: saved.compared(check, actual, group, saved.recall_of(check))}
         found = explained_restored(cell, saved, compared, {check: actual})
         cell.record(check, found[check], str(saved))
-    return read.leaves
 
 
 def resume(

@@ -15,7 +15,7 @@ from dcpbench.verify.audit import reach
 from dcpbench.verify.compare import compare
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.perturb import made_different
-from dcpbench.verify.snapshot import BLOCK, DigestedLeaf, Idle, Leaves, TensorLeaf, retained, snapshot_nested
+from dcpbench.verify.snapshot import BLOCK, DigestedLeaf, Idle, Leaves, TensorLeaf, snapshot_nested
 
 _LONGEST_ERROR = 200
 
@@ -134,26 +134,16 @@ def part_of(extent: Extent, chunks: Iterable[StoredChunk]) -> torch.Tensor:
     return extent.take_of_box(box)
 
 
-class WholeValues:
-    """The full values of a checkpoint by flattened key; `leaves` are their snapshot."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = values
-        self.leaves = retained(snapshot_nested(dict(values)))
-
-    def like(self, expected: Leaves, keys: Mapping[str, str]) -> Leaves:
-        """Return leaves for the names of an expected state; `keys` are the flattened keys by name."""
-        actual: Leaves = {}
-        for name, leaf in expected.items():
-            key = keys[name]
-            if key not in self._values or isinstance(leaf, Idle):
-                continue
+def leaves_like(expected: Leaves, keys: Mapping[str, str], values: Mapping[str, Any]) -> Leaves:
+    """Return leaves of the full values of a checkpoint, by flattened key, for the names of an expected state;
+    `keys` are the flattened keys by name."""
+    found: Leaves = {}
+    for name, leaf in expected.items():
+        if keys[name] in values and not isinstance(leaf, Idle):
+            value = values[keys[name]]
             is_tensor = isinstance(leaf, TensorLeaf | DigestedLeaf)
-            if is_tensor:
-                actual[name] = self.leaves.get(key)
-            else:
-                actual |= snapshot_nested({name: _plain(self._values[key])})
-        return actual
+            found |= snapshot_nested({name: value if is_tensor else _plain(value)})
+    return found
 
 
 def _plain(value: Any) -> Any:

@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from dcpbench.verify.perturb import perturbed
 from dcpbench.verify.snapshot import named_parameters
-from dcpbench.workloads.saved_objects import SavedObjects
+from dcpbench.workloads.stateful import SavedObjects
 
 
 @dataclass(frozen=True)

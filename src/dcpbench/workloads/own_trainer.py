@@ -24,9 +24,8 @@ from dcpbench.workloads.components import Component
 from dcpbench.workloads.epochs import EpochEnds
 from dcpbench.workloads.generators import ALL, RandomState
 from dcpbench.workloads.parallelisms import buckets_kept, end_passes, wrap_model
-from dcpbench.workloads.saved_objects import SavedObjects
 from dcpbench.workloads.saved_run import Unchanged
-from dcpbench.workloads.stateful import TrainState
+from dcpbench.workloads.stateful import SavedObjects, TrainState
 from dcpbench.workloads.training_run import TrainingRun, has_gradient
 from dcpbench.workloads.unsaved_values import UnsavedValues
 from dcpbench.workloads.workload import Batches, Workload

@@ -25,13 +25,13 @@ from dcpbench.workloads.attributes import Judged
 from dcpbench.workloads.components import Component
 from dcpbench.workloads.generators import RandomState, generators_of, reseed
 from dcpbench.workloads.optimizers import SEVERAL, Schedulers, as_one, listed
-from dcpbench.workloads.saved_objects import SavedObjects
 from dcpbench.workloads.stateful import (
     ModelState,
     MovingObject,
     Noise,
     OptimizerState,
     PlainOptimizerState,
+    SavedObjects,
     SchedulerMadeByLoad,
     TrainState,
 )

@@ -23,7 +23,7 @@ from dcpbench.workloads.batch import leaves as leaves_of
 from dcpbench.workloads.generators import seed_generators
 from dcpbench.workloads.layers import layers
 from dcpbench.workloads.optimizers import each_of
-from dcpbench.workloads.saved_objects import TAKEN, State
+from dcpbench.workloads.stateful import TAKEN, State
 
 Loss = Callable[[nn.Module, Batch], Any]
 """Returns a scalar or, in a user's workload, a dictionary of scalars."""
