@@ -1,12 +1,13 @@
-"""The parallelisms, a function for each.
+"""The parallelisms, a function for each, and the layers of a model that they shard, recompute or compile.
 
-It takes the plain model on its device, the device mesh of the cell (None if the parallelism has no mesh) and
-the configuration of the parallelism, and returns the module to train.
+A parallelism takes the plain model on its device, the device mesh of the cell (None if it has none) and its
+configuration, and returns the module to train.
 """
 
 import copy
 import fnmatch
 import pkgutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -40,7 +41,6 @@ from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import Skip
 from dcpbench.verify.layout import is_dictionary
 from dcpbench.verify.snapshot import persistent_buffers, plain_fqn
-from dcpbench.workloads.layers import layers, layers_of_their_own
 from dcpbench.workloads.pipeline import keep_stage
 from dcpbench.workloads.world import World, with_timeout
 
@@ -52,6 +52,12 @@ _STYLES: dict[str, Callable[[], tp.ParallelStyle]] = {
     "sequence": lambda: tp.SequenceParallel(sequence_dim=0),
     "colwise_from_sequence": lambda: tp.ColwiseParallel(input_layouts=Shard(0)),
 }
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict)
+
+Layer = tuple[nn.Module, str, nn.Module]
+"""The module that has a layer, its name there, and the layer."""
 
 
 @dataclass
@@ -139,7 +145,7 @@ def fsdp2_per_layer(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) 
     among them those that layers share. TP inside if the mesh has it."""
     dp_mesh, options = _tensor_parallel(model, mesh, config), fully_shard_options(config)
     named = config.layers if isinstance(config, PlannedParallel) else ()
-    for layer in layers_of_their_own(model, named):
+    for layer in _layers_of_their_own(model, named):
         fully_shard(layer, mesh=dp_mesh, **options)
     fully_shard(model, mesh=dp_mesh, **options)
     return model
@@ -251,6 +257,57 @@ def runs_other_kernels(config: Config, sizes: Mapping[str, int]) -> bool:
     split = {"pp", "ep", "tp"} & sizes.keys()
     known = config.parallel.target.startswith(f"{__name__}.")
     return bool(split or config.compile or not config.deterministic or not known)
+
+
+def layers(model: nn.Module, patterns: Sequence[str] = ()) -> list[Layer]:
+    """Return the layers of a model, wrappers included.
+
+    Args:
+        patterns: of their names in the plain model, in which `*` stands for one part: `model.layers.*`. By
+            default layers are the children of the model, or theirs if they are containers.
+
+    Raises:
+        ValueError: a pattern matches nothing or a list of modules, or a layer is inside another.
+    """
+    if patterns:
+        found = ((name.rpartition("."), model.get_submodule(name)) for name in _named(model, patterns))
+        return [(model.get_submodule(above), last, layer) for (above, _, last), layer in found]
+    inner: list[Layer] = []
+    for name, child in model.named_children():
+        inner += layers(child) if isinstance(child, _CONTAINERS) else [(model, name, child)]
+    return inner
+
+
+def _layers_of_their_own(model: nn.Module, patterns: Sequence[str] = ()) -> list[nn.Module]:
+    """Return the layers with parameters that no other layer shares; `patterns` are those of `layers`."""
+    own = {layer: list(layer.parameters()) for _, _, layer in layers(model, patterns)}
+    held = Counter(id(value) for values in own.values() for value in values)
+    return [one for one, values in own.items() if values and all(held[id(value)] == 1 for value in values)]
+
+
+def _named(model: nn.Module, patterns: Sequence[str]) -> list[str]:
+    names: dict[str, str] = {}
+    for name, _ in model.named_modules():
+        # The outermost of a layer's wrappers comes first.
+        names.setdefault(plain_fqn(model, f"{name}.").rstrip("."), name)
+    found: list[str] = []
+    for pattern in patterns:
+        matching = [name for name in names if name and _matches(name, pattern)]
+        if not matching:
+            raise ValueError(f"layers: the model has no module {pattern}")
+        found += (name for name in matching if name not in found)
+    for name in found:
+        module = model.get_submodule(names[name])
+        if isinstance(module, _WITHOUT_FORWARD):
+            raise ValueError(f"layers: {name} is a {type(module).__name__}; pass {name}.*")
+        if outer := next((one for one in found if name.startswith(f"{one}.")), None):
+            raise ValueError(f"layers: {name} is inside {outer}; pass only one of them")
+    return [names[name] for name in found]
+
+
+def _matches(name: str, pattern: str) -> bool:
+    parts, patterns = name.split("."), pattern.split(".")
+    return len(parts) == len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
 
 
 def wrap_layers(

@@ -21,8 +21,8 @@ from dcpbench.workloads import parallelisms
 from dcpbench.workloads.batch import Batch, Share, share_of, to_device
 from dcpbench.workloads.batch import leaves as leaves_of
 from dcpbench.workloads.generators import seed_generators
-from dcpbench.workloads.layers import layers
 from dcpbench.workloads.optimizers import each_of
+from dcpbench.workloads.parallelisms import layers
 from dcpbench.workloads.stateful import TAKEN, State
 
 Loss = Callable[[nn.Module, Batch], Any]
