@@ -82,13 +82,13 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     ),
     "rank 0 skipped": (
         _CHECKS,
-        "(view(target)), cell.world.group\n",
-        "(view(target)), cell.world.group\n        if cell.world.rank == 0:\n            return\n",
+        "target), cell.world.group\n",
+        "target), cell.world.group\n        if cell.world.rank == 0:\n            return\n",
     ),
     "last rank skipped": (
         _CHECKS,
-        "(view(target)), cell.world.group\n",
-        "(view(target)), cell.world.group\n        if cell.world.size == cell.world.rank + 1: return\n",
+        "target), cell.world.group\n",
+        "target), cell.world.group\n        if cell.world.size == cell.world.rank + 1: return\n",
     ),
     "oldest checkpoint skipped": (
         "scenarios/save_load.py",

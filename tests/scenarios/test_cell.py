@@ -240,10 +240,10 @@ def test_parts_are_compared_by_place_by_default() -> None:
     )
     checkpoint = Checkpoint(1, "", None, {"model_equal": saved})  # type: ignore[arg-type]
     assert str(checkpoint) == "in the checkpoint of step 1"
-    (found,) = checkpoint.compare("model_equal", elsewhere, None)
+    (found,) = checkpoint.compare(saved, elsewhere, None)
     assert found.problem is Problem.placements
     by_content = replace(checkpoint, by_content=True, how=", saved again")
-    assert by_content.compare("model_equal", elsewhere, None) == []
+    assert by_content.compare(saved, elsewhere, None) == []
     assert str(by_content) == "in the checkpoint of step 1, saved again"
 
 

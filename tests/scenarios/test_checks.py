@@ -95,7 +95,7 @@ def test_plug_in_checks_follow_each_full_load(monkeypatch: pytest.MonkeyPatch) -
     asked: list[tuple[str, str, bool]] = []
 
     def probe(name: str, cell: Cell, target: TrainingRun, loaded: Checkpoint) -> None:
-        equal = not loaded.compare("model_equal", live_state(target)["model_equal"], None)
+        equal = not loaded.compare(loaded.state["model_equal"], live_state(target)["model_equal"], None)
         asked.append((name, f"{Path(loaded.checkpoint_id).name} {cell.measured('load_s')}", equal))
 
     mine = {name: CheckSpec(name, "", probe=partial(probe, name)) for name in ("first", "last")}
@@ -223,7 +223,7 @@ def test_load_into_the_saved_run_may_change_it(tmp_path: Path) -> None:
     steps.advance(cell, reference, 2)
     steps.load(cell, reference.trained, saved)
     assert cell.report.checks["side_effect_free"].count == 0
-    found = saved.compare("model_equal", live_state(reference.trained)["model_equal"], None)
+    found = saved.compare(saved.state["model_equal"], live_state(reference.trained)["model_equal"], None)
     assert found == []
     steps.load(cell, build(cell.config, cell.world, 1), saved)
     compared = cell.report.checks["side_effect_free"].compared["after the load of step 1"]

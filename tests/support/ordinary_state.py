@@ -98,10 +98,10 @@ def wrong_in_load(change: Callable[[Any], object]) -> Workload:
 
 
 def wrong_buffer_in_load() -> Workload:
-    """A load that changes an element of a buffer on the last rank."""
+    """A load that changes an element of a buffer on the first rank, whose buffers DDP sends to the others."""
 
     def change(module: Any) -> None:
-        if dist.get_rank() == dist.get_world_size() - 1:
+        if dist.get_rank() == 0:
             module.net[1].running_var[3] += 1
 
     return wrong_in_load(change)

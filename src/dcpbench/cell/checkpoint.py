@@ -4,7 +4,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -14,12 +14,12 @@ from dcpbench.checkpointers.base import AtSuccess, Checkpointer, PendingSave
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
 from dcpbench.verify.compare_layouts import compare_state
-from dcpbench.verify.perturb import compared_names, unlike
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads.run_state import (
     Keys,
     State,
     as_saved,
+    before_a_step,
     full_tensors,
     key_of,
     live_state,
@@ -30,6 +30,12 @@ from dcpbench.workloads.training_run import TrainingRun
 
 Recall = Callable[[str], torch.Tensor | None]
 """Returns the full tensor that a checkpoint has under a name, on the CPU; None if there is none."""
+
+
+def whole_tensors(parts: Iterable[Leaves]) -> set[str]:
+    """Return the names of the tensors that this rank has completely."""
+    leaves = ((name, getattr(leaf, "extent", None)) for part in parts for name, leaf in part.items())
+    return {name for name, extent in leaves if extent and extent.numel == math.prod(extent.shape)}
 
 
 def read_elsewhere(rank: int, here: set[str], everywhere: Sequence[set[str]]) -> set[str]:
@@ -85,17 +91,13 @@ class Checkpoint:
     @property
     def by_key(self) -> dict[str, Leaves]:
         """The saved state of each check, by the flattened keys of the checkpoint."""
-        state = self.named or self.state
+        return self._keyed(self.named or self.state)
+
+    def _keyed(self, state: State) -> dict[str, Leaves]:
         return {
             check: {key_of(check, name, self.numbers): leaf for name, leaf in leaves.items()}
             for check, leaves in state.items()
         }
-
-    def whole_tensors(self) -> set[str]:
-        """Return the keys of tensors that this rank has completely."""
-        parts = (part for leaves in self.by_key.values() for part in leaves.items())
-        extents = ((key, getattr(leaf, "extent", None)) for key, leaf in parts)
-        return {key for key, extent in extents if extent and extent.numel == math.prod(extent.shape)}
 
     def tensors(
         self, part: Literal["model", "optimizer"], run: TrainingRun
@@ -130,32 +132,20 @@ class Checkpoint:
 
     def compare(
         self,
-        check: str,
+        saved: Leaves,
         actual: Leaves,
         group: dist.ProcessGroup | None,
         recall: Recall | None = None,
         closely: bool = True,
     ) -> list[Mismatch]:
-        """Compare a live state with the saved one; collective over `group` if it is compared by content.
+        """Compare a live state with a saved one of the same layout as this checkpoint's; collective over
+        `group` if it is compared by content.
 
         Args:
             recall: reads the saved tensor, to report where a large one differs and by how much.
             closely: report places and distances, and not only names.
         """
-        return compare_state(self.state[check], actual, group, recall, closely, self.by_content)
-
-    def control(self, check: str, other: Leaves, group: dist.ProcessGroup | None) -> Compared:
-        """Run the negative control of a comparison on a state in which everything is different."""
-        found = self.compare(check, other, group, closely=False)
-        return Compared.of((), found, compared_names(self.state[check]))
-
-    def compared(
-        self, check: str, actual: Leaves, group: dist.ProcessGroup | None, recall: Recall | None = None
-    ) -> Compared:
-        """Compare a live state with the saved one, and run the control on a copy in which all is
-        different."""
-        control = self.control(check, unlike(self.state[check], actual, actual), group)
-        return replace(control, found=self.compare(check, actual, group, recall))
+        return compare_state(saved, actual, group, recall, closely, self.by_content)
 
 
 @dataclass(kw_only=True)
@@ -170,3 +160,8 @@ class SavedCheckpoint(Checkpoint):
     number: int
     files: Future[AtSuccess]
     still_open: Callable[[], Compared]
+
+    @property
+    def in_files(self) -> dict[str, Leaves]:
+        """The part of `by_key` that its files are compared with."""
+        return self._keyed(as_saved(self.source, before_a_step(self.state, self.source)))

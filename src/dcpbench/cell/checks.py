@@ -13,19 +13,14 @@ import torch.distributed as dist
 from dcpbench.cell import contract, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.explained import (
-    explained,
-    explained_restored,
-    needs_copy,
-    without_overwritten,
-)
+from dcpbench.cell.explained import explained, explained_restored, needs_copy
 from dcpbench.cell.mend import explained_names, mend
 from dcpbench.cell.steps import ReferenceRun, RunRecord, other_seed
 from dcpbench.config.text import listed
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import RESUMED, TWIN, Sides
 from dcpbench.core.rank_report import CheckReport, Compared
-from dcpbench.verify.perturb import compare_controlled, unlike
+from dcpbench.verify.perturb import compare_controlled, compared_names, unlike
 from dcpbench.verify.plain_read import leaves_like
 from dcpbench.verify.training import compare_resumed, resume_tolerance
 from dcpbench.workloads import build_run, lockstep
@@ -40,7 +35,6 @@ from dcpbench.workloads.run_state import (
     State,
     as_judged,
     before_a_step,
-    equal_names,
     is_small,
     key_of,
     live_state,
@@ -198,13 +192,13 @@ def run_controls(
     """Run the negative control of each check on a target in which everything is different. What is
     `unchanged`, by check, and flags, which no load restores, are changed in a copy."""
     controls: dict[str, Compared] = {}
-    checkpoint = replace(checkpoint, state=before_a_step(checkpoint.state, target.judged))
     with cell.phase("verify", "power"):
-        unrestored = before_a_step(view(target))
-        for check, leaves in checkpoint.state.items():
+        unrestored = before_a_step(view(target), target)
+        for check, leaves in before_a_step(checkpoint.state, target).items():
             names = leaves if check == FLAGS else unchanged.get(check, ())
             other = unlike(leaves, unrestored[check], names)
-            controls[check] = checkpoint.control(check, other, cell.world.group)
+            found = checkpoint.compare(leaves, other, cell.world.group, closely=False)
+            controls[check] = Compared.of((), found, compared_names(leaves))
     return Unrestored(controls, unchanged)
 
 
@@ -226,21 +220,19 @@ def verify_restored(
 ) -> None:
     """Check that a load has restored, bit for bit, the saved state; hooks of the model are compared after
     the resume. If `view` is of the full state, the checks of plug-ins follow."""
-    checkpoint = replace(checkpoint, state=before_a_step(checkpoint.state, target.judged))
-    if cell.config.own_trainer and not any(cell.world.gathered(bool(checkpoint.state["extra_equal"]))):
-        del checkpoint.state["extra_equal"]
+    expected = before_a_step(checkpoint.state, target)
+    if cell.config.own_trainer and not any(cell.world.gathered(bool(expected["extra_equal"]))):
+        del expected["extra_equal"]
         cell.report.not_applied["extra_equal"] = "training changes no plain attribute of the trainer"
     with cell.phase("verify", "equality"):
-        actual, group = before_a_step(view(target)), cell.world.group
+        actual, group = before_a_step(view(target), target), cell.world.group
         compared: dict[str, Compared] = {}
-        for check in checkpoint.state:
-            found = checkpoint.compare(check, actual[check], group, checkpoint.recall_of(check))
+        for check, leaves in expected.items():
+            found = checkpoint.compare(leaves, actual[check], group, checkpoint.recall_of(check))
             if cell.config.own_trainer and check == "extra_equal":
-                found = of_attributes(found, checkpoint.state[check], actual[check])
+                found = of_attributes(found, leaves, actual[check])
             compared[check] = replace(before.controls[check], found=found)
-
-        kept = without_overwritten(cell, target, compared, checkpoint.state, equal_names(actual))
-        for check, one in explained_restored(cell, checkpoint, kept, actual, before.state).items():
+        for check, one in explained_restored(cell, checkpoint, compared, actual, before.state).items():
             cell.record(check, one, where or str(checkpoint))
         for spec in CHECKS.values():
             if spec.probe and view is live_state:
@@ -298,7 +290,8 @@ def verify_values(
     for check, leaves in saved.state.items():
         keys = {name: key_of(check, name, saved.numbers) for name in leaves}
         actual = leaves_like(leaves, keys, values)
-        compared = {check: saved.compared(check, actual, group, saved.recall_of(check))}
+        how = partial(saved.compare, group=group, recall=saved.recall_of(check))
+        compared = {check: compare_controlled(leaves, actual, unlike(leaves, actual, actual), how=how)}
         found = explained_restored(cell, saved, compared, {check: actual})
         cell.record(check, found[check], str(saved))
 
@@ -356,8 +349,9 @@ def resume(
         )
         for part, leaves in retained_copy(actual).items():
             if not ended and (exactly or part == FLAGS):
-                reference = replace(checkpoint, state=expected)
-                compared[part] = reference.compared(part, leaves, cell.world.group)
+                how = partial(checkpoint.compare, group=cell.world.group)
+                other = unlike(expected[part], leaves, leaves)
+                compared[part] = compare_controlled(expected[part], leaves, other, how=how)
         for part, one in compared.items():
             check = part if part in (of_losses, FLAGS) else "state_resume_equal"
             cell.record(check, one, f"{where}, resumed" if part == FLAGS else where, RESUMED)

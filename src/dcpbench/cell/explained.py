@@ -14,8 +14,7 @@ from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.plugins import plugins
 from dcpbench.core.rank_report import Compared
-from dcpbench.workloads.parallelisms import broadcasts_buffers, buffers_of_frozen
-from dcpbench.workloads.run_state import State, buffers_of, equal_names
+from dcpbench.workloads.run_state import State, equal_names
 from dcpbench.workloads.training_run import TrainingRun
 
 
@@ -81,33 +80,6 @@ def defects_at(cell: Cell, moment: Moment) -> dict[str, Defect]:
 def needs_copy(cell: Cell) -> bool:
     """Return whether a defect needs a copy of the run's state from before a load."""
     return any(one.from_before for one in defects_at(cell, "restored").values())
-
-
-def without_overwritten(
-    cell: Cell,
-    run: TrainingRun,
-    compared: Mapping[str, Compared],
-    saved: State,
-    equal: Callable[[str, Any], Iterable[str]],
-) -> Mapping[str, Compared]:
-    """Leave out mismatches of buffers that have the first rank's saved values: DDP overwrites the buffers of
-    the other ranks by these before each forward pass. Collective if the run broadcasts buffers.
-
-    Args:
-        compared, equal: as in `explained`.
-        saved: what was saved on this rank, by check.
-    """
-    wrong = any(one.found for one in compared.values())
-    if not broadcasts_buffers(run.model) or not any(cell.world.gathered(wrong)):
-        return compared
-    mine = {check: buffers_of(saved.get(check, {})) for check in compared}
-    first = cell.world.gathered(mine if cell.world.rank == 0 else None)[0]
-    done = dict(compared)
-    for check, one in compared.items():
-        if first[check] and cell.world.rank:
-            names = {*equal(check, first)} - buffers_of_frozen(run.model)
-            done[check] = replace(one, found=[each for each in one.found if each.name not in names])
-    return done
 
 
 def explained(

@@ -33,7 +33,7 @@ def mend(cell: Cell, target: TrainingRun, checkpoint: Checkpoint) -> str | None:
                 set_saved(target, check, names, checkpoint.state[check], checkpoint.recall_of(check))
     live, left = live_state(target), []
     for check in (check for check in checks if check in live):
-        mismatches = checkpoint.compare(check, live[check], cell.world.group, closely=False)
+        mismatches = checkpoint.compare(checkpoint.state[check], live[check], cell.world.group, closely=False)
         left += [(one.name, wrong[check][one.name]) for one in mismatches if one.name in wrong[check]]
     first = next((of_rank[0] for of_rank in cell.world.gathered(left) if of_rank), None)
     return first and f"{first[0]} was not restored ({first[1]}), and its saved value cannot be set"

@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.cell import checkpoint_files, contract, side_effects
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint, read_elsewhere
-from dcpbench.cell.explained import StoredFiles, explain_raised, explained, without_overwritten
+from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint, read_elsewhere, whole_tensors
+from dcpbench.cell.explained import StoredFiles, explain_raised, explained
 from dcpbench.cell.shared_folder import wait_until_seen
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.core.plugins import all_of
@@ -308,7 +308,7 @@ def _audit(cell: Cell, checkpoint: SavedCheckpoint, on_several_hosts: bool) -> s
     synced; note the digests of its files. Return the keys of tensors that another rank reads from them."""
     checkpointer = checkpoint.checkpointer
     files = checkpoint_files.digests_of(cell, checkpoint, on_several_hosts)
-    whole = checkpoint.whole_tensors()
+    whole = whole_tensors(checkpoint.in_files.values())
     mine = checkpoint.keys, files, _synced(cell, checkpoint), whole
     where = f"once the save of step {checkpoint.step} had ended"
     cell.record("side_effect_free", checkpoint.still_open(), where, side_effects.LEFT_OPEN)
@@ -345,7 +345,7 @@ def _compare_files(cell: Cell, checkpoint: SavedCheckpoint, elsewhere: set[str])
     if not stored:
         cell.report.not_applied.setdefault("files_equal", "nothing else reads files of this format")
         return
-    parts = checkpoint.by_key.values()
+    parts = checkpoint.in_files.values()
     where = cell.world.device, elsewhere
     seen = compare_stored(parts, stored, *where)
     names = frozenset(one.name for one in seen.found)
@@ -355,9 +355,7 @@ def _compare_files(cell: Cell, checkpoint: SavedCheckpoint, elsewhere: set[str])
         return again.names.keys() - {one.name for one in again.found}
 
     about = partial(StoredFiles, checkpoint, stored, names)
-    saved = {"files_equal": {key: leaf for leaves in parts for key, leaf in leaves.items()}}
-    kept = without_overwritten(cell, checkpoint.source, {"files_equal": seen}, saved, equal)
-    compared = explained(cell, "stored", kept, about, equal)
+    compared = explained(cell, "stored", {"files_equal": seen}, about, equal)
     cell.record("files_equal", compared["files_equal"], str(checkpoint), ("saved {}", "{} in the files"))
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared, Skip
 from dcpbench.verify.compare import BITS, bits, compare, same_leaves, same_value
 from dcpbench.verify.nested import is_gone_into, slots
@@ -258,16 +259,21 @@ def unlike(expected: Leaves, state: Leaves, unchanged: Iterable[str]) -> Leaves:
 
 
 def compare_controlled(
-    expected: Leaves, actual: Leaves, other: Leaves | None = None, proven: Collection[str] = ()
+    expected: Leaves,
+    actual: Leaves,
+    other: Leaves | None = None,
+    proven: Collection[str] = (),
+    how: Callable[..., list[Mismatch]] = compare,
 ) -> Compared:
-    """Compare two states bit for bit. The control compares `other`, by default a copy of `actual` in which
-    everything is different, except the names that an earlier control has `proven`."""
+    """Compare two states bit for bit, part by part or as `how` does. The control compares `other`, by default
+    a copy of `actual` in which everything is different, except the names that an earlier control has
+    `proven`."""
     due = {name: leaf for name, leaf in expected.items() if name not in proven}
     if other is None:
         other = all_different({name: leaf for name, leaf in actual.items() if name in due})
-    reported = {*proven, *(one.name for one in compare(due, other, closely=False))}
+    reported = {*proven, *(one.name for one in how(due, other, closely=False))}
     fired = {name: name in reported for name in controllable(expected)}
-    return Compared(compare(expected, actual), compared_names(expected), fired)
+    return Compared(how(expected, actual), compared_names(expected), fired)
 
 
 def compared_names(saved: Leaves) -> dict[str, bool]:

@@ -245,10 +245,17 @@ def broadcasts_buffers(model: nn.Module) -> bool:
     return any(isinstance(one, DistributedDataParallel) and one.broadcast_buffers for one in model.modules())
 
 
-def buffers_of_frozen(model: nn.Module) -> set[str]:
-    """Return the FQNs of the buffers in frozen modules of a dictionary, which DDP does not wrap."""
-    frozen = {name: one for name, one in model.items() if not is_trained(one)} if is_dictionary(model) else {}
-    return {f"{name}.{buffer}" for name, one in frozen.items() for buffer in persistent_buffers(one)}
+def overwritten_buffers(model: nn.Module) -> set[str]:
+    """Return the FQNs of this rank's buffers that DDP overwrites by the first rank's in each forward pass."""
+    wrapped = [each for each in model.modules() if isinstance(each, DistributedDataParallel)]
+    overwritten = {
+        id(buffer)
+        for each in wrapped
+        if each.broadcast_buffers and dist.get_rank(each.process_group)
+        for name, buffer in each.module.named_buffers()
+        if name not in each.parameters_to_ignore
+    }
+    return {name for name, buffer in persistent_buffers(model).items() if id(buffer) in overwritten}
 
 
 def runs_other_kernels(config: Config, sizes: Mapping[str, int]) -> bool:

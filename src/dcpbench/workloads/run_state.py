@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ from dcpbench.verify.snapshot import (
 )
 from dcpbench.workloads.attributes import Judged, When
 from dcpbench.workloads.generators import RandomState
+from dcpbench.workloads.parallelisms import overwritten_buffers
 from dcpbench.workloads.training_run import TrainingRun
 
 State = dict[str, Leaves]
@@ -130,12 +130,15 @@ def only_generators(state: State, random: RandomState) -> None:
         state[RANDOM] = leaves
 
 
-def before_a_step(state: State, judged: Judged | None = None) -> State:
-    """Return a state, as it is `judged`, without what the first step of a run can make: hooks of the model,
-    and what is compared after a step only."""
-    state = {check: leaves for check, leaves in as_judged(state, judged).items() if check != CHANGING}
-    flags = state.get(FLAGS, {})
-    return {**state, FLAGS: {name: leaf for name, leaf in flags.items() if name != HOOKS}} if flags else state
+def before_a_step(state: State, run: TrainingRun) -> State:
+    """Return a state without what the first step of a run makes: hooks of the model, the buffers that DDP
+    overwrites on this rank, and what is compared after a step only."""
+    made = {"model_equal": overwritten_buffers(run.model), FLAGS: {HOOKS}}
+    return {
+        check: {name: leaf for name, leaf in leaves.items() if name not in made.get(check, ())}
+        for check, leaves in as_judged(state, run.judged).items()
+        if check != CHANGING
+    }
 
 
 def as_saved(run: TrainingRun, saved: State) -> State:
@@ -216,14 +219,6 @@ def _part_like(live: TensorLeaf, saved: Leaf, name: str, recall: Recall) -> torc
     if full is not None and tuple(full.shape) == live.extent.shape:
         full = live.extent.take(full).reshape(live.local.shape)
     return None if full is None else full.to(live.local.device)
-
-
-def buffers_of(leaves: Leaves) -> Leaves:
-    """Return the buffers of a snapshot, on the CPU, to send them to other ranks."""
-    return {
-        name: replace(leaf, local=leaf.local.cpu()) if isinstance(leaf, TensorLeaf) else leaf
-        for name, leaf in snapshot.of_kind("buffer", leaves).items()
-    }
 
 
 def live_gradients(run: TrainingRun) -> Leaves:

@@ -162,7 +162,8 @@ def _load_newest(cell: Cell, target: TrainingRun, candidates: list[Checkpoint]) 
 
     def is_now(checkpoint: Checkpoint) -> bool:
         state, group = live_state(target), cell.world.group
-        found = [checkpoint.compare(check, state[check], group, closely=False) for check in checkpoint.state]
+        saved = checkpoint.state.items()
+        found = [checkpoint.compare(leaves, state[check], group, closely=False) for check, leaves in saved]
         return not any(gathered(any(found), group))
 
     def load_first(places: list[str]) -> tuple[Loaded, Checkpoint | None]:

@@ -9,8 +9,8 @@ from dcpbench.cell.explained import Restored, StoredFiles
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import loads_by_dcp
 from dcpbench.verify.compare_layouts import gathered
-from dcpbench.verify.snapshot import DigestedLeaf, Leaves, digested
-from dcpbench.workloads.run_state import State, buffers_of
+from dcpbench.verify.snapshot import DigestedLeaf, Leaves, TensorLeaf, digested, of_kind
+from dcpbench.workloads.run_state import State
 
 _CHECKS = ("model_equal", "extra_equal")
 """The checks of a model, and of copies of it that are saved in addition."""
@@ -19,13 +19,21 @@ _CHECKS = ("model_equal", "extra_equal")
 def _expected(cell: Cell, moment: Moment, reference: Restored | StoredFiles) -> Iterator[State]:
     if isinstance(reference, Restored):
         for check in _CHECKS:
-            buffers = digested(buffers_of(reference.checkpoint.state.get(check, {})))
+            buffers = digested(_buffers_of(reference.checkpoint.state.get(check, {})))
             wrong = reference.names.get(check, frozenset())
             yield from _of_each_rank(cell, check, buffers, wrong)
             yield from _of_ranks_that_saved(check, buffers)
     else:
         for check, leaves in reference.checkpoint.by_key.items():
-            yield from _of_each_rank(cell, check, buffers_of(leaves), reference.names)
+            yield from _of_each_rank(cell, check, _buffers_of(leaves), reference.names)
+
+
+def _buffers_of(leaves: Leaves) -> Leaves:
+    """Return the buffers of a snapshot, on the CPU, to send them to other ranks."""
+    return {
+        name: replace(leaf, local=leaf.local.cpu()) if isinstance(leaf, TensorLeaf) else leaf
+        for name, leaf in of_kind("buffer", leaves).items()
+    }
 
 
 def _of_each_rank(cell: Cell, part: str, buffers: Leaves, wrong: frozenset[str]) -> Iterator[State]:
