@@ -107,8 +107,8 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     ),
     "unrestored runs without noise": (
         "workloads/build_run.py",
-        "    unrestored.noise = Noise(config.seed)",
-        "    unrestored.noise = Noise(seed)",
+        "Noise(config.seed).state_dict()",
+        "Noise(seed).state_dict()",
     ),
     "missing reports accepted": ("verdict/judge.py", "gaps += _not_reported", "_not_reported"),
 }

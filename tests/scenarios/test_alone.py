@@ -15,7 +15,7 @@ from dcpbench.verify import audit, compare_layouts, perturb, training
 from dcpbench.workloads import build_run, lockstep, twin
 from dcpbench.workloads.build_run import build_twin, build_unrestored
 from dcpbench.workloads.models import Mlp
-from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.workload import batches_of
 from dcpbench.workloads.world import World
 from support.alone import alone, config
@@ -122,7 +122,7 @@ def test_hooks_are_compared_after_the_first_resumed_step(monkeypatch: pytest.Mon
     assert "hooks.model" in compared["after the checkpoint of step 2, resumed"]
     honest = steps.load
 
-    def load(cell: Any, target: TrainingRun, *others: Any, **options: Any) -> None:
+    def load(cell: Any, target: OwnRun, *others: Any, **options: Any) -> None:
         honest(cell, target, *others, **options)
         target.model.get_submodule("net.0")._forward_hooks.clear()
 
@@ -134,11 +134,11 @@ def test_hooks_are_compared_after_the_first_resumed_step(monkeypatch: pytest.Mon
     assert "hooks.model" in str(verdict.reason), "the check names it"
 
 
-def wrong_gradient(run: TrainingRun) -> None:
+def wrong_gradient(run: OwnRun) -> None:
     run.model.get_parameter("net1.weight").register_hook(lambda gradient: gradient * 1.001)
 
 
-def wrong_step(run: TrainingRun) -> None:
+def wrong_step(run: OwnRun) -> None:
     parameter = run.model.get_parameter("net1.weight")
 
     def nudge(*_: Any) -> None:
@@ -147,7 +147,7 @@ def wrong_step(run: TrainingRun) -> None:
     run.optimizer.register_step_post_hook(nudge)
 
 
-def wrong_loss(run: TrainingRun) -> None:
+def wrong_loss(run: OwnRun) -> None:
     honest = run.loss_of
     run.loss_of = lambda samples: honest(samples) + 1e-4  # type: ignore[method-assign]
 
@@ -168,7 +168,7 @@ def test_wrong_training_does_not_blame_the_resume(
     error."""
     honest = build_run.build
 
-    def build(*given: Any, **options: Any) -> TrainingRun:
+    def build(*given: Any, **options: Any) -> OwnRun:
         run = honest(*given, **options)
         wrong(run)
         return run
@@ -288,12 +288,12 @@ def test_unrestored_run_differs_in_restored_state_only() -> None:
     run = build_twin(given, world, given.seed)
     run.train(data, after)
 
-    def unrestored() -> TrainingRun:
+    def unrestored() -> OwnRun:
         unrestored = build_unrestored(given, world, given.seed + 1000)
         unrestored.skip(data, after)
         return unrestored
 
-    def restore(other: TrainingRun) -> None:
+    def restore(other: OwnRun) -> None:
         other.model.load_state_dict(run.model.state_dict())
         other.optimizer.load_state_dict(copy.deepcopy(run.optimizer.state_dict()))  # it does not copy
         other.scheduler.load_state_dict(run.scheduler.state_dict())

@@ -25,8 +25,9 @@ from dcpbench.verify.training import compare_resumed
 from dcpbench.workloads import build_run, lockstep
 from dcpbench.workloads.build_run import build, build_twin
 from dcpbench.workloads.lockstep import TwinGradients
+from dcpbench.workloads.own_run import OwnRun
+from dcpbench.workloads.run import Limits, Run
 from dcpbench.workloads.run_state import live_state
-from dcpbench.workloads.training_run import TrainingRun
 from support.alone import alone, bare_cell, config, run_alone, world
 
 SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 2}
@@ -46,7 +47,7 @@ def test_gradient_mismatch_names_its_known_defect(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(explained, "_defects", lambda: {"mine": defect})
     build_twin = build_run.build_twin
 
-    def build_frozen(*given: Any) -> TrainingRun:
+    def build_frozen(*given: Any) -> OwnRun:
         run = build_twin(*given)
         run.model.get_parameter("net1.weight").requires_grad_(False)
         return run
@@ -54,7 +55,7 @@ def test_gradient_mismatch_names_its_known_defect(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(build_run, "build_twin", build_frozen)
     honest = build_run.build
 
-    def build_wrong(*given: Any, **options: Any) -> TrainingRun:
+    def build_wrong(*given: Any, **options: Any) -> OwnRun:
         run = honest(*given, **options)
         for name, factor in (("net2.weight", 0.5), ("net2.bias", 0.25)):
             run.model.get_parameter(name).register_hook(lambda gradient, factor=factor: gradient * factor)
@@ -74,13 +75,13 @@ def test_gradient_mismatch_names_its_known_defect(monkeypatch: pytest.MonkeyPatc
 def test_state_that_only_the_twin_has_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     honest, build_twin = lockstep.state_of, build_run.build_twin
     missing = "state.net1.bias.exp_avg"
-    twins: list[TrainingRun] = []
+    twins: list[OwnRun] = []
 
-    def build(*given: Any) -> TrainingRun:
+    def build(*given: Any) -> OwnRun:
         twins.append(build_twin(*given))
         return twins[-1]
 
-    def state(run: TrainingRun, *given: Any) -> Leaves:
+    def state(run: OwnRun, *given: Any) -> Leaves:
         return {name: leaf for name, leaf in honest(run, *given).items() if run in twins or name != missing}
 
     monkeypatch.setattr(build_run, "build_twin", build)
@@ -94,7 +95,7 @@ def test_state_that_only_the_twin_has_is_found(monkeypatch: pytest.MonkeyPatch) 
 def test_plug_in_checks_follow_each_full_load(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, str, bool]] = []
 
-    def probe(name: str, cell: Cell, target: TrainingRun, loaded: Checkpoint) -> None:
+    def probe(name: str, cell: Cell, target: OwnRun, loaded: Checkpoint) -> None:
         equal = not loaded.compare(loaded.state["model_equal"], live_state(target)["model_equal"], None)
         asked.append((name, f"{Path(loaded.checkpoint_id).name} {cell.measured('load_s')}", equal))
 
@@ -160,10 +161,10 @@ def test_files_are_verified_by_rank_0_only(rank: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["model", "scheduler", "train_state"])
 def test_loading_its_own_state_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first, a middle or the last object is changed by its second load."""
-    honest = TrainingRun.state
+    honest = OwnRun.state
     times: dict[int, int] = {}
 
-    def state(run: TrainingRun) -> dict[str, Any]:
+    def state(run: OwnRun) -> dict[str, Any]:
         given = honest(run)
         load, held = given[name].load_state_dict, given[name]
 
@@ -179,12 +180,12 @@ def test_loading_its_own_state_changes_nothing(name: str, monkeypatch: pytest.Mo
         Fragile.load_state_dict = staticmethod(load_state_dict)  # type: ignore[attr-defined]
         return {**given, name: Fragile()}
 
-    def damage(run: TrainingRun) -> None:
+    def damage(run: OwnRun) -> None:
         run.train_state.losses.append(1.0)
         run.scheduler.last_epoch += 1
         next(run.model.parameters()).data.add_(1)
 
-    monkeypatch.setattr(TrainingRun, "state", state)
+    monkeypatch.setattr(OwnRun, "state", state)
     _, report = alone(**ONCE)
     for check in ("model_equal", "extra_equal"):
         found = report.checks[check].distinct.values()
@@ -245,8 +246,8 @@ def test_drawing_run_is_bound_to_its_layout(
 ) -> None:
     cell = bare_cell(tmp_path, config(**{**ONCE, "compile": compiled}))
     run = build_twin(cell.config, cell.world, 0)
-    run.draws, run.sizes = draws, sizes
-    assert checks._layout_matters(cell, run, None, "") is (why is not None)
+    run.random.drawn, run.sizes = {"cpu"} if draws else set(), sizes
+    assert checks._layout_matters(cell, run, Limits(), "") is (why is not None)
     text = f"the model draws random numbers in training, and {why}"
     assert cell.report.not_applied == ({"loss_resume_close": text} if why else {})
 
@@ -260,8 +261,8 @@ def test_batch_norm_depends_on_the_batch_share(parallel: str, sees: bool) -> Non
         run = build_run.build(given, world(0, size, dist.group.WORLD), 0)
     finally:
         dist.destroy_process_group()
-    assert (run.why_layout_bound is not None) is sees
-    assert run.why_no_twin is None, "a twin sees the same share"
+    assert (run.limits.why_layout_bound is not None) is sees
+    assert run.limits.why_no_twin is None, "a twin sees the same share"
 
 
 def test_control_differs_in_values_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +301,7 @@ def test_unrestored_run_is_trained_once(tmp_path: Path, monkeypatch: pytest.Monk
     built: list[int] = []
     honest = build_run.build_unrestored
 
-    def build_unrestored(config: Any, world: Any, seed: int) -> TrainingRun:
+    def build_unrestored(config: Any, world: Any, seed: int) -> Run:
         built.append(seed)
         return honest(config, world, seed)
 
@@ -332,8 +333,7 @@ def test_a_load_of_a_resumed_run_is_compared_with_no_other_run() -> None:
 def test_layout_bound_run_reports_why(own: str | None, before: str | None, tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(**ONCE))
     run = build_twin(cell.config, cell.world, 0)
-    if own:
-        setattr(run, own, own)
-    assert checks._layout_matters(cell, run, before, "") is bool(own or before)
+    run.limits = Limits(**{own: own} if own else {})
+    assert checks._layout_matters(cell, run, Limits(why_layout_bound=before), "") is bool(own or before)
     told = own or before
     assert cell.report.not_applied == ({"loss_resume_close": told} if told else {})

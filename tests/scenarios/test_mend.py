@@ -18,8 +18,8 @@ from dcpbench.core.rank_report import Compared
 from dcpbench.verify.compare import compare
 from dcpbench.verify.snapshot import TensorLeaf, digested, named_parameters
 from dcpbench.workloads.build_run import build
+from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.run_state import FLAGS, State, live_state, retained_state
-from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.workload import batches_of
 from support.alone import bare_cell, config, run_alone
 
@@ -36,7 +36,7 @@ class Reader:
         return self.read(key)
 
 
-def trained(cell: Cell, steps: int) -> TrainingRun:
+def trained(cell: Cell, steps: int) -> OwnRun:
     run = build(cell.config, cell.world, steps)
     run.train(batches_of(cell.config, cell.world.device), steps)
     return run
@@ -44,7 +44,7 @@ def trained(cell: Cell, steps: int) -> TrainingRun:
 
 def wrongly_loaded(
     cell: Cell, reader: Reader, by: Callable[[str], str | None], large: bool = False
-) -> tuple[TrainingRun, Checkpoint]:
+) -> tuple[OwnRun, Checkpoint]:
     """A run that has loaded nothing, its checkpoint, and what is wrong in the report, with the defects."""
     saved, target = trained(cell, 2), trained(cell, 1)
     state = retained_state(saved)
@@ -57,7 +57,7 @@ def wrongly_loaded(
     return target, checkpoint
 
 
-def wrong(checkpoint: Checkpoint, run: TrainingRun) -> set[str]:
+def wrong(checkpoint: Checkpoint, run: OwnRun) -> set[str]:
     state = live_state(run)
     return {
         one.name

@@ -20,7 +20,7 @@ from dcpbench.verify.compare import compare
 from dcpbench.verify.perturb import controllable
 from dcpbench.verify.snapshot import snapshot_nested
 from dcpbench.workloads.build_run import build
-from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.own_run import OwnRun
 from support.alone import Ran, alone, bare_cell, config, group_of_one, run_alone, world
 from support.looked_at import SHORT
 from support.planted import DEFECTS
@@ -193,14 +193,14 @@ def test_each_object_is_set_from_the_filled_state(
     order: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also the first and the last, whose filled values are not in their own memory."""
-    honest = TrainingRun.state
+    honest = OwnRun.state
 
-    def state(run: TrainingRun) -> dict[str, Any]:
+    def state(run: OwnRun) -> dict[str, Any]:
         held = honest(run)
         first, last = (held.pop(name) for name in order)
         return {order[0]: first, **held, order[1]: last}
 
-    monkeypatch.setattr(TrainingRun, "state", state)
+    monkeypatch.setattr(OwnRun, "state", state)
     verdict, _ = alone(**SMALL, scenario="in_place")
     assert verdict.status == "pass", verdict.reason
 

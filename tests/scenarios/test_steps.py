@@ -23,6 +23,8 @@ from dcpbench.verify import compare_layouts, plain_read
 from dcpbench.verify.files import recorded_syncs, synced_in
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads.build_run import build
+from dcpbench.workloads.generators import RandomState
+from dcpbench.workloads.run import Limits
 from dcpbench.workloads.run_state import RANDOM, State
 from dcpbench.workloads.world import World
 from support import own_trainer
@@ -55,7 +57,7 @@ def test_saves_of_a_trainer_follow_each_other(tmp_path: Path) -> None:
     record = reference.record
     assert (len(record.losses), sorted(record.states)) == (5, [4, 5])
     assert record.stepped.keys() >= {2, 3}, "a step after each save"
-    assert record.why_layout_bound == reference.trained.why_no_twin is not None
+    assert record.limits.why_other_losses == reference.trained.limits.why_no_twin is not None
     unreadable = {"checkpoint_whole", "files_equal", "contract_held"}
     assert cell.report.not_applied.keys() == unreadable
     assert cell.report.checks.keys() == {"side_effect_free"}, "an unreadable checkpoint is not audited"
@@ -73,10 +75,10 @@ def test_only_needed_generators_are_kept(needed: tuple[str, ...], tmp_path: Path
     own: list[State] = [{"model_equal": {}, RANDOM: leaves(*NAMES)} for _ in range(6)]
     reference.record.states.update(enumerate(own[:4]))
     checkpoints = [Checkpoint(1, "", mock.Mock(), state) for state in (*own[4:], own[0])]
-    with mock.patch.object(type(reference.trained), "needs_random", frozenset(needed)):
+    with mock.patch.object(RandomState, "needed", frozenset(needed)):
         steps.decide_state(cell, reference, checkpoints)
     assert own == [{"model_equal": {}, **({RANDOM: leaves(*needed)} if needed else {})}] * 6
-    assert reference.trained.random.kept == frozenset(needed)
+    assert reference.trained.limits.generators == frozenset(needed)
     assert (RANDOM in cell.report.not_applied) is not bool(needed)
 
 
@@ -186,8 +188,8 @@ def handed_over(cell: Cell) -> None:
     kept = [{"extra_equal": dict.fromkeys(NAMES, number), RANDOM: leaves("cpu")} for number in range(6)]
     saved: Any = [Checkpoint(step, str(cell.folder / f"step-{step}"), EMPTY, kept[step]) for step in range(3)]
     states = {step: kept[step] for step in range(3, 6)}
-    about = {"why_layout_bound": "why", "computes_in": (torch.bfloat16,)}
-    handover.hand_over(cell, saved, steps.RunRecord([1.0], states, **about))
+    limits = Limits(why_layout_bound="why", computes_in=(torch.bfloat16,))
+    handover.hand_over(cell, saved, steps.RunRecord([1.0], states, limits=limits))
 
 
 @pytest.mark.parametrize("seen", [True, False])
@@ -220,7 +222,7 @@ def test_random_state_is_taken_over_in_the_same_layout(same_layout: bool, tmp_pa
     assert taken == [{"extra_equal": dict.fromkeys(NAMES, number), **random} for number in range(6)]
     assert all(one.by_content for one in checkpoints), "it may lie otherwise"
     assert record.losses == [1.0]
-    assert (record.why_layout_bound, record.computes_in) == ("why", (torch.bfloat16,))
+    assert (record.limits.why_layout_bound, record.limits.computes_in) == ("why", (torch.bfloat16,))
     assert cell.report.checks == {}
 
 

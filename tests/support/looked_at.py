@@ -1,6 +1,7 @@
 """What a healthy cell has to have looked at, on one rank that is this process: by each check, at which
 places, and of what there each name."""
 
+from dataclasses import replace
 from typing import Any
 
 from dcpbench.config.schema import Config
@@ -12,8 +13,8 @@ from dcpbench.verify.perturb import controllable
 from dcpbench.verify.process_state import snapshot_process
 from dcpbench.workloads.build_run import build
 from dcpbench.workloads.generators import states_of_generators
+from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.run_state import FLAGS, live_state
-from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.workload import batches_of
 from support.alone import Ran, config, world
 
@@ -30,11 +31,10 @@ DAMAGES = {*controls(ONE, {}), "bytes of two entries", "files that were not sync
 PROCESS = set(snapshot_process(states_of_generators(world().device), world().device))
 
 
-def trained(given: Config) -> TrainingRun:
+def trained(given: Config) -> OwnRun:
     run = build(given, world(), given.seed)
     run.train(batches_of(given, world().device), 1)
-    if run.needs_random is not None:
-        run.random.kept = run.needs_random
+    run.limits = replace(run.limits, generators=run.random.needed)
     return run
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dcpbench.workloads.build_run import build
-from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.workload import batches_of
 from support.alone import config, run_alone, world
 
@@ -43,7 +43,7 @@ def test_unrestored_component_is_reported(component: str, fault: str) -> None:
     assert not restored & {"model_equal", "optim_equal"}
 
 
-def trained(steps: int, **chosen: str) -> TrainingRun:
+def trained(steps: int, **chosen: str) -> OwnRun:
     given = config(model="short", **chosen)
     run = build(given, world(), 0)
     run.train(batches_of(given, world().device), steps)

@@ -18,7 +18,7 @@ from dcpbench.workloads import workload
 from dcpbench.workloads.batch import Batch, share_of
 from dcpbench.workloads.build_run import build, build_twin
 from dcpbench.workloads.lockstep import CHECKS, GRAD_NORM, Lockstep
-from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.twin import Inexact, OwnGradients, Twin, inexact_steps
 from dcpbench.workloads.workload import batches_of
 from dcpbench.workloads.world import World
@@ -31,7 +31,7 @@ ONCE: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "
 def twin_of(inexact: Inexact = Inexact(), accumulate: int = 1) -> Twin:  # noqa: B008 - frozen
     """Build the twin of a run."""
 
-    def build() -> TrainingRun:
+    def build() -> OwnRun:
         run = build_twin(config(**ONCE), world(), 0)
         run.accumulate = accumulate
         return run
@@ -44,9 +44,8 @@ def lockstep(steps: int, **values: Any) -> Lockstep:
     given, here = config(**{**ONCE, **values}), world()
     run, twin, data = build(given, here, 0), build_twin(given, here, 0), batches_of(given, here.device)
     compared = Lockstep(given, here, run, twin, lambda compared, *_: compared)
-    for step in range(1, steps + 1):
-        with run.recording() as uses:
-            run.train(data, step)
+    for _ in range(steps):
+        uses = compared.train(data)
         if compared.follows:
             compared.follow(data, uses)
     return compared
@@ -54,12 +53,28 @@ def lockstep(steps: int, **values: Any) -> Lockstep:
 
 @pytest.mark.parametrize("zero", [False, True])
 def test_gradients_of_zeros_prove_nothing(zero: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = TrainingRun.loss_of
+    honest = OwnRun.loss_of
     if zero:
-        monkeypatch.setattr(TrainingRun, "loss_of", lambda run, samples: 0 * honest(run, samples) + 1)
+        monkeypatch.setattr(OwnRun, "loss_of", lambda run, samples: 0 * honest(run, samples) + 1)
     gradients = lockstep(2).results()["gradient_close"]
     assert gradients.found == []
     assert {*gradients.fired.values()} == {not zero}
+
+
+def test_autograd_is_watched_under_fully_shard_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared, data = lockstep(1), batches_of(config(**ONCE), world().device)
+    honest, loss_of, is_honest = torch.autograd._engine_run_backward, OwnRun.loss_of, list[bool]()
+
+    def loss(run: OwnRun, samples: Batch) -> torch.Tensor:
+        is_honest.append(torch.autograd._engine_run_backward is honest)
+        return loss_of(run, samples)
+
+    monkeypatch.setattr(OwnRun, "loss_of", loss)
+    for sharded in (False, True):
+        monkeypatch.setattr(compared, "_is_fully_sharded", sharded)
+        compared.train(data)
+    assert is_honest == [True, False]
+    assert torch.autograd._engine_run_backward is honest
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.5])
@@ -69,13 +84,13 @@ def test_norm_of_clipped_gradients_is_compared(factor: float, monkeypatch: pytes
     monkeypatch.setattr(
         workload, "of_groups", lambda of: replace(honest(of), clip_grad_norm=1e-3, accumulate=2)
     )
-    norm_of, norms = TrainingRun._norm_of_gradients, list[float]()
+    norm_of, norms = OwnRun._norm_of_gradients, list[float]()
 
-    def norm(run: TrainingRun) -> float:
+    def norm(run: OwnRun) -> float:
         norms.append(norm_of(run))
         return norms[-1] * (factor if len(norms) == 1 else 1)  # the run's, before the twin's
 
-    monkeypatch.setattr(TrainingRun, "_norm_of_gradients", norm)
+    monkeypatch.setattr(OwnRun, "_norm_of_gradients", norm)
     results = lockstep(1).results()
     gradients, step = results["gradient_close"], results["step_equal"]
     assert norms[0] == norms[1] > 1e-3
@@ -124,7 +139,7 @@ def test_tensor_that_only_another_rank_has_is_missing(monkeypatch: pytest.Monkey
     """Only stages of a pipeline have different tensors."""
     name, state_of, gathered = "net2.bias", lockstep_module.state_of, World.gathered
 
-    def without(run: TrainingRun, parts: Any) -> Leaves:
+    def without(run: OwnRun, parts: Any) -> Leaves:
         leaves = dict(state_of(run, parts))
         if parts is own:
             del leaves[name]
@@ -159,7 +174,7 @@ def test_every_bound_of_a_step_is_described() -> None:
         assert f"| `{inexact.bound}` |" in page.read_text()
 
 
-def hooks_of(run: TrainingRun) -> list[object]:
+def hooks_of(run: OwnRun) -> list[object]:
     """Return all hooks on a run's modules, parameters and optimizer."""
     owners = [*run.model.modules(), *run.model.parameters(), run.optimizer]
     held = [getattr(one, name, None) for one in owners for name in dir(one) if name.endswith("_hooks")]
@@ -177,7 +192,7 @@ def test_what_raises_in_a_comparison_changes_nothing(monkeypatch: pytest.MonkeyP
     def fail(*_: object) -> torch.Tensor:
         raise RuntimeError("of the user")
 
-    monkeypatch.setattr(TrainingRun, "loss_of", fail)
+    monkeypatch.setattr(OwnRun, "loss_of", fail)
     with pytest.raises(RuntimeError, match="of the user"):
         run.train(data, 1)
     with pytest.raises(RuntimeError, match="of the user"):

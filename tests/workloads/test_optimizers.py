@@ -14,7 +14,7 @@ from dcpbench.sweep.validity import resolve, why_skip
 from dcpbench.verify.snapshot import snapshot_optimizer
 from dcpbench.workloads.build_run import build
 from dcpbench.workloads.optimizers import Optimizers, load_as_saved
-from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.workload import batches_of
 from support.alone import config, group_of_one, run_alone, world
 from support.ordinary_optimizers import LowStateAdam
@@ -80,7 +80,7 @@ def test_optimizer_state_is_restored(optimizers: Finished, optimizer: str, paral
         assert row["status"] == "pass", row["reason"]
 
 
-def trained(optimizer: str, steps: int) -> TrainingRun:
+def trained(optimizer: str, steps: int) -> OwnRun:
     given = config(model="short", optimizer=optimizer)
     run = build(given, world(), 0)
     run.train(batches_of(given, world().device), steps)

@@ -8,7 +8,6 @@ import pytest
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 from conftest import SMALL, Finished, blocks, run, selected, tiered
-from dcpbench.config.groups import OptimizerStateAs
 from dcpbench.verify.snapshot import by_parameter
 from dcpbench.workloads.build_run import build
 from dcpbench.workloads.run_state import as_saved, live_state, promised_keys
@@ -46,10 +45,9 @@ def test_save_promises_the_keys_of_torch(flattened: bool) -> None:
 
 def test_numbers_are_looked_up_once_for_all_keys() -> None:
     """Not for each key, which takes minutes for some thousand parameters."""
-    run = build(config(**ONCE), world(), 0)
+    run = build(config(**ONCE, optimizer_state="plain"), world(), 0)
     run.fill_optimizer()
     leaves = live_state(run)
-    run.optimizer_state = OptimizerStateAs("plain")
     numbers = mock.PropertyMock(return_value=run.numbers)
     with mock.patch.object(type(run), "numbers", numbers):
         promised = promised_keys(run, leaves, None)

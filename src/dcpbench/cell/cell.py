@@ -19,7 +19,7 @@ from dcpbench.config.schema import Config
 from dcpbench.core.metrics import METRICS, PHASE_S, Measurement
 from dcpbench.core.mismatch import Sides
 from dcpbench.core.rank_report import CheckReport, Compared, RankReport
-from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.run import Run
 from dcpbench.workloads.workload import Batches, batches_of
 from dcpbench.workloads.world import World
 
@@ -111,7 +111,7 @@ class Cell:
                 self.measure(spec.name, spec.probe(self), phase=full_name)
 
     @contextmanager
-    def training(self, run: TrainingRun) -> Iterator[None]:
+    def training(self, run: Run) -> Iterator[None]:
         """Context manager: the phase in which a run trains; a failure is reported with the save or load that
         the run comes after."""
         self.report.trains = run.comes_after

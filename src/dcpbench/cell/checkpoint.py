@@ -15,6 +15,7 @@ from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
 from dcpbench.verify.compare_layouts import compare_state
 from dcpbench.verify.snapshot import Leaves
+from dcpbench.workloads.run import Run
 from dcpbench.workloads.run_state import (
     Keys,
     State,
@@ -26,7 +27,6 @@ from dcpbench.workloads.run_state import (
     one_tensor,
     saved_and_live,
 )
-from dcpbench.workloads.training_run import TrainingRun
 
 Recall = Callable[[str], torch.Tensor | None]
 """Returns the full tensor that a checkpoint has under a name, on the CPU; None if there is none."""
@@ -74,7 +74,7 @@ class Checkpoint:
     checkpointer: Checkpointer
     state: State
     by_content: bool = False
-    source: TrainingRun | None = None
+    source: Run | None = None
     numbers: Mapping[str, str] = field(default_factory=dict)
     saved_as: State | None = None
     how: str = ""
@@ -100,7 +100,7 @@ class Checkpoint:
         }
 
     def tensors(
-        self, part: Literal["model", "optimizer"], run: TrainingRun
+        self, part: Literal["model", "optimizer"], run: Run
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Return the tensors that were saved and those of a run that has loaded them, under the same names:
         this rank's parts by FQN, without prefixes of wrappers such as DDP's `module.`. Left out are empty
@@ -154,7 +154,7 @@ class SavedCheckpoint(Checkpoint):
     its files when it reported success, and a function that compares what this process had open before with
     what it has open."""
 
-    source: TrainingRun
+    source: Run
     keys: Keys
     pending: PendingSave
     number: int

@@ -20,14 +20,18 @@ from dcpbench.config.text import listed
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import RESUMED, TWIN, Sides
 from dcpbench.core.rank_report import CheckReport, Compared
+from dcpbench.verify.compare_layouts import compare_replicas
 from dcpbench.verify.perturb import compare_controlled, compared_names, unlike
 from dcpbench.verify.plain_read import leaves_like
+from dcpbench.verify.snapshot import of_kind, snapshot_model
 from dcpbench.verify.training import compare_resumed, resume_tolerance
 from dcpbench.workloads import build_run, lockstep
 from dcpbench.workloads.attributes import of_attributes
 from dcpbench.workloads.build_run import copy_state
 from dcpbench.workloads.lockstep import Lockstep
+from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.own_trainer import TrainingEndedError
+from dcpbench.workloads.run import Limits, Run, Unchanged, dtypes_of
 from dcpbench.workloads.run_state import (
     CHANGING,
     FLAGS,
@@ -41,20 +45,18 @@ from dcpbench.workloads.run_state import (
     retained_copy,
     retained_state,
 )
-from dcpbench.workloads.saved_run import Unchanged
-from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.unsaved_values import differing
 
 HARMLESS = "save_harmless"
 """The check that saves change nothing."""
 _SAVES: Sides = ("{} without saves", "{} with them")
 
-View = Callable[[TrainingRun], State]
+View = Callable[[Run], State]
 """Returns the state of a run, or the part of it that is compared."""
 
 
 def verify_training(
-    cell: Cell, reference: ReferenceRun, prepare: Callable[[TrainingRun], None] | None = None
+    cell: Cell, reference: ReferenceRun, prepare: Callable[[Run], None] | None = None
 ) -> None:
     """Train once more, without saves, and compare each step with the unwrapped twin's; the run has to end in
     the state of the one that saved.
@@ -69,28 +71,28 @@ def verify_training(
     compare_without_saves(cell, live_state(unsaved), live_state(reference.trained))
 
 
-def build_without_saves(cell: Cell, record: RunRecord) -> TrainingRun:
+def build_without_saves(cell: Cell, record: RunRecord) -> Run:
     """Build a run that never saves; `record` says what it has to keep."""
     cell.report.trains = "without a save"
     with cell.phase("build"):
-        unsaved = steps.parallel_run(cell, cell.config.seed)
-        unsaved.random.kept, unsaved.comes_after = record.keeps_random, "without a save"
-    if unsaved.why_no_twin:
+        unsaved = steps.parallel_run(cell, cell.config.seed, limits=record.limits)
+        unsaved.comes_after = "without a save"
+    if why := unsaved.limits.why_no_twin:
         checks = (one for one in lockstep.CHECKS if one != lockstep.REPLICAS)
-        cell.report.not_applied |= dict.fromkeys(checks, unsaved.why_no_twin)
+        cell.report.not_applied |= dict.fromkeys(checks, why)
     return unsaved
 
 
 def train_without_saves(
-    cell: Cell, record: RunRecord, until: int, prepare: Callable[[TrainingRun], None] | None = None
-) -> TrainingRun:
+    cell: Cell, record: RunRecord, until: int, prepare: Callable[[Run], None] | None = None
+) -> Run:
     """Train a run that never saves up to and including step `until`, and compare each step with the unwrapped
     twin's."""
     unsaved = build_without_saves(cell, record)
     if prepare:
         with cell.phase("build"):
             prepare(unsaved)
-    if unsaved.why_no_twin:
+    if not isinstance(unsaved, OwnRun) or unsaved.limits.why_no_twin:
         steps.train(cell, unsaved, until)
         verify_replicas(cell, unsaved)
     else:
@@ -120,22 +122,29 @@ def compare_without_saves(cell: Cell, never: State, saved: State) -> None:
             cell.record(HARMLESS, compared, "in the run that saved", _SAVES)
 
 
-def verify_replicas(cell: Cell, run: TrainingRun) -> None:
+def verify_replicas(cell: Cell, run: Run) -> None:
     """Check that the copies of parameters have the same bits on all ranks, if training has to keep them
     equal."""
     with cell.phase("verify", "training"):
-        if reasons := [one for one in cell.world.gathered(run.why_no_replicas) if one]:
+        if reasons := [one for one in cell.world.gathered(run.limits.why_no_replicas) if one]:
             cell.report.not_applied[lockstep.REPLICAS] = reasons[0]
             return
-        compared = run.compare_replicas()
+        compared = _compare_replicas(run)
         if any(cell.world.gathered(bool(compared.names))):
             cell.record(lockstep.REPLICAS, compared, "in the uninterrupted run")
         else:
             cell.report.not_applied[lockstep.REPLICAS] = lockstep.NO_REPLICAS
 
 
+def _compare_replicas(run: Run) -> Compared:
+    """Compare the parameters whose parts several ranks have; collective."""
+    ignored = getattr(run.model, "parameters_to_ignore", ())
+    parameters = of_kind("param", snapshot_model(run.model)).items()
+    return compare_replicas({name: leaf for name, leaf in parameters if name not in ignored}, run.world.group)
+
+
 def _train_with_twin(
-    cell: Cell, run: TrainingRun, twin: TrainingRun, record: RunRecord, until: int, where: str
+    cell: Cell, run: OwnRun, twin: OwnRun, record: RunRecord, until: int, where: str
 ) -> tuple[list[float], list[float]]:
     """Train a run up to and including step `until`, compare each step with that of a twin in the same state,
     and return the losses of both. `record` gets why no resumed run can repeat them."""
@@ -143,8 +152,8 @@ def _train_with_twin(
     with cell.phase("verify", "training"):
         compared_steps = Lockstep(cell.config, cell.world, run, twin, partial(explained, cell, "twin"))
     while run.train_state.step < until:
-        with cell.training(run), run.recording() as uses:
-            run.train(cell.batches, run.train_state.step + 1)
+        with cell.training(run):
+            uses = compared_steps.train(cell.batches)
         if compared_steps.follows:
             with cell.phase("verify", "training"):
                 compared_steps.follow(cell.batches, uses)
@@ -175,19 +184,19 @@ class Unrestored:
     state: State = field(default_factory=dict)
 
 
-def make_different(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, number: int = 0) -> Unrestored:
+def make_different(cell: Cell, target: Run, checkpoint: Checkpoint, number: int = 0) -> Unrestored:
     """Change every element and every hyperparameter of a load target, so that a load which restores none of
     it is detected, and run the controls. `number` varies the new values."""
     with cell.phase("build"):
         unchanged = target.make_different(other_seed(cell, number), checkpoint.state.get("optim_equal"))
         state = retained_state(target) if needs_copy(cell) else {}
-        if cell.config.load_into.gradients:
+        if cell.config.load_into.gradients and isinstance(target, OwnRun):
             target.leave_gradients(cell.batches)
     return replace(run_controls(cell, target, checkpoint, unchanged), state=state)
 
 
 def run_controls(
-    cell: Cell, target: TrainingRun, checkpoint: Checkpoint, unchanged: Unchanged, view: View = live_state
+    cell: Cell, target: Run, checkpoint: Checkpoint, unchanged: Unchanged, view: View = live_state
 ) -> Unrestored:
     """Run the negative control of each check on a target in which everything is different. What is
     `unchanged`, by check, and flags, which no load restores, are changed in a copy."""
@@ -202,7 +211,7 @@ def run_controls(
     return Unrestored(controls, unchanged)
 
 
-def load_and_verify(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, number: int = 0) -> Unrestored:
+def load_and_verify(cell: Cell, target: Run, checkpoint: Checkpoint, number: int = 0) -> Unrestored:
     """Make everything in a target different, load a checkpoint into it, and compare."""
     before = make_different(cell, target, checkpoint, number)
     steps.load(cell, target, checkpoint)
@@ -212,7 +221,7 @@ def load_and_verify(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, num
 
 def verify_restored(
     cell: Cell,
-    target: TrainingRun,
+    target: Run,
     checkpoint: Checkpoint,
     before: Unrestored,
     view: View = live_state,
@@ -256,7 +265,7 @@ def _verify_absent_key(cell: Cell, checkpoint: Checkpoint) -> None:
         contract.verify_refused(cell, BaseException, "absent", absent, present, where)
 
 
-def verify_saved_again(cell: Cell, target: TrainingRun, checkpoint: Checkpoint, record: RunRecord) -> None:
+def verify_saved_again(cell: Cell, target: Run, checkpoint: Checkpoint, record: RunRecord) -> None:
     """Save a resumed run and load that checkpoint into the same run, made different; a trainer trains on.
     Large models are left out: it would cost as much as everything else in the cell."""
     if not is_small(checkpoint.state):
@@ -298,7 +307,7 @@ def verify_values(
 
 def resume(
     cell: Cell,
-    target: TrainingRun,
+    target: Run,
     checkpoint: Checkpoint,
     record: RunRecord,
     exactly: bool = True,
@@ -324,7 +333,7 @@ def resume(
     generators = dict(target.random.states)
     if cell.config.own_trainer:
         resumed, ended = _resume_trainer(cell, target, checkpoint, record, last)
-    elif exactly or target.why_no_twin:
+    elif exactly or not isinstance(target, OwnRun) or target.limits.why_no_twin:
         resumed = steps.train(cell, target, last)
     else:
         with cell.phase("build"):
@@ -335,17 +344,17 @@ def resume(
         cell.report.not_applied |= dict.fromkeys((of_losses, "state_resume_equal"), record.why_not_resumed)
         return
     with cell.phase("verify", "resumed"):
-        dtypes = target.dtypes.union(record.computes_in)
+        dtypes = dtypes_of(target).union(record.limits.computes_in)
         tolerance = None if exactly else resume_tolerance(cell.config.tolerance.value, dtypes)
         compared: dict[str, Compared] = {}
-        if exactly or not _layout_matters(cell, target, record.why_layout_bound, where):
+        if exactly or not _layout_matters(cell, target, record.limits, where):
             losses = record.losses[taken.start - 1 : last]
             alive, others = target.alive[-len(taken) :], unrestored_losses(cell, record)
             compared[of_losses] = compare_resumed(losses, resumed, taken.start, tolerance, alive, others)
         left = explained_names(cell, FLAGS)  # no step changes the flags that a load has left
         actual, expected = (
             {**state, FLAGS: {name: leaf for name, leaf in state[FLAGS].items() if name not in left}}
-            for state in (live_state(target), as_judged(record.states[last], target.judged))
+            for state in (live_state(target), as_judged(record.states[last], target.limits))
         )
         for part, leaves in retained_copy(actual).items():
             if not ended and (exactly or part == FLAGS):
@@ -364,7 +373,7 @@ def resume(
 
 
 def _resume_trainer(
-    cell: Cell, target: TrainingRun, checkpoint: Checkpoint, record: RunRecord, last: int
+    cell: Cell, target: Run, checkpoint: Checkpoint, record: RunRecord, last: int
 ) -> tuple[list[float], bool]:
     """Train a restored trainer on, and compare what its objects have after its first step with the reference
     run's. Return its losses, and whether it ended before step `last`."""
@@ -372,7 +381,7 @@ def _resume_trainer(
         first = steps.train(cell, target, checkpoint.step + 1)
         with cell.phase("verify", "resumed"):
             expected, actual = (
-                as_judged({"extra_equal": {}, CHANGING: leaves}, record.judged)[CHANGING]
+                as_judged({"extra_equal": {}, CHANGING: leaves}, record.limits)[CHANGING]
                 for leaves in (record.stepped[checkpoint.step + 1], target.extra()[1])
             )
             if any(cell.world.gathered(bool(expected))):
@@ -411,7 +420,7 @@ def unrestored_losses(cell: Cell, record: RunRecord) -> list[float]:
     never restored; it is trained once. Those of steps before the first save are NaN: none is compared."""
     if not record.unrestored:
         run = build_run.build_unrestored(cell.config, cell.world, other_seed(cell, 0))
-        if not cell.config.own_trainer:
+        if isinstance(run, OwnRun):
             run.skip(cell.batches, cell.window.saves[0] - 1)
         with suppress(TrainingEndedError):  # its losses until then can show a difference
             run.train(cell.batches, max(cell.window.last, len(record.losses)))
@@ -419,19 +428,19 @@ def unrestored_losses(cell: Cell, record: RunRecord) -> list[float]:
     return record.unrestored
 
 
-def _layout_matters(cell: Cell, run: TrainingRun, why_before: str | None, where: str) -> bool:
+def _layout_matters(cell: Cell, run: Run, before: Limits, where: str) -> bool:
     """Return whether the losses of a run need not be those of another layout, and report why; collective.
 
     Args:
-        why_before: why the losses of the other run depend on its layout, if they do.
+        before: of the run that has saved.
         where: the place at which the gradients of the steps were compared with a twin's.
     """
-    why = run.why_no_twin or run.why_layout_bound or why_before
+    why = run.limits.why_other_losses or before.why_other_losses
     gradients = cell.report.checks.get("gradient_close", CheckReport()).distinct.values()
     defects = cell.world.gathered({one.by for one in gradients if one.by and one.where == where})
     if why is None and (known := sorted(set().union(*defects))):
         why = f"the gradients of these steps are wrong ({known[0]})"
-    if why is None and run.draws and (run.sizes or cell.config.compile):
+    if why is None and run.random.drawn and (run.sizes or cell.config.compile):
         differs = "ranks draw others than one process"
         if not run.sizes:
             differs = "compiled code draws others than eager code"

@@ -14,8 +14,8 @@ from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.plugins import plugins
 from dcpbench.core.rank_report import Compared
+from dcpbench.workloads.run import Run
 from dcpbench.workloads.run_state import State, equal_names
-from dcpbench.workloads.training_run import TrainingRun
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class RaisedInLoad:
 
     checkpoint: Checkpoint
     texts: frozenset[str]
-    target: TrainingRun
+    target: Run
 
 
 def explained_restored(
@@ -109,7 +109,7 @@ def explained(
     return {check: replace(one, found=found[check]) for check, one in compared.items()}
 
 
-def explain_raised(cell: Cell, checkpoint: Checkpoint, target: TrainingRun, error: BaseException) -> None:
+def explain_raised(cell: Cell, checkpoint: Checkpoint, target: Run, error: BaseException) -> None:
     """Report the defect that makes a load raise, if there is one. DCP raises the exceptions of all ranks on
     every rank, so a defect of which it raises the text can be collective."""
     wrapped = error.failures.values() if isinstance(error, CheckpointException) else [(error, None)]

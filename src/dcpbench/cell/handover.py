@@ -18,6 +18,7 @@ from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.config.groups import Verify
 from dcpbench.verify.compare_layouts import compare_ranks
 from dcpbench.verify.snapshot import PLAIN
+from dcpbench.workloads.run import Limits
 from dcpbench.workloads.run_state import RANDOM, State
 
 _NEXT_STAGE, _OF_RANK = "handover.pt", "handover-rank{}.pt"
@@ -90,7 +91,7 @@ def take(cell: Cell, name: str) -> Handover:
     """Read the file of this name, which this cell wrote. It may contain any class, such as arrays, if the
     workload is a user's, or for the same rank of another process."""
     own = cell.config.workload.target is not None or cell.config.restarts
-    safe: list[Any] = [Handover, LeftCheckpoint, RunRecord, *PLAIN]
+    safe: list[Any] = [Handover, LeftCheckpoint, RunRecord, Limits, *PLAIN]
     with torch.serialization.safe_globals(safe):
         handover: Handover = torch.load(cell.folder / name, weights_only=not own)
     return handover
@@ -128,7 +129,7 @@ def take_over(
     checkpoints = [left.followed(cell, checkpointer, by_content=True) for left in handover.checkpoints]
     record = handover.record
     if not same_layout:
-        record.keeps_random = False
+        record.limits = replace(record.limits, generators=frozenset())
         for state in (*record.states.values(), *(one.state for one in checkpoints)):
             state.pop(RANDOM, None)
     return checkpoints, record

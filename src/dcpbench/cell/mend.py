@@ -5,9 +5,9 @@ import torch
 
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
+from dcpbench.workloads.run import Run
 from dcpbench.workloads.run_state import CHANGING, FLAGS, live_state
 from dcpbench.workloads.saved_values import set_saved
-from dcpbench.workloads.training_run import TrainingRun
 
 
 def explained_names(cell: Cell, check: str, checkpoint: Checkpoint | None = None) -> dict[str, str]:
@@ -20,7 +20,7 @@ def explained_names(cell: Cell, check: str, checkpoint: Checkpoint | None = None
     return {one.name: one.by for one in mismatches if one.by and one.name not in unexplained}
 
 
-def mend(cell: Cell, target: TrainingRun, checkpoint: Checkpoint) -> str | None:
+def mend(cell: Cell, target: Run, checkpoint: Checkpoint) -> str | None:
     """Give a run that has loaded a checkpoint the saved values of exactly what known defects made wrong.
     Return why that is not possible, if it is not; collective."""
     checks = [check for check in checkpoint.state if check not in (FLAGS, CHANGING)]

@@ -12,6 +12,7 @@ from dcpbench.verify.perturb import compare_controlled
 from dcpbench.verify.process_state import ProcessState, snapshot_process
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads.generators import states_of_generators
+from dcpbench.workloads.run import Run
 from dcpbench.workloads.run_state import (
     CHANGING,
     State,
@@ -20,7 +21,6 @@ from dcpbench.workloads.run_state import (
     retained_gradients,
     retained_state,
 )
-from dcpbench.workloads.training_run import TrainingRun
 
 SAVE: Sides = ("{} before the save", "{} after it")
 LOAD: Sides = ("{} before the load", "{} after it")
@@ -29,7 +29,7 @@ LEFT_OPEN: Sides = ("nothing should stay open", "but {} did")
 
 @contextmanager
 def unchanged(
-    cell: Cell, run: TrainingRun | None, where: str, sides: Sides, state: State | None = None
+    cell: Cell, run: Run | None, where: str, sides: Sides, state: State | None = None
 ) -> Iterator[None]:
     """Context manager: check that neither the process nor a training run changes; `state` is a copy of the
     run's state, if there is one already."""
@@ -44,7 +44,7 @@ def unchanged(
 
 
 @contextmanager
-def gradients_unchanged(cell: Cell, target: TrainingRun, where: str) -> Iterator[None]:
+def gradients_unchanged(cell: Cell, target: Run, where: str) -> Iterator[None]:
     """Context manager: check that gradients of a load target do not change, if the cell has any there. Then
     they are cleared, as a trainer has to."""
     if not cell.config.load_into.gradients:

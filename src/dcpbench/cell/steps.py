@@ -5,7 +5,7 @@ import multiprocessing
 import pkgutil
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,10 @@ from dcpbench.verify.audit import compare_manifest
 from dcpbench.verify.plain_read import compare_stored
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import build_run
-from dcpbench.workloads.attributes import Judged
 from dcpbench.workloads.generators import States
+from dcpbench.workloads.own_run import OwnRun
+from dcpbench.workloads.own_trainer import TrainerRun
+from dcpbench.workloads.run import Limits, Run
 from dcpbench.workloads.run_state import (
     RANDOM,
     State,
@@ -35,7 +37,6 @@ from dcpbench.workloads.run_state import (
     retained_attributes,
     retained_state,
 )
-from dcpbench.workloads.training_run import TrainingRun
 
 
 @dataclass
@@ -46,13 +47,10 @@ class RunRecord:
         losses: from step 1 on.
         states: its state after each step at which a resumed run ends.
         unrestored: losses of a run that is built from another seed and never restored, from step 1 on.
-        why_layout_bound: why its losses would be different under another layout, if they would.
-        computes_in: dtypes that it computes in, in addition to those of its parameters.
+        limits: what of it cannot be compared, as the run that never saves and its own end have shown.
         unsaved_values: values that are in no state dict, after these steps; 0 is before the first.
-        judged: when each attribute of a trainer is compared, as the run that never saves has shown.
         stepped: attributes of a trainer one step after each save.
         generators: the default ones of a trainer, after each save and where resumed runs end.
-        keeps_random: the random generators that it keeps (as in `RandomState.kept`), as its end has shown.
         torch_version: the torch that trained it.
         why_not_resumed: why no resumed run can repeat its steps, if its twin has shown that.
     """
@@ -60,13 +58,10 @@ class RunRecord:
     losses: list[float] = field(default_factory=list)
     states: dict[int, State] = field(default_factory=dict)
     unrestored: list[float] = field(default_factory=list)
-    why_layout_bound: str | None = None
-    computes_in: tuple[torch.dtype, ...] = ()
+    limits: Limits = field(default_factory=Limits)
     unsaved_values: dict[int, dict[str, str]] = field(default_factory=dict)
-    judged: Judged | None = None
     stepped: dict[int, Leaves] = field(default_factory=dict)
     generators: dict[int, States] = field(default_factory=dict)
-    keeps_random: bool | frozenset[str] = True
     torch_version: str = str(torch.__version__)
     why_not_resumed: str | None = None
 
@@ -76,7 +71,7 @@ class ReferenceRun:
     """The reference run, which trains uninterrupted and saves; its record; and steps at which a resumed run
     ends in addition to those of the plan."""
 
-    trained: TrainingRun
+    trained: Run
     record: RunRecord
     ends: frozenset[int] = frozenset()
 
@@ -86,9 +81,19 @@ def other_seed(cell: Cell, number: int) -> int:
     return cell.config.seed + 1000 * (number + 1)
 
 
-def parallel_run(cell: Cell, seed: int, scheduler: bool = True) -> TrainingRun:
-    """Build a run under the parallelism of the cell; without `scheduler` a load creates that."""
-    run = build_run.build(cell.config, cell.world, seed, scheduler)
+def parallel_run(
+    cell: Cell,
+    seed: int,
+    scheduler: bool = True,
+    limits: Limits = Limits(),  # noqa: B008 - frozen
+) -> Run:
+    """Build a run under the parallelism of the cell, or the user's trainer. Without `scheduler` a load
+    creates that; `limits` are those that an earlier run has shown."""
+    run: Run
+    if cell.config.own_trainer:
+        run = TrainerRun(cell.config, cell.world, seed, limits)
+    else:
+        run = build_run.build(cell.config, cell.world, seed, scheduler, limits)
     for hook in all_of(lambda plugin: plugin.built):
         hook(cell, run)
     return run
@@ -97,19 +102,16 @@ def parallel_run(cell: Cell, seed: int, scheduler: bool = True) -> TrainingRun:
 def build(cell: Cell, unsaved: RunRecord | None = None) -> ReferenceRun:
     """Build the reference run; `unsaved` is the record of the run that never saves, if that came before."""
     with cell.phase("build"):
-        run = parallel_run(cell, cell.config.seed)
-        why = run.why_no_twin or run.why_layout_bound
-        record = RunRecord(run.train_state.losses, why_layout_bound=why, computes_in=(*run.computes_in,))
+        run = parallel_run(cell, cell.config.seed, limits=unsaved.limits if unsaved else Limits())
+        record = RunRecord(run.train_state.losses, limits=run.limits)
         if unsaved:
-            record.unrestored, record.judged = unsaved.unrestored, unsaved.judged
-            record.keeps_random, record.why_not_resumed = unsaved.keeps_random, unsaved.why_not_resumed
-        run.judged = record.judged
+            record.unrestored, record.why_not_resumed = unsaved.unrestored, unsaved.why_not_resumed
         cell.report.losses["continued"] = record.losses
         record.unsaved_values[0] = run.unsaved_values().texts
         return ReferenceRun(run, record)
 
 
-def build_target(cell: Cell, record: RunRecord, number: int = 0, step: int = 0) -> TrainingRun:
+def build_target(cell: Cell, record: RunRecord, number: int = 0, step: int = 0) -> Run:
     """Build a load target from another seed. Unless the cell wants an empty optimizer, that gets the state
     which DCP gives a fresh one.
 
@@ -121,11 +123,11 @@ def build_target(cell: Cell, record: RunRecord, number: int = 0, step: int = 0) 
     into = cell.config.load_into
     cell.report.trains = "before the load"
     with cell.phase("build"):
-        target = parallel_run(cell, other_seed(cell, number), into.scheduler)
-        target.random.kept, target.judged = record.keeps_random, record.judged
-        target.component.prepare(target.model, step)
-        if into.filled:
-            target.fill_optimizer()
+        target = parallel_run(cell, other_seed(cell, number), into.scheduler, record.limits)
+        if isinstance(target, OwnRun):  # a trainer prepares its own load
+            target.component.prepare(target.model, step)
+            if into.filled:
+                target.fill_optimizer()
     return target
 
 
@@ -139,7 +141,7 @@ def open_checkpointer(cell: Cell) -> Checkpointer:
     return made
 
 
-def train(cell: Cell, run: TrainingRun, until: int) -> list[float]:
+def train(cell: Cell, run: Run, until: int) -> list[float]:
     """Train up to and including step `until`; return the losses of the steps taken."""
     with cell.training(run):
         return run.train(cell.batches, until)
@@ -217,19 +219,20 @@ def decide_state(cell: Cell, reference: ReferenceRun, checkpoints: Iterable[Chec
     cell.report.unreadable |= run.unsaved_values().unreadable
     for name, kind in cell.report.unreadable.items():
         cell.report.left_out["extra_equal", name, ""] = f"a {kind} has no state that can be read"
-    cell.report.not_applied |= run.not_judged
-    if (drawn := run.needs_random) is None:
+    cell.report.not_applied |= run.limits.not_judged
+    if (drawn := run.random.needed) is None:
         return
-    run.random.kept = record.keeps_random = needed = frozenset[str]().union(*cell.world.gathered(drawn))
+    needed = frozenset[str]().union(*cell.world.gathered(drawn))
+    run.limits = record.limits = replace(run.limits, generators=needed)
     if not needed:
         cell.report.not_applied[RANDOM] = "no step draws random numbers that must be restored"
     for state in (*record.states.values(), *(checkpoint.state for checkpoint in checkpoints)):
-        only_generators(state, run.random)
+        only_generators(state, run)
 
 
 def save(
     cell: Cell,
-    run: TrainingRun,
+    run: Run,
     checkpointer: Checkpointer,
     name: str | None = None,
     state: Callable[[], dict[str, Any]] | None = None,
@@ -378,7 +381,7 @@ def _measure_raw(cell: Cell, checkpoint: SavedCheckpoint) -> None:
 
 def load(
     cell: Cell,
-    target: TrainingRun,
+    target: Run,
     checkpoint: Checkpoint,
     state: dict[str, Any] | None = None,
     install: Callable[[], None] | None = None,
@@ -412,7 +415,8 @@ def load(
                     f"{error}; {checkpoint_files.report_missing(cell, checkpoint, error.filename)}"
                 ) from error
             raise
-        target.is_at(checkpoint.step)
+        if isinstance(target, TrainerRun):
+            target.train_state.step = checkpoint.step  # no checkpoint of it has that
         target.comes_after = where
         cell.world.synchronize()
         took_s = time.perf_counter() - began

@@ -34,7 +34,7 @@ def begin(cell: Cell, exactly: bool = False) -> tuple[Cell, RunRecord]:
     Args:
         exactly: a trainer saves as often as the configuration asks for, and not for its epochs in addition.
     """
-    record = RunRecord(keeps_random=not cell.config.own_trainer)
+    record = RunRecord()
     if cell.config.own_trainer:
         cell = _train_trainer(cell, record, exactly)
     else:
@@ -52,10 +52,14 @@ def compare(cell: Cell, unsaved: RunRecord, reference: ReferenceRun) -> None:
     not repeat itself before its first save cannot show what a save changes."""
     record, saved, last = reference.record, live_state(reference.trained), cell.window.last
     never = dict(unsaved.states[last])
-    only_generators(never, reference.trained.random)
+    only_generators(never, reference.trained)
     checks.leave_out_unlike_values(unsaved.unsaved_values[last], record, last)
-    if record.judged is not None:
-        for name in leave_out_attributes(never, saved, record.judged):
+    judged = record.limits.judged
+    if judged is not None:
+        left_out = leave_out_attributes(never, saved, judged)
+        kept = {name: loaded for name, loaded in judged.items() if name not in left_out}
+        record.limits = replace(record.limits, judged=kept)
+        for name in left_out:
             why = "a save changes it, or it differs between two uninterrupted runs"
             cell.report.left_out["extra_equal", name, ""] = why
         pairs = zip(unsaved.losses, record.losses[: cell.window.saves[0]], strict=False)
@@ -103,7 +107,7 @@ def _train_trainer(cell: Cell, record: RunRecord, exactly: bool) -> Cell:
     record.states = {window.last: record.states.get(window.last, newest)}
     record.unsaved_values[window.last] = run.unsaved_values().texts
     record.losses += run.train_state.losses[: window.last]
-    record.judged = judged_of(built, stepped, newest[CHANGING])
+    record.limits = replace(run.limits, judged=judged_of(built, stepped, newest[CHANGING]))
     cell.report.steps = {"save_steps": " ".join(map(str, window.saves)), "resume_steps": window.resume_steps}
     checks.verify_replicas(cell, run)
     return replace(cell, chosen=window)

@@ -18,8 +18,8 @@ from dcpbench.cell.cell import Cell
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared, Skip
 from dcpbench.verify.snapshot import below, named_parameters, snapshot_model
+from dcpbench.workloads.run import Run
 from dcpbench.workloads.run_state import State
-from dcpbench.workloads.training_run import TrainingRun
 
 FROZEN = "pretrain."
 """The FQN prefix of the pre-trained model in the fine-tuned one."""
@@ -49,19 +49,18 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
 
     tuning = _tuning(cell, layers)
 
-    def load_pretrained(run: TrainingRun) -> None:
-        saved.checkpointer.load(_part(run, submodules), saved.checkpoint_id)
+    def load_pretrained(run: Run) -> None:
+        saved.checkpointer.load(_part(tuning, run, submodules), saved.checkpoint_id)
 
     reference = steps.build(tuning)
-    reference.trained.draws = pretrained.trained.draws
     model_only = replace(saved, state={"model_equal": saved.state["model_equal"]}, by_content=True)
     unrestored = checks.run_controls(tuning, reference.trained, model_only, {}, _as_pretrained)
-    steps.load(tuning, reference.trained, saved, state=_part(reference.trained, submodules))
+    steps.load(tuning, reference.trained, saved, state=_part(tuning, reference.trained, submodules))
     where = "before the fine-tuning"
     checks.verify_restored(tuning, reference.trained, model_only, unrestored, _as_pretrained, where)
     checkpoints = steps.train_and_save(tuning, reference)
 
-    def verify_frozen(run: TrainingRun, where: str) -> None:
+    def verify_frozen(run: Run, where: str) -> None:
         different = checks.run_controls(tuning, run, model_only, model_only.state, _as_pretrained)
         checks.verify_restored(tuning, run, model_only, different, _as_pretrained, where)
 
@@ -69,10 +68,9 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
     checks.verify_training(tuning, reference, load_pretrained)
 
     target = steps.build_target(tuning, reference.record)
-    target.draws = reference.trained.draws
     for number, checkpoint in enumerate(reversed(checkpoints)):
         unrestored = checks.make_different(tuning, target, checkpoint, number)
-        steps.load(tuning, target, saved, state=_part(target, submodules))
+        steps.load(tuning, target, saved, state=_part(tuning, target, submodules))
         steps.load(tuning, target, checkpoint)
         checks.verify_restored(tuning, target, checkpoint, unrestored)
         checks.resume(tuning, target, checkpoint, reference.record)
@@ -96,7 +94,7 @@ def _tuning(cell: Cell, layers: int) -> Cell:
     )
 
 
-def _as_pretrained(run: TrainingRun) -> State:
+def _as_pretrained(run: Run) -> State:
     """Return the frozen part under the FQNs of the pre-trained model."""
     return {"model_equal": below(snapshot_model(run.model), FROZEN)}
 
@@ -140,13 +138,14 @@ class _SubmoduleState:
         set_model_state_dict(self.model, keyed, options=self.options)
 
 
-def _part(run: TrainingRun, submodules: bool) -> dict[str, _PartState | _SubmoduleState]:
+def _part(cell: Cell, run: Run, submodules: bool) -> dict[str, _PartState | _SubmoduleState]:
+    options = StateDictOptions(**cell.config.state_dict.options())
     if submodules:
-        return {"model": _SubmoduleState(run.model, "pretrain", run.options)}
-    return {"model": _PartState(run.model, FROZEN, run.options)}
+        return {"model": _SubmoduleState(run.model, "pretrain", options)}
+    return {"model": _PartState(run.model, FROZEN, options)}
 
 
-def _verify_keys(cell: Cell, run: TrainingRun, keys: set[str], where: str) -> None:
+def _verify_keys(cell: Cell, run: Run, keys: set[str], where: str) -> None:
     """Check that a checkpoint of the fine-tuning has each trained parameter and no frozen one."""
     names = sorted(named_parameters(run.model))
     frozen = [name for name in names if name.startswith(FROZEN)]

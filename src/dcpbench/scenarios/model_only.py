@@ -6,7 +6,7 @@ from typing import Any
 
 from dcpbench.cell import checks, steps
 from dcpbench.cell.cell import Cell
-from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.run import Run
 
 
 def model_only(cell: Cell) -> None:
@@ -30,5 +30,5 @@ def model_only(cell: Cell) -> None:
             checks.verify_restored(cell, target, again, before)
 
 
-def _model(run: TrainingRun) -> dict[str, Any]:
+def _model(run: Run) -> dict[str, Any]:
     return {"model": run.state()["model"]}

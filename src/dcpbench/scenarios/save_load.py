@@ -36,9 +36,10 @@ def load_and_resume(cell: Cell, saved: Saved) -> None:
     checkpoints = checkpoint_files.remaining(cell, saved.checkpoints)
     for number, checkpoint in enumerate(reversed(checkpoints)):
         before = checks.load_and_verify(cell, target, checkpoint, number)
-        if number == 0:  # a run that loads its own state does not change
+        if number == 0 and not cell.config.own_trainer:  # a run that loads its own state does not change
             with cell.phase("load"):
-                target.set_again()
+                for each in target.state().values():
+                    each.load_state_dict(each.state_dict())
             checks.verify_restored(cell, target, checkpoint, before)
         checks.resume(cell, target, checkpoint, saved.record)
     for checkpoint in checkpoints[:1]:  # a trainer may have removed all

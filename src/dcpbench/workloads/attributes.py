@@ -9,7 +9,6 @@ these. One level more is read after a step: plain attributes of objects of the u
 import dataclasses
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -38,25 +37,14 @@ _OF_ATTRIBUTES: Sides = (
 )
 
 
-class When(StrEnum):
-    """When an attribute is compared: from the load on, or from the first step after it on."""
-
-    loaded = "loaded"
-    stepped = "stepped"
-
-
-Judged = dict[str, When]
-"""When each attribute is compared, by the name of its leaf; one without an entry never is."""
-
-
-def judged_of(built: Leaves, stepped: Leaves, trained: Leaves) -> Judged:
-    """Decide about each attribute, given those of a new trainer, after its first step and after training:
-    only what training changes is compared. A step can make an attribute that a new trainer lacks, or that is
-    None there, so it is compared after one."""
+def judged_of(built: Leaves, stepped: Leaves, trained: Leaves) -> dict[str, bool]:
+    """Return the attributes that are compared, given those of a new trainer, after its first step and after
+    training: those that training changes. A step can make one that a new trainer lacks, or that is None
+    there; then it is compared after a step, and not from the load on."""
     before = stepped | built
     unchanged = same_leaves(before, trained)
     changed = (trained.keys() | before.keys()) - unchanged
-    return {name: When.stepped if built.get(name) is None else When.loaded for name in changed}
+    return {name: built.get(name) is not None for name in changed}
 
 
 class ZeroOptimizer(Optimizers):

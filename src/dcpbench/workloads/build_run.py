@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from dcpbench.config.mesh import dp_degree
@@ -31,31 +30,35 @@ from dcpbench.verify.snapshot import (
 from dcpbench.verify.whole_tensors import Exchange, assembled
 from dcpbench.workloads import parallelisms, precision
 from dcpbench.workloads.components import Component, ComponentContext
-from dcpbench.workloads.generators import (
-    ALL,
-    OF_TORCH,
-    seed_generators,
-    set_generator,
-    state_of_generator,
-)
+from dcpbench.workloads.generators import seed_generators
 from dcpbench.workloads.optimizers import as_one, each_of, load_as_saved
+from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.own_trainer import TrainerRun
 from dcpbench.workloads.pipeline import Pipeline
+from dcpbench.workloads.run import Limits, Run
 from dcpbench.workloads.stateful import Noise
-from dcpbench.workloads.training_run import TrainingRun
-from dcpbench.workloads.workload import Workload, is_not_saved, workload_of
+from dcpbench.workloads.workload import Workload, workload_of
 from dcpbench.workloads.world import World
 
 _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_BATCH_STATISTICS = "batch normalisation sees a rank's share of each batch"
 _LARGE_BYTES = 2**26
 """Models of more bytes are exchanged between the devices of the ranks."""
 
 
-def build(config: Config, world: World, seed: int, scheduler: bool = True) -> TrainingRun:
-    """Build the run of a cell under its parallelism, compiled if the cell is, or the user's trainer. Without
-    `scheduler` a load creates that."""
-    if config.own_trainer:
-        return TrainerRun(config, world, seed)
+def build(
+    config: Config,
+    world: World,
+    seed: int,
+    scheduler: bool = True,
+    limits: Limits = Limits(),  # noqa: B008 - frozen
+) -> OwnRun:
+    """Build the run of a cell under its parallelism, compiled if the cell is.
+
+    Args:
+        scheduler: make the learning rate scheduler, which a load does otherwise.
+        limits: those that an earlier run of the cell has shown.
+    """
     sizes = config.parallel.mesh_sizes(world.size)
     workload = seeded_workload(config, world.device, seed)
     _check_step(workload, config)
@@ -68,31 +71,32 @@ def build(config: Config, world: World, seed: int, scheduler: bool = True) -> Tr
     if config.compile and not config.compiles_layers:
         model = parallelisms.compiled(model)
     component = _component(config, world, seed, partial(parallelisms.wrap_model, config, world))
-    run = TrainingRun(workload, world, sizes, model, seed, scheduler, component, _generators(config))
-    flat = any(isinstance(one, FullyShardedDataParallel) for one in model.modules())
-    if flat and any(type(one).__name__ == "Adafactor" for one in each_of(run.optimizer)):  # a load can hang
-        raise Skip("Adafactor needs full matrices, which FSDP1 flattens; use parallel=ddp")
+    pipeline = None
     if "pp" in sizes:
         mesh = world.mesh(sizes)
         assert mesh, "not divided"
         assert workload.loss, "not divided"
-        run.pipeline = Pipeline(model, mesh["pp"], config.parallel, workload.loss)
-    run.computes_in = precision.computes_in(config.parallel)
-    if dp_degree(sizes) > 1 and any(isinstance(one, _BATCH_NORM) for one in model.modules()):
-        run.why_layout_bound = "batch normalisation sees a rank's share of each batch"
-    run.why_no_twin = getattr(workload.model, "why_no_twin", run.why_no_twin)
-    run.options = StateDictOptions(**config.state_dict.options())
-    run.optimizer_state = config.optimizer_state
-    if config.workload.target and run.options.ignore_frozen_params:
-        parameters = named_parameters(model).items()
-        run.left_out = [name for name, value in parameters if not value.requires_grad]
-    if workload.not_saved:
-        names = snapshot_model(model)
-        run.left_out = [*run.left_out, *(name for name in names if is_not_saved(workload, name))]
+        pipeline = Pipeline(model, mesh["pp"], config.parallel, workload.loss)
+    normalizes = any(isinstance(one, _BATCH_NORM) for one in model.modules())
+    why_no_twin = getattr(workload.model, "why_no_twin", None)
+    limits = replace(
+        limits,
+        why_no_twin=why_no_twin,
+        why_no_replicas=why_no_twin,
+        why_layout_bound=_BATCH_STATISTICS if normalizes and dp_degree(sizes) > 1 else None,
+        computes_in=(*precision.computes_in(config.parallel),),
+    )
+    workload = replace(workload, model=model)
+    run = OwnRun(
+        config, world, workload, component, seed, scheduler=scheduler, pipeline=pipeline, limits=limits
+    )
+    flat = any(isinstance(one, FullyShardedDataParallel) for one in model.modules())
+    if flat and any(type(one).__name__ == "Adafactor" for one in each_of(run.optimizer)):  # a load can hang
+        raise Skip("Adafactor needs full matrices, which FSDP1 flattens; use parallel=ddp")
     return run
 
 
-def skip_groups_by_shape(config: Config, run: TrainingRun, twin: TrainingRun) -> None:
+def skip_groups_by_shape(config: Config, run: OwnRun, twin: OwnRun) -> None:
     """Check that the parameters of a run are in the groups in which a plain model's are.
 
     Raises:
@@ -128,17 +132,15 @@ def plan_of(config: Config, world: World) -> parallelisms.PlannedParallel:
     return parallelisms.planned(config.parallel, workload.layers, workload.tp_plan)
 
 
-def build_twin(config: Config, world: World, seed: int) -> TrainingRun:
+def build_twin(config: Config, world: World, seed: int) -> OwnRun:
     """Build an unwrapped, uncompiled run that trains on this rank's share of each batch, in the dtypes of the
     parallelism."""
-    sizes = config.parallel.mesh_sizes(world.size)
     workload, component = seeded_workload(config, world.device, seed), _component(config, world, seed)
-    run = TrainingRun(workload, world, sizes, workload.model, seed, True, component, _generators(config))
-    run.called = precision.cast_as_fsdp(run.model, config.parallel)
-    return run
+    called = precision.cast_as_fsdp(workload.model, config.parallel)
+    return OwnRun(config, world, workload, component, seed, called=called)
 
 
-def build_unrestored(config: Config, world: World, seed: int) -> TrainingRun:
+def build_unrestored(config: Config, world: World, seed: int) -> Run:
     """Build a run from another seed, for negative controls. It draws the noise of the cell, so that it
     differs from a restored run only in restored state, and trains on shares of batches, as a loss may accept
     nothing else. A user's trainer has other weights instead."""
@@ -149,7 +151,7 @@ def build_unrestored(config: Config, world: World, seed: int) -> TrainingRun:
                 local_part(parameter).mul_(1.0625).add_(0.0625)
         return other
     unrestored = build_twin(config, world, seed)
-    unrestored.noise = Noise(config.seed)
+    unrestored.noise.load_state_dict(Noise(config.seed).state_dict())
     return unrestored
 
 
@@ -162,11 +164,6 @@ def _component(
     )
     component: Component = pkgutil.resolve_name(config.component.target)(context, **config.component.options)
     return component
-
-
-def _generators(config: Config) -> tuple[str, ...]:
-    """Return the default generators whose state is saved: a user's model may draw from any."""
-    return ALL if config.workload.target else OF_TORCH
 
 
 def seeded_workload(config: Config, device: torch.device, seed: int) -> Workload:
@@ -195,7 +192,7 @@ def _check_step(workload: Workload, config: Config) -> None:
         raise Skip(f"{where}: component={config.component.name} changes the backward pass; do that in step")
 
 
-def exchange_of(run: TrainingRun) -> Exchange:
+def exchange_of(run: OwnRun) -> Exchange:
     """Choose how ranks exchange the tensors of a run: on the CPU, those of large models on their devices."""
     world = run.world
     nbytes = sum(math.prod(one.shape) * one.itemsize for one in run.model.parameters())
@@ -204,7 +201,7 @@ def exchange_of(run: TrainingRun) -> Exchange:
     return Exchange(world.group)
 
 
-def copy_state(run: TrainingRun, other: TrainingRun) -> None:
+def copy_state(run: OwnRun, other: OwnRun) -> None:
     """Copy the state of a run, whose parts are on its ranks, to an unwrapped one; collective."""
     exchange = exchange_of(run)
     _set_model(other.model, assembled(snapshot_model(run.model), exchange))
@@ -213,17 +210,13 @@ def copy_state(run: TrainingRun, other: TrainingRun) -> None:
         other.scheduler.load_state_dict(run.scheduler.state_dict())
     other.noise.load_state_dict(run.noise.state_dict())
     other.tensor_object.load_state_dict(copy.deepcopy(run.tensor_object.state_dict()))
-    other.train_state = replace(run.train_state, losses=[*run.train_state.losses])
-    other.random.states = dict(run.random.states)
+    other.train_state.load_state_dict(run.train_state.state_dict())
+    other.random.copy_from(run.random)
     for mine, theirs in (run.saved, other.saved), (run.component.saved, other.component.saved):
         for name, module in theirs.modules.items():
             _set_model(module, assembled(snapshot_model(mine.modules[name]), exchange))
         for name, one in theirs.others.items():
             one.load_state_dict(copy.deepcopy(mine.others[name].state_dict()))
-    drawn = run.random.of_model()
-    for name, generator in other.random.of_model().items():
-        if name in drawn:
-            set_generator(generator, state_of_generator(drawn[name]))
 
 
 @torch.no_grad()
@@ -233,7 +226,7 @@ def _set_model(model: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
             value.copy_(tensors[name])
 
 
-def _set_optimizer(other: TrainingRun, tensors: Leaves, run: TrainingRun) -> None:
+def _set_optimizer(other: OwnRun, tensors: Leaves, run: OwnRun) -> None:
     names = {id(value): name for name, value in reversed(named_parameters(other.model).items())}
     parameters = (value for group in other.optimizer.param_groups for value in group["params"])
     values = {fqn: run.optimizer.state.get(value) for fqn, value in named_parameters(run.model).items()}

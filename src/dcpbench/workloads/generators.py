@@ -88,8 +88,6 @@ class RandomState:
 
     Attributes:
         drawn: the names of those that steps have drawn from.
-        kept: whether their state is saved and compared, or the names of those whose state is. Another layout
-            draws other numbers, so it cannot be restored there.
     """
 
     def __init__(
@@ -104,7 +102,6 @@ class RandomState:
         self.key, self.not_saved, self.of_model = f"rank{rank}", not_saved, of_model
         self._device, self._names = device, names
         self.drawn: set[str] = set()
-        self.kept: bool | frozenset[str] = True
         self.seed(seed)
 
     def seed(self, seed: int) -> None:
@@ -140,11 +137,25 @@ class RandomState:
             after = self._every()
             self.drawn |= {name for name in before if not same_value(before[name], after.get(name))}
 
-    def contents(self) -> dict[str, Any]:
-        """Return the states that a load has to restore, for comparison."""
-        states = self._every()
-        kept = states if self.kept is True else self.kept or ()
-        return {self.key: {name: state for name, state in states.items() if name in kept}}
+    @property
+    def needed(self) -> frozenset[str] | None:
+        """The generators that a load has to restore; None means the default ones. A step that draws from
+        another one, or from one that is not saved, needs that."""
+        if not self.not_saved and not self.of_model():
+            return None
+        return frozenset(self.drawn | (self.states.keys() - self.not_saved))
+
+    def contents(self, names: frozenset[str] | None) -> dict[str, Any]:
+        """Return the states of these generators, or of all, for comparison."""
+        states = self._every().items()
+        return {self.key: {name: state for name, state in states if names is None or name in names}}
+
+    def copy_from(self, other: "RandomState") -> None:
+        """Bring all into the state of the same generators of another run."""
+        self.states, theirs = dict(other.states), other.of_model()
+        for name, generator in self.of_model().items():
+            if name in theirs:
+                set_generator(generator, state_of_generator(theirs[name]))
 
     def _every(self) -> dict[str, Any]:
         of_model = {f"model.{name}": state_of_generator(one) for name, one in self.of_model().items()}

@@ -3,8 +3,11 @@ its own gradients of the same batch, and then steps with the ranks' gradients.""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
+from unittest import mock
 
 import torch
 from torch._functorch import config as functorch_config
@@ -41,11 +44,12 @@ from dcpbench.verify.whole_tensors import (
     summed_numbers,
 )
 from dcpbench.workloads.build_run import build_twin, exchange_of, skip_groups_by_shape
+from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.parallelisms import broadcasts_buffers, runs_other_kernels
 from dcpbench.workloads.precision import reduced_in
-from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.run import dtypes_of
 from dcpbench.workloads.twin import Change, OwnGradients, TakenStep, Twin, inexact_steps, state_of
-from dcpbench.workloads.user_step import Use, names_of_uses
+from dcpbench.workloads.user_step import Use, copied_to, names_of_uses
 from dcpbench.workloads.workload import Batches
 from dcpbench.workloads.world import Sums, World
 
@@ -97,9 +101,7 @@ class Lockstep:
         why_not_resumed: why a resumed run cannot repeat these steps, if the results show that.
     """
 
-    def __init__(
-        self, config: Config, world: World, run: TrainingRun, twin: TrainingRun, explain: Explain
-    ) -> None:
+    def __init__(self, config: Config, world: World, run: OwnRun, twin: OwnRun, explain: Explain) -> None:
         skip_groups_by_shape(config, run, twin)
         self._world, self._run, self._explain = world, run, explain
         self._results = dict.fromkeys((GRADIENT, STEP), NOTHING)
@@ -115,11 +117,14 @@ class Lockstep:
         if why_no_gradient:
             self.not_applied[GRADIENT] = why_no_gradient
         self._inexact = inexact_steps(run, twin, split=not self._parts.complete)
-        self._twin = Twin(twin, run.dtypes, partial(build_twin, config, world, config.seed), self._inexact)
+        self._twin = Twin(
+            twin, dtypes_of(run), partial(build_twin, config, world, config.seed), self._inexact
+        )
         self.bound_used, self._alive = 0.0, False
         self.why_not_resumed: str | None = None
         self._is_fully_sharded = any(isinstance(one, FSDPModule) for one in run.model.modules())
         self._second_derivatives, self._uses_late_gradients = set[int](), False
+        self._differentiates_twice = False
         self._compare_state(run.train_state.step, {})
 
     @property
@@ -139,6 +144,14 @@ class Lockstep:
         if self._results[GRADIENT].names:
             bounds["gradient_bound"] = self._bound(torch.float32).name
         return bounds
+
+    def train(self, batches: Batches) -> list[Use]:
+        """Train the run for one step, and return its uses of gradients."""
+        uses = list[Use]()
+        with _noting_second_derivatives() if self._is_fully_sharded else nullcontext([False]) as twice:
+            self._run.train(batches, self._run.train_state.step + 1, copied_to(uses, self._run.model))
+        self._differentiates_twice = any(twice)
+        return uses
 
     def follow(self, batches: Batches, uses: Sequence[Use]) -> None:
         """Compare the step that the run has just taken, with these uses of gradients, and take it with the
@@ -190,7 +203,7 @@ class Lockstep:
         return needed
 
     def _note_draws(self) -> None:
-        if self._noise and self._run.draws:
+        if self._noise and self._run.random.drawn:
             self.not_applied |= dict.fromkeys((GRADIENT, LOSS), why_drawn(self._compiled))
 
     def _finish(self, step: int, tolerances: Mapping[str, torch.Tensor]) -> None:
@@ -274,7 +287,7 @@ class Lockstep:
         return TwinGradients(twins, gradients[0].gradients, after)
 
     def _jittered(self, uses: Sequence[Use], change: Change | None = None) -> list[TakenStep]:
-        return self._twin.jittered(uses, change) if self._noise and not self._run.draws else []
+        return self._twin.jittered(uses, change) if self._noise and not self._run.random.drawn else []
 
     def _bound(self, dtype: torch.dtype) -> GradientBound:
         eps = rounding([dtype, self._reduced_in] if self._reduced_in else [dtype])
@@ -292,8 +305,7 @@ class Lockstep:
         samples, share = (self._twin.run.samples, own) if self._counts else (0, 0.0)
         losses = (share, samples * share, abs(share), samples * abs(share))
         of_first = full if self._world.rank == 0 else 0.0
-        twice = float(self._is_fully_sharded and self._run.differentiates_twice)
-        others = (samples, samples**2, of_first, twice)
+        others = (samples, samples**2, of_first, float(self._differentiates_twice))
         totals = summed_numbers((*losses, *others), Exchange(self._world.group))
         loss, weighted, magnitude, weighted_magnitude, *counts, twin, twice = totals
         self._second_derivatives |= {step} if twice else set()
@@ -373,6 +385,21 @@ class Lockstep:
             if isinstance(leaf, TensorLeaf) and leaf.kind != "buffer"
         }
         return compare_replicas(leaves, self._world.group)
+
+
+@contextmanager
+def _noting_second_derivatives() -> Iterator[list[bool]]:
+    """Context manager around a step: yield a list that gets, at each backward pass, whether its gradients
+    have gradients."""
+    run_backward = torch.autograd._engine_run_backward
+    twice = list[bool]()
+
+    def noting(outputs: Any, gradients: Any, retain: bool, create: bool, *rest: Any, **more: Any) -> Any:
+        twice.append(create)
+        return run_backward(outputs, gradients, retain, create, *rest, **more)
+
+    with mock.patch.object(torch.autograd, "_engine_run_backward", noting):
+        yield twice
 
 
 def why_drawn(compiled: bool) -> str:

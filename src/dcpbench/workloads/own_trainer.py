@@ -2,9 +2,10 @@
 
 import pkgutil
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 
 from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
-from dcpbench.verify.perturb import perturb
+from dcpbench.verify.perturb import perturb, perturb_model, perturb_optimizer
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads.attributes import (
     inner_attributes,
@@ -20,19 +21,19 @@ from dcpbench.workloads.attributes import (
     optimizers_of,
     own_attributes,
 )
-from dcpbench.workloads.components import Component
 from dcpbench.workloads.epochs import EpochEnds
 from dcpbench.workloads.generators import ALL, RandomState
 from dcpbench.workloads.parallelisms import buckets_kept, end_passes, wrap_model
-from dcpbench.workloads.saved_run import Unchanged
-from dcpbench.workloads.stateful import SavedObjects, TrainState
-from dcpbench.workloads.training_run import TrainingRun, has_gradient
+from dcpbench.workloads.run import Limits, Unchanged, noting_gradients
+from dcpbench.workloads.stateful import TrainState
 from dcpbench.workloads.unsaved_values import UnsavedValues
 from dcpbench.workloads.workload import Batches, Workload
 from dcpbench.workloads.world import World
 
 _REPLICATES = ("ddp", "ddp_unused", "hsdp", "hsdp2")
 """Parallelisms that keep copies of a parameter equal."""
+_NO_TWIN = "the trainer draws its batches itself, and no plain model in one process sees the same"
+_NO_OPTIMIZER = "not_saved of the trainer names its optimizer"
 _ENDS_WITHIN_S = 10.0
 """How long a rank whose trainer has ended waits for the others to end in the same step."""
 _SCHEDULES = "lr_scheduler.py"
@@ -120,26 +121,42 @@ def build_trainer(config: Config, setup: Setup) -> Trainer:
     return made
 
 
-class TrainerRun(TrainingRun):
-    """A user's trainer as a training run. It draws its batches, saves and loads itself.
+class TrainerRun:
+    """A user's trainer as a `Run`. It draws its batches, saves and loads itself.
 
     Attributes:
         epochs: where its epochs end.
     """
 
-    why_no_twin = "the trainer draws its batches itself, and no plain model in one process sees the same"
-    clears_gradients = False
+    comes_after = "before the first save"
+    numbers: Mapping[str, str] = MappingProxyType({})
 
-    def __init__(self, config: Config, world: World, seed: int) -> None:
+    def __init__(
+        self,
+        config: Config,
+        world: World,
+        seed: int,
+        limits: Limits = Limits(),  # noqa: B008 - frozen
+    ) -> None:
+        """Build it on one rank; `limits` are those that an earlier run has shown."""
         self.config, self.world, self.sizes = config, world, config.parallel.mesh_sizes(world.size)
-        self.component, self.saved = Component(), SavedObjects({})
         self.random = RandomState(seed, world.rank, world.device, ALL)
-        self.random.kept = False
         self._start_over(seed)
+        names = [*getattr(self.trainer, "not_saved", ())]
+        self.limits = replace(
+            limits,
+            why_no_twin=_NO_TWIN,
+            why_no_replicas=self._why_no_replicas(),
+            not_judged={} if self.optimizer.param_groups else {"optim_equal": _NO_OPTIMIZER},
+            left_out=tuple(name.removeprefix("model.") for name in names if name.startswith("model.")),
+            leaves_gradients=True,
+            generators=frozenset(),
+        )
 
     def _start_over(self, seed: int) -> None:
         config, world, sizes = self.config, self.world, self.sizes
-        self.train_state, self.alive, self.epochs = TrainState(), [], EpochEnds()
+        self.train_state, self.epochs = TrainState(), EpochEnds()
+        self.alive: list[bool] = []
         self.random.seed(seed)
         setup = Setup(
             config.parallel.name,
@@ -156,12 +173,21 @@ class TrainerRun(TrainingRun):
         self._is_new, self._has_stepped, self._unreadable = True, False, dict[str, str]()
         self._read_attributes()
 
+    def _why_no_replicas(self) -> str | None:
+        if self.config.parallel.name not in _REPLICATES:
+            return f"it is compared under {', '.join(_REPLICATES)}"
+        differ = getattr(self.trainer, "replicas_differ", False)
+        return "replicas_differ of the trainer is true" if differ else None
+
     def _read_attributes(self) -> None:
         """Read model and optimizer again: a trainer may replace them."""
         self.model, self.optimizer = self.trainer.model, optimizer_of(self.trainer)
         end_passes(self.model)
-        not_saved = getattr(self.trainer, "not_saved", ())
-        self.left_out = [name.removeprefix("model.") for name in not_saved if name.startswith("model.")]
+
+    def _parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of model and optimizers, each once."""
+        trained = [value for group in self.optimizer.param_groups for value in group["params"]]
+        return [*{id(value): value for value in (*self.model.parameters(), *trained)}.values()]
 
     def state(self) -> dict[str, Any]:
         """Return the trainer, which is not a `Stateful`."""
@@ -171,8 +197,6 @@ class TrainerRun(TrainingRun):
         """Return the attributes of the trainer. Objects that it holds are read after a step alone: to read a
         new one, such as a loader, can change it."""
         inner, self._unreadable = inner_attributes(self.trainer) if self._has_stepped else ({}, {})
-        if not self.optimizer.param_groups:
-            self.not_judged = {"optim_equal": "not_saved of the trainer names its optimizer"}
         return {}, own_attributes(self.trainer) | inner
 
     def unsaved_values(self) -> UnsavedValues:
@@ -192,8 +216,8 @@ class TrainerRun(TrainingRun):
         before, self._is_new = len(self.train_state.losses), False
         while self.train_state.step < until:
             step = self.train_state.step + 1
-            noting = self._noting(optimizers_of(self.trainer))
-            with buckets_kept(), self.random.drawn_from(), self.epochs.noting(step), noting:
+            noting = noting_gradients(optimizers_of(self.trainer), self._parameters)
+            with buckets_kept(), self.random.drawn_from(), self.epochs.noting(step), noting as alive:
                 try:
                     loss = self.trainer.step()
                 except (StopIteration, ValueError) as error:
@@ -206,6 +230,7 @@ class TrainerRun(TrainingRun):
                     raise TrainingEndedError(step - 1, why) from error
             if not isinstance(loss, float | torch.Tensor):
                 raise TypeError(f"step() of the trainer returned a {type(loss).__name__}, not its loss")
+            self.alive.append(any(alive))
             self._has_stepped = True
             self._read_attributes()
             self.train_state.record(self.world.means([torch.as_tensor(loss)], [1])[0])
@@ -223,38 +248,20 @@ class TrainerRun(TrainingRun):
             self.trainer.load(path)
         self._read_attributes()
 
-    def is_at(self, step: int) -> None:
-        self.train_state.step = step
-
-    @property
-    def why_no_replicas(self) -> str | None:
-        if self.config.parallel.name not in _REPLICATES:
-            return f"it is compared under {', '.join(_REPLICATES)}"
-        differ = getattr(self.trainer, "replicas_differ", False)
-        return "replicas_differ of the trainer is true" if differ else None
-
     def make_different(self, seed: int, optimizer: Leaves | None) -> Unchanged:
-        unchanged = super().make_different(seed, optimizer)
-        of_model = {id(value) for value in self.model.parameters()}
-        perturb([value for value in self.trained if id(value) not in of_model], seed)
-        return {**unchanged, "extra_equal": {name for leaves in self.extra() for name in leaves}}
-
-    def _has_gradient(self) -> bool:
-        return super()._has_gradient() or has_gradient(self.trained)
-
-    def forget(self, seed: int) -> set[str]:
         """Build the trainer again, with other generators, if it has trained or loaded: a restarted job builds
-        it once."""
+        it once. Change its weights and its optimizer."""
         if not self._is_new:
             self._start_over(seed)
         self.random.seed(seed)
-        return set()
-
-    def fill_optimizer(self) -> None:
-        """Do nothing: the trainer prepares its own load."""
-
-    def set_again(self) -> None:
-        """Do nothing: a trainer need not load more than once."""
+        of_model = {id(value) for value in self.model.parameters()}
+        unchanged = {
+            "model_equal": perturb_model(self.model, seed, self.limits.leaves_out),
+            "optim_equal": perturb_optimizer(self.optimizer, seed, optimizer),
+            "extra_equal": {name for leaves in self.extra() for name in leaves},
+        }
+        perturb([value for value in self._parameters() if id(value) not in of_model], seed)
+        return unchanged
 
 
 def _is_end(error: BaseException) -> bool:

@@ -1,7 +1,7 @@
 """The state of a run, as the checks compare it and as its checkpoints have it."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -26,10 +26,9 @@ from dcpbench.verify.snapshot import (
     snapshot_nested,
     snapshot_optimizer,
 )
-from dcpbench.workloads.attributes import Judged, When
-from dcpbench.workloads.generators import RandomState
+from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.parallelisms import overwritten_buffers
-from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.run import Limits, Run
 
 State = dict[str, Leaves]
 """The leaves that each equality check compares, by check."""
@@ -61,7 +60,7 @@ def key_of(check: str, name: str, numbers: Mapping[str, str]) -> str:
     return f"{_PREFIXES.get(check, '')}{name}"
 
 
-def live_state(run: TrainingRun) -> State:
+def live_state(run: Run) -> State:
     """Return the state of this rank, which later steps change."""
     parts, (extra, changing) = named_parts(run.model), run.extra()
     state = {
@@ -73,16 +72,16 @@ def live_state(run: TrainingRun) -> State:
         state[CHANGING] = changing
     if not run.optimizer.param_groups:
         del state["optim_equal"]
-    if run.random.kept:
-        state[RANDOM] = snapshot_nested({"random": run.random.contents()})
+    if run.limits.has_generators:
+        state[RANDOM] = snapshot_nested({"random": run.random.contents(run.limits.generators)})
     everything = {
         name: leaf for part, leaves in state.items() if part != CHANGING for name, leaf in leaves.items()
     }
-    flags = snapshot_flags(run.model, run.optimizer, everything, run.clears_gradients, parts)
-    return as_judged({**state, FLAGS: flags}, run.judged)
+    flags = snapshot_flags(run.model, run.optimizer, everything, not run.limits.leaves_gradients, parts)
+    return as_judged({**state, FLAGS: flags}, run.limits)
 
 
-def retained_state(run: TrainingRun) -> State:
+def retained_state(run: Run) -> State:
     """Return a copy of the state of this rank; large tensors become digests."""
     return retained_copy(live_state(run))
 
@@ -92,64 +91,65 @@ def retained_copy(state: State) -> State:
     return {check: retained(leaves) for check, leaves in state.items()}
 
 
-def as_judged(state: State, judged: Judged | None) -> State:
+def as_judged(state: State, limits: Limits) -> State:
     """Return a state without the attributes of a trainer that are not compared. Those that are compared after
     a load are in `extra_equal`, the others in `CHANGING`."""
+    judged = limits.judged
     if judged is None or "extra_equal" not in state:
         return state
     attributes = {**state["extra_equal"], **state.get(CHANGING, {})}
 
-    def compared(when: When) -> Leaves:
-        return {name: leaf for name, leaf in attributes.items() if judged.get(name) is when}
+    def compared(loaded: bool) -> Leaves:
+        return {name: leaf for name, leaf in attributes.items() if judged.get(name) is loaded}
 
-    return {**state, "extra_equal": compared(When.loaded), CHANGING: compared(When.stepped)}
+    return {**state, "extra_equal": compared(True), CHANGING: compared(False)}
 
 
-def leave_out_attributes(state: State, other: State, judged: Judged) -> list[str]:
-    """Leave the attributes of a trainer out of the states of two of its runs. Those that differ are not
-    compared after a load either: remove them from `judged`, and return their names."""
+def leave_out_attributes(state: State, other: State, judged: Collection[str]) -> list[str]:
+    """Leave the attributes of a trainer out of the states of two of its runs. Return those that are judged
+    and differ, which are not compared after a load either."""
     attributes, others = (run.pop("extra_equal") | run.pop(CHANGING, {}) for run in (state, other))
     equal = same_leaves({name: leaf for name, leaf in attributes.items() if name in judged}, others)
-    differing = sorted(judged.keys() & (attributes.keys() | others.keys()) - equal)
-    for name in differing:
-        del judged[name]
-    return differing
+    return sorted({*judged} & (attributes.keys() | others.keys()) - equal)
 
 
-def retained_attributes(run: TrainingRun) -> Leaves:
+def retained_attributes(run: Run) -> Leaves:
     """Return a copy of the attributes of a trainer."""
     return retained(run.extra()[1])
 
 
-def only_generators(state: State, random: RandomState) -> None:
+def only_generators(state: State, run: Run) -> None:
     """Drop the generators from a state that are not compared."""
-    if random.kept is True:
+    if run.limits.generators is None:
         return
-    kept = {f"random.{random.key}.{name}" for name in random.kept or ()}
+    kept = {f"random.{run.random.key}.{name}" for name in run.limits.generators}
     if leaves := {name: leaf for name, leaf in state.pop(RANDOM, {}).items() if name in kept}:
         state[RANDOM] = leaves
 
 
-def before_a_step(state: State, run: TrainingRun) -> State:
+def before_a_step(state: State, run: Run) -> State:
     """Return a state without what the first step of a run makes: hooks of the model, the buffers that DDP
     overwrites on this rank, and what is compared after a step only."""
     made = {"model_equal": overwritten_buffers(run.model), FLAGS: {HOOKS}}
     return {
         check: {name: leaf for name, leaf in leaves.items() if name not in made.get(check, ())}
-        for check, leaves in as_judged(state, run.judged).items()
+        for check, leaves in as_judged(state, run.limits).items()
         if check != CHANGING
     }
 
 
-def as_saved(run: TrainingRun, saved: State) -> State:
+def as_saved(run: Run, saved: State) -> State:
     """Return a state as the state dicts of the run have it: under their names, and without frozen parameters
     if these are not saved."""
     state = {check: leaves for check, leaves in saved.items() if check not in (FLAGS, CHANGING)}
+    if not isinstance(run, OwnRun):  # only a trainer can read its files
+        return state
     if model := state.get("model_equal"):
         parameters = named_parameters(run.model).items() if run.options.ignore_frozen_params else ()
         frozen = {name for name, value in parameters if not value.requires_grad}
+        leaves_out = run.limits.leaves_out
         state["model_equal"] = {
-            name: leaf for name, leaf in model.items() if name not in frozen and not run.is_left_out(name)
+            name: leaf for name, leaf in model.items() if name not in frozen and not leaves_out(name)
         }
     if RANDOM in state:
         saved_random = snapshot_nested({"random": run.random.state_dict()})
@@ -166,7 +166,7 @@ def as_saved(run: TrainingRun, saved: State) -> State:
     return state
 
 
-def promised_keys(run: TrainingRun, saved: State, extra: Leaves | None) -> Keys:
+def promised_keys(run: Run, saved: State, extra: Leaves | None) -> Keys:
     """Return the keys that a save of a run has to write on this rank; `extra` is what is saved in
     addition."""
     promised, numbers = expected_of(extra or {}), run.numbers
@@ -221,12 +221,12 @@ def _part_like(live: TensorLeaf, saved: Leaf, name: str, recall: Recall) -> torc
     return None if full is None else full.to(live.local.device)
 
 
-def live_gradients(run: TrainingRun) -> Leaves:
+def live_gradients(run: Run) -> Leaves:
     """Return the gradients of this rank."""
     return snapshot_gradients(named_parts(run.model))
 
 
-def retained_gradients(run: TrainingRun) -> Leaves:
+def retained_gradients(run: Run) -> Leaves:
     """Return a copy of the gradients of this rank."""
     return retained(live_gradients(run))
 

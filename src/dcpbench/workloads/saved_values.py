@@ -24,14 +24,15 @@ from dcpbench.verify.snapshot import (
     plain_fqn,
 )
 from dcpbench.workloads.optimizers import each_of
+from dcpbench.workloads.own_run import OwnRun
+from dcpbench.workloads.run import Run
 from dcpbench.workloads.run_state import RANDOM, live_state
-from dcpbench.workloads.training_run import TrainingRun
 
 Put = Callable[[Any], object]
 """Puts changed values back to where they came from."""
 
 
-def set_saved(target: TrainingRun, check: str, names: Collection[str], saved: Leaves, recall: Recall) -> None:
+def set_saved(target: Run, check: str, names: Collection[str], saved: Leaves, recall: Recall) -> None:
     """Set some names of a check to their saved values in a run, as far as these are known. A name that was
     not saved is removed.
 
@@ -51,7 +52,7 @@ def _of(leaf: Leaf) -> Leaf:
 class _SavedValues:
     """The saved values of some names of a check, and the run that gets them."""
 
-    target: TrainingRun
+    target: Run
     check: str
     names: Collection[str]
     saved: Leaves
@@ -99,7 +100,7 @@ class _SavedValues:
                     yield name, module.get_extra_state(), module.set_extra_state
         elif self.check == RANDOM:
             yield "random", target.random.state_dict(), target.random.load_state_dict
-        elif self.check == "extra_equal":
+        elif self.check == "extra_equal" and isinstance(target, OwnRun):
             objects = {**target.component.saved.others, **target.saved.others, "noise": target.noise}
             if target.has_scheduler:
                 objects["scheduler"] = target.scheduler

@@ -32,8 +32,8 @@ from dcpbench.verify.training import rounding, step_tolerances
 from dcpbench.verify.whole_tensors import Exchange, assembled, dense, magnitudes, real_elements
 from dcpbench.workloads.batch import Batch, mapped
 from dcpbench.workloads.optimizers import each_of, repeats_on_parts
+from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.parallelisms import is_trained
-from dcpbench.workloads.training_run import TrainingRun
 from dcpbench.workloads.user_step import Use
 
 _JITTERED = 2
@@ -97,9 +97,9 @@ class Twin:
 
     def __init__(
         self,
-        run: TrainingRun,
+        run: OwnRun,
         dtypes: Iterable[torch.dtype],
-        build: Callable[[], TrainingRun],
+        build: Callable[[], OwnRun],
         inexact: "Inexact",
     ) -> None:
         self.run, self.model, self._build, self._inexact = run, run.model, build, inexact
@@ -110,8 +110,8 @@ class Twin:
         self._batch: Batch = None
         self._group: dist.ProcessGroup | None = None
         self._grad_norm: float | None = None
-        self._beginning: TrainingRun | None = None
-        self._spare: TrainingRun | None = None
+        self._beginning: OwnRun | None = None
+        self._spare: OwnRun | None = None
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -220,7 +220,7 @@ class Twin:
         return retained(state_of(other.run))
 
     @torch.no_grad()
-    def take_over(self, run: TrainingRun, exchange: Exchange) -> None:
+    def take_over(self, run: OwnRun, exchange: Exchange) -> None:
         """Copy the tensors of a run after the same step; collective."""
         tensors = assembled(state_of(run), exchange)
         for name, leaf in state_of(self.run).items():
@@ -302,7 +302,7 @@ def _replace_gradient(parameter: nn.Parameter, name: str, use: Use) -> None:
 
 
 @torch.no_grad()
-def copy_run(run: TrainingRun, other: TrainingRun, steps: bool) -> None:
+def copy_run(run: OwnRun, other: OwnRun, steps: bool) -> None:
     """Bring a run into the state of another unwrapped one that was built in the same way. Functions and hooks
     stay: they refer to objects of the run that they were built for.
 
@@ -322,7 +322,7 @@ def copy_run(run: TrainingRun, other: TrainingRun, steps: bool) -> None:
     for value, theirs in parameters:
         theirs.copy_(value)
         theirs.requires_grad_(value.requires_grad)
-    other.random.states = dict(run.random.states)
+    other.random.copy_from(run.random)
     other.saved.copy_from(run.saved)
     other.component.saved.copy_from(run.component.saved)
 
@@ -371,7 +371,7 @@ class Inexact:
         return "measured" if self.measured else "rounding" if self.rounded else "bits"
 
 
-def inexact_steps(run: TrainingRun, twin: TrainingRun, split: bool) -> Inexact:
+def inexact_steps(run: OwnRun, twin: OwnRun, split: bool) -> Inexact:
     """Find the steps that do not repeat exactly.
 
     If tensors are `split` these are the steps of optimizers that are not known to work by elements. Fused
@@ -411,7 +411,7 @@ def _is_of(name: str, parameters: Iterable[str]) -> bool:
     return name in parameters or name.startswith(tuple(f"state.{one}." for one in parameters))
 
 
-def state_of(run: TrainingRun, parts: ParameterParts | None = None) -> Leaves:
+def state_of(run: OwnRun, parts: ParameterParts | None = None) -> Leaves:
     """Return the tensors of model and component, and the state and hyperparameters of the optimizer; `parts`
     are the `named_parts` of the model, if known."""
     parts = parts or named_parts(run.model)

@@ -1,6 +1,6 @@
-"""The moments in which a step uses gradients."""
+"""The moments in which a step uses gradients, and the gradients there."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils import clip_grad
 
 from dcpbench.core.rank_report import Skip
-from dcpbench.verify.snapshot import local_part
+from dcpbench.verify.snapshot import local_part, named_parts, parts_of_each
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,27 @@ class Use:
 
 Note = Callable[[str, list[nn.Parameter]], None]
 """Is called before each use of gradients, with `Use.by` and the parameters."""
+
+
+def gradients_of(model: nn.Module, parameters: Iterable[nn.Parameter]) -> dict[str, torch.Tensor]:
+    """Return this rank's gradients of these parameters of a model, by FQN."""
+    wanted = {id(value) for value in parameters}
+    return {
+        name: part.of(part.parameter.grad)
+        for parts in parts_of_each(named_parts(model)).values()
+        for name, part in parts.items()
+        if part.parameter.grad is not None and id(part.parameter) in wanted
+    }
+
+
+def copied_to(uses: list[Use], model: nn.Module) -> Note:
+    """Return a function that appends a copy of a model's gradients at each use of them."""
+
+    def note(by: str, parameters: list[nn.Parameter]) -> None:
+        gradients = gradients_of(model, parameters).items()
+        uses.append(Use(by, {name: gradient.detach().clone() for name, gradient in gradients}))
+
+    return note
 
 
 @contextmanager

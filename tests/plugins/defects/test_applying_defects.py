@@ -31,7 +31,8 @@ from dcpbench.verify.training import (
 )
 from dcpbench.verify.whole_tensors import real_elements
 from dcpbench.workloads.build_run import build_twin
-from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.own_run import OwnRun
+from dcpbench.workloads.user_step import Use, copied_to
 from dcpbench.workloads.workload import Batches, batches_of
 from support.alone import bare_cell, config, world
 
@@ -158,10 +159,10 @@ def summed_twin(*terms: torch.Tensor) -> TwinGradient:
 ONE, OTHER = torch.tensor([1.0, 2.0]), torch.tensor([3.0, -5.0])
 
 
-def gradients_of(run: TrainingRun, data: Batches) -> Mapping[str, torch.Tensor]:
+def gradients_of(run: OwnRun, data: Batches) -> Mapping[str, torch.Tensor]:
     """Take a step, and return the gradients that it has used."""
-    with run.recording() as uses:
-        run.take_step(run.next_batch(data))
+    uses = list[Use]()
+    run.take_step(run.next_batch(data), copied_to(uses, run.model))
     return uses[0].gradients
 
 

@@ -26,8 +26,8 @@ from dcpbench.plugins.crash.loading import Loaded
 from dcpbench.plugins.crash.survey import StateKind
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.files import FileDigests, digest_files
+from dcpbench.workloads.run import Run
 from dcpbench.workloads.run_state import live_state, retained_state
-from dcpbench.workloads.training_run import TrainingRun
 
 Kill = str | list[int]
 """`one` rank, `all` ranks, a list of ranks, or the `uploader`, the process that uploads for one rank."""
@@ -95,7 +95,7 @@ def _place(cell: Cell, folder: str, step: int) -> str:
     return str(cell.folder / ("checkpoint" if folder == "same" else f"step-{step:04d}"))
 
 
-def _train_and_save(cell: Cell, folder: str) -> tuple[TrainingRun, Checkpointer]:
+def _train_and_save(cell: Cell, folder: str) -> tuple[Run, Checkpointer]:
     """Train and save as planned, and train on until the save to be killed. Hand over to the next stage the
     results of a run that is not killed."""
     plan = cell.vary(saves=cell.config.saves + 1)
@@ -154,7 +154,7 @@ def _verify_killed(cell: Cell, killing: Killing, candidates: list[Checkpoint], f
         )
 
 
-def _load_newest(cell: Cell, target: TrainingRun, candidates: list[Checkpoint]) -> Checkpoint | None:
+def _load_newest(cell: Cell, target: Run, candidates: list[Checkpoint]) -> Checkpoint | None:
     """Load the newest checkpoint that loads, as any restarted job does. Return it if it is one of the
     candidates, otherwise None."""
     folders = newest_first([cell.folder])

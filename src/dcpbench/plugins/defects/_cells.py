@@ -9,7 +9,7 @@ from dcpbench.cell.cell import Cell
 from dcpbench.config.groups import Kept
 from dcpbench.config.schema import Config
 from dcpbench.workloads import build_run
-from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.own_run import OwnRun
 
 _FSDP1 = "dcpbench.workloads.parallelisms.fsdp"
 
@@ -59,6 +59,6 @@ def unfreeze(model: nn.Module, tp_plan: Mapping[str, str]) -> None:
             module.requires_grad_(True)
 
 
-def new_target(cell: Cell) -> TrainingRun:
+def new_target(cell: Cell) -> OwnRun:
     """Build a load target."""
     return build_run.build(cell.config, cell.world, cell.config.seed + 1, cell.config.load_into.scheduler)

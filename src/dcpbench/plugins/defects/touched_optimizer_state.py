@@ -10,8 +10,8 @@ from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import fsdp1_sizes, loads_by_dcp, new_target
 from dcpbench.verify.compare import ABSENT
 from dcpbench.verify.snapshot import Leaves
+from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.run_state import State, live_state
-from dcpbench.workloads.training_run import TrainingRun
 
 _CHECK = "optim_equal"
 
@@ -31,7 +31,7 @@ def _expected(cell: Cell, moment: Moment, reference: Restored) -> Iterator[State
         yield {_CHECK: _set_again(target, reference.checkpoint)}
 
 
-def _set_again(target: TrainingRun, checkpoint: Checkpoint) -> Leaves:
+def _set_again(target: OwnRun, checkpoint: Checkpoint) -> Leaves:
     """Return an optimizer's state after a load of its own state dict. Under FSDP1 the load has removed empty
     entries, so DCP takes its step of new optimizers, with the restored weights and hyperparameters."""
     saved, live = checkpoint.tensors("model", target)

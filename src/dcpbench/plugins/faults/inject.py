@@ -18,7 +18,7 @@ from dcpbench.config.groups import FaultConfig, Place, rank_of
 from dcpbench.core.rank_report import NothingToInjectError
 from dcpbench.plugins.faults.targets import Target
 from dcpbench.plugins.faults.wrong_training import WrongTraining
-from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.run import Run
 
 
 class FaultInjector:
@@ -94,7 +94,7 @@ def inject_in_saves(cell: Cell, checkpointer: Checkpointer) -> None:
         FaultInjector(checkpointer, cell.config.fault, cell.world)
 
 
-def inject_in_training(cell: Cell, run: TrainingRun) -> None:
+def inject_in_training(cell: Cell, run: Run) -> None:
     """Make the training of a run wrong if the cell has a fault of training on this rank."""
     fault = cell.config.fault
     if fault.at is Place.training and _is_on_rank(fault, run.world):

@@ -19,7 +19,8 @@ from dcpbench.config.mesh import SHARE_DATA, dp_degree
 from dcpbench.core.rank_report import NothingToInjectError
 from dcpbench.verify.snapshot import local_part, named_parts, parts_of_each, plain_fqn
 from dcpbench.workloads.optimizers import each_of
-from dcpbench.workloads.training_run import TrainingRun
+from dcpbench.workloads.own_run import OwnRun
+from dcpbench.workloads.run import Run
 
 _REDUCTIONS = {"all_reduce", "reduce_scatter_tensor", "reduce_scatter_single"}
 """Collectives with which FSDP averages: the second before torch 2.13, the third after."""
@@ -32,10 +33,10 @@ class WrongTraining:
         NothingToInjectError: by any method: the run cannot be made wrong in this way.
     """
 
-    def __init__(self, run: TrainingRun) -> None:
+    def __init__(self, run: Run) -> None:
+        if run.limits.why_no_twin or not isinstance(run, OwnRun):
+            raise NothingToInjectError(f"no twin can show it: {run.limits.why_no_twin}")
         self._run = run
-        if run.why_no_twin:
-            raise NothingToInjectError(f"no twin can show it: {run.why_no_twin}")
 
     @property
     def shares(self) -> int:

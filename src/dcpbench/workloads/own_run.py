@@ -1,0 +1,402 @@
+"""dcpbench's own run: the training loop, and everything that its checkpoints contain."""
+
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions
+from torch.nn.utils import clip_grads_with_norm_
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from dcpbench.config.mesh import dp_degree
+from dcpbench.config.schema import Config
+from dcpbench.core.rank_report import Skip
+from dcpbench.verify.compare import same_leaves
+from dcpbench.verify.perturb import perturb_model, perturb_optimizer, perturbed
+from dcpbench.verify.snapshot import (
+    Leaves,
+    named_as_saved,
+    named_parameters,
+    named_parts,
+    of_kind,
+    parts_of_each,
+    retained,
+    snapshot_model,
+    snapshot_nested,
+)
+from dcpbench.verify.whole_tensors import (
+    Exchange,
+    Parts,
+    local_gradient,
+    real_elements,
+    summed_numbers,
+)
+from dcpbench.workloads.batch import Batch, part_of, samples_of, share_of
+from dcpbench.workloads.components import Component
+from dcpbench.workloads.generators import ALL, OF_TORCH, RandomState, generators_of, reseed
+from dcpbench.workloads.optimizers import SEVERAL, Schedulers, as_one, each_of, listed
+from dcpbench.workloads.parallelisms import buckets_kept, end_passes
+from dcpbench.workloads.pipeline import Pipeline
+from dcpbench.workloads.run import Limits, Unchanged, noting_gradients
+from dcpbench.workloads.stateful import (
+    ModelState,
+    MovingObject,
+    Noise,
+    OptimizerState,
+    PlainOptimizerState,
+    SavedObjects,
+    SchedulerMadeByLoad,
+    TrainState,
+)
+from dcpbench.workloads.unsaved_values import UnsavedValues
+from dcpbench.workloads.user_step import Note, each_use, gradients_of
+from dcpbench.workloads.workload import Batches, Workload, is_not_saved
+from dcpbench.workloads.world import World
+
+_DP_STRIDE = 7919
+"""Distance between the seeds of data-parallel ranks."""
+
+
+class OwnRun:
+    """A `Run` of a workload.
+
+    Attributes:
+        optimizers: as the workload returned them: one, or a list or dictionary.
+        user_step: the `step` of the workload, if it has one.
+        accumulate: the number of parts of a rank's share.
+        grad_norm: the norm that the gradients of the last step had before they were clipped.
+        samples: the number of this rank's samples in the last step; 1 if it is unknown.
+        is_users: whether the workload is a user's.
+    """
+
+    comes_after = "before the first save"
+    grad_norm: float | None = None
+    samples: int = 1
+    _parts: Parts | None = None
+
+    def __init__(
+        self,
+        config: Config,
+        world: World,
+        workload: Workload,
+        component: Component,
+        seed: int,
+        *,
+        scheduler: bool = True,
+        called: nn.Module | None = None,
+        pipeline: Pipeline | None = None,
+        limits: Limits = Limits(),  # noqa: B008 - frozen
+    ) -> None:
+        """Build it on one rank.
+
+        Args:
+            workload: with the wrapped model.
+            scheduler: make the learning rate scheduler, which a load does otherwise.
+            called: the module that the loss calls, if it is not the model.
+            pipeline: the schedule, if the model is a stage of one.
+            limits: what of it cannot be compared, but for what its workload leaves out of checkpoints.
+        """
+        self.world, self.sizes = world, config.parallel.mesh_sizes(world.size)
+        self.model, self.component, self.pipeline = workload.model, component, pipeline
+        self.options = StateDictOptions(**config.state_dict.options())
+        self.accumulate, self.user_step = workload.accumulate, workload.step
+        self._workload, self._called = workload, called or self.model
+        self._optimizer_state = config.optimizer_state
+        self.is_users = config.workload.target is not None
+        with named_as_saved(self.model):
+            objects = workload.state(self.model) if callable(workload.state) else workload.state or {}
+            self.optimizers = workload.optimizer(self.model)
+        if both := objects.keys() & component.saved.state(self.options).keys():
+            raise Skip(f"state: {min(both)!r} is also a name of the component; choose another one")
+        self.saved = SavedObjects(objects, partial(is_not_saved, workload))
+        self.optimizer = as_one(self.optimizers)
+        self._scheduled_later = not scheduler
+        self._scheduler = self._scheduler_made() if scheduler and self.has_scheduler else None
+        self.limits = replace(limits, left_out=(*self._left_out(),))
+        generators = ALL if self.is_users else OF_TORCH  # a user's model may draw from any
+        unsaved = frozenset(name for name in generators if is_not_saved(workload, f"random.{name}"))
+        of_model = partial(generators_of, self.model) if self.is_users else dict
+        self.random = RandomState(seed, world.rank, world.device, generators, unsaved, of_model)
+        self._alive_in_step = list[bool]()
+        self._start_over(seed)
+
+    def _start_over(self, seed: int) -> None:
+        self.noise = Noise(seed)
+        self.tensor_object = MovingObject(seed, self.world.device)
+        self.train_state = TrainState()
+        self.alive: list[bool] = []
+        # As in any trainer, only ranks with the same data draw the same.
+        self.random.seed(seed + _DP_STRIDE * self.world.dp_rank(self.sizes))
+
+    def _left_out(self) -> Iterator[str]:
+        """Yield the parts of the model that no checkpoint has."""
+        if self.is_users and self.options.ignore_frozen_params:
+            parameters = named_parameters(self.model).items()
+            yield from (name for name, value in parameters if not value.requires_grad)
+        if self._workload.not_saved:
+            names = snapshot_model(self.model)
+            yield from (name for name in names if is_not_saved(self._workload, name))
+
+    @property
+    def has_scheduler(self) -> bool:
+        """Whether there is a learning rate scheduler."""
+        return self._workload.scheduler is not None
+
+    @property
+    def scheduler(self) -> Any:
+        """The learning rate scheduler, or several as one."""
+        assert self._scheduler is not None, "a load creates it"
+        return self._scheduler
+
+    @property
+    def schedulers(self) -> list[Any]:
+        """Each learning rate scheduler; none before a load creates them."""
+        if isinstance(self._scheduler, Schedulers):
+            return [*self._scheduler.by_key.values()]
+        return [] if self._scheduler is None else [self._scheduler]
+
+    def _scheduler_made(self) -> Any:
+        assert self._workload.scheduler is not None
+        made = self._workload.scheduler(self.optimizers)
+        listed(made, "scheduler")
+        return Schedulers(made) if isinstance(made, SEVERAL) else made
+
+    def _make_later(self) -> Any:
+        self._scheduler = self._scheduler_made()
+        return self._scheduler
+
+    def state(self) -> dict[str, Any]:
+        """Return one `Stateful` for each top-level key."""
+        optimizer = PlainOptimizerState if self._optimizer_state else OptimizerState
+        made_later = SchedulerMadeByLoad(self._scheduler_made, self._make_later, self.optimizer)
+        left_out = self.limits.leaves_out if self.limits.left_out else None
+        return {
+            "model": ModelState(self.model, self.options, left_out),
+            "optimizer": optimizer(self.model, self.optimizer, self.options),
+            **({"scheduler": self._scheduler or made_later} if self.has_scheduler else {}),
+            "noise": self.noise,
+            "tensor_object": self.tensor_object,
+            "train_state": self.train_state,
+            **({"random": self.random} if self.limits.has_generators else {}),
+            **self.component.saved.state(self.options),
+            **self.saved.state(self.options),
+        }
+
+    def objects(self) -> dict[str, dict[str, Any]]:
+        """Return the state of dcpbench's objects, for comparison."""
+        scheduler = dict(self._scheduler.state_dict()) if self._scheduler else {}
+        return {
+            **({"scheduler": scheduler} if self.has_scheduler else {}),
+            "noise": self.noise.state_dict(),
+            "tensor_object": self.tensor_object.state_dict(),
+            "train_state": asdict(self.train_state),
+        }
+
+    def extra(self) -> tuple[Leaves, Leaves]:
+        return snapshot_nested(self.objects()) | self.component.saved.leaves() | self.saved.leaves(), {}
+
+    def unsaved_values(self) -> UnsavedValues:
+        """Read those of the user's Python modules too; dcpbench's own models have none."""
+        return UnsavedValues({"model": self.model} if self.is_users else {})
+
+    def _forget(self, seed: int) -> set[str]:
+        """Start over with other values in all objects. Return the names of those that cannot be changed, such
+        as the functions of a scheduler, or what an object refuses."""
+        before = retained(self.extra()[0])
+        self._start_over(seed)
+        self.train_state = TrainState(-1, float(seed), [float(seed)])
+        self.component.forget(seed)
+        self.saved.forget(seed)
+        for generator in self.random.of_model().values():
+            reseed(generator, seed)
+        if self._scheduled_later:
+            self._scheduler = None
+        elif self.has_scheduler:
+            self.scheduler.load_state_dict(perturbed(self.scheduler.state_dict()))
+        return same_leaves(before, self.extra()[0])
+
+    def make_different(self, seed: int, optimizer: Leaves | None) -> Unchanged:
+        return {
+            "extra_equal": self._forget(seed),
+            "model_equal": perturb_model(self.model, seed, self.limits.leaves_out),
+            "optim_equal": perturb_optimizer(self.optimizer, seed, optimizer),
+        }
+
+    def fill_optimizer(self) -> None:
+        """Give an empty optimizer the state that DCP gives it."""
+        OptimizerState(self.model, self.optimizer, self.options).state_dict()
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """The parameters of the optimizer."""
+        return [value for group in self.optimizer.param_groups for value in group["params"]]
+
+    @property
+    def numbers(self) -> dict[str, str]:
+        if not self._optimizer_state:
+            return {}
+        parts = parts_of_each(named_parts(self.model))
+        return {name: str(number) for number, value in enumerate(self.trained) for name in parts[id(value)]}
+
+    def train(self, batches: Batches, until: int, note: Note | None = None) -> list[float]:
+        """Train up to and including step `until`; return the global batch's loss of each step. `note` is
+        called at each use of gradients."""
+        losses: list[torch.Tensor] = []
+        samples: list[int] = []
+        while self.train_state.step < until:
+            noting = noting_gradients(each_of(self.optimizer), self.model.parameters)
+            with self.random.noting_draws(), buckets_kept(), noting as self._alive_in_step:
+                loss = self.take_step(self.next_batch(batches), note)
+            self.alive.append(any(self._alive_in_step))
+            losses.append(loss)
+            samples.append(self.samples)
+            needs_mean = any(isinstance(one, ReduceLROnPlateau) for one in self.schedulers)
+            self.finish_step(self.world.means([loss], [self.samples])[0] if needs_mean else float(loss))
+        means = self.world.means(losses, samples) if losses else []
+        self.train_state.replace_last(means)
+        return means
+
+    def skip(self, batches: Batches, until: int) -> None:
+        """Take the batches of steps up to and including `until`, and not the steps; their losses are NaN."""
+        while self.train_state.step < until:
+            self.next_batch(batches)
+            self.train_state.record(math.nan)
+
+    def next_batch(self, batches: Batches) -> Batch:
+        """Prepare the model for the next step, and return its global batch."""
+        self.component.prepare(self.model, self.train_state.step + 1)
+        return self._batch_of_step(batches)
+
+    def _batch_of_step(self, batches: Batches) -> Batch:
+        step = self.train_state.step + 1
+        with self.random.set_aside(batches.seed_of(step)):  # a DataLoader draws the seeds of its workers
+            batch = batches.at(self.component.number_of_batch(step))
+            return batch if self.is_users else self.noise.added(batch)
+
+    def backward(self, batch: Batch) -> torch.Tensor:
+        """Compute the gradients of this rank's share of a global batch; return its loss, a scalar."""
+        with self.random.drawn_from():
+            share = self._begun_share(batch)
+            if self.pipeline:
+                loss = self.pipeline.forward_backward(share)
+            else:
+                losses = []
+                for number in range(self.accumulate):
+                    part, parts = share, 1.0
+                    if self.accumulate > 1:
+                        part = self._workload.share(share, number, self.accumulate)
+                        parts = self.samples / (samples_of(part) or self.samples / self.accumulate)
+                    loss = self.loss_of(part) / parts
+                    self.component.backward(loss)
+                    losses.append(loss.detach())
+                loss = torch.stack(losses).sum()
+        end_passes(self.model)
+        return loss
+
+    def take_step(
+        self, batch: Batch, note: Note | None = None, grad_norm: float | None = None
+    ) -> torch.Tensor:
+        """Take a step on this rank's share of a global batch; return its loss, a scalar.
+
+        Args:
+            note: is called at each use of gradients.
+            grad_norm: clip as if the gradients had this norm.
+        """
+        if self.user_step:
+            with self.random.drawn_from(), ExitStack() as noting:
+                share = self._begun_share(batch)
+                if note:
+                    each = each_of(self.optimizer)
+                    noting.enter_context(each_use(each, [*self.model.parameters()], note))
+                is_one = self.optimizer is self.optimizers
+                optimizers = each_of(self.optimizer) if is_one else self.optimizers
+                loss: torch.Tensor = self.user_step(self._called, optimizers, share)
+            end_passes(self.model)
+            self.component.follow(self.model)
+            return loss.detach()
+        loss = self.backward(batch)
+        if self._alive_in_step:
+            raise Skip("the optimizer steps in the backward pass; use checkpointer=trainer")
+        if note:
+            note("the optimizer", self.trained)
+        self.step(grad_norm)
+        return loss
+
+    def share_of(self, batch: Batch) -> Batch:
+        """Return the samples of a global batch that this rank trains on.
+
+        Raises:
+            ValueError, TypeError: the ranks cannot share it.
+        """
+        of = dp_degree(self.sizes)
+        if not {"pp", "ep"}.isdisjoint(self.sizes) and (samples := samples_of(batch)) and samples % of:
+            raise ValueError(f"{samples} samples for {of} ranks: pipelines and experts need equal shares")
+        return self._workload.share(batch, self.world.dp_rank(self.sizes), of) if of > 1 else batch
+
+    def _begun_share(self, batch: Batch) -> Batch:
+        """Return the share of a step that begins, and note how many samples it has."""
+        share, of = self.share_of(batch), dp_degree(self.sizes)
+        samples = samples_of(batch) if of == 1 or self._workload.share is share_of else None
+        if samples:
+            self.samples = len(part_of(samples, self.world.dp_rank(self.sizes), of))
+        else:
+            self.samples = samples_of(share) or 1
+        return share
+
+    def loss_of(self, samples: Batch) -> torch.Tensor:
+        """Return the loss of these samples, a scalar."""
+        assert self._workload.loss is not None
+        loss: torch.Tensor = self._workload.loss(self._called, samples)
+        return loss
+
+    def step(self, grad_norm: float | None = None) -> None:
+        """Take an optimizer step with the gradients; clip them first if the workload wants that.
+
+        Args:
+            grad_norm: clip as if they had this norm.
+        """
+        with self.random.drawn_from():
+            if self._workload.clip_grad_norm is not None:
+                self.component.unscale(self.optimizer)
+                self.grad_norm = self._norm_of_gradients()
+                norm = torch.tensor(self.grad_norm if grad_norm is None else grad_norm, dtype=torch.float64)
+                clip_grads_with_norm_(self.trained, self._workload.clip_grad_norm, norm, foreach=False)
+            self.component.step(self.optimizer)
+        self.component.follow(self.model)
+
+    def _norm_of_gradients(self) -> float:
+        """Return the norm of the gradients of all trained parameters together; collective. Torch computes it
+        of parameters that all are on one mesh, and under FSDP1 without those of other TP ranks."""
+        exchange = Exchange(self.world.training_group or self.world.group)
+        if self._parts is None:
+            self._parts = Parts.of(of_kind("param", snapshot_model(self.model)), exchange)
+        sent, squares = self._parts.sent, 0.0
+        for name, gradient in gradients_of(self.model, self.trained).items():
+            if name in sent:
+                squares += float(real_elements(local_gradient(gradient)).square().sum())
+        return math.sqrt(summed_numbers([squares], exchange)[0])
+
+    def finish_step(self, loss: float) -> None:
+        """Clear the gradients and advance everything else; `loss` is the global batch's."""
+        self.model.zero_grad()  # the optimizer need not have all parameters
+        for scheduler in self.schedulers:
+            if isinstance(scheduler, ReduceLROnPlateau):
+                scheduler.step(loss)
+            else:
+                scheduler.step()
+        self.tensor_object.advance()
+        self.train_state.record(loss)
+
+    def leave_gradients(self, batches: Batches) -> None:
+        """Compute the gradients of the next step without taking it; ones if only a user's `step` can."""
+        if self.user_step:
+            for one in self.trained:
+                one.grad = torch.ones_like(one)
+            return
+        with buckets_kept():
+            self.backward(self._batch_of_step(batches))

@@ -1,0 +1,135 @@
+"""A run: trained, saved, loaded and compared. It is dcpbench's own loop (`own_run`) or a user's trainer
+(`own_trainer`), which share no code but the functions here."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from dcpbench.verify.snapshot import Leaves, local_part
+from dcpbench.verify.whole_tensors import dense
+from dcpbench.workloads.generators import RandomState
+from dcpbench.workloads.stateful import TrainState
+from dcpbench.workloads.unsaved_values import UnsavedValues
+from dcpbench.workloads.workload import Batches
+from dcpbench.workloads.world import World
+
+Unchanged = Mapping[str, Collection[str]]
+"""Names, by check, of what cannot be changed in a load target."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What of a run cannot be compared, or not exactly, and why.
+
+    Args:
+        why_no_twin: why no plain model in one process can be compared with it.
+        why_layout_bound: why its losses depend on how many ranks share a batch.
+        why_no_replicas: why the copies of its parameters need not be equal after training, if it has no twin.
+        not_judged: by check, why its state is not compared.
+        left_out: the parts of the model that no checkpoint has, by FQN, so that each new run must have them.
+        leaves_gradients: whether gradients can be left after a step.
+        computes_in: the dtypes that it computes in, in addition to those of its parameters.
+        generators: the random generators whose state is saved and compared, by name; None means all. Another
+            layout draws other numbers, so they cannot be restored there.
+        judged: the attributes of a trainer that are compared, each from the load on or, if False, from the
+            first step after it on. None until training has shown it, and of a workload, which says itself
+            what is saved.
+    """
+
+    why_no_twin: str | None = None
+    why_layout_bound: str | None = None
+    why_no_replicas: str | None = None
+    not_judged: Mapping[str, str] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+    leaves_gradients: bool = False
+    computes_in: tuple[torch.dtype, ...] = ()
+    generators: frozenset[str] | None = None
+    judged: Mapping[str, bool] | None = None
+
+    @property
+    def has_generators(self) -> bool:
+        """Whether the state of any random generator is saved and compared."""
+        return self.generators is None or len(self.generators) > 0
+
+    @property
+    def why_other_losses(self) -> str | None:
+        """Why its losses need not be those of another layout."""
+        return self.why_no_twin or self.why_layout_bound
+
+    def leaves_out(self, name: str) -> bool:
+        """Return whether no checkpoint has this part of the model."""
+        return any(name == part or name.startswith(f"{part}.") for part in self.left_out)
+
+
+class Run(Protocol):
+    """A run on this rank.
+
+    Attributes:
+        world: the ranks that have it.
+        sizes: the sizes of their mesh.
+        optimizer: all of its optimizers as one.
+        alive: for each step, whether this rank had a gradient that is not zero: the losses of a dead net
+            prove nothing.
+        limits: what of it cannot be compared. The last step of the reference run shows which generators.
+        comes_after: the last save or load of it, for people.
+    """
+
+    world: World
+    sizes: dict[str, int]
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    random: RandomState
+    train_state: TrainState
+    alive: list[bool]
+    limits: Limits
+    comes_after: str
+
+    @property
+    def numbers(self) -> Mapping[str, str]:
+        """The numbers under which the optimizer state is saved, by FQN; empty if it is saved by FQN."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpointer saves, and loads into, by top-level key."""
+
+    def extra(self) -> tuple[Leaves, Leaves]:
+        """Return the state in addition to model and optimizer that is always compared, and that which is
+        compared only if training changes it."""
+
+    def unsaved_values(self) -> UnsavedValues:
+        """Read plain values that are in no state dict."""
+
+    def train(self, batches: Batches, until: int) -> list[float]:
+        """Train up to and including step `until`; return the global batch's loss of each step."""
+
+    def make_different(self, seed: int, optimizer: Leaves | None) -> Unchanged:
+        """Change everything that a load restores; `optimizer` is the saved optimizer state."""
+
+
+def dtypes_of(run: Run) -> set[torch.dtype]:
+    """Return all dtypes that a run computes in."""
+    return {*run.limits.computes_in, *(value.dtype for value in run.model.parameters())}
+
+
+def has_gradient(parameters: Iterable[nn.Parameter]) -> bool:
+    """Return whether one of these parameters has a gradient that is not zero on this rank."""
+    gradients = (value.grad for value in parameters if value.grad is not None)
+    return any(bool(local_part(dense(one)).any()) for one in gradients)
+
+
+@contextmanager
+def noting_gradients(
+    optimizers: Iterable[torch.optim.Optimizer], parameters: Callable[[], Iterable[nn.Parameter]]
+) -> Iterator[list[bool]]:
+    """Context manager around a step. It yields a list that gets, when an optimizer steps and at the end,
+    whether one of the parameters has a gradient that is not zero."""
+    alive = list[bool]()
+    with ExitStack() as hooks:
+        for optimizer in optimizers:
+            hook = optimizer.register_step_pre_hook(lambda *_: alive.append(has_gradient(parameters())))
+            hooks.callback(hook.remove)
+        yield alive
+    alive.append(any(alive) or has_gradient(parameters()))
