@@ -1,6 +1,5 @@
-"""The merged configuration of a cell is the one that Hydra would compose."""
+"""The configuration of a cell is the one that Hydra would compose."""
 
-import io
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,6 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 
 from conftest import tiered
 from dcpbench.cli.run import register_groups
@@ -24,7 +22,6 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import conf_folder, config_class
 from dcpbench.sweep.cells import CellMaker
 from dcpbench.sweep.composer import Composer, typed
-from dcpbench.sweep.progress import composing
 
 pytestmark = pytest.mark.slow
 
@@ -78,12 +75,12 @@ def drawn(lists: dict[str, Sequence[str]], chance: random.Random) -> list[str]:
     return [f"{key}={chance.choice(values)}" for key, values in lists.items()]
 
 
-def nightly(base: DictConfig, chance: random.Random, count: int) -> list[list[str]]:
-    """Cells of the blocks of an experiment."""
+def of_blocks(base: DictConfig, chance: random.Random, count: int) -> list[list[str]]:
+    """Return cells of the blocks of an experiment."""
     of_sweep = ("repeats", "matrix", "plugin")
     blocks = [
         {key: str(values).split(",") for key, values in block.items() if key not in of_sweep}
-        for block in OmegaConf.to_container(base.hydra.sweeper.matrix).values()  # type: ignore[union-attr]
+        for block in OmegaConf.to_container(base.hydra.sweeper.matrix, resolve=True).values()  # type: ignore[union-attr]
     ]
     cells = [drawn(chance.choice(blocks), chance) for _ in range(count)]
     return [[word for word in cell if "[" not in word and "]" not in word] for cell in cells]
@@ -114,18 +111,28 @@ def random_sweep(chance: random.Random, count: int) -> list[list[str]]:
     return [drawn({key: VALUES[key] for key in keys}, chance) for _ in range(count)]
 
 
-@pytest.mark.parametrize("number", tiered(range(3), 1))
-def test_sampled_cells_equal_hydras(number: int, hydra_loader: ConfigLoader) -> None:
-    chance = random.Random(number)
-    experiment = ["experiment=nightly"] if number == 0 else []
-    base = sweep(hydra_loader, *experiment)
-    cells = [*nightly(base, chance, 150)] if experiment else random_sweep(chance, 60)
-    cells = [[*cell, *experiment] for cell in cells]
+@pytest.mark.parametrize(
+    "experiment", tiered(("nightly", "seeds", "convert", "soak", "faults", "crash"), "nightly")
+)
+def test_cells_of_experiments_equal_hydras(experiment: str, hydra_loader: ConfigLoader) -> None:
+    chance, word = random.Random(experiment), f"experiment={experiment}"
+    base = sweep(hydra_loader, word)
+    cells = [[*cell, word] for cell in of_blocks(base, chance, 30)]
     composer = Composer(hydra_loader, base)
     with counted(hydra_loader) as composed:
-        composer.prepare(cells)
-    assert len(composed) < len(cells), "most are merged"
-    for cell in chance.sample(cells, 6):
+        for cell in cells:
+            composer.config(cell)
+    assert len(composed) <= 3, "the files of each key are merged"
+    for cell in cells:
+        assert is_as_by_hydra(composer, hydra_loader, base, cell), cell
+
+
+@pytest.mark.parametrize("number", tiered(range(1, 4), 1))
+def test_sampled_cells_equal_hydras(number: int, hydra_loader: ConfigLoader) -> None:
+    chance = random.Random(number)
+    base = sweep(hydra_loader)
+    composer = Composer(hydra_loader, base)
+    for cell in random_sweep(chance, 6):
         assert is_as_by_hydra(composer, hydra_loader, base, cell), cell
 
 
@@ -144,17 +151,16 @@ OTHER_WORDS = (
 def test_other_words_equal_hydras_composition(hydra_loader: ConfigLoader) -> None:
     base = sweep(hydra_loader)
     composer = Composer(hydra_loader, base)
-    composer.prepare([*crossed(**LISTS), *OTHER_WORDS])
     for words in OTHER_WORDS:
         assert is_as_by_hydra(composer, hydra_loader, base, words), words
 
 
 def test_a_cell_with_the_words_of_the_sweep_is_not_composed_again(hydra_loader: ConfigLoader) -> None:
-    words = ["parallel=fsdp2", "model.options={}", "save_at=${seed}", "seed=3"]
+    words = ["parallel=fsdp2", "model.options={}", "save_at=5", "seed=3"]
     base = sweep(hydra_loader, *words, "optimizer=adam,sgd")
     composer = Composer(hydra_loader, base)
     with counted(hydra_loader) as composed:
-        assert (composer.config(words).parallel.name, composer.config(words[::-1]).save_at) == ("fsdp2", 3)
+        assert (composer.config(words).parallel.name, composer.config(words[::-1]).save_at) == ("fsdp2", 5)
         assert composed == []
     for cell in (words, [*words, "optimizer=sgd"], words[:3]):
         assert is_as_by_hydra(composer, hydra_loader, base, cell), cell
@@ -162,20 +168,15 @@ def test_a_cell_with_the_words_of_the_sweep_is_not_composed_again(hydra_loader: 
     assert not planned.config(["seed=3"]).plan, "a key of the sweep"
 
 
-def test_words_of_different_keys_are_composed_together(hydra_loader: ConfigLoader) -> None:
-    composer, cells = Composer(hydra_loader, sweep(hydra_loader)), crossed(**LISTS)
+def test_parts_are_made_without_hydra(hydra_loader: ConfigLoader) -> None:
+    lists = ",".join(LISTS["parallel"])
+    composer = Composer(hydra_loader, sweep(hydra_loader, f"parallel={lists}", "saves=2"))
     with counted(hydra_loader) as composed:
-        composer.prepare(cells)
-        most = max(map(len, LISTS.values()))
-        assert len(composed) <= most + 1, "of the longest list, and what all cells share"
-        composed.clear()
-        made = [composer.config(cell) for cell in cells]
+        made = [composer.config([*cell, "saves=2"]) for cell in crossed(**LISTS)]
         assert composed == []
-        composer.prepare(crossed(parallel=("tp",), seed=("3", "4")))
-        assert len(composed) == 1, "and known parts are not composed again"
+        assert composer.config(["parallel=tp"]).saves == 3, "without a word of the sweep"
+        assert composed == [[]]
     assert [(one.parallel.name, one.seed) for one in made[:3]] == [("ddp", 1), ("ddp", 2), ("ddp", 1)]
-    made = [composer.config([parallel, "seed=4"]) for parallel in ("parallel=tp", "parallel=ddp")]
-    assert [(one.parallel.name, one.seed) for one in made] == [("tp", 4), ("ddp", 4)]
 
 
 def test_files_that_set_other_groups(tmp_path: Path, hydra_loader: ConfigLoader) -> None:
@@ -186,6 +187,7 @@ def test_files_that_set_other_groups(tmp_path: Path, hydra_loader: ConfigLoader)
         "model/with_decay": f"# @package _global_\noptimizer: {{weight_decay: 0.125}}\nmodel:\n{dummy}",
         "model/more": "defaults: [dummy, _self_]\nname: more\nbatch_size: 48\n",
         "experiment/even": "# @package _global_\ndefaults: [override /model: even]\n",
+        "experiment/slow": "# @package _global_\noptimizer: {lr: 0.25}\ntimeouts: {load_s: 9}\n",
         "experiment/follows": "# @package _global_\ndefaults: [override /scheduler: '${optimizer}']\n",
     }
     for name, text in files.items():
@@ -193,11 +195,12 @@ def test_files_that_set_other_groups(tmp_path: Path, hydra_loader: ConfigLoader)
     base = sweep(hydra_loader, groups=tmp_path)
     composer = Composer(hydra_loader, base)
     models = {**LISTS, "model": ("dummy", "with_decay", "more")}
-    cells = crossed(**models) + crossed(experiment=("even",), **LISTS)
-    composer.prepare(cells)
+    cells = crossed(**models) + crossed(experiment=("even", "slow"), **LISTS)
     for cell in cells[1::31]:
         assert is_as_by_hydra(composer, hydra_loader, base, cell), cell
     assert composer.config(["experiment=even", "parallel=ddp"]).model.name == "even"
+    slow = composer.config(["optimizer=sgd", "timeouts.save_s=1", "experiment=slow"])
+    assert (slow.optimizer.name, slow.optimizer.lr, slow.timeouts.load_s) == ("sgd", 0.25, 9.0)
     # What follows another choice is not to be found in a cell without that.
     (tmp_path / "scheduler").mkdir()
     for optimizer in ("adam", "sgd"):
@@ -205,7 +208,6 @@ def test_files_that_set_other_groups(tmp_path: Path, hydra_loader: ConfigLoader)
             f"defaults: [step, _self_]\nname: like_{optimizer}\n"
         )
     others = crossed(experiment=("follows",), optimizer=("adam", "sgd"), seed=("1", "2", "3"))
-    composer.prepare([*others, *[[*cell, "scheduler=cosine"] for cell in others]])
     assert [composer.config(cell).scheduler.name for cell in others[2:4]] == ["like_adam", "like_sgd"]
 
 
@@ -216,11 +218,9 @@ def test_wrong_words_are_refused_in_hydras_words(wrong: str, hydra_loader: Confi
     base = sweep(hydra_loader)
     with pytest.raises(HydraException) as theirs:
         typed(hydra_loader.load_sweep_config(base, [wrong]))
-    together = crossed(parallel=("tp",), seed=("1", "2", "3"))
-    for others in ([], together):
-        with pytest.raises(HydraException) as ours:
-            CellMaker(hydra_loader, base).cells([*others, [wrong]])
-        assert str(ours.value) in str(theirs.value)
+    with pytest.raises(HydraException) as ours:
+        CellMaker(hydra_loader, base).cells([["parallel=tp"], [wrong]])
+    assert str(ours.value) in str(theirs.value)
 
 
 def test_cell_folders_have_the_configuration(hydra_loader: ConfigLoader, tmp_path: Path) -> None:
@@ -278,14 +278,3 @@ def test_other_names_of_cell_folders_are_refused(hydra_loader: ConfigLoader) -> 
         CellMaker(hydra_loader, sweep(hydra_loader, named))
     with pytest.raises(ConfigError, match=r"hydra\.sweep\.subdir=x: applies to the complete sweep"):
         CellMaker(hydra_loader, sweep(hydra_loader)).cells([["hydra.sweep.subdir=x", "seed=1"]])
-
-
-def test_composing_shows_progress_on_terminals() -> None:
-    shown = io.StringIO()
-    track = composing(Console(file=shown, force_terminal=True, width=60))
-    assert [*track([*range(40)])] == [*range(40)]
-    assert "composing" in shown.getvalue()
-    assert "100%" in shown.getvalue()
-    shown = io.StringIO()
-    assert [*composing(Console(file=shown))([*range(40)])] == [*range(40)]
-    assert shown.getvalue() == "", "a file is not drawn into"

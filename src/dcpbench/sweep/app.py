@@ -29,7 +29,7 @@ from dcpbench.records.store import ResultsError, RowLog
 from dcpbench.report.styles import text_of
 from dcpbench.sweep import cells, driver, dry_run, job, pairwise, resume, validity
 from dcpbench.sweep.closing import close
-from dcpbench.sweep.progress import composing, start_sentence
+from dcpbench.sweep.progress import start_sentence
 from dcpbench.sweep.resources import shared_gpu_sentences
 from dcpbench.sweep.sweep_folder import SweepFolder
 
@@ -58,7 +58,7 @@ class SweepRun:
         self._driver: driver.Sweep | None = None
         self._planned = 0
         self.folder = SweepFolder(base)
-        self._cells = cells.CellMaker(loader, base, composing(self._console))
+        self._cells = cells.CellMaker(loader, base)
         if self.folder.is_resumed and not base.plan:
             self.folder.claim()
 

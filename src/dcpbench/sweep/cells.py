@@ -16,7 +16,7 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
 from dcpbench.config.schema import OF_ITS_CELLS, Config
 from dcpbench.sweep import validity
-from dcpbench.sweep.composer import Composer, Track
+from dcpbench.sweep.composer import Composer
 
 _LONGEST_NAME = 150  # bytes, of the 255 that a folder's name can have
 _SUBDIR = "${hydra.job.id}"
@@ -69,8 +69,8 @@ class CellMaker:
         ConfigError: `base` sets the folders of cells.
     """
 
-    def __init__(self, loader: ConfigLoader, base: DictConfig, track: Track = iter) -> None:
-        self.composer = Composer(loader, base, track)
+    def __init__(self, loader: ConfigLoader, base: DictConfig) -> None:
+        self.composer = Composer(loader, base)
         self._sweep = Path(str(base.hydra.sweep.dir)).resolve()
         sources = base.hydra.runtime.config_sources
         self._hosts = _hosts(base.executor)
@@ -84,7 +84,6 @@ class CellMaker:
 
     def cells(self, words: Sequence[Sequence[str]]) -> list[SweepCell]:
         """Return the cells with these words, under names that differ; raise the errors of `Composer`."""
-        self.composer.prepare(words)
         configs = [self._config(overrides) for overrides in words]
         named = [
             [_with_flag(item, config) for item in overrides if not item.lstrip("+~").startswith("hydra")]

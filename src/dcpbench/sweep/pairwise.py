@@ -149,7 +149,6 @@ class Runnable:
         self._composer, self._machine = composer, machine
         common = [values[0] for values in lists if len(values) == 1]
         swept = [value for values in lists if len(values) > 1 for value in values]
-        composer.prepare([[*common, value] for value in swept])
         self._alone = {value: composer.config([*common, value]) for value in swept}
         self._several_sizes = validity.has_several_sizes(self._alone.values())
 

@@ -3,32 +3,23 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, track
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from dcpbench.config.text import cells_text, clipped, counted, duration_text, visible
 from dcpbench.records.row import Row, cell_seconds
 from dcpbench.records.short_reason import short_reason
 from dcpbench.report.styles import style_of
-from dcpbench.sweep.composer import Track
 from dcpbench.sweep.job import Job, cells_of
 from dcpbench.sweep.manifest import shown
 
 _FAILURES_SHOWN = 5
 _LEFT_EVERY_S = 1.0
 _WORTH_TELLING_S = 60.0
-
-
-def composing(console: Console) -> Track:
-    """Return a function that passes on the items of a list, and shows on a terminal how many are done."""
-    return partial(
-        track, description="composing", console=console, transient=True, disable=not console.is_terminal
-    )
 
 
 def start_sentence(jobs: Sequence[Job], folder: Path) -> str:
