@@ -18,6 +18,7 @@ from dcpbench.core.rank_report import CheckReport, Skip
 from dcpbench.scenarios import fine_tune, in_place, partial_load, refused_saves, stateful_objects
 from dcpbench.verify.compare import compare
 from dcpbench.verify.perturb import controllable
+from dcpbench.verify.process_state import ProcessState
 from dcpbench.verify.snapshot import snapshot_nested
 from dcpbench.workloads.build_run import build
 from dcpbench.workloads.own_run import OwnRun
@@ -287,5 +288,6 @@ def test_only_rank_0_hands_over(rank: int, tmp_path: Path) -> None:
 
 
 def test_no_leftovers_without_new_files_or_threads(tmp_path: Path) -> None:
-    assert not list(refused_saves._left_behind(str(tmp_path), threading.active_count()))
-    assert not list(refused_saves._left_behind(str(tmp_path / "none"), threading.active_count() + 1))
+    now = ProcessState.now(torch.device("cpu"))
+    for folder in (tmp_path, tmp_path / "none"):
+        assert not list(refused_saves._left_behind(str(folder), now.minus(now)))

@@ -1,6 +1,5 @@
 """Saves that DCP has to refuse, with a clear message and without damage."""
 
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -17,6 +16,7 @@ from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
 from dcpbench.records.files import everything_below
+from dcpbench.verify.process_state import ProcessState
 from dcpbench.workloads.world import new_group
 
 
@@ -63,14 +63,14 @@ def no_cpu_backend(cell: Cell) -> None:
     device_only = new_group(backend=dist.get_default_backend_for_device(cell.world.device.type))
     without = replace(cell, world=replace(cell.world, checkpoint_group=device_only))
     refused, accepted = str(cell.folder / "refused"), str(cell.folder / "accepted")
-    threads = threading.active_count()
+    before = ProcessState.now(cell.world.device)
     left: list[Mismatch] = []
 
     def save_without() -> None:
         try:
             steps.open_checkpointer(without).save(reference.trained.state(), refused).wait()
         finally:
-            left.extend(_left_behind(refused, threads))
+            left.extend(_left_behind(refused, ProcessState.now(cell.world.device).minus(before)))
 
     def save_with() -> None:
         steps.open_checkpointer(cell).save(reference.trained.state(), accepted).wait()
@@ -79,15 +79,15 @@ def no_cpu_backend(cell: Cell) -> None:
         cell, AssertionError, "A CPU backend must be enabled for async save", save_without, save_with
     )
     wait_until_seen(cell, accepted, "of the save")
-    broken = _left_behind(accepted, threads - 1)
+    broken = _left_behind(accepted, ProcessState.now(cell.world.device))
     cell.record("contract_held", Compared.of(left, broken, ["files", "threads"]), "after the refusal")
     dist.destroy_process_group(device_only)
     steps.train(cell, reference.trained, until=cell.config.last_step)
     checks.verify_training(cell, reference)
 
 
-def _left_behind(checkpoint_id: str, threads: int) -> Iterator[Mismatch]:
+def _left_behind(checkpoint_id: str, added: ProcessState) -> Iterator[Mismatch]:
     for path in everything_below(Path(checkpoint_id))[:1]:
         yield contract.violation("files", f"{path} was not removed")
-    if (more := threading.active_count() - threads) > 0:
-        yield contract.violation("threads", f"{more} more than before")
+    if threads := added.resources.get("threads"):
+        yield contract.violation("threads", f"{', '.join(threads)} did not end")
