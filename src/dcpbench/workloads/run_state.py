@@ -28,7 +28,7 @@ from dcpbench.verify.snapshot import (
     snapshot_optimizer,
 )
 from dcpbench.workloads.own_run import OwnRun
-from dcpbench.workloads.run import Limits, Run
+from dcpbench.workloads.run import NO_LIMITS, Limits, Run
 
 State = dict[str, Leaves]
 """The leaves that each equality check compares, by check."""
@@ -72,7 +72,7 @@ def live_state(run: Run) -> State:
         state[CHANGING] = changing
     if not run.optimizer.param_groups:
         del state["optim_equal"]
-    if run.limits.has_generators:
+    if run.limits.generators != frozenset():
         state[RANDOM] = snapshot_nested({"random": run.random.contents(run.limits.generators)})
     everything = {
         name: leaf for part, leaves in state.items() if part != CHANGING for name, leaf in leaves.items()
@@ -127,7 +127,7 @@ def only_generators(state: State, run: Run) -> None:
         state[RANDOM] = leaves
 
 
-def before_a_step(state: State, limits: Limits = Limits()) -> State:  # noqa: B008 - frozen
+def before_a_step(state: State, limits: Limits = NO_LIMITS) -> State:
     """Return a state, within the limits of its run, without what the first step of a run can make: hooks of
     the model, and what is compared after a step only."""
     state = {check: leaves for check, leaves in as_judged(state, limits).items() if check != CHANGING}
