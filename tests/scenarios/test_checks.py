@@ -328,12 +328,12 @@ def test_a_load_of_a_resumed_run_is_compared_with_no_other_run() -> None:
     assert "net1.weight" not in again
 
 
-@pytest.mark.parametrize("own", ["why_no_twin", "why_layout_bound", None])
+@pytest.mark.parametrize("own", ["own", None])
 @pytest.mark.parametrize("before", ["before", None])
 def test_layout_bound_run_reports_why(own: str | None, before: str | None, tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(**ONCE))
     run = build_twin(cell.config, cell.world, 0)
-    run.limits = Limits(**{own: own} if own else {})
+    run.limits = Limits(why_layout_bound=own)
     assert checks._layout_matters(cell, run, Limits(why_layout_bound=before), "") is bool(own or before)
     told = own or before
     assert cell.report.not_applied == ({"loss_resume_close": told} if told else {})

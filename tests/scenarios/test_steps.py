@@ -57,7 +57,7 @@ def test_saves_of_a_trainer_follow_each_other(tmp_path: Path) -> None:
     record = reference.record
     assert (len(record.losses), sorted(record.states)) == (5, [4, 5])
     assert record.stepped.keys() >= {2, 3}, "a step after each save"
-    assert record.limits.why_other_losses == reference.trained.limits.why_no_twin is not None
+    assert record.limits.why_layout_bound == reference.trained.limits.why_no_twin is not None
     unreadable = {"checkpoint_whole", "files_equal", "contract_held"}
     assert cell.report.not_applied.keys() == unreadable
     assert cell.report.checks.keys() == {"side_effect_free"}, "an unreadable checkpoint is not audited"

@@ -129,18 +129,14 @@ def verify_replicas(cell: Cell, run: Run) -> None:
         if reasons := [one for one in cell.world.gathered(run.limits.why_no_replicas) if one]:
             cell.report.not_applied[lockstep.REPLICAS] = reasons[0]
             return
-        compared = _compare_replicas(run)
+        ignored = getattr(run.model, "parameters_to_ignore", ())
+        parameters = of_kind("param", snapshot_model(run.model)).items()
+        kept = {name: leaf for name, leaf in parameters if name not in ignored}
+        compared = compare_replicas(kept, cell.world.group)
         if any(cell.world.gathered(bool(compared.names))):
             cell.record(lockstep.REPLICAS, compared, "in the uninterrupted run")
         else:
             cell.report.not_applied[lockstep.REPLICAS] = lockstep.NO_REPLICAS
-
-
-def _compare_replicas(run: Run) -> Compared:
-    """Compare the parameters whose parts several ranks have; collective."""
-    ignored = getattr(run.model, "parameters_to_ignore", ())
-    parameters = of_kind("param", snapshot_model(run.model)).items()
-    return compare_replicas({name: leaf for name, leaf in parameters if name not in ignored}, run.world.group)
 
 
 def _train_with_twin(
@@ -160,7 +156,8 @@ def _train_with_twin(
     with cell.phase("verify", "training"):
         for check, compared in compared_steps.results().items():
             cell.record(check, compared, where, TWIN)
-    record.why_not_resumed = record.why_not_resumed or compared_steps.why_not_resumed
+    if why := compared_steps.why_not_resumed:
+        record.limits = replace(record.limits, why_not_resumed=why)
     if "gradient_bound" in compared_steps.bounds:
         cell.measure("gradient_bound_used", compared_steps.bound_used)
     cell.report.bounds |= compared_steps.bounds
@@ -340,8 +337,8 @@ def resume(
             twin = build_run.build_twin(cell.config, cell.world, other_seed(cell, 0))
             copy_state(target, twin)
         resumed, _ = _train_with_twin(cell, target, twin, record, last, where)
-    if record.why_not_resumed:
-        cell.report.not_applied |= dict.fromkeys((of_losses, "state_resume_equal"), record.why_not_resumed)
+    if why := record.limits.why_not_resumed:
+        cell.report.not_applied |= dict.fromkeys((of_losses, "state_resume_equal"), why)
         return
     with cell.phase("verify", "resumed"):
         dtypes = dtypes_of(target).union(record.limits.computes_in)
@@ -435,7 +432,7 @@ def _layout_matters(cell: Cell, run: Run, before: Limits, where: str) -> bool:
         before: of the run that has saved.
         where: the place at which the gradients of the steps were compared with a twin's.
     """
-    why = run.limits.why_other_losses or before.why_other_losses
+    why = run.limits.why_layout_bound or before.why_layout_bound
     gradients = cell.report.checks.get("gradient_close", CheckReport()).distinct.values()
     defects = cell.world.gathered({one.by for one in gradients if one.by and one.where == where})
     if why is None and (known := sorted(set().union(*defects))):

@@ -28,7 +28,7 @@ from dcpbench.workloads import build_run
 from dcpbench.workloads.generators import States
 from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.own_trainer import TrainerRun
-from dcpbench.workloads.run import Limits, Run
+from dcpbench.workloads.run import NO_LIMITS, Limits, Run
 from dcpbench.workloads.run_state import (
     RANDOM,
     State,
@@ -52,18 +52,16 @@ class RunRecord:
         stepped: attributes of a trainer one step after each save.
         generators: the default ones of a trainer, after each save and where resumed runs end.
         torch_version: the torch that trained it.
-        why_not_resumed: why no resumed run can repeat its steps, if its twin has shown that.
     """
 
     losses: list[float] = field(default_factory=list)
     states: dict[int, State] = field(default_factory=dict)
     unrestored: list[float] = field(default_factory=list)
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = NO_LIMITS
     unsaved_values: dict[int, dict[str, str]] = field(default_factory=dict)
     stepped: dict[int, Leaves] = field(default_factory=dict)
     generators: dict[int, States] = field(default_factory=dict)
     torch_version: str = str(torch.__version__)
-    why_not_resumed: str | None = None
 
 
 @dataclass(frozen=True)
@@ -81,12 +79,7 @@ def other_seed(cell: Cell, number: int) -> int:
     return cell.config.seed + 1000 * (number + 1)
 
 
-def parallel_run(
-    cell: Cell,
-    seed: int,
-    scheduler: bool = True,
-    limits: Limits = Limits(),  # noqa: B008 - frozen
-) -> Run:
+def parallel_run(cell: Cell, seed: int, scheduler: bool = True, limits: Limits = NO_LIMITS) -> Run:
     """Build a run under the parallelism of the cell, or the user's trainer. Without `scheduler` a load
     creates that; `limits` are those that an earlier run has shown."""
     run: Run
@@ -102,10 +95,10 @@ def parallel_run(
 def build(cell: Cell, unsaved: RunRecord | None = None) -> ReferenceRun:
     """Build the reference run; `unsaved` is the record of the run that never saves, if that came before."""
     with cell.phase("build"):
-        run = parallel_run(cell, cell.config.seed, limits=unsaved.limits if unsaved else Limits())
+        run = parallel_run(cell, cell.config.seed, limits=unsaved.limits if unsaved else NO_LIMITS)
         record = RunRecord(run.train_state.losses, limits=run.limits)
         if unsaved:
-            record.unrestored, record.why_not_resumed = unsaved.unrestored, unsaved.why_not_resumed
+            record.unrestored = unsaved.unrestored
         cell.report.losses["continued"] = record.losses
         record.unsaved_values[0] = run.unsaved_values().texts
         return ReferenceRun(run, record)

@@ -54,8 +54,7 @@ def compare(cell: Cell, unsaved: RunRecord, reference: ReferenceRun) -> None:
     never = dict(unsaved.states[last])
     only_generators(never, reference.trained)
     checks.leave_out_unlike_values(unsaved.unsaved_values[last], record, last)
-    judged = record.limits.judged
-    if judged is not None:
+    if (judged := record.limits.judged) is not None:
         left_out = leave_out_attributes(never, saved, judged)
         kept = {name: loaded for name, loaded in judged.items() if name not in left_out}
         record.limits = replace(record.limits, judged=kept)

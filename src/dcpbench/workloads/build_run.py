@@ -35,7 +35,7 @@ from dcpbench.workloads.optimizers import as_one, each_of, load_as_saved
 from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.own_trainer import TrainerRun
 from dcpbench.workloads.pipeline import Pipeline
-from dcpbench.workloads.run import Limits, Run
+from dcpbench.workloads.run import NO_LIMITS, Limits, Run
 from dcpbench.workloads.stateful import Noise
 from dcpbench.workloads.workload import Workload, workload_of
 from dcpbench.workloads.world import World
@@ -47,11 +47,7 @@ _LARGE_BYTES = 2**26
 
 
 def build(
-    config: Config,
-    world: World,
-    seed: int,
-    scheduler: bool = True,
-    limits: Limits = Limits(),  # noqa: B008 - frozen
+    config: Config, world: World, seed: int, scheduler: bool = True, limits: Limits = NO_LIMITS
 ) -> OwnRun:
     """Build the run of a cell under its parallelism, compiled if the cell is.
 
@@ -77,13 +73,13 @@ def build(
         assert mesh, "not divided"
         assert workload.loss, "not divided"
         pipeline = Pipeline(model, mesh["pp"], config.parallel, workload.loss)
-    normalizes = any(isinstance(one, _BATCH_NORM) for one in model.modules())
+    sees_share = dp_degree(sizes) > 1 and any(isinstance(one, _BATCH_NORM) for one in model.modules())
     why_no_twin = getattr(workload.model, "why_no_twin", None)
     limits = replace(
         limits,
         why_no_twin=why_no_twin,
         why_no_replicas=why_no_twin,
-        why_layout_bound=_BATCH_STATISTICS if normalizes and dp_degree(sizes) > 1 else None,
+        why_layout_bound=why_no_twin or (_BATCH_STATISTICS if sees_share else None),
         computes_in=(*precision.computes_in(config.parallel),),
     )
     workload = replace(workload, model=model)
@@ -206,7 +202,7 @@ def copy_state(run: OwnRun, other: OwnRun) -> None:
     exchange = exchange_of(run)
     _set_model(other.model, assembled(snapshot_model(run.model), exchange))
     _set_optimizer(other, assembled(snapshot_optimizer(run.model, run.optimizer), exchange), run)
-    if run.has_scheduler:
+    if run.scheduler:
         other.scheduler.load_state_dict(run.scheduler.state_dict())
     other.noise.load_state_dict(run.noise.state_dict())
     other.tensor_object.load_state_dict(copy.deepcopy(run.tensor_object.state_dict()))

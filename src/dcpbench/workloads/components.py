@@ -42,7 +42,7 @@ class Component:
 
     saved = SavedObjects({})
 
-    def __init__(self, context: ComponentContext | None = None) -> None:
+    def __init__(self, context: ComponentContext) -> None:
         """Build nothing."""
 
     def prepare(self, model: nn.Module, step: int) -> None:

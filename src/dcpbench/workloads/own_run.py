@@ -42,7 +42,7 @@ from dcpbench.workloads.generators import ALL, OF_TORCH, RandomState, generators
 from dcpbench.workloads.optimizers import SEVERAL, Schedulers, as_one, each_of, listed
 from dcpbench.workloads.parallelisms import buckets_kept, end_passes
 from dcpbench.workloads.pipeline import Pipeline
-from dcpbench.workloads.run import Limits, Unchanged, noting_gradients
+from dcpbench.workloads.run import NO_LIMITS, Limits, Unchanged, noting_gradients
 from dcpbench.workloads.stateful import (
     ModelState,
     MovingObject,
@@ -66,6 +66,7 @@ class OwnRun:
     """A `Run` of a workload.
 
     Attributes:
+        scheduler: the learning rate scheduler, or several as one; None before a load creates it.
         optimizers: as the workload returned them: one, or a list or dictionary.
         user_step: the `step` of the workload, if it has one.
         accumulate: the number of parts of a rank's share.
@@ -90,7 +91,7 @@ class OwnRun:
         scheduler: bool = True,
         called: nn.Module | None = None,
         pipeline: Pipeline | None = None,
-        limits: Limits = Limits(),  # noqa: B008 - frozen
+        limits: Limits = NO_LIMITS,
     ) -> None:
         """Build it on one rank.
 
@@ -116,7 +117,7 @@ class OwnRun:
         self.saved = SavedObjects(objects, partial(is_not_saved, workload))
         self.optimizer = as_one(self.optimizers)
         self._scheduled_later = not scheduler
-        self._scheduler = self._scheduler_made() if scheduler and self.has_scheduler else None
+        self.scheduler: Any = self._scheduler_made() if scheduler and workload.scheduler else None
         self.limits = replace(limits, left_out=(*self._left_out(),))
         generators = ALL if self.is_users else OF_TORCH  # a user's model may draw from any
         unsaved = frozenset(name for name in generators if is_not_saved(workload, f"random.{name}"))
@@ -143,22 +144,11 @@ class OwnRun:
             yield from (name for name in names if is_not_saved(self._workload, name))
 
     @property
-    def has_scheduler(self) -> bool:
-        """Whether there is a learning rate scheduler."""
-        return self._workload.scheduler is not None
-
-    @property
-    def scheduler(self) -> Any:
-        """The learning rate scheduler, or several as one."""
-        assert self._scheduler is not None, "a load creates it"
-        return self._scheduler
-
-    @property
     def schedulers(self) -> list[Any]:
         """Each learning rate scheduler; none before a load creates them."""
-        if isinstance(self._scheduler, Schedulers):
-            return [*self._scheduler.by_key.values()]
-        return [] if self._scheduler is None else [self._scheduler]
+        if isinstance(self.scheduler, Schedulers):
+            return [*self.scheduler.by_key.values()]
+        return [] if self.scheduler is None else [self.scheduler]
 
     def _scheduler_made(self) -> Any:
         assert self._workload.scheduler is not None
@@ -166,47 +156,39 @@ class OwnRun:
         listed(made, "scheduler")
         return Schedulers(made) if isinstance(made, SEVERAL) else made
 
-    def _make_later(self) -> Any:
-        self._scheduler = self._scheduler_made()
-        return self._scheduler
-
     def state(self) -> dict[str, Any]:
         """Return one `Stateful` for each top-level key."""
         optimizer = PlainOptimizerState if self._optimizer_state else OptimizerState
-        made_later = SchedulerMadeByLoad(self._scheduler_made, self._make_later, self.optimizer)
+        keep = partial(setattr, self, "scheduler")
+        made_later = SchedulerMadeByLoad(self._scheduler_made, keep, self.optimizer)
         left_out = self.limits.leaves_out if self.limits.left_out else None
         return {
             "model": ModelState(self.model, self.options, left_out),
             "optimizer": optimizer(self.model, self.optimizer, self.options),
-            **({"scheduler": self._scheduler or made_later} if self.has_scheduler else {}),
+            **({"scheduler": self.scheduler or made_later} if self._workload.scheduler else {}),
             "noise": self.noise,
             "tensor_object": self.tensor_object,
             "train_state": self.train_state,
-            **({"random": self.random} if self.limits.has_generators else {}),
+            **({"random": self.random} if self.limits.generators != frozenset() else {}),
             **self.component.saved.state(self.options),
             **self.saved.state(self.options),
         }
 
-    def objects(self) -> dict[str, dict[str, Any]]:
-        """Return the state of dcpbench's objects, for comparison."""
-        scheduler = dict(self._scheduler.state_dict()) if self._scheduler else {}
-        return {
-            **({"scheduler": scheduler} if self.has_scheduler else {}),
+    def extra(self) -> tuple[Leaves, Leaves]:
+        scheduler = dict(self.scheduler.state_dict()) if self.scheduler else {}
+        objects = {
+            **({"scheduler": scheduler} if self._workload.scheduler else {}),
             "noise": self.noise.state_dict(),
             "tensor_object": self.tensor_object.state_dict(),
             "train_state": asdict(self.train_state),
         }
-
-    def extra(self) -> tuple[Leaves, Leaves]:
-        return snapshot_nested(self.objects()) | self.component.saved.leaves() | self.saved.leaves(), {}
+        return snapshot_nested(objects) | self.component.saved.leaves() | self.saved.leaves(), {}
 
     def unsaved_values(self) -> UnsavedValues:
         """Read those of the user's Python modules too; dcpbench's own models have none."""
         return UnsavedValues({"model": self.model} if self.is_users else {})
 
-    def _forget(self, seed: int) -> set[str]:
-        """Start over with other values in all objects. Return the names of those that cannot be changed, such
-        as the functions of a scheduler, or what an object refuses."""
+    def make_different(self, seed: int, optimizer: Leaves | None) -> Unchanged:
         before = retained(self.extra()[0])
         self._start_over(seed)
         self.train_state = TrainState(-1, float(seed), [float(seed)])
@@ -215,14 +197,12 @@ class OwnRun:
         for generator in self.random.of_model().values():
             reseed(generator, seed)
         if self._scheduled_later:
-            self._scheduler = None
-        elif self.has_scheduler:
+            self.scheduler = None
+        elif self.scheduler:
             self.scheduler.load_state_dict(perturbed(self.scheduler.state_dict()))
-        return same_leaves(before, self.extra()[0])
-
-    def make_different(self, seed: int, optimizer: Leaves | None) -> Unchanged:
         return {
-            "extra_equal": self._forget(seed),
+            # Such as the functions of a scheduler, or what an object refuses.
+            "extra_equal": same_leaves(before, self.extra()[0]),
             "model_equal": perturb_model(self.model, seed, self.limits.leaves_out),
             "optim_equal": perturb_optimizer(self.optimizer, seed, optimizer),
         }

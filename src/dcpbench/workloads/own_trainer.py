@@ -24,7 +24,7 @@ from dcpbench.workloads.attributes import (
 from dcpbench.workloads.epochs import EpochEnds
 from dcpbench.workloads.generators import ALL, RandomState
 from dcpbench.workloads.parallelisms import buckets_kept, end_passes, wrap_model
-from dcpbench.workloads.run import Limits, Unchanged, noting_gradients
+from dcpbench.workloads.run import NO_LIMITS, Limits, Unchanged, noting_gradients
 from dcpbench.workloads.stateful import TrainState
 from dcpbench.workloads.unsaved_values import UnsavedValues
 from dcpbench.workloads.workload import Batches, Workload
@@ -131,13 +131,7 @@ class TrainerRun:
     comes_after = "before the first save"
     numbers: Mapping[str, str] = MappingProxyType({})
 
-    def __init__(
-        self,
-        config: Config,
-        world: World,
-        seed: int,
-        limits: Limits = Limits(),  # noqa: B008 - frozen
-    ) -> None:
+    def __init__(self, config: Config, world: World, seed: int, limits: Limits = NO_LIMITS) -> None:
         """Build it on one rank; `limits` are those that an earlier run has shown."""
         self.config, self.world, self.sizes = config, world, config.parallel.mesh_sizes(world.size)
         self.random = RandomState(seed, world.rank, world.device, ALL)
@@ -146,6 +140,7 @@ class TrainerRun:
         self.limits = replace(
             limits,
             why_no_twin=_NO_TWIN,
+            why_layout_bound=_NO_TWIN,
             why_no_replicas=self._why_no_replicas(),
             not_judged={} if self.optimizer.param_groups else {"optim_equal": _NO_OPTIMIZER},
             left_out=tuple(name.removeprefix("model.") for name in names if name.startswith("model.")),

@@ -27,7 +27,7 @@ class Limits:
 
     Args:
         why_no_twin: why no plain model in one process can be compared with it.
-        why_layout_bound: why its losses depend on how many ranks share a batch.
+        why_layout_bound: why its losses need not be those of another layout.
         why_no_replicas: why the copies of its parameters need not be equal after training, if it has no twin.
         not_judged: by check, why its state is not compared.
         left_out: the parts of the model that no checkpoint has, by FQN, so that each new run must have them.
@@ -38,6 +38,7 @@ class Limits:
         judged: the attributes of a trainer that are compared, each from the load on or, if False, from the
             first step after it on. None until training has shown it, and of a workload, which says itself
             what is saved.
+        why_not_resumed: why no resumed run can repeat its steps, if its twin has shown that.
     """
 
     why_no_twin: str | None = None
@@ -49,20 +50,14 @@ class Limits:
     computes_in: tuple[torch.dtype, ...] = ()
     generators: frozenset[str] | None = None
     judged: Mapping[str, bool] | None = None
-
-    @property
-    def has_generators(self) -> bool:
-        """Whether the state of any random generator is saved and compared."""
-        return self.generators is None or len(self.generators) > 0
-
-    @property
-    def why_other_losses(self) -> str | None:
-        """Why its losses need not be those of another layout."""
-        return self.why_no_twin or self.why_layout_bound
+    why_not_resumed: str | None = None
 
     def leaves_out(self, name: str) -> bool:
         """Return whether no checkpoint has this part of the model."""
         return any(name == part or name.startswith(f"{part}.") for part in self.left_out)
+
+
+NO_LIMITS = Limits()
 
 
 class Run(Protocol):

@@ -72,7 +72,7 @@ def live_state(run: Run) -> State:
         state[CHANGING] = changing
     if not run.optimizer.param_groups:
         del state["optim_equal"]
-    if run.limits.has_generators:
+    if run.limits.generators != frozenset():
         state[RANDOM] = snapshot_nested({"random": run.random.contents(run.limits.generators)})
     everything = {
         name: leaf for part, leaves in state.items() if part != CHANGING for name, leaf in leaves.items()

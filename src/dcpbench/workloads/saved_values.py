@@ -102,7 +102,7 @@ class _SavedValues:
             yield "random", target.random.state_dict(), target.random.load_state_dict
         elif self.check == "extra_equal" and isinstance(target, OwnRun):
             objects = {**target.component.saved.others, **target.saved.others, "noise": target.noise}
-            if target.has_scheduler:
+            if target.scheduler:
                 objects["scheduler"] = target.scheduler
             for name, each in objects.items():
                 yield name, each.state_dict(), each.load_state_dict

@@ -152,11 +152,11 @@ class SchedulerMadeByLoad:
 
     Args:
         make: makes another scheduler.
-        make_kept: makes that of the run.
+        keep: gets that of the run.
     """
 
-    def __init__(self, make: Callable[[], Any], make_kept: Callable[[], Any], optimizer: Optimizer) -> None:
-        self._make, self._make_kept, self._optimizer = make, make_kept, optimizer
+    def __init__(self, make: Callable[[], Any], keep: Callable[[Any], None], optimizer: Optimizer) -> None:
+        self._make, self._keep, self._optimizer = make, keep, optimizer
 
     def state_dict(self) -> dict[str, Any]:
         before = [(group, dict(group)) for group in self._optimizer.param_groups]
@@ -169,7 +169,9 @@ class SchedulerMadeByLoad:
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._make_kept().load_state_dict(state_dict)
+        made = self._make()
+        made.load_state_dict(state_dict)
+        self._keep(made)
 
 
 class TensorObject:
