@@ -176,11 +176,12 @@ def test_inner_model_keeps_its_sharding(tmp_path: Path) -> None:
     assert parallel.tp_plan == {"pretrain.net1": "colwise", "pretrain.net2": "rowwise"}
 
 
-def test_part_is_loaded_by_the_requested_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = build(config(**SMALL), world(), 0)
+def test_part_is_loaded_by_the_requested_function(tmp_path: Path) -> None:
+    cell = bare_cell(tmp_path, config(**SMALL))
+    run = build(cell.config, cell.world, 0)
     run.model = nn.ModuleDict({"pretrain": run.model})
-    assert isinstance(fine_tune._part(run, submodules=True)["model"], fine_tune._SubmoduleState)
-    assert isinstance(fine_tune._part(run, submodules=False)["model"], fine_tune._PartState)
+    assert isinstance(fine_tune._part(cell, run, submodules=True)["model"], fine_tune._SubmoduleState)
+    assert isinstance(fine_tune._part(cell, run, submodules=False)["model"], fine_tune._PartState)
 
 
 def test_own_model_is_not_fine_tuned(tmp_path: Path) -> None:

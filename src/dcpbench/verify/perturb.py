@@ -263,11 +263,12 @@ def compare_controlled(
     actual: Leaves,
     other: Leaves | None = None,
     proven: Collection[str] = (),
-    how: Callable[..., list[Mismatch]] = compare,
+    how: Callable[..., list[Mismatch]] | None = None,
 ) -> Compared:
     """Compare two states bit for bit, part by part or as `how` does. The control compares `other`, by default
     a copy of `actual` in which everything is different, except the names that an earlier control has
     `proven`."""
+    how = how or compare
     due = {name: leaf for name, leaf in expected.items() if name not in proven}
     if other is None:
         other = all_different({name: leaf for name, leaf in actual.items() if name in due})

@@ -5,7 +5,6 @@ import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -129,12 +128,12 @@ class TrainerRun:
     """
 
     comes_after = "before the first save"
-    numbers: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, config: Config, world: World, seed: int, limits: Limits = NO_LIMITS) -> None:
         """Build it on one rank; `limits` are those that an earlier run has shown."""
         self.config, self.world, self.sizes = config, world, config.parallel.mesh_sizes(world.size)
         self.random = RandomState(seed, world.rank, world.device, ALL)
+        self.numbers: Mapping[str, str] = {}
         self._start_over(seed)
         names = [*getattr(self.trainer, "not_saved", ())]
         self.limits = replace(
