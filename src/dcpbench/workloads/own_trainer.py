@@ -2,10 +2,9 @@
 
 import pkgutil
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -129,7 +128,6 @@ class TrainerRun:
     """
 
     comes_after = "before the first save"
-    numbers: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, config: Config, world: World, seed: int, limits: Limits = NO_LIMITS) -> None:
         """Build it on one rank; `limits` are those that an earlier run has shown."""
@@ -183,6 +181,10 @@ class TrainerRun:
         """Return the parameters of model and optimizers, each once."""
         trained = [value for group in self.optimizer.param_groups for value in group["params"]]
         return [*{id(value): value for value in (*self.model.parameters(), *trained)}.values()]
+
+    @property
+    def numbers(self) -> dict[str, str]:
+        return {}
 
     def state(self) -> dict[str, Any]:
         """Return the trainer, which is not a `Stateful`."""
