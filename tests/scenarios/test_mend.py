@@ -19,6 +19,7 @@ from dcpbench.verify.compare import compare
 from dcpbench.verify.snapshot import TensorLeaf, digested, named_parameters
 from dcpbench.workloads.build_run import build
 from dcpbench.workloads.own_run import OwnRun
+from dcpbench.workloads.run import NO_LIMITS
 from dcpbench.workloads.run_state import FLAGS, State, live_state, retained_state
 from dcpbench.workloads.workload import batches_of
 from support.alone import bare_cell, config, run_alone
@@ -185,6 +186,6 @@ def test_losses_after_wrong_gradients_are_not_compared(tmp_path: Path) -> None:
     run = build(cell.config, cell.world, 0)
     known = Mismatch("net1.weight", Problem.far, by="mine")
     cell.record("gradient_close", Compared([known], {}, {}), where)
-    assert not checks._layout_matters(cell, run, None, "after the checkpoint of step 1")
-    assert checks._layout_matters(cell, run, None, where)
+    assert not checks._layout_matters(cell, run, NO_LIMITS, "after the checkpoint of step 1")
+    assert checks._layout_matters(cell, run, NO_LIMITS, where)
     assert cell.report.not_applied["loss_resume_close"] == "the gradients of these steps are wrong (mine)"
