@@ -20,10 +20,8 @@ from dcpbench.config.text import listed
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import RESUMED, TWIN, Sides
 from dcpbench.core.rank_report import CheckReport, Compared
-from dcpbench.verify.compare_layouts import compare_replicas
 from dcpbench.verify.perturb import compare_controlled, compared_names, unlike
 from dcpbench.verify.plain_read import leaves_like
-from dcpbench.verify.snapshot import of_kind, snapshot_model
 from dcpbench.verify.training import compare_resumed, resume_tolerance
 from dcpbench.workloads import build_run, lockstep
 from dcpbench.workloads.attributes import of_attributes
@@ -129,10 +127,7 @@ def verify_replicas(cell: Cell, run: Run) -> None:
         if reasons := [one for one in cell.world.gathered(run.limits.why_no_replicas) if one]:
             cell.report.not_applied[lockstep.REPLICAS] = reasons[0]
             return
-        ignored = getattr(run.model, "parameters_to_ignore", ())
-        parameters = of_kind("param", snapshot_model(run.model)).items()
-        kept = {name: leaf for name, leaf in parameters if name not in ignored}
-        compared = compare_replicas(kept, cell.world.group)
+        compared = lockstep.compare_parameters(run)
         if any(cell.world.gathered(bool(compared.names))):
             cell.record(lockstep.REPLICAS, compared, "in the uninterrupted run")
         else:

@@ -47,7 +47,7 @@ from dcpbench.workloads.build_run import build_twin, exchange_of, skip_groups_by
 from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.parallelisms import broadcasts_buffers, runs_other_kernels
 from dcpbench.workloads.precision import reduced_in
-from dcpbench.workloads.run import dtypes_of
+from dcpbench.workloads.run import Run, dtypes_of
 from dcpbench.workloads.twin import Change, OwnGradients, TakenStep, Twin, inexact_steps, state_of
 from dcpbench.workloads.user_step import Use, copied_to, names_of_uses
 from dcpbench.workloads.workload import Batches
@@ -385,6 +385,14 @@ class Lockstep:
             if isinstance(leaf, TensorLeaf) and leaf.kind != "buffer"
         }
         return compare_replicas(leaves, self._world.group)
+
+
+def compare_parameters(run: Run) -> Compared:
+    """Compare the parameters whose parts several ranks have; collective."""
+    ignored = getattr(run.model, "parameters_to_ignore", ())
+    parameters = of_kind("param", snapshot_model(run.model)).items()
+    kept = {name: leaf for name, leaf in parameters if name not in ignored}
+    return compare_replicas(kept, run.world.group)
 
 
 @contextmanager

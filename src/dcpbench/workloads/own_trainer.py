@@ -2,7 +2,7 @@
 
 import pkgutil
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
@@ -182,6 +182,10 @@ class TrainerRun:
         """Return the parameters of model and optimizers, each once."""
         trained = [value for group in self.optimizer.param_groups for value in group["params"]]
         return [*{id(value): value for value in (*self.model.parameters(), *trained)}.values()]
+
+    @property
+    def numbers(self) -> dict[str, str]:
+        return {}
 
     def state(self) -> dict[str, Any]:
         """Return the trainer, which is not a `Stateful`."""
