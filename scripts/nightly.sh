@@ -5,7 +5,7 @@
 #   scripts/nightly.sh [overrides of dcpbench...]      # experiment=nightly, unless another is named
 #
 # Start it from anywhere: --config-dir, your model and the folder of the runs are found from the current folder.
-# A second start on the same day resumes the run of that day. Exit status: 0 if every cell ended as expected and
+# A second start on the same day resumes the run of that day; its overrides have been recorded. Exit status: 0 if every cell ended as expected and
 # nothing is worse than before; 1 if not, or if cells are missing; 2 if nothing could be started or compared;
 # 130 if it was interrupted.
 #
@@ -38,11 +38,12 @@ from pathlib import Path
 
 sweep = Path(sys.argv[1])
 try:
-    asked = set(json.loads((sweep / "sweep.json").read_text())["cells"])
-    done = {json.loads(line)["cell"] for line in (sweep / "results.jsonl").read_text().splitlines()}
+    asked = len(json.loads((sweep / "sweep.json").read_text())["cells"])
+    rows = [json.loads(line) for line in (sweep / "results.jsonl").read_text().splitlines()]
+    done = len({(row["config_digest"], row["repeat"]) for row in rows})
 except (OSError, ValueError, KeyError, TypeError):
     sys.exit(1)
-sys.exit(not asked <= done)
+sys.exit(done < asked)
 PYTHON
 }
 
@@ -81,7 +82,7 @@ keep_newest() {
 
 words=("$@" "hydra.sweep.dir=\"$folder\"")
 [[ " $*" == *" experiment="* ]] || words=(experiment=nightly "${words[@]}")
-[[ -e $folder/sweep.json ]] && words+=("resume=\"$folder\"")
+[[ -e $folder/sweep.json ]] && words=(resume "$folder")
 
 "$python" -m dcpbench "${words[@]}"
 swept=$?

@@ -48,12 +48,12 @@ def test_frame_is_tidy_and_typed(tmp_path: Path) -> None:
 
 def test_rows_without_new_columns_are_complete(tmp_path: Path) -> None:
     old = json.loads(line())
-    for name in ("repeat", "disk_bytes", "flaky", "details", "reason"):
+    for name in ("disk_bytes", "flaky", "details", "reason"):
         del old[name]
     folder = folder_of_lines(tmp_path / "s", [json.dumps(old).encode() + b"\n"])
     sweeps = read_sweeps([folder])
     assert sweeps.left_out == []
-    assert sweeps.frame["repeat"].isna().all()
+    assert sweeps.frame["flaky"].isna().all()
     (read,) = read_lines(folder)
     assert read.row is not None
     assert read.row.reason is None
@@ -114,11 +114,15 @@ def test_lines_with_invalid_values_are_named_and_ignored(tmp_path: Path) -> None
     short = json.loads(line(cell="short"))
     del short["save"]
     damaged = [line(**{"cell": str(number), **damage}) for number, (damage, _) in enumerate(INVALID)]
+    for name in ("repeat", "config_digest"):
+        damaged.append(json.dumps({**json.loads(line(cell=name)), name: None}).encode() + b"\n")
     damaged += [json.dumps(short).encode() + b"\n", line(cell="caf\xe9").replace(b"\\u00e9", b"\xe9")]
     folder = folder_of_lines(tmp_path / "s", [line(cell="one"), *damaged, line(status="fine")])
     rows, left_out = read_rows(folder)
     assert [row["status"] for row in rows] == ["pass", "fine"]
-    reasons = [reason for _, reason in INVALID] + ["no save, expected a text", "byte 0xe9 at "]
+    reasons = [reason for _, reason in INVALID]
+    reasons += ["repeat is null, expected an integer", "config_digest is null, expected a text"]
+    reasons += ["no save, expected a text", "byte 0xe9 at "]
     reasons += ['status "fine" is not one of crash, timeout']
     for number, (reason, sentence) in enumerate(zip(reasons, left_out, strict=True), start=2):
         assert f"results.jsonl:{number}: " in sentence
@@ -130,8 +134,8 @@ def test_lines_with_invalid_values_are_named_and_ignored(tmp_path: Path) -> None
 def test_duplicate_cells_are_shown_twice(tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "s", cell(), cell("fsdp"), cell())
     sweeps = read_sweeps([folder])
-    assert "results.jsonl:3: repeats the cell of line 1" in sweeps.left_out[0]
-    assert len(content(sweeps).tables[0].table) == 3
+    assert "results.jsonl:3: repeats the run of line 1; both are shown" in sweeps.left_out[0]
+    assert [*content(sweeps).tables[0].table["runs"]] == ["2", "1"]
 
 
 def test_lines_of_ten_megabytes_are_rows(tmp_path: Path) -> None:
@@ -252,13 +256,13 @@ def every_format(folder: Path) -> str:
     return rendered(said, io.StringIO()) + markdown(said) + junit(sweeps) + page(sweeps, "title")
 
 
-CLEAN = line(cell="one"), line(cell="two", status="fail", reason="model_equal: net.0.weight")
+CLEAN = line(cell="one"), line(cell="two", repeat=1, status="fail", reason="model_equal: net.0.weight")
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_random_damage_hides_no_other_line(data: st.DataObject) -> None:
-    text = line(cell="damaged")
+    text = line(cell="damaged", repeat=77_777)
     first = data.draw(st.integers(0, len(text) - 2))
     last = data.draw(st.integers(first, len(text) - 1))
     damaged = text[:first] + data.draw(st.binary(max_size=9)).replace(b"\n", b"") + text[last:]
@@ -266,4 +270,5 @@ def test_random_damage_hides_no_other_line(data: st.DataObject) -> None:
         folder = folder_of_lines(Path(scratch) / "s", [CLEAN[0], damaged, CLEAN[1]])
         rows, left_out = read_rows(folder)
     assert [rows[0]["cell"], rows[-1]["cell"]] == ["one", "two"]
-    assert (len(rows) == 3) is (not left_out or "is not one of" in left_out[0])
+    remarks = ("is not one of", "repeats the run of line")
+    assert (len(rows) == 3) is (not left_out or any(remark in left_out[0] for remark in remarks))

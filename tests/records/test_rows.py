@@ -54,7 +54,7 @@ def test_statuses_are_declared_once() -> None:
 
 def test_rows_are_read_as_written(tmp_path: Path) -> None:
     append_row(tmp_path, row(cell="one", loss_twin=math.nan, reason="no file a\udcff"))
-    append_row(tmp_path, row(cell="two", details={"a": [1.5, math.inf]}))
+    append_row(tmp_path, row(cell="two", seed=1, details={"a": [1.5, math.inf]}))
     rows, left_out = read_rows(tmp_path)
     assert [item["cell"] for item in rows] == ["one", "two"]
     assert rows[0]["loss_twin"] is None

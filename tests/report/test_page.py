@@ -226,7 +226,7 @@ def test_page_of_1000_rows_is_below_a_megabyte(show: Callable[..., Browser], tmp
 
 
 def test_page_of_rows_without_measurements(show: Callable[..., Browser]) -> None:
-    old = {"repeat": None, "device": None, "world_size": None, "model_equal": None, "optim_equal": None}
+    old = {"device": None, "world_size": None, "model_equal": None, "optim_equal": None}
     rows = [
         cell("ddp", **old, save_s=float("nan"), details={"checks": None, "ranks": [None]}),
         cell("odd", status="new"),

@@ -1,5 +1,6 @@
 """Which cells run at once, and that they do not notice each other."""
 
+import itertools
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -117,6 +118,9 @@ def test_leaks_of_dead_ranks_are_removed(sweep: Callable[..., Finished]) -> None
     assert alive_in(ended.folder) == []
 
 
+_REPEATS = itertools.count()
+
+
 def shared_job(name: str, model: str = "small", world_size: int = 4, gpus: int = 1) -> Job:
     config = Config(
         scenario=ScenarioConfig(name="save_load", target="x.y"),
@@ -124,6 +128,7 @@ def shared_job(name: str, model: str = "small", world_size: int = 4, gpus: int =
         world_size=world_size,
         device=Device.cuda,
         sharing=Sharing.correctness,
+        repeat=next(_REPEATS),
     )
     made = a_job(config)
     return replace(made, cell=replace(made.cell, name=name), gpus=gpus)

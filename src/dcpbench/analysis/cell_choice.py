@@ -69,6 +69,6 @@ def _words_of(row: dict[str, Any]) -> list[str]:
     """Return the words of a row's cell: its overrides, its axes, their values, and its repeat."""
     axes = {axis: as_text(row[axis]) for axis in AXES if row[axis] is not None}
     named = [f"{axis}={value}" for axis, value in axes.items()]
-    repeat = [] if row["repeat"] is None else [f"repeat={row['repeat']}"]
-    texts = [*override_words(row["overrides"]), *named, *axes.values(), *repeat, *_words(str(row["cell"]))]
+    words = [*override_words(row["overrides"]), f"repeat={row['repeat']}", *_words(str(row["cell"]))]
+    texts = [*words, *named, *axes.values()]
     return [text.lower() for text in texts]

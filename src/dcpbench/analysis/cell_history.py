@@ -231,7 +231,6 @@ def history(rows: Rows, metrics: Sequence[str], last: int | None = None) -> Hist
     kinds = _matrix(worst, len(sweeps)).fillna(ABSENT).to_numpy(dtype=np.int8)
     costs = _costs({name: _matrix(runs[name].median(), len(sweeps)).to_numpy() for name in metrics})
     cells = frame.drop_duplicates("key").set_index("cell")
-    cells["config_digest"] = frame.groupby("cell")["config_digest"].first()
     names, axes = cell_names(cells), records(cells[[*AXES, "others", "config_digest"]])
     reasons = _reasons(frame, worst)
     reconfigured = _reconfigured(rows, cells, kinds, list(sweeps["name"]))

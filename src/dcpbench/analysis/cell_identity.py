@@ -1,8 +1,7 @@
 """Matching of rows that are runs of one cell, in any sweep.
 
 Rows with the same `config_digest` are runs of one cell. The address of a cell is its axes, and the other
-overrides that are part of its identity: it pairs cells of different configurations, and identifies a row that
-has no digest.
+overrides that are part of its identity: it pairs cells of different configurations.
 """
 
 import shlex
@@ -57,8 +56,8 @@ def identity_keys(overrides: Iterable[object], configs: Iterable[Mapping[str, An
 
 def with_cells(frame: pd.DataFrame, keys: Collection[str], ignored: Collection[str] = ()) -> pd.DataFrame:
     """Add three columns: `address`; `key`, equal for all runs of one cell in any sweep (the digest of its
-    configuration, or its address); and `others`, the overrides of the address that are not axes. Axes become
-    text, `-` for none, and `repeat` a number.
+    configuration); and `others`, the overrides of the address that are not axes. Axes become text, `-` for
+    none.
 
     Args:
         keys: the `identity_keys` of all these rows.
@@ -73,10 +72,9 @@ def with_cells(frame: pd.DataFrame, keys: Collection[str], ignored: Collection[s
         ),
         missing="",
     )
-    cells["repeat"] = frame["repeat"].fillna(0).astype(int)
     parts = [cells[axis] for axis in AXES if axis not in ignored] + [cells["others"]]
     cells["address"] = [_SEPARATOR.join(values) for values in zip(*parts, strict=True)]
-    cells["key"] = _digests(frame, ignored).fillna(cells["address"])
+    cells["key"] = _digests(frame, ignored)
     return cells
 
 
@@ -144,8 +142,8 @@ def _mapped(column: "pd.Series[Any]", text: Callable[[Any], str], missing: str) 
 def _digests(frame: pd.DataFrame, ignored: Collection[str]) -> "pd.Series[Any]":
     if not ignored:
         return frame["config_digest"]
-    once = frame.dropna(subset="config_digest").drop_duplicates("config_digest").set_index("config_digest")
-    rest = once["config"].map(lambda config: CellKey(_without(config, ignored)).digest)
+    configs = frame.drop_duplicates("config_digest").set_index("config_digest")["config"]
+    rest = configs.map(lambda config: CellKey(_without(config, ignored)).digest)
     return frame["config_digest"].map(rest.to_dict()).astype("string")
 
 

@@ -29,7 +29,7 @@ def code_changes(old: Sweeps, new: Sweeps) -> list[str]:
 
 def _by_rows(old: pd.DataFrame, new: pd.DataFrame) -> list[str]:
     """Say whose code changed, as far as the digests and dcpbench's commits tell."""
-    rows = [side.dropna(subset=["config_digest", "code_digest"]) for side in (old, new)]
+    rows = [side.dropna(subset=["code_digest"]) for side in (old, new)]
     digests = [side.groupby("config_digest")["code_digest"].agg(frozenset) for side in rows]
     common = digests[0].index.intersection(digests[1].index)
     changed = common[(digests[0][common] != digests[1][common]).to_numpy()]

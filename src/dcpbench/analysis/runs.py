@@ -35,11 +35,9 @@ def severity(frame: pd.DataFrame) -> "pd.Series[int]":
 
 
 def cell_numbers(frame: pd.DataFrame) -> "pd.Series[int]":
-    """Return the number of each row's cell, in the order of first runs. A row without a repeat is damaged, or
-    a copy: it counts as a cell."""
+    """Return the number of each row's cell, in the order of first runs."""
     names = [name for name in ("sweep", "config_digest") if name in frame]
-    copy = frame.groupby(names, dropna=False).cumcount().where(frame["repeat"].isna(), 0)
-    return frame.assign(copy=copy).groupby([*names, "copy"], dropna=False, sort=False).ngroup()
+    return frame.groupby(names, sort=False).ngroup()
 
 
 def one_per_cell(frame: pd.DataFrame) -> pd.DataFrame:
@@ -106,12 +104,11 @@ def failures(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def names_of(frame: pd.DataFrame) -> "pd.Series[str]":
-    """Return a name of each row's cell: the axes and overrides that vary; for a damaged row its full name."""
+    """Return a name of each row's cell: the axes and overrides that vary."""
     if frame.empty:
         return frame["cell"]
     cells = with_cells(frame, identity_keys(frame["overrides"], frame["config"]))
-    names = pd.Series(cell_names(cells, without="-"), frame.index, "string")
-    return names.where(frame["parallel"].notna(), frame["cell"])
+    return pd.Series(cell_names(cells, without="-"), frame.index, "string")
 
 
 def why_failed(frame: pd.DataFrame) -> dict[str, list[str]]:

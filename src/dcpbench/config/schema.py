@@ -14,7 +14,9 @@ from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import HOW_RUN
 from dcpbench.core.plugins import load_plugins
 
-OF_THE_SWEEP = ("resume", "trust", "rerun", "plan", "plan_as", "executor", "nccl")
+OF_ONE_COMMAND = ("resume", "trust", "rerun", "plan", "plan_as")
+"""Keys of a command, of which the record of its sweep has nothing."""
+OF_THE_SWEEP = (*OF_ONE_COMMAND, "executor", "nccl")
 """Keys of a sweep, which no cell has, nor the keys below them. Each takes one value."""
 OF_ITS_CELLS = ("executor.hosts", "executor.ranks_per_host")
 """Keys below those that every cell does have; they take one value too."""

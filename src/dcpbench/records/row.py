@@ -14,6 +14,9 @@ from dcpbench.records.plain_values import ColumnType
 
 SCHEMA_VERSION = 4
 
+Run = tuple[str, int]
+"""The identity of a run of a cell, in any sweep: the digest of the cell's `CellKey`, and the repeat."""
+
 WRONG_CONFIGURATION = 2
 INTERRUPTED = 130
 """Exit statuses of a sweep other than 0 and 1: nothing was started; the user interrupted."""
@@ -44,7 +47,7 @@ class Row:
     )
     axes: Mapping[str, Any] = field(default_factory=dict)
     overrides: str = _column("the command line words that run this cell again", "")
-    repeat: int | None = _column("which of `repeats` runs this is")
+    repeat: int = _column("which of `repeats` runs this is, from 0", 0)
     checks: Mapping[str, bool | None] = field(default_factory=dict)
     resume: bool | None = _column(
         "every check of saving and resuming passed and was able to fail; null where none was made"
@@ -93,7 +96,7 @@ class Row:
         "name and version of an installed one; null without a target"
     )
     started_at: str | None = _column("the start of the cell's first attempt, UTC")
-    config_digest: str | None = _column("of the cell's identity: rows compare where it is equal")
+    config_digest: str = _column("of the cell's identity: rows compare where it is equal", "")
     expected_digest: str | None = _column(
         "of the known failures listed for the cell, and of how its fault must be detected"
     )
@@ -110,6 +113,11 @@ class Row:
         """Return the value of a column."""
         own = next((name for name, registry in REGISTRIES.items() if column in registry), None)
         return getattr(self, own).get(column) if own else getattr(self, column)
+
+    @property
+    def run(self) -> Run:
+        """The run of a cell that it is the record of."""
+        return self.config_digest, self.repeat
 
     @property
     def is_ok(self) -> bool:
@@ -138,7 +146,7 @@ NESTED = ("config", "details")
 """The keys of a flat row in addition to the columns; not in `results.csv`."""
 
 _FIRST_AXES = "scenario parallel compile save model optimizer storage world_size device seed"
-REQUIRED = ("cell", "status", "reason", *_FIRST_AXES.split(), "overrides")
+REQUIRED = ("cell", "status", "reason", *_FIRST_AXES.split(), "overrides", "repeat", "config_digest")
 """The columns without which a row is damaged."""
 
 

@@ -24,7 +24,7 @@ from typing import Any
 from dcpbench.core.metrics import METRICS, Measurement
 from dcpbench.core.statuses import STATUSES
 from dcpbench.records import files
-from dcpbench.records.row import Row, column_types, columns
+from dcpbench.records.row import Row, Run, column_types, columns
 from dcpbench.records.row_reader import parse, read_row, value_text
 
 RESULTS_JSONL = "results.jsonl"
@@ -36,8 +36,6 @@ ENVIRONMENT_JSON = "environment.json"
 SWEEP_JSON = "sweep.json"
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_RUN = ("cell", "config_digest", "repeat")
-"""The columns in which only a copy of a row is equal to it."""
 _ATTEMPT = ("cell", "repeat", "started_at")
 """The columns that connect details with their row: the start distinguishes the attempts at a cell."""
 
@@ -66,13 +64,12 @@ class Line:
 
 
 class RowLog:
-    """Write the rows of a sweep, and keep each of them in memory, without `details`: `rows` by the names of
-    the cells, each of which has one folder and one row.
+    """Write the rows of a sweep, and keep each of them in memory, without `details`: `rows` by their runs.
 
-    `valid` are the rows that a resumed sweep keeps, by the names of the cells that they were recognized as.
+    `valid` are the rows that a resumed sweep keeps.
     """
 
-    def __init__(self, folder: Path, valid: Mapping[str, Row] | None = None) -> None:
+    def __init__(self, folder: Path, valid: Mapping[Run, Row] | None = None) -> None:
         self._folder = folder
         self.rows = {**(valid or {})}
 
@@ -81,7 +78,7 @@ class RowLog:
         self._remember(append_row(self._folder, row))
 
     def _remember(self, row: Row) -> None:
-        self.rows[row.cell] = row
+        self.rows[row.run] = row
 
 
 def append_row(folder: Path, row: Row) -> Row:
@@ -145,7 +142,7 @@ def read_rows(folder: Path, details: bool = True) -> tuple[list[Row], list[str]]
     line."""
     rows: list[Row] = []
     damaged: list[str] = []
-    line_of: dict[tuple[object, ...], int] = {}
+    line_of: dict[Run, int] = {}
     try:
         known, damaged = _read_details(folder) if details else (None, [])
         for number, line in enumerate(_lines(folder / RESULTS_JSONL, known), start=1):
@@ -155,9 +152,9 @@ def read_rows(folder: Path, details: bool = True) -> tuple[list[Row], list[str]]
                 if (status := line.row.status) not in STATUSES:
                     unknown = f"status {value_text(status)} is not one of {', '.join(STATUSES)}"
                     remarks.append(f"{unknown}; it counts as not ok")
-                first = line_of.setdefault(tuple(line.row[name] for name in _RUN), number)
+                first = line_of.setdefault(line.row.run, number)
                 if first != number:
-                    remarks.append(f"repeats the cell of line {first}; both are shown")
+                    remarks.append(f"repeats the run of line {first}; both are shown")
             if remarks:
                 damaged.append(f"{folder / RESULTS_JSONL}:{number}: {'; '.join(remarks)}")
     except OSError as error:

@@ -147,7 +147,7 @@ def _losses(rank: dict[str, Any]) -> Table | None:
 def _end(row: dict[str, Any], runs: pd.DataFrame) -> Iterator[str]:
     """Yield the other runs of the cell, its log and its command."""
     if len(runs) > 1:
-        each = zip(map(as_text, runs["repeat"]), status_text(runs), strict=True)
+        each = zip(runs["repeat"], status_text(runs), strict=True)
         listed = ", ".join(f"repeat={repeat} {status}" for repeat, status in each)
         yield f"the worst of {counted(len(runs), 'run')}: {listed}"
     rank = dict_in(row["details"]).get("rank", 0)

@@ -5,16 +5,12 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Container, Sequence
-from contextlib import suppress
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import cast
 
 from hydra.core.config_loader import ConfigLoader
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from dcpbench.config.errors import ConfigError
@@ -25,9 +21,10 @@ from dcpbench.executors import fork_server
 from dcpbench.executors.base import Engine, HostsLostError, engine_of
 from dcpbench.executors.fork_server import Machine
 from dcpbench.rank.nccl import NCCL_PATH
+from dcpbench.records.row import Run
 from dcpbench.records.store import ResultsError, RowLog
 from dcpbench.report.styles import text_of
-from dcpbench.sweep import cells, driver, dry_run, job, pairwise, resume, validity
+from dcpbench.sweep import cells, driver, dry_run, job, pairwise, resume
 from dcpbench.sweep.closing import close
 from dcpbench.sweep.progress import start_sentence
 from dcpbench.sweep.resources import shared_gpu_sentences
@@ -77,17 +74,17 @@ class SweepRun:
         engine = self._begun_engine(words)
         if len(words) > _MANY:
             self._print(f"{counted(len(words), 'cell')}: {'planning' if self._base.plan else 'composing'}")
-        made = self._cells.cells(words)
+        made = self.folder.named(self._cells.cells(words))
         is_announced = self._announced(made, engine)
         machine = self._probed(engine)
-        jobs = job.plan(made, machine)
-        of_part = self.folder.of_part(jobs)
-        mine = self.folder.named(of_part, partial(self._config_of, machine=machine))
+        mine = self.folder.of_part(job.plan(made, machine))
         found = self.folder.found(mine)
         if self._base.plan:
             self.folder.refuse_unusable(mine)
             machine.complete()
-            asked = _blocks_of(of_part, jobs, blocks), machine.gpus, found, self._base.plan_as
+            block_of = {cell.name: block for cell, block in zip(made, blocks, strict=bool(blocks))}
+            named = [block_of[job.cell.name] for job in mine] if blocks else []
+            asked = named, machine.gpus, found, self._base.plan_as
             self._planned = dry_run.print_plan(self.folder.path, mine, *asked)
             return
         for sentence in found.sentences(len(mine)) if found else ():
@@ -99,7 +96,7 @@ class SweepRun:
         for sentence in self.folder.begin(mine, found):
             self._print(sentence)
         self._driver = self._begun_driver(mine, machine, engine, found)
-        left = [one for one in mine if not found or one.cell.name not in found.done]
+        left = [job for job in mine if not found or job.run not in found.done]
         if left and not is_announced:
             self._print(start_sentence(left, self.folder.path))
         try:
@@ -176,21 +173,15 @@ class SweepRun:
         log = RowLog(folder, found.done if found else None)
         return driver.Sweep(folder, jobs, machine, engine, self._console, log, earlier)
 
-    def _config_of(self, words: Sequence[str], machine: Machine) -> Config | None:
-        """Return the decided configuration of a cell, None if its words are wrong here."""
-        with suppress(ConfigError, HydraException, OmegaConfBaseException):
-            return validity.resolve(self._cells.composer.config(words), machine)
-        return None
-
     def _print(self, sentence: str) -> None:
         self._console.print(text_of(sentence), soft_wrap=True)
 
 
-def _refuse_unusable_targets(jobs: Sequence[job.Job], machine: Machine, done: Container[str]) -> None:
+def _refuse_unusable_targets(jobs: Sequence[job.Job], machine: Machine, done: Container[Run]) -> None:
     """Import each `workload.target` in a process like a rank's, before the first cell runs.
 
     Args:
-        done: names of cells that do not run again.
+        done: the jobs that do not run again.
 
     Raises:
         ConfigError: ranks cannot import or call one.
@@ -198,14 +189,8 @@ def _refuse_unusable_targets(jobs: Sequence[job.Job], machine: Machine, done: Co
     calls: defaultdict[str, dict[str, Config]] = defaultdict(dict)
     for one in jobs:
         config = one.config
-        if config.workload.target and not one.skip and one.cell.name not in done:
+        if config.workload.target and not one.skip and one.run not in done:
             calls[config.workload.target][f"{config.workload} {config.own_trainer} {config.device}"] = config
     for target, configs in calls.items():
         if error := machine.target_error([*configs.values()]):
             raise ConfigError(f"workload.target={target}: {error}")
-
-
-def _blocks_of(mine: Sequence[job.Job], jobs: Sequence[job.Job], blocks: Sequence[str]) -> list[str]:
-    """Return the block of each of these jobs, of all jobs, if an experiment names blocks."""
-    names = {one.cell.name for one in mine}
-    return [block for block, one in zip(blocks, jobs, strict=bool(blocks)) if one.cell.name in names]

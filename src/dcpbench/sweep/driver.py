@@ -18,6 +18,7 @@ from dcpbench.core.rank_report import Imports
 from dcpbench.executors.base import Engine, Executor, HostsLostError
 from dcpbench.executors.fork_server import Machine
 from dcpbench.records import files, store
+from dcpbench.records.row import Run
 from dcpbench.records.store import ResultsError, RowLog
 from dcpbench.report.styles import text_of
 from dcpbench.sweep.cell_runner import CellRunner, Finished, Mismatches
@@ -61,7 +62,7 @@ class Sweep:
             KeyboardInterrupt: the user interrupted.
         """
         self._costs = Costs(self.log.rows.values())
-        to_run = [job for job in self.jobs if job.cell.name not in self.log.rows]
+        to_run = [job for job in self.jobs if job.run not in self.log.rows]
         left = estimates(to_run, self.machine.gpus)
         self._describe_machine()
         titles = titles_of(self.jobs)
@@ -84,7 +85,7 @@ class Sweep:
         store.write_json(self.folder / store.ENVIRONMENT_JSON, described)
 
     def _run_together(
-        self, together: Sequence[Job], display: ProgressDisplay, left: dict[str, Estimated]
+        self, together: Sequence[Job], display: ProgressDisplay, left: dict[Run, Estimated]
     ) -> None:
         """Run jobs that need the same ranks, and write each row when its cell ends; `left` have no row
         yet."""
@@ -116,7 +117,7 @@ class Sweep:
             try:
                 for ended in as_completed([threads.submit(run, job) for job in together]):
                     finished = ended.result()
-                    left.pop(finished.row.cell, None)
+                    left.pop(finished.row.run, None)
                     self._costs.add(finished.row)
                     with uninterrupted():  # written and remembered, or neither
                         self._write(finished)

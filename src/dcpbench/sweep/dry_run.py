@@ -17,7 +17,7 @@ from rich.text import Text
 from dcpbench.config.groups import PlanAs
 from dcpbench.config.text import cells_text, duration_text
 from dcpbench.core.axes import AXES
-from dcpbench.records.row import Row, exit_status
+from dcpbench.records.row import Row, Run, exit_status
 from dcpbench.records.store import SUPERSEDED_JSONL, stored_rows
 from dcpbench.report.styles import print_table, standard_output, style_of, text_of
 from dcpbench.sweep import resources
@@ -57,20 +57,21 @@ def print_plan(
         run has a target that no file defines.
     """
     done = found.done if found else {}
-    estimated = resources.estimates([job for job in jobs if job.cell.name not in done], gpus)
+    estimated = resources.estimates([job for job in jobs if job.run not in done], gpus)
     superseded = [line.row for line in found.superseded if line.row] if found else []
     # The times of rows that are no longer valid are still good for an estimate.
     replaced = [*stored_rows(folder, SUPERSEDED_JSONL), *superseded]
     space, costs = Costs(done.values()), Costs([*replaced, *done.values()])
     plans = [
-        _cell_plan(job, block, done.get(job.cell.name), folder, space, costs)
+        _cell_plan(job, block, done.get(job.run), folder, space, costs)
         for job, block in zip(jobs, blocks or _groups(jobs), strict=True)
     ]
-    running = [job for job, plan in zip(jobs, plans, strict=True) if plan.would == "run"]
+    planned = [*zip(jobs, plans, strict=True)]
+    running = [job for job, plan in planned if plan.would == "run"]
     targets = {target: file for job in running for target, file in job.targets.items()}
-    to_run = [estimated[job.cell.name] for job in running]
+    to_run = [estimated[job.run] for job in running]
     by_block = {
-        block: _block([plan for plan in plans if plan.block == block], estimated, costs)
+        block: _block([(job, plan) for job, plan in planned if plan.block == block], estimated, costs)
         for block in dict.fromkeys(plan.block for plan in plans)
     }
     with standard_output():
@@ -98,11 +99,13 @@ def print_plan(
     return int(missing) if to_run else exit_status(done.values())
 
 
-def _block(plans: Sequence[CellPlan], estimated: dict[str, Estimated], costs: Costs) -> dict[str, Any]:
+def _block(
+    planned: Sequence[tuple[Job, CellPlan]], estimated: dict[Run, Estimated], costs: Costs
+) -> dict[str, Any]:
     """Return the cells of a block by plan, and the estimated seconds for all of them."""
-    counts = Counter(plan.would for plan in plans)
-    seconds = costs.left(estimated[plan.cell] for plan in plans if plan.would == "run")
-    return {"cells": len(plans), **{would: counts[would] for would in _WOULD}, "seconds": seconds}
+    counts = Counter(plan.would for _, plan in planned)
+    seconds = costs.left(estimated[job.run] for job, plan in planned if plan.would == "run")
+    return {"cells": len(planned), **{would: counts[would] for would in _WOULD}, "seconds": seconds}
 
 
 def _groups(jobs: Sequence[Job]) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dcpbench.config.errors import ConfigError, value_text
-from dcpbench.config.groups import Device, Ending, Sharing, StageConfig, StageWorld, Verify
+from dcpbench.config.groups import Device, Ending, StageConfig, StageWorld, Verify
 from dcpbench.config.schema import Config, is_how_run
 from dcpbench.config.text import counted
 from dcpbench.core.axes import AXES
@@ -19,6 +19,7 @@ from dcpbench.executors import shared_gpus
 from dcpbench.executors.fork_server import Machine
 from dcpbench.rank.messages import Backend, WorldKind
 from dcpbench.records.installation import OURS, file_of, package_digest
+from dcpbench.records.row import Run
 from dcpbench.records.source import DCPBENCH, Source, is_own, joined, package_of
 from dcpbench.records.user_code import SweepCode
 from dcpbench.sweep import known_failures, validity
@@ -26,9 +27,6 @@ from dcpbench.sweep.cells import SweepCell
 from dcpbench.sweep.identity import identity_of, texts_in
 from dcpbench.verdict.attempt import Expected
 from dcpbench.verdict.known_failures import KnownFailure
-
-Run = tuple[str, int]
-"""The identity of a run of a cell: the digest of the cell's `CellKey`, and the repeat."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +49,8 @@ class Job:
 
     @property
     def run(self) -> Run:
-        """The identity of this run of the cell. A timed cell can have that of one without times."""
+        """The run of a cell that it is, which no other job of the sweep is."""
         return self.key.digest, self.config.repeat
-
-    def called(self, name: str) -> "Job":
-        """Return the job with another name of its cell, and so with another folder."""
-        cell = replace(self.cell, name=name, folder=self.cell.folder.with_name(name))
-        return replace(self, cell=cell, columns={**self.columns, "cell": name})
 
     def kind(self, stage: StageConfig) -> WorldKind:
         """Return the ranks that one of its stages runs on."""
@@ -168,22 +161,22 @@ def plan(cells: Sequence[SweepCell], machine: Machine) -> list[Job]:
         if not skip and config.scenario.process_group:
             columns |= {"ranks_per_gpu": made.ranks_per_gpu, "backend": backend.value}
         jobs.append(made)
-    _refuse_equal_runs(jobs)
-    return jobs
+    return _one_per_run(jobs)
 
 
-def _refuse_equal_runs(jobs: Sequence[Job]) -> None:
-    """Refuse cells that differ only in how they run: they would count as repeats of one. Cells with
-    `sharing=correctness` have no times, and can be in a sweep that times the same cells."""
-    first: dict[tuple[Run, bool], Job] = {}
+def _one_per_run(jobs: Sequence[Job]) -> list[Job]:
+    """Leave out what is another spelling of an earlier cell, and refuse cells that differ only in how they
+    run: they would count as repeats of one."""
+    first: dict[Run, Job] = {}
     for job in jobs:
-        other = first.setdefault((job.run, job.config.sharing is Sharing.correctness), job)
+        other = first.setdefault(job.run, job)
         pairs = zip(validity.keys_of(other.config), validity.keys_of(job.config), strict=False)
         for (key, _, value), (_, _, another) in pairs if other is not job else ():
             if value != another and is_how_run(key) and not is_dataclass(value):
                 both = f"{key}={value_text(value)} and {key}={value_text(another)}"
                 why = f"differ only in how they run ({both}), and would count as repeats of one cell"
                 raise ConfigError(f"{other.cell.name} and {job.cell.name} {why}; run a sweep for each value")
+    return [*first.values()]
 
 
 def expected_digest(config: Config, expected: Sequence[KnownFailure]) -> str:

@@ -15,13 +15,23 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.overrides import quoted
-from dcpbench.config.schema import OF_ITS_CELLS, OF_THE_SWEEP, is_about_the_sweep, is_how_run
-from dcpbench.config.text import program
+from dcpbench.config.schema import (
+    MATRIX,
+    OF_ITS_CELLS,
+    OF_ONE_COMMAND,
+    PART,
+    REPEATS,
+    config_class,
+    is_about_the_sweep,
+    is_how_run,
+)
+from dcpbench.config.text import did_you_mean, program
 from dcpbench.records import files
 from dcpbench.records.row_reader import parse
 from dcpbench.records.store import SWEEP_JSON, write_json
@@ -81,26 +91,42 @@ def refuse_foreign(folder: Path, record: Record) -> None:
 
 
 def own_words(arguments: Sequence[str]) -> list[str]:
-    """Return the words of a command line that define the cells."""
-    keys, cells = "|".join((*OF_THE_SWEEP, re.escape(DIR))), "|".join(map(re.escape, OF_ITS_CELLS))
-    return [word for word in arguments if not re.match(rf"[+]*(?!({cells})=)({keys})(\.\w+)*=", word)]
+    """Return the words of a command line that its sweep is resumed with."""
+    keys = "|".join((*OF_ONE_COMMAND, re.escape(DIR)))
+    return [word for word in arguments if not re.match(rf"[+]*({keys})=", word)]
+
+
+def with_words(words: Sequence[str], later: Sequence[str]) -> list[str]:
+    """Return words and later ones, which replace those with the same keys."""
+    return [*({_key(word) or word: word for word in (*words, *later)}.values())]
+
+
+def how_run_words(words: Sequence[str]) -> list[str]:
+    """Return the words that say how all cells run, as cells have them; a list of values selects cells."""
+    how = [word for word in words if is_how_run(_key(word)) and not is_about_the_sweep(_key(word))]
+    return [
+        f"{override.get_key_element()}={override.get_value_element_as_str()}"
+        for override in map(_parsed, how)
+        if not override.is_sweep_override()
+    ]
 
 
 def defines_cells(word: str) -> bool:
     """Return whether a word of a command line decides which cells a sweep has, or what they measure."""
-    key, equals, _ = word.lstrip("+~").partition("=")
-    if word.startswith("-") or not (equals or word.startswith("~")):
-        return False  # an option, or its value
-    return not (is_about_the_sweep(key) or key in OF_ITS_CELLS or is_how_run(key))
+    key = _key(word)
+    if is_about_the_sweep(key):
+        return key in (REPEATS, MATRIX, PART)
+    return bool(key) and not is_how_run(key)
 
 
 def command_line(arguments: Sequence[str]) -> list[str]:
-    """Return the words that Hydra reads: the folder of a resumed sweep becomes its `hydra.sweep.dir`. If no
-    word here defines cells, those of its record come first, typed in the folder where they were typed.
+    """Return the words that Hydra reads: the folder of a resumed sweep becomes its `hydra.sweep.dir`, and the
+    words of its record come first, as they were read in the folder where they were typed.
 
     Raises:
         ConfigError, hydra.errors.HydraException: `resume` names no sweep, another one than `hydra.sweep.dir`,
-            or another user's without `trust=true`; the folder in which it was typed was removed.
+            or another user's without `trust=true`; words ask for other cells than the recorded ones; the
+            folder in which the sweep was typed was removed.
     """
     asked, own = (_value_of(key, arguments) for key in ("resume", DIR))
     if asked is None:
@@ -108,21 +134,64 @@ def command_line(arguments: Sequence[str]) -> list[str]:
     folder = Path(str(asked)).resolve()
     if own is not None and Path(str(own)).resolve() != folder:
         raise ConfigError(f"resume={asked}: {DIR}={own} is another folder; leave one of them out")
+    record = read(folder)
+    if _value_of("trust", arguments) is not True:
+        refuse_foreign(folder, record)
     words = [word for word in arguments if not word.startswith(("resume=", DIR))]
-    if not any(map(defines_cells, own_words(words))):
-        record = read(folder)
-        if _value_of("trust", arguments) is not True:
-            refuse_foreign(folder, record)
-        words = [*record.arguments, *map(_from_here, words)]
+    if not _are_typed_again(f"resume={asked}", words, record):
+        words = [*map(_from_here, words)]
         try:
             os.chdir(record.cwd)
         except OSError as error:
             raise ConfigError(
-                f"resume={asked}: cannot enter {record.cwd}, where it was typed ({error.strerror}); add the "
-                "sweep's own overrides to resume="
+                f"resume={asked}: cannot enter {record.cwd}, where it was typed ({error.strerror}); to "
+                f"resume it in this folder, add all of its own words: {shlex.join(record.arguments)}"
             ) from None
     absolute = quoted(str(folder))  # the words may be used in another folder
-    return [*words, f"resume={absolute}", f"{DIR}={absolute}"]
+    return [*with_words(record.arguments, words), f"resume={absolute}", f"{DIR}={absolute}"]
+
+
+def _are_typed_again(asked: str, words: Sequence[str], record: Record) -> bool:
+    """Return whether words are those of a sweep about its cells, all of them; refuse any others. The number
+    of hosts can be typed alone."""
+    own, typed = (
+        {_item(word): word for word in given if defines_cells(word)} for given in (record.arguments, words)
+    )
+    hosts = {item for item in own if item[0] in OF_ITS_CELLS}
+    wrong = [word for item, word in typed.items() if item not in own]
+    is_again = bool(typed.keys() - hosts)
+    if not wrong and is_again and own.keys() - hosts - typed.keys():
+        wrong = [*typed.values()]
+    if wrong:
+        names = [item.name for item in fields(config_class())]
+        known = [_key(word).partition(".")[0] in (*names, "experiment", "hydra") for word in wrong]
+        near = "" if all(known) else did_you_mean(_key(wrong[known.index(False)]), filter(is_how_run, names))
+        command = shlex.join([*program(), "run", *record.arguments])
+        raise ConfigError(
+            f"{asked}: the cells of that sweep, `{command}`, are recorded; leave out {shlex.join(wrong)}, or "
+            f"run another sweep{near}"
+        )
+    for word in words:
+        is_list = is_how_run(_key(word)) and _parsed(word).is_sweep_override()
+        if is_list and _item(word) not in map(_item, filter(_key, record.arguments)):
+            raise ConfigError(f"{word}: applies to all cells of a resumed sweep; pass one value")
+    return is_again
+
+
+def _key(word: str) -> str:
+    """Return the key that a word of a command line sets; an empty text for an option and for its value."""
+    key, equals, _ = word.lstrip("+~").partition("=")
+    return key if not word.startswith("-") and (equals or word.startswith("~")) else ""
+
+
+def _parsed(word: str) -> Override:
+    return OverridesParser.create().parse_override(word)
+
+
+def _item(word: str) -> tuple[str, str]:
+    """Return the key and the value of a word, which are the same however it is spelled."""
+    override = _parsed(word)
+    return override.get_key_element().lstrip("+"), str(override.value())
 
 
 def _from_here(word: str) -> str:
@@ -153,7 +222,7 @@ def _value_of(key: str, arguments: Sequence[str]) -> Any:
     words = [word for word in arguments if word.startswith(f"{key}=")]
     if not words:
         return None
-    override = OverridesParser.create().parse_override(words[-1])
+    override = _parsed(words[-1])
     if override.is_sweep_override():
         raise ConfigError(f"{words[-1]}: applies to the complete sweep; pass one value")
     value = override.value()

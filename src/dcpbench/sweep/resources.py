@@ -23,7 +23,7 @@ from dcpbench.core.cell_key import CellKey
 from dcpbench.executors import shared_gpus
 from dcpbench.executors.fork_server import Machine
 from dcpbench.records import files
-from dcpbench.records.row import Row, cell_seconds
+from dcpbench.records.row import Row, Run, cell_seconds
 from dcpbench.sweep.job import Job
 
 _SIMILAR = [[spec.key for spec in AXES.values() if spec.likeness >= level] for level in (1, 2, 3)]
@@ -103,7 +103,7 @@ class GpuMemory:
         # A tenth is left for fragmentation.
         self._free_bytes = int(0.9 * (gpu_bytes or 0)) - workers * ranks * shared_gpus.rank_bytes()
         self._peaks: dict[str, int] = {}
-        self._running: dict[str, int] = {}
+        self._running: dict[Run, int] = {}
         self._changed = threading.Condition()
         for row in rows:
             self._note(row)
@@ -113,12 +113,12 @@ class GpuMemory:
         """Context manager: wait until there is room for a cell, and yield a function to call with its row."""
         with self._changed:
             self._changed.wait_for(lambda: not self._running or self._needs(job) <= self._left())
-            self._running[job.cell.name] = self._needs(job)
+            self._running[job.run] = self._needs(job)
         try:
             yield self._note
         finally:
             with self._changed:
-                del self._running[job.cell.name]
+                del self._running[job.run]
                 self._changed.notify_all()
 
     def _left(self) -> int:
@@ -143,12 +143,12 @@ class Estimated(NamedTuple):
     at_once: int
 
 
-def estimates(jobs: Iterable[Job], gpus: int) -> dict[str, Estimated]:
-    """Return what the time of each cell is estimated from, by its name; skips are left out."""
-    found: dict[str, Estimated] = {}
+def estimates(jobs: Iterable[Job], gpus: int) -> dict[Run, Estimated]:
+    """Return what the time of each run is estimated from; skips are left out."""
+    found: dict[Run, Estimated] = {}
     for together in stretches(jobs):
         at_once = len(places(together, gpus))
-        found |= {job.cell.name: Estimated(keys(job.key), at_once) for job in together if not job.skip}
+        found |= {job.run: Estimated(keys(job.key), at_once) for job in together if not job.skip}
     return found
 
 

@@ -1,7 +1,7 @@
 """The folder of a sweep: refused, claimed, described, resumed and released."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +10,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Rerun
-from dcpbench.config.schema import Config
 from dcpbench.config.text import counted
 from dcpbench.records import store
 from dcpbench.sweep import manifest, resume
+from dcpbench.sweep.cells import SweepCell
 from dcpbench.sweep.claim import claim, held, refuse_unusable, refuse_used
 from dcpbench.sweep.job import Job, Part
 
@@ -33,17 +33,19 @@ class SweepFolder:
         self.part = Part.parse(base.part) if base.part else None
         before = _resumed(base, self.path)
         self.is_resumed = before is not None
-        self._record = before or manifest.Record(manifest.own_words(sys.argv[1:]), str(Path.cwd()), {}, [])
+        words, cwd = manifest.own_words(sys.argv[1:]), str(Path.cwd())
+        self._record = replace(before or manifest.Record([], "", {}, []), arguments=words, cwd=cwd)
         self._claim = ExitStack()
         if not self.is_resumed:
             refuse_used(self.path)
 
     @property
-    def recorded(self) -> tuple[list[str], list[list[str]]] | None:
-        """The words about its cells of a resumed sweep's command, and the overrides of each cell (none of a
-        part, whose words give more cells); None if no sweep is resumed."""
-        cells = [] if self.part else [*self._record.cells.values()]
-        return (self._record.arguments, cells) if self.is_resumed else None
+    def recorded(self) -> dict[str, list[str]] | None:
+        """The overrides with which a resumed sweep runs each cell, by its name; None if no sweep is
+        resumed."""
+        how = manifest.how_run_words(self._record.arguments)
+        cells = {name: manifest.with_words(words, how) for name, words in self._record.cells.items()}
+        return cells if self.is_resumed else None
 
     def claim(self) -> None:
         """Be the only driver in the folder until `release`."""
@@ -54,18 +56,17 @@ class SweepFolder:
         self._claim.close()
 
     def of_part(self, jobs: Sequence[Job]) -> list[Job]:
-        """Return the jobs that this driver runs."""
-        mine = self.part.jobs(jobs) if self.part else [*jobs]
+        """Return the jobs that this driver runs; a resumed part has no others."""
+        mine = self.part.jobs(jobs) if self.part and not self.is_resumed else [*jobs]
         if not mine:
             raise ConfigError(f"part={self._base.part}: has none of {counted(len(jobs), 'cell')}")
         return mine
 
-    def named(self, jobs: Sequence[Job], config_of: Callable[[Sequence[str]], Config | None]) -> list[Job]:
-        """Return the jobs with the names that a resumed sweep has for their cells; refuse others than it has.
-        `config_of` is that of `resume.recognized`."""
-        if not self.is_resumed:
-            return [*jobs]
-        return resume.recognized(jobs, self._record, config_of, f"resume={self.path}")
+    def named(self, cells: Sequence[SweepCell]) -> list[SweepCell]:
+        """Return the cells of a resumed sweep, built from its `recorded` words, with their names."""
+        names = self.recorded or [cell.name for cell in cells]
+        both = zip(cells, names, strict=True)
+        return [replace(cell, name=name, folder=self.path / name) for cell, name in both]
 
     def found(self, jobs: Sequence[Job]) -> resume.Found | None:
         """Return the rows of a resumed sweep's jobs."""
@@ -91,8 +92,9 @@ class SweepFolder:
             refuse_used(self.path)  # once more, now that no other driver can write there
         for place in places:
             claim(place, "storage.root")
-        cells = {one.cell.name: one.cell.overrides for one in jobs}
-        cells |= {name: self._record.cells[name] for name in (found.standing if found else ())}
+        done = [job.cell.name for job in jobs if found and job.run in found.standing]
+        cells = {job.cell.name: job.cell.overrides for job in jobs}
+        cells |= {name: self._record.cells[name] for name in done}
         storage = sorted([*(str(place.parent) for place in places), *self._record.storage])
         self._record = replace(self._record, cells=cells, storage=storage)
         self._record.write(self.path)

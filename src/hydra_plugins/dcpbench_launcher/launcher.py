@@ -13,7 +13,6 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
 from hydra.plugins.config_source import ConfigResult, ConfigSource
@@ -26,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Matrix
 from dcpbench.config.overrides import of_block
-from dcpbench.config.schema import MATRIX, REPEATS, is_about_the_sweep, is_how_run
+from dcpbench.config.schema import MATRIX, REPEATS, is_about_the_sweep
 from dcpbench.config.text import choices
 from dcpbench.core.plugins import declared_values, plugins, report_absent
 from hydra_plugins.dcpbench_launcher.matrix import Job, jobs, listed, repeated
@@ -86,11 +85,7 @@ class DcpbenchSweeper(Sweeper):
         self._parser = OverridesParser.create(config_loader=loader)
         self._repeats, self._matrix = config.repeats, Matrix(config.matrix)
         self._covering: Callable[[Sequence[Sequence[str]]], Iterable[Sequence[str]]] = sweep.covering
-        recorded: tuple[list[str], list[list[str]]] | None = sweep.folder.recorded
-        words, self._recorded_cells = recorded or ([], [])
-        overrides = [word for word in words if "=" in word and not word.startswith("-")]
-        self._recorded = [_item(override) for override in self._parser.parse_overrides(overrides)]
-        self._is_resumed = recorded is not None
+        self._recorded: dict[str, list[str]] | None = sweep.folder.recorded
         choices = config.hydra.runtime.choices
         self._defaults = {f"{group}=null" for group in choices if choices[group] is None}
 
@@ -112,8 +107,8 @@ class DcpbenchSweeper(Sweeper):
         for override in about_all.values():
             if override.is_sweep_override():
                 raise ConfigError(f"{override.input_line}: applies to the complete sweep; pass one value")
-        how_run = self._how_run(own)
-        own = [override for override in own if override not in how_run]
+        if self._recorded is not None:
+            return [Job(words) for words in self._recorded.values()]
         blocks = {
             name: self._parser.parse_overrides(
                 of_block(name, {key: block[key] for key in block if key != _PLUGIN})
@@ -136,26 +131,7 @@ class DcpbenchSweeper(Sweeper):
         cells = (
             jobs(blocks, own, combined) if blocks else [Job([*row]) for row in combined(listed(own), None)]
         )
-        cells = repeated(cells, self._repeats, for_all=REPEATS in about_all)
-        decide = [*own, *(override for key, override in about_all.items() if key in (REPEATS, MATRIX))]
-        recorded = {*map(_measured, self._recorded_cells)}
-        # The same words can give other cells: an experiment was edited, or has random seeds.
-        is_other = recorded and recorded != {_measured(cell.overrides) for cell in cells}
-        if is_other and all(_item(override) in self._recorded for override in decide):
-            cells = [Job([*words]) for words in self._recorded_cells]
-        return [cell.run_with(how_run) for cell in cells]
-
-    def _how_run(self, given: Sequence[Override]) -> list[Override]:
-        """Return the overrides that change how the cells of a resumed sweep run. One that is among the words
-        of the sweep can select cells of an experiment, as it did there."""
-        return [
-            override
-            for override in given
-            if self._is_resumed
-            and is_how_run(override.key_or_group)
-            and not override.is_sweep_override()
-            and _item(override) not in self._recorded
-        ]
+        return repeated(cells, self._repeats, for_all=REPEATS in about_all)
 
 
 class PluginSearchPath(SearchPathPlugin):
@@ -226,15 +202,6 @@ def _present(matrix: dict[str, dict[Any, Any]]) -> dict[str, dict[Any, Any]]:
     if matrix and not present:
         raise ConfigError("the experiment has no block whose plug-in is installed")
     return present
-
-
-def _item(override: Override) -> tuple[str, Any]:
-    return override.key_or_group, override.value()
-
-
-def _measured(overrides: Iterable[str]) -> frozenset[str]:
-    """Return the overrides of a cell without those that only affect how it runs."""
-    return frozenset(word.lower() for word in overrides if not is_how_run(word.partition("=")[0]))
 
 
 def _declared(config_path: str) -> tuple[Mapping[str, Any], str]:

@@ -21,12 +21,6 @@ class Job(NamedTuple):
     overrides: list[str]
     block: str = ""
 
-    def run_with(self, changed: Sequence[Override]) -> "Job":
-        """Return the job with these overrides in place of those of the same keys."""
-        items = {override.get_key_element(): item for override in changed for item in _items(override)}
-        rest = [item for item in self.overrides if item.partition("=")[0] not in items]
-        return Job([*rest, *items.values()], self.block)
-
 
 Combined = Callable[[Sequence[Sequence[str]], str | None], Iterable[Sequence[str]]]
 

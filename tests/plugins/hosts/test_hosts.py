@@ -314,9 +314,8 @@ INVALID = {
     ("words", "message"),
     [
         ((), "2 cells: 2 are done"),
-        # Two ranks are on two hosts at most.
-        pytest.param(("executor.hosts=3",), "2 cells: 2 are done", marks=pytest.mark.extended),
-        (("executor.ranks_per_host=1",), "is another matrix: it has no cell"),
+        pytest.param(("executor.hosts=2",), "2 cells: 2 are done", marks=pytest.mark.extended),
+        (("executor.ranks_per_host=1",), "leave out executor.ranks_per_host=1, or run another sweep"),
     ],
 )
 def test_resumed_sweep_uses_the_requested_hosts(
