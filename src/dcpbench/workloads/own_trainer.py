@@ -133,7 +133,6 @@ class TrainerRun:
         """Build it on one rank; `limits` are those that an earlier run has shown."""
         self.config, self.world, self.sizes = config, world, config.parallel.mesh_sizes(world.size)
         self.random = RandomState(seed, world.rank, world.device, ALL)
-        self.numbers: Mapping[str, str] = {}
         self._start_over(seed)
         names = [*getattr(self.trainer, "not_saved", ())]
         self.limits = replace(
