@@ -13,13 +13,14 @@ import torch.distributed as dist
 from dcpbench.cell import contract, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.explained import explained, explained_restored, needs_copy
+from dcpbench.cell.explained import defects_at, explained, explained_in_checkpoint, needs_copy
 from dcpbench.cell.mend import explained_names, mend
 from dcpbench.cell.steps import ReferenceRun, RunRecord, other_seed
 from dcpbench.config.text import listed
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import RESUMED, TWIN, Sides
 from dcpbench.core.rank_report import CheckReport, Compared
+from dcpbench.verify.compare import Comparison
 from dcpbench.verify.perturb import compare_controlled, compared_names, unlike
 from dcpbench.verify.plain_read import leaves_like
 from dcpbench.verify.training import compare_resumed, resume_tolerance
@@ -141,7 +142,8 @@ def _train_with_twin(
     and return the losses of both. `record` gets why no resumed run can repeat them."""
     before = len(run.train_state.losses)
     with cell.phase("verify", "training"):
-        compared_steps = Lockstep(cell.config, cell.world, run, twin, partial(explained, cell, "twin"))
+        explain = partial(explained, cell, "twin") if defects_at(cell, "twin") else None
+        compared_steps = Lockstep(cell.config, cell.world, run, twin, explain)
     while run.train_state.step < until:
         with cell.training(run):
             uses = compared_steps.train(cell.batches)
@@ -227,14 +229,16 @@ def verify_restored(
         cell.report.not_applied["extra_equal"] = "training changes no plain attribute of the trainer"
     with cell.phase("verify", "equality"):
         actual, group = before_a_step(view(target), target), cell.world.group
-        compared: dict[str, Compared] = {}
+        comparisons: dict[str, Comparison] = {}
         for check, leaves in expected.items():
             found = checkpoint.compare(leaves, actual[check], group, checkpoint.recall_of(check))
             if cell.config.own_trainer and check == "extra_equal":
                 found = of_attributes(found, leaves, actual[check])
-            compared[check] = replace(before.controls[check], found=found)
-        for check, one in explained_restored(cell, checkpoint, compared, actual, before.state).items():
-            cell.record(check, one, where or str(checkpoint))
+            compared = replace(before.controls[check], found=found)
+            comparisons[check] = Comparison(leaves, actual[check], compared)
+        named = explained_in_checkpoint(cell, "restored", checkpoint, comparisons, before.state)
+        for check, compared in named.items():
+            cell.record(check, compared, where or str(checkpoint))
         for spec in CHECKS.values():
             if spec.probe and view is live_state:
                 spec.probe(cell, target, checkpoint)
@@ -292,9 +296,10 @@ def verify_values(
         keys = {name: key_of(check, name, saved.numbers) for name in leaves}
         actual = leaves_like(leaves, keys, values)
         how = partial(saved.compare, group=group, recall=saved.recall_of(check))
-        compared = {check: compare_controlled(leaves, actual, unlike(leaves, actual, actual), how=how)}
-        found = explained_restored(cell, saved, compared, {check: actual})
-        cell.record(check, found[check], str(saved))
+        compared = compare_controlled(leaves, actual, unlike(leaves, actual, actual), how=how)
+        comparisons = {check: Comparison(leaves, actual, compared)}
+        named = explained_in_checkpoint(cell, "restored", saved, comparisons)
+        cell.record(check, named[check], str(saved))
 
 
 def resume(

@@ -2,8 +2,8 @@
 called only after a comparison has failed."""
 
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -14,29 +14,33 @@ from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.plugins import plugins
 from dcpbench.core.rank_report import Compared
+from dcpbench.verify.compare import Comparison
 from dcpbench.workloads.run import Run
-from dcpbench.workloads.run_state import State, equal_names
+from dcpbench.workloads.run_state import State
 
 
 @dataclass(frozen=True)
-class Restored:
-    """The reference after a load: the checkpoint, the live state of the target, its state before the load (if
-    a defect needs that), and the names of this rank's mismatches by check."""
+class Differences:
+    """The reference after a load, or of a checkpoint's files.
+
+    Args:
+        comparisons: of each check with what was saved, by name; of files by their keys.
+        before: the state of the load target before the load, if a defect needs that.
+    """
 
     checkpoint: Checkpoint
-    actual: State
-    before: State
-    names: Mapping[str, frozenset[str]]
+    comparisons: Mapping[str, Comparison]
+    before: State = field(default_factory=State)
 
+    @property
+    def actual(self) -> State:
+        """What there is, by check."""
+        return {check: {**comparison.actual} for check, comparison in self.comparisons.items()}
 
-@dataclass(frozen=True)
-class StoredFiles:
-    """The reference of a checkpoint's files: the tensors stored in them, and the keys of this rank's
-    mismatches."""
-
-    checkpoint: Checkpoint
-    stored: Mapping[str, Any]
-    names: frozenset[str]
+    @property
+    def names(self) -> dict[str, frozenset[str]]:
+        """The names of this rank's mismatches, by check."""
+        return {check: comparison.wrong for check, comparison in self.comparisons.items()}
 
 
 @dataclass(frozen=True)
@@ -47,23 +51,6 @@ class RaisedInLoad:
     checkpoint: Checkpoint
     texts: frozenset[str]
     target: Run
-
-
-def explained_restored(
-    cell: Cell,
-    checkpoint: Checkpoint,
-    compared: Mapping[str, Compared],
-    actual: State,
-    before: State | None = None,
-) -> dict[str, Compared]:
-    """Name the defects in mismatches between a saved state and the `actual` one, which comes from the
-    checkpoint; collective as `explained`. `before` is as in `Restored`."""
-
-    def about() -> Restored:
-        names = {check: frozenset(one.name for one in wrong.found) for check, wrong in compared.items()}
-        return Restored(checkpoint, actual, before or {}, names)
-
-    return explained(cell, "restored", compared, about, equal_names(actual))
 
 
 @cache
@@ -83,30 +70,29 @@ def needs_copy(cell: Cell) -> bool:
 
 
 def explained(
-    cell: Cell,
-    moment: Moment,
-    compared: Mapping[str, Compared],
-    reference: Callable[[], Any],
-    equal: Callable[[str, Any], Iterable[str]],
+    cell: Cell, moment: Moment, comparisons: Mapping[str, Comparison], reference: Any
 ) -> dict[str, Compared]:
     """Name in each mismatch the defect that causes it, if there is one; collective if a defect can affect the
-    cell.
-
-    Args:
-        compared: what was compared with the reference, by check.
-        reference: builds the reference that defects get.
-        equal: returns the names of a check that are equal in a state which a defect expects.
-    """
-    found = {check: [*one.found] for check, one in compared.items()}
-    defects = defects_at(cell, moment)
-    if defects and any(cell.world.gathered(any(found.values()))):
-        about = reference()
+    cell. `reference` is what defects get at this moment."""
+    comparisons, defects = dict(comparisons), defects_at(cell, moment)
+    if defects and any(cell.world.gathered(any(one.compared.found for one in comparisons.values()))):
         for by, defect in defects.items():
-            for state in defect.expected(cell, moment, about):
-                for check, wrong in found.items():
-                    names = {*equal(check, state)}
-                    found[check] = [replace(one, by=by) if one.name in names else one for one in wrong]
-    return {check: replace(one, found=found[check]) for check, one in compared.items()}
+            for state in defect.expected(cell, moment, reference):
+                for check in state.keys() & comparisons.keys():
+                    comparison = comparisons[check]
+                    comparisons[check] = comparison.named(by, comparison.names_equal_to(state[check]))
+    return {check: comparison.compared for check, comparison in comparisons.items()}
+
+
+def explained_in_checkpoint(
+    cell: Cell,
+    moment: Moment,
+    checkpoint: Checkpoint,
+    comparisons: Mapping[str, Comparison],
+    before: State | None = None,
+) -> dict[str, Compared]:
+    """Name the defects in mismatches with what a checkpoint has, as `explained` does."""
+    return explained(cell, moment, comparisons, Differences(checkpoint, comparisons, before or State()))
 
 
 def explain_raised(cell: Cell, checkpoint: Checkpoint, target: Run, error: BaseException) -> None:

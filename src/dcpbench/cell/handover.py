@@ -11,11 +11,12 @@ import torch
 from dcpbench.cell import steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.explained import explained_restored
+from dcpbench.cell.explained import explained_in_checkpoint
 from dcpbench.cell.steps import RunRecord
 from dcpbench.cell.window import Window
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.config.groups import Verify
+from dcpbench.verify.compare import Comparison
 from dcpbench.verify.compare_layouts import compare_ranks
 from dcpbench.verify.snapshot import PLAIN
 from dcpbench.workloads.run import Limits
@@ -108,8 +109,9 @@ def hand_over(cell: Cell, checkpoints: Sequence[Checkpoint], record: RunRecord) 
             added[check], compared = compare_ranks(leaves, cell.world.group)
             if compared.found and saved:
                 stored = saved.read(check, {one.name for one in compared.found if one.name in leaves})
-                found = explained_restored(cell, saved, {check: compared}, {check: stored})
-                cell.record(check, found[check], str(saved))
+                comparisons = {check: Comparison(leaves, stored, compared)}
+                named = explained_in_checkpoint(cell, "restored", saved, comparisons)
+                cell.record(check, named[check], str(saved))
         return added
 
     with cell.phase("verify", "handover"):

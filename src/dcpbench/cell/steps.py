@@ -16,13 +16,14 @@ from torch.distributed.checkpoint.api import CheckpointException
 from dcpbench.cell import checkpoint_files, contract, side_effects
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint, read_elsewhere, whole_tensors
-from dcpbench.cell.explained import StoredFiles, explain_raised, explained
+from dcpbench.cell.explained import explain_raised, explained_in_checkpoint
 from dcpbench.cell.shared_folder import wait_until_seen
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.core.plugins import all_of
 from dcpbench.core.rank_report import NOTHING
 from dcpbench.verify.audit import compare_manifest
-from dcpbench.verify.plain_read import compare_stored
+from dcpbench.verify.compare import Comparison
+from dcpbench.verify.plain_read import compare_stored, is_stored
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import build_run
 from dcpbench.workloads.generators import States
@@ -341,18 +342,18 @@ def _compare_files(cell: Cell, checkpoint: SavedCheckpoint, elsewhere: set[str])
     if not stored:
         cell.report.not_applied.setdefault("files_equal", "nothing else reads files of this format")
         return
-    parts = checkpoint.in_files.values()
-    where = cell.world.device, elsewhere
-    seen = compare_stored(parts, stored, *where)
-    names = frozenset(one.name for one in seen.found)
-
-    def equal(_: str, state: State) -> set[str]:
-        again = compare_stored(state.values(), stored, *where)
-        return again.names.keys() - {one.name for one in again.found}
-
-    about = partial(StoredFiles, checkpoint, stored, names)
-    compared = explained(cell, "stored", {"files_equal": seen}, about, equal)
-    cell.record("files_equal", compared["files_equal"], str(checkpoint), ("saved {}", "{} in the files"))
+    device = cell.world.device
+    comparisons = {
+        check: Comparison(
+            leaves,
+            stored,
+            compare_stored([leaves], stored, device, elsewhere),
+            partial(is_stored, device=device),
+        )
+        for check, leaves in checkpoint.in_files.items()
+    }
+    compared = explained_in_checkpoint(cell, "stored", checkpoint, comparisons).values()
+    cell.record("files_equal", sum(compared, NOTHING), str(checkpoint), ("saved {}", "{} in the files"))
 
 
 def _measure_raw(cell: Cell, checkpoint: SavedCheckpoint) -> None:

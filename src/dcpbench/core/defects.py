@@ -23,8 +23,8 @@ class Defect:
         expected: called as `expected(cell, moment, reference)` on every rank, after the comparison with the
             reference failed on any rank. Returns the states that the defect can produce, by check and then
             by name; none if it changes nothing. They have exactly the values of the mismatches that they
-            explain. `dcpbench.cell.explained` has a class of references for each moment. At `raised` it
-            returns texts of exceptions instead of states.
+            explain. The reference is a `Differences` of `dcpbench.cell.explained`, of the twin's gradients
+            `TwinGradients`, and at `raised` a `RaisedInLoad`; there it returns texts of exceptions.
         from_before: whether it needs a copy of the run's state from before the load, which costs time.
     """
 

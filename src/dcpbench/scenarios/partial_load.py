@@ -10,10 +10,11 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from
 from dcpbench.cell import checks, contract, side_effects, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.explained import explained_restored
+from dcpbench.cell.explained import explained_in_checkpoint
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
+from dcpbench.verify.compare import Comparison
 from dcpbench.verify.compare_layouts import compare_across
 from dcpbench.verify.perturb import all_different, compare_controlled, controllable, unlike
 from dcpbench.verify.snapshot import Leaves, below, snapshot_nested
@@ -72,8 +73,9 @@ def _verify_below(cell: Cell, key: str, check: str, expected: Leaves, saved: Che
     with cell.phase("verify", "equality"):
         found = compare_across(expected, actual, cell.world.group, saved.recall(f"{key}."))
         control = compare_across(expected, changed, cell.world.group)
-        compared = {check: Compared.of(found, control, controllable(expected))}
-        cell.record(check, explained_restored(cell, saved, compared, {check: actual})[check], where)
+        compared = Compared.of(found, control, controllable(expected))
+        comparisons = {check: Comparison(expected, actual, compared)}
+        cell.record(check, explained_in_checkpoint(cell, "restored", saved, comparisons)[check], where)
 
     def unrequested(names: Iterable[str]) -> list[Mismatch]:
         others = [name for name in names if not name.startswith(f"{key}.")]

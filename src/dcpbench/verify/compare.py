@@ -4,8 +4,8 @@ import inspect
 import io
 import math
 import struct
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from dcpbench.core.mismatch import AS_STORED, Mismatch, Problem
+from dcpbench.core.rank_report import Compared
 from dcpbench.verify.digest import add
 from dcpbench.verify.layout import Extent
 from dcpbench.verify.snapshot import (
@@ -70,16 +71,49 @@ def compare(
 def same_leaves(expected: Leaves, actual: Leaves) -> set[str]:
     """Return the names of the leaves that equal the expected ones; if a digest is expected, by content.
     A name whose leaf is expected to be `ABSENT` must be missing."""
-    return {name for name, leaf in expected.items() if _same(name, leaf, actual.get(name, ABSENT))}
+    return {name for name, leaf in expected.items() if same_leaf(name, leaf, actual.get(name, ABSENT))}
 
 
-def _same(name: str, expected: Leaf, actual: Leaf) -> bool:
+def same_leaf(name: str, expected: Leaf, actual: Leaf) -> bool:
+    """Return whether a leaf equals the expected one, as `same_leaves` does."""
     if expected is ABSENT or actual is ABSENT:
         return expected is actual
     if isinstance(expected, DigestedLeaf):
         same_dtype = expected.dtype == getattr(actual, "dtype", None)
         return same_dtype and digest_of(expected) == digest_of(actual)
     return _compare_leaves(name, expected, actual, None, closely=False) is None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A comparison, which can be asked again with another expectation.
+
+    Args:
+        expected: what was expected, by name.
+        actual: what there is, by name.
+        compared: the mismatches, and the negative control.
+        how: takes a name, what is expected and what there is, or `ABSENT`; returns whether they are equal.
+    """
+
+    expected: Mapping[str, Any]
+    actual: Mapping[str, Any]
+    compared: Compared
+    how: Callable[[str, Any, Any], bool] = same_leaf
+
+    @property
+    def wrong(self) -> frozenset[str]:
+        """The names of this rank's mismatches."""
+        return frozenset(mismatch.name for mismatch in self.compared.found)
+
+    def names_equal_to(self, expected: Mapping[str, Any]) -> set[str]:
+        """Return the names of mismatches under which there is what another expectation says."""
+        names = self.wrong & expected.keys()
+        return {name for name in names if self.how(name, expected[name], self.actual.get(name, ABSENT))}
+
+    def named(self, by: str, names: Collection[str]) -> "Comparison":
+        """Return the comparison with a defect as the cause of the mismatches of some names."""
+        found = [replace(one, by=by) if one.name in names else one for one in self.compared.found]
+        return replace(self, compared=replace(self.compared, found=found))
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:

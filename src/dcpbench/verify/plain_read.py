@@ -15,7 +15,7 @@ from dcpbench.verify.audit import reach
 from dcpbench.verify.compare import compare
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.perturb import made_different
-from dcpbench.verify.snapshot import BLOCK, DigestedLeaf, Idle, Leaves, TensorLeaf, snapshot_nested
+from dcpbench.verify.snapshot import BLOCK, DigestedLeaf, Idle, Leaf, Leaves, TensorLeaf, snapshot_nested
 
 _LONGEST_ERROR = 200
 
@@ -50,10 +50,20 @@ def compare_stored(
             if not isinstance(leaf, TensorLeaf | DigestedLeaf) or key in large.keys() - {smallest}:
                 continue
             if leaf.extent.numel and key not in elsewhere:
-                read = _one_block(key, leaf) if isinstance(leaf, DigestedLeaf) else leaf
-                wrong, fired[key] = _compare(key, read, stored[key], device)
+                wrong, fired[key] = _compare(key, _as_read(key, leaf), stored[key], device)
                 found += wrong
     return Compared(found, dict.fromkeys(fired, True), fired)
+
+
+def is_stored(key: str, leaf: Leaf, chunks: Any, device: torch.device) -> bool:
+    """Return whether a file has this rank's part of a tensor; of a large one, the block that is read."""
+    if not isinstance(leaf, TensorLeaf | DigestedLeaf) or not leaf.extent.numel:
+        return False
+    return not _compare(key, _as_read(key, leaf), chunks, device)[0]
+
+
+def _as_read(key: str, leaf: TensorLeaf | DigestedLeaf) -> TensorLeaf | DigestedLeaf:
+    return _one_block(key, leaf) if isinstance(leaf, DigestedLeaf) else leaf
 
 
 def _one_block(key: str, leaf: DigestedLeaf) -> DigestedLeaf:

@@ -17,7 +17,7 @@ from torch import nn
 
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
-from dcpbench.verify.compare import compare_elements, same_value, share_of, unlike_tensors
+from dcpbench.verify.compare import Absence, compare_elements, same_value, share_of, unlike_tensors
 from dcpbench.verify.snapshot import Idle, Leaf, Leaves, TensorLeaf, kind_of, may_be_absent
 from dcpbench.verify.whole_tensors import real_elements
 
@@ -198,6 +198,11 @@ def compare_gradient(
         facts |= {"factor": 1 + factor, "share": abs(factor)}
         return Mismatch(name, Problem.far, "gradient", float(distance.max()), facts), by_factor
     return None, max(used, by_factor)
+
+
+def is_close(name: str, twin: TwinGradient, part: GradientPart | Absence) -> bool:
+    """Return whether a part of a gradient is within the tolerance of the twin's."""
+    return isinstance(part, GradientPart) and compare_gradient(name, 0, part, twin)[0] is None
 
 
 def compare_step(

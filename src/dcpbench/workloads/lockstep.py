@@ -17,7 +17,7 @@ from dcpbench.config.mesh import dp_degree, dp_rank
 from dcpbench.config.schema import Config
 from dcpbench.core.mismatch import SECOND_DERIVATIVES, Mismatch, Problem
 from dcpbench.core.rank_report import NOTHING, CheckPart, Compared
-from dcpbench.verify.compare import same_value
+from dcpbench.verify.compare import Comparison, same_value
 from dcpbench.verify.compare_layouts import compare_replicas
 from dcpbench.verify.perturb import all_different, compared_names, controllable
 from dcpbench.verify.snapshot import TensorLeaf, named_parts, of_kind, snapshot_model
@@ -30,6 +30,7 @@ from dcpbench.verify.training import (
     compare_gradient,
     compare_losses,
     compare_step,
+    is_close,
     loss_name,
     loss_share,
     rounding,
@@ -78,10 +79,8 @@ class _Losses:
     size: float
 
 
-_Equal = Callable[[str, Mapping[str, Mapping[str, TwinGradient]]], set[str]]
-Explain = Callable[[Mapping[str, Compared], Callable[[], TwinGradients], _Equal], Mapping[str, Compared]]
-"""Names the defects that cause mismatches of checks, given functions that build the reference and compare
-again."""
+Explain = Callable[[Mapping[str, Comparison], TwinGradients], Mapping[str, Compared]]
+"""Names the defects that cause mismatches of checks."""
 _Gradients = tuple[OwnGradients, list[OwnGradients]]
 """The twin's gradients at a use, and those of the jittered steps."""
 
@@ -92,7 +91,7 @@ class Lockstep:
     Args:
         world: the ranks that train the run.
         twin: an unwrapped run in the state of the run.
-        explain: attributes mismatches of gradients to known defects.
+        explain: attributes mismatches of gradients to known defects, if one can affect the cell.
 
     Attributes:
         not_applied: why checks are not made.
@@ -101,7 +100,9 @@ class Lockstep:
         why_not_resumed: why a resumed run cannot repeat these steps, if the results show that.
     """
 
-    def __init__(self, config: Config, world: World, run: OwnRun, twin: OwnRun, explain: Explain) -> None:
+    def __init__(
+        self, config: Config, world: World, run: OwnRun, twin: OwnRun, explain: Explain | None
+    ) -> None:
         skip_groups_by_shape(config, run, twin)
         self._world, self._run, self._explain = world, run, explain
         self._results = dict.fromkeys((GRADIENT, STEP), NOTHING)
@@ -243,14 +244,11 @@ class Lockstep:
                 control = compare_gradient(name, step, part, twin.made_different(bound.control))
                 fired[of_use] = control[0] is not None
 
-        def equal(check: str, state: Mapping[str, Mapping[str, TwinGradient]]) -> set[str]:
-            both = {name: twin for name, twin in state[check].items() if name in parts}
-            found = {name: compare_gradient(name, step, parts[name], twin)[0] for name, twin in both.items()}
-            return {name for name, finding in found.items() if finding is None}
-
-        about = partial(self._reference, uses, number, gradients)
-        done = self._explain({GRADIENT: Compared(found, {}, {})}, about, equal)[GRADIENT]
-        wrong = [replace(one, name=one.name + words) for one in done.found]
+        if self._explain and any_rank(bool(found), Exchange(self._world.group)):
+            reference = self._reference(uses, number, gradients)
+            comparison = Comparison(reference.twins, parts, Compared(found, {}, {}), is_close)
+            found = [*self._explain({GRADIENT: comparison}, reference)[GRADIENT].found]
+        wrong = [replace(one, name=one.name + words) for one in found]
         if {step - 1, step} & self._second_derivatives:
             wrong = [replace(one, by=one.by or SECOND_DERIVATIVES) for one in wrong]
             self._uses_late_gradients |= bool(wrong)

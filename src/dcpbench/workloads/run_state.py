@@ -1,7 +1,7 @@
 """The state of a run, as the checks compare it and as its checkpoints have it."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -229,11 +229,6 @@ def live_gradients(run: Run) -> Leaves:
 def retained_gradients(run: Run) -> Leaves:
     """Return a copy of the gradients of this rank."""
     return retained(live_gradients(run))
-
-
-def equal_names(actual: State) -> Callable[[str, State], set[str]]:
-    """Return a function that returns the names of a check which are equal in a state and the actual one."""
-    return lambda check, state: same_leaves(state.get(check, {}), actual[check])
 
 
 def is_small(state: State) -> bool:

@@ -20,6 +20,7 @@ from dcpbench.plugins.defects import _cells, divided_twice, trained_alone, unfro
 from dcpbench.plugins.defects.plugin import plugin
 from dcpbench.scenarios import fine_tune
 from dcpbench.sweep import known_failures
+from dcpbench.verify.compare import Comparison
 from dcpbench.verify.layout import whole
 from dcpbench.verify.snapshot import TensorLeaf, named_parameters
 from dcpbench.verify.training import (
@@ -229,7 +230,7 @@ def test_defects_are_computed_only_after_a_mismatch(tmp_path: Path, monkeypatch:
 
     def expected(cell: Cell, moment: str, reference: Any) -> list[dict[str, Any]]:
         asked.append(moment)
-        return [{"model_equal": {"w"}}]
+        return [{"model_equal": {"w": 1.0, "v": 1.0, "absent": 3.0}}, {"optim_equal": {"v": 2.0}}]
 
     defect = Defect(("restored",), lambda config: True, expected)
     monkeypatch.setattr(explained, "_defects", lambda: {"mine": defect})
@@ -237,8 +238,9 @@ def test_defects_are_computed_only_after_a_mismatch(tmp_path: Path, monkeypatch:
     wrong = [Mismatch(name, Problem.differs) for name in ("w", "v")]
 
     def compared(found: list[Mismatch]) -> list[str | None]:
-        one = {"model_equal": Compared(found, {}, {})}
-        done = explained.explained(cell, "restored", one, lambda: None, lambda check, state: state[check])
+        leaves = {"w": 3.0, "v": 3.0}, {"w": 1.0, "v": 2.0}
+        comparison = Comparison(*leaves, Compared(found, {}, {}))
+        done = explained.explained(cell, "restored", {"model_equal": comparison}, None)
         return [finding.by for finding in done["model_equal"].found]
 
     assert (compared([]), asked) == ([], [])

@@ -11,12 +11,14 @@ import torch.distributed.checkpoint as dcp
 from conftest import tiered
 from dcpbench.cell import checks
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.explained import Restored
+from dcpbench.cell.explained import Differences
 from dcpbench.config.schema import conf_folder
+from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.rank_report import Compared
 from dcpbench.plugins.defects import other_save, own_chunks
 from dcpbench.sweep.known_failures import read
 from dcpbench.verdict.known_failures import KnownFailure, explaining
-from dcpbench.verify.compare import same_leaves
+from dcpbench.verify.compare import Comparison, same_leaves
 from dcpbench.verify.snapshot import TensorLeaf, snapshot_nested
 from dcpbench.workloads.build_run import build
 from support.alone import STAGES_ONCE, Ran, bare_cell, config, group_of_one, run_alone, world
@@ -76,7 +78,7 @@ def test_states_of_saves_in_flight_are_expected(tmp_path: Path) -> None:
     other = Checkpoint(2, "", cast(Any, None), {"model_equal": snapshot_nested({"w": torch.ones(2)})})
     mine = replace(other, step=1, overlapping=[other])
     cell = bare_cell(tmp_path, config(**SMALL, save="async_shared_writer"))
-    states = other_save.defect.expected(cell, "restored", Restored(mine, {}, {}, {}))
+    states = other_save.defect.expected(cell, "restored", Differences(mine, {}))
     assert [*states] == [other.state]
 
 
@@ -93,10 +95,10 @@ def test_state_before_a_load_is_retained(save: str, tmp_path: Path) -> None:
         return
     was = {"model_equal": snapshot_nested({"w": torch.zeros(2), "other": torch.zeros(2)})}
     actual = snapshot_nested({"w": torch.ones(2), "other": torch.zeros(2)})
-    names = {"model_equal": frozenset(actual)}
+    wrong = Compared([Mismatch(name, Problem.differs) for name in actual], {}, {})
 
     def explained() -> set[str]:
-        about = Restored(checkpoint, {"model_equal": actual}, was, names)
+        about = Differences(checkpoint, {"model_equal": Comparison(leaves, actual, wrong)}, was)
         (state,) = own_chunks.defect.expected(cell, "restored", about)
         return same_leaves(state["model_equal"], actual)
 

@@ -11,24 +11,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.explained import Restored
+from dcpbench.cell.explained import Differences
+from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.rank_report import Compared
 from dcpbench.plugins.defects import as_list, one_replica
 from dcpbench.plugins.defects._slices import slices
 from dcpbench.plugins.defects.never_stepped import never_stepped
 from dcpbench.plugins.defects.own_chunks import loaded_alone
 from dcpbench.plugins.defects.sliced_by_shard import is_cut, set_again
 from dcpbench.plugins.defects.state_of_frozen import without_frozen
-from dcpbench.verify.compare import same_leaves
+from dcpbench.verify.compare import Comparison, same_leaves
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.plain_read import StoredChunk
 from dcpbench.verify.snapshot import DigestedLeaf, Idle, Leaves, TensorLeaf, digested
 from support.alone import bare_cell, config, world
 
 
-def restored(check: str, saved: Leaves, actual: Leaves) -> Restored:
+def restored(check: str, saved: Leaves, actual: Leaves) -> Differences:
     """Return the reference of a load in which all names differ."""
     checkpoint = Checkpoint(1, "", None, {check: saved})  # type: ignore[arg-type]
-    return Restored(checkpoint, {check: actual}, {}, {check: frozenset(actual)})
+    found = [Mismatch(name, Problem.differs) for name in actual]
+    return Differences(checkpoint, {check: Comparison(saved, actual, Compared(found, {}, {}))})
 
 
 @settings(deadline=None, max_examples=100)

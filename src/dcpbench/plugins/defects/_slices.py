@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import Restored
+from dcpbench.cell.explained import Differences
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import fsdp1_sizes
@@ -28,7 +28,7 @@ degree of TP."""
 def loads_slices(applies: Callable[[Config], bool], is_sliced: IsSliced, set_again: SetAgain) -> Defect:
     """Return the defect by which a load under FSDP1 gives ranks such slices."""
 
-    def expected(cell: Cell, moment: Moment, reference: Restored) -> Iterator[State]:
+    def expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
         checkpoint, actual = reference.checkpoint, reference.actual.get(_CHECK, {})
         wrong = {name: actual[name] for name in reference.names.get(_CHECK, ()) if name in actual}
         again = partial(set_again, shards=fsdp1_sizes(cell.config).get("tp", 1))

@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import Restored
+from dcpbench.cell.explained import Differences
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.workloads.run_state import State
@@ -16,7 +16,7 @@ def _applies(config: Config) -> bool:
     return bool(config.state_dict.full_state_dict)
 
 
-def _expected(cell: Cell, moment: Moment, reference: Restored) -> Iterator[State]:
+def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
     saved = reference.checkpoint.state.get(_CHECK, {})
     yield {_CHECK: {name: [*leaf] for name, leaf in saved.items() if isinstance(leaf, tuple)}}
 

@@ -5,27 +5,21 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import Restored, StoredFiles
+from dcpbench.cell.explained import Differences
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import loads_by_dcp
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.snapshot import DigestedLeaf, Leaves, TensorLeaf, digested, of_kind
 from dcpbench.workloads.run_state import State
 
-_CHECKS = ("model_equal", "extra_equal")
-"""The checks of a model, and of copies of it that are saved in addition."""
 
-
-def _expected(cell: Cell, moment: Moment, reference: Restored | StoredFiles) -> Iterator[State]:
-    if isinstance(reference, Restored):
-        for check in _CHECKS:
-            buffers = digested(_buffers_of(reference.checkpoint.state.get(check, {})))
-            wrong = reference.names.get(check, frozenset())
-            yield from _of_each_rank(cell, check, buffers, wrong)
-            yield from _of_ranks_that_saved(check, buffers)
-    else:
-        for check, leaves in reference.checkpoint.by_key.items():
-            yield from _of_each_rank(cell, check, _buffers_of(leaves), reference.names)
+def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
+    restored = moment == "restored"
+    for check, wrong in reference.names.items():
+        saved = reference.checkpoint.state if restored else reference.checkpoint.by_key
+        buffers = _buffers_of(saved.get(check, {}))
+        yield from _of_each_rank(cell, check, digested(buffers) if restored else buffers, wrong)
+        yield from _of_ranks_that_saved(check, buffers)
 
 
 def _buffers_of(leaves: Leaves) -> Leaves:

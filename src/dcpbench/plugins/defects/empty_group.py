@@ -4,7 +4,7 @@ them or, from a full state dict, leaves others (docs/findings/empty-param-group.
 from collections.abc import Iterator
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import Restored
+from dcpbench.cell.explained import Differences
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import loads_by_dcp
 from dcpbench.verify.compare import ABSENT
@@ -14,7 +14,7 @@ from dcpbench.workloads.run_state import FLAGS, State
 _CHECK = "optim_equal"
 
 
-def _expected(cell: Cell, moment: Moment, reference: Restored) -> Iterator[State]:
+def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
     saved, actual = reference.checkpoint.state.get(_CHECK, {}), reference.actual
     groups = (name for name, leaf in saved.items() if names_parameters(name, leaf) and not leaf)
     empty = {name.removesuffix("params") for name in groups}

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import Restored
+from dcpbench.cell.explained import Differences
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import loads_by_dcp
 from dcpbench.verify.compare import same_leaves
@@ -15,7 +15,7 @@ _QUOTED = re.compile(r"""(^|\.)(['"])(.*?)\2(?=\.|$)""")
 """A string key in a name, which is quoted if there is another key of the same text."""
 
 
-def _expected(cell: Cell, moment: Moment, reference: Restored) -> Iterator[State]:
+def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
     state = State()
     for check, names in reference.names.items():
         saved, actual = reference.checkpoint.state.get(check, {}), reference.actual[check]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import Restored
+from dcpbench.cell.explained import Differences
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.verify.compare import ABSENT
@@ -21,7 +21,7 @@ def _applies(config: Config) -> bool:
     return not config.load_into.filled
 
 
-def _expected(cell: Cell, moment: Moment, reference: Restored) -> Iterator[State]:
+def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
     actual = reference.actual.get(_CHECK, {})
     names = reference.names.get(_CHECK, frozenset())
     yield {_CHECK: never_stepped({name: leaf for name, leaf in actual.items() if name in names})}

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import Restored, StoredFiles
+from dcpbench.cell.explained import Differences
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import loads_by_dcp, never_averages
@@ -24,30 +24,17 @@ def _applies(config: Config) -> bool:
     return never_averages(config) or loads_by_dcp(config)
 
 
-def _expected(cell: Cell, moment: Moment, reference: Restored | StoredFiles) -> Iterator[State]:
-    return _restored(cell, reference) if isinstance(reference, Restored) else _stored(cell, reference)
-
-
-def _restored(cell: Cell, reference: Restored) -> Iterator[State]:
-    mine, names = State(), gathered(dict(reference.names), cell.world.group)
-    for check in _CHECKS:
-        leaves = reference.checkpoint.state.get(check, {})
+def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
+    restored = moment == "restored"
+    names, mine = gathered(reference.names, cell.world.group), State()
+    for check in _CHECKS if restored or not never_averages(cell.config) else reference.names:
+        saved = reference.checkpoint.state if restored else reference.checkpoint.by_key
         wrong = {name for theirs in names for name in theirs.get(check, ())}
-        some = digested({name: leaf for name, leaf in _possible(cell, leaves).items() if name in wrong})
-        mine[check] = {name: leaf for name, leaf in some.items() if isinstance(leaf, DigestedLeaf)}
+        leaves = _possible(cell, saved.get(check, {}))
+        tensors = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, TensorLeaf | DigestedLeaf)}
+        possible = {name: leaf for name, leaf in tensors.items() if name in wrong}
+        mine[check] = digested(possible) if restored else possible
     yield from gathered(mine, cell.world.group)
-
-
-def _stored(cell: Cell, reference: StoredFiles) -> Iterator[State]:
-    world = cell.world
-    wrong = {name for theirs in gathered(reference.names, world.group) for name in theirs}
-    if not never_averages(cell.config):
-        wrong = {key for key in wrong if key.startswith(("model.", "optimizer."))}
-    mine = {
-        check: {key: leaf for key, leaf in _possible(cell, leaves).items() if key in wrong}
-        for check, leaves in reference.checkpoint.by_key.items()
-    }
-    yield from gathered(mine, world.group)
 
 
 def _possible(cell: Cell, leaves: Leaves) -> Leaves:

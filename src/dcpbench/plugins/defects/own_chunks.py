@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import Restored
+from dcpbench.cell.explained import Differences
 from dcpbench.checkpointers.dcp import stored_chunks
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import loads_alone
@@ -19,7 +19,7 @@ from dcpbench.verify.snapshot import TensorLeaf
 from dcpbench.workloads.run_state import State, key_of
 
 
-def _expected(cell: Cell, moment: Moment, reference: Restored) -> Iterator[State]:
+def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
     checkpoint, state = reference.checkpoint, State()
     stored = stored_chunks(Path(checkpoint.checkpoint_id), cell.world.rank)
     for check, names in reference.names.items():

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import Restored
+from dcpbench.cell.explained import Differences
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.verify.snapshot import TensorLeaf
@@ -18,7 +18,7 @@ def _applies(config: Config) -> bool:
     return bool(config.model.name == "bf16")
 
 
-def _expected(cell: Cell, moment: Moment, reference: Restored) -> Iterator[State]:
+def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
     saved, actual = (state.get(_CHECK, {}) for state in (reference.checkpoint.state, reference.actual))
     dtypes = {leaf.dtype for leaf in reference.actual["model_equal"].values() if isinstance(leaf, TensorLeaf)}
     rounded = {

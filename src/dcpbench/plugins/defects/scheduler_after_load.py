@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import Restored
+from dcpbench.cell.explained import Differences
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import new_target
@@ -17,7 +17,7 @@ def _applies(config: Config) -> bool:
     return not config.load_into.scheduler
 
 
-def _expected(cell: Cell, moment: Moment, reference: Restored) -> Iterator[State]:
+def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
     """Create one where the groups have the saved values of what they had before the load."""
     target, saved = new_target(cell), reference.checkpoint.state.get(_CHECK, {})
     for number, group in enumerate(target.optimizer.param_groups):

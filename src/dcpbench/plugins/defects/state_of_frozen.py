@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import Restored
+from dcpbench.cell.explained import Differences
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.verify.compare import ABSENT
@@ -17,7 +17,7 @@ def _applies(config: Config) -> bool:
     return not config.own_trainer and not config.optimizer_state
 
 
-def _expected(cell: Cell, moment: Moment, reference: Restored) -> Iterator[State]:
+def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
     yield {_CHECK: without_frozen(reference.checkpoint.state.get(_CHECK, {}), reference.actual)}
 
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.explained import Restored
+from dcpbench.cell.explained import Differences
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import new_target
@@ -21,7 +21,7 @@ def _applies(config: Config) -> bool:
     return not config.own_trainer
 
 
-def _expected(cell: Cell, moment: Moment, reference: Restored) -> Iterator[State]:
+def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
     saved = reference.checkpoint.state
     concerned = any(name.startswith("defaults.") for name in reference.names.get(FLAGS, ()))
     if not any(cell.world.gathered(concerned)):

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.explained import Restored
+from dcpbench.cell.explained import Differences
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.plugins.defects._cells import fsdp1_sizes, loads_by_dcp, new_target
 from dcpbench.verify.compare import ABSENT
@@ -16,7 +16,7 @@ from dcpbench.workloads.run_state import State, live_state
 _CHECK = "optim_equal"
 
 
-def _expected(cell: Cell, moment: Moment, reference: Restored) -> Iterator[State]:
+def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
     """Yield that saved state is absent if a new optimizer has some state, but not this."""
     wrong = reference.names.get(_CHECK, frozenset())
     if not any(cell.world.gathered(any(name.startswith("state.") for name in wrong))):
