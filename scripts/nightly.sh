@@ -5,7 +5,7 @@
 #   scripts/nightly.sh [overrides of dcpbench...]      # experiment=nightly, unless another is named
 #
 # Start it from anywhere: --config-dir, your model and the folder of the runs are found from the current folder.
-# A second start on the same day resumes the run of that day; its overrides have been recorded. Exit status: 0 if every cell ended as expected and
+# A second start on the same day resumes the run of that day. Exit status: 0 if every cell ended as expected and
 # nothing is worse than before; 1 if not, or if cells are missing; 2 if nothing could be started or compared;
 # 130 if it was interrupted.
 #
@@ -82,7 +82,7 @@ keep_newest() {
 
 words=("$@" "hydra.sweep.dir=\"$folder\"")
 [[ " $*" == *" experiment="* ]] || words=(experiment=nightly "${words[@]}")
-[[ -e $folder/sweep.json ]] && words=(resume "$folder")
+[[ -e $folder/sweep.json ]] && words=(resume "$folder" "${words[@]}")
 
 "$python" -m dcpbench "${words[@]}"
 swept=$?

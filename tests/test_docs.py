@@ -18,9 +18,9 @@ import yaml
 from conftest import tiered
 from dcpbench.analysis.frame import read_sweeps
 from dcpbench.cli import reference
+from dcpbench.code.provenance import conf_folders
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.statuses import STATUSES
-from dcpbench.records.installation import conf_folders
 from support.commands import python, script
 
 ROOT = Path(__file__).parents[1]

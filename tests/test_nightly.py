@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from conftest import environment
+from dcpbench.code.provenance import conf_folders
 from dcpbench.core.plugins import declared_values
-from dcpbench.records.installation import conf_folders
 from dcpbench.sweep.claim import lock
 from support.commands import program
 from support.pretended_engine import PRETENDED
@@ -207,6 +207,8 @@ def test_nights_one_after_another(nights: Nights) -> None:
     assert (status, "2 of 2 cells are done" in told) == (0, True), told
     assert (nights.folder / "2026-11-19/results.jsonl").read_bytes() == first, "no cell ran twice"
     assert "its comparison with 2026-11-18 with 0" in told
+    status, told = nights.run("2026-11-19", "experiment=tiny", "seed=3")
+    assert (status, "leave out seed=3, or run another sweep" in told) == (2, True), told
     # An interrupted night is not compared with.
     shutil.copytree(nights.folder / "2026-11-19", nights.folder / "2026-11-20")
     rows = (nights.folder / "2026-11-20/results.jsonl").read_text().splitlines(keepends=True)

@@ -7,7 +7,7 @@ __version__ = "0.1.0"
 
 SAFE_PATH = ("PYTHONSAFEPATH", "dcpbench")
 """An environment variable and its value for every Python that dcpbench starts, so that it imports nothing
-from the current folder. Ranks search that folder later (`dcpbench.records.installation`), unless the user has
+from the current folder. Ranks search that folder later (`dcpbench.code.provenance`), unless the user has
 set another value."""
 
 

@@ -14,10 +14,10 @@ from omegaconf import OmegaConf
 
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
+from dcpbench.code.provenance import conf_folders
 from dcpbench.config.groups import SaveConfig, StorageConfig
 from dcpbench.config.schema import Config
 from dcpbench.core.mismatch import Problem
-from dcpbench.records.installation import conf_folders
 from dcpbench.verify.audit import Entry, audit, controls
 from dcpbench.verify.layout import whole
 from dcpbench.verify.plain_read import compare_stored

@@ -15,13 +15,13 @@ import torch.distributed as dist
 from omegaconf import OmegaConf
 
 from dcpbench.cell.cell import Cell, Uploads
+from dcpbench.code.provenance import conf_folders
 from dcpbench.config.groups import FaultConfig
 from dcpbench.config.schema import Config
 from dcpbench.core.plugins import declared_values, load_plugins
 from dcpbench.core.rank_report import RankReport
 from dcpbench.rank.messages import CellSpec, RunId
 from dcpbench.rank.run_cell import run_cell
-from dcpbench.records.installation import conf_folders
 from dcpbench.sweep import known_failures
 from dcpbench.verdict.attempt import verdict_of
 from dcpbench.verdict.verdict import Verdict

@@ -8,6 +8,7 @@ from unittest import mock
 
 from rich.console import Console
 
+from dcpbench.code.sources import Source
 from dcpbench.config.groups import Device, ScenarioConfig
 from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import RankReport
@@ -15,7 +16,6 @@ from dcpbench.core.stage_end import StageEnd
 from dcpbench.executors.base import Engine, Executor
 from dcpbench.executors.fork_server import Machine
 from dcpbench.rank.messages import CellSpec
-from dcpbench.records.source import Source
 from dcpbench.records.store import RowLog
 from dcpbench.sweep.driver import Sweep
 from dcpbench.sweep.job import Job

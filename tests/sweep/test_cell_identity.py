@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from dcpbench.code.provenance import conf_folders
 from dcpbench.config.schema import Config, conf_folder
 from dcpbench.core.cell_key import CellKey, is_below
-from dcpbench.records.installation import conf_folders
 from dcpbench.sweep import identity
 from dcpbench.sweep.identity import identity_of
 from support import alone

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from conftest import dcpbench, run, tiered, words_of
+from dcpbench.code.sources import Source
 from dcpbench.config.groups import Rerun
 from dcpbench.config.schema import Config
-from dcpbench.records.source import Source
 from dcpbench.records.store import append_row, read_lines, write_json
 from dcpbench.sweep import resume
 from support.commands import git, main

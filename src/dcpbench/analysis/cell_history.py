@@ -24,11 +24,11 @@ from dcpbench.analysis.cell_identity import (
 from dcpbench.analysis.change_points import Change, changes
 from dcpbench.analysis.costs import run_alike
 from dcpbench.analysis.frame import frame_of, outcomes, records, short_names, sweeps_in
+from dcpbench.code.sources import COMMITS, joined
 from dcpbench.core.axes import AXES
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import SEVERITY, SHOWN, StatusSpec
 from dcpbench.records.row import Row
-from dcpbench.records.source import COMMITS, joined
 from dcpbench.records.store import (
     RESULTS_CSV,
     RESULTS_JSONL,

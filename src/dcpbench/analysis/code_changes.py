@@ -3,9 +3,9 @@
 import pandas as pd
 
 from dcpbench.analysis.frame import Sweeps
+from dcpbench.code.sources import DCPBENCH, changed_files, commits_text, is_own, recorded
 from dcpbench.config.text import listed
 from dcpbench.records.row_reader import dict_in
-from dcpbench.records.source import DCPBENCH, changed_files, commits_text, is_own, recorded
 
 _YOURS, _OURS = "your code changed", "the code of dcpbench changed"
 _BY_DIGEST = "(code_digest differs; the files were not recorded)"

@@ -18,8 +18,8 @@ from dcpbench.analysis.cell_identity import (
 from dcpbench.analysis.costs import CHANGED, costs, is_regression
 from dcpbench.analysis.frame import Sweeps, is_false, is_true, ok
 from dcpbench.analysis.runs import status_text, why_failed
+from dcpbench.code.sources import COMMITS, short
 from dcpbench.core.axes import AXES
-from dcpbench.records.source import COMMITS, short
 
 NEWLY_FAILING = "newly failing"
 OTHER_CONFIGURATION = "other configuration"

@@ -14,12 +14,12 @@ from typing import Any, get_args, get_type_hints
 
 import yaml
 
+from dcpbench.code.provenance import conf_folders
 from dcpbench.config.keys import HELP
 from dcpbench.config.schema import Config, conf_folder, config_class
 from dcpbench.config.text import NEVER_SUGGESTED, as_target, near_name, visible
 from dcpbench.core.axes import AXES
 from dcpbench.core.plugins import declared_values, plugins
-from dcpbench.records.installation import conf_folders
 from dcpbench.records.store import SWEEP_JSON
 
 _COMMANDS: dict[str, str] = {

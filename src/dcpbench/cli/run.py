@@ -27,11 +27,11 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from dcpbench.cli import reference
+from dcpbench.code.provenance import conf_folders
 from dcpbench.config.errors import ConfigError, one_line, set_by_dcpbench
 from dcpbench.config.schema import conf_folder, config_class
 from dcpbench.core.plugins import plugins
 from dcpbench.records.files import SafeStream
-from dcpbench.records.installation import conf_folders
 from dcpbench.records.row import INTERRUPTED, WRONG_CONFIGURATION
 from dcpbench.records.store import ResultsError
 from dcpbench.sweep.driver import ENDING_SIGNALS

@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
+from dcpbench.code.provenance import import_from_current_folder
 from dcpbench.core.mismatch import RaisedError
 from dcpbench.core.plugins import load_plugins
 from dcpbench.core.rank_report import NothingToInjectError, RankReport
@@ -45,7 +46,6 @@ from dcpbench.rank.messages import (
 )
 from dcpbench.rank.run_cell import free_memory, left_behind, run_cell
 from dcpbench.rank.user_errors import is_raised_in_torch, message_of, subjects, user_code, user_line
-from dcpbench.records.installation import import_from_current_folder
 from dcpbench.records.plain_values import plain_report
 from dcpbench.verify.process_state import ProcessState
 from dcpbench.workloads.world import COLLECTIVE_TIMEOUT, World, new_group

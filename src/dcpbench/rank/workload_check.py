@@ -11,12 +11,12 @@ from typing import Any
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from dcpbench.code.provenance import import_from_current_folder
 from dcpbench.config.groups import Device
 from dcpbench.config.schema import Config
 from dcpbench.config.text import did_you_mean
 from dcpbench.rank.messages import StoreAddress, torchrun_variables
 from dcpbench.rank.user_errors import message_of
-from dcpbench.records.installation import import_from_current_folder
 from dcpbench.workloads.workload import Workload, is_trainer
 
 _NO_TRAINER = (

@@ -1,1 +1,1 @@
-"""Rows of cells, the files that store them, and the code that ran. No torch."""
+"""Rows of cells, and the files that store them. No torch."""

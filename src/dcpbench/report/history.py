@@ -20,10 +20,10 @@ from dcpbench.analysis.change_points import FALSE_ALARMS, LEAST_EFFECT, LEAST_SI
 from dcpbench.analysis.frame import records
 from dcpbench.analysis.query import QueryError, known_metric, names_in, parse, select
 from dcpbench.analysis.runs import without_numbers
+from dcpbench.code.sources import COMMITS, short
 from dcpbench.config.text import clipped, counted
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import StatusSpec
-from dcpbench.records.source import COMMITS, short
 from dcpbench.report.document import Content, Table, document_text, first_of, width_of
 from dcpbench.report.labels import change_style, plain, quantity
 from dcpbench.report.output import format_of, put_out

@@ -17,13 +17,13 @@ from dcpbench.analysis.causes import causes_of
 from dcpbench.analysis.cell_choice import runs_of
 from dcpbench.analysis.frame import as_text, read_sweeps, records
 from dcpbench.analysis.runs import again, severity, status_text
+from dcpbench.code.sources import COMMITS
 from dcpbench.config.text import clipped, counted, visible
 from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import BAD, shown
 from dcpbench.records.row_reader import dict_in, list_in
-from dcpbench.records.source import COMMITS
 from dcpbench.records.store import ResultsError
 from dcpbench.report.document import first_of, width_of
 from dcpbench.report.labels import quantity

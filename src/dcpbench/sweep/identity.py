@@ -9,11 +9,11 @@ from typing import Any
 
 import yaml
 
+from dcpbench.code.provenance import conf_folders
 from dcpbench.config.schema import Config
 from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import CellKey, is_code_path
 from dcpbench.core.plugins import declared_values
-from dcpbench.records.installation import conf_folders
 
 
 def identity_of(config: Config) -> CellKey:

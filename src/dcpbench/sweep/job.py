@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dcpbench.code.provenance import OURS, SweepCode, file_of, package_digest
+from dcpbench.code.sources import DCPBENCH, Source, is_own, joined, package_of
 from dcpbench.config.errors import ConfigError, value_text
 from dcpbench.config.groups import Device, Ending, StageConfig, StageWorld, Verify
 from dcpbench.config.schema import Config, is_how_run
@@ -18,10 +20,7 @@ from dcpbench.core.plugins import Plugin, plugin_names, plugins
 from dcpbench.executors import shared_gpus
 from dcpbench.executors.fork_server import Machine
 from dcpbench.rank.messages import Backend, WorldKind
-from dcpbench.records.installation import OURS, file_of, package_digest
 from dcpbench.records.row import Run
-from dcpbench.records.source import DCPBENCH, Source, is_own, joined, package_of
-from dcpbench.records.user_code import SweepCode
 from dcpbench.sweep import known_failures, validity
 from dcpbench.sweep.cells import SweepCell
 from dcpbench.sweep.identity import identity_of, texts_in

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dcpbench.code.sources import DCPBENCH, Source, changed_files, commits_text, recorded
 from dcpbench.config.errors import ConfigError, value_text
 from dcpbench.config.groups import Rerun
 from dcpbench.config.text import counted, listed
@@ -19,7 +20,6 @@ from dcpbench.core.cell_key import CellKey
 from dcpbench.records import files, store
 from dcpbench.records.row import Row, Run
 from dcpbench.records.row_reader import parse
-from dcpbench.records.source import DCPBENCH, Source, changed_files, commits_text, recorded
 from dcpbench.sweep.job import Job, attempts, code_digest
 
 _VERSIONS = {"torch_version": "torch", "load_torch_version": "torch of load_python"}

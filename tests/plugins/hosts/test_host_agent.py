@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from dcpbench.code.provenance import installation
 from dcpbench.config.schema import Config, TimeoutsConfig
 from dcpbench.core.stage_end import StageEnd
 from dcpbench.executors import fork_server
 from dcpbench.plugins.hosts import host_agent
 from dcpbench.plugins.hosts.host_agent import Event, HostAgent, HostEnvironment
 from dcpbench.rank.messages import CellSpec, RunId, StoreAddress, WorldKind
-from dcpbench.records.installation import installation
 from support.alone import config
 from support.drivers import start_server
 

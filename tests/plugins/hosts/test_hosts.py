@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from conftest import Finished, dcpbench, run, tiered
+from dcpbench.code.provenance import installation, package_digest
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
 from dcpbench.config.schema import TimeoutsConfig
@@ -25,7 +26,6 @@ from dcpbench.plugins.hosts.host_agent import State
 from dcpbench.plugins.hosts.hosts import Agent, HostsEngine
 from dcpbench.plugins.hosts.hosts_executor import HostsExecutor
 from dcpbench.rank.messages import CellSpec, RunId, WorldKind
-from dcpbench.records.installation import installation, package_digest
 from dcpbench.records.store import read_rows
 from support.alone import config
 from support.commands import main as report
@@ -238,7 +238,7 @@ def test_host_with_other_code_is_refused(like: dict[str, Any], differs: str) -> 
 
 def installed(variables: dict[str, str]) -> str:
     """Return the digest of the dcpbench that a process with these variables imports."""
-    asks = "from dcpbench.records.installation import installation; print(installation()['dcpbench'])"
+    asks = "from dcpbench.code.provenance import installation; print(installation()['dcpbench'])"
     return python("-P", "-c", asks, env=variables, check=True).stdout.strip()
 
 

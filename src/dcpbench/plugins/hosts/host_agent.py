@@ -20,13 +20,13 @@ from typing import Any
 
 import psutil
 
+from dcpbench.code.provenance import installation
 from dcpbench.config.schema import Config, TimeoutsConfig
 from dcpbench.core.stage_end import StageEnd
 from dcpbench.executors import cleanup, fork_server
 from dcpbench.executors.local import devices_of
 from dcpbench.executors.rank_group import Conclusion, Part, RankGroup, store_file
 from dcpbench.rank.messages import CellSpec, Descriptor, StoreAddress, WorldKind
-from dcpbench.records.installation import installation
 
 _CARRIED = ("DCPBENCH_", "TORCH", "PYTORCH_", "PYTHONPATH", "NCCL_", "GLOO_", "CUBLAS_", "AWS_", "CXX")
 """Prefixes of the environment variables that ranks on every host take from the driver."""

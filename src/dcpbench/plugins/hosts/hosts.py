@@ -8,6 +8,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any
 
+from dcpbench.code.provenance import installation
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
 from dcpbench.config.schema import Config
@@ -15,7 +16,6 @@ from dcpbench.executors.base import Engine
 from dcpbench.executors.fork_server import Machine
 from dcpbench.executors.shared_gpus import ranks_per_gpu
 from dcpbench.plugins.hosts.placement import spread
-from dcpbench.records.installation import installation
 
 START_S = 60.0
 """Seconds that an agent can take to start, including the import of torch."""

@@ -13,6 +13,7 @@ from dcpbench.analysis.causes import causes_of
 from dcpbench.analysis.cell_identity import identity_keys, override_values
 from dcpbench.analysis.frame import Sweeps, outcomes, records
 from dcpbench.analysis.runs import commands, seen_by, without_numbers
+from dcpbench.code.sources import recorded
 from dcpbench.config.text import clipped
 from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS, CheckSpec
@@ -22,7 +23,6 @@ from dcpbench.core.statuses import SHOWN
 from dcpbench.records.row import columns
 from dcpbench.records.row_reader import dict_in, list_in
 from dcpbench.records.short_reason import short_reason
-from dcpbench.records.source import recorded
 from dcpbench.records.store import DETAILS_JSONL, RESULTS_JSONL
 from dcpbench.report.labels import plain
 from dcpbench.verdict.sentences import rank_numbers

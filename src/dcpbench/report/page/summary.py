@@ -17,13 +17,13 @@ from dcpbench.analysis.comparison import CHANGES, SAME, compared, differences
 from dcpbench.analysis.costs import CHANGED, TOO_FEW, always_compared, is_regression
 from dcpbench.analysis.frame import Sweeps, as_text, ok, outcomes, records, short_names
 from dcpbench.analysis.runs import cell_numbers
+from dcpbench.code.sources import COMMITS, short
 from dcpbench.config.text import counted, duration_text, listed, visible
 from dcpbench.core.axes import AXES
 from dcpbench.core.statuses import SHOWN, StatusSpec
 from dcpbench.records import files
 from dcpbench.records.row import cell_seconds
 from dcpbench.records.row_reader import dict_in, list_in, parse
-from dcpbench.records.source import COMMITS, short
 from dcpbench.records.store import SWEEP_JSON
 from dcpbench.report.labels import quantity
 from dcpbench.report.tables import shared_gpu_sentences

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
+from dcpbench.code import provenance
+from dcpbench.code.provenance import SweepCode, package_digest
+from dcpbench.code.sources import Source, changed_files, commits_text, recorded
 from dcpbench.config.groups import ModelConfig, ScenarioConfig, WorkloadConfig
 from dcpbench.config.schema import Config
-from dcpbench.records import checkout, user_code
-from dcpbench.records.installation import package_digest
-from dcpbench.records.source import Source, changed_files, commits_text, recorded
-from dcpbench.records.user_code import SweepCode
 from dcpbench.sweep import job
 from support.commands import git
 
@@ -39,24 +38,24 @@ def committed(folder: Path) -> str:
 
 def test_commit_is_that_of_the_targets_checkout(mine: Path) -> None:
     commit = git(mine, "rev-parse", "HEAD")
-    assert user_code.commit_of("my_gpt.build") == user_code.commit_of("my_gpt:build") == commit
+    assert provenance.commit_of("my_gpt.build") == provenance.commit_of("my_gpt:build") == commit
     (mine / "outputs").mkdir()
     (mine / "outputs/rows").write_text("not a source\n")
-    assert user_code.commit_of("my_gpt.build") == commit, "files that are not tracked"
+    assert provenance.commit_of("my_gpt.build") == commit, "files that are not tracked"
     (mine / "README.md").write_text("another\n")
-    assert user_code.commit_of("my_gpt.build") == f"{commit}-dirty"
+    assert provenance.commit_of("my_gpt.build") == f"{commit}-dirty"
     git(mine, "checkout", "--quiet", ".")
-    assert user_code.commit_of("my_gpt.build") == commit
+    assert provenance.commit_of("my_gpt.build") == commit
     (mine / "my_new.py").write_text("")
-    assert user_code.commit_of("my_new.build") == f"{commit}-dirty", "an untracked target"
-    assert user_code.commit_of("my_gpt.build") == commit
+    assert provenance.commit_of("my_new.build") == f"{commit}-dirty", "an untracked target"
+    assert provenance.commit_of("my_gpt.build") == commit
     (mine / "my_package").mkdir()
     (mine / "my_package/models.py").write_text("")
     committed(mine)
     commit = git(mine, "rev-parse", "HEAD")
-    assert user_code.commit_of("my_package.models.build") == commit
+    assert provenance.commit_of("my_package.models.build") == commit
     (mine / "my_package/layers.py").write_text("")
-    assert user_code.commit_of("my_package.models.build") == f"{commit}-dirty", "an untracked source"
+    assert provenance.commit_of("my_package.models.build") == f"{commit}-dirty", "an untracked source"
 
 
 def test_targets_without_a_checkout_have_no_commit(
@@ -65,16 +64,16 @@ def test_targets_without_a_checkout_have_no_commit(
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "my_loose.py").write_text("")
     targets = ("my_loose.build", "absent.build", "math.sqrt", "os.path.join", "collections.OrderedDict")
-    assert [user_code.commit_of(target) for target in targets] == [None] * 5
+    assert [provenance.commit_of(target) for target in targets] == [None] * 5
     git(tmp_path, "init", "--quiet")
-    assert user_code.commit_of("my_loose.build") is None, "no commit yet"
+    assert provenance.commit_of("my_loose.build") is None, "no commit yet"
     committed(tmp_path)
-    assert user_code.commit_of("my_loose.build")
+    assert provenance.commit_of("my_loose.build")
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
-    monkeypatch.setattr(checkout, "_KEPT", ("GIT_TEST_",))
-    assert user_code.commit_of("my_loose.build") is None, "another user's"
+    monkeypatch.setattr(provenance, "_KEPT", ("GIT_TEST_",))
+    assert provenance.commit_of("my_loose.build") is None, "another user's"
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert user_code.commit_of("my_loose.build") is None, "no git"
+    assert provenance.commit_of("my_loose.build") is None, "no git"
     assert capfd.readouterr() == ("", "")
 
 
@@ -101,9 +100,9 @@ def test_git_runs_nothing_that_the_checkout_names(mine: Path, tmp_path: Path) ->
     index = (mine / ".git/index").read_bytes()
     for name in ("my_gpt.py", "README.md"):  # git has to read them again
         (mine / name).write_text((mine / name).read_text())
-    assert user_code.commit_of("my_gpt.build") == commit
+    assert provenance.commit_of("my_gpt.build") == commit
     (mine / "my_gpt.py").write_text("changed\n")
-    assert user_code.commit_of("my_gpt.build") == f"{commit}-dirty"
+    assert provenance.commit_of("my_gpt.build") == f"{commit}-dirty"
     assert not ran.exists(), ran.read_text()
     assert (mine / ".git/index").read_bytes() == index, "nothing is written"
     subprocess.run(["git", "-C", mine, "status"], capture_output=True, check=False)
@@ -119,14 +118,14 @@ def test_checkout_is_that_of_the_real_file(
     (inner / "models.py").write_text("")
     git(inner, "init", "--quiet")
     of_inner = committed(inner)
-    assert user_code.commit_of("my_nested.inner.models.build") == of_inner != commit
+    assert provenance.commit_of("my_nested.inner.models.build") == of_inner != commit
     (mine / "my_link.py").symlink_to(inner / "models.py")
-    assert user_code.commit_of("my_link.build") == of_inner
+    assert provenance.commit_of("my_link.build") == of_inner
     git(tmp_path, "init", "--quiet")
     committed(tmp_path)
     monkeypatch.setenv("GIT_DIR", str(tmp_path / ".git"))  # as in a hook of git
     monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path))
-    assert user_code.commit_of("my_gpt.build") == commit
+    assert provenance.commit_of("my_gpt.build") == commit
 
 
 @pytest.mark.parametrize("listed", ["RECORD", "top_level.txt"])
@@ -154,12 +153,11 @@ def test_installed_targets_have_their_version(
     monkeypatch.syspath_prepend(site)
     commit = git(mine, "rev-parse", "HEAD")
     found = [
-        user_code.commit_of(f"{name}.build") for name in ("their_models.gpt", "their_module", "unlisted")
+        provenance.commit_of(f"{name}.build") for name in ("their_models.gpt", "their_module", "unlisted")
     ]
     assert found == ["Their-Models 1.2", "Their-Models 1.2", f"{commit}-dirty"]
-    # Vendored: the user's checkout tracks them, so its commit says what ran.
-    vendored = committed(mine)
-    assert user_code.commit_of("their_models.gpt.build") == vendored
+    committed(mine)
+    assert provenance.commit_of("their_models.gpt.build") == "Their-Models 1.2", "also where it is tracked"
 
 
 def test_all_targets_of_a_configuration_count(

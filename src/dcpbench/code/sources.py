@@ -5,10 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dcpbench.records.checkout import DIRTY
 from dcpbench.records.row_reader import dict_in, list_in
 
 DCPBENCH = "dcpbench"
+DIRTY = "-dirty"
+"""The end of the commit of a checkout that was changed."""
 COMMITS = {"target_commit": "target commit", "dcpbench_commit": "dcpbench commit"}
 """The columns with commits, and how they are called where a person reads them."""
 

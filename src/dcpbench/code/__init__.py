@@ -1,0 +1,1 @@
+"""Which code a sweep runs: found without being imported, and compared with that of other sweeps."""
