@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from dcpbench.cell import handover
-from dcpbench.cell.handover import Saved
+from dcpbench.cell.checkpoint import Checkpoint
+from dcpbench.cell.handover import Story
 from dcpbench.cell.steps import RunRecord
 from dcpbench.config.groups import Verify
 from dcpbench.verify import plain_read
@@ -23,13 +24,12 @@ pytestmark = pytest.mark.cell
 def test_each_rank_leaves_a_file(tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(model="short", verify="deep"))
     dropped: list[str] = []
-    checkpoint: Any = mock.Mock(step=7, state={}, checkpoint_id=str(tmp_path), numbers={}, overlapping=[])
-    checkpoint.named, checkpoint.checkpointer.drop_cached = {}, dropped.append
-    saved = Saved([checkpoint], RunRecord([1.0]))
-    handover.leave_to_ranks(cell.vary(verify=Verify.standard), saved)
-    handover.leave_to_ranks(replace(cell, world=world(1, 2)), saved)
+    checkpoint = Checkpoint(7, str(tmp_path), mock.Mock(drop_cached=dropped.append), {})
+    saved = Story([checkpoint], RunRecord([1.0]))
+    handover.leave(cell.vary(verify=Verify.standard), saved)
+    handover.leave(replace(cell, world=world(1, 2)), saved)
     assert dropped == [], "rank 0 drops it for all"
-    handover.leave_to_ranks(cell, saved)
+    handover.leave(cell, saved)
     assert dropped == [str(tmp_path)]
     assert {path.name for path in tmp_path.iterdir()} == {"handover-rank0.pt", "handover-rank1.pt"}
 

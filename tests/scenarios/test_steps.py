@@ -189,7 +189,8 @@ def handed_over(cell: Cell) -> None:
     saved: Any = [Checkpoint(step, str(cell.folder / f"step-{step}"), EMPTY, kept[step]) for step in range(3)]
     states = {step: kept[step] for step in range(3, 6)}
     limits = Limits(why_layout_bound="why", computes_in=(torch.bfloat16,))
-    handover.hand_over(cell, saved, steps.RunRecord([1.0], states, limits=limits))
+    record = steps.RunRecord([1.0], states, limits=limits)
+    handover.leave(cell, handover.Story(saved, record), any_layout=True)
 
 
 @pytest.mark.parametrize("seen", [True, False])
@@ -206,7 +207,7 @@ def test_control_of_disagreeing_ranks_is_run(
     monkeypatch.setattr(compare_layouts, "digests", digests)
     cell = bare_cell(tmp_path)
     saved = Checkpoint(1, str(tmp_path / "step-1"), EMPTY, {"optim_equal": {"lr": 0.1, "eps": 1e-8}})
-    handover.hand_over(cell, [saved], steps.RunRecord())
+    handover.leave(cell, handover.Story([saved]), any_layout=True)
     assert given[1].keys() == {"lr"}
     assert given[1]["lr"] != 0.1
     assert cell.report.checks["optim_equal"].control == {str(saved): {"lr": seen}}
@@ -216,7 +217,8 @@ def test_control_of_disagreeing_ranks_is_run(
 def test_random_state_is_taken_over_in_the_same_layout(same_layout: bool, tmp_path: Path) -> None:
     cell = bare_cell(tmp_path)
     handed_over(cell)
-    checkpoints, record = handover.take_over(cell, mock.Mock(), same_layout)
+    story = handover.take(cell, mock.Mock(), True, same_layout)
+    checkpoints, record = story.checkpoints, story.record
     taken = [*(one.state for one in checkpoints), *record.states.values()]
     random = {RANDOM: leaves("cpu")} if same_layout else {}
     assert taken == [{"extra_equal": dict.fromkeys(NAMES, number), **random} for number in range(6)]
@@ -251,7 +253,7 @@ def test_files_in_a_folder_run_no_code(tmp_path: Path) -> None:
         torch.save(RankReport(0), tmp_path / name)
     value = io.BytesIO((tmp_path / "value").read_bytes())
     for read in (
-        partial(handover.take_over, cell, mock.Mock(), same_layout=True),
+        partial(handover.take, cell, mock.Mock(), any_layout=True),
         partial(plain_read._plain, value),
     ):
         with pytest.raises(UnpicklingError, match="Unsupported global"):

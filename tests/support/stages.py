@@ -23,7 +23,7 @@ def save_twice(cell: Cell, dies: bool) -> None:
     saved = steps.save(cell, reference.trained, checkpointer)
     steps.finish(cell, saved)
     steps.advance(cell, reference, second)
-    handover.hand_over(cell, [saved], reference.record)
+    handover.leave(cell, handover.Story([saved], reference.record), any_layout=True)
 
     def kill(*_: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -36,7 +36,8 @@ def save_twice(cell: Cell, dies: bool) -> None:
 
 def load_first(cell: Cell, dies: bool) -> None:
     """State that was handed over is restored in processes without the first stage, and training continues."""
-    (checkpoint,), record = handover.take_over(cell, steps.open_checkpointer(cell), same_layout=True)
+    story = handover.take(cell, steps.open_checkpointer(cell), any_layout=True)
+    (checkpoint,), record = story.checkpoints, story.record
     unfinished = cell.folder / f"step-{2 * cell.config.steps_before_save:04d}"
     assert unfinished.exists()
     assert not (unfinished / ".metadata").exists(), "the second save came to an end"

@@ -80,6 +80,16 @@ class Checkpoint:
     how: str = ""
     overlapping: list["Checkpoint"] = field(default_factory=list)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return it without its checkpointer, which each process opens for itself."""
+        return {name: value for name, value in vars(self).items() if name != "checkpointer"}
+
+    def plain(self, state: State, by_content: bool = False) -> "Checkpoint":
+        """Return plain data, which can be pickled, for other processes: this state, and no live run."""
+        place = self.step, self.checkpoint_id, self.checkpointer
+        saved_as = None if by_content else self.named
+        return Checkpoint(*place, state, by_content, numbers=self.numbers, saved_as=saved_as)
+
     def __str__(self) -> str:
         return f"in the checkpoint of step {self.step}{self.how}"
 

@@ -1,14 +1,12 @@
 """Pass checkpoints and the reference run to the processes of a later stage, which may have another layout,
 by files in the folder of the cell."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 
-from dcpbench.cell import steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import explained_in_checkpoint
@@ -22,142 +20,86 @@ from dcpbench.verify.snapshot import PLAIN
 from dcpbench.workloads.run import Limits
 from dcpbench.workloads.run_state import RANDOM, State
 
-_NEXT_STAGE, _OF_RANK = "handover.pt", "handover-rank{}.pt"
+_ANY_LAYOUT, _OF_RANK = "handover.pt", "handover-rank{}.pt"
 
 
 @dataclass(frozen=True)
-class LeftCheckpoint:
-    """A `Checkpoint` for other processes, in a subfolder of the cell's folder.
+class Story:
+    """What a later stage needs.
 
     Args:
-        files: its label and the digests of its files when its save reported success.
-        overlapping: the steps of checkpoints that were in flight at the same time.
+        checkpoints: those that runs are restored from, oldest first.
+        record: of the reference run.
+        window: the steps of a trainer.
+        files: by checkpoint id, its label and the digests of its files, as in `Cell.files`.
     """
 
-    step: int
-    folder: str
-    state: State
-    numbers: Mapping[str, str] = field(default_factory=dict)
-    files: tuple[str, Mapping[str, str] | None] | None = None
-    saved_as: State | None = None
-    overlapping: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, cell: Cell, checkpoint: Checkpoint, state: State, saved_as: State | None = None) -> Self:
-        """Describe a checkpoint of this process."""
-        folder = str(Path(checkpoint.checkpoint_id).relative_to(cell.folder))
-        known = cell.files.get(checkpoint.checkpoint_id)
-        beside = tuple(other.step for other in checkpoint.overlapping)
-        return cls(checkpoint.step, folder, state, checkpoint.numbers, known and known[:2], saved_as, beside)
-
-    def checkpoint(self, cell: Cell, checkpointer: Checkpointer, **options: Any) -> Checkpoint:
-        """Return it as a checkpoint of this process."""
-        place = str(cell.folder / self.folder)
-        more = {"numbers": self.numbers, "saved_as": self.saved_as, **options}
-        return Checkpoint(self.step, place, checkpointer, self.state, **more)
-
-    def followed(self, cell: Cell, checkpointer: Checkpointer, **options: Any) -> Checkpoint:
-        """Return the same, and let the end of this stage compare its files with those of when it was
-        complete."""
-        checkpoint = self.checkpoint(cell, checkpointer, **options)
-        if self.files:
-            cell.files[checkpoint.checkpoint_id] = *self.files, checkpointer
-            checkpointer.note_removed(checkpoint.checkpoint_id)
-        return checkpoint
-
-
-@dataclass(frozen=True)
-class Handover:
-    """The state that a stage passes to a later one: as in `Saved`, and the steps of a trainer."""
-
-    checkpoints: list[LeftCheckpoint]
+    checkpoints: list[Checkpoint]
     record: RunRecord = field(default_factory=RunRecord)
     window: Window | None = None
+    files: Mapping[str, tuple[str, Mapping[str, str] | None]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Saved:
-    """The checkpoints that runs are restored from, oldest first, and the record of the reference run."""
-
-    checkpoints: list[Checkpoint]
-    record: RunRecord
-
-
-def leave(cell: Cell, handover: Handover, name: str) -> None:
-    """Write a file of this name in the folder of the cell."""
-    torch.save(handover, cell.folder / name)
-
-
-def take(cell: Cell, name: str) -> Handover:
-    """Read the file of this name, which this cell wrote. It may contain any class, such as arrays, if the
-    workload is a user's, or for the same rank of another process."""
-    own = cell.config.workload.target is not None or cell.config.restarts
-    safe: list[Any] = [Handover, LeftCheckpoint, RunRecord, Limits, *PLAIN]
-    with torch.serialization.safe_globals(safe):
-        handover: Handover = torch.load(cell.folder / name, weights_only=not own)
-    return handover
-
-
-def hand_over(cell: Cell, checkpoints: Sequence[Checkpoint], record: RunRecord) -> None:
-    """Leave checkpoints and the record of the reference run to the next stage; collective. Tensors become
-    digests of full tensors, which any layout can compare with. Ranks that disagree on a value are
-    reported; a defect explains this if it explains what the checkpoint has."""
-
-    def full(state: State, saved: Checkpoint | None = None) -> State:
-        added: State = {}
-        for check, leaves in state.items():
-            added[check], compared = compare_ranks(leaves, cell.world.group)
-            if compared.found and saved:
-                stored = saved.read(check, {one.name for one in compared.found if one.name in leaves})
-                comparisons = {check: Comparison(leaves, stored, compared)}
-                named = explained_in_checkpoint(cell, "restored", saved, comparisons)
-                cell.record(check, named[check], str(saved))
-        return added
-
+def leave(cell: Cell, story: Story, any_layout: bool = False) -> None:
+    """Leave a story to a new process of each rank or, as digests of full tensors, to ranks of `any_layout`;
+    collective."""
+    checkpoints = story.checkpoints
     with cell.phase("verify", "handover"):
-        left = [LeftCheckpoint.of(cell, one, full(one.state, one)) for one in checkpoints]
-        states = {step: full(state) for step, state in record.states.items()}
-        _drop_cached(cell, checkpoints)
-    if cell.world.rank == 0:
-        leave(cell, Handover(left, replace(record, states=states)), _NEXT_STAGE)
+        if any_layout:
+            plain = [one.plain(_in_full(cell, one.state, one), by_content=True) for one in checkpoints]
+            states = {step: _in_full(cell, state) for step, state in story.record.states.items()}
+            story = replace(story, checkpoints=plain, record=replace(story.record, states=states))
+        else:
+            by_step = {one.step: one.plain(one.state) for one in checkpoints}
+            for one in checkpoints:
+                by_step[one.step].overlapping += (by_step[other.step] for other in one.overlapping)
+            story = replace(story, checkpoints=[*by_step.values()], window=cell.chosen)
+        if cell.config.verify is Verify.deep and cell.world.rank == 0:
+            for one in checkpoints:
+                one.checkpointer.drop_cached(one.checkpoint_id)
+    known = ((one.checkpoint_id, cell.files.get(one.checkpoint_id)) for one in checkpoints)
+    files = {checkpoint_id: files[:2] for checkpoint_id, files in known if files}
+    if not any_layout or cell.world.rank == 0:
+        torch.save(replace(story, files=files), cell.folder / _name(cell, any_layout))
 
 
-def take_over(
-    cell: Cell, checkpointer: Checkpointer, same_layout: bool
-) -> tuple[list[Checkpoint], RunRecord]:
-    """Return the checkpoints of the stage before, the oldest first, and the record of the reference run. The
-    state of random generators is dropped under another layout, which draws other numbers."""
-    handover = take(cell, _NEXT_STAGE)
-    checkpoints = [left.followed(cell, checkpointer, by_content=True) for left in handover.checkpoints]
-    record = handover.record
+def take(cell: Cell, checkpointer: Checkpointer, any_layout: bool = False, same_layout: bool = True) -> Story:
+    """Take the story that the stage before has left, and let the end of this stage compare the files of its
+    checkpoints with those of when they were complete. The file may contain any class, such as arrays, if the
+    workload is a user's, or for the same rank of another process.
+
+    Args:
+        same_layout: otherwise the state of random generators is dropped: this layout draws other numbers.
+    """
+    own = cell.config.workload.target is not None or cell.config.restarts
+    safe: list[Any] = [Story, Checkpoint, RunRecord, Limits, *PLAIN]
+    with cell.phase("verify", "handover"), torch.serialization.safe_globals(safe):
+        story: Story = torch.load(cell.folder / _name(cell, any_layout), weights_only=not own)
+    for checkpoint in story.checkpoints:
+        checkpoint.checkpointer = checkpointer
+    for checkpoint_id, known in story.files.items():
+        cell.files[checkpoint_id] = *known, checkpointer
+        checkpointer.note_removed(checkpoint_id)
     if not same_layout:
-        record.limits = replace(record.limits, generators=frozenset())
-        for state in (*record.states.values(), *(one.state for one in checkpoints)):
+        story.record.limits = replace(story.record.limits, generators=frozenset())
+        for state in (*story.record.states.values(), *(one.state for one in story.checkpoints)):
             state.pop(RANDOM, None)
-    return checkpoints, record
+    return story
 
 
-def leave_to_ranks(cell: Cell, saved: Saved) -> None:
-    """Leave everything to a new process of each rank."""
-    left = [LeftCheckpoint.of(cell, one, one.state, one.named) for one in saved.checkpoints]
-    with cell.phase("verify", "left"):
-        leave(cell, Handover(left, saved.record, cell.chosen), _OF_RANK.format(cell.world.rank))
-        _drop_cached(cell, saved.checkpoints)
+def _name(cell: Cell, any_layout: bool) -> str:
+    return _ANY_LAYOUT if any_layout else _OF_RANK.format(cell.world.rank)
 
 
-def _drop_cached(cell: Cell, checkpoints: Iterable[Checkpoint]) -> None:
-    """With `verify=deep`, drop the page cache of the files on rank 0."""
-    for checkpoint in checkpoints if cell.config.verify is Verify.deep and cell.world.rank == 0 else ():
-        checkpoint.checkpointer.drop_cached(checkpoint.checkpoint_id)
-
-
-def take_as_rank(cell: Cell) -> tuple[Cell, Saved]:
-    """Return what the stage before has left to this rank, and the cell with its steps."""
-    with cell.phase("verify", "left"):
-        handover = take(cell, _OF_RANK.format(cell.world.rank))
-    cell = replace(cell, chosen=handover.window)
-    checkpointer = steps.open_checkpointer(cell)
-    checkpoints = {left.step: left.followed(cell, checkpointer) for left in handover.checkpoints}
-    for left in handover.checkpoints:
-        checkpoints[left.step].overlapping += (checkpoints[step] for step in left.overlapping)
-    return cell, Saved([*checkpoints.values()], handover.record)
+def _in_full(cell: Cell, state: State, saved: Checkpoint | None = None) -> State:
+    """Return digests of full tensors, which any layout can compare with; collective. Ranks that disagree on a
+    value that was `saved` are reported; a defect explains this if it explains what the checkpoint has."""
+    full: State = {}
+    for check, leaves in state.items():
+        full[check], compared = compare_ranks(leaves, cell.world.group)
+        if compared.found and saved:
+            stored = saved.read(check, {one.name for one in compared.found if one.name in leaves})
+            comparisons = {check: Comparison(leaves, stored, compared)}
+            named = explained_in_checkpoint(cell, "restored", saved, comparisons)
+            cell.record(check, named[check], str(saved))
+    return full

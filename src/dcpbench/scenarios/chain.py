@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from dcpbench.cell import checks, steps, uninterrupted
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.handover import Saved
+from dcpbench.cell.handover import Story
 from dcpbench.cell.steps import ReferenceRun, RunRecord
 from dcpbench.core.rank_report import Skip
 
@@ -34,17 +34,17 @@ def begin(cell: Cell) -> tuple[Cell, RunRecord]:
     return uninterrupted.begin(cell, exactly=True)
 
 
-def save(cell: Cell, unsaved: RunRecord) -> tuple[ReferenceRun, Saved]:
+def save(cell: Cell, unsaved: RunRecord) -> tuple[ReferenceRun, Story]:
     """Train the reference run, and save the first checkpoint; it ends in the state of the run that never
     saves."""
     plan = cell.window.saves
     reference = replace(steps.build(cell, unsaved), ends=frozenset(plan[1:]))
     checkpoints = steps.train_and_save(cell, reference, at=plan[:1])
     uninterrupted.compare(cell, unsaved, reference)
-    return reference, Saved([*checkpoints], reference.record)
+    return reference, Story([*checkpoints], reference.record)
 
 
-def follow(cell: Cell, saved: Saved) -> None:
+def follow(cell: Cell, saved: Story) -> None:
     """Resume from the newest checkpoint; if the plan has a later save, save there, and train on."""
     number, checkpoint = len(saved.checkpoints) - 1, saved.checkpoints[-1]
     later = cell.window.saves[number + 1 :]

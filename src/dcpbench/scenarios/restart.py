@@ -8,7 +8,7 @@ from dataclasses import replace
 from dcpbench.cell import checkpoint_files, handover, side_effects, steps, uninterrupted
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.handover import Saved, leave_to_ranks, take_as_rank
+from dcpbench.cell.handover import Story
 from dcpbench.cell.steps import ReferenceRun, RunRecord
 from dcpbench.scenarios import chain, save_load
 from dcpbench.verify.perturb import compare_controlled
@@ -19,7 +19,7 @@ from dcpbench.workloads.run_state import live_state, retained_copy
 def never_saves(cell: Cell) -> None:
     """Train the run that never saves, and one that is never restored, for the controls of losses."""
     cell, unsaved = uninterrupted.begin(cell)
-    leave_to_ranks(cell, Saved([], unsaved))
+    handover.leave(cell, Story([], unsaved))
 
 
 def never_saves_in_chain(cell: Cell) -> None:
@@ -29,7 +29,7 @@ def never_saves_in_chain(cell: Cell) -> None:
         Skip: the plan has one save.
     """
     cell, unsaved = chain.begin(cell)
-    leave_to_ranks(cell, Saved([], unsaved))
+    handover.leave(cell, Story([], unsaved))
 
 
 def save(cell: Cell) -> None:
@@ -44,25 +44,28 @@ def save_first(cell: Cell) -> None:
 
 def load(cell: Cell) -> None:
     """Load each checkpoint and train on."""
-    save_load.load_and_resume(*take_as_rank(cell))
+    save_load.load_and_resume(*_taken(cell))
 
 
 def follow(cell: Cell) -> None:
     """Resume a chain from its newest checkpoint."""
-    cell, saved = take_as_rank(cell)
+    cell, saved = _taken(cell)
     chain.follow(cell, saved)
-    leave_to_ranks(cell, saved)
+    handover.leave(cell, saved)
 
 
-def _save_by(save: Callable[[Cell, RunRecord], tuple[ReferenceRun, Saved]], cell: Cell) -> None:
-    cell, unsaved = take_as_rank(cell)
+def _taken(cell: Cell) -> tuple[Cell, Story]:
+    """Return what the stage before has left to this rank, and the cell with its steps."""
+    story = handover.take(cell, steps.open_checkpointer(cell))
+    return replace(cell, chosen=story.window), story
+
+
+def _save_by(save: Callable[[Cell, RunRecord], tuple[ReferenceRun, Story]], cell: Cell) -> None:
+    cell, unsaved = _taken(cell)
     reference, saved = save(cell, unsaved.record)
     for checkpoint in checkpoint_files.remaining(cell, saved.checkpoints)[-1:]:
         _load_beside(cell, reference, checkpoint)
-    if cell.config.scenario.converts:
-        handover.hand_over(cell, saved.checkpoints, saved.record)
-    else:
-        leave_to_ranks(cell, saved)
+    handover.leave(cell, saved, any_layout=cell.config.scenario.converts)
 
 
 def _load_beside(cell: Cell, reference: ReferenceRun, checkpoint: Checkpoint) -> None:

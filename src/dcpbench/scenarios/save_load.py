@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from dcpbench.cell import checkpoint_files, checks, contract, steps, uninterrupted
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.handover import Saved
+from dcpbench.cell.handover import Story
 from dcpbench.cell.steps import ReferenceRun, RunRecord
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
@@ -22,15 +22,15 @@ def save_load(cell: Cell) -> None:
     load_and_resume(cell, saved)
 
 
-def save(cell: Cell, unsaved: RunRecord) -> tuple[ReferenceRun, Saved]:
+def save(cell: Cell, unsaved: RunRecord) -> tuple[ReferenceRun, Story]:
     """Train the reference run and save it; it ends in the state of the run that never saves."""
     reference = steps.build(cell, unsaved)
     checkpoints = steps.train_and_save(cell, reference)
     uninterrupted.compare(cell, unsaved, reference)
-    return reference, Saved([*checkpoints], reference.record)
+    return reference, Story([*checkpoints], reference.record)
 
 
-def load_and_resume(cell: Cell, saved: Saved) -> None:
+def load_and_resume(cell: Cell, saved: Story) -> None:
     """Load each checkpoint, the newest first, into a model that nothing was loaded into before; train on."""
     target = steps.build_target(cell, saved.record)
     checkpoints = checkpoint_files.remaining(cell, saved.checkpoints)

@@ -66,7 +66,8 @@ def go_on(cell: Cell, kill: Kill, at: str, folder: str) -> None:
     """Run the second stage: load the newest checkpoint that loads, train on, and save at the step of the
     killed save, if training reaches it."""
     killing, checkpointer = _killing(cell, kill, at), steps.open_checkpointer(cell)
-    candidates, record = handover.take_over(cell, checkpointer, same_layout=True)
+    story = handover.take(cell, checkpointer, any_layout=True)
+    candidates, record = story.checkpoints, story.record
     _verify_killed(cell, killing, candidates, folder)
     if folder == "same":
         cell.files.clear()  # the killed save may have changed them
@@ -114,7 +115,7 @@ def _train_and_save(cell: Cell, folder: str) -> tuple[Run, Checkpointer]:
     state = retained_state(run)
     killed = Checkpoint(last, _place(cell, folder, last), checkpointer, state, numbers=run.numbers)
     steps.decide_state(cell, reference, [saved, killed])
-    handover.hand_over(cell, [saved, killed], reference.record)
+    handover.leave(cell, handover.Story([saved, killed], reference.record), any_layout=True)
     return run, checkpointer
 
 

@@ -16,9 +16,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.cell import contract, steps
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.checkpoint import SavedCheckpoint
+from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint
 from dcpbench.cell.checks import verify_values
-from dcpbench.cell.handover import Handover, LeftCheckpoint, leave, take
+from dcpbench.cell.handover import Story, leave, take
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
@@ -30,7 +30,7 @@ from dcpbench.plugins.crash.survey import BREAKS, StateKind, Survey, survey
 from dcpbench.verify.compare_layouts import compare_ranks
 from dcpbench.workloads.run_state import State, as_saved, key_of
 
-_SAVED, _BEFORE, _LOGS, _LEFT = "saved", "before", "logs", "saves.pt"
+_SAVED, _BEFORE, _LOGS = "saved", "before", "logs"
 
 
 def record_saves(cell: Cell, same_folder: bool, **_: Any) -> None:
@@ -44,8 +44,8 @@ def record_saves(cell: Cell, same_folder: bool, **_: Any) -> None:
     old = steps.save(inside, reference.trained, first, "checkpoint" if same_folder else "old")
     steps.finish(inside, old)
     first.close()  # ends the uploading process too, so that the next one is recorded
-    before = str(Path(_BEFORE) / Path(old.checkpoint_id).name)
-    left = [replace(_left(cell, old), folder=before)]
+    before = str(cell.folder / _BEFORE / Path(old.checkpoint_id).name)
+    left = [replace(_left(cell, old), checkpoint_id=before)]
     if cell.world.rank == 0:
         shutil.copytree(inside.folder, cell.folder / _BEFORE)
     if same_folder:
@@ -68,11 +68,10 @@ def record_saves(cell: Cell, same_folder: bool, **_: Any) -> None:
     second.close()
     # A recorded save takes longer.
     del cell.report.measurements[measured:]
-    if cell.world.rank == 0:
-        leave(cell, Handover(left), _LEFT)
+    leave(cell, Story(left), any_layout=True)
 
 
-def _left(cell: Cell, saved: SavedCheckpoint) -> LeftCheckpoint:
+def _left(cell: Cell, saved: SavedCheckpoint) -> Checkpoint:
     """Describe a checkpoint to one process that loads it alone; collective. Values on which the ranks
     disagree are left out: no load can restore them on all ranks, which other checks report."""
     state: State = {}
@@ -83,7 +82,7 @@ def _left(cell: Cell, saved: SavedCheckpoint) -> LeftCheckpoint:
             differing = {finding.name for finding in compared.found}
             if agreed := {name: leaf for name, leaf in full.items() if name not in differing}:
                 state[check] = agreed
-    return LeftCheckpoint.of(cell, saved, state)
+    return saved.plain(state, by_content=True)
 
 
 def load_states(cell: Cell, same_folder: bool, samples: int) -> None:
@@ -113,9 +112,8 @@ def _load_complete(cell: Cell, checkpointer: Checkpointer) -> tuple[int, list[Va
     """Load the old and the new checkpoint and compare them with the live state when they were saved. Return
     the step of the last, and the values of both; if the second save was refused, only those of the old
     one."""
-    left, values = take(cell, _LEFT).checkpoints, list[Values]()
-    for checkpoint in left:
-        saved = checkpoint.checkpoint(cell, checkpointer, by_content=True)
+    left, values = take(cell, checkpointer, any_layout=True).checkpoints, list[Values]()
+    for saved in left:
         loaded = _empty_values(checkpointer, saved.checkpoint_id)
         with cell.phase("verify", "complete"):
             checkpointer.load(loaded, saved.checkpoint_id)
