@@ -71,7 +71,7 @@ class _Loader(_SafeLoader):  # type: ignore[misc]
 
 
 def _made(hint: Any, plain: Any, at: str = "") -> Any:
-    """Return a value of this type, built from the plain values in a YAML file. OmegaConf takes ten times as long.
+    """Return a value of this type, built from plain values of YAML. OmegaConf takes ten times as long.
 
     Args:
         at: the key that the value is listed under.
