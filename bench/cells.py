@@ -100,7 +100,7 @@ def composed(row: dict[str, Any]) -> Any:
     """The configuration that a row's cell ran with."""
     from hydra import compose, initialize_config_dir
 
-    from dcpbench.cli.run import register_groups
+    from dcpbench.cli.by_hydra import register_groups
     from dcpbench.config.groups import Device
     from dcpbench.config.schema import conf_folder
     from dcpbench.sweep.composer import typed

@@ -46,7 +46,7 @@ def test_every_room_is_a_layer(house: ModuleType) -> None:
     layers = {room for layer in house.layers() for room in layer}
     assert layers >= {f"dcpbench.{room}" for room in rooms}
     there = {*rooms, "__main__", "api"}
-    assert layers - {f"dcpbench.{room}" for room in there} == {"hydra_plugins.dcpbench_launcher"}
+    assert layers - {f"dcpbench.{room}" for room in there} == {"hydra_plugins.dcpbench_sweeper"}
 
 
 def test_no_files_import_each_other(house: ModuleType) -> None:

@@ -10,7 +10,7 @@ from hydra.core.override_parser.types import Override
 
 from conftest import ONE_STEP, TESTS, run
 from dcpbench.config.errors import ConfigError
-from hydra_plugins.dcpbench_launcher.matrix import Job, jobs, repeated
+from hydra_plugins.dcpbench_sweeper.matrix import Job, jobs, repeated
 from support.pretended_engine import PRETENDED
 
 BLOCKS = {

@@ -40,13 +40,13 @@ def elsewhere(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return installed
 
 
-def test_wheel_contains_conf_and_launcher(wheel: Path) -> None:
+def test_wheel_contains_conf_and_sweeper(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert "dcpbench/conf/config.yaml" in names
     assert "dcpbench/conf/known_failures.yaml" in names
     assert {"dcpbench/py.typed", "dcpbench/results.schema.json"} <= {*names}
     assert "dcpbench/conf/experiment/seeds.yaml" in names
-    assert "hydra_plugins/dcpbench_launcher/launcher.py" in names
+    assert "hydra_plugins/dcpbench_sweeper/sweeper.py" in names
     assert {f"dcpbench/report/page/{name}" for name in ("page.html", "page.css", "main.js")} <= set(names)
     assert "hydra_plugins/__init__.py" not in names
     assert not [name for name in names if name.startswith(("tests", "conf/"))]

@@ -7,8 +7,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
-from dcpbench.cli.run import register_groups
-from dcpbench.config.errors import one_line
+from dcpbench.cli.by_hydra import register_groups
+from dcpbench.config.hydra_errors import one_line
 from dcpbench.config.schema import conf_folder
 
 

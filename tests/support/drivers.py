@@ -70,6 +70,7 @@ def _start(server: forkserver.ForkServer, **variables: str) -> None:
     from dcpbench.executors import fork_server
 
     imported = [
+        "dcpbench.cli.by_hydra",
         "dcpbench.cli.run",
         "dcpbench.sweep.app",
         "dcpbench.report.document",

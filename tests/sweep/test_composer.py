@@ -17,7 +17,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from conftest import tiered
-from dcpbench.cli.run import register_groups
+from dcpbench.cli.by_hydra import register_groups
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import conf_folder, config_class
 from dcpbench.sweep.cells import CellMaker

@@ -19,7 +19,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy.special import ndtri, stdtr
+import scipy  # which imports `special` when it is first used
 
 from dcpbench.analysis.statistics import holm
 
@@ -127,7 +127,7 @@ def _scores(values: Floats) -> Floats:
     """Return the normal scores of each series, of mean 0 and variance 1; 0 for a missing value."""
     present = ~np.isnan(values)
     ranks, counts = pd.DataFrame(values.T).rank().to_numpy().T, present.sum(axis=1)
-    scores = np.nan_to_num(ndtri(ranks / (counts + 1)[:, None]))
+    scores = np.nan_to_num(scipy.special.ndtri(ranks / (counts + 1)[:, None]))
     scores -= present * (scores.sum(axis=1) / np.maximum(counts, 1))[:, None]
     deviation = np.sqrt((scores**2).sum(axis=1) / np.maximum(counts - 1, 1))
     return np.asarray(scores / np.where(deviation > 0, deviation, 1.0)[:, None])
@@ -138,8 +138,8 @@ def _p_of_largest(largest: Floats, count: Floats) -> Floats:
     enough = count >= 2 * LEAST_SIDE
     count = np.where(enough, count, 2 * LEAST_SIDE)
     t = largest * np.sqrt((count - 2) / np.maximum(count - 1 - largest**2, 1e-9))
-    of_one = np.clip(stdtr(count - 2, -t), 1e-300, 0.5)  # one-sided
-    b = np.maximum(-ndtri(of_one), 1e-9)
+    of_one = np.clip(scipy.special.stdtr(count - 2, -t), 1e-300, 0.5)  # one-sided
+    b = np.maximum(-scipy.special.ndtri(of_one), 1e-9)
     density = np.exp(-(b**2) / 2) / np.sqrt(2 * np.pi)
     edge = LEAST_SIDE / count
     of_all = density * (4 / b + (b - 1 / b) * 2 * np.log((1 - edge) / edge))

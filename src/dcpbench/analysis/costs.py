@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.special import stdtrit
+import scipy  # which imports `special` when it is first used
 
 from dcpbench.analysis import statistics
 from dcpbench.core.axes import AXES
@@ -155,7 +155,7 @@ def _judged(lines: pd.DataFrame, drift: float) -> pd.DataFrame:
         allowed, budget = float(np.log1p(drift)), share * FALSE_ALARMS
         lines.loc[chosen, "p"] = statistics.holm(statistics.p_values(difference, error, freedom, allowed))
         called |= chosen & (lines["p"] <= budget)
-        half = stdtrit(freedom, 0.975) * error
+        half = scipy.special.stdtrit(freedom, 0.975) * error
         lines.loc[chosen, "ratio_low"] = np.exp(difference - half)
         lines.loc[chosen, "ratio_high"] = np.exp(difference + half)
         seen = np.exp(statistics.would_see(error, freedom, allowed, budget))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.special import digamma, polygamma, stdtr, stdtrit
+import scipy  # which imports `special` when it is first used
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Members = np.ndarray[Any, np.dtype[np.bool_]]
@@ -77,11 +77,11 @@ def moderated(variance: Array, freedom: Array) -> tuple[Array, Array]:
     given, own = variance[usable], freedom[usable]
     if len(given) < 2:
         return np.where(usable, variance, np.nan), np.where(usable, freedom, np.nan)
-    logs = np.log(given) - digamma(own / 2) + np.log(own / 2)
-    spread = logs.var(ddof=1) - polygamma(1, own / 2).mean()
+    logs = np.log(given) - scipy.special.digamma(own / 2) + np.log(own / 2)
+    spread = logs.var(ddof=1) - scipy.special.polygamma(1, own / 2).mean()
     if spread > 0:
         prior = 2 * _trigamma_inverse(float(spread))
-        common = np.exp(logs.mean() + digamma(prior / 2) - np.log(prior / 2))
+        common = np.exp(logs.mean() + scipy.special.digamma(prior / 2) - np.log(prior / 2))
     else:
         prior, common = np.inf, np.exp(logs.mean())
     # Never more degrees of freedom than were measured, even if the cells look equal.
@@ -95,14 +95,14 @@ def moderated(variance: Array, freedom: Array) -> tuple[Array, Array]:
 def p_values(difference: Array, error: Array, freedom: Array, allowed: float) -> Array:
     """Return two-sided p values for true differences of at most `allowed`; NaN if no noise was measured."""
     beyond = (np.abs(difference) - allowed) / error
-    p = 2 * stdtr(freedom, -np.maximum(beyond, 0))
+    p = 2 * scipy.special.stdtr(freedom, -np.maximum(beyond, 0))
     return np.where(np.isfinite(error), np.minimum(p, 1.0), np.nan)
 
 
 def would_see(error: Array, freedom: Array, allowed: float, false_alarms: float) -> Array:
     """Return the differences of logarithms that 9 of 10 comparisons would find."""
-    needed = stdtrit(freedom, 1 - false_alarms / (2 * max(len(freedom), 1)))
-    return np.asarray(allowed + (needed + stdtrit(freedom, 0.9)) * error)
+    needed = scipy.special.stdtrit(freedom, 1 - false_alarms / (2 * max(len(freedom), 1)))
+    return np.asarray(allowed + (needed + scipy.special.stdtrit(freedom, 0.9)) * error)
 
 
 def holm(p: Array) -> Array:
@@ -127,6 +127,6 @@ def _trigamma_inverse(value: float) -> float:
     """Return x with trigamma(x) = value, by Newton's method (Smyth 2004, appendix)."""
     x = 0.5 + 1 / value
     for _ in range(20):  # quadratic convergence: fewer steps are exact
-        trigamma = float(polygamma(1, x))
-        x += trigamma * (1 - trigamma / value) / float(polygamma(2, x))
+        trigamma = float(scipy.special.polygamma(1, x))
+        x += trigamma * (1 - trigamma / value) / float(scipy.special.polygamma(2, x))
     return x

@@ -165,7 +165,7 @@ class Command(Once):
 
 
 def _hydra_options() -> list[click.Option]:
-    """Return Hydra's options, without --run: dcpbench's launcher cannot obey it."""
+    """Return Hydra's options, without --run: a single cell is a sweep too."""
     parts = click.Choice(["job", "hydra", "all"])
     info = click.Choice(["all", "config", "defaults", "defaults-tree", "plugins", "searchpath"])
     folder = click.Path(file_okay=False)

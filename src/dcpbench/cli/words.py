@@ -9,7 +9,8 @@ from hydra.core.override_parser.types import ChoiceSweep, Override, OverrideType
 from hydra.errors import OverrideParseException
 
 from dcpbench.cli import reference
-from dcpbench.config.errors import ConfigError, malformed, refuse_choice, set_by_dcpbench
+from dcpbench.config.errors import ConfigError
+from dcpbench.config.hydra_errors import malformed, refuse_choice, set_by_dcpbench
 from dcpbench.config.schema import is_about_the_sweep, is_how_run
 from dcpbench.config.text import as_target, did_you_mean, visible
 

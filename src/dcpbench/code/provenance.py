@@ -26,7 +26,7 @@ from dcpbench.core.plugins import plugin_names, plugins
 from dcpbench.records.files import files_below
 
 _VARIABLE, _VALUE = SAFE_PATH
-OURS = ("dcpbench", "hydra_plugins.dcpbench_launcher")
+OURS = ("dcpbench", "hydra_plugins.dcpbench_sweeper")
 """The packages of dcpbench."""
 
 _MOST_FILES = 500

@@ -9,9 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from omegaconf import MISSING
-
-from dcpbench.config.keys import how_run, key
+from dcpbench.config.keys import MISSING, how_run, key
 from dcpbench.config.mesh import Dimension, mesh_sizes
 
 Device = StrEnum("Device", "auto cpu cuda")

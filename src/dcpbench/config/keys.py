@@ -6,6 +6,8 @@ from typing import Any
 
 from dcpbench.core.cell_key import HOW_RUN
 
+MISSING: Any = "???"
+"""The default of a key that needs a value: that of OmegaConf, which takes long to import."""
 HELP, LEAST = "help", "least"
 """In the metadata of a field: its help; its least value."""
 

@@ -51,7 +51,7 @@ _NEEDS = f"needs Python >= {_LEAST_PYTHON} with torch >= {_LEAST_TORCH}, hydra-c
 _ANSWER_LIMIT_S = 120.0
 _END_S = 30.0
 """Time limit for a process to end its ranks."""
-_LAUNCHER = "hydra_plugins.dcpbench_launcher"
+_SWEEPER = "hydra_plugins.dcpbench_sweeper"
 _AGENT = "import sys; from dcpbench.executors.interpreter_agent import main; main(int(sys.argv[1]))"
 
 
@@ -194,7 +194,7 @@ def _agent(python: str, connection: Connection, environment: Mapping[str, str]) 
 def environment_of(folder: Path) -> dict[str, str]:
     """Link this dcpbench into an empty folder, and return an environment in which another interpreter imports
     it from there. Its own folder can also contain torch for a different Python."""
-    for package in ("dcpbench", _LAUNCHER):
+    for package in ("dcpbench", _SWEEPER):
         spec = find_spec(package)
         assert spec is not None
         assert spec.submodule_search_locations

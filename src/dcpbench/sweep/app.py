@@ -4,7 +4,7 @@ import os
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import cast
@@ -21,17 +21,50 @@ from dcpbench.executors import fork_server
 from dcpbench.executors.base import Engine, HostsLostError, engine_of
 from dcpbench.executors.fork_server import Machine
 from dcpbench.rank.nccl import NCCL_PATH
-from dcpbench.records.row import Run
+from dcpbench.records.row import INTERRUPTED, Run
 from dcpbench.records.store import ResultsError, RowLog
 from dcpbench.report.styles import text_of
 from dcpbench.sweep import cells, driver, dry_run, job, pairwise, resume
 from dcpbench.sweep.closing import close
 from dcpbench.sweep.progress import start_sentence
 from dcpbench.sweep.resources import shared_gpu_sentences
+from dcpbench.sweep.signals import Signals, interrupted
 from dcpbench.sweep.sweep_folder import SweepFolder
 
 _MANY = 50
 """With more cells composing takes seconds, so progress is also written to files."""
+
+Cells = tuple[Sequence[Sequence[str]], Sequence[str]]
+"""The words of each cell, and its block if the sweep has blocks."""
+
+
+def run_sweep(
+    signals: Signals,
+    began: float,
+    loader: ConfigLoader,
+    base: DictConfig,
+    cells_of: "Callable[[SweepRun], Cells]",
+) -> int:
+    """Run a sweep to its end, whatever ends it. Return the exit status.
+
+    Args:
+        began: when its command began, of `time.monotonic`.
+        base: the composition of the sweep itself; `loader` composes its cells.
+        cells_of: returns the cells, which can depend on the machine and on the folder of a resumed sweep.
+    """
+    signals.check()  # Hydra takes some exceptions for an answer
+    sweep = SweepRun(loader, base)
+    status = 1  # of an unexpected exception, whose traceback follows the table
+    try:
+        status = sweep.run(*cells_of(sweep))
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+        if not sweep.begun:
+            sys.stderr.write(interrupted(sweep.folder.path))
+    finally:
+        signals.hold()
+        status = sweep.end(status, began)
+    return status
 
 
 class SweepRun:
@@ -53,7 +86,6 @@ class SweepRun:
         self._engine: Engine | None = None
         self._machine: Machine | None = None
         self._driver: driver.Sweep | None = None
-        self._planned = 0
         self.folder = SweepFolder(base)
         self._cells = cells.CellMaker(loader, base)
         if self.folder.is_resumed and not base.plan:
@@ -64,12 +96,9 @@ class SweepRun:
         """Whether a cell may have run."""
         return self._driver is not None
 
-    def run(self, words: Sequence[Sequence[str]], blocks: Sequence[str] = ()) -> None:
+    def run(self, words: Sequence[Sequence[str]], blocks: Sequence[str] = ()) -> int:
         """Run the cells with these words that have no row yet. A plan groups cells by these blocks, if there
-        are any.
-
-        Raises:
-            SystemExit: a row could not be written.
+        are any. Return the exit status, 0 if it depends on the rows alone.
         """
         engine = self._begun_engine(words)
         if len(words) > _MANY:
@@ -85,8 +114,7 @@ class SweepRun:
             block_of = {cell.name: block for cell, block in zip(made, blocks, strict=bool(blocks))}
             named = [block_of[job.cell.name] for job in mine] if blocks else []
             asked = named, machine.gpus, found, self._base.plan_as
-            self._planned = dry_run.print_plan(self.folder.path, mine, *asked)
-            return
+            return dry_run.print_plan(self.folder.path, mine, *asked)
         for sentence in found.sentences(len(mine)) if found else ():
             self._print(sentence)
         for sentence in shared_gpu_sentences(mine, machine):
@@ -103,7 +131,8 @@ class SweepRun:
             self._driver.run()
         except (ResultsError, HostsLostError) as error:
             self._driver.interrupted_by = error
-            sys.exit(1)
+            return 1
+        return 0
 
     def _announced(self, made: Sequence[cells.SweepCell], engine: Engine) -> bool:
         """Print the first line before torch is imported, and return whether that was possible: not where the
@@ -139,17 +168,16 @@ class SweepRun:
         try:
             if self._driver:
                 return close(self._driver, self.folder, status, began, self._print)
-            return status or self._planned
+            return status
         finally:
             self.folder.release()
-            if not self.begun:  # it would still import torch
-                fork_server.end_server()
 
     def _begun_engine(self, batch: Sequence[Sequence[str]]) -> Engine:
         """Return the engine of the ranks; it imports what they need while cells are composed."""
         if self._engine is None:
             compiles = cells.may_compile(self._base, batch)
             if self._base.nccl:
+                fork_server.end_server()  # one that has begun to import torch's own
                 os.environ[NCCL_PATH] = str(Path(self._base.nccl).resolve())
             self._engine = engine_of(cast(ExecutorConfig, OmegaConf.to_object(self._base.executor)))
             self._engine.begin([] if self._base.plan else fork_server.rank_imports(compiles))

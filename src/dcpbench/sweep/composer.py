@@ -23,7 +23,8 @@ from hydra.types import RunMode
 from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from dcpbench.config.errors import ConfigError, refuse_choice, refuse_unknown
+from dcpbench.config.errors import ConfigError, refuse_unknown
+from dcpbench.config.hydra_errors import refuse_choice
 from dcpbench.config.schema import Config, config_class
 from dcpbench.core.axes import AXES
 

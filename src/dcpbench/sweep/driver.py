@@ -1,14 +1,11 @@
 """Run the cells of a sweep on as many runners as the machine has room for, and write their rows."""
 
 import os
-import signal
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -25,9 +22,7 @@ from dcpbench.sweep.cell_runner import CellRunner, Finished, Mismatches
 from dcpbench.sweep.job import Job, environment_of, titles_of
 from dcpbench.sweep.progress import ProgressDisplay
 from dcpbench.sweep.resources import Costs, Estimated, GpuMemory, estimates, places, stretches
-
-ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""Signals that ask a sweep to end: Ctrl-C, what schedulers send, a terminal that is closed."""
+from dcpbench.sweep.signals import uninterrupted
 
 
 @dataclass
@@ -151,20 +146,3 @@ class Sweep:
                 store.append_measurements(self.folder, row, finished.measurements)
             note = "its checkpoints were removed to make room for this row"
             self.log.append(replace(row, reason="; ".join(filter(None, (row.reason, note)))))
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Context manager, in the main thread: signals that come within it are obeyed after it."""
-    came: list[tuple[int, FrameType | None]] = []
-    handlers = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
-    obeyed = {number: handler for number, handler in handlers.items() if callable(handler)}
-    try:
-        for number in obeyed:
-            signal.signal(number, lambda *taken: came.append(taken))
-        yield
-    finally:
-        for number, handler in obeyed.items():
-            signal.signal(number, handler)
-        for taken, frame in came:
-            obeyed[signal.Signals(taken)](taken, frame)

@@ -36,7 +36,7 @@ from dcpbench.records import files
 from dcpbench.records.row_reader import parse
 from dcpbench.records.store import SWEEP_JSON, write_json
 
-DIR = "hydra.sweep.dir"
+DIR, MULTIRUN = "hydra.sweep.dir", "--multirun"
 _PATHS = ("storage.root", "known_failures", "nccl")
 """Keys of paths that can be passed to a resumed sweep."""
 
@@ -93,7 +93,7 @@ def refuse_foreign(folder: Path, record: Record) -> None:
 def own_words(arguments: Sequence[str]) -> list[str]:
     """Return the words of a command line that its sweep is resumed with."""
     keys = "|".join((*OF_ONE_COMMAND, re.escape(DIR)))
-    return [word for word in arguments if not re.match(rf"[+]*({keys})=", word)]
+    return [word for word in arguments if word != MULTIRUN and not re.match(rf"[+]*({keys})=", word)]
 
 
 def with_words(words: Sequence[str], later: Sequence[str]) -> list[str]:

@@ -1,8 +1,9 @@
-"""The launcher, which takes all cells of a sweep from Hydra at once; the sweeper; the groups of plug-ins.
+"""The sweeper, which makes the cells of a sweep and runs them without a launcher; the groups of plug-ins.
 
-Hydra imports this file at every start. So the code that runs a sweep is imported when a sweep runs.
+Hydra imports this file at every start. So the task function that it calls brings the code of sweeps.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
@@ -13,10 +14,7 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.plugins import Plugins
-from hydra.core.utils import JobReturn
 from hydra.plugins.config_source import ConfigResult, ConfigSource
-from hydra.plugins.launcher import Launcher
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
@@ -28,58 +26,41 @@ from dcpbench.config.overrides import of_block
 from dcpbench.config.schema import MATRIX, REPEATS, is_about_the_sweep
 from dcpbench.config.text import choices
 from dcpbench.core.plugins import declared_values, plugins, report_absent
-from hydra_plugins.dcpbench_launcher.matrix import Job, jobs, listed, repeated
+from hydra_plugins.dcpbench_sweeper.matrix import Job, jobs, listed, repeated
 
 _PLUGIN = "plugin"
 """The key of a block that names the plug-in it needs."""
 
 
-class DcpbenchLauncher(Launcher):
-    """Run the cells of a sweep on reused ranks. `blocks` names the block of each cell, if the sweep has
-    blocks."""
-
-    sweep: Any
-    blocks: Sequence[str] = ()
-
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Begin the sweep, and store it in `task_function`, which ends it after Hydra has returned."""
-        from dcpbench.cli.run import SweepTask
-        from dcpbench.sweep.app import SweepRun
-
-        assert isinstance(task_function, SweepTask)
-        task_function.signals.check()
-        self.sweep = SweepRun(hydra_context.config_loader, config)
-        task_function.sweep = self.sweep
-
-    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run the cells. A verdict is a row, never a result of Hydra."""
-        self.sweep.run(job_overrides, self.blocks)
-        return []
-
-
 @dataclass
 class DcpbenchSweeper(Sweeper):
-    """Hand over every combination of lists, or the blocks of an experiment.
+    """Run every combination of lists, or the blocks of an experiment.
 
-    The launcher composes all cells and refuses a wrong one before it starts any or writes into the folder.
+    All cells are composed, and a wrong one is refused, before any is started or written into the folder.
     """
 
     params: dict[Any, Any] | None
     matrix: dict[str, dict[Any, Any]]
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Make the launcher.
+        self._loader, self._config = hydra_context.config_loader, config
+        self._run_sweep = cast(Callable[..., int], task_function)
+
+    def sweep(self, arguments: list[str]) -> Any:
+        """Run the cells that `arguments` and `hydra.sweeper.params` select.
 
         Raises:
-            ConfigError: a key of the sweep is wrong.
+            ConfigError: an argument is wrong.
+            SystemExit: with the exit status of the sweep. Hydra has nothing to do after it.
         """
-        self._launcher = cast(
-            DcpbenchLauncher,
-            Plugins.instance().instantiate_launcher(
-                hydra_context=hydra_context, task_function=task_function, config=config
-            ),
-        )
-        self._prepare(config, hydra_context.config_loader, self._launcher.sweep)
+
+        def cells_of(sweep: Any) -> tuple[list[list[str]], list[str]]:
+            self._prepare(self._config, self._loader, sweep)
+            cells = self._jobs(arguments)
+            blocks = [cell.block for cell in cells] if all(cell.block for cell in cells) else []
+            return [cell.overrides for cell in cells], blocks
+
+        sys.exit(self._run_sweep(self._loader, self._config, cells_of))
 
     def _prepare(self, config: DictConfig, loader: ConfigLoader, sweep: Any) -> None:
         self._parser = OverridesParser.create(config_loader=loader)
@@ -88,16 +69,6 @@ class DcpbenchSweeper(Sweeper):
         self._recorded: dict[str, list[str]] | None = sweep.folder.recorded
         choices = config.hydra.runtime.choices
         self._defaults = {f"{group}=null" for group in choices if choices[group] is None}
-
-    def sweep(self, arguments: list[str]) -> Any:
-        """Run the cells that `arguments` and `hydra.sweeper.params` select.
-
-        Raises:
-            ConfigError: an argument is wrong.
-        """
-        cells = self._jobs(arguments)
-        self._launcher.blocks = [cell.block for cell in cells] if all(cell.block for cell in cells) else []
-        return [self._launcher.launch([cell.overrides for cell in cells], initial_job_idx=0)]
 
     def _jobs(self, arguments: Sequence[str]) -> list[Job]:
         params = of_block("params", self.params or {})
@@ -174,16 +145,11 @@ class DeclaredSource(ConfigSource):
 
 
 @dataclass
-class LauncherConfig:
-    _target_: str = "hydra_plugins.dcpbench_launcher.launcher.DcpbenchLauncher"
-
-
-@dataclass
 class SweeperConfig:
     """`params`: lists by key, as of Hydra's basic sweeper; `matrix`: the blocks by name, each a mapping from
     keys to lists, `{save: [sync, async]}`."""
 
-    _target_: str = "hydra_plugins.dcpbench_launcher.launcher.DcpbenchSweeper"
+    _target_: str = "hydra_plugins.dcpbench_sweeper.sweeper.DcpbenchSweeper"
     params: dict[Any, Any] | None = None
     matrix: dict[str, dict[Any, Any]] = field(default_factory=dict)
 
@@ -211,5 +177,4 @@ def _declared(config_path: str) -> tuple[Mapping[str, Any], str]:
 
 
 _store = ConfigStore.instance()
-_store.store(group="hydra/launcher", name="dcpbench", node=LauncherConfig, provider="dcpbench")
 _store.store(group="hydra/sweeper", name="dcpbench", node=SweeperConfig, provider="dcpbench")

@@ -1,0 +1,60 @@
+"""Let Hydra read the configuration of a sweep."""
+
+import os
+import pkgutil
+import random
+import sys
+from collections.abc import Sequence
+from functools import partial
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+from dcpbench.cli import reference
+from dcpbench.code.provenance import conf_folders
+from dcpbench.config.schema import conf_folder, config_class
+from dcpbench.core.plugins import plugins
+from dcpbench.sweep.app import run_sweep
+from dcpbench.sweep.manifest import MULTIRUN, command_line
+from dcpbench.sweep.signals import Signals
+
+
+def random_seeds(count: int) -> str:
+    """Return different seeds, as a list on the command line."""
+    return ",".join(map(str, random.SystemRandom().sample(range(1_000_000), count)))
+
+
+def register_groups(arguments: Sequence[str]) -> None:
+    """Register with Hydra the schema, every parallelism as a value of `load_parallel`, what plug-ins add to
+    experiments, and functions for experiments: `${random_seeds:10}` and those of plug-ins."""
+    OmegaConf.register_new_resolver("random_seeds", random_seeds, use_cache=True, replace=True)
+    for name, target in (item for plugin in plugins() for item in plugin.resolvers.items()):
+        OmegaConf.register_new_resolver(name, pkgutil.resolve_name(target), replace=True)
+    store = ConfigStore.instance()
+    store.store(name="schema", node=config_class())
+    folders = conf_folders()
+    own = reference.config_dir(arguments)
+    searched = [*folders, own] if own else folders
+    for path in (path for folder in searched for path in sorted(folder.glob("parallel/*.yaml"))):
+        same = {"defaults": [{"/parallel@_here_": path.stem}, "_self_"]}
+        store.store(group="load_parallel", name=path.stem, node=same)
+    for experiment in conf_folder().glob("experiment/*.yaml"):
+        group = f"experiment/{experiment.stem}"
+        added = [path.stem for folder in folders for path in sorted(folder.glob(f"{group}/*.yaml"))]
+        store.store(group=group, name="plugins", node={"defaults": added}, package="_global_")
+
+
+def start(words: Sequence[str], prints: bool, signals: Signals, began: float) -> None:
+    """Let Hydra compose the sweep, whose sweeper runs it; or let it print what options ask for.
+
+    Raises:
+        SystemExit: with the exit status of the sweep; or Hydra cannot print, and has reported why.
+    """
+    task = partial(run_sweep, signals, began)
+    # Hydra then raises instead of printing its own, longer, message.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    # Without --multirun Hydra takes what it cannot compose for a single job, and complains about its lists.
+    sys.argv[1:] = [*command_line(words), *(() if prints else [MULTIRUN])]
+    register_groups(sys.argv[1:])
+    hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")(task)()

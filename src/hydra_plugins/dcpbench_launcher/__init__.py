@@ -1,1 +1,0 @@
-"""Hydra finds the launcher and the sweeper by the place of this package."""

@@ -1,0 +1,1 @@
+"""Hydra finds the sweeper by the place of this package."""
