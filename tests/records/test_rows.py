@@ -18,6 +18,9 @@ from dcpbench.records.store import (
     read_rows,
     write_csv,
 )
+from dcpbench.sweep.row_builder import Attempt, row_of
+from dcpbench.verdict.verdict import Verdict
+from support.jobs import job
 from support.rows import row
 
 
@@ -53,14 +56,20 @@ def test_statuses_are_declared_once() -> None:
 
 
 def test_rows_are_read_as_written(tmp_path: Path) -> None:
-    append_row(tmp_path, row(cell="one", loss_twin=math.nan, reason="no file a\udcff"))
-    append_row(tmp_path, row(cell="two", seed=1, details={"a": [1.5, math.inf]}))
-    rows, left_out = read_rows(tmp_path)
-    assert [item["cell"] for item in rows] == ["one", "two"]
-    assert rows[0]["loss_twin"] is None
-    assert rows[0]["reason"] == "no file a?"
-    assert rows[1]["details"] == {"a": [1.5, None]}
-    assert left_out == []
+    written = [row(cell="one", reason="\u4e00\n\0"), row(cell="two", seed=1, details={"a": [1.5, None]})]
+    for one in written:
+        append_row(tmp_path, one)
+    assert read_rows(tmp_path) == (written, [])
+
+
+def test_rows_are_made_of_what_json_has(tmp_path: Path) -> None:
+    details = {"a": [1.5, math.inf], "b": {"c\udcff": math.nan}}
+    verdict = Verdict("fail", "no file a\udcff", max_abs_diff=math.nan, details=details)
+    made = row_of(job(repeat=0, config_digest="d"), [Attempt(verdict, "2026-11-28")])
+    append_row(tmp_path, made)
+    assert read_rows(tmp_path) == ([made], [])
+    assert (made.reason, made.max_abs_diff) == ("no file a?", None)
+    assert made.details == {"a": [1.5, None], "b": {"c?": None}}
 
 
 def test_details_are_read_by_attempt(tmp_path: Path) -> None:

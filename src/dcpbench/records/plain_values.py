@@ -5,6 +5,7 @@ Each is replaced by its text, or by null where a number is expected or it has no
 replaced values.
 """
 
+import math
 import reprlib
 import sys
 from dataclasses import dataclass, field, is_dataclass, replace
@@ -50,8 +51,10 @@ _NUMBER = ColumnType(float, optional=False)
 
 @dataclass
 class Replacing:
-    """Makes values plain, and notes each that it has replaced."""
+    """Makes values plain, and notes each that it has replaced. With `as_json` a number that is not finite
+    becomes null, which the check that found it says, and half of a surrogate pair a question mark."""
 
+    as_json: bool = False
     replaced: dict[str, None] = field(default_factory=dict)
 
     def value(self, value: Any, at: str, hint: Any = None) -> Any:
@@ -65,9 +68,10 @@ class Replacing:
         if value is None or isinstance(value, bool | Problem):
             return value
         if isinstance(value, str):
-            return str.__str__(value)
+            text = str.__str__(value)
+            return text.encode(errors="replace").decode() if self.as_json else text
         if isinstance(value, float):
-            return float.__float__(value)
+            return None if self.as_json and not math.isfinite(value) else float.__float__(value)
         if isinstance(value, int) and int.__int__(value) in _INTEGERS:
             return int.__int__(value)
         if isinstance(value, dict):

@@ -17,7 +17,7 @@ import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,19 +75,20 @@ class RowLog:
 
     def append(self, row: Row) -> None:
         """Write a row; raise a ResultsError if that fails, and leave no part of it."""
-        self._remember(append_row(self._folder, row))
+        append_row(self._folder, row)
+        self._remember(replace(row, details={}))
 
     def _remember(self, row: Row) -> None:
         self.rows[row.run] = row
 
 
-def append_row(folder: Path, row: Row) -> Row:
-    """Append a row to `results.jsonl` in a single write, after its details to `details.jsonl`; when it is
-    returned, without details, both are on disk."""
+def append_row(folder: Path, row: Row) -> None:
+    """Append a row to `results.jsonl` in a single write, after its details to `details.jsonl`; then both are
+    on disk."""
     flat = row.flat()
     if details := flat.pop("details"):
         _append(folder / DETAILS_JSONL, [{name: flat[name] for name in _ATTEMPT} | {"details": details}])
-    return Row.of(json.loads(_append(folder / RESULTS_JSONL, [flat])))
+    _append(folder / RESULTS_JSONL, [flat])
 
 
 def append_measurements(folder: Path, row: Row, measurements: Iterable[Measurement]) -> None:
@@ -100,10 +101,10 @@ def append_measurements(folder: Path, row: Row, measurements: Iterable[Measureme
     )
 
 
-def _append(path: Path, contents: Sequence[dict[str, Any]]) -> bytes:
+def _append(path: Path, contents: Sequence[dict[str, Any]]) -> None:
     if not contents:
-        return b""
-    written = lines = "".join(_line(one) for one in contents).encode()
+        return
+    lines = "".join(f"{json.dumps(content)}\n" for content in contents).encode()
     with _writing(path), files.open_to_append(path) as out:
         before = out.seek(0, os.SEEK_END)
         try:
@@ -113,14 +114,6 @@ def _append(path: Path, contents: Sequence[dict[str, Any]]) -> bytes:
         except OSError:
             out.truncate(before)
             raise
-    return written
-
-
-def _line(content: dict[str, Any]) -> str:
-    """Return a line of JSON, which has no NaN, no infinity and no half of a surrogate pair: numbers become
-    null, and the check that found them says so; halves become a question mark."""
-    text = json.dumps(content, ensure_ascii=False).encode(errors="replace")
-    return json.dumps(json.loads(text, parse_constant=lambda _: None)) + "\n"
 
 
 def write_csv(folder: Path) -> None:

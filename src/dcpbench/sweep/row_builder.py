@@ -1,11 +1,10 @@
 """Make the row of a cell from its job and the attempts at it."""
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from dcpbench.core.axes import AXES
 from dcpbench.core.metrics import METRICS, PHASE_S, SHARED_CELL_S, Measurement
 from dcpbench.core.rank_report import RankReport
 from dcpbench.core.stage_end import HostUsed, StageEnd
@@ -16,7 +15,7 @@ from dcpbench.sweep.job import Job
 from dcpbench.verdict.sentences import replaced_sentence
 from dcpbench.verdict.verdict import Verdict
 
-_OF_VERDICT = {one.name for one in fields(Verdict)} & {one.name for one in fields(Row)}
+_OF_VERDICT = {one.name for one in fields(Verdict)} & {one.name for one in fields(Row)} - {"checks"}
 """The columns that a verdict sets."""
 _FIRST_CAUSE = ("rank", "host", "local_rank", "phase", "upload_under_way", "limit", "doing", "log_tail")
 
@@ -95,18 +94,10 @@ def row_of(job: Job, attempts: Sequence[Attempt], shared: bool = False) -> Row:
         metrics = kept | {SHARED_CELL_S: metrics["cell_s"]}
     of_trainer: dict[str, Any] = next((report.steps for report in last.reports if report.steps), {})
     bounds: dict[str, Any] = next((report.bounds for report in last.reports if report.bounds), {})
-    row = Row(
-        axes={name: job.columns.get(name) for name in AXES},
-        **{name: value for name, value in {**job.columns, **of_trainer}.items() if name not in AXES},
-        **columns,
-        metrics=metrics,
-        flaky=flaky,
-        started_at=last.started_at,
-        **_losses(last.reports),
-        **bounds,
-    )
+    about = {**job.columns, **of_trainer, "flaky": flaky, "started_at": last.started_at}
+    flat = {**about, **columns, **verdict.checks, **metrics, **_losses(last.reports), **bounds}
     observed = (report for end in last.ends for report in end.observed)
-    return _plain_row(row, [f"rank {report.rank}: {one}" for report in observed for one in report.replaced])
+    return _row(flat, [f"rank {report.rank}: {one}" for report in observed for one in report.replaced])
 
 
 def _aggregated(measurements: Iterable[Measurement]) -> dict[str, float | int | None]:
@@ -125,11 +116,11 @@ def _aggregated(measurements: Iterable[Measurement]) -> dict[str, float | int | 
     return values
 
 
-def _plain_row(row: Row, replaced: list[str]) -> Row:
-    """Replace values that their columns cannot hold; reason and details name them, and those that the ranks
-    replaced."""
-    replacing = Replacing()
-    flat = {name: replacing.column(row[name], kind, name) for name, kind in column_types().items()}
+def _row(flat: Mapping[str, Any], replaced: list[str]) -> Row:
+    """Return the row of these columns. Values that they cannot hold are replaced; reason and details name
+    them, and those that the ranks replaced."""
+    replacing, types = Replacing(as_json=True), column_types()
+    flat = {name: replacing.column(value, types[name], name) for name, value in flat.items()}
     if replaced := [*replaced, *replacing.replaced]:
         flat["reason"] = "; ".join(filter(None, (flat["reason"], replaced_sentence(replaced))))
         flat["details"] = {**flat["details"], "replaced": replaced}
