@@ -10,7 +10,7 @@ from dcpbench.scenarios import fine_tune
 from dcpbench.verify.audit import Chunk, Entry, Manifest, controls
 from dcpbench.verify.flags import HOOKS
 from dcpbench.verify.perturb import controllable
-from dcpbench.verify.process_state import snapshot_process
+from dcpbench.verify.process_state import ProcessState
 from dcpbench.workloads.build_run import build
 from dcpbench.workloads.generators import states_of_generators
 from dcpbench.workloads.own_run import OwnRun
@@ -28,7 +28,7 @@ FILES = {*STORED, "a file that went", "a file that came"}
 
 ONE = Manifest({"key": Entry((2,), "float32", (Chunk((0,), (2,), "file"),))}, {"file": 1}, {"file": 1})
 DAMAGES = {*controls(ONE, {}), "bytes of two entries", "files that were not synced"}
-PROCESS = set(snapshot_process(states_of_generators(world().device), world().device))
+PROCESS = set(ProcessState.leaves(states_of_generators(world().device), world().device))
 
 
 def trained(given: Config) -> OwnRun:

@@ -23,7 +23,7 @@ from conftest import wait_for
 from dcpbench.cell.side_effects import open_before
 from dcpbench.verify import process_state
 from dcpbench.verify.compare import compare
-from dcpbench.verify.process_state import ProcessState, snapshot_process
+from dcpbench.verify.process_state import ProcessState
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads.generators import states_of_generators
 from support.alone import bare_cell
@@ -54,7 +54,7 @@ CHANGES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
 
 
 def observed(device: torch.device) -> Leaves:
-    return snapshot_process(states_of_generators(device), device)
+    return ProcessState.leaves(states_of_generators(device), device)
 
 
 @pytest.mark.parametrize("name", CHANGES)

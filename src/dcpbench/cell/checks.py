@@ -23,7 +23,7 @@ from dcpbench.core.rank_report import CheckReport, Compared
 from dcpbench.verify.compare import Comparison
 from dcpbench.verify.perturb import compare_controlled, compared_names, unlike
 from dcpbench.verify.plain_read import leaves_like
-from dcpbench.verify.training import compare_resumed, resume_tolerance
+from dcpbench.verify.training import compare_resumed
 from dcpbench.workloads import build_run, lockstep
 from dcpbench.workloads.attributes import of_attributes
 from dcpbench.workloads.build_run import copy_state
@@ -342,12 +342,12 @@ def resume(
         return
     with cell.phase("verify", "resumed"):
         dtypes = dtypes_of(target).union(record.limits.computes_in)
-        tolerance = None if exactly else resume_tolerance(cell.config.tolerance.value, dtypes)
+        close = None if exactly else (cell.config.tolerance.value, dtypes)
         compared: dict[str, Compared] = {}
         if exactly or not _layout_matters(cell, target, record.limits, where):
             losses = record.losses[taken.start - 1 : last]
             alive, others = target.alive[-len(taken) :], unrestored_losses(cell, record)
-            compared[of_losses] = compare_resumed(losses, resumed, taken.start, tolerance, alive, others)
+            compared[of_losses] = compare_resumed(losses, resumed, taken.start, close, alive, others)
         left = explained_names(cell, FLAGS)  # no step changes the flags that a load has left
         actual, expected = (
             {**state, FLAGS: {name: leaf for name, leaf in state[FLAGS].items() if name not in left}}

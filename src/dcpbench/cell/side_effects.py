@@ -9,7 +9,7 @@ from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.core.mismatch import Sides
 from dcpbench.core.rank_report import Compared
 from dcpbench.verify.perturb import compare_controlled
-from dcpbench.verify.process_state import ProcessState, snapshot_process
+from dcpbench.verify.process_state import ProcessState
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads.generators import states_of_generators
 from dcpbench.workloads.run import Run
@@ -98,4 +98,4 @@ def _observed(cell: Cell, state: State) -> Leaves:
     left_out = ("extra_equal", CHANGING) if cell.config.own_trainer else ()
     leaves = {name: leaf for part in state for name, leaf in state[part].items() if part not in left_out}
     device = cell.world.device
-    return leaves | snapshot_process(states_of_generators(device), device)
+    return leaves | ProcessState.leaves(states_of_generators(device), device)

@@ -87,10 +87,10 @@ class ProcessState(NamedTuple):
 
         return settled(added)
 
-
-def snapshot_process(generators: Mapping[str, torch.Tensor], device: torch.device) -> Leaves:
-    """Return these states of random generators, and settings that results depend on."""
-    return retained(snapshot_nested({"generator": generators, "process": process_flags(device)}))
+    @staticmethod
+    def leaves(generators: Mapping[str, torch.Tensor], device: torch.device) -> Leaves:
+        """Return these states of random generators, and settings that results depend on."""
+        return retained(snapshot_nested({"generator": generators, "process": process_flags(device)}))
 
 
 def _settings(device: torch.device) -> dict[str, object]:

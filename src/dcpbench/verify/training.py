@@ -301,7 +301,7 @@ def loss_tolerance(tolerance: float, dtypes: Iterable[torch.dtype]) -> float:
     return max(tolerance, _ROUNDINGS_OF_LOSS * rounding(dtypes))
 
 
-def resume_tolerance(name: str, dtypes: Iterable[torch.dtype]) -> float:
+def _resume_tolerance(name: str, dtypes: Iterable[torch.dtype]) -> float:
     """Return the same for the losses of a run that another layout resumes; `name` is one of `TOLERANCES`."""
     return loss_tolerance(TOLERANCES[name], dtypes)
 
@@ -337,7 +337,7 @@ def compare_resumed(
     expected: list[float],
     losses: list[float],
     first: int,
-    tolerance: float | None,
+    close: tuple[str, Iterable[torch.dtype]] | None,
     alive: Sequence[bool],
     unrestored: list[float],
 ) -> Compared:
@@ -347,7 +347,11 @@ def compare_resumed(
     A loss can show a difference if it is finite and not zero, and there was a gradient (`alive`). The losses
     of two models can be close at some steps by coincidence: there the loss of the unrestored model's step
     before must be reported.
+
+    Args:
+        close: the name of a tolerance and the dtypes of both runs, if the losses need only be close.
     """
+    tolerance = _resume_tolerance(*close) if close else None
     usable = {
         loss_name(step): math.isfinite(loss) and loss != 0.0 and has_gradient
         for step, (loss, has_gradient) in enumerate(zip(losses, alive, strict=False), first)
