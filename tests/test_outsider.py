@@ -99,8 +99,8 @@ NAME = "train_state.current_loss"
 
 
 def expected(cell, moment, reference):
-    saved = reference.checkpoint.state["extra_equal"][NAME]
-    yield {"extra_equal": {NAME: 2 * saved}}
+    saved = reference.checkpoint.state["extra"][NAME]
+    yield {"extra": {NAME: 2 * saved}}
 
 
 doubled = Defect(("restored",), lambda config: config.scenario.name == "theirs", expected)

@@ -18,11 +18,12 @@ from dcpbench.checkpointers.base import PendingSave
 from dcpbench.core.metrics import PHASE_S, MetricSpec
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
+from dcpbench.core.state import StatePart
 from dcpbench.verify import snapshot
 from dcpbench.verify.layout import whole
 from dcpbench.verify.snapshot import TensorLeaf, snapshot_nested
 from dcpbench.workloads.build_run import build
-from dcpbench.workloads.run_state import FLAGS, RANDOM, is_small, live_state, promised_keys
+from dcpbench.workloads.run_state import is_small, live_state, promised_keys
 from dcpbench.workloads.world import World
 from support.alone import bare_cell, config, run_alone, world
 
@@ -178,7 +179,7 @@ def test_small_model_has_no_large_tensor(names: tuple[str, ...], monkeypatch: py
     monkeypatch.setattr(snapshot, "LARGE_BYTES", 8)
     tensor = large(*names)
     leaves = snapshot_nested({name: tensor(name) for name in ("first", "middle", "last")})
-    assert is_small({"model_equal": leaves}) is (not names)
+    assert is_small({StatePart.model: leaves}) is (not names)
 
 
 def test_large_model_is_not_saved_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +199,7 @@ def test_shared_memory_is_found_across_the_state(tmp_path: Path) -> None:
     run.tensor_object.tensors["fp8"] = run.tensor_object.tensors["flags"]
     run.tensor_object.data = last.data
     run.random.states["cpu"] = run.tensor_object.tensors["integers"]
-    shared = live_state(run)[FLAGS]["shared_memory"]
+    shared = live_state(run)[StatePart.flags]["shared_memory"]
     assert [set(names.split(", ")) for names in shared.split("; ")] == [
         {"net1.weight", "state.net1.weight.exp_avg"},
         {"net2.bias", "state.net2.bias.exp_avg", "tensor_object.data"},
@@ -215,13 +216,13 @@ def test_frozen_parameters_are_not_promised(frozen: list[str]) -> None:
         parameters[name].requires_grad_(False)
     run.options = StateDictOptions(ignore_frozen_params=True)
     leaves = live_state(run)
-    beside = {"beside": TensorLeaf(torch.zeros(1), leaves["model_equal"]["net1.bias"].extent, None)}
+    beside = {"beside": TensorLeaf(torch.zeros(1), leaves[StatePart.model]["net1.bias"].extent, None)}
     promised = promised_keys(run, leaves, beside)
     expected = {f"model.{name}" for name in parameters.keys() - set(frozen)}
     assert {key for key in promised if key.startswith("model.")} == expected
     others = {key for key in promised if not key.startswith("model.")}
     assert {"beside", "noise.generator", "train_state.losses", "optimizer.param_groups.0.lr"} <= others
-    assert not {name for name in leaves[FLAGS] if name in promised}
+    assert not {name for name in leaves[StatePart.flags] if name in promised}
 
 
 def test_other_ranks_audit_and_remove_nothing() -> None:
@@ -238,7 +239,7 @@ def test_parts_are_compared_by_place_by_default() -> None:
     saved, elsewhere = (
         {"w": TensorLeaf(tensor, whole(tensor), placements)} for placements in ("[Replicate()]", None)
     )
-    checkpoint = Checkpoint(1, "", None, {"model_equal": saved})  # type: ignore[arg-type]
+    checkpoint = Checkpoint(1, "", None, {StatePart.model: saved})  # type: ignore[arg-type]
     assert str(checkpoint) == "in the checkpoint of step 1"
     (found,) = checkpoint.compare(saved, elsewhere, None)
     assert found.problem is Problem.placements
@@ -260,6 +261,6 @@ def test_names_are_proven_by_their_controls(tmp_path: Path) -> None:
 
 def test_random_state_is_compared_if_restorable() -> None:
     run = build(config(**SMALL), world(), 0)
-    assert RANDOM in live_state(run)
+    assert StatePart.random in live_state(run)
     run.limits = replace(run.limits, generators=frozenset())
-    assert RANDOM not in live_state(run)
+    assert StatePart.random not in live_state(run)

@@ -19,6 +19,7 @@ from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
 from dcpbench.core.checks import CheckSpec
 from dcpbench.core.defects import Defect
 from dcpbench.core.mismatch import Mismatch, Problem
+from dcpbench.core.state import StatePart
 from dcpbench.verify import compare_layouts, perturb, training
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.verify.training import compare_resumed
@@ -96,7 +97,7 @@ def test_plug_in_checks_follow_each_full_load(monkeypatch: pytest.MonkeyPatch) -
     asked: list[tuple[str, str, bool]] = []
 
     def probe(name: str, cell: Cell, target: OwnRun, loaded: Checkpoint) -> None:
-        equal = not loaded.compare(loaded.state["model_equal"], live_state(target)["model_equal"], None)
+        equal = not loaded.compare(loaded.state[StatePart.model], live_state(target)[StatePart.model], None)
         asked.append((name, f"{Path(loaded.checkpoint_id).name} {cell.measured('load_s')}", equal))
 
     mine = {name: CheckSpec(name, "", probe=partial(probe, name)) for name in ("first", "last")}
@@ -224,7 +225,8 @@ def test_load_into_the_saved_run_may_change_it(tmp_path: Path) -> None:
     steps.advance(cell, reference, 2)
     steps.load(cell, reference.trained, saved)
     assert cell.report.checks["side_effect_free"].count == 0
-    found = saved.compare(saved.state["model_equal"], live_state(reference.trained)["model_equal"], None)
+    live = live_state(reference.trained)[StatePart.model]
+    found = saved.compare(saved.state[StatePart.model], live, None)
     assert found == []
     steps.load(cell, build(cell.config, cell.world, 1), saved)
     compared = cell.report.checks["side_effect_free"].compared["after the load of step 1"]

@@ -7,6 +7,7 @@ import pytest
 
 from dcpbench.cell import checks, steps
 from dcpbench.cell.checkpoint import Checkpoint
+from dcpbench.core.state import StatePart
 from dcpbench.workloads.build_run import build
 from dcpbench.workloads.run_state import key_of
 from support.alone import bare_cell, config, run_alone, unexplained, world
@@ -46,7 +47,7 @@ def test_targets_before_the_load(
     assert bool(target.optimizer.state) is filled
     assert all((value.grad is not None) is gradients for value in target.model.parameters())
     assert ("initial_lr" in target.optimizer.param_groups[0]) is scheduled
-    assert any(name.startswith("scheduler.") for name in target.extra()[0]) is scheduled
+    assert bool(target.extra()[StatePart.scheduler]) is scheduled
 
 
 def test_load_that_changes_gradients_is_reported() -> None:
@@ -92,6 +93,6 @@ def test_optimizer_keys_are_numbers() -> None:
         "state.net1.bias.exp_avg": "optimizer.state.2.exp_avg",
         "param_groups.0.lr": "optimizer.param_groups.0.lr",
     }.items():
-        assert key_of("optim_equal", name, numbered.numbers) == key
-        assert key_of("optim_equal", name, named.numbers) == f"optimizer.{name}"
-    assert key_of("extra_equal", "state.a.b", numbered.numbers) == "state.a.b"
+        assert key_of(StatePart.optimizer, name, numbered.numbers) == key
+        assert key_of(StatePart.optimizer, name, named.numbers) == f"optimizer.{name}"
+    assert key_of(StatePart.extra, "state.a.b", numbered.numbers) == "state.a.b"

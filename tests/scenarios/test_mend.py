@@ -15,12 +15,13 @@ from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.mend import mend
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
+from dcpbench.core.state import CHECK_OF, StatePart
 from dcpbench.verify.compare import compare
 from dcpbench.verify.snapshot import TensorLeaf, digested, named_parameters
 from dcpbench.workloads.build_run import build
 from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.run import NO_LIMITS
-from dcpbench.workloads.run_state import FLAGS, State, live_state, retained_state
+from dcpbench.workloads.run_state import State, key_of, live_state, retained_state
 from dcpbench.workloads.workload import batches_of
 from support.alone import bare_cell, config, run_alone
 
@@ -52,9 +53,9 @@ def wrongly_loaded(
     if large:
         state = {check: digested(leaves) for check, leaves in state.items()}
     checkpoint = Checkpoint(2, "", cast(Any, reader), state)
-    for check, leaves in live_state(target).items():
-        found = [replace(one, by=by(one.name)) for one in compare(state[check], leaves)]
-        cell.record(check, Compared(found, {}, {}), str(checkpoint))
+    for part, leaves in live_state(target).items():
+        found = [replace(one, by=by(one.name)) for one in compare(state[part], leaves)]
+        cell.record(CHECK_OF[part], Compared(found, {}, {}), str(checkpoint))
     return target, checkpoint
 
 
@@ -62,9 +63,9 @@ def wrong(checkpoint: Checkpoint, run: OwnRun) -> set[str]:
     state = live_state(run)
     return {
         one.name
-        for check, leaves in checkpoint.state.items()
-        if check != FLAGS
-        for one in compare(leaves, state[check], closely=False)
+        for part, leaves in checkpoint.state.items()
+        if part is not StatePart.flags
+        for one in compare(leaves, state[part], closely=False)
     }
 
 
@@ -105,8 +106,8 @@ def test_missing_entries_are_made_like_their_parameters(tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(**SMALL))
     saved, target = trained(cell, 2), build(cell.config, cell.world, 1)
     checkpoint = Checkpoint(2, "", cast(Any, Reader()), retained_state(saved))
-    state = checkpoint.state["optim_equal"]
-    found = [one for one in compare(state, live_state(target)["optim_equal"]) if one.problem == "missing"]
+    state, live = (each[StatePart.optimizer] for each in (checkpoint.state, live_state(target)))
+    found = [one for one in compare(state, live) if one.problem == "missing"]
     assert {"state.net1.weight.exp_avg", "state.net1.weight.step"} <= {one.name for one in found}
     explained = [replace(one, by="mine") for one in found]
     cell.record("optim_equal", Compared(explained, {}, {}), str(checkpoint))
@@ -125,7 +126,7 @@ def test_entry_of_another_dtype_is_replaced(tmp_path: Path) -> None:
     target = copy.deepcopy(saved)
     for entries in target.optimizer.state.values():
         entries |= {"step": entries["step"].bfloat16(), "exp_avg": entries["exp_avg"].bfloat16()}
-    found = compare(checkpoint.state["optim_equal"], live_state(target)["optim_equal"])
+    found = compare(checkpoint.state[StatePart.optimizer], live_state(target)[StatePart.optimizer])
     assert {one.problem for one in found} == {Problem.dtype}
     explained = [replace(one, by="mine") for one in found]
     cell.record("optim_equal", Compared(explained, {}, {}), str(checkpoint))
@@ -138,9 +139,9 @@ def test_large_tensors_are_read_if_the_checkpoint_has_them(is_right: bool, tmp_p
     cell = bare_cell(tmp_path, config(**SMALL))
     state: State = retained_state(trained(cell, 2))
     stored = {
-        f"{prefix}{name}": leaf.local + (not is_right)
-        for check, prefix in (("model_equal", "model."), ("optim_equal", "optimizer."), ("extra_equal", ""))
-        for name, leaf in state[check].items()
+        key_of(part, name, {}): leaf.local + (not is_right)
+        for part in (StatePart.model, StatePart.optimizer, StatePart.extra)
+        for name, leaf in state[part].items()
         if isinstance(leaf, TensorLeaf) and leaf.dtype == torch.float32
     }
     names = {"net1.weight", "state.net1.weight.exp_avg"}

@@ -19,13 +19,14 @@ from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import RankReport
+from dcpbench.core.state import StatePart
 from dcpbench.verify import compare_layouts, plain_read
 from dcpbench.verify.files import recorded_syncs, synced_in
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads.build_run import build
 from dcpbench.workloads.generators import RandomState
 from dcpbench.workloads.run import Limits
-from dcpbench.workloads.run_state import RANDOM, State
+from dcpbench.workloads.run_state import State
 from dcpbench.workloads.world import World
 from support import own_trainer
 from support.alone import bare_cell, config
@@ -72,14 +73,14 @@ def test_only_needed_generators_are_kept(needed: tuple[str, ...], tmp_path: Path
     """Also in a state that a checkpoint shares with the reference run."""
     cell = bare_cell(tmp_path)
     reference = steps.build(cell)
-    own: list[State] = [{"model_equal": {}, RANDOM: leaves(*NAMES)} for _ in range(6)]
+    own: list[State] = [{StatePart.model: {}, StatePart.random: leaves(*NAMES)} for _ in range(6)]
     reference.record.states.update(enumerate(own[:4]))
     checkpoints = [Checkpoint(1, "", mock.Mock(), state) for state in (*own[4:], own[0])]
     with mock.patch.object(RandomState, "needed", frozenset(needed)):
         steps.decide_state(cell, reference, checkpoints)
-    assert own == [{"model_equal": {}, **({RANDOM: leaves(*needed)} if needed else {})}] * 6
+    assert own == [{StatePart.model: {}, **({StatePart.random: leaves(*needed)} if needed else {})}] * 6
     assert reference.trained.limits.generators == frozenset(needed)
-    assert (RANDOM in cell.report.not_applied) is not bool(needed)
+    assert ("random_equal" in cell.report.not_applied) is not bool(needed)
 
 
 def test_state_is_retained_where_resumes_end(tmp_path: Path) -> None:
@@ -185,7 +186,8 @@ EMPTY = mock.Mock(read_tensor=lambda *_: None)
 
 def handed_over(cell: Cell) -> None:
     """Hand over three checkpoints with different states, and three states at the ends of resumes."""
-    kept = [{"extra_equal": dict.fromkeys(NAMES, number), RANDOM: leaves("cpu")} for number in range(6)]
+    extra, random = StatePart.extra, {StatePart.random: leaves("cpu")}
+    kept = [{extra: dict.fromkeys(NAMES, number), **random} for number in range(6)]
     saved: Any = [Checkpoint(step, str(cell.folder / f"step-{step}"), EMPTY, kept[step]) for step in range(3)]
     states = {step: kept[step] for step in range(3, 6)}
     limits = Limits(why_layout_bound="why", computes_in=(torch.bfloat16,))
@@ -206,7 +208,7 @@ def test_control_of_disagreeing_ranks_is_run(
 
     monkeypatch.setattr(compare_layouts, "digests", digests)
     cell = bare_cell(tmp_path)
-    saved = Checkpoint(1, str(tmp_path / "step-1"), EMPTY, {"optim_equal": {"lr": 0.1, "eps": 1e-8}})
+    saved = Checkpoint(1, str(tmp_path / "step-1"), EMPTY, {StatePart.optimizer: {"lr": 0.1, "eps": 1e-8}})
     handover.leave(cell, handover.Story([saved]), any_layout=True)
     assert given[1].keys() == {"lr"}
     assert given[1]["lr"] != 0.1
@@ -220,8 +222,8 @@ def test_random_state_is_taken_over_in_the_same_layout(same_layout: bool, tmp_pa
     story = handover.take(cell, mock.Mock(), True, same_layout)
     checkpoints, record = story.checkpoints, story.record
     taken = [*(one.state for one in checkpoints), *record.states.values()]
-    random = {RANDOM: leaves("cpu")} if same_layout else {}
-    assert taken == [{"extra_equal": dict.fromkeys(NAMES, number), **random} for number in range(6)]
+    random = {StatePart.random: leaves("cpu")} if same_layout else {}
+    assert taken == [{StatePart.extra: dict.fromkeys(NAMES, number), **random} for number in range(6)]
     assert all(one.by_content for one in checkpoints), "it may lie otherwise"
     assert record.losses == [1.0]
     assert (record.limits.why_layout_bound, record.limits.computes_in) == ("why", (torch.bfloat16,))

@@ -6,6 +6,7 @@ from typing import Any
 
 from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import RankReport
+from dcpbench.core.state import CHECK_OF
 from dcpbench.scenarios import fine_tune
 from dcpbench.verify.audit import Chunk, Entry, Manifest, controls
 from dcpbench.verify.flags import HOOKS
@@ -14,7 +15,7 @@ from dcpbench.verify.process_state import ProcessState
 from dcpbench.workloads.build_run import build
 from dcpbench.workloads.generators import states_of_generators
 from dcpbench.workloads.own_run import OwnRun
-from dcpbench.workloads.run_state import FLAGS, live_state
+from dcpbench.workloads.run_state import live_state
 from dcpbench.workloads.workload import batches_of
 from support.alone import Ran, config, world
 
@@ -42,11 +43,11 @@ class Looked:
     """The comparisons of a cell with this configuration."""
 
     def __init__(self, given: Config) -> None:
-        self.names = {
-            check: set(controllable(leaves)) for check, leaves in live_state(trained(given)).items()
-        }
+        self.names: dict[str, set[str]] = {}
+        for part, leaves in live_state(trained(given)).items():
+            self.names.setdefault(CHECK_OF[part], set()).update(controllable(leaves))
         self.all = set.union(*self.names.values())
-        self.restored = self.all - self.names[FLAGS]
+        self.restored = self.all - self.names["flags_equal"]
         self.state = {name for name in self.names["optim_equal"] if name.startswith("state.")}
         self.keys = {f"model.{name}" for name in self.names["model_equal"] if not self._is_frozen(name)}
         self.keys |= {f"optimizer.{name}" for name in self.state}
@@ -84,14 +85,14 @@ class Looked:
     def equal(self, where: str) -> Places:
         """Hooks of the model are compared after the resume."""
         return {
-            (check, where): names - {HOOKS} if check == FLAGS else names
+            (check, where): names - {HOOKS} if check == "flags_equal" else names
             for check, names in self.names.items()
         }
 
     def resumed(self, step: int, exactly: bool = True) -> Places:
         where = f"after the checkpoint of step {step}"
         loss = {f"loss of step {step + 1}"}
-        places: Places = {(FLAGS, f"{where}, resumed"): self.names[FLAGS]}
+        places: Places = {("flags_equal", f"{where}, resumed"): self.names["flags_equal"]}
         if exactly:
             exact = {("loss_resume_equal", where): loss, ("state_resume_equal", where): self.restored}
             return places | exact

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from dcpbench.config.schema import conf_folder
+from dcpbench.core.state import StatePart
 from dcpbench.verify.compare import same_leaves
 from dcpbench.verify.perturb import compared_names
 from dcpbench.workloads.build_run import build
-from dcpbench.workloads.run_state import FLAGS, before_a_step, live_state
+from dcpbench.workloads.run_state import before_a_step, live_state
 from dcpbench.workloads.workload import batches_of
 from support.alone import config, world
 
@@ -50,10 +51,10 @@ def test_all_else_differs_in_the_target_itself(group: str, value: str) -> None:
         target.component.prepare(target.model, step)
         if given.load_into.filled:
             target.fill_optimizer()
-        unchanged = target.make_different(1000 + step, saved["optim_equal"])
+        unchanged = target.make_different(1000 + step, saved[StatePart.optimizer])
         now = live_state(target)
         expected = {"param_groups.0.params"} | UNCHANGED.get(value, set())
         assert set().union(*unchanged.values()) == expected
-        for check in saved.keys() - {FLAGS}:
-            same = same_leaves(saved[check], now[check]) - {*unchanged.get(check, ())}
-            assert not same & compared_names(saved[check]).keys(), check
+        for part in saved.keys() - {StatePart.flags}:
+            same = same_leaves(saved[part], now[part]) - {*unchanged.get(part, ())}
+            assert not same & compared_names(saved[part]).keys(), part

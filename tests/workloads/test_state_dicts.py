@@ -8,6 +8,7 @@ import pytest
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 from conftest import SMALL, Finished, blocks, run, selected, tiered
+from dcpbench.core.state import StatePart
 from dcpbench.verify.snapshot import by_parameter
 from dcpbench.workloads.build_run import build
 from dcpbench.workloads.run_state import as_saved, live_state, promised_keys
@@ -58,7 +59,7 @@ def test_numbers_are_looked_up_once_for_all_keys() -> None:
 @pytest.mark.parametrize("asked", ["sharded", "flattened"])
 def test_state_is_saved_under_the_requested_names(asked: str) -> None:
     run = build(config(**ONCE, optimizer="adamw_groups", state_dict=asked), world(), 0)
-    saved = as_saved(run, live_state(run))["optim_equal"]
+    saved = as_saved(run, live_state(run))[StatePart.optimizer]
     assert ("param_groups.net1.bias.lr" in saved) is (asked == "flattened")
 
 

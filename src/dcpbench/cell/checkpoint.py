@@ -13,6 +13,7 @@ import torch.distributed as dist
 from dcpbench.checkpointers.base import AtSuccess, Checkpointer, PendingSave
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
+from dcpbench.core.state import StatePart
 from dcpbench.verify.compare_layouts import compare_state
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads.run import Run
@@ -59,7 +60,7 @@ class Checkpoint:
         step: the training step after which it was saved.
         checkpoint_id: its path.
         checkpointer: reads it.
-        state: what was saved, by check: this rank's parts or, from another layout, digests of full tensors.
+        state: what was saved, by part: this rank's parts or, from another layout, digests of full tensors.
         by_content: compare full tensors, because the load target has another layout.
         source: the live run that was saved, if it is in this process. It has trained on since: `tensors`
             returns the values that were saved.
@@ -99,14 +100,14 @@ class Checkpoint:
         return as_saved(self.source, self.state) if self.source else self.saved_as
 
     @property
-    def by_key(self) -> dict[str, Leaves]:
-        """The saved state of each check, by the flattened keys of the checkpoint."""
+    def by_key(self) -> State:
+        """The saved state of each part, by the flattened keys of the checkpoint."""
         return self._keyed(self.named or self.state)
 
-    def _keyed(self, state: State) -> dict[str, Leaves]:
+    def _keyed(self, state: State) -> State:
         return {
-            check: {key_of(check, name, self.numbers): leaf for name, leaf in leaves.items()}
-            for check, leaves in state.items()
+            part: {key_of(part, name, self.numbers): leaf for name, leaf in leaves.items()}
+            for part, leaves in state.items()
         }
 
     def tensors(
@@ -121,8 +122,8 @@ class Checkpoint:
             part: `model`, with persistent buffers, or `optimizer`: `state.<FQN>.exp_avg`.
             run: the load target. Its tensors are the live ones, so do not change them.
         """
-        check = {"model": "model_equal", "optimizer": "optim_equal"}[part]
-        return saved_and_live(self.state.get(check, {}), live_state(run)[check], self.recall_of(check))
+        of = StatePart(part)
+        return saved_and_live(self.state.get(of, {}), live_state(run)[of], self.recall_of(of))
 
     def one_tensor(self) -> dict[str, Any]:
         """Return a state for a load of a single tensor."""
@@ -132,13 +133,13 @@ class Checkpoint:
         """Return a function that reads a tensor by its key below `prefix`; each rank may call it alone."""
         return lambda name: self.checkpointer.read_tensor(self.checkpoint_id, f"{prefix}{name}")
 
-    def recall_of(self, check: str) -> Recall:
-        """Return a function that reads a tensor by the name that a check has for it."""
-        return lambda name: self.recall("")(key_of(check, name, self.numbers))
+    def recall_of(self, part: StatePart) -> Recall:
+        """Return a function that reads a tensor by its name in a part."""
+        return lambda name: self.recall("")(key_of(part, name, self.numbers))
 
-    def read(self, check: str, names: Iterable[str]) -> Leaves:
-        """Read the full tensors that the checkpoint has under names of a check."""
-        return full_tensors(names, self.recall_of(check))
+    def read(self, part: StatePart, names: Iterable[str]) -> Leaves:
+        """Read the full tensors that the checkpoint has under names of a part."""
+        return full_tensors(names, self.recall_of(part))
 
     def compare(
         self,
@@ -172,6 +173,6 @@ class SavedCheckpoint(Checkpoint):
     still_open: Callable[[], Compared]
 
     @property
-    def in_files(self) -> dict[str, Leaves]:
+    def in_files(self) -> State:
         """The part of `by_key` that its files are compared with."""
         return self._keyed(as_saved(self.source, before_a_step(self.state, self.source)))

@@ -20,21 +20,19 @@ from dcpbench.config.text import listed
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import RESUMED, TWIN, Sides
 from dcpbench.core.rank_report import CheckReport, Compared
+from dcpbench.core.state import CHECK_OF, StatePart
 from dcpbench.verify.compare import Comparison
 from dcpbench.verify.perturb import compare_controlled, compared_names, unlike
 from dcpbench.verify.plain_read import leaves_like
 from dcpbench.verify.training import compare_resumed
 from dcpbench.workloads import build_run, lockstep
-from dcpbench.workloads.attributes import of_attributes
+from dcpbench.workloads.attributes import judged_attributes, of_attributes
 from dcpbench.workloads.build_run import copy_state
 from dcpbench.workloads.lockstep import Lockstep
 from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.own_trainer import TrainingEndedError
 from dcpbench.workloads.run import Limits, Run, Unchanged, dtypes_of
 from dcpbench.workloads.run_state import (
-    CHANGING,
-    FLAGS,
-    RANDOM,
     State,
     as_judged,
     before_a_step,
@@ -116,8 +114,8 @@ def leave_out_unlike_values(unsaved: Mapping[str, str], record: RunRecord, until
 def compare_without_saves(cell: Cell, never: State, saved: State) -> None:
     """Compare the final state of a run that never saved with that of the run that saved."""
     with cell.phase("verify", "harmless"):
-        for check, leaves in never.items():
-            compared = compare_controlled(leaves, saved[check])
+        for part, leaves in never.items():
+            compared = compare_controlled(leaves, saved[part])
             cell.record(HARMLESS, compared, "in the run that saved", _SAVES)
 
 
@@ -168,12 +166,12 @@ class Unrestored:
     """A load target before the load, when everything in it is different.
 
     Args:
-        controls: the negative control of each check.
-        unchanged: by check, what could not be made different.
+        controls: the negative control of each part.
+        unchanged: by part, what could not be made different.
         state: its state, if a known defect of torch may leave some of it.
     """
 
-    controls: Mapping[str, Compared]
+    controls: Mapping[StatePart, Compared]
     unchanged: Unchanged
     state: State = field(default_factory=dict)
 
@@ -182,7 +180,7 @@ def make_different(cell: Cell, target: Run, checkpoint: Checkpoint, number: int 
     """Change every element and every hyperparameter of a load target, so that a load which restores none of
     it is detected, and run the controls. `number` varies the new values."""
     with cell.phase("build"):
-        unchanged = target.make_different(other_seed(cell, number), checkpoint.state.get("optim_equal"))
+        unchanged = target.make_different(other_seed(cell, number), checkpoint.state.get(StatePart.optimizer))
         state = retained_state(target) if needs_copy(cell) else {}
         if cell.config.load_into.gradients and isinstance(target, OwnRun):
             target.leave_gradients(cell.batches)
@@ -192,16 +190,16 @@ def make_different(cell: Cell, target: Run, checkpoint: Checkpoint, number: int 
 def run_controls(
     cell: Cell, target: Run, checkpoint: Checkpoint, unchanged: Unchanged, view: View = live_state
 ) -> Unrestored:
-    """Run the negative control of each check on a target in which everything is different. What is
-    `unchanged`, by check, and flags, which no load restores, are changed in a copy."""
-    controls: dict[str, Compared] = {}
+    """Run the negative control of each part on a target in which everything is different. What is
+    `unchanged`, by part, and flags, which no load restores, are changed in a copy."""
+    controls: dict[StatePart, Compared] = {}
     with cell.phase("verify", "power"):
         unrestored = before_a_step(view(target), target)
-        for check, leaves in before_a_step(checkpoint.state, target).items():
-            names = leaves if check == FLAGS else unchanged.get(check, ())
-            other = unlike(leaves, unrestored[check], names)
+        for part, leaves in before_a_step(checkpoint.state, target).items():
+            names = leaves if part is StatePart.flags else unchanged.get(part, ())
+            other = unlike(leaves, unrestored[part], names)
             found = checkpoint.compare(leaves, other, cell.world.group, closely=False)
-            controls[check] = Compared.of((), found, compared_names(leaves))
+            controls[part] = Compared.of((), found, compared_names(leaves))
     return Unrestored(controls, unchanged)
 
 
@@ -224,21 +222,21 @@ def verify_restored(
     """Check that a load has restored, bit for bit, the saved state; hooks of the model are compared after
     the resume. If `view` is of the full state, the checks of plug-ins follow."""
     expected = before_a_step(checkpoint.state, target)
-    if cell.config.own_trainer and not any(cell.world.gathered(bool(expected["extra_equal"]))):
-        del expected["extra_equal"]
+    if cell.config.own_trainer and not any(cell.world.gathered(bool(expected[StatePart.extra]))):
+        del expected[StatePart.extra]
         cell.report.not_applied["extra_equal"] = "training changes no plain attribute of the trainer"
     with cell.phase("verify", "equality"):
         actual, group = before_a_step(view(target), target), cell.world.group
-        comparisons: dict[str, Comparison] = {}
-        for check, leaves in expected.items():
-            found = checkpoint.compare(leaves, actual[check], group, checkpoint.recall_of(check))
-            if cell.config.own_trainer and check == "extra_equal":
-                found = of_attributes(found, leaves, actual[check])
-            compared = replace(before.controls[check], found=found)
-            comparisons[check] = Comparison(leaves, actual[check], compared)
+        comparisons: dict[StatePart, Comparison] = {}
+        for part, leaves in expected.items():
+            found = checkpoint.compare(leaves, actual[part], group, checkpoint.recall_of(part))
+            if cell.config.own_trainer and part is StatePart.extra:
+                found = of_attributes(found, leaves, actual[part])
+            compared = replace(before.controls[part], found=found)
+            comparisons[part] = Comparison(leaves, actual[part], compared)
         named = explained_in_checkpoint(cell, "restored", checkpoint, comparisons, before.state)
-        for check, compared in named.items():
-            cell.record(check, compared, where or str(checkpoint))
+        for part, compared in named.items():
+            cell.record(CHECK_OF[part], compared, where or str(checkpoint))
         for spec in CHECKS.values():
             if spec.probe and view is live_state:
                 spec.probe(cell, target, checkpoint)
@@ -292,14 +290,14 @@ def verify_values(
 ) -> None:
     """Check that values which were read by their flattened keys are those that were saved, tensors in full;
     collective over `group`."""
-    for check, leaves in saved.state.items():
-        keys = {name: key_of(check, name, saved.numbers) for name in leaves}
+    for part, leaves in saved.state.items():
+        keys = {name: key_of(part, name, saved.numbers) for name in leaves}
         actual = leaves_like(leaves, keys, values)
-        how = partial(saved.compare, group=group, recall=saved.recall_of(check))
+        how = partial(saved.compare, group=group, recall=saved.recall_of(part))
         compared = compare_controlled(leaves, actual, unlike(leaves, actual, actual), how=how)
-        comparisons = {check: Comparison(leaves, actual, compared)}
+        comparisons = {part: Comparison(leaves, actual, compared)}
         named = explained_in_checkpoint(cell, "restored", saved, comparisons)
-        cell.record(check, named[check], str(saved))
+        cell.record(CHECK_OF[part], named[part], str(saved))
 
 
 def resume(
@@ -348,19 +346,20 @@ def resume(
             losses = record.losses[taken.start - 1 : last]
             alive, others = target.alive[-len(taken) :], unrestored_losses(cell, record)
             compared[of_losses] = compare_resumed(losses, resumed, taken.start, close, alive, others)
-        left = explained_names(cell, FLAGS)  # no step changes the flags that a load has left
+        flags = StatePart.flags
+        left = explained_names(cell, flags)  # no step changes the flags that a load has left
         actual, expected = (
-            {**state, FLAGS: {name: leaf for name, leaf in state[FLAGS].items() if name not in left}}
+            {**state, flags: {name: leaf for name, leaf in state[flags].items() if name not in left}}
             for state in (live_state(target), as_judged(record.states[last], target.limits))
         )
         for part, leaves in retained_copy(actual).items():
-            if not ended and (exactly or part == FLAGS):
+            if not ended and (exactly or part is flags):
                 how = partial(checkpoint.compare, group=cell.world.group)
                 other = unlike(expected[part], leaves, leaves)
                 compared[part] = compare_controlled(expected[part], leaves, other, how=how)
-        for part, one in compared.items():
-            check = part if part in (of_losses, FLAGS) else "state_resume_equal"
-            cell.record(check, one, f"{where}, resumed" if part == FLAGS else where, RESUMED)
+        for of, one in compared.items():
+            check = {of_losses: of_losses, flags: CHECK_OF[flags]}.get(of, "state_resume_equal")
+            cell.record(check, one, f"{where}, resumed" if of == flags else where, RESUMED)
     cell.report.resumed[checkpoint.step] = resumed
     values = record.unsaved_values.get(last, {})
     for name, text in differing(values, target.unsaved_values().texts, "resumed").items():
@@ -378,8 +377,8 @@ def _resume_trainer(
         first = steps.train(cell, target, checkpoint.step + 1)
         with cell.phase("verify", "resumed"):
             expected, actual = (
-                as_judged({"extra_equal": {}, CHANGING: leaves}, record.limits)[CHANGING]
-                for leaves in (record.stepped[checkpoint.step + 1], target.extra()[1])
+                judged_attributes(leaves, record.limits.judged or {}, loaded=False)
+                for leaves in (record.stepped[checkpoint.step + 1], target.attributes())
             )
             if any(cell.world.gathered(bool(expected))):
                 where = f"one step after the checkpoint of step {checkpoint.step}{checkpoint.how}"
@@ -409,7 +408,7 @@ def _report_generators(
     if names:
         cell.report.unrestored_generators = names
         needed = "" if losses.found else "; no step of the window depended on it"
-        cell.report.not_applied[RANDOM] = f"{listed(names)}: drawn from and not restored{needed}"
+        cell.report.not_applied["random_equal"] = f"{listed(names)}: drawn from and not restored{needed}"
 
 
 def unrestored_losses(cell: Cell, record: RunRecord) -> list[float]:

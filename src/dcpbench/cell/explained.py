@@ -5,7 +5,7 @@ import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -14,9 +14,12 @@ from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.plugins import plugins
 from dcpbench.core.rank_report import Compared
+from dcpbench.core.state import StatePart
 from dcpbench.verify.compare import Comparison
 from dcpbench.workloads.run import Run
 from dcpbench.workloads.run_state import State
+
+Part = TypeVar("Part", bound=str)
 
 
 @dataclass(frozen=True)
@@ -24,23 +27,23 @@ class Differences:
     """The reference after a load, or of a checkpoint's files.
 
     Args:
-        comparisons: of each check with what was saved, by name; of files by their keys.
+        comparisons: of each part with what was saved, by name; of files by their keys.
         before: the state of the load target before the load, if a defect needs that.
     """
 
     checkpoint: Checkpoint
-    comparisons: Mapping[str, Comparison]
+    comparisons: Mapping[StatePart, Comparison]
     before: State = field(default_factory=State)
 
     @property
     def actual(self) -> State:
-        """What there is, by check."""
-        return {check: {**comparison.actual} for check, comparison in self.comparisons.items()}
+        """What there is, by part."""
+        return {part: {**comparison.actual} for part, comparison in self.comparisons.items()}
 
     @property
-    def names(self) -> dict[str, frozenset[str]]:
-        """The names of this rank's mismatches, by check."""
-        return {check: comparison.wrong for check, comparison in self.comparisons.items()}
+    def names(self) -> dict[StatePart, frozenset[str]]:
+        """The names of this rank's mismatches, by part."""
+        return {part: comparison.wrong for part, comparison in self.comparisons.items()}
 
 
 @dataclass(frozen=True)
@@ -70,27 +73,27 @@ def needs_copy(cell: Cell) -> bool:
 
 
 def explained(
-    cell: Cell, moment: Moment, comparisons: Mapping[str, Comparison], reference: Any
-) -> dict[str, Compared]:
+    cell: Cell, moment: Moment, comparisons: Mapping[Part, Comparison], reference: Any
+) -> dict[Part, Compared]:
     """Name in each mismatch the defect that causes it, if there is one; collective if a defect can affect the
-    cell. `reference` is what defects get at this moment."""
+    cell. Comparisons are by part of the state or by check; `reference` is what defects get at this moment."""
     comparisons, defects = dict(comparisons), defects_at(cell, moment)
     if defects and any(cell.world.gathered(any(one.compared.found for one in comparisons.values()))):
         for by, defect in defects.items():
             for state in defect.expected(cell, moment, reference):
-                for check in state.keys() & comparisons.keys():
-                    comparison = comparisons[check]
-                    comparisons[check] = comparison.named(by, comparison.names_equal_to(state[check]))
-    return {check: comparison.compared for check, comparison in comparisons.items()}
+                for part in state.keys() & comparisons.keys():
+                    comparison = comparisons[part]
+                    comparisons[part] = comparison.named(by, comparison.names_equal_to(state[part]))
+    return {part: comparison.compared for part, comparison in comparisons.items()}
 
 
 def explained_in_checkpoint(
     cell: Cell,
     moment: Moment,
     checkpoint: Checkpoint,
-    comparisons: Mapping[str, Comparison],
+    comparisons: Mapping[StatePart, Comparison],
     before: State | None = None,
-) -> dict[str, Compared]:
+) -> dict[StatePart, Compared]:
     """Name the defects in mismatches with what a checkpoint has, as `explained` does."""
     return explained(cell, moment, comparisons, Differences(checkpoint, comparisons, before or State()))
 

@@ -14,11 +14,12 @@ from dcpbench.cell.steps import RunRecord
 from dcpbench.cell.window import Window
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.config.groups import Verify
+from dcpbench.core.state import CHECK_OF, StatePart
 from dcpbench.verify.compare import Comparison
 from dcpbench.verify.compare_layouts import compare_ranks
 from dcpbench.verify.snapshot import PLAIN
 from dcpbench.workloads.run import Limits
-from dcpbench.workloads.run_state import RANDOM, State
+from dcpbench.workloads.run_state import State
 
 _ANY_LAYOUT, _OF_RANK = "handover.pt", "handover-rank{}.pt"
 
@@ -72,7 +73,7 @@ def take(cell: Cell, checkpointer: Checkpointer, any_layout: bool = False, same_
         same_layout: otherwise the state of random generators is dropped: this layout draws other numbers.
     """
     own = cell.config.workload.target is not None or cell.config.restarts
-    safe: list[Any] = [Story, Checkpoint, RunRecord, Limits, *PLAIN]
+    safe: list[Any] = [Story, Checkpoint, RunRecord, Limits, StatePart, *PLAIN]
     with cell.phase("verify", "handover"), torch.serialization.safe_globals(safe):
         story: Story = torch.load(cell.folder / _name(cell, any_layout), weights_only=not own)
     for checkpoint in story.checkpoints:
@@ -83,7 +84,7 @@ def take(cell: Cell, checkpointer: Checkpointer, any_layout: bool = False, same_
     if not same_layout:
         story.record.limits = replace(story.record.limits, generators=frozenset())
         for state in (*story.record.states.values(), *(one.state for one in story.checkpoints)):
-            state.pop(RANDOM, None)
+            state.pop(StatePart.random, None)
     return story
 
 
@@ -95,11 +96,11 @@ def _in_full(cell: Cell, state: State, saved: Checkpoint | None = None) -> State
     """Return digests of full tensors, which any layout can compare with; collective. Ranks that disagree on a
     value that was `saved` are reported; a defect explains this if it explains what the checkpoint has."""
     full: State = {}
-    for check, leaves in state.items():
-        full[check], compared = compare_ranks(leaves, cell.world.group)
+    for part, leaves in state.items():
+        full[part], compared = compare_ranks(leaves, cell.world.group)
         if compared.found and saved:
-            stored = saved.read(check, {one.name for one in compared.found if one.name in leaves})
-            comparisons = {check: Comparison(leaves, stored, compared)}
+            stored = saved.read(part, {one.name for one in compared.found if one.name in leaves})
+            comparisons = {part: Comparison(leaves, stored, compared)}
             named = explained_in_checkpoint(cell, "restored", saved, comparisons)
-            cell.record(check, named[check], str(saved))
+            cell.record(CHECK_OF[part], named[part], str(saved))
     return full

@@ -5,15 +5,16 @@ import torch
 
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
+from dcpbench.core.state import CHECK_OF, StatePart
 from dcpbench.workloads.run import Run
-from dcpbench.workloads.run_state import CHANGING, FLAGS, live_state
+from dcpbench.workloads.run_state import live_state
 from dcpbench.workloads.saved_values import set_saved
 
 
-def explained_names(cell: Cell, check: str, checkpoint: Checkpoint | None = None) -> dict[str, str]:
-    """Return the names that known defects alone made wrong on this rank, each with the defect, in a load of a
-    checkpoint or in any load."""
-    report = cell.report.checks.get(check)
+def explained_names(cell: Cell, part: StatePart, checkpoint: Checkpoint | None = None) -> dict[str, str]:
+    """Return the names of a part that known defects alone made wrong on this rank, each with the defect, in a
+    load of a checkpoint or in any load."""
+    report = cell.report.checks.get(CHECK_OF[part])
     every = [*report.distinct.values()] if report else []
     mismatches = [one for one in every if checkpoint is None or one.where == str(checkpoint)]
     unexplained = {one.name for one in mismatches if not one.by}
@@ -23,17 +24,17 @@ def explained_names(cell: Cell, check: str, checkpoint: Checkpoint | None = None
 def mend(cell: Cell, target: Run, checkpoint: Checkpoint) -> str | None:
     """Give a run that has loaded a checkpoint the saved values of exactly what known defects made wrong.
     Return why that is not possible, if it is not; collective."""
-    checks = [check for check in checkpoint.state if check not in (FLAGS, CHANGING)]
-    wrong = {check: explained_names(cell, check, checkpoint) for check in checks}
+    parts = [part for part in checkpoint.state if part is not StatePart.flags]
+    wrong = {part: explained_names(cell, part, checkpoint) for part in parts}
     if not any(cell.world.gathered(any(wrong.values()))):
         return None
     with torch.no_grad():
-        for check, names in wrong.items():
+        for part, names in wrong.items():
             if names:
-                set_saved(target, check, names, checkpoint.state[check], checkpoint.recall_of(check))
+                set_saved(target, part, names, checkpoint.state[part], checkpoint.recall_of(part))
     live, left = live_state(target), []
-    for check in (check for check in checks if check in live):
-        mismatches = checkpoint.compare(checkpoint.state[check], live[check], cell.world.group, closely=False)
-        left += [(one.name, wrong[check][one.name]) for one in mismatches if one.name in wrong[check]]
+    for part in (part for part in parts if part in live):
+        mismatches = checkpoint.compare(checkpoint.state[part], live[part], cell.world.group, closely=False)
+        left += [(one.name, wrong[part][one.name]) for one in mismatches if one.name in wrong[part]]
     first = next((of_rank[0] for of_rank in cell.world.gathered(left) if of_rank), None)
     return first and f"{first[0]} was not restored ({first[1]}), and its saved value cannot be set"

@@ -8,13 +8,13 @@ from dcpbench.cell.cell import Cell
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.core.mismatch import Sides
 from dcpbench.core.rank_report import Compared
+from dcpbench.core.state import StatePart
 from dcpbench.verify.perturb import compare_controlled
 from dcpbench.verify.process_state import ProcessState
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads.generators import states_of_generators
 from dcpbench.workloads.run import Run
 from dcpbench.workloads.run_state import (
-    CHANGING,
     State,
     live_gradients,
     live_state,
@@ -95,7 +95,7 @@ def nothing_left_open(cell: Cell, checkpointer: Checkpointer, where: str) -> Ite
 
 def _observed(cell: Cell, state: State) -> Leaves:
     # A trainer may note its saves in its attributes.
-    left_out = ("extra_equal", CHANGING) if cell.config.own_trainer else ()
-    leaves = {name: leaf for part in state for name, leaf in state[part].items() if part not in left_out}
+    parts = state.keys() - ({StatePart.extra} if cell.config.own_trainer else set())
+    leaves = {name: leaf for part in state if part in parts for name, leaf in state[part].items()}
     device = cell.world.device
     return leaves | ProcessState.leaves(states_of_generators(device), device)

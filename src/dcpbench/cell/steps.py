@@ -21,21 +21,20 @@ from dcpbench.cell.shared_folder import wait_until_seen
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.core.plugins import all_of
 from dcpbench.core.rank_report import NOTHING
+from dcpbench.core.state import StatePart
 from dcpbench.verify.audit import compare_manifest
 from dcpbench.verify.compare import Comparison
 from dcpbench.verify.plain_read import compare_stored, is_stored
-from dcpbench.verify.snapshot import Leaves
+from dcpbench.verify.snapshot import Leaves, retained
 from dcpbench.workloads import build_run
 from dcpbench.workloads.generators import States
 from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.own_trainer import TrainerRun
 from dcpbench.workloads.run import NO_LIMITS, Limits, Run
 from dcpbench.workloads.run_state import (
-    RANDOM,
     State,
     only_generators,
     promised_keys,
-    retained_attributes,
     retained_state,
 )
 
@@ -155,7 +154,7 @@ def advance(cell: Cell, reference: ReferenceRun, until: int) -> None:
                 record.states[step] = retained_state(run)
                 record.unsaved_values[step] = run.unsaved_values().texts
             if step in first_steps:
-                record.stepped[step] = retained_attributes(run)
+                record.stepped[step] = retained(run.attributes())
             if cell.config.own_trainer:
                 record.generators[step] = dict(run.random.states)
 
@@ -165,7 +164,7 @@ def train_and_save(
     reference: ReferenceRun,
     state: Callable[[], dict[str, Any]] | None = None,
     extra: Leaves | None = None,
-    parts: Collection[str] | None = None,
+    parts: Collection[StatePart] | None = None,
     at: Iterable[int] | None = None,
 ) -> list[SavedCheckpoint]:
     """Train the reference run and save it at each step of the plan, then train it to the end.
@@ -219,7 +218,7 @@ def decide_state(cell: Cell, reference: ReferenceRun, checkpoints: Iterable[Chec
     needed = frozenset[str]().union(*cell.world.gathered(drawn))
     run.limits = record.limits = replace(run.limits, generators=needed)
     if not needed:
-        cell.report.not_applied[RANDOM] = "no step draws random numbers that must be restored"
+        cell.report.not_applied["random_equal"] = "no step draws random numbers that must be restored"
     for state in (*record.states.values(), *(checkpoint.state for checkpoint in checkpoints)):
         only_generators(state, run)
 
@@ -231,7 +230,7 @@ def save(
     name: str | None = None,
     state: Callable[[], dict[str, Any]] | None = None,
     extra: Leaves | None = None,
-    parts: Collection[str] | None = None,
+    parts: Collection[StatePart] | None = None,
     slot: int = 0,
     retained: State | None = None,
 ) -> SavedCheckpoint:
@@ -241,7 +240,7 @@ def save(
         name: of the checkpoint's folder; by default the step.
         state: returns the state to save; by default the state of the run.
         extra: its objects in addition to the state of the run, by name.
-        parts: the checks of the run's state that apply to that state; by default all of them.
+        parts: those of the run's state that are in that state; by default all of them.
         slot: of the checkpointer, for saves that overlap.
         retained: a copy of the run's state, if there is one already.
     """
@@ -264,7 +263,7 @@ def save(
     run.comes_after = f"after the save of step {step}"
     cell.measure("save_stall_s", pending.released - pending.started, number, "save")
     if parts is not None:
-        saved = {check: saved[check] for check in parts}
+        saved = {part: saved[part] for part in parts}
     return SavedCheckpoint(
         step,
         checkpoint_id,
@@ -344,13 +343,13 @@ def _compare_files(cell: Cell, checkpoint: SavedCheckpoint, elsewhere: set[str])
         return
     device = cell.world.device
     comparisons = {
-        check: Comparison(
+        part: Comparison(
             leaves,
             stored,
             compare_stored([leaves], stored, device, elsewhere),
             partial(is_stored, device=device),
         )
-        for check, leaves in checkpoint.in_files.items()
+        for part, leaves in checkpoint.in_files.items()
     }
     compared = explained_in_checkpoint(cell, "stored", checkpoint, comparisons).values()
     cell.record("files_equal", sum(compared, NOTHING), str(checkpoint), ("saved {}", "{} in the files"))

@@ -9,15 +9,15 @@ from dcpbench.cell.cell import Cell
 from dcpbench.cell.steps import ReferenceRun, RunRecord
 from dcpbench.cell.window import LONGEST, Window, window_of_trainer
 from dcpbench.config.schema import FEWEST_STEPS
+from dcpbench.core.state import StatePart
+from dcpbench.verify.snapshot import retained
 from dcpbench.workloads.attributes import judged_of, own_attributes
 from dcpbench.workloads.own_trainer import TrainerRun, TrainingEndedError
 from dcpbench.workloads.run_state import (
-    CHANGING,
     State,
     leave_out_attributes,
     live_state,
     only_generators,
-    retained_attributes,
     retained_state,
 )
 
@@ -78,7 +78,7 @@ def _train_trainer(cell: Cell, record: RunRecord, exactly: bool) -> Cell:
     config, gathered = cell.config, cell.world.gathered
     run = checks.build_without_saves(cell, record)
     assert isinstance(run, TrainerRun)
-    built, stepped, newest = retained_attributes(run), {}, State()
+    built, stepped, newest = retained(run.attributes()), {}, State()
     most = max(LONGEST, config.last_step if config.train_steps else 0)
     looks_until = 0 if config.train_steps else _EPOCHS_WITHIN
 
@@ -97,7 +97,7 @@ def _train_trainer(cell: Cell, record: RunRecord, exactly: bool) -> Cell:
             newest = retained_state(run)
         if run.train_state.step == 1:
             own = own_attributes(run.trainer)
-            stepped = {name: leaf for name, leaf in newest[CHANGING].items() if name not in own}
+            stepped = {name: leaf for name, leaf in newest[StatePart.extra].items() if name not in own}
         elif run.train_state.step == FEWEST_STEPS:
             most = min(most, max(int(_TRAINED_S / pace), config.last_step))
         if run.train_state.step == chosen().last:
@@ -106,7 +106,7 @@ def _train_trainer(cell: Cell, record: RunRecord, exactly: bool) -> Cell:
     record.states = {window.last: record.states.get(window.last, newest)}
     record.unsaved_values[window.last] = run.unsaved_values().texts
     record.losses += run.train_state.losses[: window.last]
-    record.limits = replace(run.limits, judged=judged_of(built, stepped, newest[CHANGING]))
+    record.limits = replace(run.limits, judged=judged_of(built, stepped, newest[StatePart.extra]))
     cell.report.steps = {"save_steps": " ".join(map(str, window.saves)), "resume_steps": window.resume_steps}
     checks.verify_replicas(cell, run)
     return replace(cell, chosen=window)

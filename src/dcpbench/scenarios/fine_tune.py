@@ -17,6 +17,7 @@ from dcpbench.cell import checks, contract, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared, Skip
+from dcpbench.core.state import StatePart
 from dcpbench.verify.snapshot import below, named_parameters, snapshot_model
 from dcpbench.workloads.run import Run
 from dcpbench.workloads.run_state import State
@@ -53,7 +54,7 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
         saved.checkpointer.load(_part(tuning, run, submodules), saved.checkpoint_id)
 
     reference = steps.build(tuning)
-    model_only = replace(saved, state={"model_equal": saved.state["model_equal"]}, by_content=True)
+    model_only = replace(saved, state={StatePart.model: saved.state[StatePart.model]}, by_content=True)
     unrestored = checks.run_controls(tuning, reference.trained, model_only, {}, _as_pretrained)
     steps.load(tuning, reference.trained, saved, state=_part(tuning, reference.trained, submodules))
     where = "before the fine-tuning"
@@ -96,7 +97,7 @@ def _tuning(cell: Cell, layers: int) -> Cell:
 
 def _as_pretrained(run: Run) -> State:
     """Return the frozen part under the FQNs of the pre-trained model."""
-    return {"model_equal": below(snapshot_model(run.model), FROZEN)}
+    return {StatePart.model: below(snapshot_model(run.model), FROZEN)}
 
 
 class _PartState:

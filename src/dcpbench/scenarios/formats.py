@@ -20,6 +20,7 @@ from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.shared_folder import wait_until_seen
 from dcpbench.cell.steps import RunRecord
+from dcpbench.core.state import StatePart
 from dcpbench.verify.nested import slots
 from dcpbench.workloads.run_state import as_saved
 
@@ -67,7 +68,7 @@ def _verify_broadcast(cell: Cell, record: RunRecord, saved: Checkpoint, file: st
     if why:
         cell.report.left_out["model_equal", "", "read by BroadcastingTorchSaveReader"] = why
         return
-    part = replace(saved, state={"model_equal": saved.state["model_equal"]}, how=", broadcast")
+    part = replace(saved, state={StatePart.model: saved.state[StatePart.model]}, how=", broadcast")
     before = checks.make_different(cell, target, part)
     with cell.phase("load", "broadcast"):
         dcp.load(

@@ -6,6 +6,7 @@ from typing import Any
 
 from dcpbench.cell import checks, steps
 from dcpbench.cell.cell import Cell
+from dcpbench.core.state import StatePart
 from dcpbench.workloads.run import Run
 
 
@@ -13,7 +14,7 @@ def model_only(cell: Cell) -> None:
     """The model is restored bit for bit, and its checkpoint contains nothing else."""
     reference = steps.build(cell)
     checkpoints = steps.train_and_save(
-        cell, reference, state=lambda: _model(reference.trained), parts=["model_equal"]
+        cell, reference, state=lambda: _model(reference.trained), parts=[StatePart.model]
     )
     checks.verify_training(cell, reference)
 

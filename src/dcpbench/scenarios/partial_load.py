@@ -14,11 +14,12 @@ from dcpbench.cell.explained import explained_in_checkpoint
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
+from dcpbench.core.state import CHECK_OF, StatePart
 from dcpbench.verify.compare import Comparison
 from dcpbench.verify.compare_layouts import compare_across
 from dcpbench.verify.perturb import all_different, compare_controlled, controllable, unlike
 from dcpbench.verify.snapshot import Leaves, below, snapshot_nested
-from dcpbench.workloads.run_state import RANDOM, live_state, retained_state
+from dcpbench.workloads.run_state import live_state, retained_state
 
 
 def partial_load(cell: Cell) -> None:
@@ -28,11 +29,12 @@ def partial_load(cell: Cell) -> None:
     checkpoint = steps.train_and_save(cell, reference)[-1]
     checks.verify_training(cell, reference)
 
-    _verify_below(cell, "model", "model_equal", checkpoint.state["model_equal"], checkpoint)
-    moments = below(checkpoint.state["optim_equal"], "state.")
-    _verify_below(cell, "optimizer.state", "optim_equal", moments, checkpoint)
+    model, optimizer = StatePart.model, StatePart.optimizer
+    _verify_below(cell, "model", model, checkpoint.state[model], checkpoint)
+    moments = below(checkpoint.state[optimizer], "state.")
+    _verify_below(cell, "optimizer.state", optimizer, moments, checkpoint)
 
-    model_only = replace(checkpoint, state={"model_equal": checkpoint.state["model_equal"]})
+    model_only = replace(checkpoint, state={model: checkpoint.state[model]})
     target = steps.build_target(cell, reference.record)
     unrestored = checks.make_different(cell, target, checkpoint)
     before = retained_state(target)
@@ -41,13 +43,14 @@ def partial_load(cell: Cell) -> None:
     checks.verify_restored(cell, target, model_only, unrestored)
     default = {f"random.{target.random.key}.{name}" for name in target.random.states}
     with cell.phase("verify", "equality"):
+        others = (optimizer, StatePart.scheduler, StatePart.extra)
         # All but the model, with its generators, is as before the load, and not as saved.
         now, then, saved = (
-            {**state["optim_equal"], **state["extra_equal"]}
-            | {name: leaf for name, leaf in state.get(RANDOM, {}).items() if name in default}
+            {name: leaf for part in others for name, leaf in state.get(part, {}).items()}
+            | {name: leaf for name, leaf in state.get(StatePart.random, {}).items() if name in default}
             for state in (live_state(target), before, checkpoint.state)
         )
-        unchanged = {*unrestored.unchanged["optim_equal"], *unrestored.unchanged["extra_equal"]}
+        unchanged = {name for part in others for name in unrestored.unchanged.get(part, ())}
         compared = compare_controlled(then, now, unlike(then, saved, unchanged))
         cell.record("contract_held", compared, f"not loaded {checkpoint}", side_effects.LOAD)
     steps.load(cell, target, checkpoint, state=rest)
@@ -55,7 +58,7 @@ def partial_load(cell: Cell) -> None:
     checks.resume(cell, target, checkpoint, reference.record)
 
 
-def _verify_below(cell: Cell, key: str, check: str, expected: Leaves, saved: Checkpoint) -> None:
+def _verify_below(cell: Cell, key: str, part: StatePart, expected: Leaves, saved: Checkpoint) -> None:
     """Check that a load of a key brings full tensors of everything below it to the CPU of every rank, and
     nothing else."""
     checkpointer = saved.checkpointer
@@ -74,8 +77,9 @@ def _verify_below(cell: Cell, key: str, check: str, expected: Leaves, saved: Che
         found = compare_across(expected, actual, cell.world.group, saved.recall(f"{key}."))
         control = compare_across(expected, changed, cell.world.group)
         compared = Compared.of(found, control, controllable(expected))
-        comparisons = {check: Comparison(expected, actual, compared)}
-        cell.record(check, explained_in_checkpoint(cell, "restored", saved, comparisons)[check], where)
+        comparisons = {part: Comparison(expected, actual, compared)}
+        named = explained_in_checkpoint(cell, "restored", saved, comparisons)
+        cell.record(CHECK_OF[part], named[part], where)
 
     def unrequested(names: Iterable[str]) -> list[Mismatch]:
         others = [name for name in names if not name.startswith(f"{key}.")]

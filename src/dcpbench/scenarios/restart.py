@@ -10,10 +10,11 @@ from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.handover import Story
 from dcpbench.cell.steps import ReferenceRun, RunRecord
+from dcpbench.core.state import StatePart
 from dcpbench.scenarios import chain, save_load
 from dcpbench.verify.perturb import compare_controlled
-from dcpbench.verify.snapshot import Leaves
-from dcpbench.workloads.run_state import live_state, retained_copy
+from dcpbench.verify.snapshot import Leaves, retained
+from dcpbench.workloads.run_state import live_state
 
 
 def never_saves(cell: Cell) -> None:
@@ -76,10 +77,10 @@ def _load_beside(cell: Cell, reference: ReferenceRun, checkpoint: Checkpoint) ->
 
     def tensors() -> Leaves:
         state = live_state(reference.trained)
-        return state["model_equal"] | state["optim_equal"]
+        return state[StatePart.model] | state[StatePart.optimizer]
 
     with cell.phase("verify", "side_effects"):
-        before = retained_copy({"": tensors()})[""]
+        before = retained(tensors())
     steps.load(cell, target, replace(checkpoint, source=None))
     with cell.phase("verify", "side_effects"):
         compared = compare_controlled(before, tensors(), proven=cell.proven("side_effect_free"))

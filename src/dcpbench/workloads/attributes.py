@@ -47,6 +47,17 @@ def judged_of(built: Leaves, stepped: Leaves, trained: Leaves) -> dict[str, bool
     return {name: built.get(name) is not None for name in changed}
 
 
+def judged_attributes(attributes: Leaves, judged: Mapping[str, bool], loaded: bool | None = None) -> Leaves:
+    """Return the attributes that are compared: those from the load on first, or those alone, or those from
+    the first step after it on."""
+    return {
+        name: leaf
+        for moment in ((True, False) if loaded is None else (loaded,))
+        for name, leaf in attributes.items()
+        if judged.get(name) is moment
+    }
+
+
 class ZeroOptimizer(Optimizers):
     """ZeroRedundancyOptimizer: its groups, and the state of the optimizer inside it, which steps the
     parameters of this rank. Its own state is that of the last load."""

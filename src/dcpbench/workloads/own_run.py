@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import Skip
+from dcpbench.core.state import StatePart
 from dcpbench.verify.compare import same_leaves
 from dcpbench.verify.perturb import perturb_model, perturb_optimizer, perturbed
 from dcpbench.verify.snapshot import (
@@ -174,22 +175,27 @@ class OwnRun:
             **self.saved.state(self.options),
         }
 
-    def extra(self) -> tuple[Leaves, Leaves]:
-        scheduler = dict(self.scheduler.state_dict()) if self.scheduler else {}
+    def extra(self) -> dict[StatePart, Leaves]:
         objects = {
-            **({"scheduler": scheduler} if self._workload.scheduler else {}),
             "noise": self.noise.state_dict(),
             "tensor_object": self.tensor_object.state_dict(),
             "train_state": asdict(self.train_state),
         }
-        return snapshot_nested(objects) | self.component.saved.leaves() | self.saved.leaves(), {}
+        extra = snapshot_nested(objects) | self.component.saved.leaves() | self.saved.leaves()
+        if not self._workload.scheduler:
+            return {StatePart.extra: extra}
+        scheduler = dict(self.scheduler.state_dict()) if self.scheduler else {}
+        return {StatePart.scheduler: snapshot_nested({"scheduler": scheduler}), StatePart.extra: extra}
+
+    def attributes(self) -> Leaves:
+        return {}
 
     def unsaved_values(self) -> UnsavedValues:
         """Read those of the user's Python modules too; dcpbench's own models have none."""
         return UnsavedValues({"model": self.model} if self.is_users else {})
 
     def make_different(self, seed: int, optimizer: Leaves | None) -> Unchanged:
-        before = retained(self.extra()[0])
+        before = {part: retained(leaves) for part, leaves in self.extra().items()}
         self._start_over(seed)
         self.train_state = TrainState(-1, float(seed), [float(seed)])
         self.component.forget(seed)
@@ -202,9 +208,9 @@ class OwnRun:
             self.scheduler.load_state_dict(perturbed(self.scheduler.state_dict()))
         return {
             # Such as the functions of a scheduler, or what an object refuses.
-            "extra_equal": same_leaves(before, self.extra()[0]),
-            "model_equal": perturb_model(self.model, seed, self.limits.leaves_out),
-            "optim_equal": perturb_optimizer(self.optimizer, seed, optimizer),
+            **{part: same_leaves(before[part], leaves) for part, leaves in self.extra().items()},
+            StatePart.model: perturb_model(self.model, seed, self.limits.leaves_out),
+            StatePart.optimizer: perturb_optimizer(self.optimizer, seed, optimizer),
         }
 
     def fill_optimizer(self) -> None:

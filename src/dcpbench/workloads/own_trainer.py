@@ -12,6 +12,7 @@ from torch import nn
 
 from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
+from dcpbench.core.state import StatePart
 from dcpbench.verify.perturb import perturb, perturb_model, perturb_optimizer
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads.attributes import (
@@ -190,11 +191,14 @@ class TrainerRun:
         """Return the trainer, which is not a `Stateful`."""
         return {"trainer": self}
 
-    def extra(self) -> tuple[Leaves, Leaves]:
+    def extra(self) -> dict[StatePart, Leaves]:
+        return {StatePart.extra: {}}
+
+    def attributes(self) -> Leaves:
         """Return the attributes of the trainer. Objects that it holds are read after a step alone: to read a
         new one, such as a loader, can change it."""
         inner, self._unreadable = inner_attributes(self.trainer) if self._has_stepped else ({}, {})
-        return {}, own_attributes(self.trainer) | inner
+        return own_attributes(self.trainer) | inner
 
     def unsaved_values(self) -> UnsavedValues:
         held = {name: one for name, one in vars(self.trainer).items() if isinstance(one, nn.Module)}
@@ -253,9 +257,9 @@ class TrainerRun:
         self.random.seed(seed)
         of_model = {id(value) for value in self.model.parameters()}
         unchanged = {
-            "model_equal": perturb_model(self.model, seed, self.limits.leaves_out),
-            "optim_equal": perturb_optimizer(self.optimizer, seed, optimizer),
-            "extra_equal": {name for leaves in self.extra() for name in leaves},
+            StatePart.model: perturb_model(self.model, seed, self.limits.leaves_out),
+            StatePart.optimizer: perturb_optimizer(self.optimizer, seed, optimizer),
+            StatePart.extra: self.attributes(),
         }
         perturb([value for value in self._parameters() if id(value) not in of_model], seed)
         return unchanged

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from dcpbench.core.state import StatePart
 from dcpbench.verify.snapshot import Leaves, local_part
 from dcpbench.verify.whole_tensors import dense
 from dcpbench.workloads.generators import RandomState
@@ -17,8 +18,8 @@ from dcpbench.workloads.unsaved_values import UnsavedValues
 from dcpbench.workloads.workload import Batches
 from dcpbench.workloads.world import World
 
-Unchanged = Mapping[str, Collection[str]]
-"""Names, by check, of what cannot be changed in a load target."""
+Unchanged = Mapping[StatePart, Collection[str]]
+"""Names, by part, of what cannot be changed in a load target."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +91,12 @@ class Run(Protocol):
     def state(self) -> dict[str, Any]:
         """Return what a checkpointer saves, and loads into, by top-level key."""
 
-    def extra(self) -> tuple[Leaves, Leaves]:
-        """Return the state in addition to model and optimizer that is always compared, and that which is
-        compared only if training changes it."""
+    def extra(self) -> dict[StatePart, Leaves]:
+        """Return the state in addition to model, optimizer and random generators: `extra`, and `scheduler` if
+        there is one."""
+
+    def attributes(self) -> Leaves:
+        """Return the state of which only what training changes is compared, in `extra`."""
 
     def unsaved_values(self) -> UnsavedValues:
         """Read plain values that are in no state dict."""

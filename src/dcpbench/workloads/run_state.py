@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from dcpbench.core.state import CHECK_OF, KEY_PREFIXES, StatePart
 from dcpbench.verify import snapshot
 from dcpbench.verify.audit import Entry
 from dcpbench.verify.compare import Recall, same_leaves
@@ -26,59 +27,46 @@ from dcpbench.verify.snapshot import (
     snapshot_nested,
     snapshot_optimizer,
 )
+from dcpbench.workloads.attributes import judged_attributes
 from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.parallelisms import overwritten_buffers
 from dcpbench.workloads.run import Limits, Run
 
-State = dict[str, Leaves]
-"""The leaves that each equality check compares, by check."""
+State = dict[StatePart, Leaves]
+"""The leaves of each part."""
 Keys = dict[str, Entry]
 """The keys that a checkpoint has to contain."""
 
-_PREFIXES = {"model_equal": "model.", "optim_equal": "optimizer."}
-"""The prefix of a checkpoint's keys, by the check of the values there."""
 
-RANDOM = "random_equal"
-"""The check of random generators."""
-
-CHANGING = "changing"
-"""The attributes of a trainer that are compared only after a step."""
-
-FLAGS = "flags_equal"
-"""The check of what no checkpoint contains."""
-
-
-def key_of(check: str, name: str, numbers: Mapping[str, str]) -> str:
-    """Return the flattened key for a name that a check has; `numbers` are those of parameters by FQN, if the
+def key_of(part: StatePart, name: str, numbers: Mapping[str, str]) -> str:
+    """Return the flattened key for a name in a part; `numbers` are those of parameters by FQN, if the
     optimizer state is saved under numbers."""
-    if numbers and check == "optim_equal" and name.startswith("state."):
+    if numbers and part is StatePart.optimizer and name.startswith("state."):
         fqn, entry = name.removeprefix("state."), ""
         while fqn and fqn not in numbers:
             fqn, _, last = fqn.rpartition(".")
             entry = f".{last}{entry}"
         name = f"state.{numbers[fqn]}{entry}" if fqn else name
-    return f"{_PREFIXES.get(check, '')}{name}"
+    return f"{KEY_PREFIXES.get(part, '')}{name}"
 
 
 def live_state(run: Run) -> State:
     """Return the state of this rank, which later steps change."""
-    parts, (extra, changing) = named_parts(run.model), run.extra()
-    state = {
-        "model_equal": snapshot_model(run.model, parts),
-        "optim_equal": snapshot_optimizer(run.model, run.optimizer, parts),
-        "extra_equal": extra,
+    parts = named_parts(run.model)
+    state: State = {
+        StatePart.model: snapshot_model(run.model, parts),
+        StatePart.optimizer: snapshot_optimizer(run.model, run.optimizer, parts),
+        **run.extra(),
     }
-    if changing:
-        state[CHANGING] = changing
     if not run.optimizer.param_groups:
-        del state["optim_equal"]
+        del state[StatePart.optimizer]
     if run.limits.generators != frozenset():
-        state[RANDOM] = snapshot_nested({"random": run.random.contents(run.limits.generators)})
-    everything = {
-        name: leaf for part, leaves in state.items() if part != CHANGING for name, leaf in leaves.items()
-    }
+        state[StatePart.random] = snapshot_nested({"random": run.random.contents(run.limits.generators)})
+    everything = {name: leaf for leaves in state.values() for name, leaf in leaves.items()}
     flags = snapshot_flags(run.model, run.optimizer, everything, not run.limits.leaves_gradients, parts)
-    return as_judged({**state, FLAGS: flags}, run.limits)
+    if attributes := run.attributes():
+        state[StatePart.extra] = attributes
+    return as_judged({**state, StatePart.flags: flags}, run.limits)
 
 
 def retained_state(run: Run) -> State:
@@ -88,34 +76,23 @@ def retained_state(run: Run) -> State:
 
 def retained_copy(state: State) -> State:
     """Return a copy of a state; large tensors become digests."""
-    return {check: retained(leaves) for check, leaves in state.items()}
+    return {part: retained(leaves) for part, leaves in state.items()}
 
 
-def as_judged(state: State, limits: Limits) -> State:
-    """Return a state without the attributes of a trainer that are not compared. Those that are compared after
-    a load are in `extra_equal`, the others in `CHANGING`."""
-    judged = limits.judged
-    if judged is None or "extra_equal" not in state:
+def as_judged(state: State, limits: Limits, loaded: bool | None = None) -> State:
+    """Return a state with the attributes of a trainer that are compared: all, or those that are from the load
+    on, or from the first step after it on."""
+    if limits.judged is None or StatePart.extra not in state:
         return state
-    attributes = {**state["extra_equal"], **state.get(CHANGING, {})}
-
-    def compared(loaded: bool) -> Leaves:
-        return {name: leaf for name, leaf in attributes.items() if judged.get(name) is loaded}
-
-    return {**state, "extra_equal": compared(True), CHANGING: compared(False)}
+    return {**state, StatePart.extra: judged_attributes(state[StatePart.extra], limits.judged, loaded)}
 
 
 def leave_out_attributes(state: State, other: State, judged: Collection[str]) -> list[str]:
     """Leave the attributes of a trainer out of the states of two of its runs. Return those that are judged
     and differ, which are not compared after a load either."""
-    attributes, others = (run.pop("extra_equal") | run.pop(CHANGING, {}) for run in (state, other))
+    attributes, others = (run.pop(StatePart.extra) for run in (state, other))
     equal = same_leaves({name: leaf for name, leaf in attributes.items() if name in judged}, others)
     return sorted({*judged} & (attributes.keys() | others.keys()) - equal)
-
-
-def retained_attributes(run: Run) -> Leaves:
-    """Return a copy of the attributes of a trainer."""
-    return retained(run.extra()[1])
 
 
 def only_generators(state: State, run: Run) -> None:
@@ -123,38 +100,37 @@ def only_generators(state: State, run: Run) -> None:
     if run.limits.generators is None:
         return
     kept = {f"random.{run.random.key}.{name}" for name in run.limits.generators}
-    if leaves := {name: leaf for name, leaf in state.pop(RANDOM, {}).items() if name in kept}:
-        state[RANDOM] = leaves
+    if leaves := {name: leaf for name, leaf in state.pop(StatePart.random, {}).items() if name in kept}:
+        state[StatePart.random] = leaves
 
 
 def before_a_step(state: State, run: Run) -> State:
     """Return a state without what the first step of a run makes: hooks of the model, the buffers that DDP
     overwrites on this rank, and what is compared after a step only."""
-    made = {"model_equal": overwritten_buffers(run.model), FLAGS: {HOOKS}}
+    made = {StatePart.model: overwritten_buffers(run.model), StatePart.flags: {HOOKS}}
     return {
-        check: {name: leaf for name, leaf in leaves.items() if name not in made.get(check, ())}
-        for check, leaves in as_judged(state, run.limits).items()
-        if check != CHANGING
+        part: {name: leaf for name, leaf in leaves.items() if name not in made.get(part, ())}
+        for part, leaves in as_judged(state, run.limits, loaded=True).items()
     }
 
 
 def as_saved(run: Run, saved: State) -> State:
     """Return a state as the state dicts of the run have it: under their names, and without frozen parameters
     if these are not saved."""
-    state = {check: leaves for check, leaves in saved.items() if check not in (FLAGS, CHANGING)}
+    state: State = {part: leaves for part, leaves in saved.items() if part is not StatePart.flags}
     if not isinstance(run, OwnRun):  # only a trainer can read its files
         return state
-    if model := state.get("model_equal"):
+    if model := state.get(StatePart.model):
         parameters = named_parameters(run.model).items() if run.options.ignore_frozen_params else ()
         frozen = {name for name, value in parameters if not value.requires_grad}
         leaves_out = run.limits.leaves_out
-        state["model_equal"] = {
+        state[StatePart.model] = {
             name: leaf for name, leaf in model.items() if name not in frozen and not leaves_out(name)
         }
-    if RANDOM in state:
+    if generators := state.get(StatePart.random):
         saved_random = snapshot_nested({"random": run.random.state_dict()})
-        state[RANDOM] = {name: leaf for name, leaf in state[RANDOM].items() if name in saved_random}
-    if optimizer := state.get("optim_equal"):
+        state[StatePart.random] = {name: leaf for name, leaf in generators.items() if name in saved_random}
+    if optimizer := state.get(StatePart.optimizer):
         if run.options.flatten_optimizer_state_dict:
             optimizer = by_parameter(optimizer)
         if numbers := run.numbers:
@@ -162,7 +138,7 @@ def as_saved(run: Run, saved: State) -> State:
                 name: [int(numbers[fqn]) for fqn in leaf] if names_parameters(name, leaf) else leaf
                 for name, leaf in optimizer.items()
             }
-        state["optim_equal"] = optimizer
+        state[StatePart.optimizer] = optimizer
     return state
 
 
@@ -170,8 +146,8 @@ def promised_keys(run: Run, saved: State, extra: Leaves | None) -> Keys:
     """Return the keys that a save of a run has to write on this rank; `extra` is what is saved in
     addition."""
     promised, numbers = expected_of(extra or {}), run.numbers
-    for check, leaves in as_saved(run, saved).items():
-        promised |= {key_of(check, name, numbers): entry for name, entry in expected_of(leaves).items()}
+    for part, leaves in as_saved(run, saved).items():
+        promised |= {key_of(part, name, numbers): entry for name, entry in expected_of(leaves).items()}
     return promised
 
 
@@ -203,13 +179,13 @@ def one_tensor(by_key: State) -> dict[str, Any]:
     """Return a state for a load of a single tensor of a checkpoint: a small one, of an object if there is
     one."""
     *_, key, leaf = min(
-        (check != "extra_equal", key.count("."), math.prod(leaf.extent.shape), key, leaf)
-        for check in by_key.keys() - {FLAGS}
-        for key, leaf in by_key[check].items()
+        (CHECK_OF[part] != "extra_equal", key.count("."), math.prod(leaf.extent.shape), key, leaf)
+        for part in by_key.keys() - {StatePart.flags}
+        for key, leaf in by_key[part].items()
         if isinstance(leaf, TensorLeaf | DigestedLeaf) and leaf.extent.numel
     )
-    part, _, rest = key.partition(".")
-    return {part: {rest: torch.empty(leaf.extent.shape, dtype=leaf.dtype)}}
+    first, _, rest = key.partition(".")
+    return {first: {rest: torch.empty(leaf.extent.shape, dtype=leaf.dtype)}}
 
 
 def _part_like(live: TensorLeaf, saved: Leaf, name: str, recall: Recall) -> torch.Tensor | None:
@@ -233,5 +209,5 @@ def retained_gradients(run: Run) -> Leaves:
 
 def is_small(state: State) -> bool:
     """Return whether no tensor of the model is large; the same on every rank."""
-    parts = (leaf for leaf in state["model_equal"].values() if isinstance(leaf, TensorLeaf | DigestedLeaf))
+    parts = (leaf for leaf in state[StatePart.model].values() if isinstance(leaf, TensorLeaf | DigestedLeaf))
     return all(math.prod(part.extent.shape) * part.dtype.itemsize <= snapshot.LARGE_BYTES for part in parts)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dcpbench.core.state import StatePart
 from dcpbench.verify.compare import Recall
 from dcpbench.verify.layout import Extent, ParameterPart
 from dcpbench.verify.nested import is_gone_into, items, slots
@@ -26,22 +27,22 @@ from dcpbench.verify.snapshot import (
 from dcpbench.workloads.optimizers import each_of
 from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.run import Run
-from dcpbench.workloads.run_state import RANDOM, live_state
+from dcpbench.workloads.run_state import live_state
 
 Put = Callable[[Any], object]
 """Puts changed values back to where they came from."""
 
 
-def set_saved(target: Run, check: str, names: Collection[str], saved: Leaves, recall: Recall) -> None:
-    """Set some names of a check to their saved values in a run, as far as these are known. A name that was
+def set_saved(target: Run, part: StatePart, names: Collection[str], saved: Leaves, recall: Recall) -> None:
+    """Set some names of a part to their saved values in a run, as far as these are known. A name that was
     not saved is removed.
 
     Args:
-        saved: all leaves of the check, as they were saved.
+        saved: all leaves of the part, as they were saved.
         recall: reads a full tensor from the checkpoint, if only a digest of it was kept.
     """
     leaves = {name: _of(leaf) for name, leaf in saved.items()}
-    _SavedValues(target, check, names, leaves, recall).set()
+    _SavedValues(target, part, names, leaves, recall).set()
 
 
 def _of(leaf: Leaf) -> Leaf:
@@ -50,17 +51,17 @@ def _of(leaf: Leaf) -> Leaf:
 
 @dataclass(frozen=True)
 class _SavedValues:
-    """The saved values of some names of a check, and the run that gets them."""
+    """The saved values of some names of a part, and the run that gets them."""
 
     target: Run
-    check: str
+    part: StatePart
     names: Collection[str]
     saved: Leaves
     recall: Recall
 
     def set(self) -> None:
         """Copy tensors in place; replace other values, and what is missing, in their containers."""
-        for name, leaf in live_state(self.target).get(self.check, {}).items():
+        for name, leaf in live_state(self.target).get(self.part, {}).items():
             if name in self.names and isinstance(part := _of(leaf), TensorLeaf):
                 value = self._value(name, part.extent)
                 if value is not None and value.dtype == part.dtype:
@@ -77,7 +78,7 @@ class _SavedValues:
         """Yield the prefix of names, nested values, a function that puts them back, and the parameter that
         tensors are made like, if there is one."""
         model, optimizer = self.target.model, self.target.optimizer
-        if self.check == "optim_equal":
+        if self.part is StatePart.optimizer:
             parts = parts_of_each(named_parts(model))
             for one in each_of(optimizer):
                 for parameter in (value for group in one.param_groups for value in group["params"]):
@@ -91,19 +92,19 @@ class _SavedValues:
             yield f"{name}.", state, load, None
 
     def _objects(self) -> Iterator[tuple[str, Any, Put]]:
-        """Yield the objects of the check: name, state, and a function that loads another state."""
+        """Yield the objects of the part: name, state, and a function that loads another state."""
         target = self.target
-        if self.check == "model_equal":
+        if self.part is StatePart.model:
             for prefix, module in target.model.named_modules():
                 if has_extra_state(module):
                     name = plain_fqn(target.model, f"{prefix}._extra_state".lstrip("."))
                     yield name, module.get_extra_state(), module.set_extra_state
-        elif self.check == RANDOM:
+        elif self.part is StatePart.random:
             yield "random", target.random.state_dict(), target.random.load_state_dict
-        elif self.check == "extra_equal" and isinstance(target, OwnRun):
+        elif self.part is StatePart.scheduler and isinstance(target, OwnRun):
+            yield "scheduler", target.scheduler.state_dict(), target.scheduler.load_state_dict
+        elif self.part is StatePart.extra and isinstance(target, OwnRun):
             objects = {**target.component.saved.others, **target.saved.others, "noise": target.noise}
-            if target.scheduler:
-                objects["scheduler"] = target.scheduler
             for name, each in objects.items():
                 yield name, each.state_dict(), each.load_state_dict
             yield "train_state", vars(target.train_state), vars(target.train_state).update

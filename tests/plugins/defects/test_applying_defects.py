@@ -16,6 +16,7 @@ from dcpbench.config.schema import conf_folder
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
+from dcpbench.core.state import StatePart
 from dcpbench.plugins.defects import _cells, divided_twice, trained_alone, unfrozen
 from dcpbench.plugins.defects.plugin import plugin
 from dcpbench.scenarios import fine_tune
@@ -230,7 +231,7 @@ def test_defects_are_computed_only_after_a_mismatch(tmp_path: Path, monkeypatch:
 
     def expected(cell: Cell, moment: str, reference: Any) -> list[dict[str, Any]]:
         asked.append(moment)
-        return [{"model_equal": {"w": 1.0, "v": 1.0, "absent": 3.0}}, {"optim_equal": {"v": 2.0}}]
+        return [{StatePart.model: {"w": 1.0, "v": 1.0, "absent": 3.0}}, {StatePart.optimizer: {"v": 2.0}}]
 
     defect = Defect(("restored",), lambda config: True, expected)
     monkeypatch.setattr(explained, "_defects", lambda: {"mine": defect})
@@ -240,8 +241,8 @@ def test_defects_are_computed_only_after_a_mismatch(tmp_path: Path, monkeypatch:
     def compared(found: list[Mismatch]) -> list[str | None]:
         leaves = {"w": 3.0, "v": 3.0}, {"w": 1.0, "v": 2.0}
         comparison = Comparison(*leaves, Compared(found, {}, {}))
-        done = explained.explained(cell, "restored", {"model_equal": comparison}, None)
-        return [finding.by for finding in done["model_equal"].found]
+        done = explained.explained(cell, "restored", {StatePart.model: comparison}, None)
+        return [finding.by for finding in done[StatePart.model].found]
 
     assert (compared([]), asked) == ([], [])
     assert (compared(wrong), asked) == (["mine", None], ["restored"])

@@ -15,6 +15,7 @@ from dcpbench.cell.explained import Differences
 from dcpbench.config.schema import conf_folder
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
+from dcpbench.core.state import StatePart
 from dcpbench.plugins.defects import other_save, own_chunks
 from dcpbench.sweep.known_failures import read
 from dcpbench.verdict.known_failures import KnownFailure, explaining
@@ -75,7 +76,7 @@ def test_shared_writer_is_explained() -> None:
 
 
 def test_states_of_saves_in_flight_are_expected(tmp_path: Path) -> None:
-    other = Checkpoint(2, "", cast(Any, None), {"model_equal": snapshot_nested({"w": torch.ones(2)})})
+    other = Checkpoint(2, "", cast(Any, None), {StatePart.model: snapshot_nested({"w": torch.ones(2)})})
     mine = replace(other, step=1, overlapping=[other])
     cell = bare_cell(tmp_path, config(**SMALL, save="async_shared_writer"))
     states = other_save.defect.expected(cell, "restored", Differences(mine, {}))
@@ -88,19 +89,19 @@ def test_state_before_a_load_is_retained(save: str, tmp_path: Path) -> None:
     run = build(cell.config, cell.world, 0)
     dcp.save({"model": {"w": torch.ones(2)}}, checkpoint_id=tmp_path / "1", use_collectives=save == "sync")
     leaves = snapshot_nested({"w": torch.ones(2)})
-    checkpoint = Checkpoint(1, str(tmp_path / "1"), cast(Any, None), {"model_equal": leaves})
+    checkpoint = Checkpoint(1, str(tmp_path / "1"), cast(Any, None), {StatePart.model: leaves})
     before = checks.make_different(cell, run, checkpoint)
     assert bool(before.state) == (save != "sync")
     if not before.state:
         return
-    was = {"model_equal": snapshot_nested({"w": torch.zeros(2), "other": torch.zeros(2)})}
+    was = {StatePart.model: snapshot_nested({"w": torch.zeros(2), "other": torch.zeros(2)})}
     actual = snapshot_nested({"w": torch.ones(2), "other": torch.zeros(2)})
     wrong = Compared([Mismatch(name, Problem.differs) for name in actual], {}, {})
 
     def explained() -> set[str]:
-        about = Differences(checkpoint, {"model_equal": Comparison(leaves, actual, wrong)}, was)
+        about = Differences(checkpoint, {StatePart.model: Comparison(leaves, actual, wrong)}, was)
         (state,) = own_chunks.defect.expected(cell, "restored", about)
-        return same_leaves(state["model_equal"], actual)
+        return same_leaves(state[StatePart.model], actual)
 
     assert explained() == {"w", "other"}
     assert isinstance(actual["w"], TensorLeaf)

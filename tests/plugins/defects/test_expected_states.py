@@ -14,6 +14,7 @@ from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import Differences
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
+from dcpbench.core.state import StatePart
 from dcpbench.plugins.defects import as_list, one_replica
 from dcpbench.plugins.defects._slices import slices
 from dcpbench.plugins.defects.never_stepped import never_stepped
@@ -104,20 +105,21 @@ def test_values_of_any_replica_are_explained(
     actual["dtype"] = replace(actual["dtype"], local=actual["dtype"].local.double())
 
     def gathered(mine: Any, group: object) -> list[Any]:
-        if not isinstance(mine["optim_equal"], dict):  # the names
+        if not isinstance(mine[StatePart.optimizer], dict):  # the names
             return [mine]
-        assert mine["optim_equal"].keys() == {"first", "dtype", "none", "last"}
+        assert mine[StatePart.optimizer].keys() == {"first", "dtype", "none", "last"}
         theirs = digested(leaves(2.0))
         peers = {name: leaf for name, leaf in theirs.items() if isinstance(leaf, DigestedLeaf)}
         ranks = [mine, mine]
-        ranks.insert(place, {"optim_equal": peers})
+        ranks.insert(place, {StatePart.optimizer: peers})
         return ranks
 
     monkeypatch.setattr(one_replica, "gathered", gathered)
     cell = bare_cell(tmp_path, config(model="short", parallel="hsdp", world_size=2), world(0, 2))
-    reference = restored("optim_equal", digested(saved) if large else saved, actual)
+    reference = restored(StatePart.optimizer, digested(saved) if large else saved, actual)
     states = one_replica.defect.expected(cell, "restored", reference)
-    assert set().union(*(same_leaves(one["optim_equal"], actual) for one in states)) == {"first", "last"}
+    equal = [same_leaves(one[StatePart.optimizer], actual) for one in states]
+    assert set().union(*equal) == {"first", "last"}
 
 
 @settings(deadline=None, max_examples=100)
@@ -158,8 +160,8 @@ def test_load_of_own_chunks_is_computed(
 def test_list_equal_to_the_tuple_is_explained() -> None:
     saved = {"betas": (0.8, 0.9), "eps": (None, 1.0), "lr": [0.1], "weight": 1.0}
     actual = {"betas": [0.8, 0.9], "eps": [None, 2.0], "lr": (0.1,), "weight": 2.0}
-    made = as_list.defect.expected(None, "restored", restored("optim_equal", saved, actual))
-    assert [same_leaves(one["optim_equal"], actual) for one in made] == [{"betas"}]
+    made = as_list.defect.expected(None, "restored", restored(StatePart.optimizer, saved, actual))
+    assert [same_leaves(one[StatePart.optimizer], actual) for one in made] == [{"betas"}]
 
 
 @pytest.mark.parametrize(("restored", "same"), [(1.0, True), (2.0, False)])
@@ -192,4 +194,4 @@ def test_moments_without_a_step_are_zeros() -> None:
 def test_all_state_of_a_frozen_parameter_is_dropped(present: Leaves, absent: set[str]) -> None:
     saved = dict.fromkeys(("state.w.step", "state.w.sum", "state.ww.step", "param_groups.0.lr"), 1.0)
     flags = {"requires_grad.w": False, "requires_grad.ww": True, "training.model.w": False}
-    assert without_frozen(saved, {"flags_equal": flags, "optim_equal": present}).keys() == absent
+    assert without_frozen(saved, {StatePart.flags: flags, StatePart.optimizer: present}).keys() == absent

@@ -164,7 +164,7 @@ def _load_newest(cell: Cell, target: Run, candidates: list[Checkpoint]) -> Check
     def is_now(checkpoint: Checkpoint) -> bool:
         state, group = live_state(target), cell.world.group
         saved = checkpoint.state.items()
-        found = [checkpoint.compare(leaves, state[check], group, closely=False) for check, leaves in saved]
+        found = [checkpoint.compare(leaves, state[part], group, closely=False) for part, leaves in saved]
         return not any(gathered(any(found), group))
 
     def load_first(places: list[str]) -> tuple[Loaded, Checkpoint | None]:

@@ -76,12 +76,12 @@ def _left(cell: Cell, saved: SavedCheckpoint) -> Checkpoint:
     disagree are left out: no load can restore them on all ranks, which other checks report."""
     state: State = {}
     with cell.phase("verify", "left"):
-        for check, leaves in as_saved(saved.source, saved.state).items():
-            names = (name for name in leaves if key_of(check, name, saved.numbers) in saved.keys)
+        for part, leaves in as_saved(saved.source, saved.state).items():
+            names = (name for name in leaves if key_of(part, name, saved.numbers) in saved.keys)
             full, compared = compare_ranks({name: leaves[name] for name in names}, cell.world.group)
             differing = {finding.name for finding in compared.found}
             if agreed := {name: leaf for name, leaf in full.items() if name not in differing}:
-                state[check] = agreed
+                state[part] = agreed
     return saved.plain(state, by_content=True)
 
 

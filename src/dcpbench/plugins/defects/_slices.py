@@ -10,13 +10,14 @@ from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Differences
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
+from dcpbench.core.state import StatePart
 from dcpbench.plugins.defects._cells import fsdp1_sizes
 from dcpbench.verify.compare import Recall
 from dcpbench.verify.layout import Extent
 from dcpbench.verify.snapshot import Leaf, Leaves, TensorLeaf, digest_of
 from dcpbench.workloads.run_state import State
 
-_CHECK = "optim_equal"
+_PART = StatePart.optimizer
 
 IsSliced = Callable[[Extent], bool]
 """Returns whether a part with this extent is concerned."""
@@ -29,12 +30,12 @@ def loads_slices(applies: Callable[[Config], bool], is_sliced: IsSliced, set_aga
     """Return the defect by which a load under FSDP1 gives ranks such slices."""
 
     def expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
-        checkpoint, actual = reference.checkpoint, reference.actual.get(_CHECK, {})
-        wrong = {name: actual[name] for name in reference.names.get(_CHECK, ()) if name in actual}
+        checkpoint, actual = reference.checkpoint, reference.actual.get(_PART, {})
+        wrong = {name: actual[name] for name in reference.names.get(_PART, ()) if name in actual}
         again = partial(set_again, shards=fsdp1_sizes(cell.config).get("tp", 1))
-        saved, recall = checkpoint.state.get(_CHECK, {}), checkpoint.recall_of(_CHECK)
+        saved, recall = checkpoint.state.get(_PART, {}), checkpoint.recall_of(_PART)
         for leaves in slices(saved, wrong, recall, is_sliced, again):
-            yield {_CHECK: leaves}
+            yield {_PART: leaves}
 
     return Defect(("restored",), applies, expected)
 

@@ -7,9 +7,10 @@ from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Differences
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
+from dcpbench.core.state import StatePart
 from dcpbench.workloads.run_state import State
 
-_CHECK = "optim_equal"
+_PART = StatePart.optimizer
 
 
 def _applies(config: Config) -> bool:
@@ -17,8 +18,8 @@ def _applies(config: Config) -> bool:
 
 
 def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
-    saved = reference.checkpoint.state.get(_CHECK, {})
-    yield {_CHECK: {name: [*leaf] for name, leaf in saved.items() if isinstance(leaf, tuple)}}
+    saved = reference.checkpoint.state.get(_PART, {})
+    yield {_PART: {name: [*leaf] for name, leaf in saved.items() if isinstance(leaf, tuple)}}
 
 
 defect = Defect(("restored",), _applies, _expected)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Differences
 from dcpbench.core.defects import Defect, Moment
+from dcpbench.core.state import StatePart
 from dcpbench.plugins.defects._cells import loads_by_dcp
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.snapshot import DigestedLeaf, Leaves, TensorLeaf, digested, of_kind
@@ -15,11 +16,11 @@ from dcpbench.workloads.run_state import State
 
 def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
     restored = moment == "restored"
-    for check, wrong in reference.names.items():
+    for part, wrong in reference.names.items():
         saved = reference.checkpoint.state if restored else reference.checkpoint.by_key
-        buffers = _buffers_of(saved.get(check, {}))
-        yield from _of_each_rank(cell, check, digested(buffers) if restored else buffers, wrong)
-        yield from _of_ranks_that_saved(check, buffers)
+        buffers = _buffers_of(saved.get(part, {}))
+        yield from _of_each_rank(cell, part, digested(buffers) if restored else buffers, wrong)
+        yield from _of_ranks_that_saved(part, buffers)
 
 
 def _buffers_of(leaves: Leaves) -> Leaves:
@@ -30,7 +31,7 @@ def _buffers_of(leaves: Leaves) -> Leaves:
     }
 
 
-def _of_each_rank(cell: Cell, part: str, buffers: Leaves, wrong: frozenset[str]) -> Iterator[State]:
+def _of_each_rank(cell: Cell, part: StatePart, buffers: Leaves, wrong: frozenset[str]) -> Iterator[State]:
     """Yield the buffers of each rank, of those that are wrong on any rank; collective."""
     names = frozenset[str]().union(*gathered(wrong, cell.world.group))
     mine = {name: leaf for name, leaf in buffers.items() if name in names}
@@ -42,12 +43,12 @@ def _differing(leaves: Leaves) -> dict[str, DigestedLeaf]:
     return {name: leaf for name, leaf in leaves.items() if isinstance(leaf, DigestedLeaf) and leaf.of_ranks}
 
 
-def _of_ranks_that_saved(check: str, buffers: Leaves) -> Iterator[State]:
+def _of_ranks_that_saved(part: StatePart, buffers: Leaves) -> Iterator[State]:
     """Yield the buffers of each rank of an earlier stage."""
     differing = _differing(buffers)
     for rank in range(max((len(leaf.of_ranks) for leaf in differing.values()), default=0)):
         here = {name: leaf for name, leaf in differing.items() if rank < len(leaf.of_ranks)}
-        yield {check: {name: replace(leaf, blocks=(leaf.of_ranks[rank],)) for name, leaf in here.items()}}
+        yield {part: {name: replace(leaf, blocks=(leaf.of_ranks[rank],)) for name, leaf in here.items()}}
 
 
 defect = Defect(("restored", "stored"), loads_by_dcp, _expected)

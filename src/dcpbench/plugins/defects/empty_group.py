@@ -6,22 +6,23 @@ from collections.abc import Iterator
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Differences
 from dcpbench.core.defects import Defect, Moment
+from dcpbench.core.state import StatePart
 from dcpbench.plugins.defects._cells import loads_by_dcp
 from dcpbench.verify.compare import ABSENT
 from dcpbench.verify.snapshot import names_parameters
-from dcpbench.workloads.run_state import FLAGS, State
+from dcpbench.workloads.run_state import State
 
-_CHECK = "optim_equal"
+_PART = StatePart.optimizer
 
 
 def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
-    saved, actual = reference.checkpoint.state.get(_CHECK, {}), reference.actual
+    saved, actual = reference.checkpoint.state.get(_PART, {}), reference.actual
     groups = (name for name, leaf in saved.items() if names_parameters(name, leaf) and not leaf)
     empty = {name.removesuffix("params") for name in groups}
-    values = actual.get(_CHECK, {})
+    values = actual.get(_PART, {})
     of_group = {name: values.get(name, ABSENT) for name in saved if name.startswith(tuple(empty))}
-    keys = {f"{group}keys": actual.get(FLAGS, {}).get(f"{group}keys", ABSENT) for group in empty}
-    yield {_CHECK: of_group, FLAGS: keys}
+    keys = {f"{group}keys": actual.get(StatePart.flags, {}).get(f"{group}keys", ABSENT) for group in empty}
+    yield {_PART: of_group, StatePart.flags: keys}
 
 
 defect = Defect(("restored",), loads_by_dcp, _expected)

@@ -17,13 +17,13 @@ _QUOTED = re.compile(r"""(^|\.)(['"])(.*?)\2(?=\.|$)""")
 
 def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
     state = State()
-    for check, names in reference.names.items():
-        saved, actual = reference.checkpoint.state.get(check, {}), reference.actual[check]
+    for part, names in reference.names.items():
+        saved, actual = reference.checkpoint.state.get(part, {}), reference.actual[part]
         keys = {name: _QUOTED.sub(r"\1\3", name) for name in names if _QUOTED.search(name)}
         loaded = {name: saved[key] for name, key in keys.items() if key in saved}
         # The other key has any value that it had before.
         kept = {key: actual[key] for key in map(keys.get, same_leaves(loaded, actual)) if key in actual}
-        state[check] = loaded | kept
+        state[part] = loaded | kept
     yield state
 
 

@@ -10,11 +10,12 @@ from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Differences
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
+from dcpbench.core.state import StatePart
 from dcpbench.verify.compare import ABSENT
 from dcpbench.verify.snapshot import Idle, Leaf, Leaves, TensorLeaf
 from dcpbench.workloads.run_state import State
 
-_CHECK = "optim_equal"
+_PART = StatePart.optimizer
 
 
 def _applies(config: Config) -> bool:
@@ -22,11 +23,11 @@ def _applies(config: Config) -> bool:
 
 
 def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
-    actual = reference.actual.get(_CHECK, {})
-    names = reference.names.get(_CHECK, frozenset())
-    yield {_CHECK: never_stepped({name: leaf for name, leaf in actual.items() if name in names})}
+    actual = reference.actual.get(_PART, {})
+    names = reference.names.get(_PART, frozenset())
+    yield {_PART: never_stepped({name: leaf for name, leaf in actual.items() if name in names})}
     if not any(name.startswith("state.") for name in actual):
-        yield {_CHECK: {name: ABSENT for name in names if name.startswith("state.")}}
+        yield {_PART: {name: ABSENT for name in names if name.startswith("state.")}}
 
 
 def never_stepped(leaves: Leaves) -> Leaves:

@@ -10,6 +10,7 @@ from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Differences
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
+from dcpbench.core.state import StatePart
 from dcpbench.plugins.defects._cells import loads_by_dcp, never_averages
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.snapshot import DigestedLeaf, Leaf, Leaves, TensorLeaf, digested
@@ -17,7 +18,7 @@ from dcpbench.workloads.build_run import seeded_workload
 from dcpbench.workloads.parallelisms import ddp
 from dcpbench.workloads.run_state import State
 
-_CHECKS = ("model_equal", "optim_equal")
+_PARTS = (StatePart.model, StatePart.optimizer)
 
 
 def _applies(config: Config) -> bool:
@@ -27,13 +28,13 @@ def _applies(config: Config) -> bool:
 def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
     restored = moment == "restored"
     names, mine = gathered(reference.names, cell.world.group), State()
-    for check in _CHECKS if restored or not never_averages(cell.config) else reference.names:
+    for part in _PARTS if restored or not never_averages(cell.config) else reference.names:
         saved = reference.checkpoint.state if restored else reference.checkpoint.by_key
-        wrong = {name for theirs in names for name in theirs.get(check, ())}
-        leaves = _possible(cell, saved.get(check, {}))
+        wrong = {name for theirs in names for name in theirs.get(part, ())}
+        leaves = _possible(cell, saved.get(part, {}))
         tensors = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, TensorLeaf | DigestedLeaf)}
         possible = {name: leaf for name, leaf in tensors.items() if name in wrong}
-        mine[check] = digested(possible) if restored else possible
+        mine[part] = digested(possible) if restored else possible
     yield from gathered(mine, cell.world.group)
 
 

@@ -22,14 +22,14 @@ from dcpbench.workloads.run_state import State, key_of
 def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
     checkpoint, state = reference.checkpoint, State()
     stored = stored_chunks(Path(checkpoint.checkpoint_id), cell.world.rank)
-    for check, names in reference.names.items():
-        state[check] = {}
+    for part, names in reference.names.items():
+        state[part] = {}
         for name in names:
-            was = reference.before.get(check, {}).get(name)
-            part = reference.actual[check].get(name)
-            if isinstance(was, TensorLeaf) and isinstance(part, TensorLeaf):
-                own = stored.get(key_of(check, name, checkpoint.numbers), ())
-                state[check][name] = loaded_alone(was, part, own)
+            was = reference.before.get(part, {}).get(name)
+            leaf = reference.actual[part].get(name)
+            if isinstance(was, TensorLeaf) and isinstance(leaf, TensorLeaf):
+                own = stored.get(key_of(part, name, checkpoint.numbers), ())
+                state[part][name] = loaded_alone(was, leaf, own)
     yield state
 
 

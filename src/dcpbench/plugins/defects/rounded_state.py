@@ -8,10 +8,11 @@ from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Differences
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
+from dcpbench.core.state import StatePart
 from dcpbench.verify.snapshot import TensorLeaf
 from dcpbench.workloads.run_state import State
 
-_CHECK = "optim_equal"
+_PART = StatePart.optimizer
 
 
 def _applies(config: Config) -> bool:
@@ -19,14 +20,15 @@ def _applies(config: Config) -> bool:
 
 
 def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
-    saved, actual = (state.get(_CHECK, {}) for state in (reference.checkpoint.state, reference.actual))
-    dtypes = {leaf.dtype for leaf in reference.actual["model_equal"].values() if isinstance(leaf, TensorLeaf)}
+    saved, actual = (state.get(_PART, {}) for state in (reference.checkpoint.state, reference.actual))
+    model = reference.actual[StatePart.model].values()
+    dtypes = {leaf.dtype for leaf in model if isinstance(leaf, TensorLeaf)}
     rounded = {
         name: replace(leaf, local=leaf.local.to(actual[name].dtype))
         for name, leaf in saved.items()
         if isinstance(leaf, TensorLeaf) and getattr(actual.get(name), "dtype", None) in dtypes
     }
-    yield {_CHECK: rounded}
+    yield {_PART: rounded}
 
 
 defect = Defect(("restored",), _applies, _expected)

@@ -1,16 +1,17 @@
 """The state of parameters that are frozen at a load is dropped (docs/findings/state-of-frozen.md)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Differences
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
+from dcpbench.core.state import StatePart
 from dcpbench.verify.compare import ABSENT
 from dcpbench.verify.snapshot import Idle, Leaves
-from dcpbench.workloads.run_state import FLAGS, State
+from dcpbench.workloads.run_state import State
 
-_CHECK = "optim_equal"
+_PART = StatePart.optimizer
 
 
 def _applies(config: Config) -> bool:
@@ -18,23 +19,23 @@ def _applies(config: Config) -> bool:
 
 
 def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
-    yield {_CHECK: without_frozen(reference.checkpoint.state.get(_CHECK, {}), reference.actual)}
+    yield {_PART: without_frozen(reference.checkpoint.state.get(_PART, {}), reference.actual)}
 
 
-def without_frozen(saved: Leaves, actual: Mapping[str, Leaves]) -> Leaves:
+def without_frozen(saved: Leaves, actual: State) -> Leaves:
     """Return the names of saved state of frozen parameters as absent. A parameter with some restored
     state is left out.
 
     Args:
-        actual: by check, the state of the run that loaded, with its flags.
+        actual: the state of the run that loaded, with its flags.
     """
     absent = Leaves()
-    for name, requires_grad in actual.get(FLAGS, {}).items():
+    for name, requires_grad in actual.get(StatePart.flags, {}).items():
         flag, _, fqn = name.partition(".")
         below = f"state.{fqn}."
         if flag != "requires_grad" or requires_grad is not False:
             continue
-        present = (leaf for key, leaf in actual.get(_CHECK, {}).items() if key.startswith(below))
+        present = (leaf for key, leaf in actual.get(_PART, {}).items() if key.startswith(below))
         if all(isinstance(leaf, Idle) for leaf in present):
             absent |= {key: ABSENT for key in saved if key.startswith(below)}
     return absent

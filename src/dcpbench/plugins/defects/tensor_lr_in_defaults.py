@@ -8,10 +8,11 @@ from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Differences
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
+from dcpbench.core.state import StatePart
 from dcpbench.plugins.defects._cells import new_target
 from dcpbench.verify.compare import same_leaves
 from dcpbench.verify.snapshot import DigestedLeaf, TensorLeaf
-from dcpbench.workloads.run_state import FLAGS, State, live_state
+from dcpbench.workloads.run_state import State, live_state
 
 _SHARED = "shared_memory"
 _RATE = r"param_groups\.\d+\.lr"
@@ -23,22 +24,21 @@ def _applies(config: Config) -> bool:
 
 def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
     saved = reference.checkpoint.state
-    concerned = any(name.startswith("defaults.") for name in reference.names.get(FLAGS, ()))
+    concerned = any(name.startswith("defaults.") for name in reference.names.get(StatePart.flags, ()))
     if not any(cell.world.gathered(concerned)):
         return
-    initial, defaults = live_state(new_target(cell))[FLAGS], in_defaults(saved)
+    initial, defaults = live_state(new_target(cell))[StatePart.flags], in_defaults(saved)
     if defaults:
-        unshared = {_SHARED: without_rates(saved[FLAGS][_SHARED])}
-        yield {FLAGS: {name: leaf for name, leaf in initial.items() if name in defaults} | unshared}
+        unshared = {_SHARED: without_rates(saved[StatePart.flags][_SHARED])}
+        yield {StatePart.flags: {name: leaf for name, leaf in initial.items() if name in defaults} | unshared}
 
 
 def in_defaults(saved: State) -> set[str]:
     """Return the names of default learning rates that are tensors with the value of a group."""
-    groups = [leaf for name, leaf in saved["optim_equal"].items() if re.fullmatch(_RATE, name)]
+    groups = [leaf for name, leaf in saved[StatePart.optimizer].items() if re.fullmatch(_RATE, name)]
     rates = [leaf for leaf in groups if isinstance(leaf, TensorLeaf | DigestedLeaf)]
-    defaults = {
-        name: leaf for name, leaf in saved[FLAGS].items() if re.fullmatch(r"defaults\.(\d+\.)?lr", name)
-    }
+    flags = saved[StatePart.flags].items()
+    defaults = {name: leaf for name, leaf in flags if re.fullmatch(r"defaults\.(\d+\.)?lr", name)}
     return {
         name for name, leaf in defaults.items() if any(same_leaves({"": one}, {"": leaf}) for one in rates)
     }

@@ -7,28 +7,29 @@ from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import Differences
 from dcpbench.core.defects import Defect, Moment
+from dcpbench.core.state import StatePart
 from dcpbench.plugins.defects._cells import fsdp1_sizes, loads_by_dcp, new_target
 from dcpbench.verify.compare import ABSENT
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.run_state import State, live_state
 
-_CHECK = "optim_equal"
+_PART = StatePart.optimizer
 
 
 def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
     """Yield that saved state is absent if a new optimizer has some state, but not this."""
-    wrong = reference.names.get(_CHECK, frozenset())
+    wrong = reference.names.get(_PART, frozenset())
     if not any(cell.world.gathered(any(name.startswith("state.") for name in wrong))):
         return
     target = new_target(cell)
     if not target.optimizer.state:
         return
     target.fill_optimizer()
-    names, saved = live_state(target)[_CHECK].keys(), reference.checkpoint.state.get(_CHECK, {})
-    yield {_CHECK: {name: ABSENT for name in saved if name.startswith("state.") and name not in names}}
+    names, saved = live_state(target)[_PART].keys(), reference.checkpoint.state.get(_PART, {})
+    yield {_PART: {name: ABSENT for name in saved if name.startswith("state.") and name not in names}}
     if fsdp1_sizes(cell.config) and not any(target.optimizer.state.values()):
-        yield {_CHECK: _set_again(target, reference.checkpoint)}
+        yield {_PART: _set_again(target, reference.checkpoint)}
 
 
 def _set_again(target: OwnRun, checkpoint: Checkpoint) -> Leaves:
@@ -37,13 +38,13 @@ def _set_again(target: OwnRun, checkpoint: Checkpoint) -> Leaves:
     saved, live = checkpoint.tensors("model", target)
     for name, value in live.items():
         value.copy_(saved[name])
-    leaves = checkpoint.state[_CHECK]
+    leaves = checkpoint.state[_PART]
     for number, group in enumerate(target.optimizer.param_groups):
         keys = group.keys() - {"params"}
         group |= {key: leaves.get(f"param_groups.{number}.{key}", group[key]) for key in keys}
     target.optimizer.state.clear()
     target.fill_optimizer()
-    return live_state(target)[_CHECK]
+    return live_state(target)[_PART]
 
 
 defect = Defect(("restored",), loads_by_dcp, _expected)
