@@ -226,8 +226,8 @@ def test_recorded_cells_of_an_experiment_run_again(
     conf = experiment.folder.parent / "conf/experiment/mine.yaml"
     names = [*json.loads((folder / "sweep.json").read_text())["cells"]]
     before = {one["cell"]: one for one in experiment.rows}
-    if is_edited:
-        conf.write_text(EXPERIMENT.format(key="saves: 2").replace("none,ddp", "fsdp"))
+    text = EXPERIMENT.format(key="saves: 2")
+    conf.write_text(text.replace("none,ddp", "fsdp") if is_edited else text)
     resumed = dcpbench("resume", str(folder), "timeouts.cell_s=900", "retry=0", folder=folder, cwd=tmp_path)
     assert resumed.status == 0, resumed.err
     assert resumed.err.splitlines()[0] == "resume: 3 of 6 cells are done"
