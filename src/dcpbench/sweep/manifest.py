@@ -97,8 +97,9 @@ def own_words(arguments: Sequence[str]) -> list[str]:
 
 
 def with_words(words: Sequence[str], later: Sequence[str]) -> list[str]:
-    """Return words and later ones, which replace those with the same keys."""
-    return [*({_key(word) or word: word for word in (*words, *later)}.values())]
+    """Return words and later ones, which replace those with the same keys; options come first."""
+    found = {_key(word) or word: word for word in (*words, *later)}
+    return sorted(found.values(), key=lambda word: not word.startswith("-"))
 
 
 def how_run_words(words: Sequence[str]) -> list[str]:
