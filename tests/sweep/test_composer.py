@@ -165,7 +165,9 @@ def test_a_cell_with_the_words_of_the_sweep_is_not_composed_again(hydra_loader: 
     for cell in (words, [*words, "optimizer=sgd"], words[:3]):
         assert is_as_by_hydra(composer, hydra_loader, base, cell), cell
     planned = Composer(hydra_loader, sweep(hydra_loader, "plan=true", "seed=3"))
-    assert not planned.config(["seed=3"]).plan, "a key of the sweep"
+    with counted(hydra_loader) as composed:
+        assert not planned.config(["seed=3"]).plan, "a key of the sweep"
+        assert composed == []
 
 
 def test_parts_are_made_without_hydra(hydra_loader: ConfigLoader) -> None:

@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dcpbench.config.errors import ConfigError, refuse_unknown
 from dcpbench.config.hydra_errors import refuse_choice
-from dcpbench.config.schema import Config, config_class
+from dcpbench.config.schema import Config, config_class, is_about_the_sweep
 from dcpbench.core.axes import AXES
 
 Words = tuple[str, ...]
@@ -46,6 +46,15 @@ class _Word(NamedTuple):
     choice: str = ""
 
 
+class _Start(NamedTuple):
+    """A composition, of which a cell has the keys that its words do not decide; in plain values, in which
+    interpolations are not resolved; and typed."""
+
+    composed: DictConfig
+    plain: Any
+    typed: Any
+
+
 class Composer:
     """Compose the configurations of a sweep's cells; `base` is the sweep's own composition.
 
@@ -56,11 +65,8 @@ class Composer:
     def __init__(self, loader: ConfigLoader, base: DictConfig) -> None:
         self._loader, self._base, self._schema = loader, base, config_class()
         self._parse = cache(OverridesParser.create(config_loader=loader).parse_override)
-        self._word, self._start, self._globals = (
-            cache(self._word_of),
-            cache(self._composed),
-            cache(self._set_by),
-        )
+        self._word, self._start = cache(self._word_of), cache(self._start_of)
+        self._globals = cache(self._set_by)
         self._parts: dict[tuple[Words, str, tuple[_Word, ...]], Any] = {}
         classes: list[Any] = Plugins.instance().discover(ConfigSource)
         by_scheme = {source.scheme(): source for source in classes}
@@ -71,13 +77,18 @@ class Composer:
         self._choices, words = base.hydra.runtime.choices, base.hydra.overrides.task
         self._null_choices = {f"{group}=null" for group, value in self._choices.items() if value is None}
         for name, spec in AXES.items():  # Hydra merges a list in a defaults list, and records no choice
-            if (
-                spec.group
-                and name not in self._choices
-                and not any(word.startswith(f"~{name}") for word in words)
-            ):
+            is_left_out = any(word.startswith(f"~{name}") for word in words)
+            if spec.group and name not in self._choices and not is_left_out:
                 raise ConfigError(f"{name}: has several values in a defaults list; write them into a block")
-        self._words_of_base = {word for word in words if not self._parse(word).is_sweep_override()}
+        overrides = [self._parse(word) for word in words]
+        about = {override.key_or_group for override in overrides if is_about_the_sweep(override.key_or_group)}
+        self._of_the_sweep = about & {*self._schema.__dataclass_fields__} - {"executor"}
+        """Single keys that the sweep has and no cell: these have the default of the schema."""
+        self._words_of_base = {
+            str(override.input_line)
+            for override in overrides
+            if not override.is_sweep_override() and override.key_or_group not in self._of_the_sweep
+        }
 
     def config(self, words: Sequence[str]) -> Config:
         """Return the configuration of a cell. Cells share parts: do not change it."""
@@ -92,12 +103,19 @@ class Composer:
             refuse_choice(override, self._choices)
         return self._loader.load_sweep_config(self._base, [*words])
 
+    def _start_of(self, wide: Words | None) -> _Start:
+        """Return the composition with these wide words; None: that of the sweep."""
+        composed = self._base if wide is None else self._composed(wide)
+        start = OmegaConf.masked_copy(composed, [*self._schema.__dataclass_fields__])
+        return _Start(start, OmegaConf.to_container(start), OmegaConf.to_object(start))
+
     def _by_files(self, words: Sequence[str]) -> Config:
         """Return the configuration of a cell, a part for each key."""
         read = sorted(map(self._word, words), key=lambda word: not word.choice)
         wide = tuple(word.text for word in read if not word.key)
         is_as_base = {*wide} <= self._words_of_base <= {*words}
-        start = self._base if is_as_base else self._start(wide)
+        start = self._start(None if is_as_base else wide)
+        known = self._words_of_base if is_as_base else set[str]()
         by_key: dict[str, tuple[_Word, ...]] = {}
         for word in read:
             by_key[word.key] = (*by_key.get(word.key, ()), word)
@@ -105,11 +123,12 @@ class Composer:
         for key in self._schema.__dataclass_fields__:
             at = wide, key, by_key.get(key, ())
             if at not in self._parts:
-                self._parts[at] = self._part(start, *at)
+                is_start = known.issuperset(word.text for word in at[2])
+                self._parts[at] = self._of_start(start, key) if is_start else self._part(start, *at)
             parts[key] = self._parts[at]
         return self._schema(**parts)
 
-    def _part(self, start: DictConfig, wide: Words, key: str, words: Sequence[_Word]) -> Any:
+    def _part(self, start: _Start, wide: Words, key: str, words: Sequence[_Word]) -> Any:
         """Return the value of a key that these words decide, a choice first. Without a choice they change its
         value in `start`, a composition with the wide words.
 
@@ -123,14 +142,19 @@ class Composer:
         for content in self._files(key, choices[0]) if choices else ():
             part.merge_with({key: content})
         if not choices:
-            part.merge_with(OmegaConf.masked_copy(start, [key]))
+            part.merge_with(OmegaConf.masked_copy(start.composed, [key]))
         OmegaConf.set_struct(part, True)
         for override in (self._parse(word.text) for word in words if not word.choice):
             OmegaConf.update(part, override.key_or_group, override.value(), merge=True)
-        text = str(OmegaConf.to_container(part))
-        if "${" in text or MISSING in text:
-            raise _ReachesBeyondError
+        _refuse_open(OmegaConf.to_container(part))
         return getattr(OmegaConf.to_object(part), key)
+
+    def _of_start(self, start: _Start, key: str) -> Any:
+        """Return the value of a key as it is in `start`; raise as `_part`."""
+        if key in self._of_the_sweep:
+            return getattr(self._schema(), key)
+        _refuse_open(start.plain[key])
+        return start.typed[key]
 
     def _word_of(self, text: str) -> _Word:
         """Return which key a word decides.
@@ -214,6 +238,13 @@ def typed(composed: DictConfig) -> Config:
     assert isinstance(config, Config)
     refuse_unknown(config)
     return config
+
+
+def _refuse_open(value: Any) -> None:
+    """Raise if a value interpolates other keys, or lacks a mandatory value."""
+    text = str(value)
+    if "${" in text or MISSING in text:
+        raise _ReachesBeyondError
 
 
 @cache
