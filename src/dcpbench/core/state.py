@@ -1,4 +1,4 @@
-"""The parts of the state of a run, each of which is compared by itself."""
+"""The parts of the state of a run, each of which is compared separately."""
 
 from enum import StrEnum
 
