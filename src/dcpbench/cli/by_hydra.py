@@ -55,6 +55,9 @@ def start(words: Sequence[str], prints: bool, signals: Signals, began: float) ->
     # Hydra then raises instead of printing its own, longer, message.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     # Without --multirun Hydra takes what it cannot compose for a single job, and complains about its lists.
-    sys.argv[1:] = [*command_line(words), *(() if prints else [MULTIRUN])]
+    options = set() if prints else {MULTIRUN}
+    typed = [word for word in command_line(words) if word not in options]
+    # Options come first: its parser takes no words on both sides of one.
+    sys.argv[1:] = sorted([*options, *typed], key=lambda word: not word.startswith("-"))
     register_groups(sys.argv[1:])
     hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")(task)()

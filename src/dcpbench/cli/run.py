@@ -38,7 +38,6 @@ def main(words: Sequence[str]) -> int:
     prints = not _PRINTS.isdisjoint(word.partition("=")[0] for word in words)
     status = 0
     try:
-        signals.obey()
         _refuse_surroundings()
         if sys.stderr.isatty() and not prints:
             sys.stderr.write("reading the configuration ...\n")
@@ -46,6 +45,7 @@ def main(words: Sequence[str]) -> int:
             _start_server(words)
         from dcpbench.cli.by_hydra import start  # while the server imports torch
 
+        signals.obey()
         start(words, prints, signals, began)
     except SystemExit as ended:  # by the sweeper, or by Hydra, which has reported why it cannot print
         status = WRONG_CONFIGURATION if prints and ended.code else int(ended.code or 0)

@@ -6,10 +6,10 @@ Hydra imports this file at every start. So the task function that it calls bring
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import product
-from typing import Any, cast
+from typing import Any
 
-from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
@@ -44,7 +44,7 @@ class DcpbenchSweeper(Sweeper):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self._loader, self._config = hydra_context.config_loader, config
-        self._run_sweep = cast(Callable[..., int], task_function)
+        self._run_sweep: Callable[..., int] = task_function
 
     def sweep(self, arguments: list[str]) -> Any:
         """Run the cells that `arguments` and `hydra.sweeper.params` select.
@@ -53,56 +53,48 @@ class DcpbenchSweeper(Sweeper):
             ConfigError: an argument is wrong.
             SystemExit: with the exit status of the sweep. Hydra has nothing to do after it.
         """
+        sys.exit(self._run_sweep(self._loader, self._config, partial(self._cells, arguments)))
 
-        def cells_of(sweep: Any) -> tuple[list[list[str]], list[str]]:
-            self._prepare(self._config, self._loader, sweep)
-            cells = self._jobs(arguments)
-            blocks = [cell.block for cell in cells] if all(cell.block for cell in cells) else []
-            return [cell.overrides for cell in cells], blocks
+    def _cells(self, arguments: Sequence[str], sweep: Any) -> tuple[list[list[str]], list[str]]:
+        """Return the overrides of each cell of a sweep, and its block if the experiment has blocks."""
+        cells = self._jobs(arguments, sweep)
+        blocks = [cell.block for cell in cells] if all(cell.block for cell in cells) else []
+        return [cell.overrides for cell in cells], blocks
 
-        sys.exit(self._run_sweep(self._loader, self._config, cells_of))
-
-    def _prepare(self, config: DictConfig, loader: ConfigLoader, sweep: Any) -> None:
-        self._parser = OverridesParser.create(config_loader=loader)
-        self._repeats, self._matrix = config.repeats, Matrix(config.matrix)
-        self._covering: Callable[[Sequence[Sequence[str]]], Iterable[Sequence[str]]] = sweep.covering
-        self._recorded: dict[str, list[str]] | None = sweep.folder.recorded
-        choices = config.hydra.runtime.choices
-        self._defaults = {f"{group}=null" for group in choices if choices[group] is None}
-
-    def _jobs(self, arguments: Sequence[str]) -> list[Job]:
+    def _jobs(self, arguments: Sequence[str], sweep: Any) -> list[Job]:
+        parse = OverridesParser.create(config_loader=self._loader).parse_overrides
+        chosen = self._config.hydra.runtime.choices
+        defaults = {f"{group}=null" for group in chosen if chosen[group] is None}
         params = of_block("params", self.params or {})
-        given = self._parser.parse_overrides([*params, *arguments])
+        given = parse([*params, *arguments])
         own = [override for override in given if not is_about_the_sweep(override.key_or_group)]
         about_all = {override.key_or_group: override for override in given if override not in own}
         for override in about_all.values():
             if override.is_sweep_override():
                 raise ConfigError(f"{override.input_line}: applies to the complete sweep; pass one value")
-        if self._recorded is not None:
-            return [Job(words) for words in self._recorded.values()]
+        if (recorded := sweep.folder.recorded) is not None:
+            return [Job(words) for words in recorded.values()]
         blocks = {
-            name: self._parser.parse_overrides(
-                of_block(name, {key: block[key] for key in block if key != _PLUGIN})
-            )
+            name: parse(of_block(name, {key: block[key] for key in block if key != _PLUGIN}))
             for name, block in _present(self.matrix).items()
         }
 
         def combined(lists: Sequence[Sequence[str]], of_block: str | None) -> Iterable[Sequence[str]]:
             """Combine lists as their block says, unless the command line says it for all."""
-            how = self._matrix
+            how = Matrix(self._config.matrix)
             if of_block and MATRIX not in about_all:
                 if of_block not in set(Matrix):
                     raise ConfigError(f"matrix={of_block}: unknown value{choices(of_block, Matrix)}")
                 how = Matrix(of_block)
             swept = [values for values in lists if len(values) > 1]
             is_covered = how is Matrix.pairwise and len(swept) > 1 and all(lists)
-            rows = self._covering(lists) if is_covered else product(*lists)
-            return [[word for word in row if word not in self._defaults] for row in rows]
+            rows = sweep.covering(lists) if is_covered else product(*lists)
+            return [[word for word in row if word not in defaults] for row in rows]
 
         cells = (
             jobs(blocks, own, combined) if blocks else [Job([*row]) for row in combined(listed(own), None)]
         )
-        return repeated(cells, self._repeats, for_all=REPEATS in about_all)
+        return repeated(cells, self._config.repeats, for_all=REPEATS in about_all)
 
 
 class PluginSearchPath(SearchPathPlugin):
