@@ -1,6 +1,5 @@
-"""A plain loop on one process: AdamW, a schedule, a dropout, a shuffled data set, and one file a checkpoint."""
+"""A plain loop on one process: AdamW, a schedule, dropout, a shuffled data set, one file a checkpoint."""
 
-import os
 import re
 import sys
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-out, mistake = Path(sys.argv[1]), os.environ.get("MISTAKE", "")
+out, mistake = Path(sys.argv[1]), "".join(sys.argv[2:])
 torch.manual_seed(0)
 data = torch.randn(48, 4)
 model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 1))

@@ -161,7 +161,8 @@ def compare(
     base = first.done
     found: list[Difference] = []
     for rank in ranks:
-        found += _first_in_steps(rank, sequences[rank], actual[rank], place, resumed, ended_well, others)
+        runs = sequences[rank], actual[rank], place, (reference, resumed)
+        found += _first_in_steps(rank, *runs, ended_well, others)
     for rank in ranks:
         found += _first_in_saves(rank, reference, stopped, resumed, base, unequal_values)
     starts = [(sequences[rank][0], actual[rank][0]) for rank in ranks]
@@ -199,10 +200,17 @@ def _uninterrupted(reference: Recording, stopped: Recording, rank: int) -> list[
 
 
 def _first_in_steps(
-    rank: int, expected: Sequence[Step], actual: Sequence[Step], place: int, resumed: Recording,
-    ended_well: bool, others: Unequal,
+    rank: int,
+    expected: Sequence[Step],
+    actual: Sequence[Step],
+    place: int,
+    runs: tuple[Recording, Recording],
+    ended_well: bool,
+    others: Unequal,
 ) -> Iterator[Difference]:  # fmt: skip
-    """Yield the first difference of a rank in its steps, if there is one."""
+    """Yield the first difference of a rank in its steps, if there is one. `runs` are the reference and the
+    resumed one."""
+    reference, resumed = runs
     wrappers = resumed.about.get("wrappers", ())
     for number, step in enumerate(actual):
         if place + number >= len(expected):
@@ -228,8 +236,13 @@ def _first_in_steps(
         last = expected[place + len(actual) - 1].number
         text = f"ends after step {last}, the reference after step {expected[-1].number}"
         yield Difference(last + 1, rank, "steps", [], text=text)
-    elif not ended_well:
-        yield Difference(expected[-1].number, rank, "steps", [], text="fails after the last step")
+    elif not ended_well and _saved_after(reference, rank, expected[-1]) - _saved_after(resumed, rank, step):
+        text = "fails after the last step, before the last save"
+        yield Difference(expected[-1].number, rank, "steps", [], text=text)
+
+
+def _saved_after(run: Recording, rank: int, last: Step) -> set[str]:
+    return {_key(save)[1] for save in run.saves(rank) if save.done > last.done}
 
 
 def _start_buffers(expected: Sequence[Step], place: int, step: Step) -> dict[str, list[str]]:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 
 from dcpbench.config.text import clipped, listed
@@ -26,6 +27,7 @@ STATUS = {
 """The status of a row, by its verdict."""
 _RESTORED = ("weights", "frozen", "start_buffers", "moments")
 _TAIL = 64 * 1024
+_LAUNCHER = re.compile(r"^[WE]\d{4} .*torch/distributed/elastic")
 _ERROR = re.compile(r"^(\w+\.)*\w*(Error|Exception|Exit|Interrupt)\b")
 
 
@@ -109,7 +111,7 @@ def _of_steps(
     last = compared.loaded + compared.compared_steps
     verdict = Verdict(
         "exact", "", loaded=compared.loaded, newest=compared.newest,
-        last=compared.loaded + compared.compared_steps, hints=_hints(compared),
+        last=compared.loaded + compared.compared_steps, hints=[*_hints(compared), *_failed_late(resumed)],
     )  # fmt: skip
     if resumed.status is None and (difference is None or difference.kind == "steps"):
         return replace(verdict, word="hangs", reason=f"hangs after step {last}", step=last + 1, kind="steps")
@@ -169,6 +171,13 @@ def _hints(compared: Compared) -> list[str]:
     return [f"not restored, without an effect here: generators of {' and '.join(compared.generators)}"]
 
 
+def _failed_late(resumed: Ended) -> list[str]:
+    """Report a failure after the last step: it changes no state that was saved."""
+    if not resumed.status:
+        return []
+    return [f"the resumed command ended with exit status {resumed.status}: {error_line(resumed.log)}"]
+
+
 def _torn_paths(stopped: Recording, resumed: Recording, compared: Compared, cut: str) -> list[str]:
     loaded, read = resumed.paths_read()
     newest = compared.newest or 0
@@ -200,10 +209,10 @@ def _scratch(resumed: Recording) -> str:
 
 def error_line(log: Path) -> str:
     """Return the line of a log that names the error."""
-    lines = [line for line in tail(log) if line.strip()]
-    # torchrun prints a summary after the error of the rank.
+    # torchrun reports after the error of the rank.
+    lines = [*takewhile(lambda line: not _LAUNCHER.match(line), filter(str.strip, tail(log)))]
     of_rank = [re.sub(r"^\[rank\d+\]:\s*", "", line) for line in lines]
-    errors = [line for line in of_rank if _ERROR.match(line) and "ChildFailedError" not in line]
+    errors = [line for line in of_rank if _ERROR.match(line)]
     return clipped((errors or of_rank or ["it printed nothing"])[-1].strip(), 200)
 
 

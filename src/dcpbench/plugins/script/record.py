@@ -191,6 +191,7 @@ class Disk:
             self._unfinished[process, path] = None
         elif kind == "saved":
             self._unfinished.pop((process, path), None)
+            self._keep()
         elif kind == "open":
             within = [step for place, step in self._saving.items() if _is_in(path, place)]
             self.written[path] = max(within, default=done)
@@ -200,6 +201,7 @@ class Disk:
             to = str(event["to"])
             for name in [name for name in self.written if _is_in(name, path)]:
                 self.written[to + name[len(path) :]] = self.written.pop(name)
+            self._keep()
         elif kind == "remove":
             for name in [name for name in self.written if _is_in(name, path)]:
                 del self.written[name]
@@ -208,7 +210,10 @@ class Disk:
         newest = max(self.sessions, default=None)
         if newest is not None:
             self.sessions[newest] = {path for path, step in self.written.items() if step == newest}
-            self.kept[newest] = {step for step in self.written.values() if step in self.sessions}
+
+    def _keep(self) -> None:
+        if self.sessions:
+            self.kept[max(self.sessions)] = {*self.written.values()} & self.sessions.keys()
 
 
 def newest_complete(reference: Disk, stopped: Recording, cut: str) -> int | None:

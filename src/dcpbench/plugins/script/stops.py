@@ -21,29 +21,32 @@ def chosen(reference: Recording) -> list[Stop]:
     stops = [Stop("kill", step), Stop("term", step)]
     if len(reference.ranks) > 1:
         stops.append(Stop("rank", step, rank=1))
-    return [*stops, *_in_save(reference, save or saves[-1])] if saves else stops
+    if saves:
+        stops += [*_in_save(reference, saves[-1]), *_after_save(reference, save or saves[-1])]
+    return stops
 
 
 def _in_save(reference: Recording, save: int) -> Iterator[Stop]:
-    """Yield a stop at the last change of a save, and one that cuts its largest file."""
-    paths = reference.disk.sessions.get(save, set())
-    changes = _changes_of(reference, save, paths)
-    if not changes:
-        return
-    path = _target(changes[-1])
-    yield Stop("write", _count(reference, changes[-1], path), part=path)
-    if reference.disk.kept.get(save) == {save}:  # the only checkpoint: without it nothing can be resumed
-        return
-    sizes = {_target(change): reference.files.get(_target(change), 0) for change in changes}
-    data = max((path for path in sizes if path in paths), key=sizes.__getitem__, default=None)
-    if data:
-        final = [change for change in changes if _target(change) == data][-1]
-        yield Stop("torn", _count(reference, final, data), part=data)
+    """Yield a stop at the last change of a save."""
+    if changes := _changes_of(reference, save):
+        path = _target(changes[-1])
+        yield Stop("write", _count(reference, changes[-1], path), part=path)
 
 
-def _changes_of(reference: Recording, save: int, paths: set[str]) -> list[Event]:
+def _after_save(reference: Recording, save: int) -> Iterator[Stop]:
+    """Yield a stop that cuts the largest file of a save, if another checkpoint exists then."""
+    paths = reference.disk.sessions[save]
+    changes = [change for change in _changes_of(reference, save) if _target(change) in paths]
+    if reference.disk.kept.get(save, {save}) == {save} or not changes:
+        return
+    largest = max((_target(change) for change in changes), key=lambda path: reference.files.get(path, 0))
+    last = [change for change in changes if _target(change) == largest][-1]
+    yield Stop("torn", _count(reference, last, largest), part=largest)
+
+
+def _changes_of(reference: Recording, save: int) -> list[Event]:
     """Return the changes that a process made for a save, of the process that made most."""
-    of_each = []
+    paths, of_each = reference.disk.sessions.get(save, set()), []
     for process in reference.processes:
         if process.steps:
             events = [event for event in process.of_kind(*_CHANGES) if event["e"] != "remove"]
