@@ -101,7 +101,8 @@ class Check:
                 began = time.monotonic()
                 verdict, runs = self._judged(stop, reference.recording)
                 seconds = time.monotonic() - began
-            row = append_row(self._place, script.row(stop, verdict, seconds, runs))
+            row = script.row(stop, verdict, seconds, runs)
+            append_row(self._place, row)
             self._show(stop, verdict, seconds, row)
             if verdict.status == "pass":
                 files.remove_tree(self._place / row.cell / "out")

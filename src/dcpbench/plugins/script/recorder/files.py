@@ -136,7 +136,9 @@ def _wrap(
             log.write("saved" if saves else "load", path=place)
         return result
 
-    setattr(module, name, recorded)
+    for place in (module, sys.modules.get(module.__name__.rpartition(".")[0])):  # a package passes it on
+        if getattr(place, name, None) is function:
+            setattr(place, name, recorded)
 
 
 def _argument(place: int, *names: str) -> Callable[..., Any]:
