@@ -37,6 +37,8 @@ if complete:
     ]
     weights, moments = get_state_dict(model, optimizer)
     state = {"model": weights, "optimizer": moments, "schedule": schedule.state_dict(), "step": 0}
+    if mistake == "forgets_set":
+        state["model"] = {key: value.clone() for key, value in weights.items()}
     if mistake == "no_optimizer":
         del state["optimizer"]
     dcp.load(state, checkpoint_id=newest)

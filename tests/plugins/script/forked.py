@@ -16,12 +16,13 @@ import traceback
 from dataclasses import asdict
 from pathlib import Path
 
-import torch.distributed.checkpoint.state_dict  # noqa: F401 - what the scripts import
+import torch._dynamo
+import torch.distributed.checkpoint.state_dict
 import torch.distributed.fsdp
 import torch.utils.data.distributed  # noqa: F401
 
-from dcpbench.plugins.script.run import OUT, Command, Ended, Stop
 from dcpbench.plugins.script.record import Recording
+from dcpbench.plugins.script.run import OUT, Command, Ended
 from dcpbench.records.files import file_lengths
 from dcpbench.records.store import write_json
 
@@ -31,7 +32,7 @@ RECORDER = Path(sys.modules[Command.__module__].__file__).parent / "recorder"
 class ForkedCommand(Command):
     """A command `python script.py …`, or `torchrun --nproc-per-node=N script.py …`."""
 
-    def run(self, place, name, limit_s, stop=None, more=()) -> Ended:  # noqa: ANN001
+    def run(self, place, name, limit_s, stop=None, more=()) -> Ended:
         records, out, log = place / f"{name}-records", place / "out", place / f"{name}.log"
         records.mkdir()
         settings = place / f"{name}.json"
@@ -82,6 +83,7 @@ def _child(words: list[str], settings: Path, log: Path, rank: int | None, ranks:
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(output, 1)
         os.dup2(output, 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
         sys.argv = words
         os.environ["DCPBENCH_SCRIPT"] = str(settings)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -9,6 +9,7 @@ from dcpbench.plugins.script.record import Recording
 from dcpbench.plugins.script.run import Ended
 
 Event = dict[str, Any]
+Changes = Mapping[int, Mapping[str, Any]]
 
 
 def state(step: int, **changed: Any) -> dict[str, Any]:
@@ -23,7 +24,7 @@ def state(step: int, **changed: Any) -> dict[str, Any]:
         "loss": [900 + step],
         "start_buffers": [600 + step - 1],
         "hyper": [{"lr": 1.0 / step}],
-        "modes": [5],
+        "modes": {"Net": 5},
         "generators": {"torch": step},
     }
     return values | changed
@@ -64,7 +65,9 @@ class Writer:
         if finished:
             self.event("saved", path=path)
 
-    def train(self, first: int, last: int, changed: Mapping[int, Mapping[str, Any]] | None = None) -> "Writer":
+    def train(
+        self, first: int, last: int, changed: Mapping[int, Mapping[str, Any]] | None = None
+    ) -> "Writer":
         """Make steps, with a save after every fourth."""
         for step in range(first, last + 1):
             self.step(step, **(changed or {}).get(step, {}))

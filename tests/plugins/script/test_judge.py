@@ -65,10 +65,15 @@ def test_equal_steps_are_exact(tmp_path: Path) -> None:
         ({9: {"moments": []}}, 9, "moments", "not saved, or not loaded"),
         ({9: {"hyper": [{"lr": 1.0}]}}, 9, "hyper", "schedule starts over"),
         ({9: {"hyper": [{"lr": 1 / 10}]}}, 9, "hyper", "off by one"),
-        ({9: {"modes": [4]}}, 9, "modes", "train()"),
+        ({9: {"modes": {"Net": 4}}}, 9, "modes", "train()"),
         ({9: {"batch": [801]}}, 9, "batch", "starts over"),
         ({9: {"batch": [1]}}, 9, "batch", "set_epoch"),
-        ({9: {"batch": [1], "generators": {"torch": 0}}}, 9, "batch", "generator that is not restored (torch)"),
+        (
+            {9: {"batch": [1], "generators": {"torch": 0}}},
+            9,
+            "batch",
+            "generator that is not restored (torch)",
+        ),
         ({10: {"loss": [2]}}, 10, "loss", "script's own"),
         ({10: {"loss": [2]}, 9: {"generators": {"torch": 0}}}, 10, "loss", "dropout"),
         ({12: {"gradients": [1, 512]}}, 12, "gradients", "clipping"),
@@ -79,7 +84,9 @@ def test_first_difference(tmp_path: Path, changed: Changes, step: int, kind: str
     later = {number: {**of, "gradients": [0, 0], "loss": [0]} for number, of in changed.items()}
     if kind in ("loss", "gradients"):
         later = dict(changed)
-    found = verdict(tmp_path, later | {12: {**changed.get(12, {}), "weights": [0, 0]}} if step < 12 else later)
+    found = verdict(
+        tmp_path, later | {12: {**changed.get(12, {}), "weights": [0, 0]}} if step < 12 else later
+    )
     assert (found.word, found.step, found.kind) == ("diverges", step, kind), found.reason
     assert cause in found.cause
 
@@ -119,7 +126,7 @@ def test_what_equal_runs_differ_in_is_not_blamed(tmp_path: Path) -> None:
 
 
 def test_restored_state_is_blamed_in_noisy_runs(tmp_path: Path) -> None:
-    """The stopped run wrote the checkpoint, so noise between runs explains no difference right after the load."""
+    """The stopped run wrote the checkpoint: noise between runs explains no difference after the load."""
     noise = {step: {"weights": [step, step]} for step in range(2, 12)}
     found = verdict(tmp_path, {9: {"weights": [101, 201]}}, again=noise)
     assert (found.word, found.kind) == ("diverges", "weights")

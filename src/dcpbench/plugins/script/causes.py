@@ -11,6 +11,8 @@ from dcpbench.plugins.script.compare import KINDS, Compared, Difference
 from dcpbench.plugins.script.record import Recording, Step
 
 _NAMED = 3
+_AVERAGES = ("ema", "average", "avg_model", "swa", "shadow", "teacher")
+"""Parts of the names that averages of weights have."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,13 @@ class Facts:
 
     @property
     def ratio(self) -> float:
-        """How many times the reference's first differing loss is the resumed one; NaN if there is none."""
+        """The resumed loss divided by the reference's; NaN if there is none."""
         name = next(iter(self.difference.names), "")
         values = [self.value(of, name) for of in (self.difference.expected, self.difference.actual)]
         if self.difference.kind != "loss" or not all(isinstance(one, int) for one in values):
             return math.nan
         expected, actual = map(_float, values)
-        return expected / actual if actual else math.nan
+        return actual / expected if expected else math.nan
 
 
 Condition = Callable[[Facts], bool]
@@ -84,15 +86,28 @@ def _fewer_calls(facts: Facts) -> bool:
     return len(actual) < len(expected)
 
 
+def _is_new(facts: Facts) -> bool:
+    """Tell whether several entries of each parameter are equal: zeros, as in a new optimizer."""
+    entries: dict[str, list[Any]] = {}
+    for name in facts.difference.names:
+        parameter, _, entry = name.rpartition(".")
+        if entry != "step":
+            entries.setdefault(parameter, []).append(facts.value(facts.difference.actual, name))
+    return bool(entries) and all(len(of) > 1 == len({*of}) for of in entries.values())
+
+
+def _on_some_ranks(facts: Facts) -> bool:
+    some = len(facts.compared.ranks) < len(facts.compared.sequences)
+    return some and (facts.is_start or _all_missing(facts))
+
+
 def _sorted_as_text(facts: Facts) -> bool:
     newest, loaded = str(facts.compared.newest), str(facts.compared.loaded)
     return facts.difference.kind == "checkpoint" and loaded > newest and len(loaded) < len(newest)
 
 
 def _is_average(facts: Facts) -> bool:
-    return any(
-        part in name.lower() for name in facts.difference.names for part in ("ema", "avg_model", "shadow")
-    )
+    return any(part in name.lower() for name in facts.difference.names for part in _AVERAGES)
 
 
 _SIGNATURES: tuple[tuple[str, Condition, str], ...] = (
@@ -112,6 +127,8 @@ _SIGNATURES: tuple[tuple[str, Condition, str], ...] = (
         lambda facts: bool(facts.held_as),
         "they are what the checkpoint holds as {held}: the wrong entry is loaded",
     ),
+    ("weights", _on_some_ranks, "nothing is loaded on rank {ranks}: every rank has to load"),
+    ("moments", _on_some_ranks, "nothing is loaded on rank {ranks}: every rank has to load"),
     (
         "weights",
         lambda facts: facts.is_start and len(facts.difference.names) == facts.total,
@@ -144,6 +161,7 @@ _SIGNATURES: tuple[tuple[str, Condition, str], ...] = (
         "buffers are not restored: not in the state dict (persistent=False), or their keys are skipped",
     ),
     ("moments", _all_missing, "the optimizer's state is not restored: it is not saved, or not loaded"),
+    ("moments", _is_new, "it is that of a new optimizer: it is not saved, or not loaded"),
     ("moments", lambda facts: bool(facts.missing), "part of the optimizer's state is not restored"),
     ("moments", lambda facts: bool(facts.same_as), "it is that of step {same}: another checkpoint's"),
     (
@@ -155,6 +173,11 @@ _SIGNATURES: tuple[tuple[str, Condition, str], ...] = (
         "moments",
         lambda facts: True,
         "the optimizer's state is assigned to other parameters, or changed after the load",
+    ),
+    (
+        "hyper",
+        lambda facts: _lr_only(facts) and not facts.difference.is_first,
+        "the schedule is not restored: the scheduler's state is not saved, or not loaded",
     ),
     (
         "hyper",
@@ -266,7 +289,9 @@ def likely(facts: Facts) -> str:
             same = facts.same_as[0] if facts.same_as else ""
             generators = " and ".join(facts.compared.generators)
             held = listed(list(facts.held_as), 2)
-            return sentence.format(same=same, generators=generators, held=held, ratio=f"{facts.ratio:g}")
+            ratio = f"{facts.ratio:g}"
+            ranks = listed([*map(str, facts.compared.ranks)], 4)
+            return sentence.format(same=same, generators=generators, held=held, ratio=ratio, ranks=ranks)
     return ""
 
 
@@ -295,10 +320,10 @@ def _same(compared: Compared, difference: Difference, wanted: Mapping[str, Any])
     for step in steps:
         have = step.parts.get(kind)
         if have is not None and wanted and all(have.get(name) == value for name, value in wanted.items()):
-            fitting.append(step.number)
+            fitting.append(step.at)
     if kind == "batch" and not fitting:
         entered = set(wanted.values())
-        fitting = [step.number for step in steps if entered & {*step.parts.get(kind, {}).values()}]
+        fitting = [step.at for step in steps if entered & {*step.parts.get(kind, {}).values()}]
     yield from sorted(set(fitting), key=lambda step: (step != 1, abs(step - difference.step)))
 
 

@@ -30,6 +30,7 @@ _ORDER = {kind: place for place, kind in enumerate(KINDS)}
 _RESTORED = ("weights", "frozen", "start_buffers", "moments")
 """What the first resumed step got from the checkpoint: no computation of this run is in it."""
 _EACH_STEP = tuple(kind for kind in KINDS if kind not in ("checkpoint", "start_buffers", "saved", "steps"))
+_OF_CALLED = ("frozen", "buffers", "modes")
 _SCORES = {"weights": 3, "moments": 2, "batch": 1, "hyper": 1}
 _LOADED_SCORE = 3
 _RANDOM = re.compile("rng|random|generator", re.IGNORECASE)
@@ -75,6 +76,8 @@ class Compared:
         compared_steps: how many resumed steps were compared.
         loaded_paths: files that it loaded from.
         generators: generators that differed at the first resumed step.
+        sequences: the steps of the uninterrupted run, by rank.
+        ranks: those that have the first difference.
     """
 
     loaded: int
@@ -85,6 +88,7 @@ class Compared:
     generators: Sequence[str] = ()
     is_scratch: bool = False
     sequences: Mapping[int, Sequence[Step]] = field(default_factory=dict)
+    ranks: Sequence[int] = ()
 
 
 def different(expected: Step, actual: Step) -> dict[str, list[str]]:
@@ -93,8 +97,11 @@ def different(expected: Step, actual: Step) -> dict[str, list[str]]:
     for kind in _EACH_STEP:
         one, other = expected.parts.get(kind), actual.parts.get(kind)
         if one is not None and other is not None and one != other:
-            found[kind] = [name for name in {**one, **other} if one.get(name) != other.get(name)]
-    return found
+            # A model can be called later than the first step, so that its state is not known there.
+            common = kind in _OF_CALLED
+            names = [name for name in {**one, **other} if not common or (name in one and name in other)]
+            found[kind] = [name for name in names if one.get(name) != other.get(name)]
+    return {kind: names for kind, names in found.items() if names}
 
 
 def unequal(reference: Recording, other: Recording) -> tuple[Unequal, set[str]]:
@@ -105,7 +112,7 @@ def unequal(reference: Recording, other: Recording) -> tuple[Unequal, set[str]]:
     for rank in reference.ranks.keys() & other.ranks.keys():
         for one, two in zip(reference.ranks[rank].steps, other.ranks[rank].steps, strict=False):
             for kind in different(one, two):
-                first[kind] = min(first.get(kind, one.number), one.number)
+                first[kind] = min(first.get(kind, one.at), one.at)
         saves = _by_step(reference.saves(rank))
         for save in other.saves(rank):
             content = saves[_key(save)].content if _key(save) in saves else {}
@@ -174,15 +181,17 @@ def compare(
         # One that nothing seeds differs in every process.
         and sequences[rank][0].generators.get(name) == reference.ranks[rank].steps[0].generators.get(name)
     }
+    first_of_all = min(found, key=lambda one: one.order, default=None)
     return Compared(
         loaded=base,
         newest=newest,
-        difference=min(found, key=lambda one: one.order, default=None),
+        difference=first_of_all,
         compared_steps=min(min(len(actual[rank]) for rank in ranks), len(sequences[ranks[0]]) - place),
         loaded_paths=[path for path, step in of_paths.items() if step == base] or [*of_paths],
         generators=sorted(generators),
         is_scratch=base == 0 and not any(different(*pair) for pair in starts),
         sequences=sequences,
+        ranks=[one.rank for one in found if first_of_all and one.order[:2] == first_of_all.order[:2]],
     )
 
 
@@ -215,7 +224,7 @@ def _first_in_steps(
     for number, step in enumerate(actual):
         if place + number >= len(expected):
             more = len(actual) - number
-            last = expected[-1].number + 1
+            last = expected[-1].at + 1
             yield Difference(last, rank, "steps", [], text=f"{more} more than the reference")
             return
         other = expected[place + number]
@@ -226,19 +235,19 @@ def _first_in_steps(
             kinds |= _start_buffers(expected, place, step)
         for kind in sorted(kinds, key=_ORDER.__getitem__):
             difference = Difference(
-                other.number, rank, kind, kinds[kind], other, step, number == 0, place + number
+                other.at, rank, kind, kinds[kind], other, step, number == 0, place + number
             )
             if not without(difference, others):
                 yield difference
                 return
     left = len(expected) - place - len(actual)
     if left > 0:
-        last = expected[place + len(actual) - 1].number
-        text = f"ends after step {last}, the reference after step {expected[-1].number}"
+        last = expected[place + len(actual) - 1].at
+        text = f"ends after step {last}, the reference after step {expected[-1].at}"
         yield Difference(last + 1, rank, "steps", [], text=text)
     elif not ended_well and _saved_after(reference, rank, expected[-1]) - _saved_after(resumed, rank, step):
         text = "fails after the last step, before the last save"
-        yield Difference(expected[-1].number, rank, "steps", [], text=text)
+        yield Difference(expected[-1].at, rank, "steps", [], text=text)
 
 
 def _saved_after(run: Recording, rank: int, last: Step) -> set[str]:
@@ -252,7 +261,8 @@ def _start_buffers(expected: Sequence[Step], place: int, step: Step) -> dict[str
     now = step.parts.get("start_buffers")
     if before is None or now is None or before == now:
         return {}
-    return {"start_buffers": [name for name in {**before, **now} if before.get(name) != now.get(name)]}
+    names = [name for name in now if before.get(name, now[name]) != now[name]]
+    return {"start_buffers": names} if names else {}
 
 
 def _first_in_saves(

@@ -168,7 +168,8 @@ def _equal(verdict: Verdict, others: Unequal) -> Verdict:
 def _hints(compared: Compared) -> list[str]:
     if not compared.generators or compared.difference:
         return []
-    return [f"not restored, without an effect here: generators of {' and '.join(compared.generators)}"]
+    names = " and ".join(compared.generators)
+    return [f"differ after the load, without an effect here: generators of {names}"]
 
 
 def _failed_late(resumed: Ended) -> list[str]:
@@ -192,7 +193,9 @@ def _refusal(stopped: Recording, resumed: Recording, newest: int | None, cut: st
         for path in dict.fromkeys([*loaded, *read])
         if cut and (path == cut or cut.startswith(f"{path}/"))
     ]
-    newer = [path for path in [*loaded, *read] if (stopped.disk.step_of(path) or 0) > (newest or 0)]
+    # A missing file counts as one of its folder.
+    places = [place for path in (*loaded, *read) for place in (path, path.rpartition("/")[0]) if place]
+    newer = [place for place in places if (stopped.disk.step_of(place) or 0) > (newest or 0)]
     if torn or newer:
         place = (torn or newer)[0]
         instead = f"; step {newest} was complete" if newest is not None else ""

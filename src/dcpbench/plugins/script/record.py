@@ -28,6 +28,7 @@ class Step:
         optimizer: its number in the order of first steps.
         parts: values by name, by kind; a kind that was not recorded is missing.
         generators: states of random generators before the forward pass.
+        done: steps that the first optimizer had made.
     """
 
     number: int
@@ -35,6 +36,11 @@ class Step:
     parts: Mapping[str, Named]
     generators: Named
     done: int
+
+    @property
+    def at(self) -> int:
+        """The step of the first optimizer that it is, or follows."""
+        return self.done + (not self.optimizer)
 
 
 @dataclass(frozen=True)
@@ -246,7 +252,7 @@ def _step(event: Event, names: dict[tuple[int, str], list[str]]) -> Step:
     parts["hyper"] = {
         f"group {place} {key}": value for place, of in enumerate(groups) for key, value in of.items()
     }
-    parts["modes"] = {str(place): mode for place, mode in enumerate(list_in(event.get("modes")))}
+    parts["modes"] = dict_in(event.get("modes"))
     return Step(int(event["n"]) + 1, optimizer, parts, dict_in(event.get("generators")), int(event["k"]))
 
 

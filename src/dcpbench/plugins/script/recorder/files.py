@@ -46,7 +46,7 @@ def _seen(log: Log, event: str, args: tuple[Any, ...]) -> None:
         is_text = isinstance(mode, str)
         writes = any(c in mode for c in "wax+") if is_text else bool(flags & (os.O_WRONLY | os.O_RDWR))
         if not writes:
-            if os.path.isfile(watched):
+            if not os.path.isdir(watched):
                 log.write("read", path=_short(log, watched))
             return
         appends = "a" in mode if is_text else bool(flags & os.O_APPEND)

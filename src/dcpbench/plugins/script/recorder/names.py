@@ -59,9 +59,10 @@ class Names:
                 buffers[name if name not in buffers else f"{type(root).__name__}.{name}"] = value
         return [*parameters.items()], [*buffers.items()]
 
-    def modes(self) -> list[int]:
-        """Return how many modules are in training mode, for each root."""
-        return [sum(module.training for module in root.modules()) for root in self.roots]
+    def mode(self, module: Any) -> tuple[str, int]:
+        """Return a name of a module that is called, and how many of its modules are in training mode."""
+        places = [place for place, root in enumerate(self.roots) if root is module]
+        return f"{type(module).__name__} {places[:1]}", sum(one.training for one in module.modules())
 
     def _known(self, value: Any) -> bool:
         return id(value) in self._names and self._names[id(value)][0]() is value

@@ -55,9 +55,11 @@ class Steps:
             if next(module.parameters(), None) is not None:
                 self._names.add(module)
                 if not self._before:
-                    self._before = {"modes": self._names.modes(), "generators": _generators()}
+                    self._before = {"modes": {}, "generators": _generators()}
                     if not self._counts:
                         self._before["buffers"] = [(n, digest(t)) for n, t in self._names.others(set())[1]]
+                name, mode = self._names.mode(module)
+                self._before["modes"].setdefault(name, mode)
                 entered = [
                     (name, value) for name, value in held([args, kwargs]) if not isinstance(value, str)
                 ]
@@ -120,6 +122,7 @@ class Steps:
         number = self._number(optimizer)
         if number not in self._ignored:
             self._counts[number] = self._counts.get(number, 0) + 1
+            self._begin()  # without what a closure did in the step
             if number == 0:
                 self._log.steps = self._counts[0]
 
@@ -233,6 +236,9 @@ class Steps:
             finally:
                 inside.on = False
 
+        # A compiler skips the frames of torch's own file, as it would without the recorder.
+        file = _torch().nn.modules.module.__file__
+        __call__.__code__ = __call__.__code__.replace(co_filename=file)
         return __call__
 
     def made_up(self, function: Callable[..., Any]) -> Callable[..., Any]:
