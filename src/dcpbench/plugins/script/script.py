@@ -12,6 +12,7 @@ from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 
+from dcpbench.code.provenance import SweepCode
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.text import counted, listed, size_text
 from dcpbench.plugins.script.judge import Verdict, error_line, judge
@@ -22,7 +23,6 @@ from dcpbench.plugins.script.stops import chosen
 from dcpbench.records import files
 from dcpbench.records.row import INTERRUPTED, WRONG_CONFIGURATION, Row
 from dcpbench.records.store import ENVIRONMENT_JSON, append_row, write_csv, write_json
-from dcpbench.records.user_code import SweepCode
 from dcpbench.report.show import write_reports
 from dcpbench.report.styles import complain, style_of, text_of, without_trailing_blanks
 
