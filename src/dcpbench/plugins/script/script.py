@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -23,6 +24,7 @@ from dcpbench.plugins.script.stops import chosen
 from dcpbench.records import files
 from dcpbench.records.row import INTERRUPTED, WRONG_CONFIGURATION, Row
 from dcpbench.records.store import ENVIRONMENT_JSON, append_row, write_csv, write_json
+from dcpbench.report.document import width_of
 from dcpbench.report.show import write_reports
 from dcpbench.report.styles import complain, style_of, text_of, without_trailing_blanks
 
@@ -52,7 +54,8 @@ def main(
     except ValueError as error:
         raise ConfigError(f"--resume-args {resume_args}: {error}") from None
     command = Command([*words], Path.cwd(), every, grace)
-    checked = Check(command, resume_words, place, timeout, Console(stderr=as_json, highlight=False))
+    file = sys.stderr if as_json else sys.stdout
+    checked = Check(command, resume_words, place, timeout, Console(file=file, width=width_of(file)))
     try:
         rows = [*checked.rows(stops)]
     except KeyboardInterrupt:
