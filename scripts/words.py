@@ -38,7 +38,7 @@ LIMITS = {
     "docs/findings/index.md": 920,
     "docs/findings": 9_670,
     "docs/results": 1_900,
-    "docs": 19_200,
+    "docs": 20_350,
 }
 """The most words of a page, or of the pages below a folder together, counted as `wc -w` does; those of `docs`
 without the other folders and the generated reference."""

@@ -179,6 +179,7 @@ def causes_of(row: Mapping[str, Any]) -> list[str]:
     )
     texts = [f"{name}: {value}" for name, value in values.items()]
     causes = [f"{listed(texts, _NAMED)}; in no state dict"] if values else []
+    causes += [str(cause) for cause in list_in(dict_in(row.get("details")).get("likely"))]
     explained = _RESUMED if values else set[str]()
     if values and "save_harmless" in failed:  # the twin changes them too
         explained = explained | {check for check in failed if CHECKS[check].training}

@@ -15,6 +15,7 @@ from dcpbench.analysis.frame import is_true, ok, records
 from dcpbench.config.text import program
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
+from dcpbench.core.plugins import commands_of_plugins
 from dcpbench.core.statuses import SEVERITY, STATUSES, UNKNOWN
 from dcpbench.records.short_reason import short_reason
 
@@ -154,7 +155,9 @@ def again(overrides: object, config_dir: object, cwd: object = None) -> str:
             if "/" in start and cwd != str(Path.cwd()):
                 start = str(Path(start).absolute())
     folder = ["--config-dir", config_dir] if isinstance(config_dir, str) else []
-    return there + shlex.join([start, *module, "run", *folder, *override_words(overrides)])
+    words = override_words(overrides)
+    run = [] if words[:1] and words[0] in commands_of_plugins() else ["run", *folder]
+    return there + shlex.join([start, *module, *run, *words])
 
 
 def commands(frame: pd.DataFrame) -> list[str]:

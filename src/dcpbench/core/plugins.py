@@ -22,7 +22,28 @@ from dcpbench.core.axes import AXES, AxisSpec
 from dcpbench.core.checks import CHECKS, CheckSpec
 from dcpbench.core.metrics import METRICS, MetricSpec
 
-REGISTRIES: dict[str, dict[str, Any]] = {"axes": AXES, "checks": CHECKS, "metrics": METRICS}
+
+@dataclass(frozen=True)
+class TextSpec:
+    """Declaration of a column of text, which no cell is identified by.
+
+    >>> TextSpec("verdict", "the outcome, in one word").name
+    'verdict'
+    """
+
+    name: str
+    help: str
+
+
+TEXTS: dict[str, TextSpec] = {}
+"""Every column of text of a plug-in by name."""
+
+REGISTRIES: dict[str, dict[str, Any]] = {
+    "axes": AXES,
+    "checks": CHECKS,
+    "metrics": METRICS,
+    "texts": TEXTS,
+}
 """The fields of a plug-in, and of a row, that stand for a column of each name in a registry."""
 
 API = 1
@@ -64,7 +85,7 @@ class Plugin:
         conf: a folder laid out like `conf/`. Values of groups (scenario, executor, …) name their code as
             `target`. Files in `experiment/<name>/` are added to `experiment=<name>`.
         axes: axes; each is a key (null by default) and a column.
-        checks, metrics: each is a column.
+        checks, metrics, texts: each is a column.
         values: by group, a function without arguments that returns further values of the group: their
             configurations by name.
         resolvers: functions by name, for OmegaConf.
@@ -86,6 +107,7 @@ class Plugin:
     axes: tuple[AxisSpec, ...] = ()
     checks: tuple[CheckSpec, ...] = ()
     metrics: tuple[MetricSpec, ...] = ()
+    texts: tuple[TextSpec, ...] = ()
     values: Mapping[str, str] = field(default_factory=dict)
     resolvers: Mapping[str, str] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
@@ -144,6 +166,11 @@ def declared_values() -> dict[str, Mapping[str, Any]]:
         for group, target in plugin.values.items():
             found[group] = {**found.get(group, {}), **pkgutil.resolve_name(target)()}
     return found
+
+
+def commands_of_plugins() -> set[str]:
+    """Return the names of all commands that plug-ins add."""
+    return {name for plugin in plugins() for name in plugin.commands}
 
 
 def load_plugins() -> None:

@@ -22,7 +22,7 @@ def results_schema() -> dict[str, Any]:
     load_plugins()
     added_by: dict[str, str] = {}
     for plugin in plugins():
-        added: list[Any] = [*plugin.axes, *plugin.checks, *plugin.metrics]
+        added: list[Any] = [*plugin.axes, *plugin.checks, *plugin.metrics, *plugin.texts]
         added_by |= {spec.name: plugin.name for spec in added}
     texts = column_help()
     properties: dict[str, Any] = {}

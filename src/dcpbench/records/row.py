@@ -8,7 +8,7 @@ from dcpbench.config.keys import HELP, key
 from dcpbench.core.axes import AxisSpec
 from dcpbench.core.checks import CheckSpec
 from dcpbench.core.metrics import SHARED_CELL_S, MetricSpec
-from dcpbench.core.plugins import REGISTRIES
+from dcpbench.core.plugins import REGISTRIES, TextSpec
 from dcpbench.core.statuses import shown
 from dcpbench.records.plain_values import ColumnType
 
@@ -29,7 +29,8 @@ def _column(help: str, default: Any = None) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """The record of one cell. In a file it is flat: `axes`, `checks` and `metrics` are columns, see `flat`.
+    """The record of one cell. In a file it is flat: `axes`, `checks`, `metrics` and `texts` are columns, see
+    `flat`.
 
     >>> Row(cell="parallel=ddp", status="pass", reason=None, axes={"parallel": "ddp"})["parallel"]
     'ddp'
@@ -73,6 +74,7 @@ class Row:
     loss_continued: float | None = _column("the loss of the same step in the uninterrupted run")
     loss_twin: float | None = _column("the unwrapped twin's loss of the same step")
     metrics: Mapping[str, float | int | None] = field(default_factory=dict)
+    texts: Mapping[str, str | None] = field(default_factory=dict)
     torch_version: str | None = _column("of the ranks, or of those that save")
     python_version: str | None = _column("of the ranks, or of those that save")
     load_torch_version: str | None = _column("of `load_python`; null without")
@@ -150,7 +152,9 @@ REQUIRED = ("cell", "status", "reason", *_FIRST_AXES.split(), "overrides", "repe
 """The columns without which a row is damaged."""
 
 
-def _type_of(spec: AxisSpec | CheckSpec | MetricSpec) -> ColumnType:
+def _type_of(spec: AxisSpec | CheckSpec | MetricSpec | TextSpec) -> ColumnType:
+    if isinstance(spec, TextSpec):
+        return ColumnType(str)
     if isinstance(spec, AxisSpec):
         return ColumnType(spec.type, spec.nullable)
     return ColumnType(bool if isinstance(spec, CheckSpec) else int if spec.whole else float)

@@ -1,0 +1,39 @@
+"""The command `script`."""
+
+import click
+
+from dcpbench.cli.tree import Command, several
+from dcpbench.plugins.script.judge import STATUS
+
+_WORDS = click.Argument(["words"], nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
+
+script = Command(
+    "script",
+    "dcpbench.plugins.script.script",
+    f"""Stop your own training script, resume it with the same command, and compare it with the uninterrupted
+    run.
+
+    The script is not changed. Write {{out}} where the command names the folder of its checkpoints; without
+    it, the working folder is copied for each stop. Everything after -- is the command.
+
+    A verdict is {", ".join(STATUS)}. The exit status is 0 if every stop is exact, 1 if one is not, 2 if the
+    command does not run, or nothing could be judged.""",
+    _WORDS,
+    several(
+        "--stop",
+        "STOP",
+        "kill@STEP, term@STEP, rank1@STEP (before that optimizer step), write@PART:N, torn@PART:N (at the "
+        "N-th change of a file with PART in its path). Default: one of each.",
+    ),
+    click.Option(["--resume-args"], metavar="WORDS", default="",
+                 help="Words that the resume adds to the command."),
+    click.Option(["--every"], metavar="N", type=click.IntRange(1), default=1, show_default=True,
+                 help="Record weights, gradients and optimizer state at every N-th step."),
+    click.Option(["--timeout"], metavar="SECONDS", type=click.IntRange(1), default=600, show_default=True,
+                 help="Longest time of the uninterrupted run. A resumed run has ten times its time."),
+    click.Option(["--grace"], metavar="SECONDS", type=click.IntRange(1), default=30, show_default=True,
+                 help="Time to end after SIGTERM, or after the death of a rank."),
+    click.Option(["--dir", "folder"], type=click.Path(), metavar="FOLDER",
+                 help="Folder of the results. Default: one below outputs/."),
+    click.Option(["--json", "as_json"], is_flag=True, help="Print the rows as JSON."),
+)  # fmt: skip

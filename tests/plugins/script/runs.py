@@ -1,0 +1,92 @@
+"""Runs as the recorder writes them, without a script."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dcpbench.plugins.script.record import Recording
+from dcpbench.plugins.script.run import Ended
+
+Event = dict[str, Any]
+Changes = Mapping[int, Mapping[str, Any]]
+
+
+def state(step: int, **changed: Any) -> dict[str, Any]:
+    """What step `step` (from 1) of the uninterrupted run depends on, except for what is `changed`."""
+    values: dict[str, Any] = {
+        "weights": [100 + step, 200 + step],
+        "moments": [300 + step] if step > 1 else [],
+        "gradients": [400 + step, 500 + step],
+        "buffers": [600 + step],
+        "frozen": [7],
+        "batch": [800 + step % 6],
+        "loss": [900 + step],
+        "start_buffers": [600 + step - 1],
+        "hyper": [{"lr": 1.0 / step}],
+        "modes": {"Net": 5},
+        "generators": {"torch": step},
+    }
+    return values | changed
+
+
+NAMES = {
+    "weights": ["a", "b"],
+    "moments": ["a.exp_avg"],
+    "gradients": ["a", "b"],
+    "buffers": ["mean"],
+    "frozen": ["c"],
+    "batch": ["0x"],
+    "loss": ["0"],
+    "start_buffers": ["mean"],
+}
+
+
+class Writer:
+    """Writes what a process does, in order."""
+
+    def __init__(self, rank: int = 0) -> None:
+        self.events: list[Event] = []
+        self.rank, self.done, self.time = rank, 0, 0.0
+
+    def event(self, kind: str, **fields: Any) -> None:
+        self.time += 1
+        self.events.append({"e": kind, "k": self.done, "t": self.time, **fields})
+
+    def step(self, step: int, **changed: Any) -> None:
+        values = state(step, **changed)
+        names = {kind: NAMES[kind][: len(values[kind])] for kind in NAMES}
+        self.event("step", rank=self.rank, o=0, n=self.done, names=names, **values)
+        self.done += 1
+
+    def save(self, path: str, content: Mapping[str, Any] | None = None, finished: bool = True) -> None:
+        self.event("save", path=path, content=dict(content or {}))
+        self.event("open", path=path)
+        if finished:
+            self.event("saved", path=path)
+
+    def train(
+        self, first: int, last: int, changed: Mapping[int, Mapping[str, Any]] | None = None
+    ) -> "Writer":
+        """Make steps, with a save after every fourth."""
+        for step in range(first, last + 1):
+            self.step(step, **(changed or {}).get(step, {}))
+            if step % 4 == 0:
+                self.save(f"step-{step}.pt", {"model.a": 101 + step, "ema.a": 10 + step, "step": f"={step}"})
+        return self
+
+
+def recorded(folder: Path, writers: Iterable[Writer], files: Iterable[str]) -> Recording:
+    """Write the processes of a run, and read them."""
+    folder.mkdir()
+    for number, writer in enumerate(writers):
+        lines = [json.dumps(event) for event in writer.events]
+        (folder / f"{number}.jsonl").write_text("\n".join([*lines, '{"e": "step", "k"', ""]))
+    return Recording.read(folder, dict.fromkeys(files, 10))
+
+
+def ended(folder: Path, recording: Recording, status: int | None = 0, text: str = "") -> Ended:
+    """A run that ended."""
+    log = folder / f"{len([*folder.glob('*.log')])}.log"
+    log.write_text(text)
+    return Ended(status, 1.0, log, recording, 0)

@@ -1,0 +1,211 @@
+"""Verdicts on recorded runs: the first difference in causal order, and its likely cause."""
+
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dcpbench.plugins.script.judge import Verdict, judge
+from dcpbench.plugins.script.record import Recording
+
+from .runs import Writer, ended, recorded, state
+
+SAVED = ("step-4.pt", "step-8.pt")
+Changes = Mapping[int, Mapping[str, Any]]
+
+
+def bits(value: float) -> int:
+    return int(struct.unpack("q", struct.pack("d", value))[0])
+
+
+def verdict(
+    folder: Path,
+    changed: Changes | None = None,
+    loaded: int = 8,
+    last: int = 12,
+    again: Changes | None = None,
+    reads: str | None = None,
+) -> Verdict:
+    """Judge a run that was killed before step 11 and resumed, with changes of its steps."""
+    reference = recorded(folder / "reference", [Writer().train(1, 12)], [*SAVED, "step-12.pt"])
+    stopped = Writer().train(1, 11)
+    stopped.done -= 1
+    stopped.event("stop", at="before step 11", path="")
+    resumed = Writer()
+    if reads is None and loaded:
+        resumed.event("load", path=f"step-{loaded}.pt")
+    resumed.train(loaded + 1, last, changed)
+    runs = [ended(folder, recorded(folder / "stopped", [stopped], SAVED), -9)]
+    runs += [ended(folder, recorded(folder / "resumed", [resumed], SAVED))]
+
+    def second(steps: int) -> Recording:
+        return recorded(folder / "again", [Writer().train(1, steps, again)], SAVED)
+
+    return judge(reference, runs[0], runs[1], second)
+
+
+def test_equal_steps_are_exact(tmp_path: Path) -> None:
+    found = verdict(tmp_path)
+    assert (found.word, found.loaded, found.newest, found.step) == ("exact", 8, 8, None)
+    assert found.reason == "from step 8; steps 9 to 12 are equal"
+
+
+@pytest.mark.parametrize(
+    ("changed", "step", "kind", "cause"),
+    [
+        ({9: {"weights": [101, 201]}}, 9, "weights", "nothing is loaded into the model"),
+        ({9: {"weights": [109, 201]}}, 9, "weights", "strict=False"),
+        ({9: {"weights": [105, 205]}}, 9, "weights", "weights of step 5"),
+        ({9: {"weights": [18, 209]}}, 9, "weights", "the checkpoint holds as ema.a"),
+        ({9: {"weights": [1, 2]}}, 9, "weights", "of no step"),
+        ({9: {"frozen": [8]}}, 9, "frozen", "initialized again"),
+        ({9: {"start_buffers": [601]}}, 9, "start_buffers", "buffers are not restored"),
+        ({9: {"moments": []}}, 9, "moments", "not saved, or not loaded"),
+        ({9: {"hyper": [{"lr": 1.0}]}}, 9, "hyper", "schedule starts over"),
+        ({9: {"hyper": [{"lr": 1 / 10}]}}, 9, "hyper", "off by one"),
+        ({9: {"modes": {"Net": 4}}}, 9, "modes", "train()"),
+        ({9: {"batch": [801]}}, 9, "batch", "starts over"),
+        ({9: {"batch": [1]}}, 9, "batch", "set_epoch"),
+        (
+            {9: {"batch": [1], "generators": {"torch": 0}}},
+            9,
+            "batch",
+            "generator that is not restored (torch)",
+        ),
+        ({10: {"loss": [2]}}, 10, "loss", "script's own"),
+        ({10: {"loss": [2]}, 9: {"generators": {"torch": 0}}}, 10, "loss", "dropout"),
+        ({12: {"gradients": [1, 512]}}, 12, "gradients", "clipping"),
+    ],
+)
+def test_first_difference(tmp_path: Path, changed: Changes, step: int, kind: str, cause: str) -> None:
+    """Later differences, and those of the same step that follow from it, are not reported."""
+    later = {number: {**of, "gradients": [0, 0], "loss": [0]} for number, of in changed.items()}
+    if kind in ("loss", "gradients"):
+        later = dict(changed)
+    found = verdict(
+        tmp_path, later | {12: {**changed.get(12, {}), "weights": [0, 0]}} if step < 12 else later
+    )
+    assert (found.word, found.step, found.kind) == ("diverges", step, kind), found.reason
+    assert cause in found.cause
+
+
+def test_scaled_loss_is_a_scalers(tmp_path: Path) -> None:
+    scaled = {9: {"loss": [bits(0.5 * struct.unpack("d", struct.pack("q", 909))[0])]}}
+    assert verdict(tmp_path, scaled).kind == "loss"
+
+
+def test_older_checkpoint(tmp_path: Path) -> None:
+    found = verdict(tmp_path, loaded=4)
+    assert (found.word, found.loaded, found.newest, found.kind) == ("older", 4, 8, "checkpoint")
+    assert "step-4.pt" in found.reason
+
+
+def test_start_from_scratch(tmp_path: Path) -> None:
+    found = verdict(tmp_path, loaded=0)
+    assert (found.word, found.loaded, found.newest) == ("scratch", 0, 8)
+    assert "no checkpoint is read" in found.cause
+
+
+def test_too_few_steps(tmp_path: Path) -> None:
+    found = verdict(tmp_path, last=10)
+    assert (found.word, found.step, found.kind) == ("diverges", 11, "steps")
+
+
+def test_too_many_steps(tmp_path: Path) -> None:
+    found = verdict(tmp_path, last=14)
+    assert (found.word, found.step, found.kind) == ("diverges", 13, "steps")
+
+
+def test_what_equal_runs_differ_in_is_not_blamed(tmp_path: Path) -> None:
+    noise = {10: {"gradients": [0, 0]}}
+    found = verdict(tmp_path, {10: {"gradients": [1, 1]}}, again=noise)
+    assert (found.word, found.status) == ("not_deterministic", "skip")
+    assert "from step 10 on (gradients)" in found.reason
+
+
+def test_restored_state_is_blamed_in_noisy_runs(tmp_path: Path) -> None:
+    """The stopped run wrote the checkpoint: noise between runs explains no difference after the load."""
+    noise = {step: {"weights": [step, step]} for step in range(2, 12)}
+    found = verdict(tmp_path, {9: {"weights": [101, 201]}}, again=noise)
+    assert (found.word, found.kind) == ("diverges", "weights")
+
+
+def test_later_saves_are_compared(tmp_path: Path) -> None:
+    reference = recorded(tmp_path / "a", [Writer().train(1, 12)], SAVED)
+    stopped = Writer().train(1, 10)
+    stopped.event("stop", at="", path="")
+    resumed = Writer()
+    resumed.train(9, 11)
+    resumed.step(12)
+    resumed.save("step-12.pt", {"model.a": 113, "ema.a": 1, "step": "=12", "time": "='10:00'", "rng": 5})
+    runs = [ended(tmp_path, recorded(tmp_path / "b", [stopped], SAVED))]
+    runs += [ended(tmp_path, recorded(tmp_path / "c", [resumed], SAVED))]
+    found = judge(reference, *runs, lambda steps: reference)
+    assert (found.kind, found.step, found.name) == ("saved", 12, "ema.a")
+    assert "EMA" in found.cause
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_checkpoints_in_flight_are_not_complete(tmp_path: Path, finished: bool) -> None:
+    reference = recorded(tmp_path / "a", [Writer().train(1, 12)], SAVED)
+    stopped = Writer().train(1, 7)
+    stopped.step(8)
+    stopped.save("step-8.pt", {"model.a": 109, "ema.a": 18, "step": "=8"}, finished)
+    stopped.event("stop", at="", path="")
+    resumed = Writer().train(5, 12)
+    runs = [ended(tmp_path, recorded(tmp_path / "b", [stopped], SAVED))]
+    runs += [ended(tmp_path, recorded(tmp_path / "c", [resumed], SAVED))]
+    found = judge(reference, *runs, lambda steps: reference)
+    assert (found.word, found.newest) == (("older", 8) if finished else ("exact", 4))
+
+
+def test_half_written_checkpoint_is_torn(tmp_path: Path) -> None:
+    reference = recorded(tmp_path / "a", [Writer().train(1, 12)], SAVED)
+    stopped = Writer().train(1, 9)
+    stopped.event("stop", at="cut to half", path="step-8.pt")
+    resumed = Writer()
+    resumed.event("load", path="step-8.pt")
+    resumed.train(9, 12, {9: {"moments": [1]}})
+    runs = [ended(tmp_path, recorded(tmp_path / "b", [stopped], SAVED))]
+    runs += [ended(tmp_path, recorded(tmp_path / "c", [resumed], SAVED))]
+    found = judge(reference, *runs, lambda steps: reference)
+    assert (found.word, found.newest, found.kind) == ("torn", 4, "moments")
+
+
+def test_difference_on_one_rank(tmp_path: Path) -> None:
+    def ranks(first: int, last: int, changed: Changes | None = None) -> list[Writer]:
+        return [Writer().train(first, last), Writer(1).train(first, last, changed)]
+
+    reference = recorded(tmp_path / "a", ranks(1, 12), SAVED)
+    stopped = ranks(1, 10)
+    stopped[0].event("stop", at="", path="")
+    runs = [ended(tmp_path, recorded(tmp_path / "b", stopped, SAVED))]
+    runs += [ended(tmp_path, recorded(tmp_path / "c", ranks(9, 12, {9: {"weights": [1, 209]}}), SAVED))]
+    found = judge(reference, *runs, lambda steps: reference)
+    assert (found.word, found.rank, found.name) == ("diverges", 1, "a")
+    assert "step 9, rank 1: weights differ: a (1 of 2)" in found.reason
+
+
+def test_run_that_does_not_start(tmp_path: Path) -> None:
+    reference = recorded(tmp_path / "a", [Writer().train(1, 12)], SAVED)
+    stopped = Writer().train(1, 10)
+    stopped.event("stop", at="", path="")
+    before = ended(tmp_path, recorded(tmp_path / "b", [stopped], SAVED))
+    text = "Traceback\n[rank0]: KeyError: 'model'\nE1128 08:00 1 torch/distributed/elastic/x] failed\n"
+    nothing = recorded(tmp_path / "c", [], SAVED)
+    runs = [ended(tmp_path, nothing, status, text) for status in (1, None)]
+    refused, hung = (judge(reference, before, run, lambda steps: reference) for run in runs)
+    assert (refused.word, hung.word) == ("refuses", "hangs")
+    assert refused.reason == "does not start: exit status 1: KeyError: 'model'; complete: step 8"
+
+
+def test_stop_that_is_not_reached(tmp_path: Path) -> None:
+    reference = recorded(tmp_path / "a", [Writer().train(1, 12)], SAVED)
+    run = ended(tmp_path, reference)
+    assert judge(reference, run, None, lambda steps: reference).word == "not_reached"
+
+
+def test_state_is_what_a_step_depends_on() -> None:
+    assert state(9)["weights"] == [109, 209]

@@ -1,0 +1,145 @@
+"""The command on real scripts: what it prints, writes and leaves."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import TESTS, Finished, dcpbench
+from dcpbench.plugins.script.run import Stop
+from dcpbench.records.store import read_rows
+
+pytestmark = pytest.mark.slow
+
+BENCH = TESTS.parent / "benchmarks" / "resumebench"
+CASES = json.loads((BENCH / "cases.json").read_text())
+
+
+def script(folder: Path, *words: str, **options: Any) -> Finished:
+    """Run `dcpbench script`, with its results in `folder`."""
+    return dcpbench("script", "--dir", str(folder), *words, folder=folder, cwd=folder.parent, **options)
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A loop whose optimizer is not restored, killed, and torn in a save."""
+    folder = tmp_path_factory.mktemp("script") / "results"
+    stops = [f"--stop={stop}" for stop in ("kill@11", "write@step-4.pt:1", "kill@99")]
+    command = [sys.executable, str(BENCH / "plain.py"), "{out}", "no_optimizer"]
+    return script(folder, *stops, "--", *command)
+
+
+def test_rows_of_stops(checked: Finished) -> None:
+    rows = [row.flat() for row in read_rows(checked.folder)[0]]
+    assert checked.status == 1, checked.out + checked.err
+    assert [(row["verdict"], row["status"], row["resume"]) for row in rows] == [
+        ("diverges", "fail", False),
+        ("exact", "pass", True),
+        ("not_reached", "skip", None),
+    ]
+    first = rows[0]
+    numbers = [first[name] for name in ("loaded_step", "newest_step", "first_step")]
+    assert (numbers, first["first_kind"]) == ([8, 8, 9], "moments")
+    assert (first["scenario"], first["model"], first["world_size"]) == ("script", "plain.py", 1)
+    assert first["config"]["script.command"].endswith("plain.py '{out}' no_optimizer")
+    assert first["config"]["--stop"] == "kill@11"
+    assert len({row["config_digest"] for row in rows}) == 3
+
+
+def test_printed_verdicts(checked: Finished) -> None:
+    text = " ".join(checked.out.split())
+    assert "16 steps on 1 rank, saves after step 4, 8, 12, 16" in text
+    assert "kill@11 diverges step 9, rank 0: optimizer state missing: 0.weight.step" in text
+    assert "likely: the optimizer's state is not restored: it is not saved, or not loaded" in text
+    assert "write@step-4.pt:1 exact from the start: no checkpoint was complete" in text
+    assert all(line == line.rstrip() and len(line) <= 120 for line in checked.out.splitlines())
+
+
+def test_reports_of_stops(checked: Finished) -> None:
+    ended = dcpbench("report", str(checked.folder), folder=checked.folder)
+    assert "--stop=kill@11" in ended.out
+    assert "likely: the optimizer's state is not restored" in ended.out
+    assert "dcpbench script --stop=kill@11 -- " in ended.out
+    page = (checked.folder / "report.html").read_text()
+    assert "........|x" not in page
+    assert "....|....|Xxx" in page
+    assert 'classname="script.none" name="stop=kill@11"' in (checked.folder / "junit.xml").read_text()
+
+
+def test_comparison_of_stops(checked: Finished) -> None:
+    ended = dcpbench("compare", str(checked.folder), str(checked.folder), folder=checked.folder)
+    assert (ended.status, "3 cells" in ended.out or "0 of 3" in ended.out) == (0, True), ended.out
+
+
+def test_hanging_script_is_ended(tmp_path: Path) -> None:
+    """It and what it started."""
+    (tmp_path / "hangs.py").write_text(
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n"
+        "time.sleep(600)\n"
+    )
+    ended = script(tmp_path / "x", "--timeout=3", "--", sys.executable, "hangs.py", "{out}")
+    assert ended.status == 2
+    assert "takes longer than 3 s" in ended.err
+    child = Path("/proc", (tmp_path / "pid").read_text(), "stat")
+    assert not child.exists() or child.read_text().split()[2] == "Z"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--stop=kill@x", "--", "true"], "expected kill@STEP"),
+        (["--", "no-such-command", "{out}"], "cannot be started"),
+        (["--", sys.executable, "-c", "raise ValueError('{out}'[:0])"], "exit status 1: ValueError"),
+        (["--", sys.executable, "-c", "'{out}'"], "made no optimizer step"),
+        ([], "Missing argument"),
+    ],
+)
+def test_wrong_use(tmp_path: Path, words: list[str], message: str) -> None:
+    ended = script(tmp_path / "x", *words)
+    assert (ended.status, message in ended.err) == (2, True), ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_large_working_folder_is_refused(tmp_path: Path) -> None:
+    with (tmp_path / "large").open("wb") as file:
+        os.truncate(file.fileno(), 3 * 1024**3)
+    ended = script(tmp_path / "x", "--", "true")
+    assert (ended.status, "write {out}" in ended.err) == (2, True), ended.err
+
+
+def test_working_folder_is_copied(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import pathlib, torch\n"
+        "torch.manual_seed(0)\n"
+        "p = torch.nn.Linear(2, 1); o = torch.optim.SGD(p.parameters(), 0.1)\n"
+        "last = pathlib.Path('last.pt'); step = 0\n"
+        "if last.exists(): state = torch.load(last); p.load_state_dict(state['p']); step = state['step']\n"
+        "for step in range(step + 1, 7):\n"
+        "    p(torch.full((1, 2), float(step))).sum().backward(); o.step(); o.zero_grad()\n"
+        "    if step % 2 == 0: torch.save({'p': p.state_dict(), 'step': step}, last)\n"
+    )
+    ended = script(tmp_path / "x", "--stop=kill@4", "--", sys.executable, "train.py")
+    assert ended.status == 0, ended.out + ended.err
+    assert "is copied for each stop" in ended.out
+    assert not (tmp_path / "last.pt").exists()
+
+
+@pytest.mark.parametrize("text", ["kill@11", "term@3", "rank1@9", "write@a/b:c:2", "torn@x:1"])
+def test_stops_are_read_and_written(text: str) -> None:
+    assert str(Stop.parse(text)) == text
+
+
+@pytest.mark.extended
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['script']} {case['stop']}")
+def test_resumebench(case: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCH)
+    import run as resumebench
+
+    row, status = resumebench.run(case, tmp_path / "results")
+    assert resumebench.wrong(case, row, status) == [], row["reason"]
