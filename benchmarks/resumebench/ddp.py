@@ -63,4 +63,5 @@ while step < 14:
             dist.barrier()
         if step == 14:
             break
+dist.barrier()  # gloo can hang in the end of a rank that another one leaves
 dist.destroy_process_group()

@@ -66,15 +66,21 @@ def _wait(pids: list[int], records: Path, limit_s: float, grace_s: float) -> int
                 code = os.waitstatus_to_exitcode(raw)
                 if code:
                     status = status or code
-                    [os.kill(other, signal.SIGKILL) for other in left]
+                    _kill(left)
         if not signalled and any(path.suffix == "" for path in records.iterdir()):
             signalled, deadline = True, time.monotonic() + grace_s
         if time.monotonic() > deadline:
-            [os.kill(other, signal.SIGKILL) for other in left]
-            [os.waitpid(other, 0) for other in left]
+            _kill(left)
+            for other in left:
+                os.waitpid(other, 0)
             return -signal.SIGKILL if signalled else None
         time.sleep(0.01)
     return status
+
+
+def _kill(pids: set[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
 
 
 def _child(words: list[str], settings: Path, log: Path, rank: int | None, ranks: int, port: int) -> None:

@@ -1,6 +1,5 @@
 """The command on real scripts: what it prints, writes and leaves."""
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -15,7 +14,6 @@ from dcpbench.records.store import read_rows
 pytestmark = pytest.mark.slow
 
 BENCH = TESTS.parent / "benchmarks" / "resumebench"
-CASES = json.loads((BENCH / "cases.json").read_text())
 
 
 def script(folder: Path, *words: str, **options: Any) -> Finished:
@@ -132,14 +130,3 @@ def test_working_folder_is_copied(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["kill@11", "term@3", "rank1@9", "write@a/b:c:2", "torn@x:1"])
 def test_stops_are_read_and_written(text: str) -> None:
     assert str(Stop.parse(text)) == text
-
-
-@pytest.mark.extended
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['script']} {case['stop']}")
-def test_resumebench(case: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(BENCH)
-    import run as resumebench
-
-    row, status = resumebench.run(case, tmp_path / "results")
-    assert resumebench.wrong(case, row, status) == [], row["reason"]

@@ -1,0 +1,53 @@
+"""Verdicts on the scripts of ResumeBench, with ranks that are forked from this process."""
+
+import contextlib
+import importlib.util
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import TESTS, tiered
+from dcpbench.plugins.script import script
+
+pytestmark = pytest.mark.slow
+
+BENCH = TESTS.parent / "benchmarks" / "resumebench"
+CASES = {f"{case['script']} {case['stop']}": case for case in json.loads((BENCH / "cases.json").read_text())}
+KEPT = (
+    "plain.py kill@15",
+    "plain.py sorted_as_text kill@15",
+    "plain.py no_generator kill@11",
+    "plain.py epoch_not_restored kill@11",
+    "plain.py torn@step-12:2",
+    "extras.py kill@8",
+    "extras.py no_scaler kill@8",
+    "extras.py average_restarts kill@8",
+    "extras.py saves_between kill@10",
+    "ddp.py other_weights_on_rank_1 kill@8",
+    "fsdp2.py {out} async kill@13",
+    "fsdp2.py {out} sync forgets_set kill@11",
+)
+
+
+@pytest.mark.parametrize("name", tiered(CASES, *KEPT))
+def test_verdict(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from .forked import ForkedCommand
+
+    spec = importlib.util.spec_from_file_location("resumebench", BENCH / "run.py")
+    assert spec
+    assert spec.loader
+    bench: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bench)
+    monkeypatch.setattr(script, "Command", ForkedCommand)
+    monkeypatch.setattr(script, "_LEAST_LIMIT_S", 20.0)
+    monkeypatch.chdir(tmp_path)
+    out, case = io.StringIO(), CASES[name]
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+        status = script.main(
+            bench.command(case), [case["stop"]], timeout=60, grace=8, folder="results", as_json=True
+        )
+    (row,) = json.loads(out.getvalue())
+    assert bench.wrong(case, row, status) == [], row["reason"]
