@@ -63,5 +63,6 @@ while step < 14:
             dist.barrier()
         if step == 14:
             break
-dist.barrier()  # gloo can hang in the end of a rank that another one leaves
+dist.barrier()
+del model, optimizer, loss  # gloo can hang where DDP outlives its group
 dist.destroy_process_group()

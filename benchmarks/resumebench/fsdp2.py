@@ -79,5 +79,5 @@ while step < 16:
             dcp.save(state, checkpoint_id=place)
 if future:
     future.result()
-dist.barrier()  # gloo can hang in the end of a rank that another one leaves
+dist.barrier()
 dist.destroy_process_group()
