@@ -220,8 +220,7 @@ def test_load_into_the_saved_run_may_change_it(tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(**ONCE))
     reference = steps.build(cell)
     steps.advance(cell, reference, 1)
-    saved = steps.save(cell, reference.trained, steps.open_checkpointer(cell))
-    steps.finish(cell, saved)
+    saved = steps.finish(cell, steps.save(cell, reference.trained))
     steps.advance(cell, reference, 2)
     steps.load(cell, reference.trained, saved)
     assert cell.report.checks["side_effect_free"].count == 0

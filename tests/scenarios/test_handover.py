@@ -24,7 +24,8 @@ pytestmark = pytest.mark.cell
 def test_each_rank_leaves_a_file(tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(model="short", verify="deep"))
     dropped: list[str] = []
-    checkpoint = Checkpoint(7, str(tmp_path), mock.Mock(drop_cached=dropped.append), {})
+    vars(cell)["checkpointer"] = mock.Mock(drop_cached=dropped.append)
+    checkpoint = Checkpoint(7, str(tmp_path), {})
     saved = Story([checkpoint], RunRecord([1.0]))
     handover.leave(cell.vary(verify=Verify.standard), saved)
     handover.leave(replace(cell, world=world(1, 2)), saved)

@@ -17,11 +17,9 @@ def save_twice(cell: Cell, dies: bool) -> None:
     """The first checkpoint is handed over; in the second save a rank is killed before it writes, if it
     `dies`."""
     reference = steps.build(cell)
-    checkpointer = steps.open_checkpointer(cell)
     first, second = cell.config.steps_before_save, 2 * cell.config.steps_before_save
     steps.advance(cell, reference, first)
-    saved = steps.save(cell, reference.trained, checkpointer)
-    steps.finish(cell, saved)
+    saved = steps.finish(cell, steps.save(cell, reference.trained))
     steps.advance(cell, reference, second)
     handover.leave(cell, handover.Story([saved], reference.record), any_layout=True)
 
@@ -31,12 +29,12 @@ def save_twice(cell: Cell, dies: bool) -> None:
     honest = FileSystemWriter.write_data
     killed = dies and cell.world.rank == VICTIM
     with mock.patch.object(FileSystemWriter, "write_data", kill if killed else honest):
-        steps.finish(cell, steps.save(cell, reference.trained, checkpointer))
+        steps.finish(cell, steps.save(cell, reference.trained))
 
 
 def load_first(cell: Cell, dies: bool) -> None:
     """State that was handed over is restored in processes without the first stage, and training continues."""
-    story = handover.take(cell, steps.open_checkpointer(cell), any_layout=True)
+    cell, story = handover.take(cell, any_layout=True)
     (checkpoint,), record = story.checkpoints, story.record
     unfinished = cell.folder / f"step-{2 * cell.config.steps_before_save:04d}"
     assert unfinished.exists()

@@ -35,10 +35,12 @@ from dcpbench.workloads.run import Limits, Run, Unchanged, dtypes_of
 from dcpbench.workloads.run_state import (
     State,
     as_judged,
+    as_saved,
     before_a_step,
     is_small,
     key_of,
     live_state,
+    one_tensor,
     retained_copy,
     retained_state,
 )
@@ -229,7 +231,8 @@ def verify_restored(
         actual, group = before_a_step(view(target), target), cell.world.group
         comparisons: dict[StatePart, Comparison] = {}
         for part, leaves in expected.items():
-            found = checkpoint.compare(leaves, actual[part], group, checkpoint.recall_of(part))
+            recall = checkpoint.recall_of(part, cell.checkpointer)
+            found = checkpoint.compare(leaves, actual[part], group, recall)
             # By content, ranks also report what others have; not what is left out on this one.
             left_out = checkpoint.state[part].keys() - leaves.keys()
             found = [mismatch for mismatch in found if mismatch.name not in left_out]
@@ -243,7 +246,7 @@ def verify_restored(
         for spec in CHECKS.values():
             if spec.probe and view is live_state:
                 spec.probe(cell, target, checkpoint)
-    if cell.measured("load_s") == 1 and not checkpoint.checkpointer.unreadable:
+    if cell.measured("load_s") == 1 and not cell.checkpointer.unreadable:
         _verify_absent_key(cell, checkpoint)
 
 
@@ -255,9 +258,9 @@ def _verify_absent_key(cell: Cell, checkpoint: Checkpoint) -> None:
         return
 
     def load(state: dict[str, Any]) -> None:
-        checkpoint.checkpointer.load(state, checkpoint.checkpoint_id)
+        cell.checkpointer.load(state, checkpoint.checkpoint_id)
 
-    absent, present = partial(load, {"absent": torch.zeros(1)}), partial(load, checkpoint.one_tensor())
+    absent, present = partial(load, {"absent": torch.zeros(1)}), partial(load, one_tensor(checkpoint.by_key))
     with cell.phase("verify", "absent_key"):
         contract.verify_refused(cell, BaseException, "absent", absent, present, where)
 
@@ -267,14 +270,14 @@ def verify_saved_again(cell: Cell, target: Run, checkpoint: Checkpoint, record: 
     Large models are left out: it would cost as much as everything else in the cell."""
     if not is_small(checkpoint.state):
         return
-    checkpointer, step = checkpoint.checkpointer, target.train_state.step
+    checkpointer, step = cell.checkpointer, target.train_state.step
     beside = Path(checkpointer.name_of(step))
     # A trainer may read the step from the name, and remove what else it finds in the folder.
     other = Path("again") / beside if cell.config.own_trainer else beside.with_name(f"again-{beside.name}")
     name = str(cell.folder / other)
     state = retained_state(target)
-    how = ", saved again"
-    again = replace(checkpoint, checkpoint_id=name, step=step, state=state, source=target, how=how)
+    again = replace(checkpoint, step=step, checkpoint_id=name, how=", saved again")
+    again = replace(again, state=state, named=as_saved(target, state))
     with cell.phase("verify", "saved_again"):
         checkpointer.save(target.state(), name).wait()
         cell.world.meet()
@@ -296,7 +299,7 @@ def verify_values(
     for part, leaves in saved.state.items():
         keys = {name: key_of(part, name, saved.numbers) for name in leaves}
         actual = leaves_like(leaves, keys, values)
-        how = partial(saved.compare, group=group, recall=saved.recall_of(part))
+        how = partial(saved.compare, group=group, recall=saved.recall_of(part, cell.checkpointer))
         compared = compare_controlled(leaves, actual, unlike(leaves, actual, actual), how=how)
         comparisons = {part: Comparison(leaves, actual, compared)}
         named = explained_in_checkpoint(cell, "restored", saved, comparisons)

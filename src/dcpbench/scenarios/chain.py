@@ -41,7 +41,7 @@ def save(cell: Cell, unsaved: RunRecord) -> tuple[ReferenceRun, Story]:
     reference = replace(steps.build(cell, unsaved), ends=frozenset(plan[1:]))
     checkpoints = steps.train_and_save(cell, reference, at=plan[:1])
     uninterrupted.compare(cell, unsaved, reference)
-    return reference, Story([*checkpoints], reference.record)
+    return reference, Story(checkpoints, reference.record)
 
 
 def follow(cell: Cell, saved: Story) -> None:
@@ -52,7 +52,6 @@ def follow(cell: Cell, saved: Story) -> None:
     checks.load_and_verify(cell, run, checkpoint, number)
     checks.resume(cell, run, checkpoint, saved.record, until=later[0] if later else None)
     if later and run.train_state.step == later[0]:  # a trainer can end before
-        again = steps.save(cell, run, checkpoint.checkpointer)
-        checks.resume(cell, run, replace(again, how=", without a load"), saved.record)
-        steps.finish(cell, again)
-        saved.checkpoints.append(again)
+        again = steps.save(cell, run)
+        checks.resume(cell, run, replace(again.checkpoint, how=", without a load"), saved.record)
+        saved.checkpoints.append(steps.finish(cell, again))

@@ -12,7 +12,7 @@ def train_and_save(cell: Cell) -> None:
     reference = steps.build(cell)
     checkpoints = steps.train_and_save(cell, reference)
     checks.verify_training(cell, reference)
-    handover.leave(cell, handover.Story([*checkpoints], reference.record), any_layout=True)
+    handover.leave(cell, handover.Story(checkpoints, reference.record), any_layout=True)
 
 
 def load_and_resume(cell: Cell) -> None:
@@ -21,7 +21,7 @@ def load_and_resume(cell: Cell) -> None:
     config = cell.config
     same_layout = config.loading == config.parallel and cell.world.size == config.world_size
     loading = cell.vary(parallel=config.loading, world_size=cell.world.size)
-    story = handover.take(loading, steps.open_checkpointer(loading), True, same_layout)
+    loading, story = handover.take(loading, any_layout=True, same_layout=same_layout)
     record = story.record
     target = steps.build_target(loading, record)
     exactly = same_layout and record.torch_version == torch.__version__

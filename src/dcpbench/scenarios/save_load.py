@@ -27,7 +27,7 @@ def save(cell: Cell, unsaved: RunRecord) -> tuple[ReferenceRun, Story]:
     reference = steps.build(cell, unsaved)
     checkpoints = steps.train_and_save(cell, reference)
     uninterrupted.compare(cell, unsaved, reference)
-    return reference, Story([*checkpoints], reference.record)
+    return reference, Story(checkpoints, reference.record)
 
 
 def load_and_resume(cell: Cell, saved: Story) -> None:
@@ -48,7 +48,7 @@ def load_and_resume(cell: Cell, saved: Story) -> None:
 
 def no_dist(cell: Cell) -> None:
     """DCP saves and loads in one process without a process group, also an empty state dict."""
-    checkpointer = steps.open_checkpointer(cell)
+    checkpointer = cell.vary().checkpointer  # it may keep copies of what it has saved
 
     def keys_of(state: dict[str, Any], name: str) -> list[Mismatch]:
         """Save `state`, load it into an empty dict, and return a mismatch for every key found."""
