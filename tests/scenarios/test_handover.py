@@ -12,8 +12,7 @@ import torch
 
 from dcpbench.cell import handover
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.handover import Story
-from dcpbench.cell.steps import RunRecord
+from dcpbench.cell.steps import Story
 from dcpbench.config.groups import Verify
 from dcpbench.verify import plain_read
 from support.alone import bare_cell, config, world
@@ -26,7 +25,7 @@ def test_each_rank_leaves_a_file(tmp_path: Path) -> None:
     dropped: list[str] = []
     vars(cell)["checkpointer"] = mock.Mock(drop_cached=dropped.append)
     checkpoint = Checkpoint(7, str(tmp_path), {})
-    saved = Story([checkpoint], RunRecord([1.0]))
+    saved = Story([checkpoint], [1.0])
     handover.leave(cell.vary(verify=Verify.standard), saved)
     handover.leave(replace(cell, world=world(1, 2)), saved)
     assert dropped == [], "rank 0 drops it for all"

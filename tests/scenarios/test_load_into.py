@@ -40,7 +40,7 @@ def test_targets_before_the_load(
     into: dict[str, str], filled: bool, gradients: bool, scheduled: bool, tmp_path: Path
 ) -> None:
     cell = bare_cell(tmp_path, config(**SMALL, **into))
-    target = steps.build_target(cell, steps.RunRecord())
+    target = steps.build_target(cell, steps.Story())
     nothing = Checkpoint(0, "", {})
     checks.make_different(cell, target, nothing)
     assert bool(target.optimizer.state) is filled

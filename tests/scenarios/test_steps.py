@@ -191,8 +191,7 @@ def handed_over(cell: Cell) -> None:
     saved: Any = [Checkpoint(step, str(cell.folder / f"step-{step}"), kept[step]) for step in range(3)]
     states = {step: kept[step] for step in range(3, 6)}
     limits = Limits(why_layout_bound="why", computes_in=(torch.bfloat16,))
-    record = steps.RunRecord([1.0], states, limits=limits)
-    handover.leave(cell, handover.Story(saved, record), any_layout=True)
+    handover.leave(cell, steps.Story(saved, [1.0], states, limits=limits), any_layout=True)
 
 
 @pytest.mark.parametrize("seen", [True, False])
@@ -210,7 +209,7 @@ def test_control_of_disagreeing_ranks_is_run(
     cell = bare_cell(tmp_path)
     vars(cell)["checkpointer"] = EMPTY
     saved = Checkpoint(1, str(tmp_path / "step-1"), {StatePart.optimizer: {"lr": 0.1, "eps": 1e-8}})
-    handover.leave(cell, handover.Story([saved]), any_layout=True)
+    handover.leave(cell, steps.Story([saved]), any_layout=True)
     assert given[1].keys() == {"lr"}
     assert given[1]["lr"] != 0.1
     assert cell.report.checks["optim_equal"].control == {str(saved): {"lr": seen}}
@@ -221,13 +220,12 @@ def test_random_state_is_taken_over_in_the_same_layout(same_layout: bool, tmp_pa
     cell = bare_cell(tmp_path)
     handed_over(cell)
     _, story = handover.take(cell, any_layout=True, same_layout=same_layout)
-    checkpoints, record = story.checkpoints, story.record
-    taken = [*(one.state for one in checkpoints), *record.states.values()]
+    taken = [*(one.state for one in story.checkpoints), *story.states.values()]
     random = {StatePart.random: leaves("cpu")} if same_layout else {}
     assert taken == [{StatePart.extra: dict.fromkeys(NAMES, number), **random} for number in range(6)]
-    assert all(one.by_content for one in checkpoints), "it may lie otherwise"
-    assert record.losses == [1.0]
-    assert (record.limits.why_layout_bound, record.limits.computes_in) == ("why", (torch.bfloat16,))
+    assert all(one.by_content for one in story.checkpoints), "it may lie otherwise"
+    assert story.losses == [1.0]
+    assert (story.limits.why_layout_bound, story.limits.computes_in) == ("why", (torch.bfloat16,))
     assert cell.report.checks == {}
 
 

@@ -15,7 +15,7 @@ from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import defects_at, explained, explained_in_checkpoint, needs_copy
 from dcpbench.cell.mend import explained_names, mend
-from dcpbench.cell.steps import ReferenceRun, RunRecord, other_seed
+from dcpbench.cell.steps import ReferenceRun, Story, other_seed
 from dcpbench.config.text import listed
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import RESUMED, TWIN, Sides
@@ -70,7 +70,7 @@ def verify_training(
     compare_without_saves(cell, live_state(unsaved), live_state(reference.trained))
 
 
-def build_without_saves(cell: Cell, record: RunRecord) -> Run:
+def build_without_saves(cell: Cell, record: Story) -> Run:
     """Build a run that never saves; `record` says what it has to keep."""
     cell.report.trains = "without a save"
     with cell.phase("build"):
@@ -83,7 +83,7 @@ def build_without_saves(cell: Cell, record: RunRecord) -> Run:
 
 
 def train_without_saves(
-    cell: Cell, record: RunRecord, until: int, prepare: Callable[[Run], None] | None = None
+    cell: Cell, record: Story, until: int, prepare: Callable[[Run], None] | None = None
 ) -> Run:
     """Train a run that never saves up to and including step `until`, and compare each step with the unwrapped
     twin's."""
@@ -104,7 +104,7 @@ def train_without_saves(
     return unsaved
 
 
-def leave_out_unlike_values(unsaved: Mapping[str, str], record: RunRecord, until: int) -> None:
+def leave_out_unlike_values(unsaved: Mapping[str, str], record: Story, until: int) -> None:
     """Leave out values in no state dict that no step changes and two runs do not share, such as a time: they
     are no cause of a wrong resume."""
     first, last = record.unsaved_values.get(0, {}), record.unsaved_values.get(until, {})
@@ -136,7 +136,7 @@ def verify_replicas(cell: Cell, run: Run) -> None:
 
 
 def _train_with_twin(
-    cell: Cell, run: OwnRun, twin: OwnRun, record: RunRecord, until: int, where: str
+    cell: Cell, run: OwnRun, twin: OwnRun, record: Story, until: int, where: str
 ) -> tuple[list[float], list[float]]:
     """Train a run up to and including step `until`, compare each step with that of a twin in the same state,
     and return the losses of both. `record` gets why no resumed run can repeat them."""
@@ -265,7 +265,7 @@ def _verify_absent_key(cell: Cell, checkpoint: Checkpoint) -> None:
         contract.verify_refused(cell, BaseException, "absent", absent, present, where)
 
 
-def verify_saved_again(cell: Cell, target: Run, checkpoint: Checkpoint, record: RunRecord) -> None:
+def verify_saved_again(cell: Cell, target: Run, checkpoint: Checkpoint, record: Story) -> None:
     """Save a resumed run and load that checkpoint into the same run, made different; a trainer trains on.
     Large models are left out: it would cost as much as everything else in the cell."""
     if not is_small(checkpoint.state):
@@ -310,7 +310,7 @@ def resume(
     cell: Cell,
     target: Run,
     checkpoint: Checkpoint,
-    record: RunRecord,
+    record: Story,
     exactly: bool = True,
     until: int | None = None,
 ) -> None:
@@ -375,7 +375,7 @@ def resume(
 
 
 def _resume_trainer(
-    cell: Cell, target: Run, checkpoint: Checkpoint, record: RunRecord, last: int
+    cell: Cell, target: Run, checkpoint: Checkpoint, record: Story, last: int
 ) -> tuple[list[float], bool]:
     """Train a restored trainer on, and compare what its objects have after its first step with the reference
     run's. Return its losses, and whether it ended before step `last`."""
@@ -398,7 +398,7 @@ def _resume_trainer(
 def _report_generators(
     cell: Cell,
     restored: Mapping[str, torch.Tensor],
-    record: RunRecord,
+    record: Story,
     step: int,
     last: int,
     losses: Compared,
@@ -417,7 +417,7 @@ def _report_generators(
         cell.report.not_applied["random_equal"] = f"{listed(names)}: drawn from and not restored{needed}"
 
 
-def unrestored_losses(cell: Cell, record: RunRecord) -> list[float]:
+def unrestored_losses(cell: Cell, record: Story) -> list[float]:
     """Return the losses, from step 1 on, of a run from another seed that trains on the same batches and is
     never restored; it is trained once. Those of steps before the first save are NaN: none is compared."""
     if not record.unrestored:

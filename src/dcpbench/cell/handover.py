@@ -1,8 +1,7 @@
 """Pass checkpoints and the reference run to the processes of a later stage, which may have another layout,
 by files in the folder of the cell."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,8 +10,7 @@ import torch
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import explained_in_checkpoint
-from dcpbench.cell.steps import RunRecord
-from dcpbench.cell.window import Window
+from dcpbench.cell.steps import Story
 from dcpbench.config.groups import Verify
 from dcpbench.core.state import CHECK_OF, StatePart
 from dcpbench.verify.compare import Comparison
@@ -24,23 +22,6 @@ from dcpbench.workloads.run_state import State, full_tensors
 _ANY_LAYOUT, _OF_RANK = "handover.pt", "handover-rank{}.pt"
 
 
-@dataclass(frozen=True)
-class Story:
-    """What a later stage needs.
-
-    Args:
-        checkpoints: those that runs are restored from, oldest first.
-        record: of the reference run.
-        window: the steps of a trainer.
-        files: by checkpoint id, its label and the digests of its files, as in `Cell.files`.
-    """
-
-    checkpoints: list[Checkpoint]
-    record: RunRecord = field(default_factory=RunRecord)
-    window: Window | None = None
-    files: Mapping[str, tuple[str, Mapping[str, str] | None]] = field(default_factory=dict)
-
-
 def leave(cell: Cell, story: Story, any_layout: bool = False) -> None:
     """Leave a story to a new process of each rank or, as digests of full tensors, to ranks of `any_layout`;
     collective."""
@@ -49,8 +30,8 @@ def leave(cell: Cell, story: Story, any_layout: bool = False) -> None:
         if any_layout:
             of_any = partial(replace, by_content=True, named={}, overlapping=[])
             plain = [of_any(one, state=_in_full(cell, one.state, one)) for one in checkpoints]
-            states = {step: _in_full(cell, state) for step, state in story.record.states.items()}
-            story = replace(story, checkpoints=plain, record=replace(story.record, states=states))
+            states = {step: _in_full(cell, state) for step, state in story.states.items()}
+            story = replace(story, checkpoints=plain, states=states)
         else:
             story = replace(story, window=cell.chosen)
         if cell.config.verify is Verify.deep and cell.world.rank == 0:
@@ -72,7 +53,7 @@ def take(cell: Cell, any_layout: bool = False, same_layout: bool = True) -> tupl
         same_layout: otherwise the state of random generators is dropped: this layout draws other numbers.
     """
     own = cell.config.workload.target is not None or cell.config.restarts
-    safe: list[Any] = [Story, Checkpoint, RunRecord, Limits, StatePart, *PLAIN]
+    safe: list[Any] = [Story, Checkpoint, Limits, StatePart, *PLAIN]
     with cell.phase("verify", "handover"), torch.serialization.safe_globals(safe):
         story: Story = torch.load(cell.folder / _name(cell, any_layout), weights_only=not own)
     cell = replace(cell, chosen=story.window)
@@ -80,8 +61,8 @@ def take(cell: Cell, any_layout: bool = False, same_layout: bool = True) -> tupl
         cell.files[checkpoint_id] = *known, cell.checkpointer
         cell.checkpointer.note_removed(checkpoint_id)
     if not same_layout:
-        story.record.limits = replace(story.record.limits, generators=frozenset())
-        for state in (*story.record.states.values(), *(one.state for one in story.checkpoints)):
+        story.limits = replace(story.limits, generators=frozenset())
+        for state in (*story.states.values(), *(one.state for one in story.checkpoints)):
             state.pop(StatePart.random, None)
     return cell, story
 

@@ -3,7 +3,7 @@
 import itertools
 import multiprocessing
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint, Save, read_elsewhere, whole_tensors
 from dcpbench.cell.explained import explain_raised, explained_in_checkpoint
 from dcpbench.cell.shared_folder import wait_until_seen
+from dcpbench.cell.window import Window
 from dcpbench.core.plugins import all_of
 from dcpbench.core.rank_report import NOTHING
 from dcpbench.core.state import StatePart
@@ -40,10 +41,11 @@ from dcpbench.workloads.run_state import (
 
 
 @dataclass
-class RunRecord:
-    """Record of the reference run, which resumed runs are compared with.
+class Story:
+    """What a later stage needs: the checkpoints of the reference run, and what resumes are compared with.
 
     Args:
+        checkpoints: those that runs are restored from, oldest first.
         losses: from step 1 on.
         states: its state after each step at which a resumed run ends.
         unrestored: losses of a run that is built from another seed and never restored, from step 1 on.
@@ -52,8 +54,11 @@ class RunRecord:
         stepped: attributes of a trainer one step after each save.
         generators: the default ones of a trainer, after each save and where resumed runs end.
         torch_version: the torch that trained it.
+        window: the steps of a trainer.
+        files: by checkpoint id, its label and the digests of its files, as in `Cell.files`.
     """
 
+    checkpoints: list[Checkpoint] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     states: dict[int, State] = field(default_factory=dict)
     unrestored: list[float] = field(default_factory=list)
@@ -62,6 +67,8 @@ class RunRecord:
     stepped: dict[int, Leaves] = field(default_factory=dict)
     generators: dict[int, States] = field(default_factory=dict)
     torch_version: str = str(torch.__version__)
+    window: Window | None = None
+    files: Mapping[str, tuple[str, Mapping[str, str] | None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,7 @@ class ReferenceRun:
     ends in addition to those of the plan."""
 
     trained: Run
-    record: RunRecord
+    record: Story
     ends: frozenset[int] = frozenset()
 
 
@@ -92,11 +99,11 @@ def parallel_run(cell: Cell, seed: int, scheduler: bool = True, limits: Limits =
     return run
 
 
-def build(cell: Cell, unsaved: RunRecord | None = None) -> ReferenceRun:
+def build(cell: Cell, unsaved: Story | None = None) -> ReferenceRun:
     """Build the reference run; `unsaved` is the record of the run that never saves, if that came before."""
     with cell.phase("build"):
         run = parallel_run(cell, cell.config.seed, limits=unsaved.limits if unsaved else NO_LIMITS)
-        record = RunRecord(run.train_state.losses, limits=run.limits)
+        record = Story(losses=run.train_state.losses, limits=run.limits)
         if unsaved:
             record.unrestored = unsaved.unrestored
         cell.report.losses["continued"] = record.losses
@@ -104,7 +111,7 @@ def build(cell: Cell, unsaved: RunRecord | None = None) -> ReferenceRun:
         return ReferenceRun(run, record)
 
 
-def build_target(cell: Cell, record: RunRecord, number: int = 0, step: int = 0) -> Run:
+def build_target(cell: Cell, record: Story, number: int = 0, step: int = 0) -> Run:
     """Build a load target from another seed. Unless the cell wants an empty optimizer, that gets the state
     which DCP gives a fresh one.
 
@@ -157,7 +164,8 @@ def train_and_save(
     parts: Collection[StatePart] | None = None,
     at: Iterable[int] | None = None,
 ) -> list[Checkpoint]:
-    """Train the reference run and save it at each step of the plan, then train it to the end.
+    """Train the reference run and save it at each step of the plan, then train it to the end. Its record gets
+    the checkpoints.
 
     Training continues while a save is in flight. A save is finished before the next one begins or, with
     `overlap_saves`, just after; saves that overlap are in two slots of the checkpointer. Those of a user's
@@ -191,7 +199,7 @@ def train_and_save(
         checkpointer.note_removed(saves[-1].checkpoint.checkpoint_id)
     for in_flight in saves if at_the_end else saves[-1:]:
         finish(cell, in_flight)
-    checkpoints = [in_flight.checkpoint for in_flight in saves]
+    checkpoints = reference.record.checkpoints = [in_flight.checkpoint for in_flight in saves]
     decide_state(cell, reference, checkpoints)
     return checkpoints
 

@@ -18,7 +18,7 @@ from dcpbench.cell import checks, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.shared_folder import wait_until_seen
-from dcpbench.cell.steps import RunRecord
+from dcpbench.cell.steps import Story
 from dcpbench.core.state import StatePart
 from dcpbench.verify.nested import slots
 
@@ -51,7 +51,7 @@ def formats(cell: Cell) -> None:
     checks.resume(cell, target, converted, reference.record)
 
 
-def _verify_broadcast(cell: Cell, record: RunRecord, saved: Checkpoint, file: str) -> None:
+def _verify_broadcast(cell: Cell, record: Story, saved: Checkpoint, file: str) -> None:
     """Torch's broadcasting reader of the file, which reads tensors only, restores the model."""
     target = steps.build_target(cell, record)
     model = target.state()["model"]

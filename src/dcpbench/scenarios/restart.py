@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dcpbench.cell import checkpoint_files, handover, side_effects, steps, uninterrupted
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.handover import Story
-from dcpbench.cell.steps import ReferenceRun, RunRecord
+from dcpbench.cell.steps import ReferenceRun, Story
 from dcpbench.core.state import StatePart
 from dcpbench.scenarios import chain, save_load
 from dcpbench.verify.perturb import compare_controlled
@@ -19,7 +18,7 @@ from dcpbench.workloads.run_state import live_state
 def never_saves(cell: Cell) -> None:
     """Train the run that never saves, and one that is never restored, for the controls of losses."""
     cell, unsaved = uninterrupted.begin(cell)
-    handover.leave(cell, Story([], unsaved))
+    handover.leave(cell, unsaved)
 
 
 def never_saves_in_chain(cell: Cell) -> None:
@@ -29,7 +28,7 @@ def never_saves_in_chain(cell: Cell) -> None:
         Skip: the plan has one save.
     """
     cell, unsaved = chain.begin(cell)
-    handover.leave(cell, Story([], unsaved))
+    handover.leave(cell, unsaved)
 
 
 def save(cell: Cell) -> None:
@@ -54,12 +53,12 @@ def follow(cell: Cell) -> None:
     handover.leave(cell, saved)
 
 
-def _save_by(save: Callable[[Cell, RunRecord], tuple[ReferenceRun, Story]], cell: Cell) -> None:
+def _save_by(save: Callable[[Cell, Story], ReferenceRun], cell: Cell) -> None:
     cell, unsaved = handover.take(cell)
-    reference, saved = save(cell, unsaved.record)
-    for checkpoint in checkpoint_files.remaining(cell, saved.checkpoints)[-1:]:
+    reference = save(cell, unsaved)
+    for checkpoint in checkpoint_files.remaining(cell, reference.record.checkpoints)[-1:]:
         _load_beside(cell, reference, checkpoint)
-    handover.leave(cell, saved, any_layout=cell.config.scenario.converts)
+    handover.leave(cell, reference.record, any_layout=cell.config.scenario.converts)
 
 
 def _load_beside(cell: Cell, reference: ReferenceRun, checkpoint: Checkpoint) -> None:

@@ -66,17 +66,17 @@ def go_on(cell: Cell, kill: Kill, at: str, folder: str) -> None:
     killed save, if training reaches it."""
     killing = _killing(cell, kill, at)
     cell, story = handover.take(cell, any_layout=True)
-    candidates, record = story.checkpoints, story.record
+    candidates = story.checkpoints
     _verify_killed(cell, killing, candidates, folder)
     if folder == "same":
         cell.files.clear()  # the killed save may have changed them
-    target = steps.build_target(cell, record)
+    target = steps.build_target(cell, story)
     found = _load_newest(cell, target, candidates)
     if found is None:
         return
     checks.load_and_verify(cell, target, found, 1)
     last = candidates[-1].step if found is candidates[0] else None
-    checks.resume(cell, target, found, record, until=last)
+    checks.resume(cell, target, found, story, until=last)
     saved = steps.save(cell, target, Path(_place(cell, folder, target.train_state.step)).name)
     checks.load_and_verify(cell, target, steps.finish(cell, saved), 2)
 
@@ -111,7 +111,7 @@ def _train_and_save(cell: Cell, folder: str) -> Run:
     state = retained_state(run)
     killed = Checkpoint(last, _place(cell, folder, last), state, numbers=run.numbers)
     steps.decide_state(cell, reference, [saved, killed])
-    handover.leave(cell, handover.Story([saved, killed], reference.record), any_layout=True)
+    handover.leave(cell, replace(reference.record, checkpoints=[saved, killed]), any_layout=True)
     return run
 
 

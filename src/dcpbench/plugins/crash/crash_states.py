@@ -18,7 +18,8 @@ from dcpbench.cell import contract, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint, Save
 from dcpbench.cell.checks import verify_values
-from dcpbench.cell.handover import Story, leave, take
+from dcpbench.cell.handover import leave, take
+from dcpbench.cell.steps import Story
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
