@@ -3,21 +3,20 @@ removes, files that come after its save has reported success, and saves that ove
 
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from conftest import Finished, blocks, run, selected, tiered
 from dcpbench.cell import checkpoint_files
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint
-from dcpbench.checkpointers.base import AtSuccess, Checkpointer
+from dcpbench.cell.checkpoint import Checkpoint, Save
+from dcpbench.checkpointers.base import AtSuccess, PendingSave
 from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
 from dcpbench.checkpointers.trainer import TrainerCheckpointer
 from dcpbench.core.mismatch import Problem
-from dcpbench.core.rank_report import CheckReport
+from dcpbench.core.rank_report import NOTHING, CheckReport
 from dcpbench.verify import process_state
 from support.alone import bare_cell, config, world
 
@@ -167,44 +166,38 @@ def test_files_under_the_path_are_a_checkpoints(tmp_path: Path) -> None:
     assert checkpointer.removed == {first: "step-20"}
 
 
-@dataclass
-class Saved(Checkpoint):
-    files: Future[AtSuccess] | None = None
-
-
-def saved_by(cell: Cell, checkpointer: Checkpointer, path: Path) -> SavedCheckpoint:
-    """A checkpoint at a path, whose save reports success now."""
+def saved_by(cell: Cell, path: Path) -> Save:
+    """A save to a path that reports success now."""
+    vars(cell)["checkpointer"] = TorchSaveCheckpointer(path.parent, cell.config, cell.world)
     files = Future[AtSuccess]()
-    files.set_result(checkpointer.at_success(str(path), cell.world.rank, cell.world.size == 1))
-    return cast(SavedCheckpoint, Saved(2, str(path), checkpointer, {}, files=files))
+    files.set_result(cell.checkpointer.at_success(str(path), cell.world.rank, cell.world.size == 1))
+    pending = PendingSave(0.0, 0.0)
+    return Save(Checkpoint(2, str(path), {}), pending, files, lambda: NOTHING, {}, {}, 0)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_file_that_comes_after_success_on_a_rank_is_reported(tmp_path: Path, rank: int) -> None:
     cell = bare_cell(tmp_path, seen_by=world(rank, 2))
-    checkpointer = TorchSaveCheckpointer(tmp_path, cell.config, cell.world)
-    checkpoint = saved_by(cell, checkpointer, tmp_path / "step-2")
+    save = saved_by(cell, tmp_path / "step-2")
     (tmp_path / "step-2").mkdir()
     (tmp_path / "step-2" / "late").touch()
-    digests = checkpoint_files.digests_of(cell, checkpoint, on_several_hosts=False)
+    digests = checkpoint_files.digests_of(cell, save, on_several_hosts=False)
     report = cell.report.checks["files_unchanged"]
     assert [one.name for one in report.distinct.values()] == ["late"]
-    checkpoint_files.follow(cell, checkpoint, digests)
+    checkpoint_files.follow(cell, save.checkpoint, digests)
     checkpoint_files.verify_files(cell)
     assert report.count == 2 - rank, "rank 0 compares them at the end too"
 
 
 def test_late_file_of_another_host_is_not_blamed(tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, seen_by=world(1, 2))
-    checkpointer = TorchSaveCheckpointer(tmp_path, cell.config, cell.world)
     (tmp_path / "step-2").mkdir()
     (tmp_path / "step-2" / "data").touch()
     time.sleep(0.02)  # a ctime is one of a clock with ticks of up to 10 ms
-    checkpoint = saved_by(cell, checkpointer, tmp_path / "step-2")
-    unseen = checkpoint.files.result()._replace(listing={})
-    checkpoint.files = Future()
-    checkpoint.files.set_result(unseen)
-    checkpoint_files.digests_of(cell, checkpoint, on_several_hosts=True)
+    save = saved_by(cell, tmp_path / "step-2")
+    unseen = Future[AtSuccess]()
+    unseen.set_result(save.files.result()._replace(listing={}))
+    checkpoint_files.digests_of(cell, save._replace(files=unseen), on_several_hosts=True)
     assert cell.report.checks["files_unchanged"].count == 0
 
 
@@ -216,9 +209,9 @@ def test_checkpoint_without_files_fails(
     monkeypatch.setattr(TorchSaveCheckpointer, "has_files", has_files)
     monkeypatch.setattr(TorchSaveCheckpointer, "unreadable", "it is a test's")
     cell = bare_cell(tmp_path)
-    checkpoint = saved_by(cell, TorchSaveCheckpointer(tmp_path, cell.config, cell.world), tmp_path / "step-2")
-    digests = checkpoint_files.digests_of(cell, checkpoint, on_several_hosts=False)
-    checkpoint_files.follow(cell, checkpoint, digests)
+    save = saved_by(cell, tmp_path / "step-2")
+    digests = checkpoint_files.digests_of(cell, save, on_several_hosts=False)
+    checkpoint_files.follow(cell, save.checkpoint, digests)
     checkpoint_files.verify_files(cell)
     reported = [
         one.name for one in cell.report.checks.get("files_unchanged", CheckReport()).distinct.values()

@@ -239,7 +239,7 @@ def test_parts_are_compared_by_place_by_default() -> None:
     saved, elsewhere = (
         {"w": TensorLeaf(tensor, whole(tensor), placements)} for placements in ("[Replicate()]", None)
     )
-    checkpoint = Checkpoint(1, "", None, {StatePart.model: saved})  # type: ignore[arg-type]
+    checkpoint = Checkpoint(1, "", {StatePart.model: saved})
     assert str(checkpoint) == "in the checkpoint of step 1"
     (found,) = checkpoint.compare(saved, elsewhere, None)
     assert found.problem is Problem.placements

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from dcpbench.cell import checkpoint_files, checks, explained, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.steps import RunRecord
+from dcpbench.cell.steps import Story
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
 from dcpbench.core.checks import CheckSpec
@@ -220,8 +220,7 @@ def test_load_into_the_saved_run_may_change_it(tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(**ONCE))
     reference = steps.build(cell)
     steps.advance(cell, reference, 1)
-    saved = steps.save(cell, reference.trained, steps.open_checkpointer(cell))
-    steps.finish(cell, saved)
+    saved = steps.finish(cell, steps.save(cell, reference.trained))
     steps.advance(cell, reference, 2)
     steps.load(cell, reference.trained, saved)
     assert cell.report.checks["side_effect_free"].count == 0
@@ -299,7 +298,7 @@ def test_control_differs_in_values_only(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_unrestored_run_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cell, record = bare_cell(tmp_path, config(**SMALL)), RunRecord()
+    cell, record = bare_cell(tmp_path, config(**SMALL)), Story()
     built: list[int] = []
     honest = build_run.build_unrestored
 
@@ -316,7 +315,7 @@ def test_unrestored_run_is_trained_once(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_steps_before_the_first_save_need_no_unrestored_losses(tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(model="short", train_steps=3, saves=1, resume_steps=2))
-    losses = checks.unrestored_losses(cell, RunRecord())
+    losses = checks.unrestored_losses(cell, Story())
     assert [math.isnan(one) for one in losses] == [True, True, False, False, False]
 
 

@@ -12,8 +12,7 @@ import torch
 
 from dcpbench.cell import handover
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.handover import Story
-from dcpbench.cell.steps import RunRecord
+from dcpbench.cell.steps import Story
 from dcpbench.config.groups import Verify
 from dcpbench.verify import plain_read
 from support.alone import bare_cell, config, world
@@ -24,8 +23,9 @@ pytestmark = pytest.mark.cell
 def test_each_rank_leaves_a_file(tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(model="short", verify="deep"))
     dropped: list[str] = []
-    checkpoint = Checkpoint(7, str(tmp_path), mock.Mock(drop_cached=dropped.append), {})
-    saved = Story([checkpoint], RunRecord([1.0]))
+    vars(cell)["checkpointer"] = mock.Mock(drop_cached=dropped.append)
+    checkpoint = Checkpoint(7, str(tmp_path), {})
+    saved = Story([checkpoint], [1.0])
     handover.leave(cell.vary(verify=Verify.standard), saved)
     handover.leave(replace(cell, world=world(1, 2)), saved)
     assert dropped == [], "rank 0 drops it for all"

@@ -1,7 +1,6 @@
 """Load targets, and optimizers that are saved under numbers, on one rank."""
 
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
@@ -41,8 +40,8 @@ def test_targets_before_the_load(
     into: dict[str, str], filled: bool, gradients: bool, scheduled: bool, tmp_path: Path
 ) -> None:
     cell = bare_cell(tmp_path, config(**SMALL, **into))
-    target = steps.build_target(cell, steps.RunRecord())
-    nothing = Checkpoint(0, "", mock.Mock(), {})
+    target = steps.build_target(cell, steps.Story())
+    nothing = Checkpoint(0, "", {})
     checks.make_different(cell, target, nothing)
     assert bool(target.optimizer.state) is filled
     assert all((value.grad is not None) is gradients for value in target.model.parameters())

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -52,7 +52,8 @@ def wrongly_loaded(
     state = retained_state(saved)
     if large:
         state = {check: digested(leaves) for check, leaves in state.items()}
-    checkpoint = Checkpoint(2, "", cast(Any, reader), state)
+    vars(cell)["checkpointer"] = reader
+    checkpoint = Checkpoint(2, "", state)
     for part, leaves in live_state(target).items():
         found = [replace(one, by=by(one.name)) for one in compare(state[part], leaves)]
         cell.record(CHECK_OF[part], Compared(found, {}, {}), str(checkpoint))
@@ -105,7 +106,8 @@ def test_mismatches_of_another_load_do_not_count(tmp_path: Path) -> None:
 def test_missing_entries_are_made_like_their_parameters(tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(**SMALL))
     saved, target = trained(cell, 2), build(cell.config, cell.world, 1)
-    checkpoint = Checkpoint(2, "", cast(Any, Reader()), retained_state(saved))
+    vars(cell)["checkpointer"] = Reader()
+    checkpoint = Checkpoint(2, "", retained_state(saved))
     state, live = (each[StatePart.optimizer] for each in (checkpoint.state, live_state(target)))
     found = [one for one in compare(state, live) if one.problem == "missing"]
     assert {"state.net1.weight.exp_avg", "state.net1.weight.step"} <= {one.name for one in found}
@@ -122,7 +124,8 @@ def test_missing_entries_are_made_like_their_parameters(tmp_path: Path) -> None:
 def test_entry_of_another_dtype_is_replaced(tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(**SMALL))
     saved = trained(cell, 2)
-    checkpoint = Checkpoint(2, "", cast(Any, Reader()), retained_state(saved))
+    vars(cell)["checkpointer"] = Reader()
+    checkpoint = Checkpoint(2, "", retained_state(saved))
     target = copy.deepcopy(saved)
     for entries in target.optimizer.state.values():
         entries |= {"step": entries["step"].bfloat16(), "exp_avg": entries["exp_avg"].bfloat16()}

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dcpbench.cell import handover
+from dcpbench.cell.steps import Story
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.core.rank_report import CheckReport, Skip
 from dcpbench.scenarios import fine_tune, in_place, partial_load, refused_saves, stateful_objects
@@ -284,7 +285,7 @@ def test_each_rank_starts_at_another_key(rank: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_only_rank_0_hands_over(rank: int, tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(**SMALL), seen_by=world(rank, 2))
-    handover.leave(cell, handover.Story([]), any_layout=True)
+    handover.leave(cell, Story(), any_layout=True)
     assert (tmp_path / "handover.pt").exists() is (rank == 0)
 
 

@@ -16,7 +16,7 @@ import torch
 
 from dcpbench.cell import handover, steps
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint
+from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import RankReport
 from dcpbench.core.state import StatePart
@@ -75,7 +75,7 @@ def test_only_needed_generators_are_kept(needed: tuple[str, ...], tmp_path: Path
     reference = steps.build(cell)
     own: list[State] = [{StatePart.model: {}, StatePart.random: leaves(*NAMES)} for _ in range(6)]
     reference.record.states.update(enumerate(own[:4]))
-    checkpoints = [Checkpoint(1, "", mock.Mock(), state) for state in (*own[4:], own[0])]
+    checkpoints = [Checkpoint(1, "", state) for state in (*own[4:], own[0])]
     with mock.patch.object(RandomState, "needed", frozenset(needed)):
         steps.decide_state(cell, reference, checkpoints)
     assert own == [{StatePart.model: {}, **({StatePart.random: leaves(*needed)} if needed else {})}] * 6
@@ -95,9 +95,8 @@ def test_state_is_retained_where_resumes_end(tmp_path: Path) -> None:
 
 def test_files_that_nothing_else_reads_say_so(tmp_path: Path) -> None:
     cell = bare_cell(tmp_path)
-    checkpointer = steps.open_checkpointer(cell)
-    with mock.patch.object(type(checkpointer), "stored", return_value={}):
-        steps.finish(cell, steps.save(cell, build(cell.config, cell.world, 0), checkpointer))
+    with mock.patch.object(type(cell.checkpointer), "stored", return_value={}):
+        steps.finish(cell, steps.save(cell, build(cell.config, cell.world, 0)))
     assert cell.report.not_applied == {"files_equal": "nothing else reads files of this format"}
     assert "files_equal" not in cell.report.checks
 
@@ -110,7 +109,7 @@ def test_unsynced_files_may_be_allowed(asked_for: bool, tmp_path: Path) -> None:
         cell = replace(bare_cell(tmp_path, given), synced=partial(synced_in, synced=synced))
         reference = steps.build(cell)
         steps.advance(cell, reference, 1)
-        steps.finish(cell, steps.save(cell, reference.trained, steps.open_checkpointer(cell)))
+        steps.finish(cell, steps.save(cell, reference.trained))
     assert bool(synced) is asked_for
     seen = cell.report.checks["checkpoint_whole"]
     (control,) = seen.control.values()
@@ -151,8 +150,8 @@ def test_load_waits_for_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def behind(by: float) -> None:
         here.behind += by
 
-    checkpointer = mock.Mock(load=lambda *_: behind(1.0))
-    steps.load(cell, run, Checkpoint(1, "", checkpointer, {}), {}, install=lambda: behind(2.0))
+    vars(cell)["checkpointer"] = mock.Mock(load=lambda *_: behind(1.0))
+    steps.load(cell, run, Checkpoint(1, "", {}), {}, install=lambda: behind(2.0))
     assert [one.value for one in cell.report.measurements if one.metric == "load_s"] == [3.0]
 
 
@@ -170,10 +169,10 @@ def test_ranks_write_and_read_plain_files_at_once(tmp_path: Path, monkeypatch: p
 
             return record
 
-        saved = mock.Mock(SavedCheckpoint, checkpoint_id="", number=0, checkpointer=mock.Mock())
-        saved.checkpointer.raw = mock.Mock(write=do("written"), read=do("read"))
-        saved.checkpointer.manifest.return_value.found = {"d": 1, "a": 2, "c": 4, "b": 8, "e": 16}
-        steps._measure_raw(cell, saved)
+        checkpointer = vars(cell)["checkpointer"] = mock.Mock()
+        checkpointer.raw = mock.Mock(write=do("written"), read=do("read"))
+        checkpointer.manifest.return_value.found = {"d": 1, "a": 2, "c": 4, "b": 8, "e": 16}
+        steps._measure_raw(cell, Checkpoint(1, "", {}), 0)
         assert here.met == ["met", "written", "met", "read"]
         taken = {one.metric: one.value for one in cell.report.measurements if one.metric.startswith("raw_")}
         assert taken == dict.fromkeys(("raw_write_s", "raw_read_s"), 9.0 if rank else 22.0)
@@ -187,12 +186,12 @@ EMPTY = mock.Mock(read_tensor=lambda *_: None)
 def handed_over(cell: Cell) -> None:
     """Hand over three checkpoints with different states, and three states at the ends of resumes."""
     extra, random = StatePart.extra, {StatePart.random: leaves("cpu")}
+    vars(cell)["checkpointer"] = EMPTY
     kept = [{extra: dict.fromkeys(NAMES, number), **random} for number in range(6)]
-    saved: Any = [Checkpoint(step, str(cell.folder / f"step-{step}"), EMPTY, kept[step]) for step in range(3)]
+    saved: Any = [Checkpoint(step, str(cell.folder / f"step-{step}"), kept[step]) for step in range(3)]
     states = {step: kept[step] for step in range(3, 6)}
     limits = Limits(why_layout_bound="why", computes_in=(torch.bfloat16,))
-    record = steps.RunRecord([1.0], states, limits=limits)
-    handover.leave(cell, handover.Story(saved, record), any_layout=True)
+    handover.leave(cell, steps.Story(saved, [1.0], states, limits=limits), any_layout=True)
 
 
 @pytest.mark.parametrize("seen", [True, False])
@@ -208,8 +207,9 @@ def test_control_of_disagreeing_ranks_is_run(
 
     monkeypatch.setattr(compare_layouts, "digests", digests)
     cell = bare_cell(tmp_path)
-    saved = Checkpoint(1, str(tmp_path / "step-1"), EMPTY, {StatePart.optimizer: {"lr": 0.1, "eps": 1e-8}})
-    handover.leave(cell, handover.Story([saved]), any_layout=True)
+    vars(cell)["checkpointer"] = EMPTY
+    saved = Checkpoint(1, str(tmp_path / "step-1"), {StatePart.optimizer: {"lr": 0.1, "eps": 1e-8}})
+    handover.leave(cell, steps.Story([saved]), any_layout=True)
     assert given[1].keys() == {"lr"}
     assert given[1]["lr"] != 0.1
     assert cell.report.checks["optim_equal"].control == {str(saved): {"lr": seen}}
@@ -219,14 +219,13 @@ def test_control_of_disagreeing_ranks_is_run(
 def test_random_state_is_taken_over_in_the_same_layout(same_layout: bool, tmp_path: Path) -> None:
     cell = bare_cell(tmp_path)
     handed_over(cell)
-    story = handover.take(cell, mock.Mock(), True, same_layout)
-    checkpoints, record = story.checkpoints, story.record
-    taken = [*(one.state for one in checkpoints), *record.states.values()]
+    _, story = handover.take(cell, any_layout=True, same_layout=same_layout)
+    taken = [*(one.state for one in story.checkpoints), *story.states.values()]
     random = {StatePart.random: leaves("cpu")} if same_layout else {}
     assert taken == [{StatePart.extra: dict.fromkeys(NAMES, number), **random} for number in range(6)]
-    assert all(one.by_content for one in checkpoints), "it may lie otherwise"
-    assert record.losses == [1.0]
-    assert (record.limits.why_layout_bound, record.limits.computes_in) == ("why", (torch.bfloat16,))
+    assert all(one.by_content for one in story.checkpoints), "it may lie otherwise"
+    assert story.losses == [1.0]
+    assert (story.limits.why_layout_bound, story.limits.computes_in) == ("why", (torch.bfloat16,))
     assert cell.report.checks == {}
 
 
@@ -255,7 +254,7 @@ def test_files_in_a_folder_run_no_code(tmp_path: Path) -> None:
         torch.save(RankReport(0), tmp_path / name)
     value = io.BytesIO((tmp_path / "value").read_bytes())
     for read in (
-        partial(handover.take, cell, mock.Mock(), any_layout=True),
+        partial(handover.take, cell, any_layout=True),
         partial(plain_read._plain, value),
     ):
         with pytest.raises(UnpicklingError, match="Unsupported global"):
@@ -268,9 +267,10 @@ def test_child_process_may_have_synced_the_files(tmp_path: Path, monkeypatch: py
     cell.children_before.add(before)
     children = [before]
     monkeypatch.setattr(multiprocessing, "active_children", lambda: children)
-    saved = mock.Mock(SavedCheckpoint, checkpointer=mock.Mock(), checkpoint_id=str(tmp_path))
+    saved, checkpointer = Checkpoint(1, str(tmp_path), {}), mock.Mock()
+    vars(cell)["checkpointer"] = checkpointer
     assert steps._synced(cell, saved) == set()
     children.append(started)
     assert steps._synced(cell, saved) is None
-    saved.checkpointer.raw = None
+    checkpointer.raw = None
     assert steps._synced(cell, saved) is None

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -17,13 +18,11 @@ def save_twice(cell: Cell, dies: bool) -> None:
     """The first checkpoint is handed over; in the second save a rank is killed before it writes, if it
     `dies`."""
     reference = steps.build(cell)
-    checkpointer = steps.open_checkpointer(cell)
     first, second = cell.config.steps_before_save, 2 * cell.config.steps_before_save
     steps.advance(cell, reference, first)
-    saved = steps.save(cell, reference.trained, checkpointer)
-    steps.finish(cell, saved)
+    saved = steps.finish(cell, steps.save(cell, reference.trained))
     steps.advance(cell, reference, second)
-    handover.leave(cell, handover.Story([saved], reference.record), any_layout=True)
+    handover.leave(cell, replace(reference.record, checkpoints=[saved]), any_layout=True)
 
     def kill(*_: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -31,16 +30,16 @@ def save_twice(cell: Cell, dies: bool) -> None:
     honest = FileSystemWriter.write_data
     killed = dies and cell.world.rank == VICTIM
     with mock.patch.object(FileSystemWriter, "write_data", kill if killed else honest):
-        steps.finish(cell, steps.save(cell, reference.trained, checkpointer))
+        steps.finish(cell, steps.save(cell, reference.trained))
 
 
 def load_first(cell: Cell, dies: bool) -> None:
     """State that was handed over is restored in processes without the first stage, and training continues."""
-    story = handover.take(cell, steps.open_checkpointer(cell), any_layout=True)
-    (checkpoint,), record = story.checkpoints, story.record
+    cell, story = handover.take(cell, any_layout=True)
+    (checkpoint,) = story.checkpoints
     unfinished = cell.folder / f"step-{2 * cell.config.steps_before_save:04d}"
     assert unfinished.exists()
     assert not (unfinished / ".metadata").exists(), "the second save came to an end"
-    target = steps.build_target(cell, record)
+    target = steps.build_target(cell, story)
     checks.load_and_verify(cell, target, checkpoint)
-    checks.resume(cell, target, checkpoint, record)
+    checks.resume(cell, target, checkpoint, story)

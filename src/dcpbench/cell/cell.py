@@ -2,6 +2,7 @@
 
 import inspect
 import multiprocessing
+import pkgutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,12 +13,12 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from dcpbench.cell.checkpoint import SavedCheckpoint
 from dcpbench.cell.window import Window
 from dcpbench.checkpointers.base import Checkpointer, PendingSave
 from dcpbench.config.schema import Config
 from dcpbench.core.metrics import METRICS, PHASE_S, Measurement
 from dcpbench.core.mismatch import Sides
+from dcpbench.core.plugins import all_of
 from dcpbench.core.rank_report import CheckReport, Compared, RankReport
 from dcpbench.workloads.run import Run
 from dcpbench.workloads.workload import Batches, batches_of
@@ -58,7 +59,7 @@ class Cell:
         uploads: the saves in flight.
         files: for each checkpoint id, oldest first, a label, the digests of its files when its save reported
             success (None if its trainer has removed it since), and its checkpointer.
-        complete: the newest complete checkpoint, if there is one.
+        saved: the live runs that were saved, by checkpoint id; no load may change them.
         synced: returns the files below a folder that this rank has synced.
         endings: callbacks for the end of the stage.
         children_before: child processes that this rank had before the cell.
@@ -73,7 +74,7 @@ class Cell:
     report: RankReport
     uploads: Uploads
     files: dict[str, tuple[str, Mapping[str, str] | None, Checkpointer]] = field(default_factory=dict)
-    complete: list[SavedCheckpoint] = field(default_factory=list)
+    saved: dict[str, Run] = field(default_factory=dict)
     synced: Callable[[Path], set[str]] = lambda folder: set()
     endings: ExitStack = field(default_factory=ExitStack)
     children_before: set[BaseProcess] = field(default_factory=lambda: set(multiprocessing.active_children()))
@@ -90,9 +91,20 @@ class Cell:
         """The batches that are trained on."""
         return batches_of(self.config, self.world.device)
 
+    @cached_property
+    def checkpointer(self) -> Checkpointer:
+        """Its checkpointer, which is closed at the end of the stage."""
+        made: Checkpointer = pkgutil.resolve_name(self.config.checkpointer.target)(
+            self.folder, self.config, self.world
+        )
+        self.endings.callback(made.close)
+        for hook in all_of(lambda plugin: plugin.checkpointers):
+            hook(self, made)
+        return made
+
     def vary(self, folder: str | None = None, **values: Any) -> "Cell":
-        """Return the cell with some configuration values replaced, and its checkpoints in a subfolder. Both
-        fill in the same report."""
+        """Return the cell with some configuration values replaced, its checkpoints in a subfolder, and a
+        checkpointer for these. Both fill in the same report."""
         return replace(self, config=replace(self.config, **values), folder=self.folder / (folder or ""))
 
     @contextmanager

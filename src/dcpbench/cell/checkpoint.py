@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -14,23 +14,17 @@ from dcpbench.checkpointers.base import AtSuccess, Checkpointer, PendingSave
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import StatePart
+from dcpbench.verify.compare import Recall
 from dcpbench.verify.compare_layouts import compare_state
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads.run import Run
 from dcpbench.workloads.run_state import (
     Keys,
     State,
-    as_saved,
-    before_a_step,
-    full_tensors,
     key_of,
     live_state,
-    one_tensor,
     saved_and_live,
 )
-
-Recall = Callable[[str], torch.Tensor | None]
-"""Returns the full tensor that a checkpoint has under a name, on the CPU; None if there is none."""
 
 
 def whole_tensors(parts: Iterable[Leaves]) -> set[str]:
@@ -52,94 +46,63 @@ def read_elsewhere(rank: int, here: set[str], everywhere: Sequence[set[str]]) ->
     return {key for key, reader in readers.items() if reader != rank}
 
 
-@dataclass
+@dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint and the state that a load of it has to restore.
+    """A checkpoint and the state that a load of it has to restore: plain data, which can be pickled.
 
     Args:
         step: the training step after which it was saved.
         checkpoint_id: its path.
-        checkpointer: reads it.
         state: what was saved, by part: this rank's parts or, from another layout, digests of full tensors.
-        by_content: compare full tensors, because the load target has another layout.
-        source: the live run that was saved, if it is in this process. It has trained on since: `tensors`
-            returns the values that were saved.
+        named: the state under the names that its state dicts have; empty if these are not known.
         numbers: parameter numbers by FQN, if the optimizer state is saved under numbers.
-        saved_as: the state under the names that its state dicts have, if the live run is in another process.
+        by_content: compare full tensors, because the load target has another layout.
         how: a suffix for messages, if it was saved or is loaded in an unusual way (`, saved again`).
         overlapping: checkpoints whose saves were in flight at the same time.
     """
 
     step: int
     checkpoint_id: str
-    checkpointer: Checkpointer
     state: State
-    by_content: bool = False
-    source: Run | None = None
+    named: State = field(default_factory=dict)
     numbers: Mapping[str, str] = field(default_factory=dict)
-    saved_as: State | None = None
+    by_content: bool = False
     how: str = ""
     overlapping: list["Checkpoint"] = field(default_factory=list)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return it without its checkpointer, which each process opens for itself."""
-        return {name: value for name, value in vars(self).items() if name != "checkpointer"}
-
-    def plain(self, state: State, by_content: bool = False) -> "Checkpoint":
-        """Return plain data, which can be pickled, for other processes: this state, and no live run."""
-        place = self.step, self.checkpoint_id, self.checkpointer
-        saved_as = None if by_content else self.named
-        return Checkpoint(*place, state, by_content, numbers=self.numbers, saved_as=saved_as)
 
     def __str__(self) -> str:
         return f"in the checkpoint of step {self.step}{self.how}"
 
     @property
-    def named(self) -> State | None:
-        """The saved state under the names that its state dicts have, if these are known."""
-        return as_saved(self.source, self.state) if self.source else self.saved_as
-
-    @property
     def by_key(self) -> State:
         """The saved state of each part, by the flattened keys of the checkpoint."""
-        return self._keyed(self.named or self.state)
+        return self.keyed(self.named or self.state)
 
-    def _keyed(self, state: State) -> State:
+    def keyed(self, state: State) -> State:
+        """Return a state by the flattened keys of the checkpoint."""
         return {
             part: {key_of(part, name, self.numbers): leaf for name, leaf in leaves.items()}
             for part, leaves in state.items()
         }
 
     def tensors(
-        self, part: Literal["model", "optimizer"], run: Run
+        self, part: Literal["model", "optimizer"], run: Run, checkpointer: Checkpointer
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Return the tensors that were saved and those of a run that has loaded them, under the same names:
         this rank's parts by FQN, without prefixes of wrappers such as DDP's `module.`. Left out are empty
         parts, and names that only one of both has. Large tensors, and all tensors that were saved under
-        another layout, are read from the checkpoint; if the checkpointer cannot do that, they are left out.
+        another layout, are read by the checkpointer; if it cannot do that, they are left out.
 
         Args:
             part: `model`, with persistent buffers, or `optimizer`: `state.<FQN>.exp_avg`.
             run: the load target. Its tensors are the live ones, so do not change them.
         """
         of = StatePart(part)
-        return saved_and_live(self.state.get(of, {}), live_state(run)[of], self.recall_of(of))
+        return saved_and_live(self.state.get(of, {}), live_state(run)[of], self.recall_of(of, checkpointer))
 
-    def one_tensor(self) -> dict[str, Any]:
-        """Return a state for a load of a single tensor."""
-        return one_tensor(self.by_key)
-
-    def recall(self, prefix: str) -> Recall:
-        """Return a function that reads a tensor by its key below `prefix`; each rank may call it alone."""
-        return lambda name: self.checkpointer.read_tensor(self.checkpoint_id, f"{prefix}{name}")
-
-    def recall_of(self, part: StatePart) -> Recall:
-        """Return a function that reads a tensor by its name in a part."""
-        return lambda name: self.recall("")(key_of(part, name, self.numbers))
-
-    def read(self, part: StatePart, names: Iterable[str]) -> Leaves:
-        """Read the full tensors that the checkpoint has under names of a part."""
-        return full_tensors(names, self.recall_of(part))
+    def recall_of(self, part: StatePart, checkpointer: Checkpointer) -> Recall:
+        """Return a function that reads a tensor by its name in a part; each rank may call it alone."""
+        return lambda name: checkpointer.read_tensor(self.checkpoint_id, key_of(part, name, self.numbers))
 
     def compare(
         self,
@@ -159,20 +122,23 @@ class Checkpoint:
         return compare_state(saved, actual, group, recall, closely, self.by_content)
 
 
-@dataclass(kw_only=True)
-class SavedCheckpoint(Checkpoint):
-    """A checkpoint that this stage has saved: the keys that it must contain, its save with its number from 0,
-    its files when it reported success, and a function that compares what this process had open before with
-    what it has open."""
+class Save(NamedTuple):
+    """A save in flight.
 
-    source: Run
-    keys: Keys
+    Args:
+        checkpoint: the checkpoint that it writes.
+        pending: ends when the checkpoint is complete.
+        files: the files of the checkpoint when the save reported success.
+        still_open: compares what this process had open before with what it has open.
+        keys: those that the checkpoint must contain.
+        in_files: the state, by key, that its files are compared with.
+        number: of the save, from 0.
+    """
+
+    checkpoint: Checkpoint
     pending: PendingSave
-    number: int
     files: Future[AtSuccess]
     still_open: Callable[[], Compared]
-
-    @property
-    def in_files(self) -> State:
-        """The part of `by_key` that its files are compared with."""
-        return self._keyed(as_saved(self.source, before_a_step(self.state, self.source)))
+    keys: Keys
+    in_files: State
+    number: int

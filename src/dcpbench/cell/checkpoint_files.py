@@ -3,38 +3,35 @@ trainer may remove older checkpoints."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint
+from dcpbench.cell.checkpoint import Checkpoint, Save
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import NOTHING, Compared
 from dcpbench.verify.files import compare_files
 
 CHECK = "files_unchanged"
 
-C = TypeVar("C", bound=Checkpoint)
 
-
-def digests_of(cell: Cell, checkpoint: SavedCheckpoint, on_several_hosts: bool) -> Mapping[str, str]:
+def digests_of(cell: Cell, save: Save, on_several_hosts: bool) -> Mapping[str, str]:
     """Compare the files that were there when the save reported success on this rank with those that are there
     when it has on all ranks; on rank 0 return their digests of then."""
-    checkpointer, checkpoint_id = checkpoint.checkpointer, checkpoint.checkpoint_id
-    complete_at, listing, digests = checkpoint.files.result()
+    checkpointer, checkpoint_id = cell.checkpointer, save.checkpoint.checkpoint_id
+    complete_at, listing, digests = save.files.result()
     if on_several_hosts:
         listing = {**listing, **checkpointer.listing(checkpoint_id, until=complete_at)}
         if cell.world.rank == 0:
             digests = checkpointer.digests_with_late(checkpoint_id, digests, complete_at)
     if cell.world.size > 1 and checkpointer.has_files and checkpoint_id not in checkpointer.removed:
         compared = compare_files(listing, checkpointer.listing(checkpoint_id))
-        cell.record(CHECK, compared, str(checkpoint))
+        cell.record(CHECK, compared, str(save.checkpoint))
     return digests
 
 
-def follow(cell: Cell, checkpoint: SavedCheckpoint, digests: Mapping[str, str]) -> None:
+def follow(cell: Cell, checkpoint: Checkpoint, digests: Mapping[str, str]) -> None:
     """Compare the files of a checkpoint with these digests at the end of the stage; collective. The newest
     one must have files; that an older one was removed is a fact."""
-    checkpointer, checkpoint_id, where = checkpoint.checkpointer, checkpoint.checkpoint_id, str(checkpoint)
+    checkpointer, checkpoint_id, where = cell.checkpointer, checkpoint.checkpoint_id, str(checkpoint)
     if not checkpointer.has_files:
         cell.report.not_applied[CHECK] = "its checkpoints are not files"
         return
@@ -49,7 +46,7 @@ def follow(cell: Cell, checkpoint: SavedCheckpoint, digests: Mapping[str, str]) 
         cell.files[checkpoint_id] = where, None, checkpointer
 
 
-def remaining(cell: Cell, checkpoints: Sequence[C]) -> list[C]:
+def remaining(cell: Cell, checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
     """Return the checkpoints that their trainer has not removed."""
     removed = {checkpoint_id for checkpoint_id, (_, digests, _) in cell.files.items() if digests is None}
     return [checkpoint for checkpoint in checkpoints if checkpoint.checkpoint_id not in removed]
@@ -58,7 +55,7 @@ def remaining(cell: Cell, checkpoints: Sequence[C]) -> list[C]:
 def report_missing(cell: Cell, checkpoint: Checkpoint, file: str | None) -> str:
     """Report that a load of a trainer's checkpoint misses a `file` under its path, and return what became of
     it. Another file, such as one of a data set, is none of the checkpoint."""
-    checkpointer, checkpoint_id = checkpoint.checkpointer, checkpoint.checkpoint_id
+    checkpointer, checkpoint_id = cell.checkpointer, checkpoint.checkpoint_id
     _, digests, _ = cell.files.get(checkpoint_id, ("", None, checkpointer))
     gone = sorted({*(digests or ())} - {*checkpointer.lengths(checkpoint_id)})
     if file and file.startswith(checkpoint_id):

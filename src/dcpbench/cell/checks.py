@@ -15,7 +15,7 @@ from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import defects_at, explained, explained_in_checkpoint, needs_copy
 from dcpbench.cell.mend import explained_names, mend
-from dcpbench.cell.steps import ReferenceRun, RunRecord, other_seed
+from dcpbench.cell.steps import ReferenceRun, Story, other_seed
 from dcpbench.config.text import listed
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import RESUMED, TWIN, Sides
@@ -35,10 +35,12 @@ from dcpbench.workloads.run import Limits, Run, Unchanged, dtypes_of
 from dcpbench.workloads.run_state import (
     State,
     as_judged,
+    as_saved,
     before_a_step,
     is_small,
     key_of,
     live_state,
+    one_tensor,
     retained_copy,
     retained_state,
 )
@@ -68,7 +70,7 @@ def verify_training(
     compare_without_saves(cell, live_state(unsaved), live_state(reference.trained))
 
 
-def build_without_saves(cell: Cell, record: RunRecord) -> Run:
+def build_without_saves(cell: Cell, record: Story) -> Run:
     """Build a run that never saves; `record` says what it has to keep."""
     cell.report.trains = "without a save"
     with cell.phase("build"):
@@ -81,7 +83,7 @@ def build_without_saves(cell: Cell, record: RunRecord) -> Run:
 
 
 def train_without_saves(
-    cell: Cell, record: RunRecord, until: int, prepare: Callable[[Run], None] | None = None
+    cell: Cell, record: Story, until: int, prepare: Callable[[Run], None] | None = None
 ) -> Run:
     """Train a run that never saves up to and including step `until`, and compare each step with the unwrapped
     twin's."""
@@ -102,7 +104,7 @@ def train_without_saves(
     return unsaved
 
 
-def leave_out_unlike_values(unsaved: Mapping[str, str], record: RunRecord, until: int) -> None:
+def leave_out_unlike_values(unsaved: Mapping[str, str], record: Story, until: int) -> None:
     """Leave out values in no state dict that no step changes and two runs do not share, such as a time: they
     are no cause of a wrong resume."""
     first, last = record.unsaved_values.get(0, {}), record.unsaved_values.get(until, {})
@@ -134,7 +136,7 @@ def verify_replicas(cell: Cell, run: Run) -> None:
 
 
 def _train_with_twin(
-    cell: Cell, run: OwnRun, twin: OwnRun, record: RunRecord, until: int, where: str
+    cell: Cell, run: OwnRun, twin: OwnRun, record: Story, until: int, where: str
 ) -> tuple[list[float], list[float]]:
     """Train a run up to and including step `until`, compare each step with that of a twin in the same state,
     and return the losses of both. `record` gets why no resumed run can repeat them."""
@@ -229,7 +231,8 @@ def verify_restored(
         actual, group = before_a_step(view(target), target), cell.world.group
         comparisons: dict[StatePart, Comparison] = {}
         for part, leaves in expected.items():
-            found = checkpoint.compare(leaves, actual[part], group, checkpoint.recall_of(part))
+            recall = checkpoint.recall_of(part, cell.checkpointer)
+            found = checkpoint.compare(leaves, actual[part], group, recall)
             # By content, ranks also report what others have; not what is left out on this one.
             left_out = checkpoint.state[part].keys() - leaves.keys()
             found = [mismatch for mismatch in found if mismatch.name not in left_out]
@@ -243,7 +246,7 @@ def verify_restored(
         for spec in CHECKS.values():
             if spec.probe and view is live_state:
                 spec.probe(cell, target, checkpoint)
-    if cell.measured("load_s") == 1 and not checkpoint.checkpointer.unreadable:
+    if cell.measured("load_s") == 1 and not cell.checkpointer.unreadable:
         _verify_absent_key(cell, checkpoint)
 
 
@@ -255,26 +258,26 @@ def _verify_absent_key(cell: Cell, checkpoint: Checkpoint) -> None:
         return
 
     def load(state: dict[str, Any]) -> None:
-        checkpoint.checkpointer.load(state, checkpoint.checkpoint_id)
+        cell.checkpointer.load(state, checkpoint.checkpoint_id)
 
-    absent, present = partial(load, {"absent": torch.zeros(1)}), partial(load, checkpoint.one_tensor())
+    absent, present = partial(load, {"absent": torch.zeros(1)}), partial(load, one_tensor(checkpoint.by_key))
     with cell.phase("verify", "absent_key"):
         contract.verify_refused(cell, BaseException, "absent", absent, present, where)
 
 
-def verify_saved_again(cell: Cell, target: Run, checkpoint: Checkpoint, record: RunRecord) -> None:
+def verify_saved_again(cell: Cell, target: Run, checkpoint: Checkpoint, record: Story) -> None:
     """Save a resumed run and load that checkpoint into the same run, made different; a trainer trains on.
     Large models are left out: it would cost as much as everything else in the cell."""
     if not is_small(checkpoint.state):
         return
-    checkpointer, step = checkpoint.checkpointer, target.train_state.step
+    checkpointer, step = cell.checkpointer, target.train_state.step
     beside = Path(checkpointer.name_of(step))
     # A trainer may read the step from the name, and remove what else it finds in the folder.
     other = Path("again") / beside if cell.config.own_trainer else beside.with_name(f"again-{beside.name}")
     name = str(cell.folder / other)
     state = retained_state(target)
-    how = ", saved again"
-    again = replace(checkpoint, checkpoint_id=name, step=step, state=state, source=target, how=how)
+    again = replace(checkpoint, step=step, checkpoint_id=name, how=", saved again")
+    again = replace(again, state=state, named=as_saved(target, state))
     with cell.phase("verify", "saved_again"):
         checkpointer.save(target.state(), name).wait()
         cell.world.meet()
@@ -296,7 +299,7 @@ def verify_values(
     for part, leaves in saved.state.items():
         keys = {name: key_of(part, name, saved.numbers) for name in leaves}
         actual = leaves_like(leaves, keys, values)
-        how = partial(saved.compare, group=group, recall=saved.recall_of(part))
+        how = partial(saved.compare, group=group, recall=saved.recall_of(part, cell.checkpointer))
         compared = compare_controlled(leaves, actual, unlike(leaves, actual, actual), how=how)
         comparisons = {part: Comparison(leaves, actual, compared)}
         named = explained_in_checkpoint(cell, "restored", saved, comparisons)
@@ -307,7 +310,7 @@ def resume(
     cell: Cell,
     target: Run,
     checkpoint: Checkpoint,
-    record: RunRecord,
+    record: Story,
     exactly: bool = True,
     until: int | None = None,
 ) -> None:
@@ -372,7 +375,7 @@ def resume(
 
 
 def _resume_trainer(
-    cell: Cell, target: Run, checkpoint: Checkpoint, record: RunRecord, last: int
+    cell: Cell, target: Run, checkpoint: Checkpoint, record: Story, last: int
 ) -> tuple[list[float], bool]:
     """Train a restored trainer on, and compare what its objects have after its first step with the reference
     run's. Return its losses, and whether it ended before step `last`."""
@@ -395,7 +398,7 @@ def _resume_trainer(
 def _report_generators(
     cell: Cell,
     restored: Mapping[str, torch.Tensor],
-    record: RunRecord,
+    record: Story,
     step: int,
     last: int,
     losses: Compared,
@@ -414,7 +417,7 @@ def _report_generators(
         cell.report.not_applied["random_equal"] = f"{listed(names)}: drawn from and not restored{needed}"
 
 
-def unrestored_losses(cell: Cell, record: RunRecord) -> list[float]:
+def unrestored_losses(cell: Cell, record: Story) -> list[float]:
     """Return the losses, from step 1 on, of a run from another seed that trains on the same batches and is
     never restored; it is trained once. Those of steps before the first save are NaN: none is compared."""
     if not record.unrestored:

@@ -7,7 +7,6 @@ from typing import Any
 from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.cell.cell import Cell
-from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
 
@@ -63,16 +62,16 @@ def verify_refused(
     cell.record("contract_held", Compared.of(found, control, ["refusal"]), where)
 
 
-def verify_refused_beside(cell: Cell, checkpointer: Checkpointer) -> None:
+def verify_refused_beside(cell: Cell) -> None:
     """Check that a save which cannot be written fails while another one is in flight: its future raises on
     every rank, and it leaves no complete checkpoint."""
     refused, accepted = (str(cell.folder / name) for name in ("refused", "accepted"))
 
     def save(value: Any, checkpoint_id: str) -> None:
-        checkpointer.save({"beside": {"value": value}}, checkpoint_id, _SLOT).wait()
+        cell.checkpointer.save({"beside": {"value": value}}, checkpoint_id, _SLOT).wait()
 
     def keys_in(checkpoint_id: str) -> list[Mismatch]:
-        entries = checkpointer.manifest(checkpoint_id).entries if cell.world.rank == 0 else {}
+        entries = cell.checkpointer.manifest(checkpoint_id).entries if cell.world.rank == 0 else {}
         return [violation(key, "its save failed, and it is in a complete checkpoint") for key in entries]
 
     calls = partial(save, Unsaveable(), refused), partial(save, 1, accepted)

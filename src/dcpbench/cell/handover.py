@@ -1,8 +1,8 @@
 """Pass checkpoints and the reference run to the processes of a later stage, which may have another layout,
 by files in the folder of the cell."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,35 +10,16 @@ import torch
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import explained_in_checkpoint
-from dcpbench.cell.steps import RunRecord
-from dcpbench.cell.window import Window
-from dcpbench.checkpointers.base import Checkpointer
+from dcpbench.cell.steps import Story
 from dcpbench.config.groups import Verify
 from dcpbench.core.state import CHECK_OF, StatePart
 from dcpbench.verify.compare import Comparison
 from dcpbench.verify.compare_layouts import compare_ranks
 from dcpbench.verify.snapshot import PLAIN
 from dcpbench.workloads.run import Limits
-from dcpbench.workloads.run_state import State
+from dcpbench.workloads.run_state import State, full_tensors
 
 _ANY_LAYOUT, _OF_RANK = "handover.pt", "handover-rank{}.pt"
-
-
-@dataclass(frozen=True)
-class Story:
-    """What a later stage needs.
-
-    Args:
-        checkpoints: those that runs are restored from, oldest first.
-        record: of the reference run.
-        window: the steps of a trainer.
-        files: by checkpoint id, its label and the digests of its files, as in `Cell.files`.
-    """
-
-    checkpoints: list[Checkpoint]
-    record: RunRecord = field(default_factory=RunRecord)
-    window: Window | None = None
-    files: Mapping[str, tuple[str, Mapping[str, str] | None]] = field(default_factory=dict)
 
 
 def leave(cell: Cell, story: Story, any_layout: bool = False) -> None:
@@ -47,45 +28,43 @@ def leave(cell: Cell, story: Story, any_layout: bool = False) -> None:
     checkpoints = story.checkpoints
     with cell.phase("verify", "handover"):
         if any_layout:
-            plain = [one.plain(_in_full(cell, one.state, one), by_content=True) for one in checkpoints]
-            states = {step: _in_full(cell, state) for step, state in story.record.states.items()}
-            story = replace(story, checkpoints=plain, record=replace(story.record, states=states))
+            of_any = partial(replace, by_content=True, named={}, overlapping=[])
+            plain = [of_any(one, state=_in_full(cell, one.state, one)) for one in checkpoints]
+            states = {step: _in_full(cell, state) for step, state in story.states.items()}
+            story = replace(story, checkpoints=plain, states=states)
         else:
-            by_step = {one.step: one.plain(one.state) for one in checkpoints}
-            for one in checkpoints:
-                by_step[one.step].overlapping += (by_step[other.step] for other in one.overlapping)
-            story = replace(story, checkpoints=[*by_step.values()], window=cell.chosen)
+            story = replace(story, window=cell.chosen)
         if cell.config.verify is Verify.deep and cell.world.rank == 0:
             for one in checkpoints:
-                one.checkpointer.drop_cached(one.checkpoint_id)
+                cell.checkpointer.drop_cached(one.checkpoint_id)
     known = ((one.checkpoint_id, cell.files.get(one.checkpoint_id)) for one in checkpoints)
     files = {checkpoint_id: files[:2] for checkpoint_id, files in known if files}
     if not any_layout or cell.world.rank == 0:
         torch.save(replace(story, files=files), cell.folder / _name(cell, any_layout))
 
 
-def take(cell: Cell, checkpointer: Checkpointer, any_layout: bool = False, same_layout: bool = True) -> Story:
+def take(cell: Cell, any_layout: bool = False, same_layout: bool = True) -> tuple[Cell, Story]:
     """Take the story that the stage before has left, and let the end of this stage compare the files of its
-    checkpoints with those of when they were complete. The file may contain any class, such as arrays, if the
-    workload is a user's, or for the same rank of another process.
+    checkpoints with those of when they were complete. Return it with the cell, which gets its steps. The file
+    may contain any class, such as arrays, if the workload is a user's, or for the same rank of another
+    process.
 
     Args:
         same_layout: otherwise the state of random generators is dropped: this layout draws other numbers.
     """
     own = cell.config.workload.target is not None or cell.config.restarts
-    safe: list[Any] = [Story, Checkpoint, RunRecord, Limits, StatePart, *PLAIN]
+    safe: list[Any] = [Story, Checkpoint, Limits, StatePart, *PLAIN]
     with cell.phase("verify", "handover"), torch.serialization.safe_globals(safe):
         story: Story = torch.load(cell.folder / _name(cell, any_layout), weights_only=not own)
-    for checkpoint in story.checkpoints:
-        checkpoint.checkpointer = checkpointer
+    cell = replace(cell, chosen=story.window)
     for checkpoint_id, known in story.files.items():
-        cell.files[checkpoint_id] = *known, checkpointer
-        checkpointer.note_removed(checkpoint_id)
+        cell.files[checkpoint_id] = *known, cell.checkpointer
+        cell.checkpointer.note_removed(checkpoint_id)
     if not same_layout:
-        story.record.limits = replace(story.record.limits, generators=frozenset())
-        for state in (*story.record.states.values(), *(one.state for one in story.checkpoints)):
+        story.limits = replace(story.limits, generators=frozenset())
+        for state in (*story.states.values(), *(one.state for one in story.checkpoints)):
             state.pop(StatePart.random, None)
-    return story
+    return cell, story
 
 
 def _name(cell: Cell, any_layout: bool) -> str:
@@ -99,7 +78,8 @@ def _in_full(cell: Cell, state: State, saved: Checkpoint | None = None) -> State
     for part, leaves in state.items():
         full[part], compared = compare_ranks(leaves, cell.world.group)
         if compared.found and saved:
-            stored = saved.read(part, {one.name for one in compared.found if one.name in leaves})
+            wrong = {one.name for one in compared.found if one.name in leaves}
+            stored = full_tensors(wrong, saved.recall_of(part, cell.checkpointer))
             comparisons = {part: Comparison(leaves, stored, compared)}
             named = explained_in_checkpoint(cell, "restored", saved, comparisons)
             cell.record(CHECK_OF[part], named[part], str(saved))

@@ -31,7 +31,9 @@ def mend(cell: Cell, target: Run, checkpoint: Checkpoint) -> str | None:
     with torch.no_grad():
         for part, names in wrong.items():
             if names:
-                set_saved(target, part, names, checkpoint.state[part], checkpoint.recall_of(part))
+                set_saved(
+                    target, part, names, checkpoint.state[part], checkpoint.recall_of(part, cell.checkpointer)
+                )
     live, left = live_state(target), []
     for part in (part for part in parts if part in live):
         mismatches = checkpoint.compare(checkpoint.state[part], live[part], cell.world.group, closely=False)

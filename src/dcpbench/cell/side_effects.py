@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from dcpbench.cell.cell import Cell
-from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.core.mismatch import Sides
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import StatePart
@@ -79,7 +78,7 @@ def open_before(cell: Cell, again: bool) -> Callable[[], Compared]:
 
 
 @contextmanager
-def nothing_left_open(cell: Cell, checkpointer: Checkpointer, where: str) -> Iterator[None]:
+def nothing_left_open(cell: Cell, where: str) -> Iterator[None]:
     """Context manager around a load, which leaves nothing open. What a trainer's load opens may stay open as
     long as the trainer exists, such as a map of a file: that is a fact, and only what adds up is a leak."""
     still_open = open_before(cell, again=cell.measured("load_s") > 0)
@@ -87,10 +86,10 @@ def nothing_left_open(cell: Cell, checkpointer: Checkpointer, where: str) -> Ite
     if not cell.config.own_trainer:
         cell.record("side_effect_free", still_open(), where, LEFT_OPEN)
         return
-    for name in checkpointer.kept_open:
+    for name in cell.checkpointer.kept_open:
         cell.report.left_out["side_effect_free", name, ""] = "it stays open after the load"
-    if checkpointer.left_open:
-        cell.record("side_effect_free", checkpointer.left_open, where)
+    if left_open := cell.checkpointer.left_open:
+        cell.record("side_effect_free", left_open, where)
 
 
 def _observed(cell: Cell, state: State) -> Leaves:

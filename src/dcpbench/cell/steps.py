@@ -2,9 +2,8 @@
 
 import itertools
 import multiprocessing
-import pkgutil
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,10 +14,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.cell import checkpoint_files, contract, side_effects
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint, read_elsewhere, whole_tensors
+from dcpbench.cell.checkpoint import Checkpoint, Save, read_elsewhere, whole_tensors
 from dcpbench.cell.explained import explain_raised, explained_in_checkpoint
 from dcpbench.cell.shared_folder import wait_until_seen
-from dcpbench.checkpointers.base import Checkpointer
+from dcpbench.cell.window import Window
 from dcpbench.core.plugins import all_of
 from dcpbench.core.rank_report import NOTHING
 from dcpbench.core.state import StatePart
@@ -33,6 +32,8 @@ from dcpbench.workloads.own_trainer import TrainerRun
 from dcpbench.workloads.run import NO_LIMITS, Limits, Run
 from dcpbench.workloads.run_state import (
     State,
+    as_saved,
+    before_a_step,
     only_generators,
     promised_keys,
     retained_state,
@@ -40,10 +41,11 @@ from dcpbench.workloads.run_state import (
 
 
 @dataclass
-class RunRecord:
-    """Record of the reference run, which resumed runs are compared with.
+class Story:
+    """What a later stage needs: the checkpoints of the reference run, and what resumes are compared with.
 
     Args:
+        checkpoints: those that runs are restored from, oldest first.
         losses: from step 1 on.
         states: its state after each step at which a resumed run ends.
         unrestored: losses of a run that is built from another seed and never restored, from step 1 on.
@@ -52,8 +54,11 @@ class RunRecord:
         stepped: attributes of a trainer one step after each save.
         generators: the default ones of a trainer, after each save and where resumed runs end.
         torch_version: the torch that trained it.
+        window: the steps of a trainer.
+        files: by checkpoint id, its label and the digests of its files, as in `Cell.files`.
     """
 
+    checkpoints: list[Checkpoint] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     states: dict[int, State] = field(default_factory=dict)
     unrestored: list[float] = field(default_factory=list)
@@ -62,6 +67,8 @@ class RunRecord:
     stepped: dict[int, Leaves] = field(default_factory=dict)
     generators: dict[int, States] = field(default_factory=dict)
     torch_version: str = str(torch.__version__)
+    window: Window | None = None
+    files: Mapping[str, tuple[str, Mapping[str, str] | None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,7 @@ class ReferenceRun:
     ends in addition to those of the plan."""
 
     trained: Run
-    record: RunRecord
+    record: Story
     ends: frozenset[int] = frozenset()
 
 
@@ -92,11 +99,11 @@ def parallel_run(cell: Cell, seed: int, scheduler: bool = True, limits: Limits =
     return run
 
 
-def build(cell: Cell, unsaved: RunRecord | None = None) -> ReferenceRun:
+def build(cell: Cell, unsaved: Story | None = None) -> ReferenceRun:
     """Build the reference run; `unsaved` is the record of the run that never saves, if that came before."""
     with cell.phase("build"):
         run = parallel_run(cell, cell.config.seed, limits=unsaved.limits if unsaved else NO_LIMITS)
-        record = RunRecord(run.train_state.losses, limits=run.limits)
+        record = Story(losses=run.train_state.losses, limits=run.limits)
         if unsaved:
             record.unrestored = unsaved.unrestored
         cell.report.losses["continued"] = record.losses
@@ -104,7 +111,7 @@ def build(cell: Cell, unsaved: RunRecord | None = None) -> ReferenceRun:
         return ReferenceRun(run, record)
 
 
-def build_target(cell: Cell, record: RunRecord, number: int = 0, step: int = 0) -> Run:
+def build_target(cell: Cell, record: Story, number: int = 0, step: int = 0) -> Run:
     """Build a load target from another seed. Unless the cell wants an empty optimizer, that gets the state
     which DCP gives a fresh one.
 
@@ -122,16 +129,6 @@ def build_target(cell: Cell, record: RunRecord, number: int = 0, step: int = 0) 
             if into.filled:
                 target.fill_optimizer()
     return target
-
-
-def open_checkpointer(cell: Cell) -> Checkpointer:
-    """Make the checkpointer of the cell; it is closed at the end of the stage."""
-    config, world = cell.config, cell.world
-    made: Checkpointer = pkgutil.resolve_name(config.checkpointer.target)(cell.folder, config, world)
-    cell.endings.callback(made.close)
-    for hook in all_of(lambda plugin: plugin.checkpointers):
-        hook(cell, made)
-    return made
 
 
 def train(cell: Cell, run: Run, until: int) -> list[float]:
@@ -166,8 +163,9 @@ def train_and_save(
     extra: Leaves | None = None,
     parts: Collection[StatePart] | None = None,
     at: Iterable[int] | None = None,
-) -> list[SavedCheckpoint]:
-    """Train the reference run and save it at each step of the plan, then train it to the end.
+) -> list[Checkpoint]:
+    """Train the reference run and save it at each step of the plan, then train it to the end. Its record gets
+    the checkpoints.
 
     Training continues while a save is in flight. A save is finished before the next one begins or, with
     `overlap_saves`, just after; saves that overlap are in two slots of the checkpointer. Those of a user's
@@ -178,29 +176,30 @@ def train_and_save(
         at: save at these steps only.
     """
     overlap, at_the_end = cell.config.overlap_saves, cell.config.own_trainer
-    checkpointer = open_checkpointer(cell)
-    save_one = partial(save, cell, reference.trained, checkpointer, state=state, extra=extra, parts=parts)
-    checkpoints: list[SavedCheckpoint] = []
+    checkpointer = cell.checkpointer
+    save_one = partial(save, cell, reference.trained, state=state, extra=extra, parts=parts)
+    saves: list[Save] = []
     slots = itertools.cycle((1, 2) if overlap else (0,))
     for slot, step in zip(slots, at or cell.window.saves, strict=False):
         advance(cell, reference, until=step)
-        if checkpoints and not overlap and not at_the_end:
-            finish(cell, checkpoints[-1])
-        checkpoints.append(save_one(slot=slot, retained=reference.record.states.get(step)))
-        if overlap and len(checkpoints) == 1:
-            contract.verify_refused_beside(cell, checkpointer)
+        if saves and not overlap and not at_the_end:
+            finish(cell, saves[-1])
+        saves.append(save_one(slot=slot, retained=reference.record.states.get(step)))
+        if overlap and len(saves) == 1:
+            contract.verify_refused_beside(cell)
         elif overlap:
-            for one, other in itertools.permutations(checkpoints[-2:]):
+            for one, other in itertools.permutations(in_flight.checkpoint for in_flight in saves[-2:]):
                 one.overlapping.append(other)
-            finish(cell, checkpoints[-2])
+            finish(cell, saves[-2])
     advance(cell, reference, until=cell.window.last)
     if at_the_end:
-        for checkpoint in checkpoints:
-            checkpoint.pending.wait()
+        for in_flight in saves:
+            in_flight.pending.wait()
         cell.world.meet()
-        checkpointer.note_removed(checkpoints[-1].checkpoint_id)
-    for checkpoint in checkpoints if at_the_end else checkpoints[-1:]:
-        finish(cell, checkpoint)
+        checkpointer.note_removed(saves[-1].checkpoint.checkpoint_id)
+    for in_flight in saves if at_the_end else saves[-1:]:
+        finish(cell, in_flight)
+    checkpoints = reference.record.checkpoints = [in_flight.checkpoint for in_flight in saves]
     decide_state(cell, reference, checkpoints)
     return checkpoints
 
@@ -219,21 +218,21 @@ def decide_state(cell: Cell, reference: ReferenceRun, checkpoints: Iterable[Chec
     run.limits = record.limits = replace(run.limits, generators=needed)
     if not needed:
         cell.report.not_applied["random_equal"] = "no step draws random numbers that must be restored"
-    for state in (*record.states.values(), *(checkpoint.state for checkpoint in checkpoints)):
+    saved = (state for checkpoint in checkpoints for state in (checkpoint.state, checkpoint.named))
+    for state in (*record.states.values(), *saved):
         only_generators(state, run)
 
 
 def save(
     cell: Cell,
     run: Run,
-    checkpointer: Checkpointer,
     name: str | None = None,
     state: Callable[[], dict[str, Any]] | None = None,
     extra: Leaves | None = None,
     parts: Collection[StatePart] | None = None,
     slot: int = 0,
     retained: State | None = None,
-) -> SavedCheckpoint:
+) -> Save:
     """Start a save in the save mode of the cell; `finish` waits for it.
 
     Args:
@@ -249,65 +248,58 @@ def save(
         saved = retained or retained_state(run)
     number = cell.measured("save_stall_s")
     # The buffers in shared memory that a save keeps for its run are open descriptors.
-    keeps = cell.config.save.shares_memory and all(one.source is not run for one in cell.complete)
+    keeps = cell.config.save.shares_memory and all(other is not run for other in cell.saved.values())
     still_open = side_effects.open_before(cell, again=number > 0 and not keeps)
     with side_effects.unchanged(cell, run, f"after the save of step {step}", side_effects.SAVE, saved):
         with cell.phase("save"):
-            checkpoint_id = str(cell.folder / (name or checkpointer.name_of(step)))
-            pending = checkpointer.save((state or run.state)(), checkpoint_id, slot)
+            checkpoint_id = str(cell.folder / (name or cell.checkpointer.name_of(step)))
+            pending = cell.checkpointer.save((state or run.state)(), checkpoint_id, slot)
             cell.uploads.follow(pending)
         with cell.phase("verify", "files"):
             files = pending.then(
-                partial(checkpointer.at_success, checkpoint_id, cell.world.rank, cell.world.size == 1)
+                partial(cell.checkpointer.at_success, checkpoint_id, cell.world.rank, cell.world.size == 1)
             )
     run.comes_after = f"after the save of step {step}"
     cell.measure("save_stall_s", pending.released - pending.started, number, "save")
     if parts is not None:
         saved = {part: saved[part] for part in parts}
-    return SavedCheckpoint(
-        step,
-        checkpoint_id,
-        checkpointer,
-        saved,
-        source=run,
-        numbers=run.numbers,
-        keys=promised_keys(run, saved, extra),
-        pending=pending,
-        number=number,
-        files=files,
-        still_open=still_open,
-    )
+    cell.saved[checkpoint_id] = run
+    checkpoint = Checkpoint(step, checkpoint_id, saved, as_saved(run, saved), run.numbers)
+    keys = promised_keys(run, saved, extra)
+    in_files = checkpoint.keyed(before_a_step(checkpoint.named, run))
+    return Save(checkpoint, pending, files, still_open, keys, in_files, number)
 
 
-def finish(cell: Cell, checkpoint: SavedCheckpoint) -> None:
+def finish(cell: Cell, in_flight: Save) -> Checkpoint:
     """Wait until a checkpoint is complete, audit it, and compare its files with the saved state."""
-    checkpointer, checkpoint_id = checkpoint.checkpointer, checkpoint.checkpoint_id
+    checkpoint, number, checkpointer = in_flight.checkpoint, in_flight.number, cell.checkpointer
+    checkpoint_id = checkpoint.checkpoint_id
     phase = "upload" if cell.config.save.asynchronous else "save"
     with cell.phase(phase):
-        took_s = checkpoint.pending.wait()
+        took_s = in_flight.pending.wait()
         if not cell.config.overlap_saves:  # which delays it
-            cell.measure("save_s", took_s, checkpoint.number, phase)
+            cell.measure("save_s", took_s, number, phase)
     with cell.phase("verify", "seen"):
         on_several_hosts = wait_until_seen(cell, checkpointer.folder(checkpoint_id), str(checkpoint))
-    cell.measure("checkpoint_bytes", checkpointer.size(checkpoint_id), checkpoint.number, phase)
+    cell.measure("checkpoint_bytes", checkpointer.size(checkpoint_id), number, phase)
     with cell.phase("verify", "audit"):
-        elsewhere = _audit(cell, checkpoint, on_several_hosts)
+        elsewhere = _audit(cell, in_flight, on_several_hosts)
     with cell.phase("verify", "plain_read"):
-        _compare_files(cell, checkpoint, elsewhere)
-    cell.complete[:] = [checkpoint]
+        _compare_files(cell, in_flight, elsewhere)
     if cell.config.raw and not cell.config.overlap_saves:
-        _measure_raw(cell, checkpoint)
+        _measure_raw(cell, checkpoint, number)
+    return checkpoint
 
 
-def _audit(cell: Cell, checkpoint: SavedCheckpoint, on_several_hosts: bool) -> set[str]:
+def _audit(cell: Cell, in_flight: Save, on_several_hosts: bool) -> set[str]:
     """Compare the manifest of a checkpoint, which rank 0 reads, with what every rank had to save and has
     synced; note the digests of its files. Return the keys of tensors that another rank reads from them."""
-    checkpointer = checkpoint.checkpointer
-    files = checkpoint_files.digests_of(cell, checkpoint, on_several_hosts)
-    whole = whole_tensors(checkpoint.in_files.values())
-    mine = checkpoint.keys, files, _synced(cell, checkpoint), whole
+    checkpoint, checkpointer = in_flight.checkpoint, cell.checkpointer
+    files = checkpoint_files.digests_of(cell, in_flight, on_several_hosts)
+    whole = whole_tensors(in_flight.in_files.values())
+    mine = in_flight.keys, files, _synced(cell, checkpoint), whole
     where = f"once the save of step {checkpoint.step} had ended"
-    cell.record("side_effect_free", checkpoint.still_open(), where, side_effects.LEFT_OPEN)
+    cell.record("side_effect_free", in_flight.still_open(), where, side_effects.LEFT_OPEN)
     keys, (files, *_), synced, everywhere = zip(*cell.world.gathered(mine), strict=True)
     checkpoint_files.follow(cell, checkpoint, files)
     for name in checkpointer.late.get(checkpoint.checkpoint_id, ()):
@@ -324,20 +316,21 @@ def _audit(cell: Cell, checkpoint: SavedCheckpoint, on_several_hosts: bool) -> s
     return read_elsewhere(cell.world.rank, whole, everywhere)
 
 
-def _synced(cell: Cell, checkpoint: SavedCheckpoint) -> set[str] | None:
+def _synced(cell: Cell, checkpoint: Checkpoint) -> set[str] | None:
     """Return the files that this rank has synced; None if it need not, or if a process that the save started
     may have done it."""
-    raw = checkpoint.checkpointer.raw
+    raw = cell.checkpointer.raw
     started = set(multiprocessing.active_children()) - cell.children_before
     if not raw or not raw.sync or started:
         return None
     return cell.synced(Path(checkpoint.checkpoint_id))
 
 
-def _compare_files(cell: Cell, checkpoint: SavedCheckpoint, elsewhere: set[str]) -> None:
+def _compare_files(cell: Cell, in_flight: Save, elsewhere: set[str]) -> None:
     """Compare a checkpoint's files, read without their writer, with the saved state, except the tensors that
     are read `elsewhere`."""
-    stored = checkpoint.checkpointer.stored(checkpoint.checkpoint_id)
+    checkpoint = in_flight.checkpoint
+    stored = cell.checkpointer.stored(checkpoint.checkpoint_id)
     if not stored:
         cell.report.not_applied.setdefault("files_equal", "nothing else reads files of this format")
         return
@@ -349,19 +342,19 @@ def _compare_files(cell: Cell, checkpoint: SavedCheckpoint, elsewhere: set[str])
             compare_stored([leaves], stored, device, elsewhere),
             partial(is_stored, device=device),
         )
-        for part, leaves in checkpoint.in_files.items()
+        for part, leaves in in_flight.in_files.items()
     }
     compared = explained_in_checkpoint(cell, "stored", checkpoint, comparisons).values()
     cell.record("files_equal", sum(compared, NOTHING), str(checkpoint), ("saved {}", "{} in the files"))
 
 
-def _measure_raw(cell: Cell, checkpoint: SavedCheckpoint) -> None:
+def _measure_raw(cell: Cell, checkpoint: Checkpoint, number: int) -> None:
     """Write and read plain files of the checkpoint's sizes, a share on each rank, all ranks at once. It is
     done right after the save, so that other load on the machine affects both."""
-    raw = checkpoint.checkpointer.raw
+    raw = cell.checkpointer.raw
     if raw is None:
         return
-    files = checkpoint.checkpointer.manifest(checkpoint.checkpoint_id).found
+    files = cell.checkpointer.manifest(checkpoint.checkpoint_id).found
     share = [length for _, length in sorted(files.items())][cell.world.rank :: cell.world.size]
     folder = cell.folder / f"raw-of-rank{cell.world.rank}"
     for metric, do in (("raw_write_s", raw.write), ("raw_read_s", raw.read)):
@@ -369,7 +362,7 @@ def _measure_raw(cell: Cell, checkpoint: SavedCheckpoint) -> None:
             cell.world.meet()
             began = time.perf_counter()
             do(folder, share)
-            cell.measure(metric, time.perf_counter() - began, checkpoint.number, "raw")
+            cell.measure(metric, time.perf_counter() - began, number, "raw")
 
 
 def load(
@@ -386,19 +379,19 @@ def load(
         install: copies `state` into the target, if the load does not.
     """
     where = f"after the load of step {checkpoint.step}"
-    source = None if checkpoint.source is target else checkpoint.source
+    saved = cell.saved.get(checkpoint.checkpoint_id)
     with cell.phase("verify", "seen"):
-        folder = checkpoint.checkpointer.folder(checkpoint.checkpoint_id)
+        folder = cell.checkpointer.folder(checkpoint.checkpoint_id)
         wait_until_seen(cell, folder, str(checkpoint))
     with (
-        side_effects.nothing_left_open(cell, checkpoint.checkpointer, where),
-        side_effects.unchanged(cell, source, where, side_effects.LOAD),
+        side_effects.nothing_left_open(cell, where),
+        side_effects.unchanged(cell, None if saved is target else saved, where, side_effects.LOAD),
         side_effects.gradients_unchanged(cell, target, where),
         cell.phase("load"),
     ):
         began = time.perf_counter()
         try:
-            checkpoint.checkpointer.load(target.state() if state is None else state, checkpoint.checkpoint_id)
+            cell.checkpointer.load(target.state() if state is None else state, checkpoint.checkpoint_id)
             if install:
                 install()
         except (Exception, CheckpointException) as error:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from dcpbench.cell import checks, steps
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.steps import ReferenceRun, RunRecord
+from dcpbench.cell.steps import ReferenceRun, Story
 from dcpbench.cell.window import LONGEST, Window, window_of_trainer
 from dcpbench.config.schema import FEWEST_STEPS
 from dcpbench.core.state import StatePart
@@ -27,14 +27,14 @@ _EPOCHS_WITHIN = LONGEST // 2
 """The most steps in which the end of a trainer's first epoch is looked for."""
 
 
-def begin(cell: Cell, exactly: bool = False) -> tuple[Cell, RunRecord]:
+def begin(cell: Cell, exactly: bool = False) -> tuple[Cell, Story]:
     """Train the run that never saves, and one that is never restored. Return the cell with its steps, and the
     record of the first.
 
     Args:
         exactly: a trainer saves as often as the configuration asks for, and not for its epochs in addition.
     """
-    record = RunRecord()
+    record = Story()
     if cell.config.own_trainer:
         cell = _train_trainer(cell, record, exactly)
     else:
@@ -47,7 +47,7 @@ def begin(cell: Cell, exactly: bool = False) -> tuple[Cell, RunRecord]:
     return cell, record
 
 
-def compare(cell: Cell, unsaved: RunRecord, reference: ReferenceRun) -> None:
+def compare(cell: Cell, unsaved: Story, reference: ReferenceRun) -> None:
     """Compare the final state of the run that saved with that of the run that never did. A trainer that does
     not repeat itself before its first save cannot show what a save changes."""
     record, saved, last = reference.record, live_state(reference.trained), cell.window.last
@@ -72,7 +72,7 @@ def compare(cell: Cell, unsaved: RunRecord, reference: ReferenceRun) -> None:
     checks.compare_without_saves(cell, never, saved)
 
 
-def _train_trainer(cell: Cell, record: RunRecord, exactly: bool) -> Cell:
+def _train_trainer(cell: Cell, record: Story, exactly: bool) -> Cell:
     """Train a trainer without saves, choose its steps, and note what training changes; return the cell with
     these steps."""
     config, gathered = cell.config, cell.world.gathered

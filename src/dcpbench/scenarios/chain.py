@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from dcpbench.cell import checks, steps, uninterrupted
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.handover import Story
-from dcpbench.cell.steps import ReferenceRun, RunRecord
+from dcpbench.cell.steps import ReferenceRun, Story
 from dcpbench.core.rank_report import Skip
 
 
@@ -18,12 +17,12 @@ def chain(cell: Cell) -> None:
         Skip: the plan has one save.
     """
     cell, unsaved = begin(cell)
-    _, saved = save(cell, unsaved)
+    saved = save(cell, unsaved).record
     for _ in cell.window.saves:
         follow(cell, saved)
 
 
-def begin(cell: Cell) -> tuple[Cell, RunRecord]:
+def begin(cell: Cell) -> tuple[Cell, Story]:
     """Train the run that never saves; return the cell with its steps, and the record of that run.
 
     Raises:
@@ -34,25 +33,24 @@ def begin(cell: Cell) -> tuple[Cell, RunRecord]:
     return uninterrupted.begin(cell, exactly=True)
 
 
-def save(cell: Cell, unsaved: RunRecord) -> tuple[ReferenceRun, Story]:
+def save(cell: Cell, unsaved: Story) -> ReferenceRun:
     """Train the reference run, and save the first checkpoint; it ends in the state of the run that never
     saves."""
     plan = cell.window.saves
     reference = replace(steps.build(cell, unsaved), ends=frozenset(plan[1:]))
-    checkpoints = steps.train_and_save(cell, reference, at=plan[:1])
+    steps.train_and_save(cell, reference, at=plan[:1])
     uninterrupted.compare(cell, unsaved, reference)
-    return reference, Story([*checkpoints], reference.record)
+    return reference
 
 
 def follow(cell: Cell, saved: Story) -> None:
     """Resume from the newest checkpoint; if the plan has a later save, save there, and train on."""
     number, checkpoint = len(saved.checkpoints) - 1, saved.checkpoints[-1]
     later = cell.window.saves[number + 1 :]
-    run = steps.build_target(cell, saved.record, number, checkpoint.step)
+    run = steps.build_target(cell, saved, number, checkpoint.step)
     checks.load_and_verify(cell, run, checkpoint, number)
-    checks.resume(cell, run, checkpoint, saved.record, until=later[0] if later else None)
+    checks.resume(cell, run, checkpoint, saved, until=later[0] if later else None)
     if later and run.train_state.step == later[0]:  # a trainer can end before
-        again = steps.save(cell, run, checkpoint.checkpointer)
-        checks.resume(cell, run, replace(again, how=", without a load"), saved.record)
-        steps.finish(cell, again)
-        saved.checkpoints.append(again)
+        again = steps.save(cell, run)
+        checks.resume(cell, run, replace(again.checkpoint, how=", without a load"), saved)
+        saved.checkpoints.append(steps.finish(cell, again))

@@ -10,9 +10,9 @@ from dcpbench.cell.cell import Cell
 def train_and_save(cell: Cell) -> None:
     """First stage: save under `parallel` on `world_size` ranks."""
     reference = steps.build(cell)
-    checkpoints = steps.train_and_save(cell, reference)
+    steps.train_and_save(cell, reference)
     checks.verify_training(cell, reference)
-    handover.leave(cell, handover.Story([*checkpoints], reference.record), any_layout=True)
+    handover.leave(cell, reference.record, any_layout=True)
 
 
 def load_and_resume(cell: Cell) -> None:
@@ -21,10 +21,9 @@ def load_and_resume(cell: Cell) -> None:
     config = cell.config
     same_layout = config.loading == config.parallel and cell.world.size == config.world_size
     loading = cell.vary(parallel=config.loading, world_size=cell.world.size)
-    story = handover.take(loading, steps.open_checkpointer(loading), True, same_layout)
-    record = story.record
-    target = steps.build_target(loading, record)
-    exactly = same_layout and record.torch_version == torch.__version__
+    loading, story = handover.take(loading, any_layout=True, same_layout=same_layout)
+    target = steps.build_target(loading, story)
+    exactly = same_layout and story.torch_version == torch.__version__
     for number, checkpoint in enumerate(reversed(story.checkpoints)):
         checks.load_and_verify(loading, target, checkpoint, number)
-        checks.resume(loading, target, checkpoint, record, exactly)
+        checks.resume(loading, target, checkpoint, story, exactly)

@@ -44,19 +44,18 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
     before = cell.vary(folder="pre_training")
     pretrained = steps.build(before)
     steps.train(before, pretrained.trained, until=cell.config.steps_before_save)
-    saved = steps.save(before, pretrained.trained, steps.open_checkpointer(before))
-    steps.finish(before, saved)
+    saved = steps.finish(before, steps.save(before, pretrained.trained))
     checks.verify_training(before, pretrained)
 
     tuning = _tuning(cell, layers)
 
     def load_pretrained(run: Run) -> None:
-        saved.checkpointer.load(_part(tuning, run, submodules), saved.checkpoint_id)
+        before.checkpointer.load(_part(tuning, run, submodules), saved.checkpoint_id)
 
     reference = steps.build(tuning)
     model_only = replace(saved, state={StatePart.model: saved.state[StatePart.model]}, by_content=True)
     unrestored = checks.run_controls(tuning, reference.trained, model_only, {}, _as_pretrained)
-    steps.load(tuning, reference.trained, saved, state=_part(tuning, reference.trained, submodules))
+    steps.load(before, reference.trained, saved, state=_part(tuning, reference.trained, submodules))
     where = "before the fine-tuning"
     checks.verify_restored(tuning, reference.trained, model_only, unrestored, _as_pretrained, where)
     checkpoints = steps.train_and_save(tuning, reference)
@@ -71,12 +70,12 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
     target = steps.build_target(tuning, reference.record)
     for number, checkpoint in enumerate(reversed(checkpoints)):
         unrestored = checks.make_different(tuning, target, checkpoint, number)
-        steps.load(tuning, target, saved, state=_part(tuning, target, submodules))
+        steps.load(before, target, saved, state=_part(tuning, target, submodules))
         steps.load(tuning, target, checkpoint)
         checks.verify_restored(tuning, target, checkpoint, unrestored)
         checks.resume(tuning, target, checkpoint, reference.record)
         verify_frozen(target, f"after the restart from step {checkpoint.step}")
-        keys = set(checkpoint.checkpointer.manifest(checkpoint.checkpoint_id).entries)
+        keys = set(tuning.checkpointer.manifest(checkpoint.checkpoint_id).entries)
         _verify_keys(tuning, target, keys, str(checkpoint))
 
 

@@ -1,7 +1,6 @@
 """Convert a checkpoint of DCP into a file of `torch.save` and back with torch's converters."""
 
 from dataclasses import replace
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -19,10 +18,9 @@ from dcpbench.cell import checks, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.shared_folder import wait_until_seen
-from dcpbench.cell.steps import RunRecord
+from dcpbench.cell.steps import Story
 from dcpbench.core.state import StatePart
 from dcpbench.verify.nested import slots
-from dcpbench.workloads.run_state import as_saved
 
 
 def formats(cell: Cell) -> None:
@@ -38,9 +36,7 @@ def formats(cell: Cell) -> None:
             torch_save_to_dcp(file, again)
         wait_until_seen(cell, cell.folder, "of the conversion")
 
-    checkpoint = partial(Checkpoint, saved.step, checkpointer=saved.checkpointer, numbers=saved.numbers)
-    state, how = as_saved(reference.trained, saved.state), ", converted for torch.load"
-    in_file = checkpoint(saved.checkpoint_id, state=state, by_content=True, how=how)
+    in_file = replace(saved, state=saved.named, by_content=True, how=", converted for torch.load")
     with cell.phase("verify", "equality"):
         # The file may contain any class; this cell has just written it.
         held = torch.load(file, map_location="cpu", weights_only=False)
@@ -49,12 +45,13 @@ def formats(cell: Cell) -> None:
 
     _verify_broadcast(cell, reference.record, saved, file)
     target = steps.build_target(cell, reference.record)
-    converted = checkpoint(again, state=saved.state, source=saved.source, how=", converted and back")
+    converted = replace(saved, checkpoint_id=again, how=", converted and back")
+    cell.saved[again] = reference.trained
     checks.load_and_verify(cell, target, converted)
     checks.resume(cell, target, converted, reference.record)
 
 
-def _verify_broadcast(cell: Cell, record: RunRecord, saved: Checkpoint, file: str) -> None:
+def _verify_broadcast(cell: Cell, record: Story, saved: Checkpoint, file: str) -> None:
     """Torch's broadcasting reader of the file, which reads tensors only, restores the model."""
     target = steps.build_target(cell, record)
     model = target.state()["model"]

@@ -23,7 +23,7 @@ def model_only(cell: Cell) -> None:
         before = checks.make_different(cell, target, checkpoint, number)
         steps.load(cell, target, checkpoint, state=_model(target))
         checks.verify_restored(cell, target, checkpoint, before)
-        for how, load in checkpoint.checkpointer.other_ways(checkpoint.checkpoint_id).items():
+        for how, load in cell.checkpointer.other_ways(checkpoint.checkpoint_id).items():
             again = replace(checkpoint, how=f", {how}")
             before = checks.make_different(cell, target, again, number)
             with cell.phase("load", how):

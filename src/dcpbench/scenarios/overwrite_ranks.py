@@ -10,9 +10,8 @@ def save_first(cell: Cell) -> None:
     """First stage: save under `parallel` on `world_size` ranks."""
     reference = steps.build(cell)
     steps.advance(cell, reference, until=cell.config.steps_before_save)
-    steps.finish(cell, steps.save(cell, reference.trained, steps.open_checkpointer(cell), _NAME))
+    steps.finish(cell, steps.save(cell, reference.trained, _NAME))
     cell.files.clear()  # they are overwritten
-    cell.complete.clear()
 
 
 def save_over_it(cell: Cell) -> None:
@@ -28,8 +27,9 @@ def save_over_it(cell: Cell) -> None:
     )
     reference = steps.build(other)
     steps.advance(other, reference, until=config.steps_before_save)
-    saved = steps.save(other, reference.trained, steps.open_checkpointer(other), _NAME)
-    saved.pending.wait()
+    in_flight = steps.save(other, reference.trained, _NAME)
+    in_flight.pending.wait()
+    saved = in_flight.checkpoint
     steps.advance(other, reference, until=other.config.last_step)
     steps.decide_state(other, reference, [saved])
     checks.verify_training(other, reference)

@@ -10,9 +10,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.cell import checks, contract, steps
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.checkpoint import SavedCheckpoint
+from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.shared_folder import wait_until_seen
-from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
 from dcpbench.records.files import everything_below
@@ -27,16 +26,12 @@ def overwrite(cell: Cell) -> None:
     reference = steps.build(cell)
     storage = cell.config.storage
     overwriting, refusing = (
-        steps.open_checkpointer(
-            cell.vary(storage=replace(storage, options={**storage.options, "overwrite": allowed}))
-        )
+        cell.vary(storage=replace(storage, options={**storage.options, "overwrite": allowed}))
         for allowed in (True, False)
     )
 
-    def save(checkpointer: Checkpointer, name: str) -> SavedCheckpoint:
-        saved = steps.save(cell, reference.trained, checkpointer, name)
-        steps.finish(cell, saved)
-        return saved
+    def save(cell: Cell, name: str) -> Checkpoint:
+        return steps.finish(cell, steps.save(cell, reference.trained, name))
 
     for _ in range(2):
         until = reference.trained.train_state.step + cell.config.steps_before_save
@@ -68,12 +63,12 @@ def no_cpu_backend(cell: Cell) -> None:
 
     def save_without() -> None:
         try:
-            steps.open_checkpointer(without).save(reference.trained.state(), refused).wait()
+            without.checkpointer.save(reference.trained.state(), refused).wait()
         finally:
             left.extend(_left_behind(refused, ProcessState.now(cell.world.device).minus(before)))
 
     def save_with() -> None:
-        steps.open_checkpointer(cell).save(reference.trained.state(), accepted).wait()
+        cell.checkpointer.save(reference.trained.state(), accepted).wait()
 
     contract.verify_refused(
         cell, AssertionError, "A CPU backend must be enabled for async save", save_without, save_with

@@ -3,13 +3,11 @@ gone when its job is started again. So each stage has processes of its own, and 
 interpreter, with another hash seed, than what has saved."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from dcpbench.cell import checkpoint_files, handover, side_effects, steps, uninterrupted
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.handover import Story
-from dcpbench.cell.steps import ReferenceRun, RunRecord
+from dcpbench.cell.steps import ReferenceRun, Story
 from dcpbench.core.state import StatePart
 from dcpbench.scenarios import chain, save_load
 from dcpbench.verify.perturb import compare_controlled
@@ -20,7 +18,7 @@ from dcpbench.workloads.run_state import live_state
 def never_saves(cell: Cell) -> None:
     """Train the run that never saves, and one that is never restored, for the controls of losses."""
     cell, unsaved = uninterrupted.begin(cell)
-    handover.leave(cell, Story([], unsaved))
+    handover.leave(cell, unsaved)
 
 
 def never_saves_in_chain(cell: Cell) -> None:
@@ -30,7 +28,7 @@ def never_saves_in_chain(cell: Cell) -> None:
         Skip: the plan has one save.
     """
     cell, unsaved = chain.begin(cell)
-    handover.leave(cell, Story([], unsaved))
+    handover.leave(cell, unsaved)
 
 
 def save(cell: Cell) -> None:
@@ -45,28 +43,22 @@ def save_first(cell: Cell) -> None:
 
 def load(cell: Cell) -> None:
     """Load each checkpoint and train on."""
-    save_load.load_and_resume(*_taken(cell))
+    save_load.load_and_resume(*handover.take(cell))
 
 
 def follow(cell: Cell) -> None:
     """Resume a chain from its newest checkpoint."""
-    cell, saved = _taken(cell)
+    cell, saved = handover.take(cell)
     chain.follow(cell, saved)
     handover.leave(cell, saved)
 
 
-def _taken(cell: Cell) -> tuple[Cell, Story]:
-    """Return what the stage before has left to this rank, and the cell with its steps."""
-    story = handover.take(cell, steps.open_checkpointer(cell))
-    return replace(cell, chosen=story.window), story
-
-
-def _save_by(save: Callable[[Cell, RunRecord], tuple[ReferenceRun, Story]], cell: Cell) -> None:
-    cell, unsaved = _taken(cell)
-    reference, saved = save(cell, unsaved.record)
-    for checkpoint in checkpoint_files.remaining(cell, saved.checkpoints)[-1:]:
+def _save_by(save: Callable[[Cell, Story], ReferenceRun], cell: Cell) -> None:
+    cell, unsaved = handover.take(cell)
+    reference = save(cell, unsaved)
+    for checkpoint in checkpoint_files.remaining(cell, reference.record.checkpoints)[-1:]:
         _load_beside(cell, reference, checkpoint)
-    handover.leave(cell, saved, any_layout=cell.config.scenario.converts)
+    handover.leave(cell, reference.record, any_layout=cell.config.scenario.converts)
 
 
 def _load_beside(cell: Cell, reference: ReferenceRun, checkpoint: Checkpoint) -> None:
@@ -81,7 +73,8 @@ def _load_beside(cell: Cell, reference: ReferenceRun, checkpoint: Checkpoint) ->
 
     with cell.phase("verify", "side_effects"):
         before = retained(tensors())
-    steps.load(cell, target, replace(checkpoint, source=None))
+    cell.saved.clear()  # of the run only tensors are compared here
+    steps.load(cell, target, checkpoint)
     with cell.phase("verify", "side_effects"):
         compared = compare_controlled(before, tensors(), proven=cell.proven("side_effect_free"))
         where = f"after the load of step {checkpoint.step}"

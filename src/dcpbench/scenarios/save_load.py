@@ -8,8 +8,7 @@ import torch.distributed as dist
 
 from dcpbench.cell import checkpoint_files, checks, contract, steps, uninterrupted
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.handover import Story
-from dcpbench.cell.steps import ReferenceRun, RunRecord
+from dcpbench.cell.steps import ReferenceRun, Story
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
 
@@ -18,21 +17,20 @@ def save_load(cell: Cell) -> None:
     """A load restores the saved state bit for bit, and training continues with the losses of the reference
     run."""
     cell, unsaved = uninterrupted.begin(cell)
-    _, saved = save(cell, unsaved)
-    load_and_resume(cell, saved)
+    load_and_resume(cell, save(cell, unsaved).record)
 
 
-def save(cell: Cell, unsaved: RunRecord) -> tuple[ReferenceRun, Story]:
+def save(cell: Cell, unsaved: Story) -> ReferenceRun:
     """Train the reference run and save it; it ends in the state of the run that never saves."""
     reference = steps.build(cell, unsaved)
-    checkpoints = steps.train_and_save(cell, reference)
+    steps.train_and_save(cell, reference)
     uninterrupted.compare(cell, unsaved, reference)
-    return reference, Story([*checkpoints], reference.record)
+    return reference
 
 
 def load_and_resume(cell: Cell, saved: Story) -> None:
     """Load each checkpoint, the newest first, into a model that nothing was loaded into before; train on."""
-    target = steps.build_target(cell, saved.record)
+    target = steps.build_target(cell, saved)
     checkpoints = checkpoint_files.remaining(cell, saved.checkpoints)
     for number, checkpoint in enumerate(reversed(checkpoints)):
         before = checks.load_and_verify(cell, target, checkpoint, number)
@@ -41,14 +39,14 @@ def load_and_resume(cell: Cell, saved: Story) -> None:
                 for each in target.state().values():
                     each.load_state_dict(each.state_dict())
             checks.verify_restored(cell, target, checkpoint, before)
-        checks.resume(cell, target, checkpoint, saved.record)
+        checks.resume(cell, target, checkpoint, saved)
     for checkpoint in checkpoints[:1]:  # a trainer may have removed all
-        checks.verify_saved_again(cell, target, checkpoint, saved.record)
+        checks.verify_saved_again(cell, target, checkpoint, saved)
 
 
 def no_dist(cell: Cell) -> None:
     """DCP saves and loads in one process without a process group, also an empty state dict."""
-    checkpointer = steps.open_checkpointer(cell)
+    checkpointer = cell.vary().checkpointer  # it may keep copies of what it has saved
 
     def keys_of(state: dict[str, Any], name: str) -> list[Mismatch]:
         """Save `state`, load it into an empty dict, and return a mismatch for every key found."""

@@ -51,7 +51,7 @@ def _half(cell: Cell) -> tuple[int, World]:
 
 def _save_and_load(cell: Cell, number: int, half: World) -> None:
     of_half = replace(cell, world=half)
-    checkpointer = steps.open_checkpointer(of_half)
+    checkpointer = of_half.checkpointer
     checkpoint_id = str(cell.folder / f"half-{number}")
     state = _state(half, seed=cell.config.seed + number)
     leaves = retained(snapshot_nested(state))

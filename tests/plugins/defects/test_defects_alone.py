@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -76,7 +76,7 @@ def test_shared_writer_is_explained() -> None:
 
 
 def test_states_of_saves_in_flight_are_expected(tmp_path: Path) -> None:
-    other = Checkpoint(2, "", cast(Any, None), {StatePart.model: snapshot_nested({"w": torch.ones(2)})})
+    other = Checkpoint(2, "", {StatePart.model: snapshot_nested({"w": torch.ones(2)})})
     mine = replace(other, step=1, overlapping=[other])
     cell = bare_cell(tmp_path, config(**SMALL, save="async_shared_writer"))
     states = other_save.defect.expected(cell, "restored", Differences(mine, {}))
@@ -89,7 +89,7 @@ def test_state_before_a_load_is_retained(save: str, tmp_path: Path) -> None:
     run = build(cell.config, cell.world, 0)
     dcp.save({"model": {"w": torch.ones(2)}}, checkpoint_id=tmp_path / "1", use_collectives=save == "sync")
     leaves = snapshot_nested({"w": torch.ones(2)})
-    checkpoint = Checkpoint(1, str(tmp_path / "1"), cast(Any, None), {StatePart.model: leaves})
+    checkpoint = Checkpoint(1, str(tmp_path / "1"), {StatePart.model: leaves})
     before = checks.make_different(cell, run, checkpoint)
     assert bool(before.state) == (save != "sync")
     if not before.state:

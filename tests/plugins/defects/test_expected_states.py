@@ -30,7 +30,7 @@ from support.alone import bare_cell, config, world
 
 def restored(check: str, saved: Leaves, actual: Leaves) -> Differences:
     """Return the reference of a load in which all names differ."""
-    checkpoint = Checkpoint(1, "", None, {check: saved})  # type: ignore[arg-type]
+    checkpoint = Checkpoint(1, "", {check: saved})
     found = [Mismatch(name, Problem.differs) for name in actual]
     return Differences(checkpoint, {check: Comparison(saved, actual, Compared(found, {}, {}))})
 

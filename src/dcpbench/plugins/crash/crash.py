@@ -16,7 +16,6 @@ from torch.distributed.checkpoint.api import CheckpointException
 from dcpbench.cell import checks, contract, handover, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.checkpointers.on_disk import FolderState, newest_first
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
@@ -43,12 +42,12 @@ def save_and_die(cell: Cell, kill: Kill, at: str, folder: str) -> None:
     killing = _killing(cell, kill, at)
     killing.marks.mkdir(exist_ok=True)
     with killing.watching(cell.world.rank):
-        run, checkpointer = _train_and_save(cell, folder)
+        run = _train_and_save(cell, folder)
         cell.world.meet()
         killing.arm()
         with cell.phase("save"):
             try:
-                pending = checkpointer.save(run.state(), _place(cell, folder, run.train_state.step))
+                pending = cell.checkpointer.save(run.state(), _place(cell, folder, run.train_state.step))
                 ended = Event()
                 pending.when_ended(ended.set)
                 if ended.wait(_REPORT_S if killing.uploader else None):
@@ -65,22 +64,21 @@ def save_and_die(cell: Cell, kill: Kill, at: str, folder: str) -> None:
 def go_on(cell: Cell, kill: Kill, at: str, folder: str) -> None:
     """Run the second stage: load the newest checkpoint that loads, train on, and save at the step of the
     killed save, if training reaches it."""
-    killing, checkpointer = _killing(cell, kill, at), steps.open_checkpointer(cell)
-    story = handover.take(cell, checkpointer, any_layout=True)
-    candidates, record = story.checkpoints, story.record
+    killing = _killing(cell, kill, at)
+    cell, story = handover.take(cell, any_layout=True)
+    candidates = story.checkpoints
     _verify_killed(cell, killing, candidates, folder)
     if folder == "same":
         cell.files.clear()  # the killed save may have changed them
-    target = steps.build_target(cell, record)
+    target = steps.build_target(cell, story)
     found = _load_newest(cell, target, candidates)
     if found is None:
         return
     checks.load_and_verify(cell, target, found, 1)
     last = candidates[-1].step if found is candidates[0] else None
-    checks.resume(cell, target, found, record, until=last)
-    saved = steps.save(cell, target, checkpointer, Path(_place(cell, folder, target.train_state.step)).name)
-    steps.finish(cell, saved)
-    checks.load_and_verify(cell, target, saved, 2)
+    checks.resume(cell, target, found, story, until=last)
+    saved = steps.save(cell, target, Path(_place(cell, folder, target.train_state.step)).name)
+    checks.load_and_verify(cell, target, steps.finish(cell, saved), 2)
 
 
 def _killing(cell: Cell, kill: Kill, at: str) -> Killing:
@@ -96,7 +94,7 @@ def _place(cell: Cell, folder: str, step: int) -> str:
     return str(cell.folder / ("checkpoint" if folder == "same" else f"step-{step:04d}"))
 
 
-def _train_and_save(cell: Cell, folder: str) -> tuple[Run, Checkpointer]:
+def _train_and_save(cell: Cell, folder: str) -> Run:
     """Train and save as planned, and train on until the save to be killed. Hand over to the next stage the
     results of a run that is not killed."""
     plan = cell.vary(saves=cell.config.saves + 1)
@@ -104,19 +102,17 @@ def _train_and_save(cell: Cell, folder: str) -> tuple[Run, Checkpointer]:
     steps.advance(plan, reference, until=plan.config.last_step)
     with cell.phase("build"):
         run = steps.parallel_run(cell, cell.config.seed)
-    checkpointer = steps.open_checkpointer(cell)
     *complete, last = plan.config.save_steps
     for step in complete:
         cell.files.clear()  # a save to the same folder may change them
         steps.train(cell, run, step)
-        saved = steps.save(cell, run, checkpointer, Path(_place(cell, folder, step)).name)
-        steps.finish(cell, saved)
+        saved = steps.finish(cell, steps.save(cell, run, Path(_place(cell, folder, step)).name))
     steps.train(cell, run, last)
     state = retained_state(run)
-    killed = Checkpoint(last, _place(cell, folder, last), checkpointer, state, numbers=run.numbers)
+    killed = Checkpoint(last, _place(cell, folder, last), state, numbers=run.numbers)
     steps.decide_state(cell, reference, [saved, killed])
-    handover.leave(cell, handover.Story([saved, killed], reference.record), any_layout=True)
-    return run, checkpointer
+    handover.leave(cell, replace(reference.record, checkpoints=[saved, killed]), any_layout=True)
+    return run
 
 
 def _verify_killed(cell: Cell, killing: Killing, candidates: list[Checkpoint], folder: str) -> None:

@@ -16,9 +16,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.cell import contract, steps
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.checkpoint import Checkpoint, SavedCheckpoint
+from dcpbench.cell.checkpoint import Checkpoint, Save
 from dcpbench.cell.checks import verify_values
-from dcpbench.cell.handover import Story, leave, take
+from dcpbench.cell.handover import leave, take
+from dcpbench.cell.steps import Story
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
@@ -28,7 +29,7 @@ from dcpbench.plugins.crash.operations import Kind, Record, Tree, tree_of
 from dcpbench.plugins.crash.recording import read_record, recording
 from dcpbench.plugins.crash.survey import BREAKS, StateKind, Survey, survey
 from dcpbench.verify.compare_layouts import compare_ranks
-from dcpbench.workloads.run_state import State, as_saved, key_of
+from dcpbench.workloads.run_state import State, key_of
 
 _SAVED, _BEFORE, _LOGS = "saved", "before", "logs"
 
@@ -40,11 +41,10 @@ def record_saves(cell: Cell, same_folder: bool, **_: Any) -> None:
         (cell.folder / name).mkdir(exist_ok=True)
     reference = steps.build(cell)
     steps.advance(cell, reference, until=cell.config.steps_before_save)
-    first = steps.open_checkpointer(inside)
-    old = steps.save(inside, reference.trained, first, "checkpoint" if same_folder else "old")
+    old = steps.save(inside, reference.trained, "checkpoint" if same_folder else "old")
     steps.finish(inside, old)
-    first.close()  # ends the uploading process too, so that the next one is recorded
-    before = str(cell.folder / _BEFORE / Path(old.checkpoint_id).name)
+    inside.checkpointer.close()  # ends the uploading process too, so that the next one is recorded
+    before = str(cell.folder / _BEFORE / Path(old.checkpoint.checkpoint_id).name)
     left = [replace(_left(cell, old), checkpoint_id=before)]
     if cell.world.rank == 0:
         shutil.copytree(inside.folder, cell.folder / _BEFORE)
@@ -54,10 +54,11 @@ def record_saves(cell: Cell, same_folder: bool, **_: Any) -> None:
     cell.world.meet()
 
     measured = len(cell.report.measurements)
-    second = steps.open_checkpointer(inside)
+    inside = cell.vary(folder=_SAVED)
+    second = inside.checkpointer
     with recording(inside.folder, cell.folder / _LOGS, cell.world.rank) as recorder:
         try:
-            new = steps.save(inside, reference.trained, second, "checkpoint" if same_folder else "new")
+            new = steps.save(inside, reference.trained, "checkpoint" if same_folder else "new")
             new.pending.wait()
         except (CheckpointException, RuntimeError):
             if cell.config.storage.options.get("overwrite", True):
@@ -71,18 +72,18 @@ def record_saves(cell: Cell, same_folder: bool, **_: Any) -> None:
     leave(cell, Story(left), any_layout=True)
 
 
-def _left(cell: Cell, saved: SavedCheckpoint) -> Checkpoint:
+def _left(cell: Cell, save: Save) -> Checkpoint:
     """Describe a checkpoint to one process that loads it alone; collective. Values on which the ranks
     disagree are left out: no load can restore them on all ranks, which other checks report."""
-    state: State = {}
+    state, saved = State(), save.checkpoint
     with cell.phase("verify", "left"):
-        for part, leaves in as_saved(saved.source, saved.state).items():
-            names = (name for name in leaves if key_of(part, name, saved.numbers) in saved.keys)
+        for part, leaves in saved.named.items():
+            names = (name for name in leaves if key_of(part, name, saved.numbers) in save.keys)
             full, compared = compare_ranks({name: leaves[name] for name in names}, cell.world.group)
             differing = {finding.name for finding in compared.found}
             if agreed := {name: leaf for name, leaf in full.items() if name not in differing}:
                 state[part] = agreed
-    return saved.plain(state, by_content=True)
+    return replace(saved, state=state, named={}, by_content=True)
 
 
 def load_states(cell: Cell, same_folder: bool, samples: int) -> None:
@@ -91,35 +92,34 @@ def load_states(cell: Cell, same_folder: bool, samples: int) -> None:
     record = read_record(cell.folder / _BEFORE, cell.folder / _LOGS, ranks)
     _verify_record(cell, record, tree_of(cell.folder / _SAVED))
     names = ("checkpoint",) if same_folder else ("new", "old")
-    checkpointer = steps.open_checkpointer(cell)
-    step, values = _load_complete(cell, checkpointer)
+    cell, story = take(cell, any_layout=True)
+    step, values = story.checkpoints[-1].step, _load_complete(cell, story)
     judge = Judge(values[-1], values[0] if len(values) > 1 else None)
 
     def template() -> dict[str, Any]:
         return {key: sentinel(value) for key, value in values[-1].items()}
 
     with cell.phase("verify", "crash_states"), folder_in_memory() as folder:
-        loader = Loader(folder, checkpointer.load, template)
+        loader = Loader(folder, cell.checkpointer.load, template)
         found = survey(disk_states(record, samples, cell.config.seed), loader, judge, names)
     with cell.phase("verify", "power"), folder_in_memory() as folder:
-        controls = [*_controls(record, Loader(folder, checkpointer.load, template), judge, names)]
+        controls = [*_controls(record, Loader(folder, cell.checkpointer.load, template), judge, names)]
     _measure(cell, found)
     succeeded = any(step.kind is Kind.success for of_rank in record.ranks for step in of_rank)
     _verify(cell, found, controls, succeeded, step)
 
 
-def _load_complete(cell: Cell, checkpointer: Checkpointer) -> tuple[int, list[Values]]:
+def _load_complete(cell: Cell, story: Story) -> list[Values]:
     """Load the old and the new checkpoint and compare them with the live state when they were saved. Return
-    the step of the last, and the values of both; if the second save was refused, only those of the old
-    one."""
-    left, values = take(cell, checkpointer, any_layout=True).checkpoints, list[Values]()
-    for saved in left:
-        loaded = _empty_values(checkpointer, saved.checkpoint_id)
+    the values of both; if the second save was refused, only those of the old one."""
+    values = list[Values]()
+    for saved in story.checkpoints:
+        loaded = _empty_values(cell.checkpointer, saved.checkpoint_id)
         with cell.phase("verify", "complete"):
-            checkpointer.load(loaded, saved.checkpoint_id)
+            cell.checkpointer.load(loaded, saved.checkpoint_id)
             verify_values(cell, saved, loaded, None)
         values.append(plain(loaded))
-    return left[-1].step, values
+    return values
 
 
 def _empty_values(checkpointer: Checkpointer, checkpoint_id: str) -> dict[str, Any]:

@@ -3,14 +3,12 @@ or the state has to be saved and restored correctly. A failed save must not leav
 checkpoint, and the next save to the same place, or the next load, has to succeed."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.cell import checks, contract, steps
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.checkpoint import SavedCheckpoint
-from dcpbench.checkpointers.base import Checkpointer
+from dcpbench.cell.checkpoint import Save
 from dcpbench.checkpointers.on_disk import FolderState, audited
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared, Skip
@@ -31,40 +29,37 @@ def storage_failure(cell: Cell) -> None:
     sound = cell.vary(storage=sound_storage(storage))
     reference = steps.build(cell)
     in_load = storage.options["of"] == "load"
-    checkpointer, failing = steps.open_checkpointer(sound), steps.open_checkpointer(cell)
     steps.advance(cell, reference, until=train_steps)
-    steps.finish(cell, steps.save(cell, reference.trained, checkpointer, _OLDER))
+    steps.finish(sound, steps.save(sound, reference.trained, _OLDER))
     steps.advance(cell, reference, until=2 * train_steps)
 
-    newer: list[SavedCheckpoint] = []
+    newer: list[tuple[Cell, Save]] = []
 
-    def save(by: Checkpointer) -> None:
-        newer[:] = [steps.save(cell, reference.trained, by, _NEWER)]
-        newer[0].pending.wait()
+    def save(by: Cell) -> None:
+        newer[:] = [(by, steps.save(by, reference.trained, _NEWER))]
+        newer[0][1].pending.wait()
 
     if in_load:
-        save(checkpointer)
-    elif _raises(cell, lambda: save(failing), "of the save"):
+        save(sound)
+    elif _raises(cell, lambda: save(cell), "of the save"):
         _verify_leftovers(cell)
-        save(checkpointer)
-    steps.finish(cell, newer[0])
+        save(sound)
+    saved = steps.finish(*newer[0])
     if not in_load:
         _skip_unless_failed(cell)
     if any(gathered(cell.report.checks["checkpoint_whole"].count, cell.world.group)):
         return  # the result of its load is undefined
-    steps.decide_state(cell, reference, newer)
+    steps.decide_state(cell, reference, [saved])
     target = steps.build_target(cell, reference.record)
-    saved = replace(newer[0], checkpointer=checkpointer)
     if in_load:
         before = checks.make_different(cell, target, saved)
-        by_failing = replace(saved, checkpointer=failing)
-        raised = _raises(cell, lambda: steps.load(cell, target, by_failing), "of the load")
+        raised = _raises(cell, lambda: steps.load(cell, target, saved), "of the load")
         _skip_unless_failed(cell)
         if not raised:
-            checks.verify_restored(cell, target, saved, before)
+            checks.verify_restored(sound, target, saved, before)
             return
         target = steps.build_target(cell, reference.record, 1)  # some of it may have been loaded
-    checks.load_and_verify(cell, target, saved, 1)
+    checks.load_and_verify(sound, target, saved, 1)
 
 
 def _raises(cell: Cell, do: Callable[[], None], where: str) -> bool:

@@ -33,7 +33,8 @@ def loads_slices(applies: Callable[[Config], bool], is_sliced: IsSliced, set_aga
         checkpoint, actual = reference.checkpoint, reference.actual.get(_PART, {})
         wrong = {name: actual[name] for name in reference.names.get(_PART, ()) if name in actual}
         again = partial(set_again, shards=fsdp1_sizes(cell.config).get("tp", 1))
-        saved, recall = checkpoint.state.get(_PART, {}), checkpoint.recall_of(_PART)
+        saved = checkpoint.state.get(_PART, {})
+        recall = checkpoint.recall_of(_PART, cell.checkpointer)
         for leaves in slices(saved, wrong, recall, is_sliced, again):
             yield {_PART: leaves}
 

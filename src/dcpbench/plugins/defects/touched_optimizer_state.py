@@ -29,13 +29,13 @@ def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[St
     names, saved = live_state(target)[_PART].keys(), reference.checkpoint.state.get(_PART, {})
     yield {_PART: {name: ABSENT for name in saved if name.startswith("state.") and name not in names}}
     if fsdp1_sizes(cell.config) and not any(target.optimizer.state.values()):
-        yield {_PART: _set_again(target, reference.checkpoint)}
+        yield {_PART: _set_again(cell, target, reference.checkpoint)}
 
 
-def _set_again(target: OwnRun, checkpoint: Checkpoint) -> Leaves:
+def _set_again(cell: Cell, target: OwnRun, checkpoint: Checkpoint) -> Leaves:
     """Return an optimizer's state after a load of its own state dict. Under FSDP1 the load has removed empty
     entries, so DCP takes its step of new optimizers, with the restored weights and hyperparameters."""
-    saved, live = checkpoint.tensors("model", target)
+    saved, live = checkpoint.tensors("model", target, cell.checkpointer)
     for name, value in live.items():
         value.copy_(saved[name])
     leaves = checkpoint.state[_PART]
