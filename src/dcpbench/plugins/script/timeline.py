@@ -12,7 +12,7 @@ _MOST = 60
 
 def timeline(frame: pd.DataFrame) -> tuple[str, pd.DataFrame] | None:
     """Return a line for each stop; None if no script was run."""
-    rows = [row for row in records(frame[frame["scenario"].eq("script")]) if row["verdict"]]
+    rows = [row for row in records(frame[frame["scenario"].eq("script")]) if row.get("verdict")]
     if not rows:
         return None
     table = pd.DataFrame(

@@ -75,7 +75,8 @@ def page(sweep: Sweeps, title: str, before: Sweeps | None = None, plan: Planned 
 
 def _section(content: tuple[str, pd.DataFrame]) -> str:
     heading, table = content
-    return f"<section><h2>{_text(heading)}</h2>{_ascii(table.to_html(index=False, border=0))}</section>"
+    text = table.to_html(index=False, border=0, classes="plain of-plugin")
+    return f"<section><h2>{_text(heading)}</h2>{_ascii(text)}</section>"
 
 
 def _asset(name: str) -> str:
@@ -104,7 +105,9 @@ def _plain(frame: pd.DataFrame) -> str:
     chosen = frame[~(passed & ok(frame))]
     shown = chosen[_PLAIN].head(_PLAIN_ROWS).map(lambda value: cut(value, _PLAIN_REASON) or "")
     for table in (detection(frame), shown):
-        parts += [_ascii(table.to_html(index=False, border=0))] if len(table) else []
+        parts += (
+            [_ascii(table.to_html(index=False, border=0, classes="plain of-plugin"))] if len(table) else []
+        )
     if len(chosen) > len(shown):
         parts.append(f"<p>and {len(chosen) - len(shown)} more, which are in {RESULTS_CSV}</p>")
     return "".join(parts)
