@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from dcpbench.cell import checkpoint_files, checks, explained, steps
-from dcpbench.cell.cell import Cell
+from dcpbench.cell.cell import Cell, KnownFiles
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.steps import Story
 from dcpbench.checkpointers.dcp import DcpCheckpointer
@@ -147,7 +147,7 @@ def test_files_are_verified_by_rank_0_only(rank: int, tmp_path: Path) -> None:
         (tmp_path / name / "file").write_text(name)
         checkpointer = DcpCheckpointer(tmp_path, cell.config, cell.world)
         place = str(tmp_path / name)
-        cell.files[place] = name, checkpointer.digests(place), checkpointer
+        cell.files[place] = KnownFiles(name, checkpointer.digests(place), checkpointer)
         (tmp_path / name / "file").write_text("something else")
     checkpoint_files.verify_files(cell)
     report = cell.report.checks["files_unchanged"]

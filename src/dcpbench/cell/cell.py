@@ -5,13 +5,13 @@ import multiprocessing
 import pkgutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dcpbench.cell.window import Window
 from dcpbench.checkpointers.base import Checkpointer, PendingSave
@@ -20,6 +20,7 @@ from dcpbench.core.metrics import METRICS, PHASE_S, Measurement
 from dcpbench.core.mismatch import Sides
 from dcpbench.core.plugins import all_of
 from dcpbench.core.rank_report import CheckReport, Compared, RankReport
+from dcpbench.verify.files import FileDigests
 from dcpbench.workloads.run import Run
 from dcpbench.workloads.workload import Batches, batches_of
 from dcpbench.workloads.world import World
@@ -46,6 +47,20 @@ class Uploads:
             self._notify(tuple(self._started))
 
 
+class KnownFiles(NamedTuple):
+    """The files of a checkpoint, which must stay as they are.
+
+    Args:
+        where: the checkpoint, for people.
+        digests: those of when its save reported success; None if its trainer has removed it since.
+        checkpointer: reads them.
+    """
+
+    where: str
+    digests: FileDigests | None
+    checkpointer: Checkpointer
+
+
 @dataclass(frozen=True)
 class Cell:
     """One stage of a cell on one rank, which every scenario gets as its first argument.
@@ -57,8 +72,7 @@ class Cell:
         announce: notifies the driver that a phase begins, so that it can report a failure with its phase.
         report: what this rank hands to the driver at the end.
         uploads: the saves in flight.
-        files: for each checkpoint id, oldest first, a label, the digests of its files when its save reported
-            success (None if its trainer has removed it since), and its checkpointer.
+        files: of each checkpoint, by its id, oldest first.
         saved: the live runs that were saved, by checkpoint id; no load may change them.
         synced: returns the files below a folder that this rank has synced.
         endings: callbacks for the end of the stage.
@@ -73,7 +87,7 @@ class Cell:
     announce: Callable[[str], None]
     report: RankReport
     uploads: Uploads
-    files: dict[str, tuple[str, Mapping[str, str] | None, Checkpointer]] = field(default_factory=dict)
+    files: dict[str, KnownFiles] = field(default_factory=dict)
     saved: dict[str, Run] = field(default_factory=dict)
     synced: Callable[[Path], set[str]] = lambda folder: set()
     endings: ExitStack = field(default_factory=ExitStack)

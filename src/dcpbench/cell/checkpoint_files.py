@@ -4,7 +4,7 @@ trainer may remove older checkpoints."""
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dcpbench.cell.cell import Cell
+from dcpbench.cell.cell import Cell, KnownFiles
 from dcpbench.cell.checkpoint import Checkpoint, Save
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import NOTHING, Compared
@@ -35,20 +35,20 @@ def follow(cell: Cell, checkpoint: Checkpoint, digests: Mapping[str, str]) -> No
     if not checkpointer.has_files:
         cell.report.not_applied[CHECK] = "its checkpoints are not files"
         return
-    cell.files[checkpoint_id] = where, digests, checkpointer
+    known = cell.files[checkpoint_id] = KnownFiles(where, digests, checkpointer)
     _note_removed(cell)
-    if digests or not checkpointer.unreadable or cell.files[checkpoint_id][1] is None:
+    if digests or not checkpointer.unreadable or cell.files[checkpoint_id].digests is None:
         return  # without its files a readable checkpoint has no manifest, which fails
     compared = checkpointer.without_files(checkpoint_id) if cell.world.rank == 0 else None
     if compared:  # else `verify_files` names them
         cell.record(CHECK, compared, where)
     if cell.world.gathered(compared is not None)[0]:
-        cell.files[checkpoint_id] = where, None, checkpointer
+        cell.files[checkpoint_id] = known._replace(digests=None)
 
 
 def remaining(cell: Cell, checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
     """Return the checkpoints that their trainer has not removed."""
-    removed = {checkpoint_id for checkpoint_id, (_, digests, _) in cell.files.items() if digests is None}
+    removed = {checkpoint_id for checkpoint_id, known in cell.files.items() if known.digests is None}
     return [checkpoint for checkpoint in checkpoints if checkpoint.checkpoint_id not in removed]
 
 
@@ -56,7 +56,8 @@ def report_missing(cell: Cell, checkpoint: Checkpoint, file: str | None) -> str:
     """Report that a load of a trainer's checkpoint misses a `file` under its path, and return what became of
     it. Another file, such as one of a data set, is none of the checkpoint."""
     checkpointer, checkpoint_id = cell.checkpointer, checkpoint.checkpoint_id
-    _, digests, _ = cell.files.get(checkpoint_id, ("", None, checkpointer))
+    known = cell.files.get(checkpoint_id)
+    digests = known.digests if known else None
     gone = sorted({*(digests or ())} - {*checkpointer.lengths(checkpoint_id)})
     if file and file.startswith(checkpoint_id):
         name = Path(checkpoint_id).name
@@ -72,27 +73,26 @@ def verify_files(cell: Cell) -> None:
     """At the end of a stage, check on rank 0 that the files of each checkpoint have not changed since its
     save reported success; collective."""
     _note_removed(cell)
-    for checkpoint_id, (where, then, checkpointer) in cell.files.items():
-        if then is None:
+    for checkpoint_id, known in cell.files.items():
+        if known.digests is None:
             continue
         with cell.phase("verify", "files"):
             compared = NOTHING
             if cell.world.rank == 0:
-                compared = compare_files(then, checkpointer.digests(checkpoint_id))
-            cell.record(CHECK, compared, where)
+                compared = compare_files(known.digests, known.checkpointer.digests(checkpoint_id))
+            cell.record(CHECK, compared, known.where)
 
 
 def _note_removed(cell: Cell) -> None:
     """Note which checkpoints a trainer has removed, and in which save; collective."""
     if not cell.config.own_trainer:
         return
-    known = {
-        checkpoint_id: checkpointer.removed for checkpoint_id, (_, _, checkpointer) in cell.files.items()
-    }
-    removed = cell.world.gathered(known)[0]
-    for checkpoint_id, (where, digests, checkpointer) in [*cell.files.items()]:
-        remover = removed[checkpoint_id].get(checkpoint_id)
-        if digests is not None and remover:
-            cell.files[checkpoint_id] = where, None, checkpointer
+    files = cell.files.items()
+    mine = {checkpoint_id: known.checkpointer.removed.get(checkpoint_id) for checkpoint_id, known in files}
+    removers = cell.world.gathered(mine)[0]
+    for checkpoint_id, known in [*files]:
+        remover = removers[checkpoint_id]
+        if known.digests is not None and remover:
+            cell.files[checkpoint_id] = known._replace(digests=None)
             why = f"the save of {remover} removed it, so it is not loaded"
-            cell.report.left_out[CHECK, "", where] = why
+            cell.report.left_out[CHECK, "", known.where] = why

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dcpbench.cell.cell import Cell
+from dcpbench.cell.cell import Cell, KnownFiles
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import explained_in_checkpoint
 from dcpbench.cell.steps import Story
@@ -58,7 +58,7 @@ def take(cell: Cell, any_layout: bool = False, same_layout: bool = True) -> tupl
         story: Story = torch.load(cell.folder / _name(cell, any_layout), weights_only=not own)
     cell = replace(cell, chosen=story.window)
     for checkpoint_id, known in story.files.items():
-        cell.files[checkpoint_id] = *known, cell.checkpointer
+        cell.files[checkpoint_id] = KnownFiles(*known, cell.checkpointer)
         cell.checkpointer.note_removed(checkpoint_id)
     if not same_layout:
         story.limits = replace(story.limits, generators=frozenset())

@@ -119,8 +119,7 @@ def _verify_killed(cell: Cell, killing: Killing, candidates: list[Checkpoint], f
     """Check by the files that ranks were killed at the point, and check that the others raised an error."""
     here = cell.world.rank == 0
     saved, killed = candidates
-    _, usual, _ = cell.files[saved.checkpoint_id]
-    usual = usual or {}
+    usual = cell.files[saved.checkpoint_id].digests or {}
     before: FileDigests = usual if folder == "same" else {}
     after = digest_files(Path(killed.checkpoint_id)) if here else {}
 
