@@ -10,11 +10,14 @@ from unittest import mock
 import pytest
 import torch
 
-from dcpbench.cell import handover
+from dcpbench.cell import handover, steps
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.steps import Story
 from dcpbench.config.groups import Verify
+from dcpbench.core.state import StatePart
 from dcpbench.verify import plain_read
+from dcpbench.verify.compare import compare
+from dcpbench.verify.snapshot import PLAIN, TensorLeaf
 from support.alone import bare_cell, config, world
 
 pytestmark = pytest.mark.cell
@@ -51,3 +54,19 @@ def test_loaded_value_is_compared_as_saved() -> None:
     }
     assert seen == {"number": 3, "scalar": 3, "stream": losses, "bytes": losses}
     assert type(seen["scalar"]) is int
+
+
+def test_checkpoint_is_plain_data(tmp_path: Path) -> None:
+    """It can be read without running code, so no live run and no checkpointer is in it."""
+    cell = bare_cell(tmp_path, config(model="short", scheduler="step"))
+    reference = steps.build(cell)
+    steps.advance(cell, reference, 1)
+    saved = steps.finish(cell, steps.save(cell, reference.trained))
+    written = stream(saved)
+    written.seek(0)
+    with torch.serialization.safe_globals([Checkpoint, StatePart, TensorLeaf, *PLAIN]):
+        read = torch.load(written, weights_only=True)
+    assert (read.step, read.checkpoint_id, str(read)) == (1, saved.checkpoint_id, str(saved))
+    assert read.state.keys() == saved.state.keys()
+    for part, leaves in saved.by_key.items():
+        assert compare(leaves, read.by_key[part]) == []

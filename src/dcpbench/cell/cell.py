@@ -5,7 +5,7 @@ import multiprocessing
 import pkgutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,7 +20,6 @@ from dcpbench.core.metrics import METRICS, PHASE_S, Measurement
 from dcpbench.core.mismatch import Sides
 from dcpbench.core.plugins import all_of
 from dcpbench.core.rank_report import CheckReport, Compared, RankReport
-from dcpbench.verify.files import FileDigests
 from dcpbench.workloads.run import Run
 from dcpbench.workloads.workload import Batches, batches_of
 from dcpbench.workloads.world import World
@@ -57,7 +56,7 @@ class KnownFiles(NamedTuple):
     """
 
     where: str
-    digests: FileDigests | None
+    digests: Mapping[str, str] | None
     checkpointer: Checkpointer
 
 

@@ -14,7 +14,6 @@ from dcpbench.checkpointers.base import AtSuccess, Checkpointer, PendingSave
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import StatePart
-from dcpbench.verify.compare import Recall
 from dcpbench.verify.compare_layouts import compare_state
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads.run import Run
@@ -100,7 +99,7 @@ class Checkpoint:
         of = StatePart(part)
         return saved_and_live(self.state.get(of, {}), live_state(run)[of], self.recall_of(of, checkpointer))
 
-    def recall_of(self, part: StatePart, checkpointer: Checkpointer) -> Recall:
+    def recall_of(self, part: StatePart, checkpointer: Checkpointer) -> Callable[[str], torch.Tensor | None]:
         """Return a function that reads a tensor by its name in a part; each rank may call it alone."""
         return lambda name: checkpointer.read_tensor(self.checkpoint_id, key_of(part, name, self.numbers))
 
@@ -109,7 +108,7 @@ class Checkpoint:
         saved: Leaves,
         actual: Leaves,
         group: dist.ProcessGroup | None,
-        recall: Recall | None = None,
+        recall: Callable[[str], torch.Tensor | None] | None = None,
         closely: bool = True,
     ) -> list[Mismatch]:
         """Compare a live state with a saved one of the same layout as this checkpoint's; collective over

@@ -22,8 +22,7 @@ from dcpbench.core.plugins import all_of
 from dcpbench.core.rank_report import NOTHING
 from dcpbench.core.state import StatePart
 from dcpbench.verify.audit import compare_manifest
-from dcpbench.verify.compare import Comparison
-from dcpbench.verify.plain_read import compare_stored, is_stored
+from dcpbench.verify.plain_read import stored_comparison
 from dcpbench.verify.snapshot import Leaves, retained
 from dcpbench.workloads import build_run
 from dcpbench.workloads.generators import States
@@ -334,14 +333,8 @@ def _compare_files(cell: Cell, in_flight: Save, elsewhere: set[str]) -> None:
     if not stored:
         cell.report.not_applied.setdefault("files_equal", "nothing else reads files of this format")
         return
-    device = cell.world.device
     comparisons = {
-        part: Comparison(
-            leaves,
-            stored,
-            compare_stored([leaves], stored, device, elsewhere),
-            partial(is_stored, device=device),
-        )
+        part: stored_comparison(leaves, stored, cell.world.device, elsewhere)
         for part, leaves in in_flight.in_files.items()
     }
     compared = explained_in_checkpoint(cell, "stored", checkpoint, comparisons).values()

@@ -5,6 +5,7 @@ import math
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
 from dcpbench.verify.audit import reach
-from dcpbench.verify.compare import compare
+from dcpbench.verify.compare import Comparison, compare
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.perturb import made_different
 from dcpbench.verify.snapshot import BLOCK, DigestedLeaf, Idle, Leaf, Leaves, TensorLeaf, snapshot_nested
@@ -55,7 +56,15 @@ def compare_stored(
     return Compared(found, dict.fromkeys(fired, True), fired)
 
 
-def is_stored(key: str, leaf: Leaf, chunks: Any, device: torch.device) -> bool:
+def stored_comparison(
+    leaves: Leaves, stored: Stored, device: torch.device, elsewhere: Collection[str]
+) -> Comparison:
+    """Return the comparison of this rank's parts with the files, except keys that are read `elsewhere`."""
+    compared = compare_stored([leaves], stored, device, elsewhere)
+    return Comparison(leaves, stored, compared, partial(_is_stored, device=device))
+
+
+def _is_stored(key: str, leaf: Leaf, chunks: Any, device: torch.device) -> bool:
     """Return whether a file has this rank's part of a tensor; of a large one, the block that is read."""
     if not isinstance(leaf, TensorLeaf | DigestedLeaf) or not leaf.extent.numel:
         return False
