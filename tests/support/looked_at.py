@@ -6,7 +6,7 @@ from typing import Any
 
 from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import RankReport
-from dcpbench.core.state import CHECK_OF
+from dcpbench.core.state import CHECK_OF, text_of
 from dcpbench.scenarios import fine_tune
 from dcpbench.verify.audit import Chunk, Entry, Manifest, controls
 from dcpbench.verify.flags import HOOKS
@@ -85,7 +85,7 @@ class Looked:
     def equal(self, where: str) -> Places:
         """Hooks of the model are compared after the resume."""
         return {
-            (check, where): names - {HOOKS} if check == "flags_equal" else names
+            (check, where): names - {text_of(HOOKS)} if check == "flags_equal" else names
             for check, names in self.names.items()
         }
 

@@ -13,22 +13,22 @@ import torch.distributed as dist
 from dcpbench.checkpointers.base import AtSuccess, Checkpointer, PendingSave
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
-from dcpbench.core.state import StatePart
+from dcpbench.core.state import StatePart, key_of
 from dcpbench.verify.compare import Recall
 from dcpbench.verify.compare_layouts import compare_state
-from dcpbench.verify.snapshot import Leaves
+from dcpbench.verify.snapshot import Leaf, Leaves
 from dcpbench.workloads.run import Run
 from dcpbench.workloads.run_state import (
     Keys,
     State,
-    key_of,
+    StateByKey,
     live_state,
     saved_and_live,
 )
 
 
-def whole_tensors(parts: Iterable[Leaves]) -> set[str]:
-    """Return the names of the tensors that this rank has completely."""
+def whole_tensors(parts: Iterable[Mapping[str, Leaf]]) -> set[str]:
+    """Return the keys of the tensors that this rank has completely."""
     leaves = ((name, getattr(leaf, "extent", None)) for part in parts for name, leaf in part.items())
     return {name for name, extent in leaves if extent and extent.numel == math.prod(extent.shape)}
 
@@ -65,7 +65,7 @@ class Checkpoint:
     checkpoint_id: str
     state: State
     named: State = field(default_factory=dict)
-    numbers: Mapping[str, str] = field(default_factory=dict)
+    numbers: Mapping[str | int, int] = field(default_factory=dict)
     by_content: bool = False
     how: str = ""
     overlapping: list["Checkpoint"] = field(default_factory=list)
@@ -74,11 +74,11 @@ class Checkpoint:
         return f"in the checkpoint of step {self.step}{self.how}"
 
     @property
-    def by_key(self) -> State:
+    def by_key(self) -> StateByKey:
         """The saved state of each part, by the flattened keys of the checkpoint."""
         return self.keyed(self.named or self.state)
 
-    def keyed(self, state: State) -> State:
+    def keyed(self, state: State) -> StateByKey:
         """Return a state by the flattened keys of the checkpoint."""
         return {
             part: {key_of(part, name, self.numbers): leaf for name, leaf in leaves.items()}
@@ -140,5 +140,5 @@ class Save(NamedTuple):
     files: Future[AtSuccess]
     still_open: Callable[[], Compared]
     keys: Keys
-    in_files: State
+    in_files: StateByKey
     number: int

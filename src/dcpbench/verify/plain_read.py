@@ -11,6 +11,7 @@ import torch
 
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
+from dcpbench.core.state import Name
 from dcpbench.verify.audit import reach
 from dcpbench.verify.compare import compare
 from dcpbench.verify.layout import Extent, whole
@@ -34,7 +35,7 @@ Stored = Mapping[str, Sequence[StoredChunk]]
 
 
 def compare_stored(
-    parts: Iterable[Leaves], stored: Stored, device: torch.device, elsewhere: Collection[str] = ()
+    parts: Iterable[Mapping[str, Leaf]], stored: Stored, device: torch.device, elsewhere: Collection[str] = ()
 ) -> Compared:
     """Compare this rank's parts of what was saved, by flattened key, with the files.
 
@@ -103,8 +104,8 @@ def _compare(
         if isinstance(saved, TensorLeaf):
             part, device = part.reshape(saved.local.shape), saved.local.device
         stored = TensorLeaf(part.to(device), saved.extent, saved.placements, saved.kind)
-        found = compare({key: saved}, {key: stored})
-    control = compare({key: made_different(saved)}, {key: stored}, closely=False)
+        found = compare({(key,): saved}, {(key,): stored})
+    control = compare({(key,): made_different(saved)}, {(key,): stored}, closely=False)
     return found, bool(control)
 
 
@@ -144,7 +145,7 @@ def part_of(extent: Extent, chunks: Iterable[StoredChunk]) -> torch.Tensor:
     return extent.take_of_box(box)
 
 
-def leaves_like(expected: Leaves, keys: Mapping[str, str], values: Mapping[str, Any]) -> Leaves:
+def leaves_like(expected: Leaves, keys: Mapping[Name, str], values: Mapping[str, Any]) -> Leaves:
     """Return leaves of the full values of a checkpoint, by flattened key, for the names of an expected state;
     `keys` are the flattened keys by name."""
     found: Leaves = {}
@@ -152,7 +153,7 @@ def leaves_like(expected: Leaves, keys: Mapping[str, str], values: Mapping[str, 
         if keys[name] in values and not isinstance(leaf, Idle):
             value = values[keys[name]]
             is_tensor = isinstance(leaf, TensorLeaf | DigestedLeaf)
-            found |= snapshot_nested({name: value if is_tensor else _plain(value)})
+            found |= snapshot_nested({name[-1]: value if is_tensor else _plain(value)}, name[:-1])
     return found
 
 
