@@ -29,7 +29,7 @@ FILES = {*STORED, "a file that went", "a file that came"}
 
 ONE = Manifest({"key": Entry((2,), "float32", (Chunk((0,), (2,), "file"),))}, {"file": 1}, {"file": 1})
 DAMAGES = {*controls(ONE, {}), "bytes of two entries", "files that were not synced"}
-PROCESS = set(ProcessState.leaves(states_of_generators(world().device), world().device))
+PROCESS = {*map(text_of, ProcessState.leaves(states_of_generators(world().device), world().device))}
 
 
 def trained(given: Config) -> OwnRun:
