@@ -15,13 +15,13 @@ from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.mend import mend
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
-from dcpbench.core.state import CHECK_OF, StatePart
+from dcpbench.core.state import CHECK_OF, StatePart, key_of
 from dcpbench.verify.compare import compare
 from dcpbench.verify.snapshot import TensorLeaf, digested, named_parameters
 from dcpbench.workloads.build_run import build
 from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.run import NO_LIMITS
-from dcpbench.workloads.run_state import State, key_of, live_state, retained_state
+from dcpbench.workloads.run_state import State, live_state, retained_state
 from dcpbench.workloads.workload import batches_of
 from support.alone import bare_cell, config, run_alone
 
@@ -117,8 +117,8 @@ def test_missing_entries_are_made_like_their_parameters(tmp_path: Path) -> None:
     for name, parameter in named_parameters(target.model).items():
         entries = target.optimizer.state[parameter]
         assert entries["exp_avg"].shape == parameter.shape
-        assert torch.equal(entries["exp_avg"], state[f"state.{name}.exp_avg"].local)
-        assert entries["exp_avg"] is not state[f"state.{name}.exp_avg"].local, "later steps change it"
+        assert torch.equal(entries["exp_avg"], state["state", name, "exp_avg"].local)
+        assert entries["exp_avg"] is not state["state", name, "exp_avg"].local, "later steps change it"
 
 
 def test_entry_of_another_dtype_is_replaced(tmp_path: Path) -> None:
@@ -135,6 +135,44 @@ def test_entry_of_another_dtype_is_replaced(tmp_path: Path) -> None:
     cell.record("optim_equal", Compared(explained, {}, {}), str(checkpoint))
     assert mend(cell, target, checkpoint) is None
     assert wrong(checkpoint, target) == set()
+
+
+class StatefulLayer(torch.nn.Module):
+    """A module whose extra state is any value."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
+
+    def get_extra_state(self) -> Any:
+        return self.value
+
+    def set_extra_state(self, state: Any) -> None:
+        self.value = state
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded"),
+    [
+        (torch.ones(2), torch.zeros(2)),
+        (torch.ones(2), {}),
+        (b"2", b"1"),
+        ({"steps": 2, "seen": 3}, {"steps": 1}),
+        ({"steps": 2}, None),
+    ],
+)
+def test_extra_state_of_a_module_gets_its_saved_value(saved: Any, loaded: Any, tmp_path: Path) -> None:
+    cell = bare_cell(tmp_path, config(**SMALL))
+    run = build(cell.config, cell.world, 0)
+    run.model.counter = StatefulLayer(saved)
+    vars(cell)["checkpointer"] = Reader()
+    checkpoint = Checkpoint(2, "", retained_state(run))
+    run.model.counter.value = loaded
+    found = compare(checkpoint.state[StatePart.model], live_state(run)[StatePart.model])
+    cell.record("model_equal", Compared([replace(one, by="mine") for one in found], {}, {}), str(checkpoint))
+    assert mend(cell, run, checkpoint) is None
+    assert wrong(checkpoint, run) == set()
+    assert type(run.model.counter.value) is type(saved)
 
 
 @pytest.mark.parametrize("is_right", [True, False])

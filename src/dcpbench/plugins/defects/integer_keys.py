@@ -1,28 +1,28 @@
 """DCP loads the value of a key that is no string into an additional string key
 (docs/findings/integer-keys.md)."""
 
-import re
 from collections.abc import Iterator
 
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Differences
 from dcpbench.core.defects import Defect, Moment
+from dcpbench.core.state import text_of
 from dcpbench.plugins.defects._cells import loads_by_dcp
 from dcpbench.verify.compare import same_leaves
 from dcpbench.workloads.run_state import State
-
-_QUOTED = re.compile(r"""(^|\.)(['"])(.*?)\2(?=\.|$)""")
-"""A string key in a name, which is quoted if there is another key of the same text."""
 
 
 def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
     state = State()
     for part, names in reference.names.items():
         saved, actual = reference.checkpoint.state.get(part, {}), reference.actual[part]
-        keys = {name: _QUOTED.sub(r"\1\3", name) for name in names if _QUOTED.search(name)}
-        loaded = {name: saved[key] for name, key in keys.items() if key in saved}
+        by_text = {text_of(name): name for name in saved}
+        unquoted = {name: text_of(tuple(str(key).strip("'\"") for key in name)) for name in names}
+        keys = {name: by_text[text] for name, text in unquoted.items() if by_text.get(text, name) != name}
+        loaded = {name: saved[key] for name, key in keys.items()}
         # The other key has any value that it had before.
-        kept = {key: actual[key] for key in map(keys.get, same_leaves(loaded, actual)) if key in actual}
+        others = {keys[name] for name in same_leaves(loaded, actual)}
+        kept = {key: actual[key] for key in others & actual.keys()}
         state[part] = loaded | kept
     yield state
 

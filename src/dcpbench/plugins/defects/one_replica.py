@@ -4,7 +4,8 @@ Replicas never average their gradients (docs/findings/hsdp-one-shard.md), or eac
 (docs/findings/local-experts.md)."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Differences
@@ -26,12 +27,14 @@ def _applies(config: Config) -> bool:
 
 
 def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
-    restored = moment == "restored"
+    checkpoint, restored = reference.checkpoint, moment == "restored"
+    state = checkpoint.state if restored else checkpoint.named or checkpoint.state
+    parts = _PARTS if restored or not never_averages(cell.config) else reference.names
+    of_parts = {part: _possible(cell, state.get(part, {})) for part in parts}
+    named: Mapping[StatePart, Any] = of_parts if restored else checkpoint.keyed(of_parts)
     names, mine = gathered(reference.names, cell.world.group), State()
-    for part in _PARTS if restored or not never_averages(cell.config) else reference.names:
-        saved = reference.checkpoint.state if restored else reference.checkpoint.by_key
+    for part, leaves in named.items():
         wrong = {name for theirs in names for name in theirs.get(part, ())}
-        leaves = _possible(cell, saved.get(part, {}))
         tensors = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, TensorLeaf | DigestedLeaf)}
         possible = {name: leaf for name, leaf in tensors.items() if name in wrong}
         mine[part] = digested(possible) if restored else possible
@@ -43,12 +46,14 @@ def _possible(cell: Cell, leaves: Leaves) -> Leaves:
     has in full and trains. Of those DDP keeps all equal but the ones that the model has it ignore."""
     if never_averages(cell.config):
         return leaves
-    ignored = [""]
+    ignored = None
     if cell.config.parallel.target == f"{ddp.__module__}.{ddp.__name__}":
         model = seeded_workload(cell.config, cell.world.device, cell.config.seed).model
-        ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", [])
+        ignored = {*getattr(model, "_ddp_params_and_buffers_to_ignore", ())}
     separate = {name: leaf for name, leaf in leaves.items() if _is_separate(leaf)}
-    return {name: leaf for name, leaf in separate.items() if any(f".{one}" in f".{name}" for one in ignored)}
+    if ignored is None:
+        return separate
+    return {name: leaf for name, leaf in separate.items() if not ignored.isdisjoint(name)}
 
 
 def _is_separate(leaf: Leaf) -> bool:
