@@ -95,7 +95,7 @@ def scenario(cell, broken, times):
     "outsider/defects.py": """
 from dcpbench.api import Defect
 
-NAME = "train_state.current_loss"
+NAME = ("train_state", "current_loss")
 
 
 def expected(cell, moment, reference):

@@ -18,7 +18,7 @@ from dcpbench.checkpointers.base import PendingSave
 from dcpbench.core.metrics import PHASE_S, MetricSpec
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
-from dcpbench.core.state import StatePart
+from dcpbench.core.state import StatePart, text_of
 from dcpbench.verify import snapshot
 from dcpbench.verify.layout import whole
 from dcpbench.verify.snapshot import TensorLeaf, snapshot_nested
@@ -199,7 +199,7 @@ def test_shared_memory_is_found_across_the_state(tmp_path: Path) -> None:
     run.tensor_object.tensors["fp8"] = run.tensor_object.tensors["flags"]
     run.tensor_object.data = last.data
     run.random.states["cpu"] = run.tensor_object.tensors["integers"]
-    shared = live_state(run)[StatePart.flags]["shared_memory"]
+    shared = live_state(run)[StatePart.flags]["shared_memory",]
     assert [set(names.split(", ")) for names in shared.split("; ")] == [
         {"net1.weight", "state.net1.weight.exp_avg"},
         {"net2.bias", "state.net2.bias.exp_avg", "tensor_object.data"},
@@ -216,13 +216,13 @@ def test_frozen_parameters_are_not_promised(frozen: list[str]) -> None:
         parameters[name].requires_grad_(False)
     run.options = StateDictOptions(ignore_frozen_params=True)
     leaves = live_state(run)
-    beside = {"beside": TensorLeaf(torch.zeros(1), leaves[StatePart.model]["net1.bias"].extent, None)}
+    beside = {("beside",): TensorLeaf(torch.zeros(1), leaves[StatePart.model]["net1.bias",].extent, None)}
     promised = promised_keys(run, leaves, beside)
     expected = {f"model.{name}" for name in parameters.keys() - set(frozen)}
     assert {key for key in promised if key.startswith("model.")} == expected
     others = {key for key in promised if not key.startswith("model.")}
     assert {"beside", "noise.generator", "train_state.losses", "optimizer.param_groups.0.lr"} <= others
-    assert not {name for name in leaves[StatePart.flags] if name in promised}
+    assert not {name for name in leaves[StatePart.flags] if text_of(name) in promised}
 
 
 def test_other_ranks_audit_and_remove_nothing() -> None:

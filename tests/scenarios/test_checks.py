@@ -19,7 +19,7 @@ from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
 from dcpbench.core.checks import CheckSpec
 from dcpbench.core.defects import Defect
 from dcpbench.core.mismatch import Mismatch, Problem
-from dcpbench.core.state import StatePart
+from dcpbench.core.state import Name, StatePart, text_of
 from dcpbench.verify import compare_layouts, perturb, training
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.verify.training import compare_resumed
@@ -75,7 +75,7 @@ def test_gradient_mismatch_names_its_known_defect(monkeypatch: pytest.MonkeyPatc
 
 def test_state_that_only_the_twin_has_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     honest, build_twin = lockstep.state_of, build_run.build_twin
-    missing = "state.net1.bias.exp_avg"
+    missing: Name = ("state", "net1.bias", "exp_avg")
     twins: list[OwnRun] = []
 
     def build(*given: Any) -> OwnRun:
@@ -89,8 +89,10 @@ def test_state_that_only_the_twin_has_is_found(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(lockstep, "state_of", state)
     (report,) = run_alone(**ONCE).reports
     seen = report.checks["step_equal"]
-    assert {(one.name, one.problem) for one in seen.distinct.values()} == {(missing, Problem.only_twin)}
-    assert missing not in seen.compared["in the uninterrupted run"]
+    assert {(one.name, one.problem) for one in seen.distinct.values()} == {
+        (text_of(missing), Problem.only_twin)
+    }
+    assert text_of(missing) not in seen.compared["in the uninterrupted run"]
 
 
 def test_plug_in_checks_follow_each_full_load(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,8 @@ import pytest
 
 from dcpbench.cell import checks, steps
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.core.state import StatePart
+from dcpbench.core.state import Name, StatePart, key_of, text_of
 from dcpbench.workloads.build_run import build
-from dcpbench.workloads.run_state import key_of
 from support.alone import bare_cell, config, run_alone, unexplained, world
 
 pytestmark = pytest.mark.cell
@@ -87,11 +86,12 @@ def test_optimizer_keys_are_numbers() -> None:
     )
     assert named.numbers == {}
     # Weights are the first group.
-    assert numbered.numbers == {"net1.weight": "0", "net2.weight": "1", "net1.bias": "2", "net2.bias": "3"}
-    for name, key in {
-        "state.net1.bias.exp_avg": "optimizer.state.2.exp_avg",
-        "param_groups.0.lr": "optimizer.param_groups.0.lr",
-    }.items():
+    assert numbered.numbers == {"net1.weight": 0, "net2.weight": 1, "net1.bias": 2, "net2.bias": 3}
+    keys: dict[Name, str] = {
+        ("state", "net1.bias", "exp_avg"): "optimizer.state.2.exp_avg",
+        ("param_groups", 0, "lr"): "optimizer.param_groups.0.lr",
+    }
+    for name, key in keys.items():
         assert key_of(StatePart.optimizer, name, numbered.numbers) == key
-        assert key_of(StatePart.optimizer, name, named.numbers) == f"optimizer.{name}"
-    assert key_of(StatePart.extra, "state.a.b", numbered.numbers) == "state.a.b"
+        assert key_of(StatePart.optimizer, name, named.numbers) == f"optimizer.{text_of(name)}"
+    assert key_of(StatePart.extra, ("state", "net1.bias"), numbered.numbers) == "state.net1.bias"

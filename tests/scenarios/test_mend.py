@@ -15,13 +15,13 @@ from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.mend import mend
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
-from dcpbench.core.state import CHECK_OF, StatePart
+from dcpbench.core.state import CHECK_OF, StatePart, key_of
 from dcpbench.verify.compare import compare
 from dcpbench.verify.snapshot import TensorLeaf, digested, named_parameters
 from dcpbench.workloads.build_run import build
 from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.run import NO_LIMITS
-from dcpbench.workloads.run_state import State, key_of, live_state, retained_state
+from dcpbench.workloads.run_state import State, live_state, retained_state
 from dcpbench.workloads.workload import batches_of
 from support.alone import bare_cell, config, run_alone
 
@@ -117,8 +117,8 @@ def test_missing_entries_are_made_like_their_parameters(tmp_path: Path) -> None:
     for name, parameter in named_parameters(target.model).items():
         entries = target.optimizer.state[parameter]
         assert entries["exp_avg"].shape == parameter.shape
-        assert torch.equal(entries["exp_avg"], state[f"state.{name}.exp_avg"].local)
-        assert entries["exp_avg"] is not state[f"state.{name}.exp_avg"].local, "later steps change it"
+        assert torch.equal(entries["exp_avg"], state["state", name, "exp_avg"].local)
+        assert entries["exp_avg"] is not state["state", name, "exp_avg"].local, "later steps change it"
 
 
 def test_entry_of_another_dtype_is_replaced(tmp_path: Path) -> None:

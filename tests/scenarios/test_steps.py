@@ -19,7 +19,7 @@ from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import RankReport
-from dcpbench.core.state import StatePart
+from dcpbench.core.state import Name, StatePart
 from dcpbench.verify import compare_layouts, plain_read
 from dcpbench.verify.files import recorded_syncs, synced_in
 from dcpbench.verify.snapshot import Leaves
@@ -65,7 +65,7 @@ def test_saves_of_a_trainer_follow_each_other(tmp_path: Path) -> None:
 
 
 def leaves(*of: str) -> Leaves:
-    return {f"random.rank0.{name}": name for name in of}
+    return {("random", "rank0", name): name for name in of}
 
 
 @pytest.mark.parametrize("needed", [(), ("first",), ("last",), ("first", "last"), NAMES])
@@ -201,17 +201,17 @@ def test_control_of_disagreeing_ranks_is_run(
     """It compares another value on the last rank, which counts only if it is reported."""
     wrong, given = Mismatch("lr", Problem.ranks_disagree), list[Leaves]()
 
-    def digests(state: Leaves, group: None) -> tuple[Leaves, list[Mismatch]]:
+    def digests(state: Leaves, group: None) -> tuple[Leaves, dict[Name, Mismatch]]:
         given.append(state)
-        return state, [wrong] if seen or len(given) == 1 else []
+        return state, {("lr",): wrong} if seen or len(given) == 1 else {}
 
     monkeypatch.setattr(compare_layouts, "digests", digests)
     cell = bare_cell(tmp_path)
     vars(cell)["checkpointer"] = EMPTY
-    saved = Checkpoint(1, str(tmp_path / "step-1"), {StatePart.optimizer: {"lr": 0.1, "eps": 1e-8}})
+    saved = Checkpoint(1, str(tmp_path / "step-1"), {StatePart.optimizer: {("lr",): 0.1, ("eps",): 1e-8}})
     handover.leave(cell, steps.Story([saved]), any_layout=True)
-    assert given[1].keys() == {"lr"}
-    assert given[1]["lr"] != 0.1
+    assert given[1].keys() == {("lr",)}
+    assert given[1]["lr",] != 0.1
     assert cell.report.checks["optim_equal"].control == {str(saved): {"lr": seen}}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import RankReport
-from dcpbench.core.state import CHECK_OF
+from dcpbench.core.state import CHECK_OF, text_of
 from dcpbench.scenarios import fine_tune
 from dcpbench.verify.audit import Chunk, Entry, Manifest, controls
 from dcpbench.verify.flags import HOOKS
@@ -29,7 +29,7 @@ FILES = {*STORED, "a file that went", "a file that came"}
 
 ONE = Manifest({"key": Entry((2,), "float32", (Chunk((0,), (2,), "file"),))}, {"file": 1}, {"file": 1})
 DAMAGES = {*controls(ONE, {}), "bytes of two entries", "files that were not synced"}
-PROCESS = set(ProcessState.leaves(states_of_generators(world().device), world().device))
+PROCESS = {*map(text_of, ProcessState.leaves(states_of_generators(world().device), world().device))}
 
 
 def trained(given: Config) -> OwnRun:
@@ -85,7 +85,7 @@ class Looked:
     def equal(self, where: str) -> Places:
         """Hooks of the model are compared after the resume."""
         return {
-            (check, where): names - {HOOKS} if check == "flags_equal" else names
+            (check, where): names - {text_of(HOOKS)} if check == "flags_equal" else names
             for check, names in self.names.items()
         }
 

@@ -151,7 +151,9 @@ def test_checkpoint_locates_differing_digests(
 def test_rank_without_a_part_has_no_mismatch() -> None:
     expected = digested({"w": ONES})["w"]
     assert isinstance(expected, DigestedLeaf)
-    assert with_place(Mismatch("w", Problem.replicas), expected, None, {"w": ONES.local}.get) is None
+    assert (
+        with_place(("w",), Mismatch("w", Problem.replicas), expected, None, {("w",): ONES.local}.get) is None
+    )
 
 
 def test_keys_are_compared_both_ways() -> None:

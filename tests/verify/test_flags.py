@@ -15,12 +15,13 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from dcpbench.verify.compare import compare
 from dcpbench.verify.flags import sharing_memory, snapshot_flags
 from dcpbench.verify.layout import whole
-from dcpbench.verify.snapshot import Leaves, TensorLeaf, snapshot_model
+from dcpbench.verify.snapshot import Leaf, Leaves, TensorLeaf, snapshot_model
 from dcpbench.workloads.models import Tied
+from support.names import by_text
 
 
-def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer) -> Leaves:
-    return snapshot_flags(model, optimizer, snapshot_model(model))
+def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Leaf]:
+    return by_text(snapshot_flags(model, optimizer, snapshot_model(model)))
 
 
 def tied() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -99,7 +100,7 @@ def test_snapshot_lists_flags() -> None:
     assert {name for name in flags if name.startswith("training")} == {
         f"training.model{one}" for one in inner
     }
-    without = snapshot_flags(model, optimizer, snapshot_model(model), gradients=False)
+    without = by_text(snapshot_flags(model, optimizer, snapshot_model(model), gradients=False))
     assert flags.keys() - without.keys() == {"gradients", "gradients.0.inner.weight", "gradients.1.bias"}
     assert without.items() <= flags.items(), "a trainer may clear them when its next step begins"
 

@@ -15,6 +15,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from dcpbench.core.rank_report import Skip
 from dcpbench.core.sentences import describe
+from dcpbench.core.state import Name
 from dcpbench.verify import snapshot
 from dcpbench.verify.compare import compare
 from dcpbench.verify.compare_layouts import compare_across
@@ -34,6 +35,7 @@ from dcpbench.verify.snapshot import (
     snapshot_optimizer,
 )
 from dcpbench.workloads.models import Tied
+from support.names import by_text
 
 WHOLE = torch.arange(4000, dtype=torch.float32).reshape(50, 80)
 COLUMNS = Extent((50, 80), (0, 20), (50, 40), 0, 2000)
@@ -69,7 +71,7 @@ class Nested(nn.Module):
 
 def test_plain_model_matches_its_state_dict() -> None:
     model = Nested()
-    leaves, held = snapshot_model(model), model.state_dict(keep_vars=True)
+    leaves, held = by_text(snapshot_model(model)), model.state_dict(keep_vars=True)
     assert leaves.keys() == held.keys()
     for name, leaf in leaves.items():
         assert leaf.local.data_ptr() == held[name].data_ptr()
@@ -87,7 +89,7 @@ def stepped(model: nn.Module) -> torch.optim.Optimizer:
 def test_optimizer_entries_use_the_first_name() -> None:
     model = Nested()
     optimizer = stepped(model)
-    leaves = snapshot_optimizer(model, optimizer)
+    leaves = by_text(snapshot_optimizer(model, optimizer))
     names = [name for name, _ in model.named_parameters()]
     entries = {f"state.{name}.{entry}" for name in names for entry in ("step", "exp_avg", "exp_avg_sq")}
     keys = {f"param_groups.0.{key}" for key in optimizer.param_groups[0]}
@@ -95,7 +97,7 @@ def test_optimizer_entries_use_the_first_name() -> None:
     assert leaves["param_groups.0.params"] == names
     assert not any(isinstance(leaf, Idle) for leaf in leaves.values()), "of a parameter without elements too"
     elsewhere = ParameterPart(model.nothing, Extent((4,), (4,), (0,), 0, 0))
-    leaves = snapshot_optimizer(model, optimizer, named_parts(model) | {"nothing": elsewhere})
+    leaves = by_text(snapshot_optimizer(model, optimizer, named_parts(model) | {"nothing": elsewhere}))
     idle = {name for name, leaf in leaves.items() if isinstance(leaf, Idle)}
     assert idle == {name for name in entries if name.startswith("state.nothing.")}
 
@@ -107,8 +109,8 @@ def test_only_moments_have_the_parameters_layout(monkeypatch: pytest.MonkeyPatch
     parts = {"weight": ParameterPart(model.weight, place)}
     monkeypatch.setattr(snapshot, "parameter_parts", lambda model: parts)
     leaves = snapshot_optimizer(model, optimizer)
-    assert leaves["state.weight.exp_avg"].extent == snapshot_model(model)["weight"].extent == place
-    assert leaves["state.weight.step"].extent == whole(torch.tensor(1.0))
+    assert leaves["state", "weight", "exp_avg"].extent == snapshot_model(model)["weight",].extent == place
+    assert leaves["state", "weight", "step"].extent == whole(torch.tensor(1.0))
 
 
 def test_wrappers_keep_names_and_parts(mesh: DeviceMesh) -> None:
@@ -133,17 +135,17 @@ def test_wrappers_are_not_part_of_names(wrapped: str) -> None:
 @pytest.mark.parametrize(
     ("name", "leaf", "kind"),
     [
-        ("w", live()["w"], "param"),
-        ("w", retained(live())["w"], "param"),
-        ("state.w.exp_avg", Idle(TensorLeaf(WHOLE, whole(WHOLE), None, "exp_avg")), "exp_avg"),
-        ("state.w.step", 3, "step"),
-        ("param_groups.0.lr", 0.1, "lr"),
-        ("scheduler.last_epoch", 3, "scheduler"),
-        ("epoch", 3, "epoch"),
-        ("state", 3, "state"),
+        (("w",), live()["w"], "param"),
+        (("w",), retained(live())["w"], "param"),
+        (("state", "w", "exp_avg"), Idle(TensorLeaf(WHOLE, whole(WHOLE), None, "exp_avg")), "exp_avg"),
+        (("state", "w", "step"), 3, "step"),
+        (("param_groups", 0, "lr"), 0.1, "lr"),
+        (("scheduler", "last_epoch"), 3, "scheduler"),
+        (("epoch",), 3, "epoch"),
+        (("state",), 3, "state"),
     ],
 )
-def test_every_leaf_has_a_kind(name: str, leaf: object, kind: str) -> None:
+def test_every_leaf_has_a_kind(name: Name, leaf: object, kind: str) -> None:
     assert kind_of(name, leaf) == kind
 
 
@@ -232,7 +234,7 @@ def test_names_equal_dcps() -> None:
         "milestones": [1, 2],
         "of": {"step": rate, "names": []},
     }
-    assert list(snapshot_nested(state)) == list(flatten_state_dict(state)[0])
+    assert list(by_text(snapshot_nested(state))) == list(flatten_state_dict(state)[0])
     assert not compare(snapshot_nested(state), snapshot_nested(state))
     other = {**state, "base_lrs": [rate, 4]}
     assert [one.name for one in compare(snapshot_nested(state), snapshot_nested(other))] == ["base_lrs.1"]

@@ -9,6 +9,7 @@ import torch
 
 from dcpbench.core.mismatch import TWIN, Mismatch, Problem
 from dcpbench.core.sentences import describe
+from dcpbench.core.state import Name, text_of
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.perturb import all_different, controllable
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf, snapshot_model
@@ -292,11 +293,11 @@ WHOLE = torch.arange(6.0).reshape(2, 3) + 1
 def after_step() -> Leaves:
     """Return the twin's complete state after a step."""
     return {
-        "w": leaf(WHOLE),
-        "state.w.exp_avg": leaf(WHOLE / 7, "exp_avg"),
-        "state.w.step": leaf(torch.tensor(3.0), "step"),
-        "param_groups.0.lr": 1e-3,
-        "param_groups.0.betas": (0.9, 0.999),
+        ("w",): leaf(WHOLE),
+        ("state", "w", "exp_avg"): leaf(WHOLE / 7, "exp_avg"),
+        ("state", "w", "step"): leaf(torch.tensor(3.0), "step"),
+        ("param_groups", 0, "lr"): 1e-3,
+        ("param_groups", 0, "betas"): (0.9, 0.999),
     }
 
 
@@ -313,13 +314,13 @@ def on_rank(leaves: Leaves, extent: Extent = ROW) -> Leaves:
 @pytest.mark.parametrize("extent", [whole(WHOLE), ROW, Extent((2, 3), (0, 0), (2, 3), 1, 4)])
 def test_step_is_compared_bitwise(extent: Extent) -> None:
     assert compare_step(1, after_step(), on_rank(after_step(), extent)) == []
-    for name in ("w", "state.w.exp_avg"):
+    for name in (("w",), ("state", "w", "exp_avg")):
         other = on_rank(after_step(), extent)
         changed = other[name].local.clone()
         changed.view(torch.int32).view(-1)[-1] ^= 1
         other[name] = leaf(changed, other[name].kind, extent)
         (found,) = compare_step(4, after_step(), other)
-        assert (found.name, found.problem, found.facts["step"]) == (name, Problem.differs, 4)
+        assert (found.name, found.problem, found.facts["step"]) == (text_of(name), Problem.differs, 4)
         index = extent.global_index(extent.numel - 1)
         assert describe(replace(found, sides=TWIN)).startswith(f"after step 4, index {index}: twin ")
         assert "; 1 of " in describe(found)
@@ -327,39 +328,43 @@ def test_step_is_compared_bitwise(extent: Extent) -> None:
 
 def test_minus_zero_and_nan_are_compared_bitwise() -> None:
     zeros, nan = torch.zeros(2, 3), torch.full((2, 3), math.nan)
-    assert compare_step(1, {"w": leaf(nan)}, {"w": leaf(nan.clone())}) == []
-    assert compare_step(1, {"w": leaf(zeros)}, {"w": leaf(-zeros)})
-    assert compare_step(1, {"w": leaf(zeros)}, {"w": leaf(nan)})
+    assert compare_step(1, {("w",): leaf(nan)}, {("w",): leaf(nan.clone())}) == []
+    assert compare_step(1, {("w",): leaf(zeros)}, {("w",): leaf(-zeros)})
+    assert compare_step(1, {("w",): leaf(zeros)}, {("w",): leaf(nan)})
 
 
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
-        ("param_groups.0.lr", 1.001e-3, "after step 2, twin 0.001, here 0.001001"),
-        ("param_groups.0.betas", [0.9, 0.999], "after step 2, twin (0.9, 0.999), here [0.9, 0.999]"),
-        ("state.w.step", leaf(torch.tensor(4.0), "step"), "after step 2, index []: twin 3.0"),
-        ("state.w.step", leaf(torch.tensor(3), "step"), "dtype: twin torch.float32, here torch.int64"),
-        ("w", leaf(torch.ones(3, 2)), "after step 2, global shape: twin (2, 3), here (3, 2)"),
-        ("w", 1.0, "here 1.0"),
-        ("more", 1.0, "in step 2, the parallel model has it, the twin does not"),
+        (("param_groups", 0, "lr"), 1.001e-3, "after step 2, twin 0.001, here 0.001001"),
+        (("param_groups", 0, "betas"), [0.9, 0.999], "after step 2, twin (0.9, 0.999), here [0.9, 0.999]"),
+        (("state", "w", "step"), leaf(torch.tensor(4.0), "step"), "after step 2, index []: twin 3.0"),
+        (
+            ("state", "w", "step"),
+            leaf(torch.tensor(3), "step"),
+            "dtype: twin torch.float32, here torch.int64",
+        ),
+        (("w",), leaf(torch.ones(3, 2)), "after step 2, global shape: twin (2, 3), here (3, 2)"),
+        (("w",), 1.0, "here 1.0"),
+        (("more",), 1.0, "in step 2, the parallel model has it, the twin does not"),
     ],
 )
-def test_step_compares_values_dtypes_and_shapes(name: str, value: Any, told: str) -> None:
+def test_step_compares_values_dtypes_and_shapes(name: Name, value: Any, told: str) -> None:
     (found,) = compare_step(2, after_step(), {**after_step(), name: value})
-    assert (found.name, found.facts["step"]) == (name, 2)
+    assert (found.name, found.facts["step"]) == (text_of(name), 2)
     assert told in describe(replace(found, sides=TWIN))
 
 
 def test_missing_names_are_reported() -> None:
-    fewer = {name: one for name, one in after_step().items() if name != "state.w.exp_avg"}
+    fewer = {name: one for name, one in after_step().items() if name != ("state", "w", "exp_avg")}
     (found,) = compare_step(1, after_step(), fewer)
     assert (found.name, found.problem) == ("state.w.exp_avg", Problem.only_twin)
-    assert compare_step(1, after_step(), fewer, elsewhere={"state.w.exp_avg"}) == []
+    assert compare_step(1, after_step(), fewer, elsewhere={("state", "w", "exp_avg")}) == []
     none_of_it = Extent((2, 3), (2, 0), (0, 3), 0, 0)
     empty = {
-        "w": leaf(torch.empty(0, 3), extent=none_of_it),
-        "state.w.step": Idle(leaf(torch.tensor(1.0), "step")),
-        **{name: one for name, one in after_step().items() if name.startswith("param_groups")},
+        ("w",): leaf(torch.empty(0, 3), extent=none_of_it),
+        ("state", "w", "step"): Idle(leaf(torch.tensor(1.0), "step")),
+        **{name: one for name, one in after_step().items() if name[0] == "param_groups"},
     }
     assert compare_step(1, after_step(), empty) == []
 
@@ -375,21 +380,21 @@ def test_constants_have_a_control() -> None:
 def test_irreproducible_step_tolerates_its_noise() -> None:
     twin = after_step()
     others = [
-        {**twin, "w": leaf(WHOLE + change), "state.w.exp_avg": twin["state.w.exp_avg"]}
+        {**twin, ("w",): leaf(WHOLE + change), ("state", "w", "exp_avg"): twin["state", "w", "exp_avg"]}
         for change in (torch.tensor([[1e-3, 0, 0], [0, 0, 0]]), torch.full((2, 3), -1e-4))
     ]
     tolerances = step_tolerances(twin, others)
-    assert tolerances.keys() == {"w", "state.w.exp_avg", "state.w.step"}
+    assert tolerances.keys() == {("w",), ("state", "w", "exp_avg"), ("state", "w", "step")}
     rms = math.sqrt((1e-6 + 5 * 1e-8) / 6)
-    assert tolerances["w"][0, 0] == pytest.approx(16e-3, rel=1e-3)
-    assert tolerances["w"][1, 2] == pytest.approx(16 * rms, rel=1e-3)
-    allowed = {"w": tolerances["w"]}
-    near = {**twin, "w": leaf(WHOLE + 10 * rms)}
+    assert tolerances["w",][0, 0] == pytest.approx(16e-3, rel=1e-3)
+    assert tolerances["w",][1, 2] == pytest.approx(16 * rms, rel=1e-3)
+    allowed = {("w",): tolerances["w",]}
+    near = {**twin, ("w",): leaf(WHOLE + 10 * rms)}
     assert compare_step(1, twin, on_rank(near), tolerances=allowed) == []
     assert compare_step(1, twin, on_rank(near)) != []
-    far = {**twin, "w": leaf(WHOLE + 20 * rms)}
+    far = {**twin, ("w",): leaf(WHOLE + 20 * rms)}
     assert [one.name for one in compare_step(1, twin, on_rank(far), tolerances=allowed)] == ["w"]
-    moment = {**near, "state.w.exp_avg": leaf(WHOLE / 7 + 1e-6, "exp_avg")}
+    moment = {**near, ("state", "w", "exp_avg"): leaf(WHOLE / 7 + 1e-6, "exp_avg")}
     assert [one.name for one in compare_step(1, twin, moment, tolerances=allowed)] == ["state.w.exp_avg"]
     control = changed_beyond(on_rank(twin), allowed)
     assert [one.name for one in compare_step(1, twin, control, tolerances=allowed)] == ["w"]
@@ -397,12 +402,12 @@ def test_irreproducible_step_tolerates_its_noise() -> None:
 
 def test_irreproducible_step_tolerates_rounding() -> None:
     """In bfloat16, if the steps with other gradients happened to round equally."""
-    coarse = {"w": leaf(WHOLE.bfloat16())}
+    coarse = {("w",): leaf(WHOLE.bfloat16())}
     tolerances = step_tolerances(coarse, [coarse, coarse])
 
     def other(ulps: int) -> Leaves:
-        bits = coarse["w"].local.view(torch.int16) + ulps
-        return {"w": leaf(bits.view(torch.bfloat16))}
+        bits = coarse["w",].local.view(torch.int16) + ulps
+        return {("w",): leaf(bits.view(torch.bfloat16))}
 
     assert compare_step(1, coarse, other(1), tolerances=tolerances) == []
     assert compare_step(1, coarse, other(-1), tolerances=tolerances) == []

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR, SequentialLR
 
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.verify.compare import same_leaves
-from dcpbench.verify.snapshot import retained
+from dcpbench.verify.snapshot import Leaves, retained
 from dcpbench.workloads.attributes import (
     inner_attributes,
     is_plain,
@@ -23,6 +23,7 @@ from dcpbench.workloads.attributes import (
     of_attributes,
     own_attributes,
 )
+from support.names import by_text
 
 
 class Holder:
@@ -137,7 +138,7 @@ def test_named_attributes_and_the_models_are_left_out() -> None:
     trainer = Holder(step=1, path="a", not_saved=("path",))
     trainer.__dict__["weight"] = trainer.model.weight.data
     trainer.__dict__["first"] = trainer.model.get_parameter("weight")
-    names = {name.partition(".")[0] for name in own_attributes(trainer)}
+    names = {name[0] for name in own_attributes(trainer)}
     assert {"step"} <= names <= {"step", "not_saved", "weight"}, names
 
 
@@ -152,11 +153,11 @@ def test_objects_are_read_one_level_deep() -> None:
         average=nn.Linear(2, 2),
     )
     leaves, unread = inner_attributes(trainer)
-    assert leaves.keys() == {"progress.step", "several.a.step", "several.a.inner"} | {
+    assert by_text(leaves).keys() == {"progress.step", "several.a.step", "several.a.inner"} | {
         "average.weight",
         "average.bias",
     }
-    assert (leaves["progress.step"], leaves["several.a.step"]) == (4, 6)
+    assert (leaves["progress", "step"], leaves["several", "a", "step"]) == (4, 6)
     assert unread == {}
 
 
@@ -165,7 +166,7 @@ def test_state_that_cannot_be_read_is_named() -> None:
     assert own_attributes(trainer) == {}
     assert trainer.__dict__["right"].reads == 0, "read before a step"
     leaves, unread = inner_attributes(trainer)
-    assert leaves == {"right.position": 3}
+    assert leaves == {("right", "position"): 3}
     assert unread == {
         "wrong": "Loader (state_dict() raised ValueError: not begun)",
         "batches": "range_iterator",
@@ -177,8 +178,8 @@ def test_bookkeeping_of_schedulers_is_none() -> None:
     parts: list[Any] = [LambdaLR(trainer.optimizer, lambda _: 1.0) for _ in range(2)]
     trainer.__dict__["scheduler"] = SequentialLR(trainer.optimizer, parts, [3])
     leaves, _ = inner_attributes(trainer)
-    assert leaves["scheduler.last_epoch"] == 0
-    assert not [name for name in leaves if name.endswith(("_step_count", "_get_lr_called_within_step"))]
+    assert leaves["scheduler", "last_epoch"] == 0
+    assert not [name for name in leaves if name[-1] in ("_step_count", "_get_lr_called_within_step")]
 
 
 def test_what_training_changes_is_judged() -> None:
@@ -196,7 +197,8 @@ def test_what_training_changes_is_judged() -> None:
 def test_attribute_that_is_absent_on_a_side_is_one_mismatch() -> None:
     lost = [Mismatch(f"seen.{name}", Problem.missing) for name in ("first", "last")]
     kept = Mismatch("best", Problem.value)
-    merged = of_attributes([*lost, kept], {"seen.first": 1.0, "seen.last": 2.0, "best": 1}, {"best": 2})
+    saved: Leaves = {("seen", "first"): 1.0, ("seen", "last"): 2.0, ("best",): 1}
+    merged = of_attributes([*lost, kept], saved, {("best",): 2})
     assert [one.name for one in merged] == ["seen", "best"]
     assert merged[0].facts == {"expected": "with first, last", "actual": "absent"}
     assert merged[1] is kept

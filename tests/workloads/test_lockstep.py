@@ -121,14 +121,14 @@ def test_replicas_that_differ_are_reported(monkeypatch: pytest.MonkeyPatch) -> N
     """A second rank has another bit in the last bias."""
 
     def gathered(mine: Any, group: object) -> list[Any]:
-        if isinstance(mine["net2.bias"], Extent):
+        if isinstance(mine[last], Extent):
             return [mine, mine]
         changed = compare_layouts._contents(compare_layouts.all_different(leaves))
         theirs = {name: replace(one, changed=changed.get(name, b"")) for name, one in mine.items()}
-        return [mine, {**theirs, "net2.bias": replace(mine["net2.bias"], content=changed["net2.bias"])}]
+        return [mine, {**theirs, last: replace(mine[last], content=changed[last])}]
 
-    compared = lockstep(1)
-    leaves = compared._leaves
+    compared, last = lockstep(1), ("net2.bias",)
+    leaves = {(name,): leaf for name, leaf in compared._leaves.items()}
     monkeypatch.setattr(compare_layouts, "gathered", gathered)
     replicas = compared.results()["replicas_equal"]
     assert [one.name for one in replicas.found] == ["net2.bias"]
@@ -137,7 +137,7 @@ def test_replicas_that_differ_are_reported(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_tensor_that_only_another_rank_has_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only stages of a pipeline have different tensors."""
-    name, state_of, gathered = "net2.bias", lockstep_module.state_of, World.gathered
+    name, state_of, gathered = ("net2.bias",), lockstep_module.state_of, World.gathered
 
     def without(run: OwnRun, parts: Any) -> Leaves:
         leaves = dict(state_of(run, parts))
@@ -154,7 +154,7 @@ def test_tensor_that_only_another_rank_has_is_missing(monkeypatch: pytest.Monkey
     monkeypatch.setattr(World, "gathered", with_another)
     assert compared._compare_state(1, {})
     (found,) = compared.results()["step_equal"].found
-    assert (found.name, found.problem) == (name, Problem.only_twin)
+    assert (found.name, found.problem) == ("net2.bias", Problem.only_twin)
 
 
 def test_steps_on_another_device_are_rounded() -> None:

@@ -18,15 +18,15 @@ def test_extra_state_is_compared_as_saved() -> None:
     trained = build(given, world(), 0)
     trained.train(batches_of(given, world().device), 2)
     held = live_state(trained)[StatePart.model]
-    assert held["_extra_state.seen"] == 2
-    assert held["_extra_state.powers"].local.tolist() == [1.0, 2.0, 4.0]
+    assert held["_extra_state", "seen"] == 2
+    assert held["_extra_state", "powers"].local.tolist() == [1.0, 2.0, 4.0]
     saved = trained.state()["model"].state_dict()["_extra_state"]
     assert (saved["seen"], saved["powers"].tolist()) == (2, [1.0, 2.0, 4.0])
 
 
 def test_frozen_layer_is_saved_unless_left_out() -> None:
     run = build(config(model="frozen"), world(), 0)
-    assert live_state(run)[StatePart.flags]["requires_grad.net1.weight"] is False
+    assert live_state(run)[StatePart.flags]["requires_grad", "net1.weight"] is False
     assert "net1.weight" in run.state()["model"].state_dict()
 
 

@@ -20,13 +20,14 @@ FORMS = ("flattened", "cpu_offload", "full", "full_broadcast", "full_flattened")
 
 def test_hyperparameters_have_the_names_of_parameters() -> None:
     groups = {
-        "state.a.step": 1,
-        "param_groups.0.lr": 0.1,
-        "param_groups.0.params": ["a", "b.c"],
-        "param_groups.1.lr": 0.2,
-        "param_groups.1.params": [],
+        ("state", "a", "step"): 1,
+        ("param_groups", 0, "lr"): 0.1,
+        ("param_groups", 0, "params"): ["a", "b.c"],
+        ("param_groups", 1, "lr"): 0.2,
+        ("param_groups", 1, "params"): [],
     }
-    expected = {"state.a.step": 1, "param_groups.a.lr": 0.1, "param_groups.b.c.lr": 0.1}
+    state, groups_of = {("state", "a", "step"): 1}, ("a", "b.c")
+    expected = state | {("param_groups", fqn, "lr"): 0.1 for fqn in groups_of}
     assert by_parameter(groups) == expected
 
 
@@ -60,7 +61,7 @@ def test_numbers_are_looked_up_once_for_all_keys() -> None:
 def test_state_is_saved_under_the_requested_names(asked: str) -> None:
     run = build(config(**ONCE, optimizer="adamw_groups", state_dict=asked), world(), 0)
     saved = as_saved(run, live_state(run))[StatePart.optimizer]
-    assert ("param_groups.net1.bias.lr" in saved) is (asked == "flattened")
+    assert (("param_groups", "net1.bias", "lr") in saved) is (asked == "flattened")
 
 
 @pytest.mark.cell

@@ -117,7 +117,7 @@ def test_modules_in_a_dictionary_keep_plain_names() -> None:
     with group_of_one():
         model["generator"] = torch.compile(_wrapped(model["generator"]))
         model["discriminator"] = _wrapped(model["discriminator"])
-        assert [*snapshot_model(model)] == names
+        assert [name for (name,) in snapshot_model(model)] == names
         with named_as_saved(model):
             here = [name for name, _ in model.named_parameters()]
             inside = [name for one in model.values() for name, _ in one.named_parameters()]

@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -13,21 +13,21 @@ import torch.distributed as dist
 from dcpbench.checkpointers.base import AtSuccess, Checkpointer, PendingSave
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
-from dcpbench.core.state import StatePart
+from dcpbench.core.state import Name, StatePart, key_of
 from dcpbench.verify.compare_layouts import compare_state
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads.run import Run
 from dcpbench.workloads.run_state import (
     Keys,
     State,
-    key_of,
+    StateByKey,
     live_state,
     saved_and_live,
 )
 
 
-def whole_tensors(parts: Iterable[Leaves]) -> set[str]:
-    """Return the names of the tensors that this rank has completely."""
+def whole_tensors(parts: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the keys of the tensors that this rank has completely."""
     leaves = ((name, getattr(leaf, "extent", None)) for part in parts for name, leaf in part.items())
     return {name for name, extent in leaves if extent and extent.numel == math.prod(extent.shape)}
 
@@ -64,7 +64,7 @@ class Checkpoint:
     checkpoint_id: str
     state: State
     named: State = field(default_factory=dict)
-    numbers: Mapping[str, str] = field(default_factory=dict)
+    numbers: Mapping[str | int, int] = field(default_factory=dict)
     by_content: bool = False
     how: str = ""
     overlapping: list["Checkpoint"] = field(default_factory=list)
@@ -73,11 +73,11 @@ class Checkpoint:
         return f"in the checkpoint of step {self.step}{self.how}"
 
     @property
-    def by_key(self) -> State:
+    def by_key(self) -> StateByKey:
         """The saved state of each part, by the flattened keys of the checkpoint."""
         return self.keyed(self.named or self.state)
 
-    def keyed(self, state: State) -> State:
+    def keyed(self, state: State) -> StateByKey:
         """Return a state by the flattened keys of the checkpoint."""
         return {
             part: {key_of(part, name, self.numbers): leaf for name, leaf in leaves.items()}
@@ -99,7 +99,7 @@ class Checkpoint:
         of = StatePart(part)
         return saved_and_live(self.state.get(of, {}), live_state(run)[of], self.recall_of(of, checkpointer))
 
-    def recall_of(self, part: StatePart, checkpointer: Checkpointer) -> Callable[[str], torch.Tensor | None]:
+    def recall_of(self, part: StatePart, checkpointer: Checkpointer) -> Callable[[Name], torch.Tensor | None]:
         """Return a function that reads a tensor by its name in a part; each rank may call it alone."""
         return lambda name: checkpointer.read_tensor(self.checkpoint_id, key_of(part, name, self.numbers))
 
@@ -108,7 +108,7 @@ class Checkpoint:
         saved: Leaves,
         actual: Leaves,
         group: dist.ProcessGroup | None,
-        recall: Callable[[str], torch.Tensor | None] | None = None,
+        recall: Callable[[Name], torch.Tensor | None] | None = None,
         closely: bool = True,
     ) -> list[Mismatch]:
         """Compare a live state with a saved one of the same layout as this checkpoint's; collective over
@@ -139,5 +139,5 @@ class Save(NamedTuple):
     files: Future[AtSuccess]
     still_open: Callable[[], Compared]
     keys: Keys
-    in_files: State
+    in_files: StateByKey
     number: int

@@ -20,7 +20,7 @@ from dcpbench.config.text import listed
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import RESUMED, TWIN, Sides
 from dcpbench.core.rank_report import CheckReport, Compared
-from dcpbench.core.state import CHECK_OF, StatePart
+from dcpbench.core.state import CHECK_OF, StatePart, key_of, text_of
 from dcpbench.verify.compare import Comparison
 from dcpbench.verify.perturb import compare_controlled, compared_names, unlike
 from dcpbench.verify.plain_read import leaves_like
@@ -38,7 +38,6 @@ from dcpbench.workloads.run_state import (
     as_saved,
     before_a_step,
     is_small,
-    key_of,
     live_state,
     one_tensor,
     retained_copy,
@@ -234,7 +233,7 @@ def verify_restored(
             recall = checkpoint.recall_of(part, cell.checkpointer)
             found = checkpoint.compare(leaves, actual[part], group, recall)
             # By content, ranks also report what others have; not what is left out on this one.
-            left_out = checkpoint.state[part].keys() - leaves.keys()
+            left_out = {text_of(name) for name in checkpoint.state[part].keys() - leaves.keys()}
             found = [mismatch for mismatch in found if mismatch.name not in left_out]
             if cell.config.own_trainer and part is StatePart.extra:
                 found = of_attributes(found, leaves, actual[part])
@@ -355,7 +354,7 @@ def resume(
         flags = StatePart.flags
         left = explained_names(cell, flags)  # no step changes the flags that a load has left
         actual, expected = (
-            {**state, flags: {name: leaf for name, leaf in state[flags].items() if name not in left}}
+            {**state, flags: {name: leaf for name, leaf in state[flags].items() if text_of(name) not in left}}
             for state in (live_state(target), as_judged(record.states[last], target.limits))
         )
         for part, leaves in retained_copy(actual).items():

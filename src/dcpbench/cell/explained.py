@@ -41,7 +41,7 @@ class Differences:
         return {part: {**comparison.actual} for part, comparison in self.comparisons.items()}
 
     @property
-    def names(self) -> dict[StatePart, frozenset[str]]:
+    def names(self) -> dict[StatePart, frozenset[Any]]:
         """The names of this rank's mismatches, by part."""
         return {part: comparison.wrong for part, comparison in self.comparisons.items()}
 

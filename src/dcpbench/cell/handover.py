@@ -12,7 +12,7 @@ from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import explained_in_checkpoint
 from dcpbench.cell.steps import Story
 from dcpbench.config.groups import Verify
-from dcpbench.core.state import CHECK_OF, StatePart
+from dcpbench.core.state import CHECK_OF, StatePart, named
 from dcpbench.verify.compare import Comparison
 from dcpbench.verify.compare_layouts import compare_ranks
 from dcpbench.verify.snapshot import PLAIN
@@ -78,9 +78,9 @@ def _in_full(cell: Cell, state: State, saved: Checkpoint | None = None) -> State
     for part, leaves in state.items():
         full[part], compared = compare_ranks(leaves, cell.world.group)
         if compared.found and saved:
-            wrong = {one.name for one in compared.found if one.name in leaves}
+            wrong = named(leaves, {one.name for one in compared.found})
             stored = full_tensors(wrong, saved.recall_of(part, cell.checkpointer))
             comparisons = {part: Comparison(leaves, stored, compared)}
-            named = explained_in_checkpoint(cell, "restored", saved, comparisons)
-            cell.record(CHECK_OF[part], named[part], str(saved))
+            done = explained_in_checkpoint(cell, "restored", saved, comparisons)
+            cell.record(CHECK_OF[part], done[part], str(saved))
     return full

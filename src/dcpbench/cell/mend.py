@@ -5,7 +5,7 @@ import torch
 
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.core.state import CHECK_OF, StatePart
+from dcpbench.core.state import CHECK_OF, StatePart, named
 from dcpbench.workloads.run import Run
 from dcpbench.workloads.run_state import live_state
 from dcpbench.workloads.saved_values import set_saved
@@ -28,12 +28,13 @@ def mend(cell: Cell, target: Run, checkpoint: Checkpoint) -> str | None:
     wrong = {part: explained_names(cell, part, checkpoint) for part in parts}
     if not any(cell.world.gathered(any(wrong.values()))):
         return None
+    before = live_state(target)
     with torch.no_grad():
         for part, names in wrong.items():
-            if names:
-                set_saved(
-                    target, part, names, checkpoint.state[part], checkpoint.recall_of(part, cell.checkpointer)
-                )
+            leaves = checkpoint.state[part]
+            if wrong_names := named(leaves | before.get(part, {}), names):
+                recall = checkpoint.recall_of(part, cell.checkpointer)
+                set_saved(target, part, wrong_names, leaves, recall)
     live, left = live_state(target), []
     for part in (part for part in parts if part in live):
         mismatches = checkpoint.compare(checkpoint.state[part], live[part], cell.world.group, closely=False)

@@ -71,7 +71,7 @@ def open_before(cell: Cell, again: bool) -> Callable[[], Compared]:
 
     def compared() -> Compared:
         left = before.left_open(device, kinds, below)
-        names: Leaves = {f"process.{kind}": left.get(kind, []) for kind in kinds}
+        names: Leaves = {("process", kind): left.get(kind, []) for kind in kinds}
         return compare_controlled({name: [] for name in names}, names)
 
     return compared

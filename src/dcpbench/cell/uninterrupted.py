@@ -9,7 +9,7 @@ from dcpbench.cell.cell import Cell
 from dcpbench.cell.steps import ReferenceRun, Story
 from dcpbench.cell.window import LONGEST, Window, window_of_trainer
 from dcpbench.config.schema import FEWEST_STEPS
-from dcpbench.core.state import StatePart
+from dcpbench.core.state import StatePart, text_of
 from dcpbench.verify.snapshot import retained
 from dcpbench.workloads.attributes import judged_of, own_attributes
 from dcpbench.workloads.own_trainer import TrainerRun, TrainingEndedError
@@ -60,7 +60,7 @@ def compare(cell: Cell, unsaved: Story, reference: ReferenceRun) -> None:
         record.limits = replace(record.limits, judged=kept)
         for name in left_out:
             why = "a save changes it, or it differs between two uninterrupted runs"
-            cell.report.left_out["extra_equal", name, ""] = why
+            cell.report.left_out["extra_equal", text_of(name), ""] = why
         pairs = zip(unsaved.losses, record.losses[: cell.window.saves[0]], strict=False)
         other = [step for step, (loss, again) in enumerate(pairs, 1) if loss != again]
         if other:

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.stateful import Stateful
 
+from dcpbench.core.state import Name, text_of
 from dcpbench.verify.audit import Entry
-from dcpbench.verify.nested import mapped, slots
+from dcpbench.verify.nested import flattened, mapped
 
 
 def state_dicts(state: dict[str, Any]) -> dict[str, Any]:
@@ -25,10 +26,10 @@ def check_fits(stored: Mapping[str, Any], nested: Any) -> None:
         RuntimeError: a key is missing in the checkpoint.
         ValueError: a tensor has a different shape or dtype, or the checkpoint has no tensor.
     """
-    for container, name, key in slots(nested):
+    for key, value in flattened(nested).items():
         if key not in stored:
             raise RuntimeError(f"Missing key in checkpoint state_dict: {key}.")
-        value, saved = container[name], stored[key]
+        saved = stored[key]
         if not isinstance(value, torch.Tensor):
             continue
         if not isinstance(saved, torch.Tensor):
@@ -57,21 +58,21 @@ class _TensorsOnly:
 
     def state_dict(self) -> dict[str, Any]:
         self._given = self._wrapped.state_dict() if isinstance(self._wrapped, Stateful) else self._wrapped
-        tensors: dict[str, Any] = mapped(self._given, self._packed, f"{self._name}.")
+        tensors: dict[str, Any] = mapped(self._given, self._packed, (self._name,))
         return tensors
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        filled = {key: holder[name] for holder, name, key in slots(state_dict, f"{self._name}.")}
-        loaded = mapped(self._given, lambda value, key: unpacked(filled[key], like=value), f"{self._name}.")
+        filled = flattened(state_dict)
+        loaded = mapped(self._given, lambda value, name: unpacked(filled[text_of(name)], like=value))
         if isinstance(self._wrapped, Stateful):
             self._wrapped.load_state_dict(loaded)
         else:
             self._wrapped.update(loaded)
 
-    def _packed(self, value: Any, key: str) -> torch.Tensor:
+    def _packed(self, value: Any, name: Name) -> torch.Tensor:
         if isinstance(value, torch.Tensor):
             return value
-        if (entry := self._stored.get(key)) and entry.shape is not None:
+        if (entry := self._stored.get(text_of(name))) and entry.shape is not None:
             return torch.empty(entry.shape, dtype=torch.uint8)
         return packed(value)
 

@@ -17,10 +17,11 @@ from dcpbench.checkpointers.nested import check_fits, packed, state_dicts, unpac
 from dcpbench.checkpointers.raw_io import RawIO
 from dcpbench.checkpointers.torch_file import stored_in
 from dcpbench.config.schema import Config
+from dcpbench.core.state import Name, text_of
 from dcpbench.records.files import file_lengths
 from dcpbench.verify.audit import Chunk, Entry, Manifest
 from dcpbench.verify.layout import extent_of
-from dcpbench.verify.nested import items, mapped, slots
+from dcpbench.verify.nested import flattened, items, mapped, slots
 from dcpbench.verify.plain_read import Stored, StoredChunk
 from dcpbench.verify.snapshot import local_part
 
@@ -79,7 +80,7 @@ class TorchSaveCheckpointer(Checkpointer):
         as random generators."""
         if (group := self._ranks.group_of(0)) is None:
             return []
-        keys: list[Any] = [{key for _, _, key in slots(nested)}]
+        keys: list[Any] = [{name for *_, name in slots(nested)}]
         dist.broadcast_object_list(keys, src=0, group=group)
         all_ranks: list[Any] = [None] * self._ranks.size
         own = _without(nested, keys[0])
@@ -97,13 +98,13 @@ class TorchSaveCheckpointer(Checkpointer):
         stored = self._leaves(checkpoint_id)
         templates = state_dicts(state)
         check_fits(stored, templates)
-        for container, name, key in slots(templates):
-            value, saved = container[name], stored[key]
+        for container, last, place in slots(templates):
+            value, saved = container[last], stored[text_of(place)]
             if isinstance(value, torch.Tensor):
                 local = local_part(value)
                 local.copy_(extent_of(value).take(saved).reshape(local.shape))
             else:
-                container[name] = self._value(saved, like=value)
+                container[last] = self._value(saved, like=value)
         for name, one in state.items():
             if isinstance(one, Stateful):
                 one.load_state_dict(templates[name])
@@ -130,7 +131,7 @@ class TorchSaveCheckpointer(Checkpointer):
 
     def stored(self, checkpoint_id: str) -> Stored:
         nested = stored_in(Path(checkpoint_id) / self.file)
-        leaves = ((key, container[name]) for container, name, key in slots(nested))
+        leaves = flattened(nested).items()
         return {key: [chunk] for key, chunk in leaves if isinstance(chunk, StoredChunk)}
 
     def _write(self, nested: dict[str, Any], file: BinaryIO) -> None:
@@ -142,7 +143,7 @@ class TorchSaveCheckpointer(Checkpointer):
         path = Path(checkpoint_id) / self.file
         with torch.serialization.safe_globals(_ARRAYS):
             nested = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-        return {key: container[name] for container, name, key in slots(nested)}
+        return flattened(nested)
 
     def _value(self, saved: Any, like: Any) -> Any:
         """Return the original of a value from `_leaves` that was not a tensor."""
@@ -158,16 +159,16 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _without(nested: dict[str, Any], keys: set[str], prefix: str = "") -> dict[str, Any]:
-    """Return nested dictionaries without these keys, without lists, and without empty dictionaries."""
+def _without(nested: dict[str, Any], names: set[Name], prefix: Name = ()) -> dict[str, Any]:
+    """Return nested dictionaries without these names, without lists, and without empty dictionaries."""
     kept = {}
-    for name, value, key in items(nested, prefix):
+    for key, value, name in items(nested, prefix):
         if isinstance(value, dict):
-            value = _without(value, keys, f"{key}.")
-        elif isinstance(value, list) or key in keys:
+            value = _without(value, names, name)
+        elif isinstance(value, list) or name in names:
             continue
         if not isinstance(value, dict) or value:
-            kept[name] = value
+            kept[key] = value
     return kept
 
 
@@ -180,7 +181,7 @@ def _add(nested: dict[str, Any], more: dict[str, Any]) -> None:
             nested[name] = value
 
 
-def _portable(value: Any, _: str) -> Any:
+def _portable(value: Any, _: Name) -> Any:
     """Return a full tensor for a part of one, a tensor of bytes for a stream, which `weights_only` can read,
     and any other value unchanged; collective."""
     if isinstance(value, DTensor):

@@ -1,6 +1,14 @@
 """The parts of the state of a run, each of which is compared separately."""
 
+from collections.abc import Container, Iterable, Mapping
 from enum import StrEnum
+from typing import TypeVar
+
+Name = tuple[str | int, ...]
+"""The name of a value in its part; an FQN is one element: ("net1.weight",), ("param_groups", 0, "lr"),
+("state", "net1.weight", "exp_avg")."""
+
+AnyName = TypeVar("AnyName", bound=Name | str)
 
 
 class StatePart(StrEnum):
@@ -24,5 +32,33 @@ CHECK_OF = {
 }
 """The check of a row that compares a part after a load."""
 
-KEY_PREFIXES = {StatePart.model: "model.", StatePart.optimizer: "optimizer."}
+_KEY_PREFIXES = {StatePart.model: "model.", StatePart.optimizer: "optimizer."}
 """What the flattened keys of a part begin with in a checkpoint, in addition to the names of its values."""
+
+
+def text_of(name: Name | str) -> str:
+    """Return a name as messages have it; a flattened key, or an FQN alone, is its own text.
+
+    >>> text_of(("param_groups", 0, "lr"))
+    'param_groups.0.lr'
+    """
+    return name if isinstance(name, str) else ".".join(map(str, name))
+
+
+def named(names: Iterable[AnyName], texts: Container[str]) -> list[AnyName]:
+    """Return the names that mismatches with these texts are about."""
+    return [name for name in names if text_of(name) in texts]
+
+
+def key_of(part: StatePart, name: Name, numbers: Mapping[str | int, int]) -> str:
+    """Return the flattened key of a value in a checkpoint.
+
+    Args:
+        numbers: of the parameters by FQN, if the optimizer state is saved under numbers.
+
+    >>> key_of(StatePart.optimizer, ("state", "net1.weight", "exp_avg"), {"net1.weight": 2})
+    'optimizer.state.2.exp_avg'
+    """
+    if part is StatePart.optimizer and name[0] == "state":
+        name = ("state", numbers.get(name[1], name[1]), *name[2:])
+    return f"{_KEY_PREFIXES.get(part, '')}{text_of(name)}"

@@ -18,7 +18,7 @@ from dcpbench.cell.cell import Cell
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared, Skip
 from dcpbench.core.state import StatePart
-from dcpbench.verify.snapshot import below, named_parameters, snapshot_model
+from dcpbench.verify.snapshot import Leaves, named_parameters, snapshot_model
 from dcpbench.workloads.run import Run
 from dcpbench.workloads.run_state import State
 
@@ -96,7 +96,11 @@ def _tuning(cell: Cell, layers: int) -> Cell:
 
 def _as_pretrained(run: Run) -> State:
     """Return the frozen part under the FQNs of the pre-trained model."""
-    return {StatePart.model: below(snapshot_model(run.model), FROZEN)}
+    every = ((str(fqn), rest, leaf) for (fqn, *rest), leaf in snapshot_model(run.model).items())
+    frozen: Leaves = {
+        (fqn.removeprefix(FROZEN), *rest): leaf for fqn, rest, leaf in every if fqn.startswith(FROZEN)
+    }
+    return {StatePart.model: frozen}
 
 
 class _PartState:

@@ -20,7 +20,7 @@ from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.shared_folder import wait_until_seen
 from dcpbench.cell.steps import Story
 from dcpbench.core.state import StatePart
-from dcpbench.verify.nested import slots
+from dcpbench.verify.nested import flattened
 
 
 def formats(cell: Cell) -> None:
@@ -40,7 +40,7 @@ def formats(cell: Cell) -> None:
     with cell.phase("verify", "equality"):
         # The file may contain any class; this cell has just written it.
         held = torch.load(file, map_location="cpu", weights_only=False)
-        values = {key: container[name] for container, name, key in slots(held)}
+        values = flattened(held)
         checks.verify_values(cell, in_file, values, cell.world.group)
 
     _verify_broadcast(cell, reference.record, saved, file)

@@ -10,6 +10,7 @@ from dcpbench.cell import checks, contract, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
+from dcpbench.core.state import Name, text_of
 from dcpbench.verify.nested import items
 from dcpbench.verify.snapshot import local_part
 
@@ -43,15 +44,15 @@ def in_place(cell: Cell) -> None:
 Places = dict[str, tuple[object, int]]
 
 
-def _places(nested: Mapping[Any, Any], path: str = "state") -> Places:
+def _places(nested: Mapping[Any, Any], path: Name = ("state",)) -> Places:
     """Return every dictionary and tensor by its path, with the address of a tensor's elements. DCP replaces
     lists, so they are left out with what is in them."""
-    places: Places = {path: (nested, 0)}
-    for _, value, below in items(nested, f"{path}."):
+    places: Places = {text_of(path): (nested, 0)}
+    for _, value, below in items(nested, path):
         if isinstance(value, Mapping):
             places.update(_places(value, below))
         elif isinstance(value, torch.Tensor):
-            places[below] = (value, local_part(value).data_ptr())
+            places[text_of(below)] = (value, local_part(value).data_ptr())
     return places
 
 

@@ -16,7 +16,7 @@ from dcpbench.cell.explained import explained_in_checkpoint
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
-from dcpbench.core.state import CHECK_OF, StatePart
+from dcpbench.core.state import CHECK_OF, Name, StatePart, text_of
 from dcpbench.verify.compare import Comparison
 from dcpbench.verify.compare_layouts import compare_across
 from dcpbench.verify.perturb import all_different, compare_controlled, controllable, unlike
@@ -32,9 +32,9 @@ def partial_load(cell: Cell) -> None:
     checks.verify_training(cell, reference)
 
     model, optimizer = StatePart.model, StatePart.optimizer
-    _verify_below(cell, "model", model, checkpoint.state[model], checkpoint)
-    moments = below(checkpoint.state[optimizer], "state.")
-    _verify_below(cell, "optimizer.state", optimizer, moments, checkpoint)
+    _verify_below(cell, ("model",), model, checkpoint.state[model], checkpoint)
+    moments = below(checkpoint.state[optimizer], ("state",))
+    _verify_below(cell, ("optimizer", "state"), optimizer, moments, checkpoint)
 
     model_only = replace(checkpoint, state={model: checkpoint.state[model]})
     target = steps.build_target(cell, reference.record)
@@ -43,7 +43,7 @@ def partial_load(cell: Cell) -> None:
     rest = target.state()
     steps.load(cell, target, checkpoint, state={"model": rest.pop("model")})
     checks.verify_restored(cell, target, model_only, unrestored)
-    default = {f"random.{target.random.key}.{name}" for name in target.random.states}
+    default = {("random", target.random.key, name) for name in target.random.states}
     with cell.phase("verify", "equality"):
         others = (optimizer, StatePart.scheduler, StatePart.extra)
         # All but the model, with its generators, is as before the load, and not as saved.
@@ -60,11 +60,12 @@ def partial_load(cell: Cell) -> None:
     checks.resume(cell, target, checkpoint, reference.record)
 
 
-def _verify_below(cell: Cell, key: str, part: StatePart, expected: Leaves, saved: Checkpoint) -> None:
+def _verify_below(cell: Cell, prefix: Name, part: StatePart, expected: Leaves, saved: Checkpoint) -> None:
     """Check that a load of a key brings full tensors of everything below it to the CPU of every rank, and
     nothing else."""
     checkpointer = cell.checkpointer
     assert isinstance(checkpointer, DcpCheckpointer)
+    key = text_of(prefix)
     where = f"read by the key {key} {saved}"
     with cell.phase("load"):
         nested = _load_state_dict_from_keys(
@@ -73,11 +74,11 @@ def _verify_below(cell: Cell, key: str, part: StatePart, expected: Leaves, saved
             process_group=cell.world.checkpoint_group,
         )
     loaded = snapshot_nested(nested)
-    actual = below(loaded, f"{key}.")
+    actual = below(loaded, prefix)
     changed = all_different(actual)
 
-    def recall(name: str) -> torch.Tensor | None:
-        return checkpointer.read_tensor(saved.checkpoint_id, f"{key}.{name}")
+    def recall(name: Name) -> torch.Tensor | None:
+        return checkpointer.read_tensor(saved.checkpoint_id, text_of((*prefix, *name)))
 
     with cell.phase("verify", "equality"):
         found = compare_across(expected, actual, cell.world.group, recall)
@@ -87,9 +88,9 @@ def _verify_below(cell: Cell, key: str, part: StatePart, expected: Leaves, saved
         named = explained_in_checkpoint(cell, "restored", saved, comparisons)
         cell.record(CHECK_OF[part], named[part], where)
 
-    def unrequested(names: Iterable[str]) -> list[Mismatch]:
-        others = [name for name in names if not name.startswith(f"{key}.")]
+    def unrequested(names: Iterable[Name]) -> list[Mismatch]:
+        others = [text_of(name) for name in names if name[: len(prefix)] != prefix]
         return [contract.violation(key, f"{others[0]} came with it")] if others else []
 
-    broken = unrequested([*loaded, "optimizer.param_groups"])
+    broken = unrequested([*loaded, ("optimizer", "param_groups")])
     cell.record("contract_held", Compared.of(unrequested(loaded), broken, [key]), where)

@@ -4,7 +4,7 @@ import inspect
 import io
 import math
 import struct
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
@@ -15,6 +15,7 @@ import torch
 
 from dcpbench.core.mismatch import AS_STORED, Mismatch, Problem
 from dcpbench.core.rank_report import Compared
+from dcpbench.core.state import Name, named, text_of
 from dcpbench.verify.digest import add
 from dcpbench.verify.layout import Extent
 from dcpbench.verify.snapshot import (
@@ -32,8 +33,8 @@ from dcpbench.verify.snapshot import (
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-Recall = Callable[[str], torch.Tensor | None]
-"""Reads a full tensor from a checkpoint by the name of a leaf, to the CPU; None if there is none."""
+Recall = Callable[[Name], torch.Tensor | None]
+"""Reads a full tensor from a checkpoint by the name of its leaf, to the CPU; None if there is none."""
 
 
 class Absence(Enum):
@@ -55,26 +56,33 @@ def compare(
         recall: reads from the checkpoint the value of a tensor of which only a digest was kept.
         closely: False for a control, which needs only the names.
     """
-    found: list[Mismatch] = []
+    return [*differences(saved, restored, recall, closely).values()]
+
+
+def differences(
+    saved: Leaves, restored: Leaves, recall: Recall | None = None, closely: bool = True
+) -> dict[Name, Mismatch]:
+    """Return the same by name."""
+    found: dict[Name, Mismatch] = {}
     for name, leaf in saved.items():
         if name in restored:
-            mismatch = _compare_leaves(name, leaf, restored[name], recall, closely)
-            found += [mismatch] if mismatch else []
+            if mismatch := _compare_leaves(name, leaf, restored[name], recall, closely):
+                found[name] = mismatch
         elif not isinstance(leaf, Idle):
-            found.append(Mismatch(name, Problem.missing, kind_of(name, leaf)))
+            found[name] = Mismatch(text_of(name), Problem.missing, kind_of(name, leaf))
     for name, leaf in restored.items():
         if name not in saved and not isinstance(leaf, Idle):
-            found.append(Mismatch(name, Problem.unexpected, kind_of(name, leaf)))
+            found[name] = Mismatch(text_of(name), Problem.unexpected, kind_of(name, leaf))
     return found
 
 
-def same_leaves(expected: Leaves, actual: Leaves) -> set[str]:
+def same_leaves(expected: Leaves, actual: Leaves) -> set[Name]:
     """Return the names of the leaves that equal the expected ones; if a digest is expected, by content.
     A name whose leaf is expected to be `ABSENT` must be missing."""
     return {name for name, leaf in expected.items() if same_leaf(name, leaf, actual.get(name, ABSENT))}
 
 
-def same_leaf(name: str, expected: Leaf, actual: Leaf) -> bool:
+def same_leaf(name: Name, expected: Leaf, actual: Leaf) -> bool:
     """Return whether a leaf equals the expected one, as `same_leaves` does."""
     if expected is ABSENT or actual is ABSENT:
         return expected is actual
@@ -89,30 +97,32 @@ class Comparison:
     """A comparison, which can be asked again with another expectation.
 
     Args:
-        expected: what was expected, by name.
-        actual: what there is, by name.
+        expected: what was expected, by name, flattened key or FQN.
+        actual: what there is, by the same.
         compared: the mismatches, and the negative control.
         how: takes a name, what is expected and what there is, or `ABSENT`; returns whether they are equal.
     """
 
-    expected: Mapping[str, Any]
-    actual: Mapping[str, Any]
+    expected: Mapping[Any, Any]
+    actual: Mapping[Any, Any]
     compared: Compared
-    how: Callable[[str, Any, Any], bool] = same_leaf
+    how: Callable[[Any, Any, Any], bool] = same_leaf
 
     @property
-    def wrong(self) -> frozenset[str]:
+    def wrong(self) -> frozenset[Any]:
         """The names of this rank's mismatches."""
-        return frozenset(mismatch.name for mismatch in self.compared.found)
+        texts = {mismatch.name for mismatch in self.compared.found}
+        return frozenset(named({**self.expected, **self.actual}, texts))
 
-    def names_equal_to(self, expected: Mapping[str, Any]) -> set[str]:
+    def names_equal_to(self, expected: Mapping[Any, Any]) -> set[Any]:
         """Return the names of mismatches under which there is what another expectation says."""
         names = self.wrong & expected.keys()
         return {name for name in names if self.how(name, expected[name], self.actual.get(name, ABSENT))}
 
-    def named(self, by: str, names: Collection[str]) -> "Comparison":
+    def named(self, by: str, names: Iterable[Any]) -> "Comparison":
         """Return the comparison with a defect as the cause of the mismatches of some names."""
-        found = [replace(one, by=by) if one.name in names else one for one in self.compared.found]
+        texts = {text_of(name) for name in names}
+        found = [replace(one, by=by) if one.name in texts else one for one in self.compared.found]
         return replace(self, compared=replace(self.compared, found=found))
 
 
@@ -182,7 +192,7 @@ def _inner_tensors(tensor: Any) -> Any:
 
 
 def _compare_leaves(
-    name: str, expected: Leaf, actual: Leaf, recall: Recall | None, closely: bool
+    name: Name, expected: Leaf, actual: Leaf, recall: Recall | None, closely: bool
 ) -> Mismatch | None:
     if isinstance(expected, Idle) and isinstance(actual, Idle):
         expected, actual = expected.leaf, actual.leaf
@@ -193,7 +203,7 @@ def _compare_leaves(
     if names_parameters(name, expected) and same_value(in_order(expected), in_order(actual)):
         return None
     facts = {"expected": repr(expected), "actual": repr(actual)}
-    return Mismatch(name, Problem.value, kind_of(name, expected), _distance(expected, actual), facts)
+    return Mismatch(text_of(name), Problem.value, kind_of(name, expected), _distance(expected, actual), facts)
 
 
 def in_order(names: Any) -> Any:
@@ -203,7 +213,7 @@ def in_order(names: Any) -> Any:
 
 
 def _compare_tensors(
-    name: str, expected: TensorLeaf | DigestedLeaf, actual: Leaf, recall: Recall | None, closely: bool
+    name: Name, expected: TensorLeaf | DigestedLeaf, actual: Leaf, recall: Recall | None, closely: bool
 ) -> Mismatch | None:
     layouts = (
         (Problem.placements, expected.placements, actual.placements),
@@ -215,12 +225,12 @@ def _compare_tensors(
         return _compare_digests(name, expected, actual, recall)
     if expected.local.shape != actual.local.shape:
         shapes = {"expected": tuple(expected.local.shape), "actual": tuple(actual.local.shape)}
-        return Mismatch(name, Problem.local_shape, expected.kind, facts=shapes)
+        return Mismatch(text_of(name), Problem.local_shape, expected.kind, facts=shapes)
     return compare_elements(name, expected.kind, expected.extent, expected.local, actual.local, closely)
 
 
 def unlike_tensors(
-    name: str,
+    name: Name,
     expected: TensorLeaf | DigestedLeaf,
     actual: TensorLeaf | DigestedLeaf,
     more: Iterable[tuple[Problem, Any, Any]] = (),
@@ -233,12 +243,12 @@ def unlike_tensors(
     ):
         if one != other:
             facts = {"expected": str(one), "actual": str(other)}
-            return Mismatch(name, problem, expected.kind, facts=facts)
+            return Mismatch(text_of(name), problem, expected.kind, facts=facts)
     return None
 
 
 def compare_elements(
-    name: str,
+    name: Name,
     kind: str,
     extent: Extent,
     expected: torch.Tensor,
@@ -251,7 +261,7 @@ def compare_elements(
     if torch.equal(bits(expected), bits(actual)):
         return None
     if not closely:
-        return Mismatch(name, Problem.differs, kind)
+        return Mismatch(text_of(name), Problem.differs, kind)
     expected, actual = expected.reshape(-1), actual.reshape(-1)
     differs = bits(expected) != bits(actual)
     if expected.is_complex():
@@ -270,9 +280,9 @@ def compare_elements(
     distance = float(distances(expected, actual).max().item())
     size, other_size = (distances(one, torch.zeros_like(one)) for one in (expected, actual))
     if bool((other_size.isnan() & ~size.isnan()).any()):
-        return Mismatch(name, Problem.nan, kind, distance, facts)
+        return Mismatch(text_of(name), Problem.nan, kind, distance, facts)
     facts["share"] = share_of(distance, float(size.max().item()))
-    return Mismatch(name, Problem.differs, kind, distance, facts)
+    return Mismatch(text_of(name), Problem.differs, kind, distance, facts)
 
 
 def share_of(distance: float, magnitude: float) -> float:
@@ -281,7 +291,7 @@ def share_of(distance: float, magnitude: float) -> float:
 
 
 def _compare_digests(
-    name: str, expected: DigestedLeaf, actual: Leaf, recall: Recall | None
+    name: Name, expected: DigestedLeaf, actual: Leaf, recall: Recall | None
 ) -> Mismatch | None:
     blocks = actual.blocks if isinstance(actual, DigestedLeaf) else block_digests([actual])[0]
     if isinstance(actual, TensorLeaf) and len(expected.blocks) == 1:  # also of several: see `digests`
@@ -290,21 +300,21 @@ def _compare_digests(
     differing = [number for number, (one, other) in enumerate(pairs) if one != other]
     if not differing:
         return None
-    mismatch = Mismatch(name, Problem.digests_differ, expected.kind)
+    mismatch = Mismatch(text_of(name), Problem.digests_differ, expected.kind)
     if isinstance(actual, DigestedLeaf):
         return mismatch
     first, last = expected.block_ends(differing[0])
     facts = {"differing": len(differing), "blocks": len(blocks), "first": first, "last": last}
-    return with_place(replace(mismatch, facts=facts), expected, actual, recall)
+    return with_place(name, replace(mismatch, facts=facts), expected, actual, recall)
 
 
 def with_place(
-    mismatch: Mismatch, expected: DigestedLeaf, actual: Leaf | None, recall: Recall | None
+    name: Name, mismatch: Mismatch, expected: DigestedLeaf, actual: Leaf | None, recall: Recall | None
 ) -> Mismatch | None:
     """Replace a mismatch of digests by one of elements, if the checkpoint still has the expected content;
     None if this rank's part does not differ from it. If the checkpoint has other content, return the mismatch
     of digests, with `by` if this rank's part equals the checkpoint's."""
-    stored = recall(mismatch.name) if recall else None
+    stored = recall(name) if recall else None
     if stored is None:
         return mismatch
     by = None
@@ -312,7 +322,7 @@ def with_place(
         here = None
         if isinstance(actual, TensorLeaf):
             part = actual.extent.take(stored).to(actual.local.device)
-            here = compare_elements(mismatch.name, expected.kind, actual.extent, part, actual.local)
+            here = compare_elements(name, expected.kind, actual.extent, part, actual.local)
         saved = TensorLeaf(expected.extent.take(stored), expected.extent, None)
         if digest_of(saved) == add(*expected.blocks):
             return here

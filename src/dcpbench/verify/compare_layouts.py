@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
-from dcpbench.verify.compare import Recall, compare, in_order, same_value, with_place
+from dcpbench.core.state import Name, text_of
+from dcpbench.verify.compare import Recall, compare, differences, in_order, same_value, with_place
 from dcpbench.verify.digest import Digest, add
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.perturb import all_different
@@ -35,22 +36,24 @@ def compare_across(
         recall: reads a tensor that differs from the checkpoint, to find out where it differs.
     """
     (expected, wrong), (found, also) = digests(saved, group), digests(actual, group)
-    also = [one for one in also if not _same_on_each_rank(expected.get(one.name), found[one.name])]
-    different = [*also, *compare(expected, found)]
+    also = {
+        name: one for name, one in also.items() if not _same_on_each_rank(expected.get(name), found[name])
+    }
+    different = [*also.items(), *differences(expected, found).items()]
     if not different:
-        return wrong
-    closer: list[Mismatch] = []
-    drifted = {one.name: one for one in also if one.problem is Problem.replicas}
-    for name, one in {one.name: one for one in different}.items():
+        return [*wrong.values()]
+    closer: dict[Name, Mismatch] = {}
+    drifted = {name: one for name, one in also.items() if one.problem is Problem.replicas}
+    for name, one in dict(different).items():
         if one.problem not in _BY_DIGEST:
             continue
-        here = with_place(drifted.get(name, one), expected[name], actual.get(name), recall)
+        here = with_place(name, drifted.get(name, one), expected[name], actual.get(name), recall)
         if here:
             of_replicas = name in drifted and here.problem is Problem.differs
-            closer.append(replace(here, problem=Problem.replicas) if of_replicas else here)
-    located = {name for names in gathered([one.name for one in closer], group) for name in names}
-    others = [one for one in different if one.name not in located or one.problem not in _BY_DIGEST]
-    return [*wrong, *closer, *others]
+            closer[name] = replace(here, problem=Problem.replicas) if of_replicas else here
+    located = set[Name]().union(*gathered({*closer}, group))
+    others = [one for name, one in different if name not in located or one.problem not in _BY_DIGEST]
+    return [*wrong.values(), *closer.values(), *others]
 
 
 def _same_on_each_rank(expected: Leaf, found: Leaf) -> bool:
@@ -72,12 +75,12 @@ def compare_state(
     return compare(saved, actual, recall, closely)
 
 
-def digests(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, list[Mismatch]]:
+def digests(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, dict[Name, Mismatch]]:
     """Replace each tensor by the digest of the full tensor, the same on all ranks; collective over `group`.
 
     Returns:
-        the leaves, and mismatches of their parts: elements that no rank has, replicas with different bits,
-        values on which the ranks disagree.
+        the leaves, and mismatches of their parts by name: elements that no rank has, replicas with different
+        bits, values on which the ranks disagree.
     """
     mine = digested({name: leaf for name, leaf in leaves.items() if not isinstance(leaf, Idle)})
     for name, leaf in mine.items():
@@ -85,11 +88,12 @@ def digests(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leaves, li
             mine[name] = replace(leaf, blocks=(add(*leaf.blocks),))
     all_ranks = gathered(mine, group)
     together: Leaves = {}
-    wrong: list[Mismatch] = []
+    wrong: dict[Name, Mismatch] = {}
     for name in dict.fromkeys(name for theirs in all_ranks for name in theirs):
         by_rank = {rank: theirs[name] for rank, theirs in enumerate(all_ranks) if name in theirs}
         together[name], finding = _add_up(name, by_rank)
-        wrong += [finding] if finding else []
+        if finding:
+            wrong[name] = finding
     return together, wrong
 
 
@@ -97,11 +101,11 @@ def compare_ranks(leaves: Leaves, group: dist.ProcessGroup | None) -> tuple[Leav
     """Return the `digests`, and what is wrong with their parts. The control is another value on the last
     rank, of each name that is wrong; collective over `group`."""
     together, wrong = digests(leaves, group)
-    broken = {one.name: leaves[one.name] for one in wrong if one.name in leaves}
+    broken = {name: leaves[name] for name in wrong if name in leaves}
     if group is None or dist.get_rank(group) == dist.get_world_size(group) - 1:
         broken = all_different(broken)
-    control = digests(broken, group)[1] if wrong else []  # wrong on all ranks, or on none
-    return together, Compared.of(wrong, control, [one.name for one in wrong])
+    control = digests(broken, group)[1] if wrong else {}  # wrong on all ranks, or on none
+    return together, Compared.of(wrong.values(), control.values(), map(text_of, wrong))
 
 
 @dataclass(frozen=True)
@@ -115,12 +119,12 @@ class _Copy:
     changed: Any
 
 
-def compare_replicas(leaves: Mapping[str, TensorLeaf], group: dist.ProcessGroup | None) -> Compared:
+def compare_replicas(leaves: Mapping[Name, TensorLeaf], group: dist.ProcessGroup | None) -> Compared:
     """Compare the tensors of which several ranks have the same part; collective over `group`. The control is
     a change on one rank."""
     extents = gathered({name: leaf.extent for name, leaf in leaves.items()}, group)
     here = dist.get_rank(group) if group else 0
-    mine, last = dict[str, TensorLeaf](), dict[str, TensorLeaf]()
+    mine, last = dict[Name, TensorLeaf](), dict[Name, TensorLeaf]()
     for name, leaf in leaves.items():
         having = [rank for rank, theirs in enumerate(extents) if theirs.get(name) == leaf.extent]
         if len(having) > 1 and leaf.extent.numel:
@@ -135,7 +139,7 @@ def compare_replicas(leaves: Mapping[str, TensorLeaf], group: dist.ProcessGroup 
     found: list[Mismatch] = []
     fired: dict[str, bool] = {}
     for name in dict.fromkeys(name for theirs in all_ranks for name in theirs):
-        replicas: dict[Extent, list[tuple[int, _Copy]]] = {}
+        text, replicas = text_of(name), dict[Extent, list[tuple[int, _Copy]]]()
         for rank, theirs in enumerate(all_ranks):
             if name in theirs:
                 replicas.setdefault(theirs[name].extent, []).append((rank, theirs[name]))
@@ -143,13 +147,13 @@ def compare_replicas(leaves: Mapping[str, TensorLeaf], group: dist.ProcessGroup 
             unlike = [rank for rank, other in others if other.content != one.content]
             if unlike:
                 facts = {"one_rank": first, "other_rank": unlike[0]}
-                found.append(Mismatch(name, Problem.replicas, one.kind, facts=facts))
+                found.append(Mismatch(text, Problem.replicas, one.kind, facts=facts))
             changes = others[-1][1].changed not in (None, one.content)
-            fired[name] = changes and fired.get(name, True)
+            fired[text] = changes and fired.get(text, True)
     return Compared(found, dict.fromkeys(fired, True), fired)
 
 
-def _contents(leaves: Mapping[str, TensorLeaf]) -> dict[str, Any]:
+def _contents(leaves: Mapping[Name, TensorLeaf]) -> dict[Name, Any]:
     """Return what identifies the content of each part: on a GPU the digests, which need no copy; on the CPU a
     hash, which is ten times faster."""
     on_gpu = digested({name: leaf for name, leaf in leaves.items() if leaf.local.is_cuda})
@@ -163,7 +167,7 @@ def _hash(tensor: torch.Tensor) -> bytes:
     return hashlib.sha256(plain.reshape(-1).view(torch.uint8).numpy().data).digest()
 
 
-def _add_up(name: str, by_rank: Mapping[int, Any]) -> tuple[Leaf, Mismatch | None]:
+def _add_up(name: Name, by_rank: Mapping[int, Any]) -> tuple[Leaf, Mismatch | None]:
     """Return the digest of a tensor from the digests of its parts; for another value that of one rank."""
     first = next(iter(by_rank.values()))
     if not all(isinstance(part, DigestedLeaf) for part in by_rank.values()):
@@ -173,7 +177,7 @@ def _add_up(name: str, by_rank: Mapping[int, Any]) -> tuple[Leaf, Mismatch | Non
     shapes = {(part.extent.shape, part.dtype) for part in by_rank.values()}
     if len(shapes) > 1:
         facts: dict[str, Any] = {"shapes": sorted(map(str, shapes))}
-        return first, Mismatch(name, Problem.ranks_disagree, facts=facts)
+        return first, Mismatch(text_of(name), Problem.ranks_disagree, facts=facts)
     distinct: dict[Extent, tuple[int, Digest]] = {}
     unlike: list[Mismatch] = []
     for rank, part in by_rank.items():
@@ -182,7 +186,7 @@ def _add_up(name: str, by_rank: Mapping[int, Any]) -> tuple[Leaf, Mismatch | Non
         first_part = distinct.setdefault(part.extent, (rank, part.blocks[0]))
         if first_part[1] != part.blocks[0]:
             facts = {"one_rank": first_part[0], "other_rank": rank}
-            unlike.append(Mismatch(name, Problem.replicas, first.kind, facts=facts))
+            unlike.append(Mismatch(text_of(name), Problem.replicas, first.kind, facts=facts))
     total = add(*(value for _, value in distinct.values()))
     extent = whole(torch.empty(first.extent.shape, device="meta"))
     together = replace(first, extent=extent, placements=None, blocks=(total,))
@@ -192,7 +196,7 @@ def _add_up(name: str, by_rank: Mapping[int, Any]) -> tuple[Leaf, Mismatch | Non
         return replace(together, of_ranks=of_ranks), unlike[0]
     counts = {"held": sum(part.numel for part in distinct), "elements": extent.numel}
     if counts["held"] != counts["elements"]:
-        return together, Mismatch(name, Problem.uncovered, first.kind, facts=counts)
+        return together, Mismatch(text_of(name), Problem.uncovered, first.kind, facts=counts)
     return together, None
 
 
@@ -205,13 +209,13 @@ def _joined(by_rank: Mapping[int, Any]) -> list[str] | None:
     return names if len({*map(str, names)}) == len(names) else None
 
 
-def _disagreement(name: str, by_rank: Mapping[int, Any]) -> Mismatch | None:
+def _disagreement(name: Name, by_rank: Mapping[int, Any]) -> Mismatch | None:
     """Return a mismatch of the first two ranks whose values differ."""
     (rank, first), *others = by_rank.items()
     for other, value in others:
         if not same_value(first, value):
             facts = {"one_rank": rank, "one": repr(first), "other_rank": other, "other": repr(value)}
-            return Mismatch(name, Problem.ranks_disagree, facts=facts)
+            return Mismatch(text_of(name), Problem.ranks_disagree, facts=facts)
     return None
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dcpbench.core.state import Name, text_of
 from dcpbench.verify.layout import ParameterParts
 from dcpbench.verify.snapshot import Leaves, TensorLeaf, named_parts, plain_fqn, snapshot_nested
 
@@ -16,7 +17,7 @@ _OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _OF_PARALLELISMS = ("torch.distributed.", "torch._")
 """Modules whose hooks depend on the layout and on whether a step was taken."""
 
-HOOKS = "hooks.model"
+HOOKS: Name = ("hooks", "model")
 """The name of the hooks on modules and parameters."""
 
 
@@ -37,34 +38,34 @@ def snapshot_flags(
     """
     parts = parts or named_parts(model)
     parameters = {name: part.parameter for name, part in parts.items()}
-    flags: Leaves = {f"requires_grad.{name}": value.requires_grad for name, value in parameters.items()}
+    flags: Leaves = {("requires_grad", name): value.requires_grad for name, value in parameters.items()}
     hooks = [one for name, value in parameters.items() for one in _hooks(name, value)]
     for name, module in model.named_modules(remove_duplicate=False):
         fqn = plain_fqn(model, f"{name}.").rstrip(".")
-        flags[f"training.model.{fqn}".rstrip(".")] = module.training
+        flags["training", f"model.{fqn}".rstrip(".")] = module.training
         hooks += _hooks(fqn, module)
     several = getattr(optimizer, "optimizers", None) or [optimizer]
     of_optimizers = [hook for one in several for hook in _hooks("", one)]
-    flags |= {HOOKS: "; ".join(hooks), "hooks.optimizer": "; ".join(of_optimizers)}
+    flags |= {HOOKS: "; ".join(hooks), ("hooks", "optimizer"): "; ".join(of_optimizers)}
     for number, one in enumerate(several):
         # `Optimizer.__setstate__` adds it on a load, even to an optimizer without this option.
         defaults = {"differentiable": False, **one.defaults}
-        flags |= snapshot_nested(defaults, f"defaults.{number}." if len(several) > 1 else "defaults.")
+        flags |= snapshot_nested(defaults, ("defaults", number) if len(several) > 1 else ("defaults",))
     for number, group in enumerate(optimizer.param_groups):
-        flags[f"param_groups.{number}.keys"] = ", ".join(sorted(group))
-    flags["shared_memory"] = "; ".join(", ".join(names) for names in sharing_memory(state))
+        flags["param_groups", number, "keys"] = ", ".join(sorted(group))
+    flags["shared_memory",] = "; ".join(", ".join(names) for names in sharing_memory(state))
     if not gradients:
         return flags
     left = snapshot_gradients(parts)
-    return {**flags, "gradients": ", ".join(name.removeprefix("gradients.") for name in left), **left}
+    return {**flags, ("gradients",): ", ".join(text_of(name[1:]) for name in left), **left}
 
 
 def snapshot_gradients(parts: ParameterParts) -> Leaves:
-    """Return the gradients of these parts as `gradients.<FQN>`; sparse ones are made dense."""
+    """Return the gradients of these parts as ("gradients", FQN); sparse ones are made dense."""
     gradients = ((name, part, part.parameter.grad) for name, part in parts.items())
     left = {name: part.of(value) for name, part, value in gradients if value is not None}
     dense = {name: value.to_dense() if value.is_sparse else value for name, value in left.items()}
-    return snapshot_nested(dense, "gradients.")
+    return snapshot_nested(dense, ("gradients",))
 
 
 def _hooks(name: str, owner: object) -> Iterator[str]:
@@ -106,12 +107,12 @@ def sharing_memory(state: Leaves) -> list[list[str]]:
     for order, (name, leaf) in enumerate(state.items()):
         if isinstance(leaf, TensorLeaf) and leaf.local.numel():
             begin, local = leaf.local.data_ptr(), leaf.local
-            places.append((begin, begin + _span(local), order, name))
+            places.append((begin, begin + _span(local), order, text_of(name)))
     shared: list[list[tuple[int, str]]] = []
     reached = 0
-    for begin, end, order, name in sorted(places):
+    for begin, end, order, text in sorted(places):
         if begin >= reached:
             shared.append([])
-        shared[-1].append((order, name))
+        shared[-1].append((order, text))
         reached = max(reached, end)
-    return sorted([name for _, name in sorted(one)] for one in shared if len(one) > 1)
+    return sorted([text for _, text in sorted(one)] for one in shared if len(one) > 1)

@@ -13,6 +13,7 @@ from torch import nn
 
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared, Skip
+from dcpbench.core.state import Name, text_of
 from dcpbench.verify.compare import BITS, bits, compare, same_leaves, same_value
 from dcpbench.verify.nested import is_gone_into, slots
 from dcpbench.verify.snapshot import (
@@ -33,12 +34,12 @@ _FUNCTION_IF_NONE = "_scale_fn_custom"
 _OTHER_WORDS = {"min": "max", "max": "min", "rel": "abs", "abs": "rel"}
 
 
-def perturb_model(model: nn.Module, seed: int, kept: Callable[[str], bool] = lambda name: False) -> set[str]:
+def perturb_model(model: nn.Module, seed: int, kept: Callable[[str], bool] = lambda name: False) -> set[Name]:
     """Change every element of every parameter and persistent buffer, in place, and all extra state, except
     for FQNs that are `kept`. Return the names of these, and of extra state that refuses other values."""
     tensors = persistent_tensors(model)
-    unchanged = {name for name in tensors if kept(name)}
-    live = {id(value): value for name, value in tensors.items() if name not in unchanged}
+    unchanged: set[Name] = {(name,) for name in tensors if kept(name)}
+    live = {id(value): value for name, value in tensors.items() if (name,) not in unchanged}
     perturb(live.values(), seed)
     for name, module in model.named_modules():
         if has_extra_state(module):
@@ -53,7 +54,7 @@ def perturb_model(model: nn.Module, seed: int, kept: Callable[[str], bool] = lam
     return unchanged
 
 
-def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int, saved: Leaves | None = None) -> set[str]:
+def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int, saved: Leaves | None = None) -> set[Name]:
     """Change every element of every state tensor, every other value in the state and every hyperparameter, in
     place. A hyperparameter gets a value that differs from the `saved` one too, because a flag that no load
     restored would return to its original value on the second change. Return the names of what cannot be
@@ -63,16 +64,16 @@ def perturb_optimizer(optimizer: torch.optim.Optimizer, seed: int, saved: Leaves
     for number, group in enumerate(optimizer.param_groups):
         for key in group.keys() - {"params"}:
             group[key] = perturbed(group[key], key)
-            if same_value(group[key], (saved or {}).get(f"param_groups.{number}.{key}", group)):
+            if same_value(group[key], (saved or {}).get(("param_groups", number, key), group)):
                 group[key] = perturbed(group[key], key)
-    return {f"param_groups.{number}.params" for number in range(len(optimizer.param_groups))}
+    return {("param_groups", number, "params") for number in range(len(optimizer.param_groups))}
 
 
 def _change_values(state: Any) -> Iterator[torch.Tensor]:
     """Change every value in the state of an optimizer, and yield the tensors unchanged. No step is taken with
     these values, so that a flag or None can become a number."""
     for owner, entries in [*state.items()]:
-        for holder, name, _ in [*slots(entries)] if is_gone_into(entries) else [(state, owner, "")]:
+        for holder, name, _ in [*slots(entries)] if is_gone_into(entries) else [(state, owner, ())]:
             if isinstance(value := holder[name], torch.Tensor):
                 yield value
             else:
@@ -247,10 +248,10 @@ def _another(value: Any, name: Any) -> Any:
 
 def all_different(leaves: Leaves) -> Leaves:
     """Return a copy in which every leaf is different."""
-    return {name: made_different(leaf, name) for name, leaf in leaves.items()}
+    return {name: made_different(leaf, text_of(name)) for name, leaf in leaves.items()}
 
 
-def unlike(expected: Leaves, state: Leaves, unchanged: Iterable[str]) -> Leaves:
+def unlike(expected: Leaves, state: Leaves, unchanged: Iterable[Name]) -> Leaves:
     """Return a state for a negative control: an unrestored one with changed copies of what is `unchanged` in
     it. A value is changed from the expected one, which it then cannot be; a tensor from this rank's part."""
     due = [name for name in unchanged if name in expected and name in state]
@@ -269,7 +270,7 @@ def compare_controlled(
     a copy of `actual` in which everything is different, except the names that an earlier control has
     `proven`."""
     how = how or compare
-    due = {name: leaf for name, leaf in expected.items() if name not in proven}
+    due = {name: leaf for name, leaf in expected.items() if text_of(name) not in proven}
     if other is None:
         other = all_different({name: leaf for name, leaf in actual.items() if name in due})
     reported = {*proven, *(one.name for one in how(due, other, closely=False))}
@@ -278,11 +279,11 @@ def compare_controlled(
 
 
 def compared_names(saved: Leaves) -> dict[str, bool]:
-    """Return the names to compare, and whether this rank has a part: not if its shard is empty. A tensor
-    without any elements is left out."""
+    """Return the names to compare, as texts, and whether this rank has a part: not if its shard is empty. A
+    tensor without any elements is left out."""
     extents = {name: getattr(leaf, "extent", None) for name, leaf in saved.items()}
     return {
-        name: extent is None or extent.numel > 0
+        text_of(name): extent is None or extent.numel > 0
         for name, extent in extents.items()
         if not isinstance(saved[name], Idle) and (extent is None or math.prod(extent.shape))
     }

@@ -12,6 +12,7 @@ import torch
 
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
+from dcpbench.core.state import Name
 from dcpbench.verify.audit import reach
 from dcpbench.verify.compare import Comparison, compare
 from dcpbench.verify.layout import Extent, whole
@@ -35,7 +36,7 @@ Stored = Mapping[str, Sequence[StoredChunk]]
 
 
 def compare_stored(
-    parts: Iterable[Leaves], stored: Stored, device: torch.device, elsewhere: Collection[str] = ()
+    parts: Iterable[Mapping[str, Leaf]], stored: Stored, device: torch.device, elsewhere: Collection[str] = ()
 ) -> Compared:
     """Compare this rank's parts of what was saved, by flattened key, with the files.
 
@@ -57,7 +58,7 @@ def compare_stored(
 
 
 def stored_comparison(
-    leaves: Leaves, stored: Stored, device: torch.device, elsewhere: Collection[str]
+    leaves: Mapping[str, Leaf], stored: Stored, device: torch.device, elsewhere: Collection[str]
 ) -> Comparison:
     """Return the comparison of this rank's parts with the files, except keys that are read `elsewhere`."""
     compared = compare_stored([leaves], stored, device, elsewhere)
@@ -112,8 +113,8 @@ def _compare(
         if isinstance(saved, TensorLeaf):
             part, device = part.reshape(saved.local.shape), saved.local.device
         stored = TensorLeaf(part.to(device), saved.extent, saved.placements, saved.kind)
-        found = compare({key: saved}, {key: stored})
-    control = compare({key: made_different(saved)}, {key: stored}, closely=False)
+        found = compare({(key,): saved}, {(key,): stored})
+    control = compare({(key,): made_different(saved)}, {(key,): stored}, closely=False)
     return found, bool(control)
 
 
@@ -153,7 +154,7 @@ def part_of(extent: Extent, chunks: Iterable[StoredChunk]) -> torch.Tensor:
     return extent.take_of_box(box)
 
 
-def leaves_like(expected: Leaves, keys: Mapping[str, str], values: Mapping[str, Any]) -> Leaves:
+def leaves_like(expected: Leaves, keys: Mapping[Name, str], values: Mapping[str, Any]) -> Leaves:
     """Return leaves of the full values of a checkpoint, by flattened key, for the names of an expected state;
     `keys` are the flattened keys by name."""
     found: Leaves = {}
@@ -161,7 +162,7 @@ def leaves_like(expected: Leaves, keys: Mapping[str, str], values: Mapping[str, 
         if keys[name] in values and not isinstance(leaf, Idle):
             value = values[keys[name]]
             is_tensor = isinstance(leaf, TensorLeaf | DigestedLeaf)
-            found |= snapshot_nested({name: value if is_tensor else _plain(value)})
+            found |= snapshot_nested({name[-1]: value if is_tensor else _plain(value)}, name[:-1])
     return found
 
 

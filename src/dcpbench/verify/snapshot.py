@@ -13,12 +13,11 @@ the same digests.
 import copy
 import math
 import pickle
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -27,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dcpbench.core.rank_report import Skip
+from dcpbench.core.state import Name, text_of
 from dcpbench.verify.audit import Entry
 from dcpbench.verify.digest import Digest, add, digest, fetch
 from dcpbench.verify.layout import (
@@ -46,8 +46,6 @@ BLOCK = 2**22
 
 _UNCHANGING = (int, float, str, type(None))
 """Types of values that are not copied, because they are immutable and numerous."""
-
-_GROUP = re.compile(r"(optimizer\.)?param_groups\.\d+\.params")
 
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 """Parts of a name that wrappers of a module add."""
@@ -102,8 +100,10 @@ class Idle:
 
 Leaf = Any
 """`TensorLeaf` or `DigestedLeaf` for a tensor, `Idle`, or a copy of any other value."""
-Leaves = dict[str, Leaf]
+Leaves = dict[Name, Leaf]
 """Every piece of state by its name."""
+Key = TypeVar("Key", str, Name)
+"""A name, or the flattened key of a checkpoint."""
 PLAIN = (DigestedLeaf, Extent)
 """Classes that digested leaves consist of."""
 
@@ -112,14 +112,19 @@ def snapshot_model(model: nn.Module, parts: ParameterParts | None = None) -> Lea
     """Return parameters, persistent buffers and extra state by FQN; `parts` are the `named_parts`, if
     known."""
     parts = parts or named_parts(model)
-    parameters = {name: _leaf(part.of(part.parameter), "param", part.extent) for name, part in parts.items()}
-    buffers = {name: _leaf(value, "buffer") for name, value in persistent_buffers(model).items()}
+    parameters: Leaves = {(name,): leaf for name, leaf in snapshot_parameters(parts).items()}
+    buffers: Leaves = {(name,): _leaf(value, "buffer") for name, value in persistent_buffers(model).items()}
     extra = {
         plain_fqn(model, f"{prefix}._extra_state".lstrip(".")): module.get_extra_state()
         for prefix, module in model.named_modules()
         if has_extra_state(module)
     }
     return {**parameters, **buffers, **snapshot_nested(extra)}
+
+
+def snapshot_parameters(parts: ParameterParts) -> dict[str, TensorLeaf]:
+    """Return parameters by FQN."""
+    return {name: _leaf(part.of(part.parameter), "param", part.extent) for name, part in parts.items()}
 
 
 def has_extra_state(module: nn.Module) -> bool:
@@ -130,7 +135,7 @@ def has_extra_state(module: nn.Module) -> bool:
 def snapshot_optimizer(
     model: nn.Module, optimizer: torch.optim.Optimizer, parts: ParameterParts | None = None
 ) -> Leaves:
-    """Return state entries as `state.<FQN>.<entry>` and hyperparameters as `param_groups.<n>.<key>`. The
+    """Return state entries as ("state", FQN, entry) and hyperparameters as ("param_groups", n, key). The
     entry of a flat parameter is split into those of its parameters. A parameter that the model does not have
     is called `group<n>.<number>`, and is part of the state."""
     parts_by_id = parts_of_each(parts or named_parts(model))
@@ -140,12 +145,12 @@ def snapshot_optimizer(
             if id(parameter) not in parts_by_id:
                 name = f"group{number}.{place}"
                 parts_by_id[id(parameter)] = {name: ParameterPart(parameter, extent_of(parameter))}
-                leaves[f"params.{name}"] = _leaf(parameter, "param")
+                leaves["params", name] = _leaf(parameter, "param")
     for parameter, entries in optimizer.state.items():
         if entries is None:  # ZeRO's, of a parameter that another rank steps
             continue
         if not isinstance(parameter, torch.Tensor):  # state that belongs to no parameter
-            leaves |= snapshot_nested({parameter: entries}, "state.")
+            leaves |= snapshot_nested({parameter: entries}, ("state",))
             continue
         local_shape = local_part(parameter).shape
         for holder, entry, path in slots(entries):
@@ -157,55 +162,53 @@ def snapshot_optimizer(
                 idle = part.extent.numel == 0 and math.prod(part.extent.shape) > 0
                 extent = part.extent if lies else None
                 leaf = _leaf(part.of(value) if lies else value, str(entry), extent)
-                leaves[f"state.{name}.{path}"] = Idle(leaf) if idle else leaf
+                leaves["state", name, *path] = Idle(leaf) if idle else leaf
                 if isinstance(value, torch.Tensor) and not like:
                     value = value.clone()  # each parameter in a flat one has a separate counter
     for number, group in enumerate(optimizer.param_groups):
         names = [name for parameter in group["params"] for name in parts_by_id[id(parameter)]]
-        leaves |= snapshot_nested({**group, "params": names}, f"param_groups.{number}.")
+        leaves |= snapshot_nested({**group, "params": names}, ("param_groups", number))
     return leaves
 
 
 def by_parameter(leaves: Leaves) -> Leaves:
     """Convert a snapshot of an optimizer to one with the hyperparameters of each group under the names of its
-    parameters (`param_groups.<FQN>.<key>`)."""
+    parameters: ("param_groups", FQN, key)."""
     found: Leaves = {}
     for name, leaf in leaves.items():
-        first, *rest = name.split(".", 2)
+        first, number, *rest = name
         if first != "param_groups":
             found[name] = leaf
-        elif rest[1] != "params":
-            names = leaves[f"param_groups.{rest[0]}.params"]
-            found |= {f"param_groups.{fqn}.{rest[1]}": leaf for fqn in names}
+        elif rest != ["params"]:
+            found |= {(first, fqn, *rest): leaf for fqn in leaves[first, number, "params"]}
     return found
 
 
-def names_parameters(name: str, leaf: Leaf) -> bool:
+def names_parameters(name: Name, leaf: Leaf) -> bool:
     """Return whether a leaf is the list of the parameters in a group of an optimizer."""
-    return isinstance(leaf, list) and _GROUP.fullmatch(name) is not None
+    return isinstance(leaf, list) and name[0] == "param_groups" and name[2:] == ("params",)
 
 
-def may_be_absent(name: str, actual: Leaves) -> bool:
+def may_be_absent(name: Name, actual: Leaves) -> bool:
     """Return whether a name is an optimizer's entry for a parameter without an element on this rank."""
-    return any(
-        isinstance(leaf, TensorLeaf) and not leaf.extent.numel and name.startswith(f"state.{fqn}.")
-        for fqn, leaf in actual.items()
-    )
+    parameter = actual.get(name[1:2]) if name[0] == "state" else None
+    return isinstance(parameter, TensorLeaf) and not parameter.extent.numel
 
 
-def snapshot_nested(nested: Mapping[Any, Any], prefix: str = "") -> Leaves:
-    """Return the values in nested containers by their flattened keys."""
-    return {key: _leaf(holder[name], str(name), name=key) for holder, name, key in slots(nested, prefix)}
+def snapshot_nested(nested: Mapping[Any, Any], prefix: Name = ()) -> Leaves:
+    """Return the values in nested containers by name."""
+    return {name: _leaf(holder[key], str(key), name=name) for holder, key, name in slots(nested, prefix)}
 
 
-def of_kind(kind: str, leaves: Leaves) -> Leaves:
+def of_kind(kind: str, leaves: Mapping[Key, Leaf]) -> dict[Key, Leaf]:
     """Return the tensors of a kind of state."""
     return {name: leaf for name, leaf in leaves.items() if getattr(leaf, "kind", None) == kind}
 
 
-def below(leaves: Leaves, prefix: str) -> Leaves:
-    """Return the leaves whose names start with a prefix, without the prefix."""
-    return {name.removeprefix(prefix): leaf for name, leaf in leaves.items() if name.startswith(prefix)}
+def below(leaves: Leaves, prefix: Name) -> Leaves:
+    """Return the leaves whose names begin with a prefix, without the prefix."""
+    length = len(prefix)
+    return {name[length:]: leaf for name, leaf in leaves.items() if name[:length] == prefix}
 
 
 def retained(leaves: Leaves) -> Leaves:
@@ -218,9 +221,11 @@ def retained(leaves: Leaves) -> Leaves:
     return {name: _copied(leaf) for name, leaf in {**leaves, **digested(large)}.items()}
 
 
-def digested(leaves: Leaves) -> Leaves:
+def digested(leaves: Mapping[Key, Leaf]) -> dict[Key, Leaf]:
     """Return the same leaves, with digests instead of tensors."""
-    parts = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, TensorLeaf)}
+    parts: dict[Key, TensorLeaf] = {
+        name: leaf for name, leaf in leaves.items() if isinstance(leaf, TensorLeaf)
+    }
     without = {
         name: DigestedLeaf(leaf.dtype, leaf.extent, leaf.placements, leaf.kind, blocks)
         for (name, leaf), blocks in zip(parts.items(), block_digests([*parts.values()]), strict=True)
@@ -339,15 +344,16 @@ def is_composite(tensor: torch.Tensor) -> bool:
     return not is_plain or is_traceable_wrapper_subclass(tensor)
 
 
-def kind_of(name: str, leaf: Leaf) -> str:
+def kind_of(name: Name, leaf: Leaf) -> str:
     """Return the kind of state of a leaf; for other values than tensors the key or the object's name."""
     if kind := getattr(leaf, "kind", None):
         return str(kind)
-    first, *rest = name.split(".")
-    return rest[-1] if rest and first in ("param_groups", "state") else first
+    if name[0] in ("param_groups", "state"):
+        return str(name[-1])
+    return str(name[0]).partition(".")[0]  # of the extra state of a module its first name
 
 
-def _leaf(value: Any, kind: str, extent: Extent | None = None, name: str | None = None) -> Leaf:
+def _leaf(value: Any, kind: str, extent: Extent | None = None, name: Name = ()) -> Leaf:
     """Return the leaf of a value with this name; `extent` is that of a tensor that is part of another without
     being a DTensor. A cell with a tensor that cannot be compared is a skip."""
     if not isinstance(value, torch.Tensor):
@@ -359,11 +365,13 @@ def _leaf(value: Any, kind: str, extent: Extent | None = None, name: str | None 
             return copy.deepcopy(value)
         except Exception as error:
             instead = "keep a number, text, list or dictionary that it can be built from"
-            raise TypeError(f"{(name or kind)!r} in the state cannot be saved: {error}; {instead}") from error
+            raise TypeError(
+                f"{(text_of(name) or kind)!r} in the state cannot be saved: {error}; {instead}"
+            ) from error
     local = local_part(value)
     if is_composite(local):
         of = type(local).__name__ if local.layout is torch.strided else local.layout
-        raise Skip(f"{(name or kind)!r} in the state, of type {of}, cannot be compared")
+        raise Skip(f"{(text_of(name) or kind)!r} in the state, of type {of}, cannot be compared")
     return TensorLeaf(
         local=local,
         extent=extent or extent_of(value),
@@ -372,7 +380,7 @@ def _leaf(value: Any, kind: str, extent: Extent | None = None, name: str | None 
     )
 
 
-def expected_of(leaves: Leaves) -> dict[str, Entry]:
+def expected_of(leaves: Mapping[Key, Leaf]) -> dict[Key, Entry]:
     """Return the entries that a checkpoint of this snapshot should have. Where the snapshot has a number, the
     state dict can have a tensor without dimensions."""
     return {

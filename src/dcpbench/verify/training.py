@@ -17,6 +17,7 @@ from torch import nn
 
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
+from dcpbench.core.state import Name, text_of
 from dcpbench.verify.compare import Absence, compare_elements, same_value, share_of, unlike_tensors
 from dcpbench.verify.snapshot import Idle, Leaf, Leaves, TensorLeaf, kind_of, may_be_absent
 from dcpbench.verify.whole_tensors import real_elements
@@ -209,8 +210,8 @@ def compare_step(
     step: int,
     twin: Leaves,
     actual: Leaves,
-    elsewhere: Collection[str] = (),
-    tolerances: Mapping[str, torch.Tensor] | None = None,
+    elsewhere: Collection[Name] = (),
+    tolerances: Mapping[Name, torch.Tensor] | None = None,
 ) -> list[Mismatch]:
     """Compare the state after a step with the twin's, bit for bit.
 
@@ -227,7 +228,7 @@ def compare_step(
         if not isinstance(leaf, Idle) and (finding := _compare_with_twin(name, twin, leaf, tolerances or {}))
     ]
     found += [
-        Mismatch(name, Problem.only_twin, kind_of(name, leaf))
+        Mismatch(text_of(name), Problem.only_twin, kind_of(name, leaf))
         for name, leaf in twin.items()
         if name not in actual and name not in elsewhere and not may_be_absent(name, actual)
     ]
@@ -235,15 +236,15 @@ def compare_step(
 
 
 def _compare_with_twin(
-    name: str, twin: Leaves, actual: Leaf, tolerances: Mapping[str, torch.Tensor]
+    name: Name, twin: Leaves, actual: Leaf, tolerances: Mapping[Name, torch.Tensor]
 ) -> Mismatch | None:
     if name not in twin:
-        return Mismatch(name, Problem.only_parallel, kind_of(name, actual))
+        return Mismatch(text_of(name), Problem.only_parallel, kind_of(name, actual))
     expected = twin[name]
     if not (isinstance(expected, TensorLeaf) and isinstance(actual, TensorLeaf)):
         facts = {"expected": repr(expected), "actual": repr(actual)}
         same = same_value(expected, actual)
-        return None if same else Mismatch(name, Problem.value, kind_of(name, actual), facts=facts)
+        return None if same else Mismatch(text_of(name), Problem.value, kind_of(name, actual), facts=facts)
     if wrong := unlike_tensors(name, expected, actual):
         return wrong
     part = actual.extent.take(expected.local)
@@ -255,11 +256,11 @@ def _compare_with_twin(
     return finding
 
 
-def step_tolerances(twin: Leaves, others: Iterable[Leaves]) -> dict[str, torch.Tensor]:
+def step_tolerances(twin: Leaves, others: Iterable[Leaves]) -> dict[Name, torch.Tensor]:
     """Return the tolerance of each element after a step that is not reproducible, from the steps that
     `others` took with slightly different gradients. A rounding of the element's dtype is added, because it
     can go either way even if the other steps do not show it."""
-    tolerances: dict[str, torch.Tensor] = {}
+    tolerances: dict[Name, torch.Tensor] = {}
     for other in others:
         for name, leaf in other.items():
             if isinstance(leaf, TensorLeaf) and leaf.dtype.is_floating_point:
@@ -274,7 +275,7 @@ def step_tolerances(twin: Leaves, others: Iterable[Leaves]) -> dict[str, torch.T
     }
 
 
-def changed_beyond(leaves: Leaves, tolerances: Mapping[str, torch.Tensor]) -> Leaves:
+def changed_beyond(leaves: Leaves, tolerances: Mapping[Name, torch.Tensor]) -> Leaves:
     """Return the leaves, with those that have a tolerance changed by more than it."""
     changed = {
         name: replace(leaf, local=(leaf.local.double() + 4 * float(tolerances[name].max())).to(leaf.dtype))

@@ -5,14 +5,16 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Generic
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 
+from dcpbench.core.state import Name
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.layout import Extent
-from dcpbench.verify.snapshot import Leaves, TensorLeaf, local_part
+from dcpbench.verify.snapshot import Key, Leaf, Leaves, TensorLeaf, local_part
 
 _CHUNK = 2**22
 """Number of elements in one all-reduce."""
@@ -28,10 +30,10 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _Part(Generic[Key]):
     """The part of a tensor that one rank sends on behalf of all ranks that have it."""
 
-    name: str
+    name: Key
     extent: Extent
     dtype: torch.dtype
 
@@ -40,7 +42,7 @@ class _Part:
         return self.extent.numel * self.dtype.itemsize + 1  # and a byte that is 1 if the rank has the tensor
 
 
-class Parts:
+class Parts(Generic[Key]):
     """The parts that each rank has of each tensor. Its construction is collective; `gather` can be called any
     number of times.
 
@@ -53,10 +55,10 @@ class Parts:
         sent: the names of the parts that this rank sends on behalf of all ranks that have them.
     """
 
-    def __init__(self, mine: Mapping[str, tuple[Extent, torch.dtype]], exchange: Exchange) -> None:
+    def __init__(self, mine: Mapping[Key, tuple[Extent, torch.dtype]], exchange: Exchange) -> None:
         all_ranks = gathered(dict(mine), exchange.group)
         self._exchange = exchange
-        shapes: dict[str, set[tuple[tuple[int, ...], torch.dtype]]] = {}
+        shapes: dict[Key, set[tuple[tuple[int, ...], torch.dtype]]] = {}
         for theirs in all_ranks:
             for name, (extent, dtype) in theirs.items():
                 shapes.setdefault(name, set()).add((extent.shape, dtype))
@@ -67,24 +69,26 @@ class Parts:
             for theirs in all_ranks
             for name in names
         )
-        self._mine = {name: part for name, part in mine.items() if name in names}
-        self._sent: list[list[_Part]] = []
+        self._mine: dict[Key, tuple[Extent, torch.dtype]] = {
+            name: part for name, part in mine.items() if name in names
+        }
+        self._sent: list[list[_Part[Key]]] = []
         rank = dist.get_rank(exchange.group) if exchange.group else 0
-        taken: set[tuple[str, Extent]] = set()
+        taken: set[tuple[Key, Extent]] = set()
         for theirs in all_ranks:
             own = [_Part(name, *theirs[name]) for name in theirs if name in names]
             own = [part for part in own if (part.name, part.extent) not in taken]
             taken |= {(part.name, part.extent) for part in own}
             self._sent.append([part for part in own if _has_all_or_some(part.extent)])
-        self.sent = frozenset(part.name for part in self._sent[rank])
+        self.sent: frozenset[Key] = frozenset(part.name for part in self._sent[rank])
 
     @classmethod
-    def of(cls, leaves: Leaves, exchange: Exchange) -> "Parts":
+    def of(cls, leaves: Mapping[Key, Leaf], exchange: Exchange) -> "Parts[Key]":
         """Return the parts of the tensors among these leaves."""
         parts = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, TensorLeaf)}
         return cls({name: (leaf.extent, leaf.dtype) for name, leaf in parts.items()}, exchange)
 
-    def gather(self, mine: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def gather(self, mine: Mapping[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
         """Return each full tensor; collective unless `complete`.
 
         Args:
@@ -98,7 +102,7 @@ class Parts:
                 extent.put(into, part.to(into.device))
         return tensors
 
-    def _gather_of_others(self, mine: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _gather_of_others(self, mine: Mapping[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
         sizes = [sum(part.nbytes for part in parts) for parts in self._sent]
         device, group = self._exchange.device, self._exchange.group
         rank = dist.get_rank(group) if group else 0
@@ -110,7 +114,7 @@ class Parts:
         buffers = [torch.empty_like(buffer) for _ in sizes] if group else [buffer]
         if group:
             dist.all_gather(buffers, buffer, group=group)
-        tensors: dict[str, torch.Tensor] = {}
+        tensors: dict[Key, torch.Tensor] = {}
         for parts, received in zip(self._sent, buffers, strict=True):
             for part, there, elements in _places(parts, received):
                 if bool(there.item()):
@@ -126,8 +130,8 @@ def _has_all_or_some(extent: Extent) -> bool:
 
 
 def _places(
-    parts: Sequence[_Part], buffer: torch.Tensor
-) -> Iterator[tuple[_Part, torch.Tensor, torch.Tensor]]:
+    parts: Sequence[_Part[Key]], buffer: torch.Tensor
+) -> Iterator[tuple[_Part[Key], torch.Tensor, torch.Tensor]]:
     """Yield the place of each part in a buffer: the byte that is 1 if it is present, and its elements."""
     begin = 0
     for part in parts:
@@ -135,7 +139,7 @@ def _places(
         begin += part.nbytes
 
 
-def assembled(leaves: Leaves, exchange: Exchange) -> dict[str, torch.Tensor]:
+def assembled(leaves: Leaves, exchange: Exchange) -> dict[Name, torch.Tensor]:
     """Return the full tensors of the parts that ranks have; collective. An element that no rank has is 0."""
     tensors = {name: leaf.local for name, leaf in leaves.items() if isinstance(leaf, TensorLeaf)}
     return Parts.of(leaves, exchange).gather(tensors)

@@ -18,8 +18,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from dcpbench.config.text import listed
 from dcpbench.core.mismatch import Mismatch, Problem, Sides
+from dcpbench.core.state import Name, text_of
 from dcpbench.verify.compare import same_leaves
-from dcpbench.verify.snapshot import Leaves, persistent_tensors, snapshot_nested
+from dcpbench.verify.snapshot import Leaves, below, persistent_tensors, snapshot_nested
 from dcpbench.workloads.generators import KINDS, state_of_generator
 from dcpbench.workloads.optimizers import Optimizers
 from dcpbench.workloads.unsaved_values import is_users
@@ -37,7 +38,7 @@ _OF_ATTRIBUTES: Sides = (
 )
 
 
-def judged_of(built: Leaves, stepped: Leaves, trained: Leaves) -> dict[str, bool]:
+def judged_of(built: Leaves, stepped: Leaves, trained: Leaves) -> dict[Name, bool]:
     """Return the attributes that are compared, given those of a new trainer, after its first step and after
     training: those that training changes. A step can make one that a new trainer lacks, or that is None
     there; then it is compared after a step, and not from the load on."""
@@ -47,7 +48,7 @@ def judged_of(built: Leaves, stepped: Leaves, trained: Leaves) -> dict[str, bool
     return {name: built.get(name) is not None for name in changed}
 
 
-def judged_attributes(attributes: Leaves, judged: Mapping[str, bool], loaded: bool | None = None) -> Leaves:
+def judged_attributes(attributes: Leaves, judged: Mapping[Name, bool], loaded: bool | None = None) -> Leaves:
     """Return the attributes that are compared: those from the load on first, or those alone, or those from
     the first step after it on."""
     return {
@@ -115,13 +116,13 @@ def inner_attributes(trainer: Any) -> tuple[Leaves, dict[str, str]]:
                 state = _state_of(holder)
             except Exception as error:  # noqa: BLE001 - any exception of the user's code
                 raised = f"state_dict() raised {type(error).__name__}: {error}"
-                unread[name] = f"{type(holder).__name__} ({raised})"
+                unread[text_of(name)] = f"{type(holder).__name__} ({raised})"
                 continue
             if isinstance(state, Mapping):
                 plain = {key: _as_leaves(part) for key, part in state.items() if is_plain(part)}
-                leaves |= snapshot_nested({name: plain})
+                leaves |= snapshot_nested(plain, name)
             elif isinstance(holder, Iterable):
-                unread[name] = type(holder).__name__
+                unread[text_of(name)] = type(holder).__name__
     return leaves, unread
 
 
@@ -153,14 +154,14 @@ def _is_of_model(value: Any, trainer: Any) -> bool:
     )
 
 
-def _held(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _held(attribute: str, value: Any) -> Iterator[tuple[Name, Any]]:
     """Yield an object, or the objects in a collection, by name."""
     if isinstance(value, Mapping):
-        yield from ((f"{name}.{key}", part) for key, part in value.items())
+        yield from (((attribute, key), part) for key, part in value.items())
     elif isinstance(value, list | tuple | deque):
-        yield from ((f"{name}.{number}", part) for number, part in enumerate(value))
+        yield from (((attribute, number), part) for number, part in enumerate(value))
     else:
-        yield name, value
+        yield (attribute,), value
 
 
 def _state_of(holder: Any) -> Any:
@@ -216,8 +217,9 @@ def of_attributes(found: Iterable[Mismatch], saved: Leaves, restored: Leaves) ->
     """Merge mismatches into one for each attribute that is None, or absent, either when saved or after the
     load."""
     merged: dict[str, Mismatch] = {}
+    attribute_of = {text_of(name): str(name[0]) for name in saved | restored}
     for mismatch in found:
-        name = mismatch.name.partition(".")[0]
+        name = attribute_of[mismatch.name]
         expected, actual = (_described(name, leaves) for leaves in (saved, restored))
         if _NOTHING.isdisjoint((expected, actual)):
             merged[mismatch.name] = mismatch
@@ -228,7 +230,7 @@ def of_attributes(found: Iterable[Mismatch], saved: Leaves, restored: Leaves) ->
 
 
 def _described(attribute: str, leaves: Leaves) -> str:
-    if attribute in leaves:
-        return repr(leaves[attribute])
-    below = [name.removeprefix(f"{attribute}.") for name in leaves if name.startswith(f"{attribute}.")]
-    return f"with {listed(below)}" if below else "absent"
+    if (attribute,) in leaves:
+        return repr(leaves[attribute,])
+    names = [text_of(name) for name in below(leaves, (attribute,))]
+    return f"with {listed(names)}" if names else "absent"

@@ -3,7 +3,7 @@
 import copy
 import math
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import Skip
+from dcpbench.core.state import Name
 from dcpbench.verify.compare import same_value
 from dcpbench.verify.nested import mapped
 from dcpbench.verify.snapshot import (
@@ -216,10 +217,10 @@ def copy_state(run: OwnRun, other: OwnRun) -> None:
 
 
 @torch.no_grad()
-def _set_model(model: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
+def _set_model(model: nn.Module, tensors: Mapping[Name, torch.Tensor]) -> None:
     for name, value in persistent_tensors(model).items():
-        if name in tensors:
-            value.copy_(tensors[name])
+        if (name,) in tensors:
+            value.copy_(tensors[name,])
 
 
 def _set_optimizer(other: OwnRun, tensors: Leaves, run: OwnRun) -> None:
@@ -228,12 +229,12 @@ def _set_optimizer(other: OwnRun, tensors: Leaves, run: OwnRun) -> None:
     values = {fqn: run.optimizer.state.get(value) for fqn, value in named_parameters(run.model).items()}
     state: dict[int, Any] = {}
     for number, one in enumerate(parameters):
-        prefix = f"state.{names[id(one)]}."
-        of_tensors = below(tensors, prefix)
+        prefix: Name = ("state", names[id(one)])
+        of_tensors = {name[-1]: tensor for name, tensor in below(tensors, prefix).items()}
         entries = values.get(names[id(one)]) or of_tensors
 
-        def copied(value: Any, key: str) -> Any:
-            return tensors.get(key, copy.deepcopy(value))
+        def copied(value: Any, name: Name) -> Any:
+            return tensors.get(name, copy.deepcopy(value))
 
         if of_one := mapped(entries, copied, prefix):
             state[number] = of_one

@@ -17,10 +17,11 @@ from dcpbench.config.mesh import dp_degree, dp_rank
 from dcpbench.config.schema import Config
 from dcpbench.core.mismatch import SECOND_DERIVATIVES, Mismatch, Problem
 from dcpbench.core.rank_report import NOTHING, CheckPart, Compared
+from dcpbench.core.state import Name, named
 from dcpbench.verify.compare import Comparison, same_value
 from dcpbench.verify.compare_layouts import compare_replicas
 from dcpbench.verify.perturb import all_different, compared_names, controllable
-from dcpbench.verify.snapshot import TensorLeaf, named_parts, of_kind, snapshot_model
+from dcpbench.verify.snapshot import TensorLeaf, named_parts, snapshot_parameters
 from dcpbench.verify.training import (
     GradientBound,
     GradientPart,
@@ -111,7 +112,7 @@ class Lockstep:
         self._losses: dict[int, _Losses] = {}
         self._exchange = exchange_of(run)
         self._own_parts, self._twin_parts = named_parts(run.model), named_parts(twin.model)
-        self._leaves = of_kind("param", snapshot_model(run.model, self._own_parts))
+        self._leaves = snapshot_parameters(self._own_parts)
         self._parts = Parts.of(self._leaves, self._exchange)
         self._noise, self._compiled = runs_other_kernels(config, run.sizes), config.compile
         self._reduced_in, why_no_gradient = reduced_in(run.model, config.parallel)
@@ -207,7 +208,7 @@ class Lockstep:
         if self._noise and self._run.random.drawn:
             self.not_applied |= dict.fromkeys((GRADIENT, LOSS), why_drawn(self._compiled))
 
-    def _finish(self, step: int, tolerances: Mapping[str, torch.Tensor]) -> None:
+    def _finish(self, step: int, tolerances: Mapping[Name, torch.Tensor]) -> None:
         """Finish the twin's step, and compare the state after it within these tolerances; collective."""
         run, twin = self._run, self._twin
         twin.run.finish_step(run.train_state.losses[-1])
@@ -326,16 +327,16 @@ class Lockstep:
         found = [] if _same_norm(expected, actual) else [wrong]
         self._results[STEP] += Compared(found, {GRAD_NORM: True}, {GRAD_NORM: fired})
 
-    def _compare_state(self, step: int, tolerances: Mapping[str, torch.Tensor]) -> bool:
+    def _compare_state(self, step: int, tolerances: Mapping[Name, torch.Tensor]) -> bool:
         """Compare the state after a step with the twin's; return whether this rank's is wrong."""
         twin, proven = state_of(self._twin.run, self._twin_parts), self._results[STEP].fired
         self._actual = actual = state_of(self._run, self._own_parts)
-        elsewhere = set[str]()
+        elsewhere = set[Name]()
         if self._run.pipeline:
-            elsewhere = set[str]().union(*self._world.gathered({*actual})) - actual.keys()
+            elsewhere = set[Name]().union(*self._world.gathered({*actual})) - actual.keys()
         found = compare_step(step, twin, actual, elsewhere, tolerances)
-        due = [name for name in controllable(actual) if not proven.get(name)]
-        other = changed_beyond(all_different({name: actual[name] for name in due}), tolerances)
+        due = [text for text in controllable(actual) if not proven.get(text)]
+        other = changed_beyond(all_different({name: actual[name] for name in named(actual, due)}), tolerances)
         reported = {one.name for one in compare_step(step, twin, other, twin)}
         fired = {name: name in reported for name in due}
         self._results[STEP] += Compared(found, compared_names(actual), fired)
@@ -388,8 +389,8 @@ class Lockstep:
 def compare_parameters(run: Run) -> Compared:
     """Compare the parameters whose parts several ranks have; collective."""
     ignored = getattr(run.model, "parameters_to_ignore", ())
-    parameters = of_kind("param", snapshot_model(run.model)).items()
-    kept = {name: leaf for name, leaf in parameters if name not in ignored}
+    parameters = snapshot_parameters(named_parts(run.model)).items()
+    kept: dict[Name, TensorLeaf] = {(name,): leaf for name, leaf in parameters if name not in ignored}
     return compare_replicas(kept, run.world.group)
 
 

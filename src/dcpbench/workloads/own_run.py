@@ -24,11 +24,11 @@ from dcpbench.verify.snapshot import (
     named_as_saved,
     named_parameters,
     named_parts,
-    of_kind,
     parts_of_each,
     retained,
     snapshot_model,
     snapshot_nested,
+    snapshot_parameters,
 )
 from dcpbench.verify.whole_tensors import (
     Exchange,
@@ -79,7 +79,7 @@ class OwnRun:
     comes_after = "before the first save"
     grad_norm: float | None = None
     samples: int = 1
-    _parts: Parts | None = None
+    _parts: Parts[str] | None = None
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class OwnRun:
             parameters = named_parameters(self.model).items()
             yield from (name for name, value in parameters if not value.requires_grad)
         if self._workload.not_saved:
-            names = snapshot_model(self.model)
+            names = dict.fromkeys(str(name[0]) for name in snapshot_model(self.model))
             yield from (name for name in names if is_not_saved(self._workload, name))
 
     @property
@@ -223,11 +223,11 @@ class OwnRun:
         return [value for group in self.optimizer.param_groups for value in group["params"]]
 
     @property
-    def numbers(self) -> dict[str, str]:
+    def numbers(self) -> dict[str | int, int]:
         if not self._optimizer_state:
             return {}
         parts = parts_of_each(named_parts(self.model))
-        return {name: str(number) for number, value in enumerate(self.trained) for name in parts[id(value)]}
+        return {name: number for number, value in enumerate(self.trained) for name in parts[id(value)]}
 
     def train(self, batches: Batches, until: int, note: Note | None = None) -> list[float]:
         """Train up to and including step `until`; return the global batch's loss of each step. `note` is
@@ -360,7 +360,7 @@ class OwnRun:
         of parameters that all are on one mesh, and under FSDP1 without those of other TP ranks."""
         exchange = Exchange(self.world.training_group or self.world.group)
         if self._parts is None:
-            self._parts = Parts.of(of_kind("param", snapshot_model(self.model)), exchange)
+            self._parts = Parts.of(snapshot_parameters(named_parts(self.model)), exchange)
         sent, squares = self._parts.sent, 0.0
         for name, gradient in gradients_of(self.model, self.trained).items():
             if name in sent:

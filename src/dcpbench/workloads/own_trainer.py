@@ -184,7 +184,7 @@ class TrainerRun:
         return [*{id(value): value for value in (*self.model.parameters(), *trained)}.values()]
 
     @property
-    def numbers(self) -> dict[str, str]:
+    def numbers(self) -> dict[str | int, int]:
         return {}
 
     def state(self) -> dict[str, Any]:

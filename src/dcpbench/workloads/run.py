@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from dcpbench.core.state import StatePart
+from dcpbench.core.state import Name, StatePart
 from dcpbench.verify.snapshot import Leaves, local_part
 from dcpbench.verify.whole_tensors import dense
 from dcpbench.workloads.generators import RandomState
@@ -18,7 +18,7 @@ from dcpbench.workloads.unsaved_values import UnsavedValues
 from dcpbench.workloads.workload import Batches
 from dcpbench.workloads.world import World
 
-Unchanged = Mapping[StatePart, Collection[str]]
+Unchanged = Mapping[StatePart, Collection[Name]]
 """Names, by part, of what cannot be changed in a load target."""
 
 
@@ -50,7 +50,7 @@ class Limits:
     leaves_gradients: bool = False
     computes_in: tuple[torch.dtype, ...] = ()
     generators: frozenset[str] | None = None
-    judged: Mapping[str, bool] | None = None
+    judged: Mapping[Name, bool] | None = None
     why_not_resumed: str | None = None
 
     def leaves_out(self, name: str) -> bool:
@@ -85,7 +85,7 @@ class Run(Protocol):
     comes_after: str
 
     @property
-    def numbers(self) -> Mapping[str, str]:
+    def numbers(self) -> Mapping[str | int, int]:
         """The numbers under which the optimizer state is saved, by FQN; empty if it is saved by FQN."""
 
     def state(self) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """The state of a run, as the checks compare it and as its checkpoints have it."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
 
-from dcpbench.core.state import CHECK_OF, KEY_PREFIXES, StatePart
+from dcpbench.core.state import CHECK_OF, Name, StatePart, key_of, text_of
 from dcpbench.verify import snapshot
 from dcpbench.verify.audit import Entry
 from dcpbench.verify.compare import Recall, same_leaves
@@ -34,20 +34,10 @@ from dcpbench.workloads.run import Limits, Run
 
 State = dict[StatePart, Leaves]
 """The leaves of each part."""
+StateByKey = dict[StatePart, dict[str, Leaf]]
+"""The same by the flattened keys of a checkpoint."""
 Keys = dict[str, Entry]
 """The keys that a checkpoint has to contain."""
-
-
-def key_of(part: StatePart, name: str, numbers: Mapping[str, str]) -> str:
-    """Return the flattened key for a name in a part; `numbers` are those of parameters by FQN, if the
-    optimizer state is saved under numbers."""
-    if numbers and part is StatePart.optimizer and name.startswith("state."):
-        fqn, entry = name.removeprefix("state."), ""
-        while fqn and fqn not in numbers:
-            fqn, _, last = fqn.rpartition(".")
-            entry = f".{last}{entry}"
-        name = f"state.{numbers[fqn]}{entry}" if fqn else name
-    return f"{KEY_PREFIXES.get(part, '')}{name}"
 
 
 def live_state(run: Run) -> State:
@@ -87,19 +77,19 @@ def as_judged(state: State, limits: Limits, loaded: bool | None = None) -> State
     return {**state, StatePart.extra: judged_attributes(state[StatePart.extra], limits.judged, loaded)}
 
 
-def leave_out_attributes(state: State, other: State, judged: Collection[str]) -> list[str]:
+def leave_out_attributes(state: State, other: State, judged: Collection[Name]) -> list[Name]:
     """Leave the attributes of a trainer out of the states of two of its runs. Return those that are judged
     and differ, which are not compared after a load either."""
     attributes, others = (run.pop(StatePart.extra) for run in (state, other))
     equal = same_leaves({name: leaf for name, leaf in attributes.items() if name in judged}, others)
-    return sorted({*judged} & (attributes.keys() | others.keys()) - equal)
+    return sorted({*judged} & (attributes.keys() | others.keys()) - equal, key=text_of)
 
 
 def only_generators(state: State, run: Run) -> None:
     """Drop the generators from a state that are not compared."""
     if run.limits.generators is None:
         return
-    kept = {f"random.{run.random.key}.{name}" for name in run.limits.generators}
+    kept: set[Name] = {("random", run.random.key, name) for name in run.limits.generators}
     if leaves := {name: leaf for name, leaf in state.pop(StatePart.random, {}).items() if name in kept}:
         state[StatePart.random] = leaves
 
@@ -107,7 +97,11 @@ def only_generators(state: State, run: Run) -> None:
 def before_a_step(state: State, run: Run) -> State:
     """Return a state without what the first step of a run makes: hooks of the model, the buffers that DDP
     overwrites on this rank, and what is compared after a step only."""
-    made = {StatePart.model: overwritten_buffers(run.model), StatePart.flags: {HOOKS}}
+    overwritten = overwritten_buffers(run.model)
+    made: State = {
+        StatePart.model: dict.fromkeys((name,) for name in overwritten),
+        StatePart.flags: {HOOKS: None},
+    }
     return {
         part: {name: leaf for name, leaf in leaves.items() if name not in made.get(part, ())}
         for part, leaves in as_judged(state, run.limits, loaded=True).items()
@@ -125,7 +119,9 @@ def as_saved(run: Run, saved: State) -> State:
         frozen = {name for name, value in parameters if not value.requires_grad}
         leaves_out = run.limits.leaves_out
         state[StatePart.model] = {
-            name: leaf for name, leaf in model.items() if name not in frozen and not leaves_out(name)
+            name: leaf
+            for name, leaf in model.items()
+            if name[0] not in frozen and not leaves_out(str(name[0]))
         }
     if generators := state.get(StatePart.random):
         saved_random = snapshot_nested({"random": run.random.state_dict()})
@@ -135,7 +131,7 @@ def as_saved(run: Run, saved: State) -> State:
             optimizer = by_parameter(optimizer)
         if numbers := run.numbers:
             optimizer = {
-                name: [int(numbers[fqn]) for fqn in leaf] if names_parameters(name, leaf) else leaf
+                name: [numbers[fqn] for fqn in leaf] if names_parameters(name, leaf) else leaf
                 for name, leaf in optimizer.items()
             }
         state[StatePart.optimizer] = optimizer
@@ -145,17 +141,17 @@ def as_saved(run: Run, saved: State) -> State:
 def promised_keys(run: Run, saved: State, extra: Leaves | None) -> Keys:
     """Return the keys that a save of a run has to write on this rank; `extra` is what is saved in
     addition."""
-    promised, numbers = expected_of(extra or {}), run.numbers
+    promised, numbers = {text_of(name): leaf for name, leaf in (extra or {}).items()}, run.numbers
     for part, leaves in as_saved(run, saved).items():
-        promised |= {key_of(part, name, numbers): entry for name, entry in expected_of(leaves).items()}
-    return promised
+        promised |= {key_of(part, name, numbers): leaf for name, leaf in leaves.items()}
+    return expected_of(promised)
 
 
 def saved_and_live(
     saved: Leaves, live: Leaves, recall: Recall
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Return this rank's parts of the tensors that both have, as saved and as they are now, except empty
-    parts.
+    parts; by the texts of their names.
 
     Args:
         recall: reads a full tensor from the checkpoint, if only a digest of it was kept.
@@ -165,17 +161,17 @@ def saved_and_live(
         if isinstance(leaf, TensorLeaf) and leaf.extent.numel:
             part = _part_like(leaf, saved.get(name), name, recall)
             if part is not None:
-                before[name], now[name] = part, leaf.local
+                before[text_of(name)], now[text_of(name)] = part, leaf.local
     return before, now
 
 
-def full_tensors(names: Iterable[str], recall: Recall) -> Leaves:
+def full_tensors(names: Iterable[Name], recall: Recall) -> Leaves:
     """Return the tensors that `recall` reads by their names, without those that it does not have."""
     tensors = {name: tensor for name in names if (tensor := recall(name)) is not None}
     return {name: TensorLeaf(tensor, whole(tensor), None) for name, tensor in tensors.items()}
 
 
-def one_tensor(by_key: State) -> dict[str, Any]:
+def one_tensor(by_key: StateByKey) -> dict[str, Any]:
     """Return a state for a load of a single tensor of a checkpoint: a small one, of an object if there is
     one."""
     *_, key, leaf = min(
@@ -188,7 +184,7 @@ def one_tensor(by_key: State) -> dict[str, Any]:
     return {first: {rest: torch.empty(leaf.extent.shape, dtype=leaf.dtype)}}
 
 
-def _part_like(live: TensorLeaf, saved: Leaf, name: str, recall: Recall) -> torch.Tensor | None:
+def _part_like(live: TensorLeaf, saved: Leaf, name: Name, recall: Recall) -> torch.Tensor | None:
     if isinstance(saved, TensorLeaf):
         return saved.local
     full = recall(name) if isinstance(saved, DigestedLeaf) else None

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dcpbench.core.state import StatePart
+from dcpbench.core.state import Name, StatePart
 from dcpbench.verify.compare import Recall
 from dcpbench.verify.layout import Extent, ParameterPart
 from dcpbench.verify.nested import is_gone_into, items, slots
@@ -33,7 +33,7 @@ Put = Callable[[Any], object]
 """Puts changed values back to where they came from."""
 
 
-def set_saved(target: Run, part: StatePart, names: Collection[str], saved: Leaves, recall: Recall) -> None:
+def set_saved(target: Run, part: StatePart, names: Collection[Name], saved: Leaves, recall: Recall) -> None:
     """Set some names of a part to their saved values in a run, as far as these are known. A name that was
     not saved is removed.
 
@@ -55,7 +55,7 @@ class _SavedValues:
 
     target: Run
     part: StatePart
-    names: Collection[str]
+    names: Collection[Name]
     saved: Leaves
     recall: Recall
 
@@ -67,14 +67,15 @@ class _SavedValues:
                 if value is not None and value.dtype == part.dtype:
                     part.local.copy_(value.reshape(part.local.shape))
         for prefix, values, put, of in self._containers():
-            names = {name for name in self.names if f"{name}.".startswith(prefix)}
+            names = {name for name in self.names if name[: len(prefix)] == prefix}
             if names:
                 mended = self._mended(values, prefix, of)
-                for name in names & self.saved.keys() - {path for *_, path in slots(values, prefix)}:
-                    mended[name.removeprefix(prefix)] = self._as_saved(name, None, of)
+                present = {name for *_, name in slots(values, prefix)}
+                for name in (name for name in self.saved if name in names - present):
+                    mended[name[-1]] = self._as_saved(name, None, of)
                 put(mended)
 
-    def _containers(self) -> Iterator[tuple[str, Any, Put, ParameterPart | None]]:
+    def _containers(self) -> Iterator[tuple[Name, Any, Put, ParameterPart | None]]:
         """Yield the prefix of names, nested values, a function that puts them back, and the parameter that
         tensors are made like, if there is one."""
         model, optimizer = self.target.model, self.target.optimizer
@@ -84,12 +85,12 @@ class _SavedValues:
                 for parameter in (value for group in one.param_groups for value in group["params"]):
                     for fqn, part in parts.get(id(parameter), {}).items():
                         put = partial(one.state.__setitem__, parameter)
-                        yield f"state.{fqn}.", one.state.get(parameter, {}), put, part
+                        yield ("state", fqn), one.state.get(parameter, {}), put, part
             for number, group in enumerate(optimizer.param_groups):
                 values = {key: value for key, value in group.items() if key != "params"}
-                yield f"param_groups.{number}.", values, group.update, None
+                yield ("param_groups", number), values, group.update, None
         for name, state, load in self._objects():
-            yield f"{name}.", state, load, None
+            yield (name,), state, load, None
 
     def _objects(self) -> Iterator[tuple[str, Any, Put]]:
         """Yield the objects of the part: name, state, and a function that loads another state."""
@@ -109,14 +110,14 @@ class _SavedValues:
                 yield name, each.state_dict(), each.load_state_dict
             yield "train_state", vars(target.train_state), vars(target.train_state).update
 
-    def _mended(self, values: Any, prefix: str, of: ParameterPart | None) -> Any:
+    def _mended(self, values: Any, prefix: Name, of: ParameterPart | None) -> Any:
         """Return a copy of nested values with the saved ones under the wrong names."""
         if not is_gone_into(values):  # the extra state of a module
-            return self._as_saved(prefix[:-1], values, of)
+            return self._as_saved(prefix, values, of)
         mended = copy.copy(values)
         for key, value, path in reversed([*items(values, prefix)]):  # of a list the last items go first
             if is_gone_into(value):
-                mended[key] = self._mended(value, f"{path}.", of)
+                mended[key] = self._mended(value, path, of)
                 is_removed = bool(value) and not mended[key]
             else:
                 is_removed = path in self.names and path not in self.saved
@@ -126,7 +127,7 @@ class _SavedValues:
                 del mended[key]
         return mended
 
-    def _as_saved(self, name: str, current: Any, of: ParameterPart | None) -> Any:
+    def _as_saved(self, name: Name, current: Any, of: ParameterPart | None) -> Any:
         """Return a saved value, in the `current` tensor if that is possible."""
         leaf = self.saved[name]
         if not isinstance(leaf, TensorLeaf | DigestedLeaf):
@@ -146,7 +147,7 @@ class _SavedValues:
         local.copy_(value.reshape(local.shape))
         return current
 
-    def _value(self, name: str, extent: Extent) -> torch.Tensor | None:
+    def _value(self, name: Name, extent: Extent) -> torch.Tensor | None:
         """Return the part of a saved tensor that has this extent; if only its digest was kept, that of the
         checkpoint, which need not be the same."""
         leaf = self.saved.get(name)

@@ -95,9 +95,9 @@ class SavedObjects:
     def module_leaves(self) -> Leaves:
         """Return the state of the modules, which a twin has too."""
         return {
-            f"{name}.{key}": leaf
+            (name, *below): leaf
             for name, module in self.modules.items()
-            for key, leaf in snapshot_model(module).items()
+            for below, leaf in snapshot_model(module).items()
         }
 
     def forget(self, seed: int) -> None:

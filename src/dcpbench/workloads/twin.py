@@ -2,7 +2,7 @@
 use of gradients it continues with the ranks' gradients in place of its own."""
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dcpbench.core.state import Name
 from dcpbench.verify.layout import ParameterParts, called_modules
 from dcpbench.verify.perturb import jitter
 from dcpbench.verify.snapshot import (
@@ -189,14 +190,14 @@ class Twin:
             return self.loss_of_whole()
         return self.copied().taken(()).loss
 
-    def tolerances(self, uses: Sequence[Use], jittered: Sequence[TakenStep]) -> dict[str, torch.Tensor]:
+    def tolerances(self, uses: Sequence[Use], jittered: Sequence[TakenStep]) -> dict[Name, torch.Tensor]:
         """Return the tolerance of each element of the present state that is not exact, by name, after a step
         and these jittered ones."""
         inexact = self._inexact
         if not (inexact.measured or inexact.rounded or jittered):
             return {}
         state = state_of(self.run)
-        rounded: dict[str, torch.Tensor] = {}
+        rounded: dict[Name, torch.Tensor] = {}
         for name, leaf in state.items():
             if isinstance(leaf, TensorLeaf) and _is_of(name, inexact.rounded) and leaf.extent.numel:
                 size = leaf.local.double().abs() * len(uses)
@@ -406,9 +407,9 @@ def _is_narrow(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() and tensor.element_size() == 2
 
 
-def _is_of(name: str, parameters: Iterable[str]) -> bool:
+def _is_of(name: Name, parameters: Container[str]) -> bool:
     """Return whether a name is of one of these parameters, or of its optimizer state."""
-    return name in parameters or name.startswith(tuple(f"state.{one}." for one in parameters))
+    return name[0] in parameters or (name[0] == "state" and name[1] in parameters)
 
 
 def state_of(run: OwnRun, parts: ParameterParts | None = None) -> Leaves:

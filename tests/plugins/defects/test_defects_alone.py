@@ -15,7 +15,7 @@ from dcpbench.cell.explained import Differences
 from dcpbench.config.schema import conf_folder
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
-from dcpbench.core.state import StatePart
+from dcpbench.core.state import Name, StatePart, text_of
 from dcpbench.plugins.defects import other_save, own_chunks
 from dcpbench.sweep.known_failures import read
 from dcpbench.verdict.known_failures import KnownFailure, explaining
@@ -96,14 +96,14 @@ def test_state_before_a_load_is_retained(save: str, tmp_path: Path) -> None:
         return
     was = {StatePart.model: snapshot_nested({"w": torch.zeros(2), "other": torch.zeros(2)})}
     actual = snapshot_nested({"w": torch.ones(2), "other": torch.zeros(2)})
-    wrong = Compared([Mismatch(name, Problem.differs) for name in actual], {}, {})
+    wrong = Compared([Mismatch(text_of(name), Problem.differs) for name in actual], {}, {})
 
-    def explained() -> set[str]:
+    def explained() -> set[Name]:
         about = Differences(checkpoint, {StatePart.model: Comparison(leaves, actual, wrong)}, was)
         (state,) = own_chunks.defect.expected(cell, "restored", about)
         return same_leaves(state[StatePart.model], actual)
 
-    assert explained() == {"w", "other"}
-    assert isinstance(actual["w"], TensorLeaf)
-    actual["w"].local[1] = 0  # which was not restored, though this rank has saved it
-    assert explained() == {"other"}
+    assert explained() == {("w",), ("other",)}
+    assert isinstance(actual["w",], TensorLeaf)
+    actual["w",].local[1] = 0  # which was not restored, though this rank has saved it
+    assert explained() == {("other",)}

@@ -14,7 +14,7 @@ from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import Differences
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
-from dcpbench.core.state import StatePart
+from dcpbench.core.state import StatePart, text_of
 from dcpbench.plugins.defects import as_list, one_replica
 from dcpbench.plugins.defects._slices import slices
 from dcpbench.plugins.defects.never_stepped import never_stepped
@@ -31,7 +31,7 @@ from support.alone import bare_cell, config, world
 def restored(check: str, saved: Leaves, actual: Leaves) -> Differences:
     """Return the reference of a load in which all names differ."""
     checkpoint = Checkpoint(1, "", {check: saved})
-    found = [Mismatch(name, Problem.differs) for name in actual]
+    found = [Mismatch(text_of(name), Problem.differs) for name in actual]
     return Differences(checkpoint, {check: Comparison(saved, actual, Compared(found, {}, {}))})
 
 
@@ -167,31 +167,38 @@ def test_list_equal_to_the_tuple_is_explained() -> None:
 @pytest.mark.parametrize(("restored", "same"), [(1.0, True), (2.0, False)])
 def test_counter_of_one_idle_step_is_explained(restored: float, same: bool) -> None:
     step = torch.tensor(restored)
-    actual = {"state.w.step": Idle(TensorLeaf(step, whole(step), None, "step"))}
+    actual = {("state", "w", "step"): Idle(TensorLeaf(step, whole(step), None, "step"))}
     assert same_leaves(never_stepped(actual), actual) == (actual.keys() if same else set())
 
 
 def test_moments_without_a_step_are_zeros() -> None:
     zeros, step = torch.zeros(3), torch.ones(())
     actual: Leaves = {
-        "state.w.exp_avg": TensorLeaf(zeros, whole(zeros), None),
-        "state.v.exp_avg": TensorLeaf(zeros + 1, whole(zeros), None),
-        "state.w.step": TensorLeaf(step, whole(step), None),
-        "param_groups.0.lr": 0.0,
+        ("state", "w", "exp_avg"): TensorLeaf(zeros, whole(zeros), None),
+        ("state", "v", "exp_avg"): TensorLeaf(zeros + 1, whole(zeros), None),
+        ("state", "w", "step"): TensorLeaf(step, whole(step), None),
+        ("param_groups", 0, "lr"): 0.0,
     }
-    assert same_leaves(never_stepped(actual), actual) == {"state.w.exp_avg", "state.w.step"}
+    assert same_leaves(never_stepped(actual), actual) == {("state", "w", "exp_avg"), ("state", "w", "step")}
 
 
 @pytest.mark.parametrize(
     ("present", "absent"),
     [
-        ({}, {"state.w.step", "state.w.sum"}),
-        ({"state.w.step": 1.0}, set()),  # restored in part
-        ({"state.w.step": Idle(1.0)}, {"state.w.step", "state.w.sum"}),
-        ({"state.ww.step": 1.0}, {"state.w.step", "state.w.sum"}),
+        ({}, {("state", "w", "step"), ("state", "w", "sum")}),
+        ({("state", "w", "step"): 1.0}, set()),  # restored in part
+        ({("state", "w", "step"): Idle(1.0)}, {("state", "w", "step"), ("state", "w", "sum")}),
+        ({("state", "ww", "step"): 1.0}, {("state", "w", "step"), ("state", "w", "sum")}),
     ],
 )
 def test_all_state_of_a_frozen_parameter_is_dropped(present: Leaves, absent: set[str]) -> None:
-    saved = dict.fromkeys(("state.w.step", "state.w.sum", "state.ww.step", "param_groups.0.lr"), 1.0)
-    flags = {"requires_grad.w": False, "requires_grad.ww": True, "training.model.w": False}
+    saved = dict.fromkeys(
+        (("state", "w", "step"), ("state", "w", "sum"), ("state", "ww", "step"), ("param_groups", 0, "lr")),
+        1.0,
+    )
+    flags = {
+        ("requires_grad", "w"): False,
+        ("requires_grad", "ww"): True,
+        ("training", "model.w"): False,
+    }
     assert without_frozen(saved, {StatePart.flags: flags, StatePart.optimizer: present}).keys() == absent

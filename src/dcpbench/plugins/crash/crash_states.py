@@ -23,13 +23,14 @@ from dcpbench.cell.steps import Story
 from dcpbench.checkpointers.base import Checkpointer
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
+from dcpbench.core.state import key_of, text_of
 from dcpbench.plugins.crash.disk_states import Crash, DiskState, after, disk_states
 from dcpbench.plugins.crash.loading import Judge, Loaded, Loader, Values, folder_in_memory, plain, sentinel
 from dcpbench.plugins.crash.operations import Kind, Record, Tree, tree_of
 from dcpbench.plugins.crash.recording import read_record, recording
 from dcpbench.plugins.crash.survey import BREAKS, StateKind, Survey, survey
 from dcpbench.verify.compare_layouts import compare_ranks
-from dcpbench.workloads.run_state import State, key_of
+from dcpbench.workloads.run_state import State
 
 _SAVED, _BEFORE, _LOGS = "saved", "before", "logs"
 
@@ -81,7 +82,7 @@ def _left(cell: Cell, save: Save) -> Checkpoint:
             names = (name for name in leaves if key_of(part, name, saved.numbers) in save.keys)
             full, compared = compare_ranks({name: leaves[name] for name in names}, cell.world.group)
             differing = {finding.name for finding in compared.found}
-            if agreed := {name: leaf for name, leaf in full.items() if name not in differing}:
+            if agreed := {name: leaf for name, leaf in full.items() if text_of(name) not in differing}:
                 state[part] = agreed
     return replace(saved, state=state, named={}, by_content=True)
 

@@ -1,13 +1,14 @@
 """Buffers differ by rank; a checkpoint contains each from some rank
 (docs/findings/buffers-of-some-rank.md)."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Differences
 from dcpbench.core.defects import Defect, Moment
-from dcpbench.core.state import StatePart
+from dcpbench.core.state import Name, StatePart
 from dcpbench.plugins.defects._cells import loads_by_dcp
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.snapshot import DigestedLeaf, Leaves, TensorLeaf, digested, of_kind
@@ -17,7 +18,9 @@ from dcpbench.workloads.run_state import State
 def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
     restored = moment == "restored"
     for part, wrong in reference.names.items():
-        saved = reference.checkpoint.state if restored else reference.checkpoint.by_key
+        saved: Mapping[StatePart, Any] = (
+            reference.checkpoint.state if restored else reference.checkpoint.by_key
+        )
         buffers = _buffers_of(saved.get(part, {}))
         yield from _of_each_rank(cell, part, digested(buffers) if restored else buffers, wrong)
         yield from _of_ranks_that_saved(part, buffers)
@@ -31,14 +34,14 @@ def _buffers_of(leaves: Leaves) -> Leaves:
     }
 
 
-def _of_each_rank(cell: Cell, part: StatePart, buffers: Leaves, wrong: frozenset[str]) -> Iterator[State]:
+def _of_each_rank(cell: Cell, part: StatePart, buffers: Leaves, wrong: Collection[Name]) -> Iterator[State]:
     """Yield the buffers of each rank, of those that are wrong on any rank; collective."""
-    names = frozenset[str]().union(*gathered(wrong, cell.world.group))
+    names = {name for theirs in gathered(wrong, cell.world.group) for name in theirs}
     mine = {name: leaf for name, leaf in buffers.items() if name in names}
     yield from gathered({part: mine}, cell.world.group)
 
 
-def _differing(leaves: Leaves) -> dict[str, DigestedLeaf]:
+def _differing(leaves: Leaves) -> dict[Name, DigestedLeaf]:
     """Return the leaves of an earlier stage that differed by rank."""
     return {name: leaf for name, leaf in leaves.items() if isinstance(leaf, DigestedLeaf) and leaf.of_ranks}
 

@@ -4,13 +4,14 @@ Replicas never average their gradients (docs/findings/hsdp-one-shard.md), or eac
 (docs/findings/local-experts.md)."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Differences
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
-from dcpbench.core.state import StatePart
+from dcpbench.core.state import StatePart, key_of
 from dcpbench.plugins.defects._cells import loads_by_dcp, never_averages
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.snapshot import DigestedLeaf, Leaf, Leaves, TensorLeaf, digested
@@ -26,12 +27,14 @@ def _applies(config: Config) -> bool:
 
 
 def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
-    restored = moment == "restored"
+    checkpoint, restored = reference.checkpoint, moment == "restored"
+    state = checkpoint.named or checkpoint.state
     names, mine = gathered(reference.names, cell.world.group), State()
     for part in _PARTS if restored or not never_averages(cell.config) else reference.names:
-        saved = reference.checkpoint.state if restored else reference.checkpoint.by_key
         wrong = {name for theirs in names for name in theirs.get(part, ())}
-        leaves = _possible(cell, saved.get(part, {}))
+        leaves: Mapping[Any, Leaf] = _possible(cell, (checkpoint.state if restored else state).get(part, {}))
+        if not restored:
+            leaves = {key_of(part, name, checkpoint.numbers): leaf for name, leaf in leaves.items()}
         tensors = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, TensorLeaf | DigestedLeaf)}
         possible = {name: leaf for name, leaf in tensors.items() if name in wrong}
         mine[part] = digested(possible) if restored else possible
@@ -43,12 +46,14 @@ def _possible(cell: Cell, leaves: Leaves) -> Leaves:
     has in full and trains. Of those DDP keeps all equal but the ones that the model has it ignore."""
     if never_averages(cell.config):
         return leaves
-    ignored = [""]
+    ignored = None
     if cell.config.parallel.target == f"{ddp.__module__}.{ddp.__name__}":
         model = seeded_workload(cell.config, cell.world.device, cell.config.seed).model
-        ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", [])
+        ignored = {*getattr(model, "_ddp_params_and_buffers_to_ignore", ())}
     separate = {name: leaf for name, leaf in leaves.items() if _is_separate(leaf)}
-    return {name: leaf for name, leaf in separate.items() if any(f".{one}" in f".{name}" for one in ignored)}
+    if ignored is None:
+        return separate
+    return {name: leaf for name, leaf in separate.items() if not ignored.isdisjoint(name)}
 
 
 def _is_separate(leaf: Leaf) -> bool:

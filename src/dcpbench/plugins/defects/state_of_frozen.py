@@ -8,7 +8,7 @@ from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import StatePart
 from dcpbench.verify.compare import ABSENT
-from dcpbench.verify.snapshot import Idle, Leaves
+from dcpbench.verify.snapshot import Idle, Leaves, below
 from dcpbench.workloads.run_state import State
 
 _PART = StatePart.optimizer
@@ -31,13 +31,11 @@ def without_frozen(saved: Leaves, actual: State) -> Leaves:
     """
     absent = Leaves()
     for name, requires_grad in actual.get(StatePart.flags, {}).items():
-        flag, _, fqn = name.partition(".")
-        below = f"state.{fqn}."
-        if flag != "requires_grad" or requires_grad is not False:
+        if name[0] != "requires_grad" or requires_grad is not False:
             continue
-        present = (leaf for key, leaf in actual.get(_PART, {}).items() if key.startswith(below))
-        if all(isinstance(leaf, Idle) for leaf in present):
-            absent |= {key: ABSENT for key in saved if key.startswith(below)}
+        prefix = ("state", name[1])
+        if all(isinstance(leaf, Idle) for leaf in below(actual.get(_PART, {}), prefix).values()):
+            absent |= {name: ABSENT for name in saved if name[:2] == prefix}
     return absent
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import RaisedInLoad
 from dcpbench.core.defects import Defect, Moment
+from dcpbench.core.state import StatePart
 from dcpbench.plugins.defects._cells import loads_by_dcp
 from dcpbench.verify.snapshot import named_parameters
 from dcpbench.workloads import build_run
@@ -28,13 +29,12 @@ def _expected(cell: Cell, moment: Moment, reference: RaisedInLoad) -> Iterator[s
     for one in each_of(run.optimizer):
         one.register_step_pre_hook(note)
     run.train(cell.batches, checkpoint.step)
-    saved = {key for leaves in checkpoint.by_key.values() for key in leaves}
+    names = checkpoint.state.get(StatePart.optimizer, {})
+    saved = {str(name[1]) for name in names if name[0] == "state"}
     everywhere = cell.world.gathered((had, saved))
     had, saved = (set().union(*of_ranks) for of_ranks in zip(*everywhere, strict=True))
-    for name in parameters.keys() - had:
-        prefix = f"optimizer.state.{name}."
-        if not any(key.startswith(prefix) for key in saved):
-            yield from (text for text in texts if text.startswith(f"{_MISSING}{prefix}"))
+    for name in parameters.keys() - had - saved:
+        yield from (text for text in texts if text.startswith(f"{_MISSING}optimizer.state.{name}."))
 
 
 defect = Defect(("raised",), loads_by_dcp, _expected)

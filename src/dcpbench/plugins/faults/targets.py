@@ -11,6 +11,7 @@ import torch
 
 from dcpbench.checkpointers.base import Checkpointer, Ranks
 from dcpbench.core.rank_report import NothingToInjectError
+from dcpbench.core.state import text_of
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.perturb import perturbed
 from dcpbench.verify.snapshot import (
@@ -67,9 +68,9 @@ class Target:
         else:
             leaves = snapshot_nested(state.state_dict())
         found = [
-            (f"{name}.{below}", leaf)
+            (f"{name}.{text_of(below)}", leaf)
             for below, leaf in leaves.items()
-            if isinstance(leaf, TensorLeaf) and fnmatchcase(below, pattern)
+            if isinstance(leaf, TensorLeaf) and fnmatchcase(text_of(below), pattern)
         ]
         return dict(sorted(found, key=lambda item: item[1].local.numel(), reverse=True))
 

@@ -14,7 +14,7 @@ from dcpbench.checkpointers.safetensors_headers import safetensors_manifest
 from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
 from dcpbench.records.files import file_lengths
 from dcpbench.verify.audit import Manifest
-from dcpbench.verify.nested import slots
+from dcpbench.verify.nested import flattened
 from dcpbench.verify.plain_read import Stored, StoredChunk
 
 _VALUES = "values"
@@ -29,7 +29,7 @@ class SafetensorsCheckpointer(TorchSaveCheckpointer):
     file = "state.safetensors"
 
     def _write(self, nested: dict[str, Any], file: BinaryIO) -> None:
-        leaves = {key: container[name] for container, name, key in slots(nested)}
+        leaves = flattened(nested)
         values = [key for key, value in leaves.items() if not isinstance(value, torch.Tensor)]
         tensors = {key: _tensor(value) for key, value in leaves.items()}
         file.write(save(tensors, {_VALUES: json.dumps(values)}))

@@ -11,7 +11,8 @@ from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks
 from dcpbench.checkpointers.nested import check_fits, state_dicts
 from dcpbench.checkpointers.raw_io import RawIO
 from dcpbench.config.schema import Config
-from dcpbench.verify.nested import slots
+from dcpbench.core.state import text_of
+from dcpbench.verify.nested import flattened, slots
 
 
 class TorchCheckpointingCheckpointer(Checkpointer):
@@ -50,17 +51,17 @@ class TorchCheckpointingCheckpointer(Checkpointer):
         """
         # Load into an empty target: it refuses an integer for a float, such as a weight decay of 0 for 0.1.
         loaded = self._manager.load(checkpoint_id, into=dict.fromkeys(state), strict=True)
-        leaves = {key: container[last] for container, last, key in slots(loaded)}
+        leaves = flattened(loaded)
         check_fits(leaves, state_dicts(state))
         for name, value in state.items():
             if isinstance(value, Stateful):
                 value.load_state_dict(loaded[name])
                 continue
-            for container, last, key in slots(value, f"{name}."):
+            for container, last, path in slots(value, (name,)):
                 if isinstance(container[last], torch.Tensor):
-                    container[last].copy_(leaves[key])
+                    container[last].copy_(leaves[text_of(path)])
                 else:
-                    container[last] = leaves[key]
+                    container[last] = leaves[text_of(path)]
 
     def close(self) -> None:
         self._manager.close()
