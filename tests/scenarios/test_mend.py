@@ -137,6 +137,44 @@ def test_entry_of_another_dtype_is_replaced(tmp_path: Path) -> None:
     assert wrong(checkpoint, target) == set()
 
 
+class StatefulLayer(torch.nn.Module):
+    """A module whose extra state is any value."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
+
+    def get_extra_state(self) -> Any:
+        return self.value
+
+    def set_extra_state(self, state: Any) -> None:
+        self.value = state
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded"),
+    [
+        (torch.ones(2), torch.zeros(2)),
+        (torch.ones(2), {}),
+        (b"2", b"1"),
+        ({"steps": 2, "seen": 3}, {"steps": 1}),
+        ({"steps": 2}, None),
+    ],
+)
+def test_extra_state_of_a_module_gets_its_saved_value(saved: Any, loaded: Any, tmp_path: Path) -> None:
+    cell = bare_cell(tmp_path, config(**SMALL))
+    run = build(cell.config, cell.world, 0)
+    run.model.counter = StatefulLayer(saved)
+    vars(cell)["checkpointer"] = Reader()
+    checkpoint = Checkpoint(2, "", retained_state(run))
+    run.model.counter.value = loaded
+    found = compare(checkpoint.state[StatePart.model], live_state(run)[StatePart.model])
+    cell.record("model_equal", Compared([replace(one, by="mine") for one in found], {}, {}), str(checkpoint))
+    assert mend(cell, run, checkpoint) is None
+    assert wrong(checkpoint, run) == set()
+    assert type(run.model.counter.value) is type(saved)
+
+
 @pytest.mark.parametrize("is_right", [True, False])
 def test_large_tensors_are_read_if_the_checkpoint_has_them(is_right: bool, tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, config(**SMALL))

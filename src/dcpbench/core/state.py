@@ -8,7 +8,8 @@ Name = tuple[str | int, ...]
 """The name of a value in its part; an FQN is one element: ("net1.weight",), ("param_groups", 0, "lr"),
 ("state", "net1.weight", "exp_avg")."""
 
-AnyName = TypeVar("AnyName", bound=Name | str)
+Key = TypeVar("Key", str, Name)
+"""A name, or the flattened key of a checkpoint."""
 
 
 class StatePart(StrEnum):
@@ -45,7 +46,7 @@ def text_of(name: Name | str) -> str:
     return name if isinstance(name, str) else ".".join(map(str, name))
 
 
-def named(names: Iterable[AnyName], texts: Container[str]) -> list[AnyName]:
+def named(names: Iterable[Key], texts: Container[str]) -> list[Key]:
     """Return the names that mismatches with these texts are about."""
     return [name for name in names if text_of(name) in texts]
 

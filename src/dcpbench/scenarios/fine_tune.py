@@ -96,10 +96,8 @@ def _tuning(cell: Cell, layers: int) -> Cell:
 
 def _as_pretrained(run: Run) -> State:
     """Return the frozen part under the FQNs of the pre-trained model."""
-    every = ((str(fqn), rest, leaf) for (fqn, *rest), leaf in snapshot_model(run.model).items())
-    frozen: Leaves = {
-        (fqn.removeprefix(FROZEN), *rest): leaf for fqn, rest, leaf in every if fqn.startswith(FROZEN)
-    }
+    leaves = ((str(name[0]), leaf) for name, leaf in snapshot_model(run.model).items())
+    frozen: Leaves = {(fqn.removeprefix(FROZEN),): leaf for fqn, leaf in leaves if fqn.startswith(FROZEN)}
     return {StatePart.model: frozen}
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dcpbench.core.rank_report import Skip
-from dcpbench.core.state import Name, text_of
+from dcpbench.core.state import Key, Name, text_of
 from dcpbench.verify.audit import Entry
 from dcpbench.verify.digest import Digest, add, digest, fetch
 from dcpbench.verify.layout import (
@@ -102,8 +102,6 @@ Leaf = Any
 """`TensorLeaf` or `DigestedLeaf` for a tensor, `Idle`, or a copy of any other value."""
 Leaves = dict[Name, Leaf]
 """Every piece of state by its name."""
-Key = TypeVar("Key", str, Name)
-"""A name, or the flattened key of a checkpoint."""
 PLAIN = (DigestedLeaf, Extent)
 """Classes that digested leaves consist of."""
 
@@ -366,12 +364,12 @@ def _leaf(value: Any, kind: str, extent: Extent | None = None, name: Name = ()) 
         except Exception as error:
             instead = "keep a number, text, list or dictionary that it can be built from"
             raise TypeError(
-                f"{(text_of(name) or kind)!r} in the state cannot be saved: {error}; {instead}"
+                f"{text_of(name or kind)!r} in the state cannot be saved: {error}; {instead}"
             ) from error
     local = local_part(value)
     if is_composite(local):
         of = type(local).__name__ if local.layout is torch.strided else local.layout
-        raise Skip(f"{(text_of(name) or kind)!r} in the state, of type {of}, cannot be compared")
+        raise Skip(f"{text_of(name or kind)!r} in the state, of type {of}, cannot be compared")
     return TensorLeaf(
         local=local,
         extent=extent or extent_of(value),
@@ -380,11 +378,11 @@ def _leaf(value: Any, kind: str, extent: Extent | None = None, name: Name = ()) 
     )
 
 
-def expected_of(leaves: Mapping[Key, Leaf]) -> dict[Key, Entry]:
-    """Return the entries that a checkpoint of this snapshot should have. Where the snapshot has a number, the
-    state dict can have a tensor without dimensions."""
+def expected_of(leaves: Mapping[Key, Leaf]) -> dict[str, Entry]:
+    """Return the entries that a checkpoint of this snapshot should have, by flattened key. Where the snapshot
+    has a number, the state dict can have a tensor without dimensions."""
     return {
-        name: Entry(leaf.extent.shape, str(leaf.dtype))
+        text_of(name): Entry(leaf.extent.shape, str(leaf.dtype))
         if isinstance(leaf, TensorLeaf | DigestedLeaf)
         else Entry()
         for name, leaf in leaves.items()

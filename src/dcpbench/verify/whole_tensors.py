@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 
-from dcpbench.core.state import Name
+from dcpbench.core.state import Key, Name
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.layout import Extent
-from dcpbench.verify.snapshot import Key, Leaf, Leaves, TensorLeaf, local_part
+from dcpbench.verify.snapshot import Leaf, Leaves, TensorLeaf, local_part
 
 _CHUNK = 2**22
 """Number of elements in one all-reduce."""

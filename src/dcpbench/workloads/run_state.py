@@ -141,10 +141,10 @@ def as_saved(run: Run, saved: State) -> State:
 def promised_keys(run: Run, saved: State, extra: Leaves | None) -> Keys:
     """Return the keys that a save of a run has to write on this rank; `extra` is what is saved in
     addition."""
-    promised, numbers = {text_of(name): leaf for name, leaf in (extra or {}).items()}, run.numbers
+    promised, numbers = expected_of(extra or {}), run.numbers
     for part, leaves in as_saved(run, saved).items():
-        promised |= {key_of(part, name, numbers): leaf for name, leaf in leaves.items()}
-    return expected_of(promised)
+        promised |= expected_of({key_of(part, name, numbers): leaf for name, leaf in leaves.items()})
+    return promised
 
 
 def saved_and_live(

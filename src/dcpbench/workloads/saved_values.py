@@ -11,7 +11,7 @@ import torch
 from dcpbench.core.state import Name, StatePart
 from dcpbench.verify.compare import Recall
 from dcpbench.verify.layout import Extent, ParameterPart
-from dcpbench.verify.nested import is_gone_into, items, slots
+from dcpbench.verify.nested import is_gone_into, items
 from dcpbench.verify.snapshot import (
     DigestedLeaf,
     Idle,
@@ -68,10 +68,15 @@ class _SavedValues:
                     part.local.copy_(value.reshape(part.local.shape))
         for prefix, values, put, of in self._containers():
             names = {name for name in self.names if name[: len(prefix)] == prefix}
-            if names:
-                mended = self._mended(values, prefix, of)
-                present = {name for *_, name in slots(values, prefix)}
-                for name in (name for name in self.saved if name in names - present):
+            if prefix in names & self.saved.keys():  # the extra state of a module
+                put(self._as_saved(prefix, values, of))
+            elif names:
+                values = values if is_gone_into(values) else {}
+                mended, present = (
+                    self._mended(values, prefix, of),
+                    {name for *_, name in items(values, prefix)},
+                )
+                for name in (name for name in self.saved if name in names - present and name[:-1] == prefix):
                     mended[name[-1]] = self._as_saved(name, None, of)
                 put(mended)
 
@@ -112,8 +117,6 @@ class _SavedValues:
 
     def _mended(self, values: Any, prefix: Name, of: ParameterPart | None) -> Any:
         """Return a copy of nested values with the saved ones under the wrong names."""
-        if not is_gone_into(values):  # the extra state of a module
-            return self._as_saved(prefix, values, of)
         mended = copy.copy(values)
         for key, value, path in reversed([*items(values, prefix)]):  # of a list the last items go first
             if is_gone_into(value):

@@ -16,11 +16,9 @@ from dcpbench.workloads.run_state import State
 
 
 def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
-    restored = moment == "restored"
+    checkpoint, restored = reference.checkpoint, moment == "restored"
+    saved: Mapping[StatePart, Any] = checkpoint.state if restored else checkpoint.by_key
     for part, wrong in reference.names.items():
-        saved: Mapping[StatePart, Any] = (
-            reference.checkpoint.state if restored else reference.checkpoint.by_key
-        )
         buffers = _buffers_of(saved.get(part, {}))
         yield from _of_each_rank(cell, part, digested(buffers) if restored else buffers, wrong)
         yield from _of_ranks_that_saved(part, buffers)

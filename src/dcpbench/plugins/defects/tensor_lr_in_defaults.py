@@ -27,13 +27,11 @@ def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[St
         return
     initial, defaults = live_state(new_target(cell))[StatePart.flags], in_defaults(saved)
     if defaults:
-        unshared = {
-            _SHARED: without_rates(
-                saved[StatePart.flags][_SHARED],
-                {text_of(name) for name in _rates(saved[StatePart.optimizer], "param_groups")},
-            )
+        rates = {text_of(name) for name in _rates(saved[StatePart.optimizer], "param_groups")}
+        shared = without_rates(saved[StatePart.flags][_SHARED], rates)
+        yield {
+            StatePart.flags: {name: initial[name] for name in defaults & initial.keys()} | {_SHARED: shared}
         }
-        yield {StatePart.flags: {name: leaf for name, leaf in initial.items() if name in defaults} | unshared}
 
 
 def in_defaults(saved: State) -> set[Name]:
