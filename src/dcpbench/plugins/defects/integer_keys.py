@@ -17,21 +17,14 @@ def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[St
     for part, names in reference.names.items():
         saved, actual = reference.checkpoint.state.get(part, {}), reference.actual[part]
         by_text = {text_of(name): name for name in saved}
-        same_text = {name: by_text.get(text_of(tuple(map(_unquoted, name)))) for name in names}
-        keys = {name: key for name, key in same_text.items() if key is not None and key != name}
+        unquoted = {name: text_of(tuple(str(key).strip("'\"") for key in name)) for name in names}
+        keys = {name: by_text[text] for name, text in unquoted.items() if by_text.get(text, name) != name}
         loaded = {name: saved[key] for name, key in keys.items()}
         # The other key has any value that it had before.
-        others = (keys[name] for name in same_leaves(loaded, actual))
-        kept = {key: actual[key] for key in others if key in actual}
+        others = {keys[name] for name in same_leaves(loaded, actual)}
+        kept = {key: actual[key] for key in others & actual.keys()}
         state[part] = loaded | kept
     yield state
-
-
-def _unquoted(element: str | int) -> str | int:
-    """Return an element of a name without the quotes of a text whose digits another key has as a number."""
-    if isinstance(element, str) and element.startswith(("'", '"')):
-        return element[1:-1]
-    return element
 
 
 defect = Defect(("restored",), loads_by_dcp, _expected)

@@ -11,7 +11,7 @@ from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Differences
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
-from dcpbench.core.state import StatePart, key_of
+from dcpbench.core.state import StatePart
 from dcpbench.plugins.defects._cells import loads_by_dcp, never_averages
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.snapshot import DigestedLeaf, Leaf, Leaves, TensorLeaf, digested
@@ -28,13 +28,13 @@ def _applies(config: Config) -> bool:
 
 def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
     checkpoint, restored = reference.checkpoint, moment == "restored"
-    state = checkpoint.named or checkpoint.state
+    state = checkpoint.state if restored else checkpoint.named or checkpoint.state
+    parts = _PARTS if restored or not never_averages(cell.config) else reference.names
+    of_parts = {part: _possible(cell, state.get(part, {})) for part in parts}
+    named: Mapping[StatePart, Any] = of_parts if restored else checkpoint.keyed(of_parts)
     names, mine = gathered(reference.names, cell.world.group), State()
-    for part in _PARTS if restored or not never_averages(cell.config) else reference.names:
+    for part, leaves in named.items():
         wrong = {name for theirs in names for name in theirs.get(part, ())}
-        leaves: Mapping[Any, Leaf] = _possible(cell, (checkpoint.state if restored else state).get(part, {}))
-        if not restored:
-            leaves = {key_of(part, name, checkpoint.numbers): leaf for name, leaf in leaves.items()}
         tensors = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, TensorLeaf | DigestedLeaf)}
         possible = {name: leaf for name, leaf in tensors.items() if name in wrong}
         mine[part] = digested(possible) if restored else possible
