@@ -25,6 +25,7 @@ from dcpbench.workloads.build_run import build
 from dcpbench.workloads.own_run import OwnRun
 from support.alone import Ran, alone, bare_cell, config, group_of_one, run_alone, world
 from support.looked_at import SHORT
+from support.names import by_text
 from support.planted import DEFECTS
 
 pytestmark = pytest.mark.cell
@@ -233,7 +234,7 @@ def test_plain_values_cover_every_kind() -> None:
     kinds = {type(leaf).__name__ for leaf in leaves.values()}
     assert kinds == {"int", "float", "bool", "str", "bytes", "NoneType", "list", "TensorLeaf"}
     found = compare(leaves, others)
-    assert {one.name for one in found} == set(controllable(leaves)) == leaves.keys() - {"empty"}
+    assert {one.name for one in found} == set(controllable(leaves)) == by_text(leaves).keys() - {"empty"}
 
 
 def wrong(given: dict[str, Any], was_set: list[str], stateful: Any) -> list[str]:

@@ -196,9 +196,9 @@ def test_what_training_changes_is_judged() -> None:
 
 def test_attribute_that_is_absent_on_a_side_is_one_mismatch() -> None:
     lost = [Mismatch(f"seen.{name}", Problem.missing) for name in ("first", "last")]
-    kept = Mismatch("best", Problem.value)
+    kept = [Mismatch("best", Problem.value), Mismatch("of_another_rank.step", Problem.value)]
     saved: Leaves = {("seen", "first"): 1.0, ("seen", "last"): 2.0, ("best",): 1}
-    merged = of_attributes([*lost, kept], saved, {("best",): 2})
-    assert [one.name for one in merged] == ["seen", "best"]
+    merged = of_attributes([*lost, *kept], saved, {("best",): 2})
+    assert [one.name for one in merged] == ["seen", "best", "of_another_rank.step"]
     assert merged[0].facts == {"expected": "with first, last", "actual": "absent"}
-    assert merged[1] is kept
+    assert merged[1:] == kept

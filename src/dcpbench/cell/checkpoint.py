@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,7 @@ from dcpbench.workloads.run_state import (
 )
 
 
-def whole_tensors(parts: Iterable[Mapping[str, Leaf]]) -> set[str]:
+def whole_tensors(parts: Iterable[Mapping[str, Any]]) -> set[str]:
     """Return the keys of the tensors that this rank has completely."""
     leaves = ((name, getattr(leaf, "extent", None)) for part in parts for name, leaf in part.items())
     return {name for name, extent in leaves if extent and extent.numel == math.prod(extent.shape)}

@@ -219,9 +219,9 @@ def of_attributes(found: Iterable[Mismatch], saved: Leaves, restored: Leaves) ->
     merged: dict[str, Mismatch] = {}
     attribute_of = {text_of(name): str(name[0]) for name in saved | restored}
     for mismatch in found:
-        name = attribute_of[mismatch.name]
+        name = attribute_of.get(mismatch.name, "")  # that of another rank alone has none
         expected, actual = (_described(name, leaves) for leaves in (saved, restored))
-        if _NOTHING.isdisjoint((expected, actual)):
+        if not name or _NOTHING.isdisjoint((expected, actual)):
             merged[mismatch.name] = mismatch
         else:
             facts = {"expected": expected, "actual": actual}

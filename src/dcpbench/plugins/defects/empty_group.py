@@ -17,13 +17,11 @@ _PART = StatePart.optimizer
 
 def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
     saved, actual = reference.checkpoint.state.get(_PART, {}), reference.actual
-    empty = {name[1] for name, leaf in saved.items() if names_parameters(name, leaf) and not leaf}
+    empty = {name[:2] for name, leaf in saved.items() if names_parameters(name, leaf) and not leaf}
     values = actual.get(_PART, {})
-    of_group = {
-        name: values.get(name, ABSENT) for name in saved if name[0] == "param_groups" and name[1] in empty
-    }
-    names: list[Name] = [("param_groups", number, "keys") for number in empty]
-    keys = {name: actual.get(StatePart.flags, {}).get(name, ABSENT) for name in names}
+    of_group = {name: values.get(name, ABSENT) for name in saved if name[:2] in empty}
+    flags = actual.get(StatePart.flags, {})
+    keys = {name: flags.get(name, ABSENT) for name in ((*group, "keys") for group in empty)}
     yield {_PART: of_group, StatePart.flags: keys}
 
 
