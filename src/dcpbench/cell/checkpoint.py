@@ -15,7 +15,7 @@ from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import Name, StatePart, key_of
 from dcpbench.verify.compare_layouts import compare_state
-from dcpbench.verify.snapshot import Leaf, Leaves
+from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads.run import Run
 from dcpbench.workloads.run_state import (
     Keys,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.explained import Differences
 from dcpbench.core.defects import Defect, Moment
-from dcpbench.core.state import Name, StatePart
+from dcpbench.core.state import StatePart
 from dcpbench.plugins.defects._cells import loads_by_dcp
 from dcpbench.verify.compare import ABSENT
 from dcpbench.verify.snapshot import names_parameters
