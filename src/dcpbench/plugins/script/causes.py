@@ -26,6 +26,7 @@ class Facts:
     """What is known about a difference.
 
     Args:
+        ranks: those that have it.
         same_as: the steps of the uninterrupted run that have the resumed values, the nearest first.
         missing: names that the resumed run does not have at all.
         total: how many names of the kind there are.
@@ -34,6 +35,7 @@ class Facts:
 
     compared: Compared
     difference: Difference
+    ranks: Sequence[int]
     same_as: Sequence[int]
     missing: Sequence[str]
     total: int
@@ -90,7 +92,7 @@ def likely(facts: Facts) -> str:
                 generators=" and ".join(facts.compared.generators),
                 held=listed(list(facts.held_as), 2),
                 ratio=facts.ratio,
-                ranks=listed([*map(str, facts.compared.ranks)], 4),
+                ranks=listed([*map(str, facts.ranks)], 4),
             )
     return ""
 
@@ -108,7 +110,7 @@ def _signs(facts: Facts) -> dict[str, bool]:
         "first": difference.is_first,
         "later": not difference.is_first,
         "all": len(difference.names) == facts.total,
-        "some_ranks": len(compared.ranks) < len(compared.sequences),
+        "some_ranks": len(facts.ranks) < len(compared.sequences),
         "known": bool(same),
         "start": 1 in same,  # the values of a run that has just begun
         "past": any(step < difference.step for step in same),
@@ -137,13 +139,16 @@ def _is_new(facts: Facts) -> bool:
     return bool(entries) and all(len(of) > 1 == len({*of}) for of in entries.values())
 
 
-def facts_of(compared: Compared, difference: Difference, stopped: Recording) -> Facts:
-    """Look for the resumed values in the uninterrupted run and in the checkpoint."""
+def facts_of(compared: Compared, differences: Sequence[Difference], stopped: Recording) -> Facts:
+    """Look for the resumed values in the uninterrupted run and in the checkpoint. The differences are the
+    same one, of several ranks."""
+    difference = differences[0]
     values = _parts(difference.actual, difference.kind)
     wanted = {name: values.get(name) for name in difference.names}
     return Facts(
         compared,
         difference,
+        ranks=[of_rank.rank for of_rank in differences],
         same_as=_same(compared, difference, wanted) if difference.actual else [],
         missing=[name for name in difference.names if name not in values],
         total=len({**_parts(difference.expected, difference.kind), **values}),

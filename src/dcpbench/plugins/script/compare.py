@@ -6,7 +6,8 @@ checkpoint, as far as that came; later steps with the reference run.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from dcpbench.plugins.script.record import Recording, Save, Step, newest_complete
 
@@ -26,17 +27,44 @@ KINDS = {
     "steps": "the number of steps",
 }
 """What is compared, in causal order: in one step, what comes first can be the cause of what comes later."""
-_ORDER = {kind: place for place, kind in enumerate(KINDS)}
+ORDER = {kind: place for place, kind in enumerate(KINDS)}
 _RESTORED = ("weights", "frozen", "start_buffers", "moments")
 """What the first resumed step got from the checkpoint: no computation of this run is in it."""
 _EACH_STEP = tuple(kind for kind in KINDS if kind not in ("checkpoint", "start_buffers", "saved", "steps"))
 _OF_CALLED = ("frozen", "buffers", "modes")
+"""What is known of models that were called: some are called later than the first step."""
 _SCORES = {"weights": 3, "moments": 2, "batch": 1, "hyper": 1}
 _LOADED_SCORE = 3
 _RANDOM = re.compile("rng|random|generator", re.IGNORECASE)
+_NUMBER = re.compile(r"=(-?[\d.]+(e[+-]?\d+)?|True|False|inf)")
 
-Unequal = Mapping[str, int]
-"""Kinds that differ between two uninterrupted runs, and the first step where they do."""
+
+@dataclass(frozen=True)
+class Unequal:
+    """What differs between uninterrupted runs, and is not blamed on the resume.
+
+    Args:
+        kinds: kinds of state, and the first step where they differ.
+        saved: names of values that were saved.
+    """
+
+    kinds: Mapping[str, int]
+    saved: frozenset[str]
+
+    @classmethod
+    def of(cls, reference: Recording, *others: Recording) -> "Unequal":
+        """Compare runs of the same command, as far as each came."""
+        kinds: dict[str, int] = {}
+        saved: set[str] = set()
+        for other in others:
+            for rank in reference.ranks.keys() & other.ranks.keys():
+                for pair in zip(reference.ranks[rank].steps, other.ranks[rank].steps, strict=False):
+                    for kind in different(*pair):
+                        kinds[kind] = min(kinds.get(kind, pair[0].at), pair[0].at)
+                contents = _contents(reference.saves(rank))
+                for key, content in _contents(other.saves(rank)).items():
+                    saved |= {*_unequal_names(content, contents.get(key, content))}
+        return cls(kinds, frozenset(saved))
 
 
 @dataclass(frozen=True)
@@ -48,158 +76,169 @@ class Difference:
         names: what differs, of a `kind` of `KINDS`.
         expected, actual: the steps that differ; None of `saved` and `steps`.
         is_first: it is the first step after the resume.
+        text: the path of what is saved; what is wrong with the number of steps.
     """
 
     step: int
     rank: int
     kind: str
-    names: Sequence[str]
+    names: Sequence[str] = ()
     expected: Step | None = None
     actual: Step | None = None
     is_first: bool = False
-    place: int = 0
     text: str = ""
 
     @property
-    def order(self) -> tuple[float, int, int]:
+    def order(self) -> tuple[float, int]:
         """Where it is in time, then among causes."""
-        return (self.step + 0.5 if self.kind == "saved" else self.step, _ORDER[self.kind], self.rank)
+        return (self.step + 0.5 if self.kind == "saved" else self.step, ORDER[self.kind])
+
+    @property
+    def is_restored(self) -> bool:
+        """Whether it is state that the checkpoint has, right after the load."""
+        return self.is_first and self.kind in _RESTORED
 
 
-@dataclass(frozen=True)
 class Compared:
-    """The comparison of a resumed run.
-
-    Args:
-        loaded: after how many steps the loaded state was saved; 0: the start.
-        newest: the newest complete checkpoint when it was stopped.
-        compared_steps: how many resumed steps were compared.
-        loaded_paths: files that it loaded from.
-        generators: generators that differed at the first resumed step.
-        sequences: the steps of the uninterrupted run, by rank.
-        ranks: those that have the first difference.
-    """
-
-    loaded: int
-    newest: int | None
-    difference: Difference | None
-    compared_steps: int
-    loaded_paths: Sequence[str] = ()
-    generators: Sequence[str] = ()
-    is_scratch: bool = False
-    sequences: Mapping[int, Sequence[Step]] = field(default_factory=dict)
-    ranks: Sequence[int] = ()
-
-
-def different(expected: Step, actual: Step) -> dict[str, list[str]]:
-    """Return the kinds of state in which two steps differ, each with the names."""
-    found: dict[str, list[str]] = {}
-    for kind in _EACH_STEP:
-        one, other = expected.parts.get(kind), actual.parts.get(kind)
-        if one is not None and other is not None and one != other:
-            # A model can be called later than the first step, so that its state is not known there.
-            common = kind in _OF_CALLED
-            names = [name for name in {**one, **other} if not common or (name in one and name in other)]
-            found[kind] = [name for name in names if one.get(name) != other.get(name)]
-    return {kind: names for kind, names in found.items() if names}
-
-
-def unequal(reference: Recording, other: Recording) -> tuple[Unequal, set[str]]:
-    """Return in which kinds two runs of the same command differ, and from which step on; and the names of
-    saved values that differ."""
-    first: dict[str, int] = {}
-    values: set[str] = set()
-    for rank in reference.ranks.keys() & other.ranks.keys():
-        for one, two in zip(reference.ranks[rank].steps, other.ranks[rank].steps, strict=False):
-            for kind in different(one, two):
-                first[kind] = min(first.get(kind, one.at), one.at)
-        saves = _by_step(reference.saves(rank))
-        for save in other.saves(rank):
-            content = saves[_key(save)].content if _key(save) in saves else {}
-            values |= {name for name, value in save.content.items() if content.get(name, value) != value}
-    return first, values
-
-
-def resumed_from(
-    expected: Sequence[Sequence[Step]], actual: Sequence[Sequence[Step]], loaded: set[int]
-) -> int:
-    """Return the place in the uninterrupted run at which the resumed one begins, by what its first step has
-    in common with each step. `loaded` are the saves that it read, by their steps.
-
-    Args:
-        expected, actual: the steps of each rank.
-    """
-
-    def score(place: int) -> int:
-        points = 0
-        for steps, resumed in zip(expected, actual, strict=True):
-            if place >= len(steps) or steps[place].optimizer != resumed[0].optimizer:
-                return -1
-            for kind, value in _SCORES.items():
-                one, other = steps[place].parts.get(kind), resumed[0].parts.get(kind)
-                points += value if one is not None and one == other else 0
-        return points + _LOADED_SCORE * len(actual) * (steps[place].done in loaded)
-
-    return max(range(max(map(len, expected), default=0)), key=lambda place: (score(place), place), default=0)
-
-
-def compare(
-    reference: Recording, stopped: Recording, resumed: Recording, cut: str, ended_well: bool,
-    others: Unequal, unequal_values: set[str],
-) -> Compared:  # fmt: skip
-    """Compare a resumed run, which made at least one step.
+    """The comparison of a resumed run, which made at least one step.
 
     Args:
         cut: the file that was not complete when the run was stopped.
         ended_well: the resumed run ended with exit status 0.
-        others: what differs between uninterrupted runs, and is not blamed on the resume.
-        unequal_values: the same for names of saved values.
     """
-    newest = newest_complete(reference.disk, stopped, cut)
-    ranks = sorted(reference.ranks.keys() & resumed.ranks.keys())
-    sequences = {rank: _uninterrupted(reference, stopped, rank) for rank in ranks}
-    actual = {rank: resumed.ranks[rank].steps for rank in ranks}
-    paths, read = resumed.paths_read()
-    of_paths = {path: step for path in paths or read if (step := stopped.disk.step_of(path)) is not None}
-    place = resumed_from(
-        [sequences[rank] for rank in ranks], [actual[rank] for rank in ranks], {*of_paths.values()}
-    )
-    first = sequences[ranks[0]][place]
-    base = first.done
-    found: list[Difference] = []
-    for rank in ranks:
-        runs = sequences[rank], actual[rank], place, (reference, resumed)
-        found += _first_in_steps(rank, *runs, ended_well, others)
-    for rank in ranks:
-        found += _first_in_saves(rank, reference, stopped, resumed, base, unequal_values)
-    starts = [(sequences[rank][0], actual[rank][0]) for rank in ranks]
-    generators = {
-        name
-        for rank in ranks
-        for name, state in sequences[rank][place].generators.items()
-        if actual[rank][0].generators.get(name, state) != state
-        # One that nothing seeds differs in every process.
-        and sequences[rank][0].generators.get(name) == reference.ranks[rank].steps[0].generators.get(name)
+
+    def __init__(
+        self, reference: Recording, stopped: Recording, resumed: Recording, cut: str, ended_well: bool
+    ) -> None:
+        self._reference, self._stopped, self._resumed = reference, stopped, resumed
+        self._ended_well = ended_well
+        self.newest = newest_complete(reference.disk, stopped, cut)
+        ranks = sorted(reference.ranks.keys() & resumed.ranks.keys())
+        self.sequences = {rank: _uninterrupted(reference, stopped, rank) for rank in ranks}
+        """The steps of the uninterrupted run, by rank."""
+        self._actual = {rank: resumed.ranks[rank].steps for rank in ranks}
+        paths, read = resumed.paths_read()
+        steps = {path: stopped.disk.step_of(path) for path in paths or read}
+        self._place = self._begin({step for step in steps.values() if step is not None})
+        of_first = self.sequences[ranks[0]]
+        self.loaded = of_first[self._place].done
+        """After how many steps the loaded state was saved; 0: the start."""
+        self.loaded_paths = [path for path, step in steps.items() if step == self.loaded]
+        self.last = self.loaded + min(len(of_first) - self._place, *map(len, self._actual.values()))
+        """The last step that was compared."""
+
+    @property
+    def generators(self) -> list[str]:
+        """Generators that differed at the first resumed step; not those that nothing seeds."""
+        names = {
+            name
+            for rank, steps in self.sequences.items()
+            for name, state in steps[self._place].generators.items()
+            if self._actual[rank][0].generators.get(name, state) != state
+            and steps[0].generators.get(name) == self._reference.ranks[rank].steps[0].generators.get(name)
+        }
+        return sorted(names)
+
+    @property
+    def is_scratch(self) -> bool:
+        """Whether the resumed run begins as the uninterrupted one did."""
+        starts = [(steps[0], self._actual[rank][0]) for rank, steps in self.sequences.items()]
+        return self.loaded == 0 and not any(different(*pair) for pair in starts)
+
+    def first(self, unequal: Unequal) -> list[Difference]:
+        """Return the first difference, of each rank that has it."""
+        differences = [
+            difference
+            for rank in self.sequences
+            for difference in (*self._in_steps(rank, unequal), *self._in_saves(rank, unequal))
+        ]
+        first = min((difference.order for difference in differences), default=None)
+        return [difference for difference in differences if difference.order == first]
+
+    def _begin(self, loaded: set[int]) -> int:
+        """Return the place in the uninterrupted run at which the resumed one begins, by what its first step
+        has in common with each step. `loaded` are the saves that it read, by their steps."""
+
+        def score(place: int) -> int:
+            points = 0
+            for rank, steps in self.sequences.items():
+                resumed = self._actual[rank][0]
+                if place >= len(steps) or steps[place].optimizer != resumed.optimizer:
+                    return -1
+                points += _LOADED_SCORE * (steps[place].done in loaded)
+                for kind, value in _SCORES.items():
+                    expected = steps[place].parts.get(kind)
+                    points += value * (expected is not None and expected == resumed.parts.get(kind))
+            return points
+
+        return max(range(max(map(len, self.sequences.values()))), key=lambda place: (score(place), place))
+
+    def _in_steps(self, rank: int, unequal: Unequal) -> Iterator[Difference]:
+        """Yield the first difference of a rank in its steps, if there is one."""
+        expected, actual = self.sequences[rank][self._place :], self._actual[rank]
+        wrappers = self._resumed.about.get("wrappers", ())
+        for number, (step, other) in enumerate(zip(actual, expected, strict=False)):
+            kinds = different(other, step)
+            # DDP gives all ranks the buffers of rank 0 before each forward pass.
+            if number == 0 and (rank == 0 or "DistributedDataParallel" not in wrappers):
+                kinds.pop("buffers", None)
+                kinds |= self._start_buffers(rank, step)
+            for kind in sorted(kinds, key=ORDER.__getitem__):
+                difference = Difference(other.at, rank, kind, kinds[kind], other, step, number == 0)
+                if difference.is_restored or other.at < unequal.kinds.get(kind, other.at + 1):
+                    yield difference
+                    return
+        last = expected[min(len(expected), len(actual)) - 1].at
+        if len(actual) > len(expected):
+            text = f"{len(actual) - len(expected)} more than the reference"
+            yield Difference(last + 1, rank, "steps", text=text)
+        elif len(actual) < len(expected):
+            text = f"ends after step {last}, the reference after step {expected[-1].at}"
+            yield Difference(last + 1, rank, "steps", text=text)
+        elif not self._ended_well:
+            yield Difference(last, rank, "steps", text="fails after the last step")
+
+    def _start_buffers(self, rank: int, step: Step) -> dict[str, list[str]]:
+        """Compare the buffers before the first forward pass with those after the pass before."""
+        steps, place = self.sequences[rank], self._place
+        before = steps[place - 1].parts.get("buffers") if place else steps[0].parts.get("start_buffers")
+        now = step.parts.get("start_buffers", {})
+        names = _unequal_names(before or {}, now, common=True)
+        return {"start_buffers": names} if names else {}
+
+    def _in_saves(self, rank: int, unequal: Unequal) -> Iterator[Difference]:
+        """Yield the first save of a rank that holds something else. States of generators can differ without
+        an effect, and texts that the script saves, such as times."""
+        contents = _contents([*self._reference.saves(rank), *self._stopped.saves(rank)])
+        for save in self._resumed.saves(rank):
+            moved = replace(save, done=save.done + self.loaded)
+            if save.done == 0 or _key(moved) not in contents:
+                continue
+            expected = contents[_key(moved)]
+            names = [
+                name
+                for name in _unequal_names(expected, save.content)
+                if name not in unequal.saved and _decides(name, expected.get(name, save.content.get(name)))
+            ]
+            if names:
+                yield Difference(moved.done, rank, "saved", names, text=save.path)
+                return
+
+
+def different(expected: Step, actual: Step) -> dict[str, list[str]]:
+    """Return the kinds of state in which two steps differ, each with the names."""
+    names = {
+        kind: _unequal_names(expected.parts[kind], actual.parts[kind], common=kind in _OF_CALLED)
+        for kind in _EACH_STEP
+        if kind in expected.parts and kind in actual.parts
     }
-    first_of_all = min(found, key=lambda one: one.order, default=None)
-    return Compared(
-        loaded=base,
-        newest=newest,
-        difference=first_of_all,
-        compared_steps=min(min(len(actual[rank]) for rank in ranks), len(sequences[ranks[0]]) - place),
-        loaded_paths=[path for path, step in of_paths.items() if step == base] or [*of_paths],
-        generators=sorted(generators),
-        is_scratch=base == 0 and not any(different(*pair) for pair in starts),
-        sequences=sequences,
-        ranks=[one.rank for one in found if first_of_all and one.order[:2] == first_of_all.order[:2]],
-    )
+    return {kind: of for kind, of in names.items() if of}
 
 
-def without(difference: Difference, others: Unequal) -> bool:
-    """Tell whether two uninterrupted runs differ in the same way, so that the resume is not to blame."""
-    if difference.is_first and difference.kind in _RESTORED:
-        return False
-    return difference.step >= others.get(difference.kind, difference.step + 1)
+def _unequal_names(expected: Mapping[str, Any], actual: Mapping[str, Any], common: bool = False) -> list[str]:
+    """Return the names whose values differ; with `common` of those that both have."""
+    names = [name for name in {**expected, **actual} if not common or (name in expected and name in actual)]
+    return [name for name in names if expected.get(name) != actual.get(name)]
 
 
 def _uninterrupted(reference: Recording, stopped: Recording, rank: int) -> list[Step]:
@@ -208,104 +247,17 @@ def _uninterrupted(reference: Recording, stopped: Recording, rank: int) -> list[
     return [*steps, *reference.ranks[rank].steps[len(steps) :]]
 
 
-def _first_in_steps(
-    rank: int,
-    expected: Sequence[Step],
-    actual: Sequence[Step],
-    place: int,
-    runs: tuple[Recording, Recording],
-    ended_well: bool,
-    others: Unequal,
-) -> Iterator[Difference]:  # fmt: skip
-    """Yield the first difference of a rank in its steps, if there is one. `runs` are the reference and the
-    resumed one."""
-    reference, resumed = runs
-    wrappers = resumed.about.get("wrappers", ())
-    for number, step in enumerate(actual):
-        if place + number >= len(expected):
-            more = len(actual) - number
-            last = expected[-1].at + 1
-            yield Difference(last, rank, "steps", [], text=f"{more} more than the reference")
-            return
-        other = expected[place + number]
-        kinds = different(other, step)
-        # DDP gives all ranks the buffers of rank 0 before each forward pass.
-        if number == 0 and (rank == 0 or "DistributedDataParallel" not in wrappers):
-            kinds.pop("buffers", None)
-            kinds |= _start_buffers(expected, place, step)
-        for kind in sorted(kinds, key=_ORDER.__getitem__):
-            difference = Difference(
-                other.at, rank, kind, kinds[kind], other, step, number == 0, place + number
-            )
-            if not without(difference, others):
-                yield difference
-                return
-    left = len(expected) - place - len(actual)
-    if left > 0:
-        last = expected[place + len(actual) - 1].at
-        text = f"ends after step {last}, the reference after step {expected[-1].at}"
-        yield Difference(last + 1, rank, "steps", [], text=text)
-    elif not ended_well and _saved_after(reference, rank, expected[-1]) - _saved_after(resumed, rank, step):
-        text = "fails after the last step, before the last save"
-        yield Difference(expected[-1].at, rank, "steps", [], text=text)
-
-
-def _saved_after(run: Recording, rank: int, last: Step) -> set[str]:
-    return {_key(save)[1] for save in run.saves(rank) if save.done > last.done}
-
-
-def _start_buffers(expected: Sequence[Step], place: int, step: Step) -> dict[str, list[str]]:
-    before = (
-        expected[0].parts.get("start_buffers") if place == 0 else expected[place - 1].parts.get("buffers")
-    )
-    now = step.parts.get("start_buffers")
-    if before is None or now is None or before == now:
-        return {}
-    names = [name for name in now if before.get(name, now[name]) != now[name]]
-    return {"start_buffers": names} if names else {}
-
-
-def _first_in_saves(
-    rank: int,
-    reference: Recording,
-    stopped: Recording,
-    resumed: Recording,
-    base: int,
-    unequal_values: set[str],
-) -> Iterator[Difference]:
-    """Yield the first save of a rank that holds something else. States of generators can differ without an
-    effect, and texts that the script saves, such as times."""
-    saves = _by_step([*reference.saves(rank), *(stopped.saves(rank) if rank in stopped.ranks else [])])
-    for save in resumed.saves(rank):
-        moved = replace(save, done=save.done + base)
-        if save.done == 0 or _key(moved) not in saves:
-            continue
-        expected = saves[_key(moved)].content
-        names = [
-            name
-            for name in {**expected, **save.content}
-            if expected.get(name) != save.content.get(name)
-            and name not in unequal_values
-            and _decides(name, expected.get(name, save.content.get(name)))
-        ]
-        if names:
-            yield Difference(moved.done, rank, "saved", names, text=save.path)
-            return
-
-
 def _decides(name: str, value: object) -> bool:
+    """Tell whether a saved value counts: a tensor, or a number of the script's own."""
     if _RANDOM.search(name):
         return False
-    if isinstance(value, str):  # a plain value: only a number of the script's own
-        return len(re.findall(r"[.\[]", name)) < 2 and bool(
-            re.fullmatch(r"=(-?[\d.]+(e[+-]?\d+)?|True|False|inf)", value)
-        )
-    return True
+    is_nested = len(re.findall(r"[.\[]", name)) > 1
+    return not isinstance(value, str) or (not is_nested and bool(_NUMBER.fullmatch(value)))
 
 
 def _key(save: Save) -> tuple[int, str]:
     return save.done, save.path.rpartition("/")[2]
 
 
-def _by_step(saves: Sequence[Save]) -> dict[tuple[int, str], Save]:
-    return {_key(save): save for save in saves}
+def _contents(saves: Sequence[Save]) -> dict[tuple[int, str], Mapping[str, Any]]:
+    return {_key(save): save.content for save in saves}

@@ -1,15 +1,15 @@
 """The verdict on a stop: does the resumed run continue as the uninterrupted one?"""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
 from dcpbench.config.text import clipped, listed
 from dcpbench.plugins.script.causes import describe, facts_of, likely
-from dcpbench.plugins.script.compare import KINDS, Compared, Difference, Unequal, compare, unequal
-from dcpbench.plugins.script.record import Recording, newest_complete
+from dcpbench.plugins.script.compare import KINDS, ORDER, Compared, Difference, Unequal
+from dcpbench.plugins.script.record import Recording, is_in, newest_complete
 from dcpbench.plugins.script.run import Ended
 from dcpbench.records import files
 
@@ -25,7 +25,7 @@ STATUS = {
     "not_reached": "skip",
 }
 """The status of a row, by its verdict."""
-_RESTORED = ("weights", "frozen", "start_buffers", "moments")
+_INCOMPLETE = "it reads {}, which is not complete: publish a checkpoint last, by renaming it"
 _TAIL = 64 * 1024
 _LAUNCHER = re.compile(r"^[WE]\d{4} .*torch/distributed/elastic")
 _ERROR = re.compile(r"^(\w+\.)*\w*(Error|Exception|Exit|Interrupt)\b")
@@ -75,132 +75,102 @@ def judge(
         how = "ran too long" if stopped.status is None else f"ended with exit status {stopped.status}"
         return Verdict("not_reached", f"the run {how} before this stop")
     cut = str(stop.get("path") or "")
+    if resumed.recording.ranks:
+        return _of_steps(reference, stopped.recording, resumed, cut, second)
     newest = newest_complete(reference.disk, stopped.recording, cut)
     after = f"; complete: step {newest}" if newest is not None else "; no checkpoint was complete"
-    if not resumed.recording.ranks:
-        if resumed.status is None:
-            return Verdict("hangs", f"made no step in {resumed.seconds:.0f} s{after}", newest=newest)
-        if resumed.status:
-            message = error_line(resumed.log)
-            cause = _refusal(stopped.recording, resumed.recording, newest, cut)
-            reason = f"does not start: exit status {resumed.status}: {message}{after}"
-            return Verdict("refuses", reason, cause, newest=newest)
-        if newest == reference.length:
-            return Verdict("not_reached", "nothing was left to do: the last step was saved", newest=newest)
-        reason = f"ends without a step{after}"
-        return Verdict("diverges", reason, newest=newest, step=(newest or 0) + 1, kind="steps")
-    return _of_steps(reference, stopped.recording, resumed, cut, second)
+    if resumed.status is None:
+        return Verdict("hangs", f"made no step in {resumed.seconds:.0f} s{after}", newest=newest)
+    if resumed.status:
+        reason = f"does not start: exit status {resumed.status}: {error_line(resumed.log)}{after}"
+        paths = [path for paths in resumed.recording.paths_read() for path in paths]
+        torn = _incomplete(stopped.recording, paths, newest, cut)
+        cause = _INCOMPLETE.format(torn[0]) if torn else ""
+        return Verdict("refuses", reason, cause, newest=newest)
+    if newest == reference.length:
+        return Verdict("not_reached", "nothing was left to do: the last step was saved", newest=newest)
+    reason = f"ends without a step{after}"
+    return Verdict("diverges", reason, newest=newest, step=(newest or 0) + 1, kind="steps")
 
 
 def _of_steps(
     reference: Recording, stopped: Recording, resumed: Ended, cut: str, second: Callable[[int], Recording]
 ) -> Verdict:
     """Judge a resumed run that made steps."""
-    ended_well = resumed.status == 0
-    others, values = unequal(reference, stopped)
-    compared = compare(reference, stopped, resumed.recording, cut, ended_well, {}, values)
-    is_unequal = False
-    if compared.difference and compared.difference.kind != "steps":
-        more, more_values = unequal(reference, second(compared.difference.step))
-        others = {**more, **{kind: min(step, more.get(kind, step)) for kind, step in others.items()}}
-        compared = compare(
-            reference, stopped, resumed.recording, cut, ended_well, others, values | more_values
-        )
-        is_unequal = compared.difference is None
-    difference = compared.difference
-    last = compared.loaded + compared.compared_steps
+    compared = Compared(reference, stopped, resumed.recording, cut, resumed.status == 0)
+    unequal = Unequal.of(reference, stopped)
+    differences = compared.first(unequal)
+    is_noise = False
+    if differences and differences[0].kind != "steps":
+        unequal = Unequal.of(reference, stopped, second(differences[0].step))
+        differences = compared.first(unequal)
+        is_noise = not differences
     verdict = Verdict(
-        "exact", "", loaded=compared.loaded, newest=compared.newest,
-        last=compared.loaded + compared.compared_steps, hints=[*_hints(compared), *_failed_late(resumed)],
-    )  # fmt: skip
-    if resumed.status is None and (difference is None or difference.kind == "steps"):
-        return replace(verdict, word="hangs", reason=f"hangs after step {last}", step=last + 1, kind="steps")
-    text = cause = ""
-    if difference:
-        facts = facts_of(compared, difference, stopped)
+        "exact", _equal(compared), loaded=compared.loaded, newest=compared.newest, last=compared.last
+    )
+    if resumed.status is None and all(difference.kind == "steps" for difference in differences):
+        step = compared.last + 1
+        return replace(verdict, word="hangs", reason=f"hangs after step {step - 1}", step=step, kind="steps")
+    text = ""
+    if differences:
+        difference = differences[0]
+        facts = facts_of(compared, differences, stopped)
         text, cause = describe(facts), likely(facts)
-        if difference.kind == "steps" and not ended_well:
+        if difference.kind == "steps" and resumed.status:
             text += f" (exit status {resumed.status}: {error_line(resumed.log)})"
             cause = ""
-        name = next(iter(difference.names), None)
         verdict = replace(
-            verdict, step=difference.step, kind=difference.kind, name=name, rank=difference.rank
-        )
+            verdict, word="diverges", reason=text, cause=cause, step=difference.step,
+            kind=difference.kind, name=next(iter(difference.names), None), rank=difference.rank,
+        )  # fmt: skip
     if compared.newest is not None and compared.loaded < compared.newest:
-        missed = Difference(compared.loaded + 1, 0, "checkpoint", [])
-        then = f"; then {text}" if difference else ""
-        cause = likely(facts_of(compared, missed, stopped))
-        verdict = replace(verdict, step=missed.step, kind="checkpoint", cause=cause)
+        missed = Difference(compared.loaded + 1, 0, "checkpoint")
+        verdict = replace(verdict, step=missed.step, kind=missed.kind)
+        complete = f"though step {compared.newest} was complete"
         if compared.is_scratch:
-            reason = f"starts over, though step {compared.newest} was complete"
-            cause = _scratch(resumed.recording)
-            return replace(verdict, word="scratch", reason=reason, cause=cause)
-        places = f" ({listed(list(compared.loaded_paths), 2)})" if compared.loaded_paths else ""
-        reason = f"takes step {compared.loaded}{places}, though step {compared.newest} was complete{then}"
-        return replace(verdict, word="older", reason=reason)
-    if difference is None:
-        return _equal(verdict, others if is_unequal else {})
-    torn = _torn_paths(stopped, resumed.recording, compared, cut)
-    if difference.is_first and difference.kind in _RESTORED and torn:
-        cause = "a checkpoint is used before all of it is written: publish it last, by renaming it"
-        reason = f"takes a checkpoint that is not complete ({listed(torn, 2)}): {text}"
-        return replace(verdict, word="torn", reason=reason, cause=cause)
-    return replace(verdict, word="diverges", reason=text, cause=cause)
-
-
-def _equal(verdict: Verdict, others: Unequal) -> Verdict:
-    """Return the verdict where nothing can be blamed on the resume."""
-    if others:
-        kind = min(others, key=lambda one: (others[one], [*KINDS].index(one)))
-        still = listed(
-            [text for name, text in KINDS.items() if name in ("batch", "hyper") and name not in others], 2
-        )
-        reason = f"two uninterrupted runs differ from step {others[kind]} on ({KINDS[kind]})"
+            return replace(
+                verdict, word="scratch", reason=f"starts over, {complete}", cause=_scratch(resumed.recording)
+            )
+        places = f" ({listed(compared.loaded_paths, 2)})" if compared.loaded_paths else ""
+        reason = f"takes step {compared.loaded}{places}, {complete}{text and f'; then {text}'}"
         return replace(
-            verdict, word="not_deterministic", reason=f"{reason}; compared: what was restored, {still}"
+            verdict, word="older", reason=reason, cause=likely(facts_of(compared, [missed], stopped))
         )
-    start = f"from step {verdict.loaded}" if verdict.loaded else "from the start: no checkpoint was complete"
-    first = (verdict.loaded or 0) + 1
-    steps = f"steps {first} to {verdict.last} are" if (verdict.last or 0) > first else f"step {first} is"
-    return replace(verdict, reason=f"{start}; {steps} equal")
+    if differences and differences[0].is_restored:
+        loaded, read = resumed.recording.paths_read()
+        if torn := _incomplete(stopped, loaded or read, compared.newest, cut):
+            reason = f"takes a checkpoint that is not complete ({listed(torn, 2)}): {text}"
+            return replace(verdict, word="torn", reason=reason, cause=_INCOMPLETE.format(torn[0]))
+    elif is_noise and unequal.kinds:
+        kind = min(unequal.kinds, key=lambda kind: (unequal.kinds[kind], ORDER[kind]))
+        reason = f"two uninterrupted runs differ from step {unequal.kinds[kind]} on ({KINDS[kind]})"
+        return replace(verdict, word="not_deterministic", reason=reason)
+    elif not differences and compared.generators:
+        names = " and ".join(compared.generators)
+        return replace(
+            verdict, hints=[f"differ after the load, without an effect here: generators of {names}"]
+        )
+    return verdict
 
 
-def _hints(compared: Compared) -> list[str]:
-    if not compared.generators or compared.difference:
-        return []
-    names = " and ".join(compared.generators)
-    return [f"differ after the load, without an effect here: generators of {names}"]
+def _equal(compared: Compared) -> str:
+    start = (
+        f"from step {compared.loaded}" if compared.loaded else "from the start: no checkpoint was complete"
+    )
+    first, last = compared.loaded + 1, compared.last
+    return f"{start}; {f'steps {first} to {last} are' if last > first else f'step {first} is'} equal"
 
 
-def _failed_late(resumed: Ended) -> list[str]:
-    """Report a failure after the last step: it changes no state that was saved."""
-    if not resumed.status:
-        return []
-    return [f"the resumed command ended with exit status {resumed.status}: {error_line(resumed.log)}"]
-
-
-def _torn_paths(stopped: Recording, resumed: Recording, compared: Compared, cut: str) -> list[str]:
-    loaded, read = resumed.paths_read()
-    newest = compared.newest or 0
-    steps = {path: stopped.disk.step_of(path) or 0 for path in loaded or read}
-    return [path for path, step in steps.items() if step > newest or path == cut]
-
-
-def _refusal(stopped: Recording, resumed: Recording, newest: int | None, cut: str) -> str:
-    loaded, read = resumed.paths_read()
-    torn = [
-        path
-        for path in dict.fromkeys([*loaded, *read])
-        if cut and (path == cut or cut.startswith(f"{path}/"))
-    ]
-    # A missing file counts as one of its folder.
-    places = [place for path in (*loaded, *read) for place in (path, path.rpartition("/")[0]) if place]
-    newer = [place for place in places if (stopped.disk.step_of(place) or 0) > (newest or 0)]
-    if torn or newer:
-        place = (torn or newer)[0]
-        instead = f"; step {newest} was complete" if newest is not None else ""
-        return f"it reads {place}, which is not complete{instead}: publish a checkpoint last, by renaming it"
-    return ""
+def _incomplete(stopped: Recording, paths: Iterable[str], newest: int | None, cut: str) -> list[str]:
+    """Return those of the paths, which were read, that belong to a checkpoint that is not complete."""
+    incomplete = []
+    for path in dict.fromkeys(paths):
+        # A missing file counts as one of its folder.
+        steps = [stopped.disk.step_of(place) for place in (path, path.rpartition("/")[0])]
+        step = next((step for step in steps if step is not None), 0)
+        if (cut and is_in(cut, path)) or step > (newest or 0):
+            incomplete.append(path)
+    return incomplete
 
 
 def _scratch(resumed: Recording) -> str:

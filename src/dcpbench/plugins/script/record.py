@@ -1,19 +1,14 @@
-"""Read what the recorder wrote: the steps of each rank, and which files belong to which save.
-
-A record comes from the script's processes, so every line can be damaged; damaged ones are left out. It is
-JSON, and nothing in it is evaluated.
-"""
+"""Read what the recorder wrote: the steps of each rank, and which files belong to which save."""
 
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from dcpbench.records import files
-from dcpbench.records.row_reader import dict_in, list_in
 
 Event = dict[str, Any]
 Named = Mapping[str, Any]
@@ -24,14 +19,12 @@ class Step:
     """What an optimizer step depends on: for each kind of state its values by name.
 
     Args:
-        number: of this optimizer's steps in this process, from 1.
         optimizer: its number in the order of first steps.
         parts: values by name, by kind; a kind that was not recorded is missing.
         generators: states of random generators before the forward pass.
         done: steps that the first optimizer had made.
     """
 
-    number: int
     optimizer: int
     parts: Mapping[str, Named]
     generators: Named
@@ -62,12 +55,7 @@ class Process:
     def steps(self) -> list[Step]:
         """Its optimizer steps."""
         names: dict[tuple[int, str], list[str]] = {}
-        return [_step(event, names) for event in self.events if event["e"] == "step"]
-
-    @property
-    def rank(self) -> int:
-        """Its rank, of a process that trains."""
-        return next(int(event["rank"]) for event in self.events if event["e"] == "step")
+        return [_step(event, names) for event in self.of_kind("step")]
 
     def of_kind(self, *kinds: str) -> list[Event]:
         """Return its events of these kinds."""
@@ -93,36 +81,33 @@ class Recording:
     @cached_property
     def ranks(self) -> dict[int, Process]:
         """The process of each rank: of several the one with most steps."""
-        ranks: dict[int, Process] = {}
-        for process in sorted((one for one in self.processes if one.steps), key=lambda one: len(one.steps)):
-            ranks[process.rank] = process
+        trained = sorted(
+            (process for process in self.processes if process.steps), key=lambda process: len(process.steps)
+        )
+        ranks = {int(process.of_kind("step")[0]["rank"]): process for process in trained}
         return dict(sorted(ranks.items()))
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """What rank 0 knows about its torch and its models."""
-        for process in self.ranks.values():
-            for event in process.of_kind("step"):
-                if "about" in event:
-                    return dict_in(event["about"])
-        return {}
+        """What the first rank knows about its torch and its models."""
+        steps = [event for process in self.ranks.values() for event in process.of_kind("step")]
+        return next((event["about"] for event in steps if "about" in event), {})
 
     @property
     def length(self) -> int:
         """The number of steps of the first optimizer."""
-        counts = [sum(not step.optimizer for step in one.steps) for one in self.ranks.values()]
+        counts = [sum(not step.optimizer for step in process.steps) for process in self.ranks.values()]
         return max(counts, default=0)
 
     @property
     def stop(self) -> Event | None:
         """The first event of the stop that was asked for."""
-        stops = [event for one in self.processes for event in one.of_kind("stop")]
-        return min(stops, key=lambda event: event["t"], default=None)
+        return min(self._of_all("stop"), key=lambda event: event["t"], default=None)
 
     @property
     def broken(self) -> list[str]:
         """What the recorder could not do."""
-        return [str(event.get("error")) for one in self.processes for event in one.of_kind("broken")]
+        return [str(event["error"]) for event in self._of_all("broken")]
 
     @cached_property
     def disk(self) -> "Disk":
@@ -130,49 +115,47 @@ class Recording:
         return Disk(self.processes)
 
     def saves(self, rank: int) -> list[Save]:
-        """Return the saves of a rank."""
-        return [
-            Save(int(event["k"]), str(event["path"]), dict_in(event.get("content")))
-            for event in self.ranks[rank].of_kind("save")
-        ]
+        """Return the saves of a rank; none of one that made no step."""
+        process = self.ranks.get(rank)
+        events = process.of_kind("save") if process else []
+        return [Save(event["k"], event["path"], event["content"]) for event in events]
 
     def paths_read(self) -> tuple[list[str], list[str]]:
         """Return the paths that were loaded before the first step, and all files that were read."""
-        loaded: dict[str, None] = {}
-        read: dict[str, None] = {}
+        paths: dict[str, list[str]] = {"load": [], "read": []}
         for process in self.processes:
-            for event in process.events:
+            for event in process.of_kind("load", "read", "step"):
                 if event["e"] == "step":
                     break
-                if event["e"] in ("load", "read"):
-                    (loaded if event["e"] == "load" else read)[str(event["path"])] = None
-        return [*loaded], [*read]
+                paths[event["e"]].append(event["path"])
+        return [*dict.fromkeys(paths["load"])], [*dict.fromkeys(paths["read"])]
+
+    def _of_all(self, kind: str) -> list[Event]:
+        return [event for process in self.processes for event in process.of_kind(kind)]
 
 
 class Disk:
     """The watched folder, as the events of all processes made it.
 
     `written` has for each file the save that it belongs to: how many steps were done when that began.
-    `sessions` has the files of each save when it was complete, before the next one began; `kept` has the
-    saves whose files existed then.
+    `sessions` has the files of each save when it was complete, before the next one began.
     """
 
     def __init__(self, processes: Iterable[Process]) -> None:
         self.written: dict[str, int] = {}
         self.sessions: dict[int, set[str]] = {}
-        self.kept: dict[int, set[int]] = {}
         self._saving: dict[str, int] = {}
-        self._unfinished: dict[tuple[int, str], None] = {}
+        self._unfinished: set[tuple[int, str]] = set()
         self._outside: set[str] = set()
         merged = [
             (event["t"], number, event, bool(process.steps))
             for number, process in enumerate(processes)
             for event in process.events
         ]
-        self._now = 0
+        now = 0
         for _, number, event, trains in sorted(merged, key=lambda item: item[:2]):
-            self._now = max(self._now, int(event["k"])) if trains else self._now
-            self._apply(event, number, int(event["k"]) if trains else self._now)
+            now = max(now, event["k"]) if trains else now
+            self._apply(event, number, event["k"] if trains else now)
         self._end_session()
         for paths in self.sessions.values():
             paths -= self._outside
@@ -184,7 +167,7 @@ class Disk:
 
     def step_of(self, path: str) -> int | None:
         """Return the newest save that a file, or a file below a folder, belongs to."""
-        below = [step for name, step in self.written.items() if _is_in(name, path) or _is_in(path, name)]
+        below = [step for name, step in self.written.items() if is_in(name, path) or is_in(path, name)]
         return max(below, default=None)
 
     def _apply(self, event: Event, process: int, done: int) -> None:
@@ -194,74 +177,60 @@ class Disk:
                 self._end_session()
                 self.sessions[done] = set()
             self._saving[path] = max(done, self._saving.get(path, 0))
-            self._unfinished[process, path] = None
+            self._unfinished.add((process, path))
         elif kind == "saved":
-            self._unfinished.pop((process, path), None)
-            self._keep()
+            self._unfinished.discard((process, path))
         elif kind == "open":
-            within = [step for place, step in self._saving.items() if _is_in(path, place)]
+            within = [step for place, step in self._saving.items() if is_in(path, place)]
             self.written[path] = max(within, default=done)
             if not within and done not in self.sessions:
                 self._outside.add(path)
-        elif kind == "rename":
-            to = str(event["to"])
-            for name in [name for name in self.written if _is_in(name, path)]:
-                self.written[to + name[len(path) :]] = self.written.pop(name)
-            self._keep()
-        elif kind == "remove":
-            for name in [name for name in self.written if _is_in(name, path)]:
-                del self.written[name]
+        elif kind in ("rename", "remove"):
+            for name in [name for name in self.written if is_in(name, path)]:
+                step = self.written.pop(name)
+                if kind == "rename":
+                    self.written[event["to"] + name[len(path) :]] = step
 
     def _end_session(self) -> None:
-        newest = max(self.sessions, default=None)
-        if newest is not None:
-            self.sessions[newest] = {path for path, step in self.written.items() if step == newest}
-
-    def _keep(self) -> None:
         if self.sessions:
-            self.kept[max(self.sessions)] = {*self.written.values()} & self.sessions.keys()
+            newest = max(self.sessions)
+            self.sessions[newest] = {path for path, step in self.written.items() if step == newest}
 
 
 def newest_complete(reference: Disk, stopped: Recording, cut: str) -> int | None:
     """Return the newest save whose files are all there, as in the reference; `cut` is a file that is not
     complete."""
-    incomplete = [cut, *stopped.disk.unfinished] if cut else stopped.disk.unfinished
-    written = stopped.disk.written
-    for done in sorted(reference.sessions, reverse=True):
-        paths = reference.sessions[done]
-        there = all(written.get(path) == done and stopped.files.get(path) for path in paths)
-        if paths and there and not any(_is_in(path, place) for path in paths for place in incomplete):
+    incomplete = [*stopped.disk.unfinished, *filter(None, [cut])]
+    for done, paths in sorted(reference.sessions.items(), reverse=True):
+        there = all(stopped.disk.written.get(path) == done and stopped.files.get(path) for path in paths)
+        if paths and there and not any(is_in(path, place) for path in paths for place in incomplete):
             return done
     return None
 
 
-def _is_in(path: str, folder: str) -> bool:
+def is_in(path: str, folder: str) -> bool:
+    """Tell whether a path is another one, or below it."""
     return path == folder or path.startswith(f"{folder}/")
 
 
 def _step(event: Event, names: dict[tuple[int, str], list[str]]) -> Step:
-    optimizer = int(event["o"])
-    for kind, keys in dict_in(event.get("names")).items():
-        names[optimizer, kind] = [str(key) for key in list_in(keys)]
+    """Return a step; `names` are those of the values, which are written when they change."""
+    optimizer = event["o"]
+    names |= {(optimizer, kind): keys for kind, keys in event["names"].items()}
     parts: dict[str, Named] = {
-        kind: dict(zip(names[of, kind], event[kind], strict=False))
-        for of, kind in names
+        kind: dict(zip(keys, event[kind], strict=True))
+        for (of, kind), keys in names.items()
         if of == optimizer and kind in event
     }
-    groups = map(dict_in, list_in(event.get("hyper")))
+    groups = enumerate(event["hyper"])
     parts["hyper"] = {
-        f"group {place} {key}": value for place, of in enumerate(groups) for key, value in of.items()
+        f"group {place} {key}": value for place, group in groups for key, value in group.items()
     }
-    parts["modes"] = dict_in(event.get("modes"))
-    return Step(int(event["n"]) + 1, optimizer, parts, dict_in(event.get("generators")), int(event["k"]))
+    parts["modes"] = event.get("modes", {})
+    return Step(optimizer, parts, event.get("generators", {}), event["k"])
 
 
 def _events(path: Path) -> Iterator[Event]:
-    needed: dict[str, tuple[str, ...]] = defaultdict(tuple, rename=("path", "to"), step=("o", "n", "rank"))
     for line in files.lines(path):
-        try:
-            event = json.loads(line)
-            if {"e", "k", "t", *needed[str(event["e"])]} <= event.keys():
-                yield event
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            continue
+        with suppress(ValueError):  # a process was killed while it wrote the line
+            yield json.loads(line)
