@@ -19,12 +19,7 @@ from .log import Log
 _HOOKS: dict[str, Callable[[Any, Log], None]] = {
     "torch": steps.install,
     "torch.distributed.checkpoint.state_dict": steps.ignore_made_up_steps,
-    "torch.serialization": files.wrap_torch,
-    "torch.distributed.checkpoint.state_dict_saver": files.wrap_dcp_saves,
-    "torch.distributed.checkpoint.state_dict_loader": files.wrap_dcp_loads,
-    "pickle": files.wrap_pickle,
-    "safetensors": files.wrap_safetensors,
-    "safetensors.torch": files.wrap_safetensors_torch,
+    **dict.fromkeys(files.CALLS, files.wrap),
 }
 """What is done after a module was imported, by its name."""
 
@@ -56,10 +51,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
         def exec_module(module: Any) -> None:
             run(module)
-            try:
-                hook(module, log)
-            except Exception as error:  # noqa: BLE001 - the script matters more than its record
-                sys.stderr.write(f"dcpbench: {fullname} is not recorded: {error!r}\n")
+            log.guarded(hook, module, log)  # the script matters more than its record
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

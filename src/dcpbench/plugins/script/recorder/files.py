@@ -10,12 +10,47 @@ import functools
 import os
 import sys
 import threading
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 from .digests import content
 from .log import Log
 
-_REMOVES = ("os.remove", "os.rmdir", "shutil.rmtree")
+
+class Call(NamedTuple):
+    """A function that saves (its first argument) or loads.
+
+    Args:
+        at: the place of the argument that has the path.
+        names: the names of such arguments.
+        opens: it opens the file outside Python, where the audit hook does not see it.
+    """
+
+    name: str
+    at: int
+    names: tuple[str, ...]
+    saves: bool = False
+    opens: bool = False
+
+
+_KEYWORD_ONLY = 99
+CALLS = {
+    "torch.serialization": (Call("save", 1, ("f",), saves=True, opens=True), Call("load", 0, ("f",))),
+    "torch.distributed.checkpoint.state_dict_saver": (
+        Call("save", _KEYWORD_ONLY, ("checkpoint_id", "storage_writer"), saves=True),
+        Call("async_save", _KEYWORD_ONLY, ("checkpoint_id", "storage_writer"), saves=True),
+    ),
+    "torch.distributed.checkpoint.state_dict_loader": (
+        Call("load", _KEYWORD_ONLY, ("checkpoint_id", "storage_reader")),
+    ),
+    "pickle": (Call("dump", 1, ("file",), saves=True), Call("load", 0, ("file",))),
+    "safetensors": (Call("safe_open", 0, ("filename",)),),
+    "safetensors.torch": (
+        Call("save_file", 1, ("filename",), saves=True, opens=True),
+        Call("load_file", 0, ("filename",)),
+    ),
+}
+"""The recorded functions, by module."""
+_PATHS = (str, bytes, os.PathLike)
 _inside = threading.local()
 _uploading: set[str] = set()
 """The paths of asynchronous saves in flight, whose threads call `save` too."""
@@ -25,174 +60,101 @@ def watch(log: Log) -> None:
     """Record changes and reads of files of this process."""
 
     def audit(event: str, args: tuple[Any, ...]) -> None:
-        if event == "open" or event.startswith(("os.", "shutil.")):
-            if getattr(log.quiet, "on", False):
-                return
+        if event in _EVENTS and not getattr(log.quiet, "on", False):
             log.quiet.on = True
             try:
-                _seen(log, event, args)
+                _EVENTS[event](log, *args)
             finally:
                 log.quiet.on = False
 
     sys.addaudithook(audit)
 
 
-def _seen(log: Log, event: str, args: tuple[Any, ...]) -> None:
-    if event == "open":
-        path, mode, flags = args
-        watched = _watched(log, path)
-        if watched is None:
-            return
-        is_text = isinstance(mode, str)
-        writes = any(c in mode for c in "wax+") if is_text else bool(flags & (os.O_WRONLY | os.O_RDWR))
-        if not writes:
-            if not os.path.isdir(watched):
-                log.write("read", path=_short(log, watched))
-            return
-        appends = "a" in mode if is_text else bool(flags & os.O_APPEND)
-        truncates = "w" in mode if is_text else bool(flags & os.O_TRUNC)
-        if not appends:
-            log.write("open", path=_short(log, watched))
-            log.stop.at_change(watched, "", True, truncates)
-    elif event in ("os.rename", "os.link"):
-        path, to = _watched(log, args[0]), _watched(log, args[1])
-        if path and to:
-            log.stop.at_change(path, to, False, False)
-            log.write("rename", path=_short(log, path), to=_short(log, to))
-            log.stop.renamed(path, to)
-    elif event in _REMOVES:
-        path = _watched(log, args[0])
-        if path:
-            log.stop.at_change(path, "", False, False)
-            log.write("remove", path=_short(log, path))
+def _opened(log: Log, path: Any, mode: Any, flags: int) -> None:
+    place = log.watched(path)
+    if place is None:
+        return
+    if not flags & (os.O_WRONLY | os.O_RDWR):
+        if not os.path.isdir(path):
+            log.write("read", path=place)
+    elif not flags & os.O_APPEND:
+        log.write("open", path=place)
+        log.stop.at_change(place, opens=True, truncates=bool(flags & os.O_TRUNC))
 
 
-def _watched(log: Log, path: Any) -> str | None:
-    """Return the absolute path of a file below the watched folder, None of others."""
-    if isinstance(path, int) or path is None:
-        return None
-    try:
-        full = os.path.abspath(os.fsdecode(path))
-    except (TypeError, ValueError):
-        return None
-    if full.startswith(log.watched + os.sep) and "__pycache__" not in full:
-        return full
-    return None
+def _renamed(log: Log, path: Any, to: Any, *descriptors: int) -> None:
+    before, after = log.watched(path), log.watched(to)
+    if before and after:
+        log.stop.at_change(before, after)
+        log.write("rename", path=before, to=after)
+        log.stop.renamed(before, after)
 
 
-def _short(log: Log, path: str) -> str:
-    return os.path.relpath(path, log.watched)
+def _removed(log: Log, path: Any, *descriptors: int) -> None:
+    if place := log.watched(path):
+        log.stop.at_change(place)
+        log.write("remove", path=place)
 
 
-def _place(log: Log, path: Any) -> str | None:
-    """Return the watched path that a save or load names: a path, an open file, or a storage of DCP."""
-    for value in (path, getattr(path, "name", None), getattr(path, "path", None)):
-        if isinstance(value, (str, bytes, os.PathLike)):
-            return _watched(log, value)
-    return None
+_EVENTS: dict[str, Callable[..., None]] = {
+    "open": _opened,
+    "os.rename": _renamed,
+    "os.link": _renamed,
+    "os.remove": _removed,
+    "os.rmdir": _removed,
+    "shutil.rmtree": _removed,
+}
 
 
-def _wrap(
-    module: Any, name: str, log: Log, path_of: Callable[..., Any], saves: bool, opens: bool = False
-) -> None:
-    """Replace a function that saves or loads by one that records it; `path_of` returns a path from its
-    arguments. The first argument is what a save writes; with `opens` it opens the file outside Python."""
-    function = getattr(module, name)
+def wrap(module: Any, log: Log) -> None:
+    """Replace the functions of a module that save or load by ones that record it."""
+    package = sys.modules.get(module.__name__.rpartition(".")[0])
+    for call in CALLS[module.__name__]:
+        function = getattr(module, call.name)
+        recorded = _recorded(function, call, log)
+        for place in (module, package):  # a package passes it on
+            if getattr(place, call.name, None) is function:
+                setattr(place, call.name, recorded)
 
-    @functools.wraps(function)
+
+def _recorded(function: Any, call: Call, log: Log) -> Any:
+    @functools.wraps(function, updated=())
     def recorded(*args: Any, **kwargs: Any) -> Any:
-        target = path_of(args, kwargs)
-        path = None if getattr(_inside, "on", False) else _place(log, target)
-        if path is None or path in _uploading:
+        named = next((kwargs[name] for name in call.names if kwargs.get(name) is not None), None)
+        target = args[call.at] if len(args) > call.at else named
+        # A path, an open file, or a storage of DCP.
+        places = (target, getattr(target, "name", None), getattr(target, "path", None))
+        path = log.watched(next((place for place in places if isinstance(place, _PATHS)), None))
+        is_nested = getattr(_inside, "on", False) or path in _uploading
+        if path is None or is_nested or "torch" not in sys.modules:
             return function(*args, **kwargs)
-        place = _short(log, path)
-        if saves:
-            log.quiet.on = True
-            try:
-                held = content(args[0] if args else next(iter(kwargs.values())))
-            finally:
-                log.quiet.on = False
-            log.has_saved = True
-            log.write("save", by=name, path=place, content=held)
-            if opens and isinstance(target, (str, os.PathLike)):
-                log.write("open", path=place)
-                log.stop.at_change(path, "", True, True)
+        if call.saves:
+            log.guarded(_saving, log, path, args[0] if args else next(iter(kwargs.values())))
+            if call.opens and isinstance(target, _PATHS):
+                log.write("open", path=path)
+                log.stop.at_change(path, opens=True, truncates=True)
         _inside.on = True
         try:
             result = function(*args, **kwargs)
         finally:
             _inside.on = False
         done = getattr(result, "upload_completion", result)
-        if saves and hasattr(done, "add_done_callback"):
+        if call.saves and hasattr(done, "add_done_callback"):
             _uploading.add(path)
-
-            def uploaded(future: Any) -> None:
-                _uploading.discard(path)
-                if not future.exception():
-                    log.write("saved", path=place)
-
-            done.add_done_callback(uploaded)
+            done.add_done_callback(functools.partial(_uploaded, log, path))
         else:
-            log.write("saved" if saves else "load", path=place)
+            log.write("saved" if call.saves else "load", path=path)
         return result
 
-    for place in (module, sys.modules.get(module.__name__.rpartition(".")[0])):  # a package passes it on
-        if getattr(place, name, None) is function:
-            setattr(place, name, recorded)
+    return recorded
 
 
-def _argument(place: int, *names: str) -> Callable[..., Any]:
-    """Return a function that finds an argument by its place, or by one of its names."""
-
-    def find(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if len(args) > place:
-            return args[place]
-        return next((kwargs[name] for name in names if kwargs.get(name) is not None), None)
-
-    return find
+def _saving(log: Log, path: str, value: Any) -> None:
+    log.has_saved = True
+    log.write("save", path=path, content=content(value))
 
 
-def wrap_torch(module: Any, log: Log) -> None:
-    """Record `torch.save` and `torch.load`."""
-    _wrap(module, "save", log, _argument(1, "f"), saves=True, opens=True)
-    _wrap(module, "load", log, _argument(0, "f"), saves=False)
-
-
-def wrap_dcp_saves(module: Any, log: Log) -> None:
-    """Record saves of DCP."""
-    for name in ("save", "async_save"):
-        _wrap(module, name, log, _argument(99, "checkpoint_id", "storage_writer"), saves=True)
-
-
-def wrap_dcp_loads(module: Any, log: Log) -> None:
-    """Record loads of DCP."""
-    _wrap(module, "load", log, _argument(99, "checkpoint_id", "storage_reader"), saves=False)
-
-
-def wrap_pickle(module: Any, log: Log) -> None:
-    """Record `pickle.dump` and `pickle.load`, where torch is used."""
-
-    def if_torch(find: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda args, kwargs: find(args, kwargs) if "torch" in sys.modules else None
-
-    _wrap(module, "dump", log, if_torch(_argument(1, "file")), saves=True)
-    _wrap(module, "load", log, if_torch(_argument(0, "file")), saves=False)
-
-
-def wrap_safetensors_torch(module: Any, log: Log) -> None:
-    """Record `save_file` and `load_file` of safetensors."""
-    _wrap(module, "save_file", log, _argument(1, "filename"), saves=True, opens=True)
-    _wrap(module, "load_file", log, _argument(0, "filename"), saves=False)
-
-
-def wrap_safetensors(module: Any, log: Log) -> None:
-    """Record reads of `safe_open`, which opens files outside Python."""
-    inner = module.safe_open
-
-    def safe_open(filename: Any, *args: Any, **kwargs: Any) -> Any:
-        path = _watched(log, filename)
-        if path:
-            log.write("read", path=_short(log, path))
-        return inner(filename, *args, **kwargs)
-
-    module.safe_open = safe_open
+def _uploaded(log: Log, path: str, future: Any) -> None:
+    _uploading.discard(path)
+    if not future.exception():
+        log.write("saved", path=path)

@@ -15,9 +15,10 @@ VARIABLE = "DCPBENCH_SCRIPT"
 
 class Log:
     """Append events to the file of this process: one JSON object a line, with the number of optimizer steps
-    done (`k`) and the time (`t`).
+    done (`k`) and the time (`t`). Paths are relative to the watched folder.
 
-    `quiet` is set in a thread while the recorder itself reads tensors or files.
+    `quiet` is set in a thread while the recorder itself reads tensors or files. While `makes_up`, optimizer
+    steps are not the script's.
     """
 
     def __init__(self, settings: str) -> None:
@@ -25,12 +26,13 @@ class Log:
             known = json.load(file)
         self.settings = settings
         self.folder: str = known["records"]
-        self.watched: str = known["watched"]
+        self.root: str = known["watched"]
         self.every: int = known["every"]
         self.stop = Stop(self, **known["stop"])
         self.steps = 0
         self.quiet = threading.local()
         self.has_saved = False
+        self.makes_up = False
         self._is_broken = False
         self._file = -1
         self._pid = 0
@@ -48,14 +50,27 @@ class Log:
             return int(distributed.get_rank())
         return int(os.environ.get("RANK") or 0)
 
+    def watched(self, path: Any) -> str | None:
+        """Return the path of a file below the watched folder; None of others, and of what is no path."""
+        try:
+            full = os.path.abspath(os.fsdecode(path))
+        except (TypeError, ValueError):
+            return None
+        is_watched = full.startswith(self.root + os.sep) and "__pycache__" not in full
+        return full[len(self.root) + 1 :] if is_watched else None
+
     def guarded(self, function: Callable[..., None], *args: Any) -> None:
         """Call a function of the recorder. If it fails the script continues, and the log has the error."""
+        was_quiet = getattr(self.quiet, "on", False)
+        self.quiet.on = True
         try:
             function(*args)
         except Exception as error:  # noqa: BLE001
             if not self._is_broken:
                 self._is_broken = True
                 self.write("broken", error=repr(error))
+        finally:
+            self.quiet.on = was_quiet
 
     def write(self, event: str, **fields: Any) -> None:
         """Append an event."""
@@ -63,7 +78,6 @@ class Log:
             self._pid = os.getpid()
             name = os.path.join(self.folder, f"{self._pid}-{time.time_ns()}.jsonl")
             self._file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-            self.write("start", pid=self._pid, arguments=sys.argv)
         line = json.dumps({"e": event, "k": self.steps, "t": time.time(), **fields}, default=repr)
         os.write(self._file, line.encode() + b"\n")
 
@@ -80,60 +94,61 @@ class Stop:
     def before_step(self, number: int) -> None:
         """End this process, or all, before an optimizer step, counted from 1."""
         if self._torn:
-            os.truncate(self._torn, os.path.getsize(self._torn) // 2)
+            torn = os.path.join(self._log.root, self._torn)
+            os.truncate(torn, os.path.getsize(torn) // 2)
             self._kill_all("cut to half", self._torn)
         if number != self._number or self._part:
             return
         if self._kind == "kill":
             self._kill_all(f"before step {number}")
         elif self._kind == "term" and self._first(f"term-{self._log.rank}"):
-            self._log.write("stop", at=f"before step {number}")
-            os.kill(os.getpid(), signal.SIGTERM)
+            self._end(signal.SIGTERM, f"before step {number}")
         elif self._kind == "rank" and self._log.rank == self._rank and self._first("rank"):
-            self._log.write("stop", at=f"before step {number}")
-            os.kill(os.getpid(), signal.SIGKILL)
+            self._end(signal.SIGKILL, f"before step {number}")
 
-    def at_change(self, path: str, to: str, opens: bool, truncates: bool) -> None:
+    def at_change(self, path: str, to: str = "", opens: bool = False, truncates: bool = False) -> None:
         """End all processes at a change of a file. A file that is opened is empty then; what else is changed
         is not changed any longer."""
-        if not self._part or not any(self._part in self._short(place) for place in (path, to)):
+        if not self._part or (self._part not in path and self._part not in to):
             return
         self.changes += 1
         if self.changes != self._number:
             return
         if self._kind == "torn":
             self._torn = to or path
-        elif self._kind == "write":
-            if opens:
-                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if truncates else 0), 0o666))
-            self._kill_all(f"at a change of {self._short(to or path)}", path if opens else "")
+        elif opens:
+            flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if truncates else 0)
+            os.close(os.open(os.path.join(self._log.root, path), flags, 0o666))
+            self._kill_all(f"at a change of {path}", path)
+        else:
+            self._kill_all(f"at a change of {to or path}")
 
     def renamed(self, path: str, to: str) -> None:
         """Follow the file that is going to be cut."""
-        if self._torn and (self._torn == path or self._torn.startswith(path + os.sep)):
+        if self._torn == path or self._torn.startswith(path + os.sep):
             self._torn = to + self._torn[len(path) :]
-
-    def _short(self, path: str) -> str:
-        return path and os.path.relpath(path, self._log.watched)
 
     def _first(self, name: str) -> bool:
         """Tell whether it did not happen before: a launcher can start ranks again."""
         try:
-            marker = os.path.join(self._log.folder, name)
-            os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
+            os.close(os.open(os.path.join(self._log.folder, name), os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return False
         return True
 
+    def _end(self, number: int, why: str) -> None:
+        self._log.write("stop", at=why)
+        os.kill(os.getpid(), number)
+
     def _kill_all(self, why: str, path: str = "") -> None:
         if not self._first("all"):
             time.sleep(60)  # another process kills this one
-        self._log.write("stop", at=why, path=self._short(path))
+        self._log.write("stop", at=why, path=path)
         word = f"{VARIABLE}={self._log.settings}".encode()
-        for name in os.listdir("/proc"):
+        for name in filter(str.isdigit, os.listdir("/proc")):
             try:
                 with open(f"/proc/{name}/environ", "rb") as file:
-                    if name.isdigit() and int(name) != os.getpid() and word in file.read().split(b"\0"):
+                    if int(name) != os.getpid() and word in file.read().split(b"\0"):
                         os.kill(int(name), signal.SIGKILL)
             except OSError:  # it has exited, or belongs to another user
                 continue
