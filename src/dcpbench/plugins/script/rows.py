@@ -1,15 +1,12 @@
 """The row of a stop, in the format of all rows."""
 
 import hashlib
-import platform
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from dcpbench.core.cell_key import digest_of
 from dcpbench.core.metrics import METRICS
@@ -39,13 +36,27 @@ class Script:
     started_at: str
     dcpbench_commit: str | None
 
-    def row(self, stop: Stop, verdict: Verdict, seconds: float, logs: Sequence[Ended]) -> Row:
-        """Return the row of a stop."""
-        about = self.reference.about
-        wrappers = about.get("wrappers", ())
-        parallel = [name for kind, name in _PARALLEL.items() if kind in wrappers]
-        config = self._identity(stop)
-        failed = logs[-1].log if verdict.status == "fail" and logs else None
+    def row(self, stop: Stop, verdict: Verdict, seconds: float, last: Ended) -> Row:
+        """Return the row of a stop; `last` is its last run."""
+        about, words = self.reference.about, shlex.join(self.command.words)
+        parallel = [name for kind, name in _PARALLEL.items() if kind in about["wrappers"]]
+        scripts = [Path(word) for word in self.command.words if word.endswith(".py")]
+        file = next((path for path in (self.command.cwd / path for path in scripts) if path.is_file()), None)
+        resume = shlex.join(self.resume_words)
+        config = {"script.command": words, "--stop": str(stop)}
+        options = []
+        if resume:
+            config["script.resume_args"] = resume
+            options.append(f"--resume-args={resume}")
+        if self.command.every > 1:
+            options.append(f"--every={self.command.every}")
+        details: dict[str, Any] = {
+            "script": self._timeline(verdict),
+            "likely": [verdict.cause] if verdict.cause else [],
+            "hints": [*verdict.hints],
+        }
+        if verdict.status == "fail":
+            details |= {"log_tail": tail(last.log)[-_TAIL:], "rank": verdict.rank or 0}
         return Row(
             cell=cell_name(stop),
             status=verdict.status,
@@ -53,18 +64,16 @@ class Script:
             axes={
                 "scenario": "script",
                 "parallel": "+".join(parallel) or "none",
-                "compile": "OptimizedModule" in wrappers,
+                "compile": "OptimizedModule" in about["wrappers"],
                 "save": "script",
-                "model": script_name(self.command.words),
+                "model": (scripts or [Path(self.command.words[0])])[0].name,
                 "storage": "script",
-                "world_size": _integer(about.get("world_size")),
-                "device": "+".join(map(str, about.get("devices", ()))) or None,
+                "world_size": about["world_size"],
+                "device": "+".join(about["devices"]) or None,
                 "seed": 0,
             },
-            overrides=self._words(stop),
-            repeat=0,
+            overrides=shlex.join(["script", *options, f"--stop={stop}", "--", *self.command.words]),
             resume={"pass": True, "fail": False}.get(verdict.status),
-            powered=None,
             first_mismatch=verdict.name,
             metrics={
                 **dict.fromkeys(METRICS),
@@ -74,67 +83,18 @@ class Script:
                 "first_step": verdict.step,
             },
             texts={"verdict": verdict.word, "first_kind": verdict.kind},
-            torch_version=_text(about.get("torch")),
-            python_version=_text(about.get("python")),
-            backend=_text(about.get("backend")),
+            torch_version=about["torch"],
+            python_version=about["python"],
+            backend=about["backend"],
             dcpbench_commit=self.dcpbench_commit,
             started_at=self.started_at,
             config_digest=digest_of(config),
-            code_digest=self._code_digest(),
+            code_digest=hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file else None,
             cwd=str(self.command.cwd),
             config=config,
-            details={
-                "script": self._timeline(verdict),
-                **({"likely": [verdict.cause]} if verdict.cause else {}),
-                **({"hints": [*verdict.hints]} if verdict.hints else {}),
-                **({"log_tail": tail(failed)[-_TAIL:], "rank": verdict.rank or 0} if failed else {}),
-            },
+            details={key: value for key, value in details.items() if value},
         )
 
-    def _identity(self, stop: Stop) -> dict[str, Any]:
-        resume = {"script.resume_args": shlex.join(self.resume_words)} if self.resume_words else {}
-        return {"script.command": shlex.join(self.command.words), **resume, "--stop": str(stop)}
-
-    def _words(self, stop: Stop) -> str:
-        resume = [f"--resume-args={shlex.join(self.resume_words)}"] if self.resume_words else []
-        every = [f"--every={self.command.every}"] if self.command.every > 1 else []
-        return shlex.join(["script", *resume, *every, f"--stop={stop}", "--", *self.command.words])
-
-    def _code_digest(self) -> str | None:
-        file = script_file(self.command)
-        return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file else None
-
-    def _timeline(self, verdict: Verdict) -> dict[str, Any]:
+    def _timeline(self, verdict: Verdict) -> dict[str, object]:
         saves = sorted(step for step in self.reference.disk.sessions if step > 0)
         return {"steps": self.reference.length, "saves": saves, "last": verdict.last}
-
-
-def script_file(command: Command) -> Path | None:
-    """Return the script: the first word that is a Python file."""
-    paths = (command.cwd / word for word in command.words if word.endswith(".py"))
-    return next((path for path in paths if path.is_file()), None)
-
-
-def script_name(words: Sequence[str]) -> str:
-    """Return the name of the script, or of the command."""
-    return next((Path(word).name for word in words if word.endswith(".py")), Path(words[0]).name)
-
-
-def environment(reference: Recording, commit: str | None) -> Mapping[str, Any]:
-    """Return what a sweep's folder says about the machine."""
-    about = reference.about
-    return {
-        "torch": about.get("torch"),
-        "python": about.get("python"),
-        "host": platform.node(),
-        "cpu_cores": psutil.cpu_count(),
-        "dcpbench_commit": commit,
-    }
-
-
-def _integer(value: object) -> int | None:
-    return value if isinstance(value, int) else None
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None

@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,6 +25,11 @@ OFFLINE = {"WANDB_MODE": "offline", "NEPTUNE_MODE": "offline", "CLEARML_OFFLINE_
 _VARIABLE = "DCPBENCH_SCRIPT"
 _MOST_COPIED = 2 * 1024**3
 _POLL_S = 0.02
+_STOP = re.compile(
+    r"((?P<at_step>kill|term)@|rank(?P<rank>\d{1,6})@|(?P<at_change>write|torn)@(?P<part>.+):)"
+    r"(?P<number>0*[1-9]\d{0,8})",
+    re.ASCII,
+)
 _STARTUP = Path(__file__).parent / "recorder" / "startup"
 
 
@@ -51,19 +58,12 @@ class Stop:
         Raises:
             ConfigError: it is not one.
         """
-        kind, _, where = text.partition("@")
-        part, _, number = where.rpartition(":") if kind in ("write", "torn") else ("", "", where)
-        rank = kind.removeprefix("rank")
-        if number.isdecimal() and int(number) > 0 and len(number) < 10:
-            if kind in ("kill", "term") and not part:
-                return cls(kind, int(number))
-            if kind in ("write", "torn") and part:
-                return cls(kind, int(number), part=part)
-            if kind.startswith("rank") and rank.isdecimal() and len(rank) < 7:
-                return cls("rank", int(number), int(rank))
-        raise ConfigError(
-            f"--stop {text}: expected kill@STEP, term@STEP, rank1@STEP, write@PART:N or torn@PART:N"
-        )
+        match = _STOP.fullmatch(text)
+        if match is None:
+            expected = "kill@STEP, term@STEP, rank1@STEP, write@PART:N or torn@PART:N"
+            raise ConfigError(f"--stop {text}: expected {expected}")
+        kind = match["at_step"] or match["at_change"] or "rank"
+        return cls(kind, int(match["number"]), int(match["rank"] or 0), match["part"] or "")
 
     def __str__(self) -> str:
         part = f"{self.part}:" if self.part else ""
@@ -113,10 +113,9 @@ class Command:
             (place / "out").mkdir()
             return
         self.copied_size()
-        own = next(parent for parent in place.parents if (parent / "environment.json").exists())
         shutil.copytree(
             self.cwd, place / "out", symlinks=True,
-            ignore=lambda folder, names: [n for n in names if n == ".git" or Path(folder, n) == own],
+            ignore=lambda folder, names: [n for n in names if n == ".git" or Path(folder, n) == place.parent],
         )  # fmt: skip
 
     def copied_size(self) -> int:
@@ -172,29 +171,23 @@ class Command:
 def end_processes(settings: Path) -> int:
     """End all processes of a run, and return how many there were."""
     ended: set[int] = set()
-    while left := [one for one in psutil.process_iter() if _environ(one).get(_VARIABLE) == str(settings)]:
-        ended |= {one.pid for one in left}
-        for one in left:
-            try:
-                one.kill()
-            except psutil.Error:
-                continue
+    while left := [process for process in psutil.process_iter() if _is_of(process, settings)]:
+        ended |= {process.pid for process in left}
+        for process in left:
+            with suppress(psutil.Error):
+                process.kill()
         psutil.wait_procs(left, timeout=5)
     return len(ended)
 
 
-def _environ(process: psutil.Process) -> Mapping[str, str]:
-    try:
-        return {} if process.status() == psutil.STATUS_ZOMBIE else process.environ()
-    except (psutil.Error, OSError):
-        return {}
+def _is_of(process: psutil.Process, settings: Path) -> bool:
+    """Tell whether a process is one of a run, and runs."""
+    with suppress(psutil.Error, OSError):
+        runs = process.status() != psutil.STATUS_ZOMBIE
+        return runs and process.environ().get(_VARIABLE) == str(settings)
+    return False
 
 
 def _environment(settings: Path) -> dict[str, str]:
-    places = [str(_STARTUP), os.environ.get("PYTHONPATH", "")]
-    return {
-        **OFFLINE,
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, places)),
-        _VARIABLE: str(settings),
-    }
+    path = os.pathsep.join(filter(None, [str(_STARTUP), os.environ.get("PYTHONPATH")]))
+    return OFFLINE | os.environ | {"PYTHONPATH": path, _VARIABLE: str(settings)}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import shlex
 import sys
 import time
@@ -9,16 +10,17 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+import psutil
 from rich.console import Console, RenderableType
 from rich.padding import Padding
-from rich.table import Table
+from rich.text import Text
 
 from dcpbench.code.provenance import SweepCode
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.text import counted, listed, size_text
 from dcpbench.plugins.script.judge import Verdict, error_line, judge
 from dcpbench.plugins.script.record import Recording
-from dcpbench.plugins.script.rows import Script, cell_name, environment
+from dcpbench.plugins.script.rows import Script, cell_name
 from dcpbench.plugins.script.run import OFFLINE, OUT, Command, Ended, Stop
 from dcpbench.plugins.script.stops import chosen
 from dcpbench.records import files
@@ -29,8 +31,7 @@ from dcpbench.report.show import write_reports
 from dcpbench.report.styles import complain, style_of, text_of, without_trailing_blanks
 
 _LEAST_LIMIT_S, _FACTOR = 60.0, 10.0
-_LONGEST_NAME = 24
-_WORD_WIDTH = 8
+_NAME_WIDTH, _WORD_WIDTH = len("reference"), len("diverges")
 
 
 def main(
@@ -61,7 +62,9 @@ def main(
     except KeyboardInterrupt:
         complain(f"interrupted; rows so far are in {place}")
         return INTERRUPTED
-    return checked.end(rows, as_json)
+    if as_json:
+        print(json.dumps([row.flat() for row in rows], indent=1))
+    return checked.end(rows)
 
 
 class Check:
@@ -72,9 +75,7 @@ class Check:
     ) -> None:
         self._command, self._resume_words, self._place = command, resume_words, place
         self._limit_s, self._console = limit_s, console
-        self._second: Recording | None = None
-        self._width = len("reference")
-        self._commit = SweepCode().dcpbench.commit
+        self._second = Recording([])
 
     def rows(self, stops: Sequence[Stop]) -> Iterator[Row]:
         """Run the reference, then each stop; yield its row when it is written.
@@ -86,58 +87,48 @@ class Check:
         write_json(self._place / ENVIRONMENT_JSON, {})
         if not self._command.has_out:
             size = size_text(self._command.copied_size())
-            self._say(f"the working folder ({size}) is copied for each stop: the command does not name {OUT}")
+            why = f"the command does not name {OUT}"
+            self._print(text_of(f"the working folder ({size}) is copied for each stop: {why}"))
         if offline := [f"{key}={value}" for key, value in OFFLINE.items() if key not in os.environ]:
-            self._say(f"set for the script: {' '.join(offline)}", "dim")
+            self._print(text_of(f"set for the script: {' '.join(offline)}", "dim"))
+        started, commit = datetime.now(UTC).isoformat(timespec="seconds"), SweepCode().dcpbench.commit
         reference = self._reference()
-        write_json(self._place / ENVIRONMENT_JSON, environment(reference.recording, self._commit))
+        about = {name: reference.recording.about[name] for name in ("torch", "python")}
+        machine = {"host": platform.node(), "cpu_cores": psutil.cpu_count(), "dcpbench_commit": commit}
+        write_json(self._place / ENVIRONMENT_JSON, about | machine)
         self._limit_s = min(self._limit_s, max(_LEAST_LIMIT_S, _FACTOR * reference.seconds))
-        started = datetime.now(UTC).isoformat(timespec="seconds")
-        script = Script(self._command, self._resume_words, reference.recording, started, self._commit)
-        stops = stops or chosen(reference.recording)
-        self._width = max(
-            [self._width, *(len(str(stop)) for stop in stops if len(str(stop)) <= _LONGEST_NAME)]
-        )
-        self._show_reference(reference)
-        for stop in stops:
+        script = Script(self._command, self._resume_words, reference.recording, started, commit)
+        for stop in stops or chosen(reference.recording):
             with self._console.status(f"{stop}"):
                 began = time.monotonic()
-                verdict, runs = self._judged(stop, reference.recording)
+                verdict, last = self._judged(stop, reference.recording)
                 seconds = time.monotonic() - began
-            row = script.row(stop, verdict, seconds, runs)
+            row = script.row(stop, verdict, seconds, last)
             append_row(self._place, row)
-            self._show(stop, verdict, seconds, row)
+            self._show(stop, verdict, seconds, last)
             if verdict.status == "pass":
                 files.remove_tree(self._place / row.cell / "out")
             yield row
 
-    def end(self, rows: Sequence[Row], as_json: bool) -> int:
+    def end(self, rows: Sequence[Row]) -> int:
         """Write the reports, and return the exit status."""
         write_csv(self._place)
         write_reports(self._place, None)
         for place in (self._place / "reference", *self._place.glob("again-*")):
             files.remove_tree(place / "out")
-        if as_json:
-            print(json.dumps([row.flat() for row in rows], indent=1))
-        failed = [row for row in rows if row.status == "fail"]
-        judged = [row for row in rows if row.status != "skip"]
-        if failed:
-            verb = "does" if len(failed) == 1 else "do"
-            text = f"{len(failed)} of {counted(len(rows), 'stop')} {verb} not resume exactly"
-        elif len(judged) < len(rows):
-            text = f"{len(judged)} of {counted(len(rows), 'stop')} judged"
-        else:
-            text = f"{counted(len(rows), 'stop')}: exact"
-        self._say(
-            f"{text}; page: {_shown(self._place / 'report.html')}", "bold" if not failed else "bold red"
-        )
-        return 1 if failed else 0 if len(judged) == len(rows) and rows else WRONG_CONFIGURATION
+        failed, exact = ([row for row in rows if row.status == status] for status in ("fail", "pass"))
+        style = "bold red" if failed else "bold"
+        page = _shown(self._place / "report.html")
+        self._print(text_of(f"{len(exact)} of {counted(len(rows), 'stop')} exact; page: {page}", style))
+        return 1 if failed else 0 if len(exact) == len(rows) else WRONG_CONFIGURATION
 
     def _reference(self) -> Ended:
         with self._console.status("running the command uninterrupted"):
             self._command.prepare(self._place / "reference")
             ended = self._command.run(self._place / "reference", "reference", self._limit_s)
         recording, log = ended.recording, _shown(ended.log)
+        broken = listed(recording.broken)
+        saves = [str(step) for step in sorted(recording.disk.sessions)]
         if ended.status is None:
             raise ConfigError(
                 f"the command hangs, or takes longer than {self._limit_s:g} s (--timeout); see {log}"
@@ -146,73 +137,55 @@ class Check:
             message = error_line(ended.log)
             raise ConfigError(f"the command does not run: exit status {ended.status}: {message}; see {log}")
         if not recording.length:
-            broken = f" ({recording.broken[0]})" if recording.broken else ""
-            raise ConfigError(f"the command made no optimizer step of torch{broken}; see {log}")
-        saves = sorted(recording.disk.sessions)
+            why = f" ({broken})" if broken else ""
+            raise ConfigError(f"the command made no optimizer step of torch{why}; see {log}")
         if not saves:
             where = f"below {OUT}" if self._command.has_out else "in the working folder"
             raise ConfigError(f"the command saved nothing {where}: there is nothing to resume from")
-        return ended
-
-    def _show_reference(self, reference: Ended) -> None:
-        recording = reference.recording
         steps, ranks = counted(recording.length, "step"), counted(len(recording.ranks), "rank")
-        saves = [str(step) for step in sorted(recording.disk.sessions)]
-        text = (
-            f"{steps} on {ranks}, saves after step {listed(saves, 6)}; torch {recording.about.get('torch')}"
-        )
-        self._line("reference", "", "", text, reference.seconds)
-        if reference.left_behind:
-            self._below(f"ended {reference.left_behind} of its processes, which the command had left")
-        for broken in recording.broken[:1]:
+        torch = f"torch {recording.about['torch']}"
+        text = f"{steps} on {ranks}, saves after step {listed(saves, 6)}; {torch}"
+        self._line("reference", "", "", text, ended.seconds)
+        if ended.left_behind:
+            self._below(f"ended {ended.left_behind} of its processes, which the command had left")
+        if broken:
             self._below(f"not all was recorded: {broken}")
+        return ended
 
     def _again(self, steps: int) -> Recording:
         """Return another uninterrupted run, which made at least these steps."""
-        if self._second is None or self._second.length < steps:
+        if self._second.length < steps:
             place = self._place / f"again-{steps}"
             self._command.prepare(place)
-            ended = self._command.run(place, "again", self._limit_s, Stop("kill", steps + 1))
-            self._second = ended.recording
+            self._second = self._command.run(place, "again", self._limit_s, Stop("kill", steps + 1)).recording
         return self._second
 
-    def _judged(self, stop: Stop, reference: Recording) -> tuple[Verdict, list[Ended]]:
+    def _judged(self, stop: Stop, reference: Recording) -> tuple[Verdict, Ended]:
+        """Return the verdict on a stop, and the last run that it needed."""
         place = self._place / cell_name(stop)
         self._command.prepare(place)
         stopped = self._command.run(place, "stopped", self._limit_s, stop)
         if stopped.recording.stop is None:
-            return judge(reference, stopped, None, self._again), [stopped]
+            return judge(reference, stopped, None, self._again), stopped
         resumed = self._command.run(place, "resumed", self._limit_s, more=self._resume_words)
-        return judge(reference, stopped, resumed, self._again), [stopped, resumed]
+        return judge(reference, stopped, resumed, self._again), resumed
 
-    def _show(self, stop: Stop, verdict: Verdict, seconds: float, row: Row) -> None:
+    def _show(self, stop: Stop, verdict: Verdict, seconds: float, last: Ended) -> None:
         self._line(str(stop), verdict.word, style_of(verdict.status), verdict.reason, seconds)
         if verdict.cause:
             self._below(f"likely: {verdict.cause}")
         for hint in verdict.hints:
             self._below(hint, "dim")
         if verdict.status == "fail":
-            self._below(f"log: {_shown(self._place / row.cell / 'resumed.log')}", "dim")
+            self._below(f"log: {_shown(last.log)}", "dim")
 
     def _line(self, name: str, word: str, style: str, text: str, seconds: float) -> None:
-        """Print what a run showed; a long text is broken below itself."""
-        grid = Table.grid(padding=(0, 2), expand=True)
-        for width in (self._width, _WORD_WIDTH):
-            grid.add_column(min_width=width, no_wrap=True)
-        grid.add_column(ratio=1)
-        grid.add_column(justify="right", no_wrap=True)
-        end = text_of(f"{seconds:.1f} s", "dim")
-        if len(name) > self._width:
-            self._print(text_of(name))
-            name = ""
-        grid.add_row(text_of(name), text_of(word, style), text_of(text), end)
-        self._print(grid)
+        """Print what a run showed."""
+        start = text_of(name.ljust(_NAME_WIDTH)), text_of(word.ljust(_WORD_WIDTH), style)
+        self._print(Text("  ").join([*start, text_of(text), text_of(f"{seconds:.1f} s", "dim")]))
 
     def _below(self, text: str, style: str = "") -> None:
         self._print(Padding(text_of(text, style), (0, 0, 0, 4)))
-
-    def _say(self, text: str, style: str = "") -> None:
-        self._print(text_of(text, style))
 
     def _print(self, shown: RenderableType) -> None:
         with self._console.capture() as captured:
@@ -222,7 +195,4 @@ class Check:
 
 
 def _shown(path: Path) -> str:
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
