@@ -168,8 +168,9 @@ def _same(compared: Compared, difference: Difference, wanted: Mapping[str, Any])
 
 def _held(stopped: Recording, loaded: int, wanted: Mapping[str, Any]) -> list[str]:
     """Return the names under which a checkpoint has these values."""
-    saves = [save for rank in stopped.ranks for save in stopped.saves(rank) if save.done == loaded]
-    names = {value: name for name, value in saves[0].content.items()} if saves else {}
+    saves = [stopped.saves(rank) for rank in stopped.ranks]
+    contents = [content for of_rank in saves for (done, _), content in of_rank.items() if done == loaded]
+    names = {value: name for name, value in contents[0].items()} if contents else {}
     return [names[value] for value in wanted.values() if value in names]
 
 

@@ -6,10 +6,10 @@ checkpoint, as far as that came; later steps with the reference run.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from dcpbench.plugins.script.record import Recording, Save, Step, newest_complete
+from dcpbench.plugins.script.record import Recording, Step, newest_complete
 
 KINDS = {
     "checkpoint": "the checkpoint taken",
@@ -61,8 +61,8 @@ class Unequal:
                 for pair in zip(reference.ranks[rank].steps, other.ranks[rank].steps, strict=False):
                     for kind in different(*pair):
                         kinds[kind] = min(kinds.get(kind, pair[0].at), pair[0].at)
-                contents = _contents(reference.saves(rank))
-                for key, content in _contents(other.saves(rank)).items():
+                contents = reference.saves(rank)
+                for key, content in other.saves(rank).items():
                     saved |= {*_unequal_names(content, contents.get(key, content))}
         return cls(kinds, frozenset(saved))
 
@@ -209,19 +209,18 @@ class Compared:
     def _in_saves(self, rank: int, unequal: Unequal) -> Iterator[Difference]:
         """Yield the first save of a rank that holds something else. States of generators can differ without
         an effect, and texts that the script saves, such as times."""
-        contents = _contents([*self._reference.saves(rank), *self._stopped.saves(rank)])
-        for save in self._resumed.saves(rank):
-            moved = replace(save, done=save.done + self.loaded)
-            if save.done == 0 or _key(moved) not in contents:
+        contents = self._reference.saves(rank) | self._stopped.saves(rank)
+        for (done, name), content in self._resumed.saves(rank, self.loaded).items():
+            if done == self.loaded or (done, name) not in contents:
                 continue
-            expected = contents[_key(moved)]
+            expected = contents[done, name]
             names = [
-                name
-                for name in _unequal_names(expected, save.content)
-                if name not in unequal.saved and _decides(name, expected.get(name, save.content.get(name)))
+                key
+                for key in _unequal_names(expected, content)
+                if key not in unequal.saved and _decides(key, expected.get(key, content.get(key)))
             ]
             if names:
-                yield Difference(moved.done, rank, "saved", names, text=save.path)
+                yield Difference(done, rank, "saved", names, text=name)
                 return
 
 
@@ -253,11 +252,3 @@ def _decides(name: str, value: object) -> bool:
         return False
     is_nested = len(re.findall(r"[.\[]", name)) > 1
     return not isinstance(value, str) or (not is_nested and bool(_NUMBER.fullmatch(value)))
-
-
-def _key(save: Save) -> tuple[int, str]:
-    return save.done, save.path.rpartition("/")[2]
-
-
-def _contents(saves: Sequence[Save]) -> dict[tuple[int, str], Mapping[str, Any]]:
-    return {_key(save): save.content for save in saves}

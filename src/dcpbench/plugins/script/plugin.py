@@ -3,6 +3,12 @@
 from dcpbench.core.metrics import COUNTED, MetricSpec
 from dcpbench.core.plugins import API, CommandSpec, Plugin, TextSpec
 
+_STEPS = {
+    "loaded_step": "the step whose checkpoint it loaded",
+    "newest_step": "the step of the newest complete checkpoint",
+    "first_step": "the first step that differs",
+}
+
 plugin = Plugin(
     name="script",
     api=API,
@@ -13,17 +19,8 @@ plugin = Plugin(
             ("dcpbench script -- torchrun train.py --out {out}", "does it resume?"),
         )
     },
-    metrics=(
-        MetricSpec(
-            "loaded_step", "of a script: the step whose checkpoint it loaded", shown="measured", **COUNTED
-        ),
-        MetricSpec(
-            "newest_step",
-            "of a script: the step of the newest complete checkpoint",
-            shown="measured",
-            **COUNTED,
-        ),
-        MetricSpec("first_step", "of a script: the first step that differs", shown="measured", **COUNTED),
+    metrics=tuple(
+        MetricSpec(name, f"of a script: {help}", shown="measured", **COUNTED) for name, help in _STEPS.items()
     ),
     texts=(
         TextSpec("verdict", "of a script: exact, diverges, older, torn, refuses, scratch, hangs, ..."),

@@ -36,15 +36,6 @@ class Step:
         return self.done + (not self.optimizer)
 
 
-@dataclass(frozen=True)
-class Save:
-    """A save: after how many steps, where, and the digests of what was saved."""
-
-    done: int
-    path: str
-    content: Named
-
-
 @dataclass
 class Process:
     """The events of one process."""
@@ -114,11 +105,11 @@ class Recording:
         """The files at the end, with the saves that they belong to."""
         return Disk(self.processes)
 
-    def saves(self, rank: int) -> list[Save]:
-        """Return the saves of a rank; none of one that made no step."""
-        process = self.ranks.get(rank)
-        events = process.of_kind("save") if process else []
-        return [Save(event["k"], event["path"], event["content"]) for event in events]
+    def saves(self, rank: int, base: int = 0) -> dict[tuple[int, str], Named]:
+        """Return what a rank saved, by how many steps after `base` it had made and the file's name; nothing
+        of a rank that made no step."""
+        events = self.ranks[rank].of_kind("save") if rank in self.ranks else []
+        return {(base + event["k"], event["path"].rpartition("/")[2]): event["content"] for event in events}
 
     def paths_read(self) -> tuple[list[str], list[str]]:
         """Return the paths that were loaded before the first step, and all files that were read."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import zlib
+from itertools import islice
 from typing import Any, Iterator, Sequence
 
 _CHUNK = 1 << 22
@@ -16,15 +17,14 @@ _weights: dict[Any, Any] = {}
 
 def digest(tensor: Any) -> Any:
     """Return the digest of a tensor; of a DTensor that of its shard."""
-    tensor = getattr(tensor, "_local_tensor", tensor)
+    tensor = getattr(tensor, "_local_tensor", tensor).detach()
     if tensor.device.type == "meta":
         return 0
     if tensor.layout is not _torch().strided:
-        tensor = tensor.detach().to_dense()
+        tensor = tensor.to_dense()
     if tensor.device.type != "cpu":
-        return _on_device(tensor.detach())
-    if not tensor.is_contiguous():
-        tensor = tensor.detach().contiguous()
+        return _on_device(tensor)
+    tensor = tensor.contiguous()
     count = tensor.numel()
     size = count * tensor.element_size()
     return zlib.crc32((ctypes.c_char * size).from_address(tensor.data_ptr()), count) if size else 0
@@ -32,16 +32,15 @@ def digest(tensor: Any) -> Any:
 
 def fetched(digests: Sequence[Any]) -> list[Any]:
     """Return digests as ints: one transfer for all that are on one device."""
-    values = list(digests)
-    places = [place for place, value in enumerate(values) if not isinstance(value, (int, str, float))]
-    by_device: dict[Any, list[int]] = {}
-    for place in places:
-        by_device.setdefault(values[place].device, []).append(place)
-    for of_device in by_device.values():
-        stacked = _torch().stack([values[place] for place in of_device]).tolist()
-        for place, value in zip(of_device, stacked):
-            values[place] = value
-    return values
+    by_device: dict[Any, list[Any]] = {}
+    for value in digests:
+        if not isinstance(value, (int, str, float)):
+            by_device.setdefault(value.device, []).append(value)
+    transferred = {device: iter(_torch().stack(of).tolist()) for device, of in by_device.items()}
+    return [
+        value if isinstance(value, (int, str, float)) else next(transferred[value.device])
+        for value in digests
+    ]
 
 
 def leaves(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
@@ -67,22 +66,16 @@ def leaves(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, An
 
 def held(value: Any) -> list[tuple[str, Any]]:
     """Return the digests of tensors, not fetched yet, and other plain values as texts, by name."""
-    found: list[tuple[str, Any]] = []
-    for name, leaf in leaves(value):
-        if isinstance(leaf, _torch().Tensor):
-            found.append((name, digest(leaf)))
-        else:
-            text = repr(leaf)
-            found.append((name, f"={text}" if len(text) < 100 else f"={zlib.crc32(text.encode())}"))
-        if len(found) == _MOST:
-            break
-    return found
+    is_tensor = _torch().is_tensor
+    return [
+        (name, digest(leaf) if is_tensor(leaf) else _text_of(leaf))
+        for name, leaf in islice(leaves(value), _MOST)
+    ]
 
 
-def content(value: Any) -> dict[str, Any]:
-    """Return what is being saved: digests of tensors and other plain values, by name."""
-    found = held(value)
-    return dict(zip([name for name, _ in found], fetched([digest for _, digest in found])))
+def _text_of(value: Any) -> str:
+    text = repr(value)
+    return f"={text}" if len(text) < 100 else f"={zlib.crc32(text.encode())}"
 
 
 def _on_device(tensor: Any) -> Any:

@@ -12,7 +12,7 @@ import sys
 import threading
 from typing import Any, Callable, NamedTuple
 
-from .digests import content
+from .digests import fetched, held
 from .log import Log
 
 
@@ -151,7 +151,9 @@ def _recorded(function: Any, call: Call, log: Log) -> Any:
 
 def _saving(log: Log, path: str, value: Any) -> None:
     log.has_saved = True
-    log.write("save", path=path, content=content(value))
+    entries = held(value)
+    digests = fetched([digest for _, digest in entries])
+    log.write("save", path=path, content=dict(zip([name for name, _ in entries], digests)))
 
 
 def _uploaded(log: Log, path: str, future: Any) -> None:
