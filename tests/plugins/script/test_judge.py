@@ -27,6 +27,8 @@ def verdict(
     last: int = 12,
     again: Changes | None = None,
     reads: str | None = None,
+    status: int = 0,
+    saves_last: bool = True,
 ) -> Verdict:
     """Judge a run that was killed before step 11 and resumed, with changes of its steps."""
     reference = recorded(folder / "reference", [Writer().train(1, 12)], [*SAVED, "step-12.pt"])
@@ -37,8 +39,10 @@ def verdict(
     if reads is None and loaded:
         resumed.event("load", path=f"step-{loaded}.pt")
     resumed.train(loaded + 1, last, changed)
+    if not saves_last:
+        resumed.events = [event for event in resumed.events if event.get("path") != "step-12.pt"]
     runs = [ended(folder, recorded(folder / "stopped", [stopped], SAVED), -9)]
-    runs += [ended(folder, recorded(folder / "resumed", [resumed], SAVED))]
+    runs += [ended(folder, recorded(folder / "resumed", [resumed], SAVED), status)]
 
     def second(steps: int) -> Recording:
         return recorded(folder / "again", [Writer().train(1, steps, again)], SAVED)
@@ -50,6 +54,17 @@ def test_equal_steps_are_exact(tmp_path: Path) -> None:
     found = verdict(tmp_path)
     assert (found.word, found.loaded, found.newest, found.step) == ("exact", 8, 8, None)
     assert found.reason == "from step 8; steps 9 to 12 are equal"
+
+
+def test_failure_at_the_end_counts_if_the_last_save_is_missing(tmp_path: Path) -> None:
+    for name in ("saved", "lost"):
+        (tmp_path / name).mkdir()
+    saved = verdict(tmp_path / "saved", status=1)
+    assert saved.word == "exact"
+    assert saved.hints[0].startswith("fails after its last step: exit status 1")
+    lost = verdict(tmp_path / "lost", status=1, saves_last=False)
+    assert (lost.word, lost.kind) == ("diverges", "steps")
+    assert "before the last save" in lost.reason
 
 
 @pytest.mark.parametrize(

@@ -195,8 +195,15 @@ class Compared:
         elif len(actual) < len(expected):
             text = f"ends after step {last}, the reference after step {expected[-1].at}"
             yield Difference(last + 1, rank, "steps", text=text)
-        elif not self._ended_well:
-            yield Difference(last, rank, "steps", text="fails after the last step")
+        elif not self._ended_well and self._last_saves(rank, expected[-1].done):
+            yield Difference(last, rank, "steps", text="fails after the last step, before the last save")
+
+    def _last_saves(self, rank: int, done: int) -> set[str]:
+        """Return the files that the reference saves after its last step, and the resumed run does not. A
+        process group can abort when a whole script ends, so an exit status alone is no difference."""
+        saves = self._reference.saves(rank), self._resumed.saves(rank, self.loaded)
+        expected, actual = ({name for after, name in each if after >= done} for each in saves)
+        return expected - actual
 
     def _start_buffers(self, rank: int, step: Step) -> dict[str, list[str]]:
         """Compare the buffers before the first forward pass with those after the pass before."""

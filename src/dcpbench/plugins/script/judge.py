@@ -105,8 +105,16 @@ def _of_steps(
         unequal = Unequal.of(reference, stopped, second(differences[0].step))
         differences = compared.first(unequal)
         is_noise = not differences
+    hints = []
+    if resumed.status:
+        hints.append(f"fails after its last step: exit status {resumed.status}: {error_line(resumed.log)}")
     verdict = Verdict(
-        "exact", _equal(compared), loaded=compared.loaded, newest=compared.newest, last=compared.last
+        "exact",
+        _equal(compared),
+        loaded=compared.loaded,
+        newest=compared.newest,
+        last=compared.last,
+        hints=hints,
     )
     if resumed.status is None and all(difference.kind == "steps" for difference in differences):
         step = compared.last + 1
@@ -147,9 +155,7 @@ def _of_steps(
         return replace(verdict, word="not_deterministic", reason=reason)
     elif not differences and compared.generators:
         names = " and ".join(compared.generators)
-        return replace(
-            verdict, hints=[f"differ after the load, without an effect here: generators of {names}"]
-        )
+        hints.append(f"differ after the load, without an effect here: generators of {names}")
     return verdict
 
 
