@@ -23,7 +23,7 @@ from dcpbench.verify import snapshot
 from dcpbench.verify.layout import whole
 from dcpbench.verify.snapshot import TensorLeaf, snapshot_nested
 from dcpbench.workloads.build_run import build
-from dcpbench.workloads.run_state import is_small, live_state, promised_keys
+from dcpbench.workloads.run_state import as_saved, is_small, live_state, promised_keys
 from dcpbench.workloads.world import World
 from support.alone import bare_cell, config, run_alone, world
 
@@ -217,7 +217,7 @@ def test_frozen_parameters_are_not_promised(frozen: list[str]) -> None:
     run.options = StateDictOptions(ignore_frozen_params=True)
     leaves = live_state(run)
     beside = {("beside",): TensorLeaf(torch.zeros(1), leaves[StatePart.model]["net1.bias",].extent, None)}
-    promised = promised_keys(run, leaves, beside)
+    promised = promised_keys(as_saved(run, leaves), run.numbers, beside)
     expected = {f"model.{name}" for name in parameters.keys() - set(frozen)}
     assert {key for key in promised if key.startswith("model.")} == expected
     others = {key for key in promised if not key.startswith("model.")}

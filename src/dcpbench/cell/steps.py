@@ -175,7 +175,6 @@ def train_and_save(
         at: save at these steps only.
     """
     overlap, at_the_end = cell.config.overlap_saves, cell.config.own_trainer
-    checkpointer = cell.checkpointer
     save_one = partial(save, cell, reference.trained, state=state, extra=extra, parts=parts)
     saves: list[Save] = []
     slots = itertools.cycle((1, 2) if overlap else (0,))
@@ -195,7 +194,7 @@ def train_and_save(
         for in_flight in saves:
             in_flight.pending.wait()
         cell.world.meet()
-        checkpointer.note_removed(saves[-1].checkpoint.checkpoint_id)
+        cell.checkpointer.note_removed(saves[-1].checkpoint.checkpoint_id)
     for in_flight in saves if at_the_end else saves[-1:]:
         finish(cell, in_flight)
     checkpoints = reference.record.checkpoints = [in_flight.checkpoint for in_flight in saves]
@@ -264,7 +263,7 @@ def save(
         saved = {part: saved[part] for part in parts}
     cell.saved[checkpoint_id] = run
     checkpoint = Checkpoint(step, checkpoint_id, saved, as_saved(run, saved), run.numbers)
-    keys = promised_keys(run, saved, extra)
+    keys = promised_keys(checkpoint.named, checkpoint.numbers, extra)
     in_files = checkpoint.keyed(before_a_step(checkpoint.named, run))
     return Save(checkpoint, pending, files, still_open, keys, in_files, number)
 

@@ -1,7 +1,7 @@
 """The state of a run, as the checks compare it and as its checkpoints have it."""
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -138,11 +138,11 @@ def as_saved(run: Run, saved: State) -> State:
     return state
 
 
-def promised_keys(run: Run, saved: State, extra: Leaves | None) -> Keys:
-    """Return the keys that a save of a run has to write on this rank; `extra` is what is saved in
-    addition."""
-    promised, numbers = expected_of(extra or {}), run.numbers
-    for part, leaves in as_saved(run, saved).items():
+def promised_keys(named: State, numbers: Mapping[str | int, int], extra: Leaves | None) -> Keys:
+    """Return the keys that a save has to write on this rank: of a state under the names of its state dicts,
+    with the `numbers` of its parameters if it is saved under these, and of what is saved in addition."""
+    promised = expected_of(extra or {})
+    for part, leaves in named.items():
         promised |= expected_of({key_of(part, name, numbers): leaf for name, leaf in leaves.items()})
     return promised
 
