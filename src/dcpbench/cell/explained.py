@@ -37,7 +37,7 @@ class Differences:
 
     @property
     def actual(self) -> State:
-        """What there is, by part."""
+        """The compared state, by part."""
         return {part: {**comparison.actual} for part, comparison in self.comparisons.items()}
 
     @property

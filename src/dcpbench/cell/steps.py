@@ -41,7 +41,7 @@ from dcpbench.workloads.run_state import (
 
 @dataclass
 class Story:
-    """What a later stage needs: the checkpoints of the reference run, and what resumes are compared with.
+    """The checkpoints of the reference run and the states that resumes are compared with, for a later stage.
 
     Args:
         checkpoints: those that runs are restored from, oldest first.

@@ -15,7 +15,7 @@ from dcpbench.core.cell_key import HOW_RUN
 from dcpbench.core.plugins import load_plugins
 
 OF_ONE_COMMAND = ("resume", "trust", "rerun", "plan", "plan_as")
-"""Keys of a command, of which the record of its sweep has nothing."""
+"""Keys of a command, which the record of its sweep does not contain."""
 OF_THE_SWEEP = (*OF_ONE_COMMAND, "executor", "nccl")
 """Keys of a sweep, which no cell has, nor the keys below them. Each takes one value."""
 OF_ITS_CELLS = ("executor.hosts", "executor.ranks_per_host")

@@ -34,7 +34,7 @@ CHECK_OF = {
 """The check of a row that compares a part after a load."""
 
 _KEY_PREFIXES = {StatePart.model: "model.", StatePart.optimizer: "optimizer."}
-"""What the flattened keys of a part begin with in a checkpoint, in addition to the names of its values."""
+"""The prefixes of the flattened keys of each part in a checkpoint."""
 
 
 def text_of(name: Name | str) -> str:

@@ -23,7 +23,7 @@ _CAUSES: dict[str, dict[str, str]] = yaml.safe_load(
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known about a difference.
+    """The facts about a difference.
 
     Args:
         ranks: those that have it.

@@ -26,13 +26,13 @@ KINDS = {
     "saved": "what is saved",
     "steps": "the number of steps",
 }
-"""What is compared, in causal order: in one step, what comes first can be the cause of what comes later."""
+"""The compared kinds, in causal order: in one step, an earlier kind can be the cause of a later one."""
 ORDER = {kind: place for place, kind in enumerate(KINDS)}
 _RESTORED = ("weights", "frozen", "start_buffers", "moments")
-"""What the first resumed step got from the checkpoint: no computation of this run is in it."""
+"""Kinds that the first resumed step gets from the checkpoint alone."""
 _EACH_STEP = tuple(kind for kind in KINDS if kind not in ("checkpoint", "start_buffers", "saved", "steps"))
 _OF_CALLED = ("frozen", "buffers", "modes")
-"""What is known of models that were called: some are called later than the first step."""
+"""Kinds of models that were called: some are called later than the first step."""
 _SCORES = {"weights": 3, "moments": 2, "batch": 1, "hyper": 1}
 _LOADED_SCORE = 3
 _RANDOM = re.compile("rng|random|generator", re.IGNORECASE)
