@@ -16,18 +16,15 @@ from rich.console import Console
 
 from conftest import SMALL, TESTS, Finished, blocks, environment, tiered
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.groups import Device, ParallelConfig, PlanAs, ScenarioConfig, StorageConfig
+from dcpbench.config.groups import Device, ParallelConfig, PlanAs, ScenarioConfig, Sharing, StorageConfig
 from dcpbench.config.schema import Config
 from dcpbench.config.text import duration_text, size_text
-from dcpbench.core.cell_key import CellKey
-from dcpbench.records.row import Row
 from dcpbench.records.store import append_row, keep_lines, read_lines
 from dcpbench.sweep import claim
 from dcpbench.sweep.dry_run import print_plan
-from dcpbench.sweep.identity import identity_of
 from dcpbench.sweep.job import Job, titles_of
 from dcpbench.sweep.progress import ProgressDisplay, start_sentence
-from dcpbench.sweep.resources import Costs, Estimated, keys
+from dcpbench.sweep.resources import Times, too_little_space
 from dcpbench.sweep.resume import Found
 from dcpbench.verdict.known_failures import KnownFailure
 from support.alone import config
@@ -55,7 +52,7 @@ print("the driver has no torch")
 @pytest.mark.slow
 def test_plan_prints_all_and_runs_nothing(tmp_path: Path) -> None:
     (tmp_path / "older").mkdir()  # whose times say nothing of this sweep
-    append_row(tmp_path / "older", row(cell_s=150.0, config=dict(key(**{"model.name": "dummy"}).values)))
+    append_row(tmp_path / "older", row(cell_s=150.0))
     before = {item: item.stat().st_mtime for item in tmp_path.rglob("*")}
     asked = ["parallel=ddp,fsdp_tp", "save=sync,async_cached", "saves=1", "device=cpu", "plan=true"]
     folder = tmp_path / "sweep"
@@ -79,36 +76,30 @@ def test_plan_prints_all_and_runs_nothing(tmp_path: Path) -> None:
     assert {item: item.stat().st_mtime for item in tmp_path.rglob("*")} == before
 
 
-def key(options: str = "a", **values: object) -> CellKey:
-    """The identity of a cell, told by the groups that it is made of."""
-    given: dict[str, object] = {"scenario.name": "save_load", "parallel.name": "ddp", "compile": False}
-    return CellKey({**given, "model.options.a": options, "device": "cpu", "world_size": 4, **values})
+def like(scenario: str, world_size: int = 4, **values: Any) -> Job:
+    """A job with this scenario and world size."""
+    own = replace(base().scenario, name=scenario)
+    return job(replace(base(), scenario=own, world_size=world_size, **values), scenario=scenario)
 
 
-def taken(cell: CellKey, cell_s: float | None, shared_cell_s: float | None = None) -> Row:
-    return row(config=dict(cell.values), cell_s=cell_s, shared_cell_s=shared_cell_s)
-
-
-def test_estimate_is_from_the_most_similar_cells() -> None:
-    convert = key(**{"scenario.name": "convert"})
-    times = Costs(
+def test_estimate_is_from_equal_scenarios_and_sizes() -> None:
+    times = Times(
         [
-            taken(key("a"), 10.0),
-            taken(key("b"), 30.0),
-            taken(key(**{"parallel.name": "fsdp"}), 99.0),
-            taken(convert, None, 7.0),
-            taken(key(**{"parallel.name": "hsdp", "compile": True}), None),
+            row(scenario="a", cell_s=10.0),
+            row(scenario="a", cell_s=30.0),
+            row(scenario="a", world_size=2, cell_s=99.0),
+            row(scenario="b", cell_s=None, shared_cell_s=7.0),
+            row(scenario="c", cell_s=None),
         ]
     )
-    assert times.seconds(keys(key("b"))) == 30
-    assert times.seconds(keys(key("c"))) == 20
-    assert times.seconds(keys(key(**{"parallel.name": "hsdp"}))) == 30
-    assert times.seconds(keys(convert)) == 7, "cells that shared their devices tell too"
-    assert times.seconds(keys(key(compile=True))) is None
-    like = [key("a"), key("b"), key(compile=True)]
-    asked = [Estimated(keys(one), at_once) for one, at_once in zip(like, (1, 2, 4), strict=True)]
-    assert times.left(asked) == 10 + 30 / 2 + 20 / 4
-    assert Costs().left(asked) is None
+    assert times.seconds(like("a")) == 20
+    assert times.seconds(like("b")) == 7, "cells that shared their devices count too"
+    assert times.seconds(like("c")) is None
+    alone = [like("a"), like("a", 2), like("c")]
+    assert times.left([*alone, replace(like("a"), skip="no")], 0) == 20 + 99 + (20 + 99) / 2
+    shared = [like("a", sharing=Sharing.correctness) for _ in range(2)]
+    assert times.left(shared, 0) == 20, "two at once"
+    assert Times().left(alone, 0) is None
 
 
 @pytest.mark.parametrize(
@@ -209,25 +200,16 @@ class Usage(NamedTuple):
 def test_too_little_disk_space_is_a_skip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**10, 7 * 10**9, 3 * 10**9))
 
-    def why(disk: Costs, **parts: int | None) -> str | None:
-        config = Config(storage=StorageConfig(**parts))  # type: ignore[arg-type]
-        return disk.why_skip(identity_of(config), config.storage, tmp_path / "not" / "yet")
+    def why(**parts: int | None) -> str | None:
+        return too_little_space(StorageConfig(**parts), tmp_path / "not" / "yet")  # type: ignore[arg-type]
 
-    def wrote(config: Config, used: int | None) -> Row:
-        return row(config=dict(identity_of(config).values), disk_bytes=used)
-
-    learnt = Costs()
-    for used in (2 * 10**9, 10**9, None):
-        learnt.add(wrote(Config(), used))
-    learnt.add(wrote(Config(saves=9), 9 * 10**9))
-    assert why(Costs(), keep_free_bytes=3 * 10**9) is None
-    assert why(Costs(), keep_free_bytes=3 * 10**9, needs_bytes=1) is not None
-    assert why(learnt, keep_free_bytes=10**9) is None
-    assert why(learnt, keep_free_bytes=10**9, needs_bytes=10**9 + 1) is None, "the user knows better"
-    assert why(learnt, keep_free_bytes=10**9 + 1) == (
-        f"too little disk space: 2.8 GiB are free in {tmp_path}, it needs 1.9 GiB (as a similar cell "
-        "wrote) and 953.7 MiB have to stay free (storage.keep_free_bytes)"
+    assert why(keep_free_bytes=3 * 10**9) is None
+    assert why(keep_free_bytes=10**9, needs_bytes=2 * 10**9) is None
+    assert why(keep_free_bytes=10**9, needs_bytes=2 * 10**9 + 1) == (
+        f"too little disk space: 2.8 GiB are free in {tmp_path}, it needs 1.9 GiB (storage.needs_bytes) "
+        "and 953.7 MiB have to stay free (storage.keep_free_bytes)"
     )
+    assert "free in" in str(why(keep_free_bytes=3 * 10**9 + 1))
 
 
 @pytest.mark.slow
@@ -311,10 +293,10 @@ def test_cells_are_listed_like_the_rows_of_a_run(
 
 def test_replaced_rows_are_good_for_an_estimate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """After a change of the code, and once they have been moved away."""
-    again, moved = asked(0, seed=0), replace(asked(1, seed=1), key=key("moved"))
-    append_row(tmp_path, taken(again.key, 7.0))
+    again, moved = like("a"), like("b")
+    append_row(tmp_path, replace(row(scenario="a", cell_s=7.0), config_digest=again.key.digest))
     found = Found({}, [*read_lines(tmp_path)], Counter(), torn=False)
-    append_row(tmp_path, taken(moved.key, 20.0))
+    append_row(tmp_path, row(scenario="b", cell_s=20.0))
     keep_lines(tmp_path, [], [*read_lines(tmp_path)][1:])
     assert print_plan(tmp_path, [again, moved], [], 0, found, PlanAs.auto) == 0
     told = capsys.readouterr().out

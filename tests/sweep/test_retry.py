@@ -158,9 +158,7 @@ def test_second_attempt_without_hosts_leaves_nothing(keep: str, tmp_path: Path) 
         return StageEnd(not_run="they were unwell")
 
     executor = mock.Mock(Executor, run=run, interrupted=False)
-    runner = CellRunner(
-        tmp_path, executor, mock.Mock(), mock.Mock(), mock.Mock(**{"why_skip.return_value": None})
-    )
+    runner = CellRunner(tmp_path, executor, mock.Mock(), mock.Mock())
     finished = runner.run(one).row
     assert (finished.status, finished.details["no_second_try"]) == ("error", "they are gone")
     left = {path.parent.name for path in tmp_path.rglob("*") if path.is_file()}

@@ -2,11 +2,8 @@
 
 import itertools
 import re
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -17,9 +14,8 @@ from conftest import SMALL, Finished, alive_in
 from dcpbench.config.groups import Device, ModelConfig, ScenarioConfig, Sharing
 from dcpbench.config.schema import Config
 from dcpbench.sweep.job import Job
-from dcpbench.sweep.resources import GpuMemory, places, stretches
+from dcpbench.sweep.resources import places, stretches
 from support.jobs import job as a_job
-from support.rows import row
 
 
 def job(world_size: int, sharing: str, device: str = "cuda", skip: str | None = None) -> Job:
@@ -142,40 +138,3 @@ def test_workers_that_share_a_gpu_fit_its_memory() -> None:
             assert len(places(jobs, 1, memory)) == workers, gigabytes
         apart = [shared_job(str(number), gpus=4) for number in range(9)]
         assert len(places(apart, 4, 8 * 10**9)) == 4, "they have a GPU each"
-
-
-def test_cells_share_a_gpu_as_far_as_its_memory_allows() -> None:
-    """Once one of a kind has run alone, so many run at once as fit."""
-    small = [shared_job(f"s{at}") for at in range(6)]
-    large = [shared_job(f"l{at}", "large") for at in range(4)]
-    jobs, running, most = [*small, *large], set[str](), list[set[str]]()
-    lock, peaks = threading.Lock(), {"small": 10**8, "large": 2 * 10**9}
-    memory = GpuMemory(jobs, 4, 80 * 10**9)
-    together = threading.Barrier(2)
-
-    def run(at_once: bool, job: Job) -> None:
-        with memory.room_for(job) as note:
-            with lock:
-                running.add(job.cell.name)
-                most.append({*running})
-            if at_once:
-                together.wait(60)
-            with lock:
-                running.remove(job.cell.name)
-            note(row(config=dict(job.key.values), peak_device_bytes=peaks[job.config.model.name]))
-
-    def run_all(jobs: Sequence[Job], at_once: bool) -> set[int]:
-        most.clear()
-        with ThreadPoolExecutor(4) as threads:
-            list(threads.map(partial(run, at_once), jobs))
-        return {len(names) for names in most}
-
-    assert run_all([large[0], small[0]], at_once=False) == {1}, "nothing is known of either"
-    assert max(run_all(small[:2], at_once=True)) == 2
-    assert run_all(large, at_once=False) == {1}, "2 GB on each of 4 ranks, at most 4 times as much elsewhere"
-    apart = GpuMemory([replace(small[0], gpus=4)], 4, None)
-    with apart.room_for(replace(small[0], gpus=4)), apart.room_for(replace(small[1], gpus=4)):
-        pass  # with a GPU each, or on the CPU, nothing waits
-    resumed = GpuMemory(jobs, 4, 80 * 10**9, [row(config=dict(small[0].key.values), peak_device_bytes=10**8)])
-    with resumed.room_for(small[0]), resumed.room_for(small[1]):
-        pass

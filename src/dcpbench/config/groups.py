@@ -339,7 +339,7 @@ class StorageConfig(Group):
 
     `root` is a folder for checkpoints outside the sweep's own; null keeps them in the cell's folder.
     A cell is skipped if it would leave less than `keep_free_bytes` free. `needs_bytes` is how much it
-    writes; null: as much as similar cells wrote.
+    writes, if that is known.
     """
 
     root: str | None = how_run(None)

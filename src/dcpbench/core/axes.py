@@ -20,9 +20,6 @@ class AxisSpec:
         group: True for a group of `conf/`.
         nullable: True if the column can be null.
         values_of: the group that its values come from, if it has a different name.
-        likeness: an estimate of time uses rows of similar cells, at three levels of similarity, 1 the
-            closest. The axis has to be equal up to this level; 0: never.
-        writes: True if cells that differ in it can write different amounts of data.
         always: True to show it in the results table even if it is constant.
         pivot: side of a pivot table that shows it by default.
         place: rank in the choice of axes for the matrix of report.html; 0: last.
@@ -36,8 +33,6 @@ class AxisSpec:
     group: bool = False
     nullable: bool = True
     values_of: str = ""
-    likeness: int = 0
-    writes: bool = False
     always: bool = False
     pivot: Literal["rows", "columns"] | None = None
     place: int = 0
@@ -58,15 +53,15 @@ class AxisSpec:
 _OWN = (
     AxisSpec(
         "scenario", "what a cell does",
-        group=True, nullable=False, likeness=3, writes=True, pivot="rows", place=2, down=True,
+        group=True, nullable=False, pivot="rows", place=2, down=True,
     ),
     AxisSpec(
         "parallel", "how the model is spread over the ranks",
-        group=True, nullable=False, likeness=2, writes=True, always=True, pivot="rows", place=3, down=True,
+        group=True, nullable=False, always=True, pivot="rows", place=3, down=True,
     ),
     AxisSpec(
         "compile", "torch.compile the model",
-        type=bool, nullable=False, likeness=3, always=True, pivot="columns", place=7,
+        type=bool, nullable=False, always=True, pivot="columns", place=7,
     ),
     AxisSpec(
         "save", "how the checkpointer is called to save",
@@ -74,28 +69,28 @@ _OWN = (
     ),
     AxisSpec(
         "model", "the model, and the shape of its batches",
-        group=True, nullable=False, likeness=1, writes=True, place=4, down=True,
+        group=True, nullable=False, place=4, down=True,
     ),
-    AxisSpec("optimizer", "the optimizer and its hyperparameters", group=True, writes=True, place=9),
+    AxisSpec("optimizer", "the optimizer and its hyperparameters", group=True, place=9),
     AxisSpec("storage", "where checkpoints are stored", group=True, nullable=False, place=8),
     AxisSpec("world_size", "ranks of a cell; auto: 4, or one on each of two or three GPUs",
-        type=int, likeness=3, writes=True),
-    AxisSpec("device", "where ranks compute: auto, cpu, cuda; auto: on GPUs if there are any", likeness=3),
+        type=int),
+    AxisSpec("device", "where ranks compute: auto, cpu, cuda; auto: on GPUs if there are any"),
     AxisSpec("seed", "seed of all random values", type=int, nullable=False, grouped=False),
     AxisSpec(
         "load_parallel",
         "the parallelism to load under; null: the one to save under. Needs a scenario that converts",
-        group=True, values_of="parallel", likeness=1, writes=True, place=5,
+        group=True, values_of="parallel", place=5,
     ),
     AxisSpec(
         "fault", "an injected bug that a check must detect",
         group=True, place=1, down=True, grouped=False,
     ),
-    AxisSpec("checkpointer", "what writes and reads checkpoints", group=True, writes=True),
+    AxisSpec("checkpointer", "what writes and reads checkpoints", group=True),
     AxisSpec(
         "load_world_size", "ranks that load; null: those that save. Needs a scenario that converts", type=int
     ),
-    AxisSpec("state_dict", "the form in which state is saved and loaded", group=True, writes=True),
+    AxisSpec("state_dict", "the form in which state is saved and loaded", group=True),
     AxisSpec(
         "scheduler", "the learning rate schedule; a custom workload has its own", group=True
     ),

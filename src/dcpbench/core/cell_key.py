@@ -56,11 +56,6 @@ class CellKey:
         """Digest of the identity; equal exactly for equal identities."""
         return digest_of(self.values)
 
-    def part(self, keys: Iterable[str]) -> str:
-        """Return the digest of the values at or below these keys, to find similar cells."""
-        wanted = _with_dots(keys)
-        return digest_of({key: value for key, value in self.values.items() if f"{key}.".startswith(wanted)})
-
     def differences(self, other: "CellKey") -> dict[str, tuple[Value | None, Value | None]]:
         """Return the keys whose values differ, each with this value and the other one."""
         mine, its = self.values, other.values

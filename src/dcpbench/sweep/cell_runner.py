@@ -29,7 +29,7 @@ from dcpbench.records.row import Row
 from dcpbench.report.styles import text_of
 from dcpbench.sweep.job import Job, own_packages
 from dcpbench.sweep.progress import ProgressDisplay
-from dcpbench.sweep.resources import Costs, bytes_in
+from dcpbench.sweep.resources import bytes_in, too_little_space
 from dcpbench.sweep.row_builder import Attempt, row_of
 from dcpbench.verdict.attempt import verdict_of
 from dcpbench.verdict.first_cause import stop_of
@@ -59,7 +59,6 @@ class CellRunner:
     executor: Executor
     console: Console
     display: ProgressDisplay
-    costs: Costs
     shared: bool = False
     repeated: dict[Mismatches, str] = field(default_factory=dict)
     """Mismatches that a second attempt has repeated, with its cell; shared by the runners of a sweep."""
@@ -85,7 +84,7 @@ class CellRunner:
 
     def _attempts(self, job: Job) -> list[Attempt]:
         checkpoints, of_second = job.checkpoints(self.folder)
-        if skip := job.skip or self.costs.why_skip(job.key, job.config.storage, checkpoints):
+        if skip := job.skip or too_little_space(job.config.storage, checkpoints):
             return [Attempt(Verdict("skip", skip), _now())]
         try:
             job.cell.write_hydra_folder()

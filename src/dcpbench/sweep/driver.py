@@ -21,7 +21,7 @@ from dcpbench.report.styles import text_of
 from dcpbench.sweep.cell_runner import CellRunner, Finished, Mismatches
 from dcpbench.sweep.job import Job, environment_of, titles_of
 from dcpbench.sweep.progress import ProgressDisplay
-from dcpbench.sweep.resources import Costs, Estimated, GpuMemory, estimates, places, stretches
+from dcpbench.sweep.resources import Times, places, stretches
 from dcpbench.sweep.signals import uninterrupted
 
 
@@ -44,7 +44,7 @@ class Sweep:
     written: int = 0
     interrupted_by: ResultsError | HostsLostError | None = None
     """The cause that ended the sweep before its last cell."""
-    _costs: Costs = field(init=False)
+    _times: Times = field(init=False)
     _repeated: dict[Mismatches, str] = field(default_factory=dict)
     _imports: dict[str, Imports] = field(default_factory=dict)
     _executors: dict[tuple[int, tuple[int, ...]], Executor] = field(default_factory=dict)
@@ -56,9 +56,9 @@ class Sweep:
         Raises:
             KeyboardInterrupt: the user interrupted.
         """
-        self._costs = Costs(self.log.rows.values())
+        self._times = Times(self.log.rows.values())
         to_run = [job for job in self.jobs if job.run not in self.log.rows]
-        left = estimates(to_run, self.machine.gpus)
+        left = {job.run: job for job in to_run}
         self._describe_machine()
         titles = titles_of(self.jobs)
         with ProgressDisplay(self.console, len(self.jobs), len(self.log.rows), titles) as display:
@@ -79,45 +79,39 @@ class Sweep:
             described["earlier"] = self.earlier_machines
         store.write_json(self.folder / store.ENVIRONMENT_JSON, described)
 
-    def _run_together(
-        self, together: Sequence[Job], display: ProgressDisplay, left: dict[Run, Estimated]
-    ) -> None:
+    def _run_together(self, together: Sequence[Job], display: ProgressDisplay, left: dict[Run, Job]) -> None:
         """Run jobs that need the same ranks, and write each row when its cell ends; `left` have no row
         yet."""
         if any(job.shares_gpus for job in together):
             self.machine.complete()  # with the memory of the GPUs
-        gpu_bytes = self.machine.gpu_memory_bytes
-        numbered = list(enumerate(places(together, self.machine.gpus, gpu_bytes)))
+        gpus, memory = self.machine.gpus, self.machine.gpu_memory_bytes
+        numbered = list(enumerate(places(together, gpus, memory)))
         for place in self._executors.keys() - set(numbered):
             self._executors[place].keep_only(set())
         shared = len(numbered) > 1 and together[0].config.sharing is Sharing.correctness
         # Executors of an earlier stretch keep their ranks, which can be used again.
         executors = [self._executors.setdefault(one, self.engine.executor(one[1])) for one in numbered]
-        common = (self.console, display, self._costs, shared, self._repeated, self._imports)
+        common = (self.console, display, shared, self._repeated, self._imports)
         runners = [CellRunner(self.folder, executor, *common) for executor in executors]
         idle = deque(runners)
-        memory = GpuMemory(together, len(runners), gpu_bytes, self.log.rows.values())
 
         def run(job: Job) -> Finished:
-            with memory.room_for(job) as note:
-                runner = idle.popleft()
-                try:
-                    finished = runner.run(job)
-                finally:
-                    idle.append(runner)
-                note(finished.row)
-                return finished
+            runner = idle.popleft()
+            try:
+                return runner.run(job)
+            finally:
+                idle.append(runner)
 
         with ThreadPoolExecutor(len(runners)) as threads:
             try:
                 for ended in as_completed([threads.submit(run, job) for job in together]):
                     finished = ended.result()
                     left.pop(finished.row.run, None)
-                    self._costs.add(finished.row)
+                    self._times.add(finished.row)
                     with uninterrupted():  # written and remembered, or neither
                         self._write(finished)
                         self.written += 1
-                    display.end(finished.row, lambda: self._costs.left(left.values()))
+                    display.end(finished.row, lambda: self._times.left(left.values(), gpus))
             except BaseException:  # an interrupt, or a row that cannot be written
                 threads.shutdown(wait=False, cancel_futures=True)
                 for runner in runners:

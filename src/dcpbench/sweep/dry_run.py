@@ -17,12 +17,11 @@ from rich.text import Text
 from dcpbench.config.groups import PlanAs
 from dcpbench.config.text import cells_text, duration_text
 from dcpbench.core.axes import AXES
-from dcpbench.records.row import Row, Run, exit_status
+from dcpbench.records.row import Row, exit_status
 from dcpbench.records.store import SUPERSEDED_JSONL, stored_rows
 from dcpbench.report.styles import print_table, standard_output, style_of, text_of
-from dcpbench.sweep import resources
 from dcpbench.sweep.job import Job, cells_of
-from dcpbench.sweep.resources import Costs, Estimated
+from dcpbench.sweep.resources import Times, too_little_space
 from dcpbench.sweep.resume import Found
 
 _WOULD = {"run": "would run", "skip": "would be skipped", "done": "are done"}
@@ -57,21 +56,19 @@ def print_plan(
         run has a target that no file defines.
     """
     done = found.done if found else {}
-    estimated = resources.estimates([job for job in jobs if job.run not in done], gpus)
     superseded = [line.row for line in found.superseded if line.row] if found else []
     # The times of rows that are no longer valid are still good for an estimate.
     replaced = [*stored_rows(folder, SUPERSEDED_JSONL), *superseded]
-    space, costs = Costs(done.values()), Costs([*replaced, *done.values()])
+    times = Times([*replaced, *done.values()])
     plans = [
-        _cell_plan(job, block, done.get(job.run), folder, space, costs)
+        _cell_plan(job, block, done.get(job.run), folder, times)
         for job, block in zip(jobs, blocks or _groups(jobs), strict=True)
     ]
     planned = [*zip(jobs, plans, strict=True)]
-    running = [job for job, plan in planned if plan.would == "run"]
-    targets = {target: file for job in running for target, file in job.targets.items()}
-    to_run = [estimated[job.run] for job in running]
+    to_run = [job for job, plan in planned if plan.would == "run"]
+    targets = {target: file for job in to_run for target, file in job.targets.items()}
     by_block = {
-        block: _block([(job, plan) for job, plan in planned if plan.block == block], estimated, costs)
+        block: _block([(job, plan) for job, plan in planned if plan.block == block], times, gpus)
         for block in dict.fromkeys(plan.block for plan in plans)
     }
     with standard_output():
@@ -79,7 +76,7 @@ def print_plan(
             plan = {
                 "cells": [*map(asdict, plans)],
                 "blocks": by_block,
-                "seconds": costs.left(to_run),
+                "seconds": times.left(to_run, gpus),
                 "targets": targets,
             }
             sys.stdout.write(f"{json.dumps(plan, indent=1)}\n")
@@ -90,7 +87,7 @@ def print_plan(
             parts = [f"{counts[would]} {words}" for would, words in _WOULD.items() if counts[would]]
             sentences.append(f"{cells_text(cells_of(jobs), len(jobs))}: {', '.join(parts)}")
             if to_run:
-                sentences.append(_estimate(to_run, costs))
+                sentences.append(_estimate(to_run, times, gpus))
             elif not done:
                 sentences.append("every cell would be skipped: nothing would be measured")
             for sentence in [*itertools.starmap(_target, targets.items()), *sentences]:
@@ -99,12 +96,10 @@ def print_plan(
     return int(missing) if to_run else exit_status(done.values())
 
 
-def _block(
-    planned: Sequence[tuple[Job, CellPlan]], estimated: dict[Run, Estimated], costs: Costs
-) -> dict[str, Any]:
+def _block(planned: Sequence[tuple[Job, CellPlan]], times: Times, gpus: int) -> dict[str, Any]:
     """Return the cells of a block by plan, and the estimated seconds for all of them."""
     counts = Counter(plan.would for _, plan in planned)
-    seconds = costs.left(estimated[job.run] for job, plan in planned if plan.would == "run")
+    seconds = times.left((job for job, plan in planned if plan.would == "run"), gpus)
     return {"cells": len(planned), **{would: counts[would] for would in _WOULD}, "seconds": seconds}
 
 
@@ -121,20 +116,20 @@ def _groups(jobs: Sequence[Job]) -> list[str]:
     return [f"{best}={each[best]}" if best in each else f"no {best}" for each in lists]
 
 
-def _cell_plan(job: Job, block: str, done: Row | None, folder: Path, space: Costs, costs: Costs) -> CellPlan:
-    """Return the plan for a cell, with `space` for what valid rows wrote, and `costs` for what cells took."""
+def _cell_plan(job: Job, block: str, done: Row | None, folder: Path, times: Times) -> CellPlan:
+    """Return the plan for a cell, given its row if it is done, and the times of cells so far."""
     name = job.cell.name
     if done:
         return CellPlan(
             name, block, "done", None, f"{done.status}: {done.reason}" if done.reason else done.status
         )
-    skip = job.skip or space.why_skip(job.key, job.config.storage, job.checkpoints(folder)[0])
+    skip = job.skip or too_little_space(job.config.storage, job.checkpoints(folder)[0])
     if skip:
         return CellPlan(name, block, "skip", None, skip)
     failures = [failure for failure in job.known_failures if failure.always]
     known = tuple(f"{failure.id}: {failure.reason}" for failure in failures)
     because = "; ".join(f"known failure {failure.id}" for failure in failures)
-    return CellPlan(name, block, "run", costs.seconds(resources.keys(job.key)), because, known)
+    return CellPlan(name, block, "run", times.seconds(job), because, known)
 
 
 def _target(target: str, file: str | None) -> str:
@@ -214,11 +209,11 @@ def _print_line(sentence: str, style: str = "") -> None:
     console.print(text_of(sentence, style), soft_wrap=not console.is_terminal)
 
 
-def _estimate(to_run: Sequence[Estimated], costs: Costs) -> str:
-    total = costs.left(to_run)
+def _estimate(to_run: Sequence[Job], times: Times, gpus: int) -> str:
+    total = times.left(to_run, gpus)
     if total is None:
         return "no time estimate: no similar cell has finished yet"
-    missing = sum(costs.seconds(cell.keys) is None for cell in to_run)
+    missing = sum(times.seconds(job) is None for job in to_run)
     known = f"{len(to_run) - missing} of the {len(to_run)}"
     text = f"about {duration_text(total)}, from the times of cells similar to {known} in this sweep"
     return text + f"; {missing} have no similar cell and are assumed to take as long" if missing else text
