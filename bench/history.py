@@ -28,7 +28,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dcpbench.analysis.cell_history import history, read_history
+from dcpbench.analysis.cell_history import history
+from dcpbench.analysis.frame import read_sweeps
 from dcpbench.records.store import RESULTS_JSONL
 from dcpbench.report.document import rendered
 from dcpbench.report.history import contents, default_metrics, strip_length
@@ -131,7 +132,7 @@ def timed(folder: Path) -> str:
 def split(folder: Path) -> str:
     """Seconds of its parts, in this process, which has imported what it needs."""
     times = [time.perf_counter()]
-    rows = read_history([folder], default_metrics())
+    rows = read_sweeps([folder], details=False)
     times.append(time.perf_counter())
     found = history(rows, default_metrics())
     times.append(time.perf_counter())

@@ -245,7 +245,7 @@ def test_custom_workloads_appear_once_as_the_model(tmp_path: Path) -> None:
     ]
     frame = read_sweeps([folder_with(tmp_path / "s", *rows)]).frame
     assert list(summary(frame).table.columns[:2]) == ["model", "status"]
-    named = cell_names(with_cells(frame, identity_keys(frame["overrides"], frame["config"])))
+    named = cell_names(with_cells(frame, identity_keys(frame)))
     assert named == ["parallel=ddp model=mine.build", "parallel=ddp model=other.build"]
 
 

@@ -9,7 +9,8 @@ import pytest
 from rich.text import Text
 
 from analysis.nights import METRICS, NIGHTS, costs, night, three_cells
-from dcpbench.analysis.cell_history import KINDS, CellHistory, History, Rows, folded, history, read_history
+from dcpbench.analysis.cell_history import KINDS, CellHistory, History, folded, history
+from dcpbench.analysis.frame import Sweeps, read_sweeps
 from dcpbench.records.store import RESULTS_JSONL
 from dcpbench.report.document import rendered
 from dcpbench.report.history import blocks, contents, strip_length
@@ -23,7 +24,7 @@ def nights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def found(folder: Path, **how: object) -> History:
-    return history(read_history([folder], METRICS), METRICS, **how)  # type: ignore[arg-type]
+    return history(read_sweeps([folder], details=False), METRICS, **how)  # type: ignore[arg-type]
 
 
 def by_name(folder: Path) -> dict[str, CellHistory]:
@@ -126,8 +127,8 @@ def test_runs_have_worst_status_and_median_cost(tmp_path: Path) -> None:
     assert [one.reason for one in history(_only(tmp_path, 0), METRICS).cells] == ["crash"]
 
 
-def _only(folder: Path, number: int) -> Rows:
-    return read_history([folder / f"night-{number:02}"], METRICS)
+def _only(folder: Path, number: int) -> Sweeps:
+    return read_sweeps([folder / f"night-{number:02}"], details=False)
 
 
 def test_detected_faults_pass(tmp_path: Path) -> None:

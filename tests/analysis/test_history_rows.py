@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from analysis.nights import METRICS, night
-from dcpbench.analysis.cell_history import history, read_history
+from dcpbench.analysis.cell_history import history
+from dcpbench.analysis.frame import read_sweeps
 from dcpbench.records.store import DETAILS_JSONL, RESULTS_JSONL
 from report.sweeps import cell, folder_with
 
@@ -11,7 +12,7 @@ from report.sweeps import cell, folder_with
 def test_sweeps_are_ordered_by_their_start(tmp_path: Path) -> None:
     for folder, started_at in (("a", "2026-11-03"), ("b", "2026-11-01"), ("c", "2026-11-02")):
         folder_with(tmp_path / folder, cell(started_at=started_at))
-    assert history(read_history([tmp_path], METRICS), METRICS).sweeps["name"].tolist() == ["b", "c", "a"]
+    assert history(read_sweeps([tmp_path], details=False), METRICS).sweeps["name"].tolist() == ["b", "c", "a"]
 
 
 def test_damaged_sweeps_are_reported_and_skipped(tmp_path: Path) -> None:
@@ -22,8 +23,8 @@ def test_damaged_sweeps_are_reported_and_skipped(tmp_path: Path) -> None:
         rows.write("no row\n")
     (tmp_path / "night-02" / RESULTS_JSONL).unlink()
     (tmp_path / "night-02" / RESULTS_JSONL).symlink_to(tmp_path / "night-01" / RESULTS_JSONL)
-    rows = read_history([tmp_path], METRICS)
-    assert [remark.partition(": ")[0] for remark in rows.remarks] == [
+    rows = read_sweeps([tmp_path], details=False)
+    assert [remark.partition(": ")[0] for remark in rows.left_out] == [
         f"{tmp_path / 'night-01' / RESULTS_JSONL}:3",
         f"{tmp_path / 'night-02'}",
     ]

@@ -1,9 +1,9 @@
 """The history of cells over sweeps: the statuses and costs of each cell, and where they changed."""
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import pairwise
@@ -14,33 +14,17 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from dcpbench.analysis.cell_identity import (
-    cell_names,
-    config_differences,
-    identity_keys,
-    override_values,
-    with_cells,
-)
+from dcpbench.analysis.cell_identity import cell_names, config_differences, identity_keys, with_cells
 from dcpbench.analysis.change_points import Change, changes
 from dcpbench.analysis.costs import run_alike
-from dcpbench.analysis.frame import frame_of, outcomes, records, short_names, sweeps_in
+from dcpbench.analysis.frame import Sweeps, outcomes, read_sweeps, records
+from dcpbench.analysis.query import Condition, QueryError, select
 from dcpbench.code.sources import COMMITS, joined
 from dcpbench.core.axes import AXES
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import SEVERITY, SHOWN, StatusSpec
-from dcpbench.records.row import Row
-from dcpbench.records.store import (
-    RESULTS_CSV,
-    RESULTS_JSONL,
-    ResultsError,
-    read_rows,
-    stored_rows,
-)
+from dcpbench.records.store import RESULTS_CSV, RESULTS_JSONL, ResultsError
 
-_COLUMNS = (
-    *("cell", "status", "started_at", "overrides", "config_digest", "reason", "flaky", "fault_seen"),
-    *("repeat", "torch_version", *COMMITS, "ranks_per_gpu", "backend"),
-)
 _LOOKED_AT = 10
 _LEAST_IN_COMMON = 0.5
 
@@ -50,91 +34,36 @@ KINDS = tuple(SHOWN.values())
 ABSENT = len(KINDS) - 1
 
 
-@dataclass(frozen=True)
-class Rows:
-    """The rows of sweeps.
-
-    Args:
-        frame: some columns of `read_sweeps`; `sweep` is a short, unique name.
-        folders: the sweeps' folders by these names.
-        remarks: sentences about what could not be read.
-        keys: the overrides that are part of a cell's identity, see `cell_identity.identity_keys`.
-    """
-
-    frame: pd.DataFrame
-    folders: dict[str, Path]
-    remarks: list[str]
-    keys: Collection[str] = ()
-    _stored: dict[str, list[Row]] = field(default_factory=dict)
-
-    def config(self, sweep: str, column: str, value: str) -> Mapping[str, Any]:
-        """Return the configuration of the first row of a sweep with this value in a column, or an empty
-        one."""
-        if sweep not in self._stored:
-            self._stored[sweep] = list(stored_rows(self.folders[sweep]))
-        return next((row.config for row in self._stored[sweep] if row[column] == value), {})
-
-
-def read_history(places: Sequence[Path], columns: Sequence[str] = ()) -> Rows:
-    """Read the rows of all sweeps in these places, with these columns too; ResultsError if there are none."""
-    found = {sweep.resolve(): sweep for place in places for sweep in sweeps_in(place)}.values()
-    folders = {name: Path(folder) for folder, name in short_names(map(str, found)).items()}
-    values: dict[str, list[Any]] = {name: [] for name in dict.fromkeys(["sweep", *_COLUMNS, *AXES, *columns])}
-    remarks = []
-    for name, folder in folders.items():
-        try:
-            rows, damaged = read_rows(folder, details=False)
-        except ResultsError as error:
-            rows, damaged = [], [str(error)]
-        remarks += damaged
-        for column, of_all in values.items():
-            of_all += [name if column == "sweep" else row[column] for row in rows]
-    if not values["sweep"]:
-        problem = "; ".join([f"no rows in {len(folders)} sweeps", *remarks[:1]])
-        raise ResultsError(f"{', '.join(map(str, places))}: {problem}")
-    read = Rows(frame_of(values), folders, remarks)
-    return replace(read, keys=_identity_keys(read))
-
-
 def sweep_before(folder: Path) -> Path | None:
     """Return the newest earlier sweep in the same parent folder that has ended and has at least half of this
     sweep's cells, or None."""
     own = folder.resolve()
-    rows = _rows_of(own)
     written = {path.parent: _written_ns(path) for path in own.parent.glob(f"*/{RESULTS_CSV}")}
     limit = max(map(_written_ns, own.glob("results.*")), default=0)
     ended = [place for place, at in written.items() if place != own and at <= limit]
-    for place in sorted(ended, key=written.__getitem__, reverse=True)[:_LOOKED_AT]:
-        other = _rows_of(place)
-        if rows is None or other is None:
+    frames = map(_rows_in, sorted(ended, key=written.__getitem__, reverse=True)[:_LOOKED_AT])
+    rows = _rows_in(own)
+    for other in frames if len(rows) else ():
+        if not len(other):
             continue
-        frames, keys = (rows.frame, other.frame), {*rows.keys, *other.keys}
-        began, then = (one["started_at"].dropna().min() for one in frames)
-        cells, there = (with_cells(one, keys)["address"].drop_duplicates() for one in frames)
+        began, then = (one["started_at"].dropna().min() for one in (rows, other))
+        keys = identity_keys(pd.concat([rows, other]))
+        cells, there = (with_cells(one, keys)["address"].drop_duplicates() for one in (rows, other))
         if (pd.isna(began) or pd.isna(then) or then < began) and cells.isin(there).mean() >= _LEAST_IN_COMMON:
-            return place
+            return Path(other["sweep"].iloc[0])
     return None
 
 
-def _rows_of(folder: Path) -> Rows | None:
-    with suppress(ResultsError, OSError):  # another user may own the folder
-        return read_history([folder])
-    return None
+def _rows_in(folder: Path) -> pd.DataFrame:
+    with suppress(ResultsError):  # another user may own the folder
+        return read_sweeps(folder, details=False).frame
+    return pd.DataFrame()
 
 
 def _written_ns(path: Path) -> int:
     with suppress(OSError):  # it can be removed at any time
         return path.lstat().st_mtime_ns
     return 0
-
-
-def _identity_keys(rows: Rows) -> set[str]:
-    """Return `identity_keys` by one of the newest configurations for each overridden key."""
-    once = rows.frame.drop_duplicates("overrides", keep="last").dropna(subset="overrides")
-    of_lines = dict(zip(once["overrides"], once["sweep"], strict=True))
-    newest = {key: line for line in of_lines for key in override_values(line)}
-    configs = (rows.config(of_lines[line], "overrides", line) for line in newest.values())
-    return identity_keys(newest.values(), configs)
 
 
 @dataclass(frozen=True)
@@ -215,25 +144,36 @@ class History:
     cells: list[CellHistory]
 
 
-def history(rows: Rows, metrics: Sequence[str], last: int | None = None) -> History:
-    """Return the history of the `last` sweeps, with medians of these columns."""
-    sweeps = _sweeps(rows)
-    sweeps = sweeps.iloc[-last:] if last else sweeps
-    place = pd.Series(range(len(sweeps)), index=sweeps["name"])
-    frame = rows.frame.assign(place=rows.frame["sweep"].map(place)).dropna(subset="place")
-    frame = with_cells(frame.sort_values("place", kind="stable", ignore_index=True), rows.keys)
+def history(
+    sweeps: Sweeps, metrics: Sequence[str], last: int | None = None, where: Sequence[Condition] = ()
+) -> History:
+    """Return the history of the cells in the rows that meet all conditions, over the `last` sweeps, with
+    medians of these columns.
+
+    Raises:
+        dcpbench.analysis.query.QueryError: no row meets every condition.
+    """
+    rows = select(sweeps.named().frame.assign(folder=sweeps.frame["sweep"]), where)
+    if rows.empty:
+        every = f"{len(sweeps.frame):,} rows in {len(sweeps.environments):,} sweeps"
+        raise QueryError(f"--where: none of {every} meets every condition")
+    shown = _sweeps(rows)
+    shown = shown.iloc[-last:] if last else shown
+    place = pd.Series(range(len(shown)), index=shown["name"])
+    frame = rows.assign(place=rows["sweep"].map(place)).dropna(subset="place")
+    frame = with_cells(frame.sort_values("place", kind="stable", ignore_index=True), identity_keys(rows))
     kind_of_row = [SEVERITY[spec.name] for spec in outcomes(frame)]
     frame = frame.assign(cell=pd.factorize(frame["key"])[0], kind=kind_of_row)
     times = [name for name in metrics if name in METRICS and METRICS[name].unit == "s"]
     frame[times] = frame[times].where(run_alike(frame, frame), axis=0)
     runs = frame.astype(dict.fromkeys(metrics, float)).groupby(["cell", "place"])
     worst = runs["kind"].min()
-    kinds = _matrix(worst, len(sweeps)).fillna(ABSENT).to_numpy(dtype=np.int8)
-    costs = _costs({name: _matrix(runs[name].median(), len(sweeps)).to_numpy() for name in metrics})
+    kinds = _matrix(worst, len(shown)).fillna(ABSENT).to_numpy(dtype=np.int8)
+    costs = _costs({name: _matrix(runs[name].median(), len(shown)).to_numpy() for name in metrics})
     cells = frame.drop_duplicates("key").set_index("cell")
     names, axes = cell_names(cells), records(cells[[*AXES, "others", "config_digest"]])
     reasons = _reasons(frame, worst)
-    reconfigured = _reconfigured(rows, cells, kinds, list(sweeps["name"]))
+    reconfigured = _reconfigured(cells, kinds)
     replaced = {before for before, _ in reconfigured.values()}
     found = [
         CellHistory(
@@ -247,7 +187,7 @@ def history(rows: Rows, metrics: Sequence[str], last: int | None = None) -> Hist
         )
         for number in range(len(cells))
     ]
-    return History(sweeps, sorted(found, key=lambda cell: (-cell.changed, cell.now.ok)))
+    return History(shown, sorted(found, key=lambda cell: (-cell.changed, cell.now.ok)))
 
 
 def folded(cells: Sequence[CellHistory], visible: int, every: bool = False) -> dict[str, list[CellHistory]]:
@@ -274,20 +214,18 @@ def folded(cells: Sequence[CellHistory], visible: int, every: bool = False) -> d
     return groups
 
 
-def _sweeps(rows: Rows) -> pd.DataFrame:
+def _sweeps(rows: pd.DataFrame) -> pd.DataFrame:
     """Return one row per sweep, in order of time."""
-    known = rows.frame[["sweep", "started_at", "torch_version", *COMMITS]].drop_duplicates()
+    known = rows[["sweep", "folder", "started_at", "torch_version", *COMMITS]].drop_duplicates()
     by_sweep = known.sort_values("started_at", kind="stable").groupby("sweep")
     first = by_sweep.first()
     commits = {name: joined(of.dropna()) for name, of in by_sweep["target_commit"]}
     first["target_commit"] = pd.Series(commits, dtype="string")
-    folders = [rows.folders[name] for name in first.index]
-    first.insert(0, "folder", list(map(str, folders)))
     # If no row has its start, the time of the file's last change is used.
-    files = [folder / RESULTS_JSONL for folder in folders]
-    written = [datetime.fromtimestamp(path.stat().st_mtime, UTC) for path in files]
-    times = pd.Series([at.isoformat(timespec="seconds") for at in written], first.index, dtype="string")
-    first = first.assign(began=first["started_at"].fillna(times)).rename_axis("name").reset_index()
+    written = [Path(folder, RESULTS_JSONL).stat().st_mtime for folder in first["folder"]]
+    times = [datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds") for at in written]
+    began = first["started_at"].fillna(pd.Series(times, first.index, dtype="string"))
+    first = first.assign(began=began).rename_axis("name").reset_index()
     return first.sort_values(["began", "name"], kind="stable", ignore_index=True).drop(columns="began")
 
 
@@ -312,7 +250,7 @@ def _reasons(frame: pd.DataFrame, worst: "pd.Series[int]") -> list[str]:
 
 
 def _reconfigured(
-    rows: Rows, cells: pd.DataFrame, kinds: npt.NDArray[np.int8], sweeps: Sequence[str]
+    cells: pd.DataFrame, kinds: npt.NDArray[np.int8]
 ) -> dict[int, tuple[int, dict[str, tuple[str, str]]]]:
     """Return for each cell that replaced another at its address: the last such cell, and the keys in which
     their configurations differ, with both values."""
@@ -324,9 +262,6 @@ def _reconfigured(
             earlier = [other for other in numbers if last[other] < first[number]]
             if earlier:
                 before = max(earlier, key=lambda other: last[other])
-                configs = [
-                    rows.config(sweeps[last[one]], "config_digest", cells["config_digest"][one])
-                    for one in (before, number)
-                ]
-                found[int(number)] = (int(before), config_differences(*configs))
+                keys = config_differences(cells["config"][before], cells["config"][number])
+                found[int(number)] = (int(before), keys)
     return found

@@ -5,7 +5,7 @@ overrides that are part of its identity: it pairs cells of different configurati
 """
 
 import shlex
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -43,11 +43,12 @@ def override_values(overrides: object) -> dict[str, str]:
     return {key: value for key, value in found.items() if not shown_by_axes(key)}
 
 
-def identity_keys(overrides: Iterable[object], configs: Iterable[Mapping[str, Any]]) -> set[str]:
+def identity_keys(frame: pd.DataFrame) -> set[str]:
     """Return the overridden keys that are part of a cell's identity: those that are, or are above or below, a
     key of the row's `config`."""
     known: set[str] = set()
-    for line, config in zip(overrides, configs, strict=True):
+    once = frame.drop_duplicates(["overrides", "config_digest"])
+    for line, config in zip(once["overrides"], once["config"], strict=True):
         for key in override_values(line).keys() - known:
             if is_below(key, config) or any(is_below(one, [key]) for one in config):
                 known.add(key)

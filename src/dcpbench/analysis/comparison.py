@@ -102,8 +102,7 @@ def compared(
     """
     sides = {"earlier": earlier, "old": old, "new": new}
     rows = pd.concat([side.assign(side=of) for of, side in sides.items() if side is not None and len(side)])
-    keys = identity_keys(rows["overrides"], rows["config"])
-    cells = with_cells(rows.reset_index(drop=True), keys, ignored)
+    cells = with_cells(rows.reset_index(drop=True), identity_keys(rows), ignored)
     measured, after = cells[cells["side"] != "new"], cells[cells["side"] == "new"]
     before = cells[cells["side"] == "old"]
     for side in (measured, after):

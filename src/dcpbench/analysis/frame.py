@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,8 @@ import pandas as pd
 from dcpbench.core.statuses import StatusSpec, shown
 from dcpbench.records import files
 from dcpbench.records.row import column_types
-from dcpbench.records.row_reader import parse
-from dcpbench.records.store import (
-    ENVIRONMENT_JSON,
-    RESULTS_JSONL,
-    ResultsError,
-    read_rows,
-)
+from dcpbench.records.row_reader import dict_in, list_in, parse
+from dcpbench.records.store import ENVIRONMENT_JSON, RESULTS_JSONL, SWEEP_JSON, ResultsError, read_rows
 
 _DTYPES = {bool: "boolean", int: "Int64", float: "float64", str: "string"}
 
@@ -36,14 +31,36 @@ class Sweeps:
         environments: the `environment.json` of each sweep, by the names in the column `sweep`; empty if it
             cannot be read.
         left_out: a sentence for each damaged line of a file.
+        records: the `sweep.json` of each sweep, likewise; without one, all its cells have rows.
     """
 
     frame: pd.DataFrame
     environments: dict[str, dict[str, Any]]
     left_out: list[str]
+    records: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def words(self) -> list[str]:
+        """Return the words of the command of a single sweep."""
+        known = [one.get("arguments") for one in self.records.values()]
+        return [*map(str, list_in(known[0]))] if len(known) == 1 else []
+
+    def not_run(self) -> dict[str, list[str]]:
+        """Return the cells of each sweep that have no row."""
+        done = set(zip(self.frame["sweep"], self.frame["cell"], strict=True))
+        cells = {sweep: dict_in(known.get("cells")) for sweep, known in self.records.items()}
+        return {sweep: [cell for cell in of if (sweep, cell) not in done] for sweep, of in cells.items()}
+
+    def named(self) -> "Sweeps":
+        """Return them with the shortest names that distinguish their folders."""
+        names = short_names(self.environments)
+        frame = self.frame.assign(sweep=self.frame["sweep"].map(names).astype("string"))
+        environments, known = (
+            {names[folder]: of for folder, of in each.items()} for each in (self.environments, self.records)
+        )
+        return Sweeps(frame, environments, self.left_out, known)
 
 
-def read_sweeps(places: Path | str | Sequence[Path | str]) -> Sweeps:
+def read_sweeps(places: Path | str | Sequence[Path | str], details: bool = True) -> Sweeps:
     """Read the rows of one sweep or of several as one tidy frame; a folder of sweeps contributes all of them.
 
     The frame has one row for each run of a cell, in the order of the files, and these columns:
@@ -52,7 +69,8 @@ def read_sweeps(places: Path | str | Sequence[Path | str]) -> Sweeps:
     - every column of a row (`dcpbench.records.row.columns`), in its order, as `string`, `boolean`, `Int64`
       or `float64`. Values that were not measured or do not apply are missing: `pd.NA`, NaN in a `float64`.
       Units are in the names: `_s` seconds, `_bytes`;
-    - `config` and `details` (object): dictionaries, which can be empty.
+    - `config` and `details` (object): dictionaries, which can be empty. Without `details` the rows of a cell
+      share their `config`, so that the frame of many sweeps is small.
 
     Damaged lines do not hide others: they are skipped, and reported in `left_out`.
 
@@ -62,28 +80,33 @@ def read_sweeps(places: Path | str | Sequence[Path | str]) -> Sweeps:
     Raises:
         dcpbench.records.store.ResultsError: a place has no results, or none that can be read.
     """
-    frames, environments, left_out = [], {}, []
+    frames, environments, left_out, known = [], {}, [], {}
+    configs: dict[str, Any] = {}
     named = [Path(place) for place in ([places] if isinstance(places, str | Path) else places)]
     for folder in {sweep.resolve(): sweep for place in named for sweep in sweeps_in(place)}.values():
         try:
-            frame, sentences = read_frame(folder)
+            frame, sentences = read_frame(folder, details)
         except ResultsError as error:
             if folder in named:
                 raise
             left_out.append(str(error))
             continue
+        if not details:
+            both = zip(frame["config_digest"], frame["config"], strict=True)
+            frame["config"] = [configs.setdefault(digest, config) for digest, config in both]
         frame.insert(0, "sweep", pd.Series(str(folder), index=frame.index, dtype="string"))
         frames.append(frame)
-        environments[str(folder)], remarks = _environment(folder)
+        environments[str(folder)], remarks = _document(folder / ENVIRONMENT_JSON)
+        known[str(folder)], _ = _document(folder / SWEEP_JSON)
         left_out += [*sentences, *remarks]
     if not frames:
         raise ResultsError(left_out[0])
-    return Sweeps(pd.concat(frames, ignore_index=True), environments, left_out)
+    return Sweeps(pd.concat(frames, ignore_index=True), environments, left_out, known)
 
 
-def read_frame(folder: Path) -> tuple[pd.DataFrame, list[str]]:
+def read_frame(folder: Path, details: bool = True) -> tuple[pd.DataFrame, list[str]]:
     """Return the rows of a sweep as in `read_sweeps`, and a sentence for each damaged line."""
-    rows, damaged = read_rows(folder)
+    rows, damaged = read_rows(folder, details)
     return frame_of({name: [row[name] for row in rows] for name in dtypes()}), damaged
 
 
@@ -154,9 +177,8 @@ def sweeps_in(place: Path) -> Iterator[Path]:
     raise ResultsError(f"{place}: no sweep here or in the folders below it (no {RESULTS_JSONL})")
 
 
-def _environment(folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """Read `environment.json`, with remarks."""
-    path = folder / ENVIRONMENT_JSON
+def _document(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Read a JSON object of a sweep's folder, empty if there is none, with remarks."""
     try:
         known = parse(files.read(path))
     except FileNotFoundError:

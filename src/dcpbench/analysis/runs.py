@@ -108,7 +108,7 @@ def names_of(frame: pd.DataFrame) -> "pd.Series[str]":
     """Return a name of each row's cell: the axes and overrides that vary."""
     if frame.empty:
         return frame["cell"]
-    cells = with_cells(frame, identity_keys(frame["overrides"], frame["config"]))
+    cells = with_cells(frame, identity_keys(frame))
     return pd.Series(cell_names(cells, without="-"), frame.index, "string")
 
 

@@ -5,7 +5,7 @@ import json
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,16 @@ import numpy.typing as npt
 import pandas as pd
 from rich.text import Text
 
-from dcpbench.analysis.cell_history import KINDS, CellHistory, Cost, History, folded, history, read_history
+from dcpbench.analysis.cell_history import KINDS, CellHistory, Cost, History, folded, history
 from dcpbench.analysis.change_points import FALSE_ALARMS, LEAST_EFFECT, LEAST_SIDE, Change
-from dcpbench.analysis.frame import records
-from dcpbench.analysis.query import QueryError, known_metric, names_in, parse, select
+from dcpbench.analysis.frame import read_sweeps, records
+from dcpbench.analysis.query import known_metric, names_in, parse
 from dcpbench.analysis.runs import without_numbers
 from dcpbench.code.sources import COMMITS, short
 from dcpbench.config.text import clipped, counted
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import StatusSpec
+from dcpbench.records.store import ResultsError
 from dcpbench.report.document import Content, Table, document_text, first_of, width_of
 from dcpbench.report.labels import change_style, plain, quantity
 from dcpbench.report.output import format_of, put_out
@@ -59,19 +60,18 @@ def main(
     conditions = [parse(condition) for condition in where]
     metrics = tuple(dict.fromkeys(map(known_metric, names_in(metric)))) or default_metrics()
     written_as = format_of(format, output, _FORMATS)
-    rows = read_history(folders, [*metrics, *(one.column for one in conditions)])
-    frame = select(rows.frame, conditions)
-    if frame.empty:
-        number, sweeps = len(rows.frame), len(rows.folders)
-        raise QueryError(f"--where: none of {number:,} rows in {sweeps:,} sweeps meets every condition")
-    found = history(replace(rows, frame=frame), metrics, last)
+    sweeps = read_sweeps(folders, details=False)
+    if sweeps.frame.empty:
+        problem = "; ".join([f"no rows in {len(sweeps.environments)} sweeps", *sweeps.left_out[:1]])
+        raise ResultsError(f"{', '.join(map(str, folders))}: {problem}")
+    found = history(sweeps, metrics, last, conditions)
     if written_as == "json":
-        text = _json(found, rows.remarks)
+        text = _json(found, sweeps.left_out)
     else:
         out = io.StringIO() if output else sys.stdout
         in_markdown = min(_MARKDOWN_STRIP, len(found.sweeps))
         strip = in_markdown if written_as == "markdown" else strip_length(found, width_of(out))
-        parts = contents(found, first_of(rows.remarks), all, strip)
+        parts = contents(found, first_of(sweeps.left_out), all, strip)
         text = document_text(parts, written_as, out)
     put_out(text, output)
     return 0

@@ -187,7 +187,7 @@ def cut(value: object, characters: int) -> str | None:
 def _other_axes(frame: pd.DataFrame) -> dict[str, list[str | None]]:
     """Return the overrides that vary, are part of a cell's identity and are not axes: their value in each
     row."""
-    keys = identity_keys(frame["overrides"], frame["config"])
+    keys = identity_keys(frame)
     given = [override_values(one) for one in frame["overrides"]]
     names = dict.fromkeys(name for one in given for name in one if name in keys)
     values = {name: [one.get(name) for one in given] for name in names}

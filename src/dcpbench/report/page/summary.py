@@ -87,7 +87,7 @@ def changes_since(before: Sweeps, now: Sweeps) -> dict[str, Any]:
     frame = now.frame.reset_index(drop=True)
     found = compared("", before.frame, frame, always_compared())
     both = pd.concat([before.frame, frame])
-    cells = with_cells(frame, identity_keys(both["overrides"], both["config"]))
+    cells = with_cells(frame, identity_keys(both))
     worst = cells.assign(ok=ok(frame)).sort_values("ok", kind="stable").drop_duplicates("key")
     rows = {key: int(row) for key, row in zip(worst["key"], worst.index, strict=True)}
     names = dict(zip(found.cells.index, cell_names(found.cells, without="-"), strict=True))
