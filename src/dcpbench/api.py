@@ -53,6 +53,7 @@ from dcpbench.records.store import ResultsError, read_rows
 if TYPE_CHECKING:
     import pandas as pd
 
+    from dcpbench.analysis.frame import Sweeps
     from dcpbench.cell.cell import Cell
     from dcpbench.checkpointers.base import Checkpointer, Ranks
     from dcpbench.workloads.components import Component
@@ -122,18 +123,21 @@ class Result:
     @_without_frames
     def rows(self) -> "pd.DataFrame":
         """The rows, with a column for each column of `results.jsonl`, and `config` and `details`."""
-        from dcpbench.analysis.frame import read_frame
+        return self._sweep.frame.drop(columns="sweep")
+
+    @cached_property
+    def _sweep(self) -> "Sweeps":
+        from dcpbench.analysis.frame import read_sweeps
 
         load_plugins()
-        return read_frame(self.folder)[0]
+        return read_sweeps(self.folder)
 
     def __repr__(self) -> str:
         """Return the folder, and the line that counts the cells and their statuses."""
         try:
-            from dcpbench.report.page.summary import planned
             from dcpbench.report.tables import headline
 
-            left = len(planned(self.folder).not_run(self.rows))
+            left = sum(map(len, self._sweep.not_run().values()))
             counts = headline(self.rows, left)
         except Exception as error:  # noqa: BLE001 - a debugger or an assertion can ask at any time
             counts = f"{type(error).__name__}: {error}"
@@ -148,12 +152,10 @@ class Result:
 
     @_without_frames
     def _report(self, written_as: str) -> str:
-        from dcpbench.analysis.frame import read_sweeps
         from dcpbench.report.document import document_text
         from dcpbench.report.show import content
 
-        load_plugins()
-        return document_text([content(read_sweeps(self.folder))], written_as, StringIO())
+        return document_text([content(self._sweep)], written_as, StringIO())
 
     def raise_if_failed(self) -> None:
         """Raise if the sweep is not ok.

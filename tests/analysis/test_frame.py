@@ -219,7 +219,7 @@ def test_report_without_rows_exits_with_2(
 ) -> None:
     folder = folder_of_lines(tmp_path / "s", lines)
     if begun:
-        (folder / "sweep.json").write_text('{"arguments": [], "cells": ["a", "b"]}')
+        (folder / "sweep.json").write_text('{"arguments": [], "cells": {"a": [], "b": []}}')
     for options in ([], ["--format", "csv"], ["--where", "status=pass"]):
         assert main([str(folder), *options]) == 2
         said = capsys.readouterr()

@@ -19,6 +19,7 @@ from dcpbench.report.show import write_reports
 from dcpbench.verdict.sentences import check_sentence
 from report.sweeps import folder_with
 from support.browser import Browser
+from support.commands import main
 from support.pages import all_statuses, cell, four_cells, many_axes, many_scenarios, write_page
 
 pytestmark = pytest.mark.browser
@@ -210,14 +211,44 @@ def test_cells_without_a_row_are_named(browser: Browser, tmp_path: Path) -> None
     folder = folder_with(tmp_path / "s", *rows)
     planned = {
         "arguments": ["parallel=ddp,fsdp"],
-        "cells": [*(row.cell for row in rows), "parallel=ddp,save=async", "parallel=fsdp,save=sync"],
+        "cells": {
+            name: [] for name in (*(row.cell for row in rows), "save=async", "parallel=fsdp,save=sync")
+        },
     }
     (folder / "sweep.json").write_text(json.dumps(planned))
     write_reports(folder, None)
     browser.open(folder / "report.html")
     assert browser.text("#verdict") == "2 cells, all as expected: 2 pass. 2 cells did not run."
-    assert "sync" in (browser.one("#verdict span").get_dom_attribute("title") or "")
+    assert "save=async" in (browser.one("#verdict span").get_dom_attribute("title") or "")
     assert browser.text("#ran") == "Ran dcpbench run parallel=ddp,fsdp"
+
+
+def test_page_is_made_of_rows_alone(browser: Browser, tmp_path: Path) -> None:
+    """Without a `sweep.json`, as of a script, and again of several sweeps, whose names are an axis."""
+    for number, name in enumerate("ab"):
+        machine = {"torch": "2.13.0", "cpu_cores": 2 + number}
+        folder = folder_with(tmp_path / name, *four_cells())
+        (folder / "environment.json").write_text(json.dumps(machine))
+    written = tmp_path / "a/report.html"
+    assert main(["report", str(tmp_path / "a"), "-o", str(written)]) == 0
+    browser.open(written)
+    assert browser.text("#verdict").startswith("8 runs of 4 cells, 1 not as expected: 1 fail")
+    assert [one.get_attribute("data-axis") for one in browser.all("#axis-filters details")] == [
+        "parallel",
+        "save",
+    ]
+    assert main(["report", str(tmp_path), "-o", str(tmp_path / "both.html")]) == 0
+    browser.open(tmp_path / "both.html")
+    assert browser.text("#verdict").startswith("16 runs of 8 cells, 2 not as expected: 2 fail")
+    assert browser.all("#axis-filters details")[0].get_attribute("data-axis") == "sweep"
+    assert browser.text(".environment thead").split() == ["a", "b"]
+    browser.js("document.querySelector('#matrix .s-fail').click()")
+    assert "sweep\na" in browser.text("#cell")
+    assert "a/parallel=fsdp,save=async,repeat=1/rank0.log" in browser.text("#cell")
+    few = ["--where", "save=sync", "-o", str(tmp_path / "few.html")]
+    assert main(["report", str(tmp_path / "a"), *few]) == 0
+    browser.open(tmp_path / "few.html")
+    assert browser.text("#shown") == "4 runs"
 
 
 def test_check_matrix_shows_failed_checks(show: Callable[..., Browser]) -> None:

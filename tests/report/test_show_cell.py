@@ -12,7 +12,7 @@ from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import RESUMED, Mismatch, Problem
 from dcpbench.core.rank_report import RankReport
 from dcpbench.records.plain_values import plain_report
-from dcpbench.report.page.rows import why_null
+from dcpbench.report.page.data import why_null
 from report.sweeps import Terminal, cell, folder_of_lines, folder_with
 from support.commands import main
 

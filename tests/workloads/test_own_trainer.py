@@ -15,7 +15,7 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import WorkloadConfig
 from dcpbench.core.checks import CHECKS
 from dcpbench.records.short_reason import short_reason
-from dcpbench.report.page.rows import why_null
+from dcpbench.report.page.data import why_null
 from dcpbench.sweep import validity
 from dcpbench.verdict.verdict import Verdict
 from dcpbench.workloads import lockstep

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from conftest import Finished, run, selected, tiered
 from dcpbench.analysis.causes import causes_of
-from dcpbench.report.page.rows import why_null
+from dcpbench.report.page.data import why_null
 from dcpbench.workloads.unsaved_values import UnsavedValues, differing
 from support import forgotten
 

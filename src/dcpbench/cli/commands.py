@@ -127,7 +127,7 @@ _COMMANDS = (
         several("--columns", "AXIS,...", "The columns of a pivot."),
         several("--metric", "NAME,...", "Print a pivot of medians of save_stall_s, load_s, ..."),
         flag("--cells", "Print a line for each cell, however many there are."),
-        *output(["table", "markdown", "csv", "json"], "csv and json: the rows, without details."),
+        *output(["table", "markdown", "csv", "json", "html"], "csv and json: the rows, without details."),
     ),
     Command(
         "show",

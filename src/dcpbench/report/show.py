@@ -10,7 +10,7 @@ from typing import TextIO
 
 import pandas as pd
 
-from dcpbench.analysis.frame import Sweeps, read_sweeps, short_names
+from dcpbench.analysis.frame import Sweeps, read_sweeps
 from dcpbench.analysis.query import Condition, QueryError, known_column, known_metric, names_in, parse, select
 from dcpbench.analysis.runs import failures, of_a_kind
 from dcpbench.config.text import counted, done_text
@@ -20,7 +20,6 @@ from dcpbench.report.document import Content, Table, document_text, first_of, re
 from dcpbench.report.junit import junit
 from dcpbench.report.output import format_of, put_out, rows_text
 from dcpbench.report.page import page
-from dcpbench.report.page.summary import planned
 from dcpbench.report.styles import complain
 from dcpbench.report.tables import (
     cost_pivot,
@@ -46,6 +45,7 @@ _FORMATS = {
     ".md": "markdown",
     ".csv": "csv",
     ".json": "json",
+    ".html": "html",
 }
 _ROWS_ALONE = ("csv", "json")
 """The formats that cannot report damage."""
@@ -96,7 +96,7 @@ def main(
     put_out(_text(read, view, written_as, file), output)
     if where and len(read.frame) and _shown(read, view.where).frame.empty:
         complain(f"--where: none of {len(read.frame)} rows meets every condition")
-    for folder, left in _left(read).items():
+    for folder, left in read.not_run().items():
         if left:
             done = int(read.frame["sweep"].eq(folder).sum())
             complain(f"{folder}: {done_text(done, done + len(left))}")
@@ -111,7 +111,7 @@ def epilog() -> str:
     return f"""\
 Up to {MOST_CELLS} cells are shown one per line, failed ones first, and more as a pivot. --rows, --columns
 and --metric print a pivot, --cells one line per cell. Runs of one cell (repeats=N) are one line with
-their worst status and median times."""
+their worst status and median times. -o page.html writes the page, of several sweeps with their names."""
 
 
 def write_reports(folder: Path, place: Path | None) -> None:
@@ -121,10 +121,7 @@ def write_reports(folder: Path, place: Path | None) -> None:
         dcpbench.records.store.ResultsError: the folder has no results, or a file cannot be written.
     """
     sweeps = read_sweeps([folder])
-    before = None
-    with suppress(ResultsError):  # another user may own the folder
-        before = read_sweeps([place]) if place else None
-    text = page(sweeps, folder.resolve().name, before, planned(folder))
+    text = page(sweeps, folder.resolve().name, _read(place))
     write_whole(folder / "report.html", [text.encode()])
     write_whole(folder / "junit.xml", [junit(sweeps).encode()])
 
@@ -152,7 +149,7 @@ def content(sweeps: Sweeps, view: View = View()) -> Content:
         first,
         "\n".join(more),
         first_of(sweeps.left_out),
-        f"{across}{headline(frame, 0 if view.where else sum(map(len, _left(sweeps).values())))}{of}",
+        f"{across}{headline(frame, 0 if view.where else sum(map(len, sweeps.not_run().values())))}{of}",
     )
 
 
@@ -160,16 +157,10 @@ def _refuse_empty(places: Sequence[Path], sweeps: Sweeps) -> None:
     """Raise ResultsError if no sweep has a row that can be read."""
     if len(sweeps.frame):
         return
-    cells = sum(map(len, _left(sweeps).values()))
+    cells = sum(map(len, sweeps.not_run().values()))
     begun = [f"{counted(cells, 'cell')} to run"] if cells else []
     why = "; ".join([*begun, *first_of(sweeps.left_out)])
     raise ResultsError(f"{', '.join(map(str, places))}: no row yet{why and f': {why}'}")
-
-
-def _left(sweeps: Sweeps) -> dict[str, list[str]]:
-    """Return the cells of each sweep that have no row."""
-    rows = {folder: sweeps.frame[sweeps.frame["sweep"] == folder] for folder in sweeps.environments}
-    return {folder: planned(Path(folder)).not_run(own) for folder, own in rows.items()}
 
 
 def _names(given: Sequence[str], option: str) -> tuple[str, ...]:
@@ -180,15 +171,27 @@ def _text(sweeps: Sweeps, view: View, written_as: str, file: TextIO) -> str:
     if written_as in ("table", "markdown"):
         return document_text([content(sweeps, view)], written_as, file)
     chosen = _shown(sweeps, view.where)
+    if written_as == "html":
+        before = None
+        if len(sweeps.environments) == 1 and not view.where:
+            from dcpbench.analysis.cell_history import sweep_before
+
+            before = _read(sweep_before(Path(*sweeps.environments)))
+        return page(chosen, ", ".join(chosen.environments), before)
     return rows_text(chosen.frame.drop(columns=[*NESTED]), written_as)
 
 
+def _read(folder: Path | None) -> Sweeps | None:
+    with suppress(ResultsError):  # another user may own the folder
+        return read_sweeps([folder]) if folder else None
+    return None
+
+
 def _shown(sweeps: Sweeps, where: Sequence[Condition]) -> Sweeps:
-    """Return the selected rows, with the shortest names that distinguish their sweeps."""
-    names = short_names(sweeps.environments)
-    frame = sweeps.frame.assign(sweep=sweeps.frame["sweep"].map(names).astype("string"))
-    environments = {names[folder]: known for folder, known in sweeps.environments.items()}
-    return replace(sweeps, frame=select(frame, where), environments=environments)
+    """Return the selected rows, with the shortest names that distinguish their sweeps. Of a selection no cell
+    is missing."""
+    named = sweeps.named()
+    return replace(named, frame=select(named.frame, where), records={} if where else named.records)
 
 
 def _tables(frame: pd.DataFrame, view: View) -> tuple[list[Table], bool]:

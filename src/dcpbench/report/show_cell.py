@@ -28,11 +28,12 @@ from dcpbench.records.store import ResultsError
 from dcpbench.report.document import first_of, width_of
 from dcpbench.report.labels import quantity
 from dcpbench.report.output import put_out
-from dcpbench.report.page.rows import LIMITS, mismatches, why_null
+from dcpbench.report.page.data import mismatches, why_null
 from dcpbench.report.styles import complain, text_of, without_trailing_blanks
 
 _STEPS = 20
 """The most steps whose losses are printed."""
+_MISMATCHES = 20
 _LONGEST = 10_000
 """The most characters of a text that are printed."""
 _ORIGIN = {"torch_version": "torch", "python_version": "Python", "started_at": "started", **COMMITS}
@@ -110,7 +111,7 @@ def _of_checks(row: dict[str, Any], details: dict[str, Any]) -> Iterator[Section
     title = f"checks ({', '.join(verdicts)})" if verdicts else "checks"
     yield title, [_table_of_checks(row, made, reports)]
     for check in made:
-        if listed := mismatches(reports.get(check, {}), LIMITS[0]):
+        if listed := mismatches(reports.get(check, {}), _MISMATCHES):
             count = reports[check].get("mismatch_count", len(listed))
             yield f"mismatches of {check} ({count})", [_line(one) for one in listed]
     nulls: dict[str, list[str]] = {}

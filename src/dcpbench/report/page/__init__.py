@@ -1,4 +1,4 @@
-"""`report.html`: the rows of a sweep as one file that needs no other.
+"""`report.html`: the rows of sweeps as one file that needs no other.
 
 Styles and scripts are inlined, the rows are a packed block of data. Texts of rows reach the page only as
 text; its Content-Security-Policy allows only scripts with the listed hashes, and loading nothing.
@@ -18,8 +18,8 @@ import pandas as pd
 from dcpbench.analysis.frame import Sweeps, is_true, ok
 from dcpbench.core.plugins import all_of
 from dcpbench.records.store import RESULTS_CSV
-from dcpbench.report.page.rows import LIMITS, compact, cut
-from dcpbench.report.page.summary import Planned, changes_since, head
+from dcpbench.report.page.data import cut, page_data
+from dcpbench.report.page.summary import changes_since, head
 from dcpbench.report.tables import detection
 
 _SCRIPTS = (
@@ -38,25 +38,23 @@ _SCRIPTS = (
     "main.js",
 )
 """The parts of one module, in this order: each can use the names of those before it."""
-_PACKED_BYTES = 850_000
+_PACKED_BYTES, _LONGEST_TEXTS = 850_000, (4000, 1000, 300)
 _PLAIN_ROWS, _PLAIN_REASON = 200, 300
 """The failed rows, and the characters of each reason, that are shown without scripts."""
 _PLAIN = ["status", "cell", "reason"]
 
 
-def page(sweep: Sweeps, title: str, before: Sweeps | None = None, plan: Planned | None = None) -> str:
-    """Return the text of a page that shows a sweep, in ASCII.
+def page(sweeps: Sweeps, title: str, before: Sweeps | None = None) -> str:
+    """Return the text of a page that shows sweeps, in ASCII; with several, `sweep` is one more axis.
 
     Up to about 1,000 rows it stays below 1 MB: long texts are shortened until it fits, and say so.
 
     Args:
         before: an earlier sweep, to show what changed.
-        plan: what the sweep was to run, to name the cells without a row.
     """
-    plan = plan or Planned()
-    changes = changes_since(before, sweep) if before else {}
+    changes = changes_since(before, sweeps) if before else {}
     css, script = _asset("page.css"), "\n".join(map(_asset, _SCRIPTS))
-    of_plugins = (section(sweep.frame) for section in all_of(lambda plugin: plugin.sections))
+    of_plugins = (section(sweeps.frame) for section in all_of(lambda plugin: plugin.sections))
     policy = (
         f"default-src 'none'; style-src {_hash(css)}; script-src {_hash(script)}; "
         "base-uri 'none'; form-action 'none'"
@@ -66,9 +64,9 @@ def page(sweep: Sweeps, title: str, before: Sweeps | None = None, plan: Planned 
         title=_text(title),
         css=css,
         script=script,
-        head=_ascii(head(sweep, plan, changes)),
-        rows=_packed(sweep, {"changes": changes.get("lines", []), "complete": not plan.not_run(sweep.frame)}),
-        plain=_plain(sweep.frame),
+        head=_ascii(head(sweeps, changes)),
+        rows=_packed(sweeps, changes.get("lines", [])),
+        plain=_plain(sweeps.frame),
         sections="".join(map(_section, filter(None, of_plugins))),
     )
 
@@ -87,11 +85,12 @@ def _hash(inline: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()}'"
 
 
-def _packed(sweep: Sweeps, more: dict[str, Any]) -> str:
-    """Return the rows and more as JSON, gzip and base64, with the longest texts that fit."""
+def _packed(sweeps: Sweeps, changes: list[dict[str, Any]]) -> str:
+    """Return the data of the page as JSON, gzip and base64, with the longest texts that fit."""
     packed = ""
-    for limits in LIMITS:
-        text = json.dumps(compact(sweep, limits) | more, allow_nan=False, separators=(",", ":"))
+    for characters in _LONGEST_TEXTS:
+        data = vars(page_data(sweeps, changes, characters))
+        text = json.dumps(data, allow_nan=False, separators=(",", ":"))
         packed = base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
         if len(packed) <= _PACKED_BYTES:
             break
@@ -103,7 +102,7 @@ def _plain(frame: pd.DataFrame) -> str:
     parts = []
     passed = frame["status"].eq("pass").fillna(False).astype(bool) | is_true(frame["fault_seen"])
     chosen = frame[~(passed & ok(frame))]
-    shown = chosen[_PLAIN].head(_PLAIN_ROWS).map(lambda value: cut(value, _PLAIN_REASON) or "")
+    shown = chosen[_PLAIN].head(_PLAIN_ROWS).fillna("").map(cut, characters=_PLAIN_REASON)
     for table in (detection(frame), shown):
         parts += (
             [_ascii(table.to_html(index=False, border=0, classes="plain of-plugin"))] if len(table) else []

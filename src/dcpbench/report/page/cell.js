@@ -56,12 +56,12 @@ function cellParts(app, run) {
   ].filter(Boolean);
 }
 
-// A link that works as long as the page is in the folder of the sweep.
+// A link that works as long as the page is in the folder of the sweep; pages of several can be anywhere.
 function logPath(app, run) {
   if (run.status === "skip") return null;
-  const path = `${run.cell}/rank${run.ending.rank ?? 0}.log`;
+  const path = `${run.key}/rank${run.ending.rank ?? 0}.log`;
   const href = `./${path.split("/").map(encodeURIComponent).join("/")}`;
-  return el("p", {}, "Log: ", el("a", { href }, visible(path)));
+  return el("p", {}, "Log: ", run.sweep ? el("code", {}, visible(path)) : el("a", { href }, visible(path)));
 }
 
 function part(title, ...content) {
@@ -112,7 +112,7 @@ async function copy(text) {
 function checkTable(app, run) {
   const names = app.checks.map(({ name }) => name);
   const applied = names.filter((check) => run[check] !== null);
-  const rest = [...groupBy([...whyNull(app, run)], ([, why]) => why)].map(([why, of]) => [visible(of.map(([name]) => name).join(", ")), visible(why)]);
+  const rest = [...groupBy([...whyNull(run)], ([, why]) => why)].map(([why, of]) => [visible(of.map(([name]) => name).join(", ")), visible(why)]);
   const note = rest.length ? el("div", { class: "nulls" }, el("h3", {}, ENDED_EARLY.includes(run.status) ? "Checks that did not run or do not apply" : "Checks that do not apply"), factList(rest)) : null;
   if (!applied.length && ENDED_EARLY.includes(run.status)) return el("p", { class: "note" }, "No check ran before the cell ended.");
   if (!applied.length && rest.length === 1) return el("p", { class: "note" }, `No check ran: ${rest[0][1]}.`);

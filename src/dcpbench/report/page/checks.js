@@ -42,8 +42,8 @@ function checkName(check, where) {
 }
 
 // Why a run does not have a check, by the names of checks.
-function whyNull(app, run) {
-  return new Map(app.nulls[run.nulls]);
+function whyNull(run) {
+  return new Map(run.nulls);
 }
 
 function checkHead(runs, check) {
@@ -55,7 +55,7 @@ function checkHead(runs, check) {
 
 function checkSquare(app, runs, check) {
   const made = runs.filter((run) => run[check.name] !== null);
-  if (!made.length) return el("span", { class: "gap", title: `${check.name}: ${whyNull(app, runs[0]).get(check.name)}` }, el("span", { class: "hidden" }, "does not apply"));
+  if (!made.length) return el("span", { class: "gap", title: `${check.name}: ${whyNull(runs[0]).get(check.name)}` }, el("span", { class: "hidden" }, "does not apply"));
   const bad = made.filter((run) => isBad(run, check));
   const kind = !bad.length ? "pass" : bad.every((run) => run.status === "xfail") ? "xfail" : bad.some((run) => run[check.name] === false) ? "fail" : "vacuous";
   const label = `${visible(runs[0].name)}: ${check.name} ${MARKS[kind].means}${bad.length && made.length > 1 ? ` in ${bad.length} of ${made.length} runs` : ""}`;

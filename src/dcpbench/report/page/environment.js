@@ -1,7 +1,7 @@
-// The machine and the software of the sweep, and what changed while it ran.
+// The machine and the software of each sweep, and what changed while it ran.
 
 function drawEnvironment(app) {
-  const columns = environmentColumns(app.environment);
+  const columns = app.environments;
   const names = [...new Set(columns.flatMap((column) => Object.keys(column.known)))];
   const section = byId("environment");
   fill(section, el("h2", { id: "environment-title" }, "Environment"));
@@ -14,13 +14,6 @@ function drawEnvironment(app) {
   }
   if (!app.leftOut.length) return;
   section.append(el("h3", {}, "Left out"), el("ul", {}, ...app.leftOut.map((sentence) => el("li", {}, visible(sentence)))));
-}
-
-// A sweep that was resumed elsewhere has `earlier`: only the values that differed then.
-function environmentColumns({ earlier, ...now }) {
-  const machines = Array.isArray(earlier) ? earlier : [];
-  const before = (other, i) => ({ title: `earlier (${i + 1})`, known: other ?? {}, partial: true });
-  return [{ title: "now", known: now, partial: false }, ...machines.map(before)];
 }
 
 function environmentLine(name, columns) {

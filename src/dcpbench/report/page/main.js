@@ -30,7 +30,7 @@ function makeApp(data) {
   for (const run of runs) run.place = configuration(run, data.axes);
   const app = {
     runs, axes, names: data.axes, varying: varying(axes), namedBy: data.named_by, checks: data.checks, metrics: data.metrics,
-    environment: data.environment, leftOut: data.left_out, changes: data.changes, complete: data.complete, nulls: data.nulls, layouts: chooseLayouts(runs, axes),
+    environments: data.environments, leftOut: data.left_out, changes: data.changes, complete: data.complete, layouts: chooseLayouts(runs, axes),
     state: readState(location.hash), opener: null,
   };
   // Filters replace the address; an opened cell can be closed with Back.

@@ -24,7 +24,6 @@ function runsOf(data) {
     const run = { index };
     for (const name of names) run[name] = data.columns[name][index];
     run.kind = kindOf(run.shown, run.status);
-    run.key = String(run.cell);
     run.text = [run.cell, run.status, run.kind.label, run.reason, run.overrides].join(" ").toLowerCase();
     return run;
   });

@@ -4,9 +4,8 @@ import html
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
+from itertools import chain
 from typing import Any
 
 import pandas as pd
@@ -21,10 +20,8 @@ from dcpbench.code.sources import COMMITS, short
 from dcpbench.config.text import counted, duration_text, listed, visible
 from dcpbench.core.axes import AXES
 from dcpbench.core.statuses import SHOWN, StatusSpec
-from dcpbench.records import files
 from dcpbench.records.row import cell_seconds
-from dcpbench.records.row_reader import dict_in, list_in, parse
-from dcpbench.records.store import SWEEP_JSON
+from dcpbench.records.row_reader import list_in
 from dcpbench.report.labels import quantity
 from dcpbench.report.tables import shared_gpu_sentences
 
@@ -33,36 +30,13 @@ _NAMED = 20
 _BAD_CHANGES = CHANGES[:4]
 
 
-@dataclass(frozen=True)
-class Planned:
-    """The words of a sweep's command, and the names of its cells, from `sweep.json`."""
-
-    words: Sequence[str] = ()
-    cells: Sequence[str] = ()
-
-    def not_run(self, frame: pd.DataFrame) -> list[str]:
-        """Return the cells that have no row."""
-        done = set(frame["cell"])
-        return [cell for cell in self.cells if cell not in done]
-
-
-def planned(folder: Path) -> Planned:
-    """Read what a sweep was to run; nothing of a `sweep.json` that is missing or damaged."""
-    record: object = None
-    with suppress(OSError, ValueError):
-        record = parse(files.read(folder / SWEEP_JSON))
-    known = dict_in(record)
-    texts = ([one for one in known.get(key) or () if isinstance(one, str)] for key in ("arguments", "cells"))
-    return Planned(*texts)
-
-
-def head(sweeps: Sweeps, plan: Planned, changes: dict[str, Any]) -> str:
+def head(sweeps: Sweeps, changes: dict[str, Any]) -> str:
     """Return the head of the page as HTML.
 
     Args:
         changes: what `changes_since` returned; empty if there is no sweep to compare with.
     """
-    frame, missing = sweeps.frame, plan.not_run(sweeps.frame)
+    frame, missing = sweeps.frame, [*chain.from_iterable(sweeps.not_run().values())]
     bad = not ok(frame).all() or missing or frame["status"].eq("skip").all()
     parts = [f'<p id="verdict" class="verdict{" bad" if bad else ""}">{_text(_verdict(frame, not missing))}']
     if missing:
@@ -71,8 +45,8 @@ def head(sweeps: Sweeps, plan: Planned, changes: dict[str, Any]) -> str:
             f' <span class="named" title="{names}">{counted(len(missing), "cell")} did not run.</span>'
         )
     parts.append(f'</p>\n<p id="origin" class="constants">{_spans(_origin(sweeps))}</p>\n')
-    if plan.words:
-        parts.append(f'<p id="ran">Ran <code>dcpbench run {_text(" ".join(plan.words))}</code></p>\n')
+    if words := sweeps.words():
+        parts.append(f'<p id="ran">Ran <code>dcpbench run {_text(" ".join(words))}</code></p>\n')
     same = [(axis, frame[axis][0]) for axis in AXES if len(frame) and frame[axis].nunique(dropna=False) == 1]
     constants = [f"{axis}={as_text(value)}" for axis, value in same if pd.notna(value)]
     parts.append(f'<p id="constants" class="constants">{_spans(constants)}</p>\n')

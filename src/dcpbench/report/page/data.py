@@ -1,9 +1,8 @@
 """The data of the page, by columns: equal values next to each other compress about four times as well."""
 
-import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +30,6 @@ _POINTS = 200
 _DIGITS = 10
 _MISSED = 20
 _SHORT = 300
-_ENDING: tuple[str, ...] = ("rank", "doing", "phases")
 _REPEATED = 20
 """The fewest characters of a message for which a log refers to the reason."""
 _NOTE = "(the message is in the reason)"
@@ -39,76 +37,104 @@ _NOT_KEPT = ("schema_version", "config_dir", "cwd")
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Limits of long texts: characters, `lines` of a log, mismatches of a check (`worst`)."""
+class PageData:
+    """The data of a page. Its scripts read these fields, and `columns`, by their names.
 
-    characters: int
-    lines: int
-    worst: int
+    Args:
+        rows: the number of runs.
+        columns: the values of each run: columns of a row; `sweep`, if there are several; overrides that vary
+            and are no axes; and what is derived from the row: what it is `shown` as and whether that is `ok`,
+            its `key`, the `name` of its configuration, its `number` among the runs of that; the command that
+            runs it `again`; its `short` reason, the `reason_group` of those that differ only in numbers,
+            likely `causes`, the checks it was `seen_by`, `losses`, `ending`, `check_details`, and why checks
+            are null (`nulls`).
+        axes: the columns in which configurations can differ.
+        named_by: the axes from whose values names are built.
+        important: the axes to choose first for the matrix, and whether each prefers the side to the top.
+        statuses: what runs can be shown as, the worst first.
+        environments: a column of the environment for each sweep, and each machine it ran on `earlier`: its
+            `title` and `known` values; one that is `partial` has only those that differed then.
+        left_out: sentences about what could not be read.
+        changes: what changed since the sweep before, the worst first.
+        complete: whether every cell has a row.
+    """
+
+    rows: int
+    columns: dict[str, list[Any]]
+    axes: list[str]
+    named_by: list[str]
+    important: list[dict[str, Any]]
+    statuses: list[dict[str, Any]]
+    checks: list[dict[str, Any]]
+    metrics: list[dict[str, Any]]
+    environments: list[dict[str, Any]]
+    left_out: list[str]
+    changes: list[dict[str, Any]]
+    complete: bool
 
 
-LIMITS = (Limits(4000, 30, 20), Limits(1000, 10, 5), Limits(300, 0, 1))
-"""From generous to terse."""
-
-
-def compact(sweep: Sweeps, limits: Limits) -> dict[str, Any]:
-    """Return the data of the page, ready for JSON: columns, their descriptions, and the environment."""
-    frame = sweep.frame
-    (environment,) = sweep.environments.values()
-    kept = [column for column in columns() if column not in _NOT_KEPT]
+def page_data(sweeps: Sweeps, changes: list[dict[str, Any]], characters: int) -> PageData:
+    """Return the data of the page of some sweeps, ready for JSON: longer texts are cut, and so are lists."""
+    frame, several = sweeps.frame, len(sweeps.environments) > 1
+    kept = ["sweep"] * several + [column for column in columns() if column not in _NOT_KEPT]
     rows = [row | {"details": dict_in(row["details"])} for row in records(frame[[*kept, "details"]])]
-    values = {column: [_clean(row[column], limits) for row in rows] for column in kept}
-    found = outcomes(frame)
-    values["shown"] = [spec.name for spec in found]
-    values["ok"] = [spec.ok for spec in found]
-    values["again"] = commands(frame)
-    values["short"] = [clipped(short_reason(row), _SHORT) for row in rows]
-    values["reason_group"] = pd.factorize(pd.Series(values["short"]).map(without_numbers))[0].tolist()
-    values["causes"] = [_clean(causes_of(row), limits) for row in rows]
-    values["seen_by"] = [seen_by(row) for row in rows]
-    values["losses"] = [_losses(row["details"]) for row in rows]
-    values["ending"] = [_clean(_ending(row, limits), limits) for row in rows]
-    values["check_details"] = [_clean(_checks(row["details"], limits), limits) for row in rows]
-    nulls = [json.dumps(why_null(row)) for row in rows]
-    kinds = list(dict.fromkeys(nulls))
-    values["nulls"] = [kinds.index(one) for one in nulls]
+    shown, short = outcomes(frame), [clipped(short_reason(row), _SHORT) for row in rows]
+    others = {name: of for name, of in _other_axes(frame).items() if name not in kept}
+    values: dict[str, list[Any]] = others | {column: [row[column] for row in rows] for column in kept}
+    axes = {name: values[name] for name in (*["sweep"] * several, *AXES, *others)}
     important = sorted((spec for spec in AXES.values() if spec.place), key=lambda spec: spec.place)
-    others = {name: of for name, of in _other_axes(frame).items() if name not in values}
-    axes = {name: {**others, **values}[name] for name in (*AXES, *others)}
     named_by = distinguishing(axes, [spec.name for spec in important])
-    values["name"], values["number"] = run_names(axes, named_by, values["repeat"])
-    return {
-        "axes": [*axes],
-        "named_by": named_by,
-        "important": [{"name": spec.name, "down": spec.down} for spec in important],
-        "statuses": [
+    names, numbers = run_names(axes, named_by, values["repeat"])
+    values |= {
+        "key": [f"{row['sweep']}/{row['cell']}" if several else str(row["cell"]) for row in rows],
+        "name": names,
+        "number": numbers,
+        "shown": [spec.name for spec in shown],
+        "ok": [spec.ok for spec in shown],
+        "short": short,
+        "reason_group": pd.factorize(pd.Series(short).map(without_numbers))[0].tolist(),
+        "causes": [*map(causes_of, rows)],
+        "seen_by": [*map(seen_by, rows)],
+        "losses": [_losses(row["details"]) for row in rows],
+        "ending": [_ending(row, characters) for row in rows],
+        "check_details": [_checks(row["details"], characters) for row in rows],
+        "nulls": [*map(why_null, rows)],
+    }
+    return PageData(
+        rows=len(frame),
+        columns=_clean(values, characters) | {"again": commands(frame)},
+        axes=[*axes],
+        named_by=named_by,
+        important=[{"name": spec.name, "down": spec.down} for spec in important],
+        statuses=[
             {"name": spec.name, "letter": spec.letter, "label": spec.label, "means": spec.help}
             for spec in SHOWN.values()
         ],
-        "checks": [
+        checks=[
             {"name": spec.name, "training": spec.training, "explained": _explained(spec)}
             for spec in CHECKS.values()
         ],
-        "nulls": [_clean(json.loads(kind), limits) for kind in kinds],
-        "metrics": [
+        metrics=[
             {"name": spec.name, "unit": spec.unit, "help": spec.help, "headline": spec.history}
             for spec in METRICS.values()
         ],
-        "columns": {**others, **values},
-        "environment": _clean(_environment(environment), limits),
-        "left_out": [cut(sentence, limits.characters) for sentence in sweep.left_out[:_MISSED]],
-        "rows": len(frame),
-    }
+        environments=_clean([*_environments(sweeps.environments)], characters),
+        left_out=_clean(sweeps.left_out[:_MISSED], characters),
+        changes=changes,
+        complete=not any(sweeps.not_run().values()),
+    )
 
 
-def _environment(known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an `environment.json`, or one of its `earlier` parts, with a line for the source of each
-    package."""
-    shown = {name: value for name, value in known.items() if name != "code"}
-    if isinstance(earlier := known.get("earlier"), list):
-        shown["earlier"] = [_environment(one) for one in earlier if isinstance(one, dict)]
-    code = recorded({"code": known.get("code")})
-    return shown | {f"source of {name}": source.digest for name, source in sorted(code.items())}
+def _environments(environments: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the columns of the environment, with a line for the source of each package."""
+    for sweep, known in environments.items():
+        machines = [known, *map(dict_in, list_in(known.get("earlier")))]
+        for number, machine in enumerate(machines):
+            sources = {f"source of {name}": of.digest for name, of in sorted(recorded(machine).items())}
+            shown = {name: value for name, value in machine.items() if name not in ("code", "earlier")}
+            title = [sweep] * (len(environments) > 1) + [f"earlier ({number})"] * (number > 0)
+            known_then = {"known": shown | sources, "partial": number > 0}
+            yield {"title": ", ".join(title) or "now", **known_then}
 
 
 def distinguishing(axes: Mapping[str, Sequence[Any]], important: Sequence[str]) -> list[str]:
@@ -134,7 +160,6 @@ def run_names(
     >>> run_names({"save": ["sync", "sync"], "saves": [1, 1]}, ["save", "saves"], [0, 1])
     (['sync \u00b7 saves=1', 'sync \u00b7 saves=1'], ['repeat 0', 'repeat 1'])
     """
-    places = [*zip(*axes.values(), strict=True)]
     names = [
         " \u00b7 ".join(
             _value_text(axis, value)
@@ -143,20 +168,17 @@ def run_names(
         )
         for values in zip(*(axes[axis] for axis in named_by), strict=True)
     ]
-    of_name, of_place = dict[str, list[Any]](), dict[Any, list[int]]()
-    for row, (place, name) in enumerate(zip(places, names, strict=True)):
-        of_place.setdefault(place, []).append(row)
-        if place not in (same := of_name.setdefault(name, [])):
-            same.append(place)
-    numbers = [""] * len(names)
-    for rows in of_place.values():
-        by_repeat = len({repeats[row] for row in rows}) == len(rows)
-        for number, row in enumerate(rows if len(rows) > 1 else ()):
-            numbers[row] = f"repeat {repeats[row]}" if by_repeat else f"run {number + 1}"
-    for row, (place, name) in enumerate(zip(places, names, strict=True)):
-        if len(of_name[name]) > 1 or not name:
-            names[row] = f"{name or 'cell'} ({of_name[name].index(place) + 1})"
-    return names, numbers
+    runs = pd.DataFrame({"name": names, "repeat": [*map(str, repeats)]}, dtype=object)
+    runs["place"] = pd.factorize(pd.Series([*zip(*axes.values(), strict=True)], dtype=object))[0]
+    by_name, by_place = runs.groupby("name"), runs.groupby("place")
+    place = by_name["place"].transform(lambda of: pd.factorize(of)[0] + 1).astype(str)
+    alone = (by_name["place"].transform("nunique") == 1) & runs["name"].ne("")
+    named = runs["name"].where(alone, runs["name"].replace("", "cell") + " (" + place + ")")
+    size = by_place["repeat"].transform("size")
+    by_repeat = by_place["repeat"].transform("nunique") == size
+    count = (by_place.cumcount() + 1).astype(str)
+    number = ("repeat " + runs["repeat"]).where(by_repeat, "run " + count).where(size > 1, "")
+    return named.tolist(), number.tolist()
 
 
 def _value_text(axis: str, value: Any) -> str:
@@ -175,13 +197,11 @@ def _explained(spec: CheckSpec) -> list[str]:
     ]
 
 
-def cut(value: object, characters: int) -> str | None:
-    """Return a text, shortened if it is longer; None if it is not a text."""
-    if not isinstance(value, str):
-        return None
-    more = len(value) - characters
+def cut(text: str, characters: int) -> str:
+    """Return a text, shortened if it is longer."""
+    more = len(text) - characters
     files = f"{RESULTS_JSONL} or {DETAILS_JSONL}"
-    return value if more <= 0 else f"{value[:characters]} ... ({more} more characters in {files})"
+    return text if more <= 0 else f"{text[:characters]} ... ({more} more characters in {files})"
 
 
 def _other_axes(frame: pd.DataFrame) -> dict[str, list[str | None]]:
@@ -194,14 +214,14 @@ def _other_axes(frame: pd.DataFrame) -> dict[str, list[str | None]]:
     return {name: of for name, of in values.items() if len(set(of)) > 1}
 
 
-def _clean(value: Any, limits: Limits) -> Any:
+def _clean(value: Any, characters: int) -> Any:
     """Return a JSON value with long texts cut, and null for numbers that are not finite."""
     if isinstance(value, str):
-        return cut(value, limits.characters)
+        return cut(value, characters)
     if isinstance(value, dict):
-        return {key: _clean(item, limits) for key, item in value.items()}
+        return {key: _clean(item, characters) for key, item in value.items()}
     if isinstance(value, list):
-        return [_clean(item, limits) for item in value]
+        return [_clean(item, characters) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -228,7 +248,7 @@ def why_null(row: dict[str, Any]) -> list[list[str]]:
     ] + parts
 
 
-def _checks(details: dict[str, Any], limits: Limits) -> dict[str, Any]:
+def _checks(details: dict[str, Any], characters: int) -> dict[str, Any]:
     """Return for each check how many names its control compared, which it missed, and its mismatches."""
     return {
         name: {
@@ -236,7 +256,7 @@ def _checks(details: dict[str, Any], limits: Limits) -> dict[str, Any]:
             "missed_count": len(missed := list_in(seen.get("control_missed"))),
             "missed": _some(missed),
             "mismatches": seen.get("mismatch_count"),
-            "worst": mismatches(seen, limits),
+            "worst": mismatches(seen, characters // 200),
         }
         for name, seen in dict_in(details.get("checks")).items()
         if isinstance(seen, dict)
@@ -248,9 +268,9 @@ def _some(names: Sequence[object]) -> str:
     return ", ".join(map(str, names[:_MISSED])) + more
 
 
-def mismatches(seen: dict[str, Any], limits: Limits) -> list[str]:
+def mismatches(seen: dict[str, Any], most: int) -> list[str]:
     """Return the listed mismatches of a check, and how many more there are."""
-    listed = [dict_in(one) for one in list_in(seen.get("worst"))[: limits.worst]]
+    listed = [dict_in(one) for one in list_in(seen.get("worst"))[:most]]
     count = seen.get("mismatch_count")
     more = (count if isinstance(count, int) else 0) - sum(len(_ranks(one)) for one in listed)
     rest = [f"... and {more:,} more, counted on each rank"] if listed and more > 0 else []
@@ -289,46 +309,35 @@ def _curve(name: str, first: int, values: object) -> dict[str, Any]:
     return {"name": name, "first": first, "every": every, "losses": losses[::every]}
 
 
-def _rounded(value: object) -> float | None:
+def _rounded(value: Any) -> float | None:
     try:
-        rounded = float(f"{value:.{_DIGITS}g}") if isinstance(value, int | float) else math.nan
-    except OverflowError:  # an integer too large for a float
+        return float(f"{value:.{_DIGITS}g}")
+    except (TypeError, ValueError, OverflowError):  # not a number, or too large for a float
         return None
-    return rounded if math.isfinite(rounded) else None
 
 
-def _ending(row: dict[str, Any], limits: Limits) -> dict[str, Any]:
-    """Return where and how the attempt ended, and the first attempt; equal texts only once."""
+def _ending(row: dict[str, Any], characters: int) -> dict[str, Any]:
+    """Return where and how the attempt ended, and the first attempt; equal texts only once: `same` names what
+    is equal but for numbers."""
     details, reason = row["details"], str(row["reason"] or "")
-    known: dict[str, Any] = {key: details[key] for key in _ENDING if key in details}
-    known["log_tail"] = _tail(details, reason, limits)
+    known: dict[str, Any] = {key: details[key] for key in ("rank", "doing", "phases") if key in details}
+    known["log_tail"] = log = _tail(details, reason, characters)
     if first := dict_in(details.get("first_try")):
-        known["first_try"] = _first_attempt(first, known["log_tail"], reason, limits)
+        reason_before = str(first.get("reason") or "")
+        log_before = _tail(first, reason_before, characters)
+        same = []
+        if reason_before and without_numbers(reason_before) in without_numbers(reason):
+            same, reason_before = ["reason"], ""
+        if log_before and [*map(without_numbers, log_before)] == [*map(without_numbers, log)]:
+            same, log_before = [*same, "log"], []
+        known["first_try"] = {**first, "reason": reason_before, "log_tail": log_before, "same": same}
     return known
 
 
-def _first_attempt(first: dict[str, Any], log: list[str], reason: str, limits: Limits) -> dict[str, Any]:
-    """Return the first attempt without its reason and log if they equal those of the second one, except for
-    numbers; `same` names them."""
-    reason_before = str(first.get("reason") or "")
-    log_before = _tail(first, reason_before, limits)
-    same = {
-        "reason": reason_before and without_numbers(reason_before) in without_numbers(reason),
-        "log": log_before and [*map(without_numbers, log_before)] == [*map(without_numbers, log)],
-    }
-    return {
-        **first,
-        "reason": "" if same["reason"] else reason_before,
-        "log_tail": [] if same["log"] else log_before,
-        "same": [name for name, is_same in same.items() if is_same],
-    }
-
-
-def _tail(details: dict[str, Any], reason: str, limits: Limits) -> list[str]:
+def _tail(details: dict[str, Any], reason: str, characters: int) -> list[str]:
     """Return the end of a log, without the message that the reason has."""
     lines = _without_message([*map(str, list_in(details.get("log_tail")))], reason)
-    shown = lines[-limits.lines :] if limits.lines else []
-    return [cut(line, limits.characters // 10) or "" for line in shown]
+    return [cut(line, characters // 10) for line in lines[-(characters // 130) :]]
 
 
 def _without_message(lines: list[str], reason: str) -> list[str]:
