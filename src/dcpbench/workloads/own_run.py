@@ -253,6 +253,14 @@ class OwnRun:
             self.next_batch(batches)
             self.train_state.record(math.nan)
 
+    def look_ahead(self, batches: Batches, until: int) -> None:
+        """Record the losses of steps up to and including `until`, and do not take the steps."""
+        while self.train_state.step < until:
+            batch = self.next_batch(batches)
+            with self.random.drawn_from():
+                loss = self.loss_of(self._begun_share(batch))
+            self.train_state.record(self.world.means([loss], [self.samples])[0])
+
     def next_batch(self, batches: Batches) -> Batch:
         """Prepare the model for the next step, and return its global batch."""
         self.component.prepare(self.model, self.train_state.step + 1)
