@@ -21,6 +21,7 @@ from dcpbench.core.mismatch import Sides
 from dcpbench.core.plugins import all_of
 from dcpbench.core.rank_report import CheckReport, Compared, RankReport
 from dcpbench.workloads.run import Run
+from dcpbench.workloads.run_state import State
 from dcpbench.workloads.workload import Batches, batches_of
 from dcpbench.workloads.world import World
 
@@ -73,6 +74,7 @@ class Cell:
         uploads: the saves in flight.
         files: of each checkpoint, by its id, oldest first.
         saved: the live runs that were saved, by checkpoint id; no load may change them.
+        ended: a copy of the state that they had after their last step, by checkpoint id.
         synced: returns the files below a folder that this rank has synced.
         endings: callbacks for the end of the stage.
         children_before: child processes that this rank had before the cell.
@@ -88,6 +90,7 @@ class Cell:
     uploads: Uploads
     files: dict[str, KnownFiles] = field(default_factory=dict)
     saved: dict[str, Run] = field(default_factory=dict)
+    ended: dict[str, State] = field(default_factory=dict)
     synced: Callable[[Path], set[str]] = lambda folder: set()
     endings: ExitStack = field(default_factory=ExitStack)
     children_before: set[BaseProcess] = field(default_factory=lambda: set(multiprocessing.active_children()))
@@ -179,6 +182,8 @@ class Cell:
         self.report.checks.setdefault(check, CheckReport()).record(compared, where, sides)
 
     def proven(self, check: str) -> set[str]:
-        """Return the names whose negative control this rank has already seen reported in a check."""
+        """Return the names whose negative control this rank has already seen reported in a check. The control
+        of a copy costs as much as its comparison: in a cell one of each name is enough for all comparisons
+        of copies."""
         controls = self.report.checks.get(check, CheckReport()).control.values()
         return {name for of_place in controls for name, fired in of_place.items() if fired}

@@ -116,7 +116,7 @@ def compare_without_saves(cell: Cell, never: State, saved: State) -> None:
     """Compare the final state of a run that never saved with that of the run that saved."""
     with cell.phase("verify", "harmless"):
         for part, leaves in never.items():
-            compared = compare_controlled(leaves, saved[part])
+            compared = compare_controlled(leaves, saved[part], proven=cell.proven("side_effect_free"))
             cell.record(HARMLESS, compared, "in the run that saved", _SAVES)
 
 
@@ -360,8 +360,9 @@ def resume(
         for part, leaves in retained_copy(actual).items():
             if not ended and (exactly or part is flags):
                 how = partial(checkpoint.compare, group=cell.world.group)
+                proven = () if checkpoint.by_content else cell.proven("side_effect_free")
                 other = unlike(expected[part], leaves, leaves)
-                compared[part] = compare_controlled(expected[part], leaves, other, how=how)
+                compared[part] = compare_controlled(expected[part], leaves, other, proven, how)
         for of, one in compared.items():
             check = {of_losses: of_losses, flags: CHECK_OF[flags]}.get(of, "state_resume_equal")
             cell.record(check, one, f"{where}, resumed" if of == flags else where, RESUMED)

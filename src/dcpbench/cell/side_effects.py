@@ -33,11 +33,10 @@ def unchanged(
     """Context manager: check that neither the process nor a training run changes; `state` is a copy of the
     run's state, if there is one already."""
     with cell.phase("verify", "side_effects"):
-        before = _observed(cell, state or (retained_state(run) if run else {}))
+        before = _observed(cell, (state or retained_state(run)) if run else {})
     yield
     with cell.phase("verify", "side_effects"):
         after = _observed(cell, live_state(run) if run else {})
-        # Controls of a state cost as much as its comparison: one of each name is enough in a cell.
         compared = compare_controlled(before, after, proven=cell.proven("side_effect_free"))
         cell.record("side_effect_free", compared, where, sides)
 

@@ -199,6 +199,7 @@ def train_and_save(
         finish(cell, in_flight)
     checkpoints = reference.record.checkpoints = [in_flight.checkpoint for in_flight in saves]
     decide_state(cell, reference, checkpoints)
+    cell.ended.update({one.checkpoint_id: reference.record.states[cell.window.last] for one in checkpoints})
     return checkpoints
 
 
@@ -371,13 +372,13 @@ def load(
         install: copies `state` into the target, if the load does not.
     """
     where = f"after the load of step {checkpoint.step}"
-    saved = cell.saved.get(checkpoint.checkpoint_id)
+    saved, before = (by_id.get(checkpoint.checkpoint_id) for by_id in (cell.saved, cell.ended))
     with cell.phase("verify", "seen"):
         folder = cell.checkpointer.folder(checkpoint.checkpoint_id)
         wait_until_seen(cell, folder, str(checkpoint))
     with (
         side_effects.nothing_left_open(cell, where),
-        side_effects.unchanged(cell, None if saved is target else saved, where, side_effects.LOAD),
+        side_effects.unchanged(cell, None if saved is target else saved, where, side_effects.LOAD, before),
         side_effects.gradients_unchanged(cell, target, where),
         cell.phase("load"),
     ):

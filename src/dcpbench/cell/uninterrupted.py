@@ -16,7 +16,6 @@ from dcpbench.workloads.own_trainer import TrainerRun, TrainingEndedError
 from dcpbench.workloads.run_state import (
     State,
     leave_out_attributes,
-    live_state,
     only_generators,
     retained_state,
 )
@@ -50,8 +49,8 @@ def begin(cell: Cell, exactly: bool = False) -> tuple[Cell, Story]:
 def compare(cell: Cell, unsaved: Story, reference: ReferenceRun) -> None:
     """Compare the final state of the run that saved with that of the run that never did. A trainer that does
     not repeat itself before its first save cannot show what a save changes."""
-    record, saved, last = reference.record, live_state(reference.trained), cell.window.last
-    never = dict(unsaved.states[last])
+    record, last = reference.record, cell.window.last
+    never, saved = dict(unsaved.states[last]), dict(record.states[last])
     only_generators(never, reference.trained)
     checks.leave_out_unlike_values(unsaved.unsaved_values[last], record, last)
     if (judged := record.limits.judged) is not None:

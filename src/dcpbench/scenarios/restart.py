@@ -11,7 +11,7 @@ from dcpbench.cell.steps import ReferenceRun, Story
 from dcpbench.core.state import StatePart
 from dcpbench.scenarios import chain, save_load
 from dcpbench.verify.perturb import compare_controlled
-from dcpbench.verify.snapshot import Leaves, retained
+from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads.run_state import live_state
 
 
@@ -71,8 +71,8 @@ def _load_beside(cell: Cell, reference: ReferenceRun, checkpoint: Checkpoint) ->
         state = live_state(reference.trained)
         return state[StatePart.model] | state[StatePart.optimizer]
 
-    with cell.phase("verify", "side_effects"):
-        before = retained(tensors())
+    ended = cell.ended[checkpoint.checkpoint_id]
+    before = ended[StatePart.model] | ended[StatePart.optimizer]
     cell.saved.clear()  # of the run only tensors are compared here
     steps.load(cell, target, checkpoint)
     with cell.phase("verify", "side_effects"):
