@@ -55,10 +55,9 @@ def test_saves_of_a_trainer_follow_each_other(tmp_path: Path) -> None:
     reference = steps.build(cell)
     checkpoints = steps.train_and_save(cell, reference)
     assert [checkpoint.step for checkpoint in checkpoints] == [1, 2]
-    record = reference.record
-    assert (len(record.losses), sorted(record.states)) == (5, [4, 5])
-    assert record.stepped.keys() >= {2, 3}, "a step after each save"
-    assert record.limits.why_layout_bound == reference.trained.limits.why_no_twin is not None
+    assert (len(reference.losses), sorted(reference.states)) == (5, [4, 5])
+    assert reference.stepped.keys() >= {2, 3}, "a step after each save"
+    assert reference.limits.why_layout_bound == reference.trained.limits.why_no_twin is not None
     unreadable = {"checkpoint_whole", "files_equal", "contract_held"}
     assert cell.report.not_applied.keys() == unreadable
     assert cell.report.checks.keys() == {"side_effect_free"}, "an unreadable checkpoint is not audited"
@@ -74,7 +73,7 @@ def test_only_needed_generators_are_kept(needed: tuple[str, ...], tmp_path: Path
     cell = bare_cell(tmp_path)
     reference = steps.build(cell)
     own: list[State] = [{StatePart.model: {}, StatePart.random: leaves(*NAMES)} for _ in range(6)]
-    reference.record.states.update(enumerate(own[:4]))
+    reference.states.update(enumerate(own[:4]))
     checkpoints = [Checkpoint(1, "", state) for state in (*own[4:], own[0])]
     with mock.patch.object(RandomState, "needed", frozenset(needed)):
         steps.decide_state(cell, reference, checkpoints)
@@ -90,7 +89,7 @@ def test_state_is_retained_where_resumes_end(tmp_path: Path) -> None:
     for until, retained in ((1, []), (2, []), (4, [4]), (5, [4, 5])):
         steps.advance(cell, reference, until)
         assert reference.trained.train_state.step == until
-        assert [*reference.record.states] == retained
+        assert [*reference.states] == retained
 
 
 def test_files_that_nothing_else_reads_say_so(tmp_path: Path) -> None:

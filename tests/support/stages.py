@@ -22,7 +22,7 @@ def save_twice(cell: Cell, dies: bool) -> None:
     steps.advance(cell, reference, first)
     saved = steps.finish(cell, steps.save(cell, reference.trained))
     steps.advance(cell, reference, second)
-    handover.leave(cell, replace(reference.record, checkpoints=[saved]), any_layout=True)
+    handover.leave(cell, replace(reference, checkpoints=[saved]), any_layout=True)
 
     def kill(*_: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -75,6 +75,8 @@ class Cell:
         files: of each checkpoint, by its id, oldest first.
         saved: the live runs that were saved, by checkpoint id; no load may change them.
         ended: a copy of the state that they had after their last step, by checkpoint id.
+        unrestored: a copy of the state that a load target had before a load, by checkpoint id, if a known
+            defect of torch may leave some of it.
         synced: returns the files below a folder that this rank has synced.
         endings: callbacks for the end of the stage.
         children_before: child processes that this rank had before the cell.
@@ -91,6 +93,7 @@ class Cell:
     files: dict[str, KnownFiles] = field(default_factory=dict)
     saved: dict[str, Run] = field(default_factory=dict)
     ended: dict[str, State] = field(default_factory=dict)
+    unrestored: dict[str, State] = field(default_factory=dict)
     synced: Callable[[Path], set[str]] = lambda folder: set()
     endings: ExitStack = field(default_factory=ExitStack)
     children_before: set[BaseProcess] = field(default_factory=lambda: set(multiprocessing.active_children()))

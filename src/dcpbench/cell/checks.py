@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import defects_at, explained, explained_in_checkpoint, needs_copy
 from dcpbench.cell.mend import explained_names, mend
-from dcpbench.cell.steps import ReferenceRun, Story, other_seed
+from dcpbench.cell.steps import Story, other_seed
 from dcpbench.config.text import listed
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import RESUMED, TWIN, Sides
@@ -51,21 +51,20 @@ _SAVES: Sides = ("{} without saves", "{} with them")
 
 View = Callable[[Run], State]
 """Returns the state of a run, or the part of it that is compared."""
+Controls = dict[StatePart, Compared]
+"""The negative control of each part, on a load target before the load."""
 
 
-def verify_training(
-    cell: Cell, reference: ReferenceRun, prepare: Callable[[Run], None] | None = None
-) -> None:
+def verify_training(cell: Cell, reference: Story, prepare: Callable[[Run], None] | None = None) -> None:
     """Train once more, without saves, and compare each step with the unwrapped twin's; the run has to end in
     the state of the one that saved.
 
     Args:
         prepare: puts a new run into the state in which the reference run began.
     """
-    record = reference.record
-    until = len(record.losses)
-    unsaved = train_without_saves(cell, record, until, prepare)
-    leave_out_unlike_values(unsaved.unsaved_values().texts, record, until)
+    until = len(reference.losses)
+    unsaved = train_without_saves(cell, reference, until, prepare)
+    leave_out_unlike_values(unsaved.unsaved_values().texts, reference, until)
     compare_without_saves(cell, live_state(unsaved), live_state(reference.trained))
 
 
@@ -162,38 +161,23 @@ def _train_with_twin(
     return run.train_state.losses[before:], compared_steps.twin_losses
 
 
-@dataclass(frozen=True)
-class Unrestored:
-    """A load target before the load, when everything in it is different.
-
-    Args:
-        controls: the negative control of each part.
-        unchanged: by part, what could not be made different.
-        state: its state, if a known defect of torch may leave some of it.
-    """
-
-    controls: Mapping[StatePart, Compared]
-    unchanged: Unchanged
-    state: State = field(default_factory=dict)
-
-
-def make_different(cell: Cell, target: Run, checkpoint: Checkpoint, number: int = 0) -> Unrestored:
+def make_different(cell: Cell, target: Run, checkpoint: Checkpoint, number: int = 0) -> Controls:
     """Change every element and every hyperparameter of a load target, so that a load which restores none of
     it is detected, and run the controls. `number` varies the new values."""
     with cell.phase("build"):
         unchanged = target.make_different(other_seed(cell, number), checkpoint.state.get(StatePart.optimizer))
-        state = retained_state(target) if needs_copy(cell) else {}
+        cell.unrestored[checkpoint.checkpoint_id] = retained_state(target) if needs_copy(cell) else {}
         if cell.config.load_into.gradients and isinstance(target, OwnRun):
             target.leave_gradients(cell.batches)
-    return replace(run_controls(cell, target, checkpoint, unchanged), state=state)
+    return run_controls(cell, target, checkpoint, unchanged)
 
 
 def run_controls(
     cell: Cell, target: Run, checkpoint: Checkpoint, unchanged: Unchanged, view: View = live_state
-) -> Unrestored:
+) -> Controls:
     """Run the negative control of each part on a target in which everything is different. What is
     `unchanged`, by part, and flags, which no load restores, are changed in a copy."""
-    controls: dict[StatePart, Compared] = {}
+    controls: Controls = {}
     with cell.phase("verify", "power"):
         unrestored = before_a_step(view(target), target)
         for part, leaves in before_a_step(checkpoint.state, target).items():
@@ -201,22 +185,22 @@ def run_controls(
             other = unlike(leaves, unrestored[part], names)
             found = checkpoint.compare(leaves, other, cell.world.group, closely=False)
             controls[part] = Compared.of((), found, compared_names(leaves))
-    return Unrestored(controls, unchanged)
+    return controls
 
 
-def load_and_verify(cell: Cell, target: Run, checkpoint: Checkpoint, number: int = 0) -> Unrestored:
+def load_and_verify(cell: Cell, target: Run, checkpoint: Checkpoint, number: int = 0) -> Controls:
     """Make everything in a target different, load a checkpoint into it, and compare."""
-    before = make_different(cell, target, checkpoint, number)
+    controls = make_different(cell, target, checkpoint, number)
     steps.load(cell, target, checkpoint)
-    verify_restored(cell, target, checkpoint, before)
-    return before
+    verify_restored(cell, target, checkpoint, controls)
+    return controls
 
 
 def verify_restored(
     cell: Cell,
     target: Run,
     checkpoint: Checkpoint,
-    before: Unrestored,
+    controls: Controls,
     view: View = live_state,
     where: str = "",
 ) -> None:
@@ -237,9 +221,9 @@ def verify_restored(
             found = [mismatch for mismatch in found if mismatch.name not in left_out]
             if cell.config.own_trainer and part is StatePart.extra:
                 found = of_attributes(found, leaves, actual[part])
-            compared = replace(before.controls[part], found=found)
+            compared = replace(controls[part], found=found)
             comparisons[part] = Comparison(leaves, actual[part], compared)
-        named = explained_in_checkpoint(cell, "restored", checkpoint, comparisons, before.state)
+        named = explained_in_checkpoint(cell, "restored", checkpoint, comparisons)
         for part, compared in named.items():
             cell.record(CHECK_OF[part], compared, where or str(checkpoint))
         for spec in CHECKS.values():

@@ -88,14 +88,11 @@ def explained(
 
 
 def explained_in_checkpoint(
-    cell: Cell,
-    moment: Moment,
-    checkpoint: Checkpoint,
-    comparisons: Mapping[StatePart, Comparison],
-    before: State | None = None,
+    cell: Cell, moment: Moment, checkpoint: Checkpoint, comparisons: Mapping[StatePart, Comparison]
 ) -> dict[StatePart, Compared]:
     """Name the defects in mismatches with what a checkpoint has, as `explained` does."""
-    return explained(cell, moment, comparisons, Differences(checkpoint, comparisons, before or State()))
+    before = cell.unrestored.get(checkpoint.checkpoint_id, {})
+    return explained(cell, moment, comparisons, Differences(checkpoint, comparisons, before))
 
 
 def explain_raised(cell: Cell, checkpoint: Checkpoint, target: Run, error: BaseException) -> None:

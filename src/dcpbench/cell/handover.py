@@ -40,7 +40,7 @@ def leave(cell: Cell, story: Story, any_layout: bool = False) -> None:
     known = ((one.checkpoint_id, cell.files.get(one.checkpoint_id)) for one in checkpoints)
     files = {checkpoint_id: files[:2] for checkpoint_id, files in known if files}
     if not any_layout or cell.world.rank == 0:
-        torch.save(replace(story, files=files), cell.folder / _name(cell, any_layout))
+        torch.save(replace(story, run=None, files=files), cell.folder / _name(cell, any_layout))
 
 
 def take(cell: Cell, any_layout: bool = False, same_layout: bool = True) -> tuple[Cell, Story]:

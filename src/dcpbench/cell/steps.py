@@ -41,7 +41,8 @@ from dcpbench.workloads.run_state import (
 
 @dataclass
 class Story:
-    """The checkpoints of the reference run and the states that resumes are compared with, for a later stage.
+    """A run that trains uninterrupted, such as the reference run: its checkpoints, and the losses and states
+    that resumes are compared with. A later stage gets it without the live run.
 
     Args:
         checkpoints: those that runs are restored from, oldest first.
@@ -55,6 +56,8 @@ class Story:
         torch_version: the torch that trained it.
         window: the steps of a trainer.
         files: by checkpoint id, its label and the digests of its files, as in `Cell.files`.
+        ends: steps at which resumed runs end in addition to those of the plan.
+        run: the live run.
     """
 
     checkpoints: list[Checkpoint] = field(default_factory=list)
@@ -68,16 +71,14 @@ class Story:
     torch_version: str = str(torch.__version__)
     window: Window | None = None
     files: Mapping[str, tuple[str, Mapping[str, str] | None]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class ReferenceRun:
-    """The reference run, which trains uninterrupted and saves; its record; and steps at which a resumed run
-    ends in addition to those of the plan."""
-
-    trained: Run
-    record: Story
     ends: frozenset[int] = frozenset()
+    run: Run | None = None
+
+    @property
+    def trained(self) -> Run:
+        """The live run, in the stage that trains it."""
+        assert self.run, "of an earlier stage"
+        return self.run
 
 
 def other_seed(cell: Cell, number: int) -> int:
@@ -98,16 +99,16 @@ def parallel_run(cell: Cell, seed: int, scheduler: bool = True, limits: Limits =
     return run
 
 
-def build(cell: Cell, unsaved: Story | None = None) -> ReferenceRun:
-    """Build the reference run; `unsaved` is the record of the run that never saves, if that came before."""
+def build(cell: Cell, unsaved: Story | None = None) -> Story:
+    """Build the reference run; `unsaved` is that of the run that never saves, if it came before."""
     with cell.phase("build"):
         run = parallel_run(cell, cell.config.seed, limits=unsaved.limits if unsaved else NO_LIMITS)
-        record = Story(losses=run.train_state.losses, limits=run.limits)
+        reference = Story(run=run, losses=run.train_state.losses, limits=run.limits)
         if unsaved:
-            record.unrestored = unsaved.unrestored
-        cell.report.losses["continued"] = record.losses
-        record.unsaved_values[0] = run.unsaved_values().texts
-        return ReferenceRun(run, record)
+            reference.unrestored = unsaved.unrestored
+        cell.report.losses["continued"] = reference.losses
+        reference.unsaved_values[0] = run.unsaved_values().texts
+        return reference
 
 
 def build_target(cell: Cell, record: Story, number: int = 0, step: int = 0) -> Run:
@@ -136,9 +137,9 @@ def train(cell: Cell, run: Run, until: int) -> list[float]:
         return run.train(cell.batches, until)
 
 
-def advance(cell: Cell, reference: ReferenceRun, until: int) -> None:
+def advance(cell: Cell, reference: Story, until: int) -> None:
     """Train the reference run up to and including step `until`, and keep its state where resumed runs end."""
-    run, record, saves = reference.trained, reference.record, cell.window.saves
+    run, saves = reference.trained, cell.window.saves
     ends = cell.window.ends | reference.ends
     first_steps = {step + 1 for step in (*saves, *ends)} if cell.config.own_trainer else set[int]()
     for step in sorted({*ends, *first_steps, until}):
@@ -147,24 +148,24 @@ def advance(cell: Cell, reference: ReferenceRun, until: int) -> None:
         train(cell, run, step)
         with cell.phase("verify", "retained"):
             if step in ends:
-                record.states[step] = retained_state(run)
-                record.unsaved_values[step] = run.unsaved_values().texts
+                reference.states[step] = retained_state(run)
+                reference.unsaved_values[step] = run.unsaved_values().texts
             if step in first_steps:
-                record.stepped[step] = retained(run.attributes())
+                reference.stepped[step] = retained(run.attributes())
             if cell.config.own_trainer:
-                record.generators[step] = dict(run.random.states)
+                reference.generators[step] = dict(run.random.states)
 
 
 def train_and_save(
     cell: Cell,
-    reference: ReferenceRun,
+    reference: Story,
     state: Callable[[], dict[str, Any]] | None = None,
     extra: Leaves | None = None,
     parts: Collection[StatePart] | None = None,
     at: Iterable[int] | None = None,
 ) -> list[Checkpoint]:
-    """Train the reference run and save it at each step of the plan, then train it to the end. Its record gets
-    the checkpoints.
+    """Train the reference run and save it at each step of the plan, then train it to the end. `reference`
+    gets the checkpoints.
 
     Training continues while a save is in flight. A save is finished before the next one begins or, with
     `overlap_saves`, just after; saves that overlap are in two slots of the checkpointer. Those of a user's
@@ -182,7 +183,7 @@ def train_and_save(
         advance(cell, reference, until=step)
         if saves and not overlap and not at_the_end:
             finish(cell, saves[-1])
-        saves.append(save_one(slot=slot, retained=reference.record.states.get(step)))
+        saves.append(save_one(slot=slot, retained=reference.states.get(step)))
         if overlap and len(saves) == 1:
             contract.verify_refused_beside(cell)
         elif overlap:
@@ -197,16 +198,16 @@ def train_and_save(
         cell.checkpointer.note_removed(saves[-1].checkpoint.checkpoint_id)
     for in_flight in saves if at_the_end else saves[-1:]:
         finish(cell, in_flight)
-    checkpoints = reference.record.checkpoints = [in_flight.checkpoint for in_flight in saves]
+    checkpoints = reference.checkpoints = [in_flight.checkpoint for in_flight in saves]
     decide_state(cell, reference, checkpoints)
-    cell.ended.update({one.checkpoint_id: reference.record.states[cell.window.last] for one in checkpoints})
+    cell.ended.update({one.checkpoint_id: reference.states[cell.window.last] for one in checkpoints})
     return checkpoints
 
 
-def decide_state(cell: Cell, reference: ReferenceRun, checkpoints: Iterable[Checkpoint]) -> None:
+def decide_state(cell: Cell, reference: Story, checkpoints: Iterable[Checkpoint]) -> None:
     """Decide what a load has to restore, after the last step of the reference run, and drop the state of
     generators that training does not draw from; collective."""
-    run, record = reference.trained, reference.record
+    run = reference.trained
     cell.report.unreadable |= run.unsaved_values().unreadable
     for name, kind in cell.report.unreadable.items():
         cell.report.left_out["extra_equal", name, ""] = f"a {kind} has no state that can be read"
@@ -214,11 +215,11 @@ def decide_state(cell: Cell, reference: ReferenceRun, checkpoints: Iterable[Chec
     if (drawn := run.random.needed) is None:
         return
     needed = frozenset[str]().union(*cell.world.gathered(drawn))
-    run.limits = record.limits = replace(run.limits, generators=needed)
+    run.limits = reference.limits = replace(run.limits, generators=needed)
     if not needed:
         cell.report.not_applied["random_equal"] = "no step draws random numbers that must be restored"
     saved = (state for checkpoint in checkpoints for state in (checkpoint.state, checkpoint.named))
-    for state in (*record.states.values(), *saved):
+    for state in (*reference.states.values(), *saved):
         only_generators(state, run)
 
 
@@ -372,7 +373,7 @@ def load(
         install: copies `state` into the target, if the load does not.
     """
     where = f"after the load of step {checkpoint.step}"
-    saved, before = (by_id.get(checkpoint.checkpoint_id) for by_id in (cell.saved, cell.ended))
+    saved, before = cell.saved.get(checkpoint.checkpoint_id), cell.ended.get(checkpoint.checkpoint_id)
     with cell.phase("verify", "seen"):
         folder = cell.checkpointer.folder(checkpoint.checkpoint_id)
         wait_until_seen(cell, folder, str(checkpoint))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from dcpbench.cell import checks, steps
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.steps import ReferenceRun, Story
+from dcpbench.cell.steps import Story
 from dcpbench.cell.window import LONGEST, Window, window_of_trainer
 from dcpbench.config.schema import FEWEST_STEPS
 from dcpbench.core.state import StatePart, text_of
@@ -46,21 +46,21 @@ def begin(cell: Cell, exactly: bool = False) -> tuple[Cell, Story]:
     return cell, record
 
 
-def compare(cell: Cell, unsaved: Story, reference: ReferenceRun) -> None:
+def compare(cell: Cell, unsaved: Story, reference: Story) -> None:
     """Compare the final state of the run that saved with that of the run that never did. A trainer that does
     not repeat itself before its first save cannot show what a save changes."""
-    record, last = reference.record, cell.window.last
-    never, saved = dict(unsaved.states[last]), dict(record.states[last])
+    last = cell.window.last
+    never, saved = dict(unsaved.states[last]), dict(reference.states[last])
     only_generators(never, reference.trained)
-    checks.leave_out_unlike_values(unsaved.unsaved_values[last], record, last)
-    if (judged := record.limits.judged) is not None:
+    checks.leave_out_unlike_values(unsaved.unsaved_values[last], reference, last)
+    if (judged := reference.limits.judged) is not None:
         left_out = leave_out_attributes(never, saved, judged)
         kept = {name: loaded for name, loaded in judged.items() if name not in left_out}
-        record.limits = replace(record.limits, judged=kept)
+        reference.limits = replace(reference.limits, judged=kept)
         for name in left_out:
             why = "a save changes it, or it differs between two uninterrupted runs"
             cell.report.left_out["extra_equal", text_of(name), ""] = why
-        pairs = zip(unsaved.losses, record.losses[: cell.window.saves[0]], strict=False)
+        pairs = zip(unsaved.losses, reference.losses[: cell.window.saves[0]], strict=False)
         other = [step for step, (loss, again) in enumerate(pairs, 1) if loss != again]
         if other:
             why = (

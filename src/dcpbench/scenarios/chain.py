@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from dcpbench.cell import checks, steps, uninterrupted
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.steps import ReferenceRun, Story
+from dcpbench.cell.steps import Story
 from dcpbench.core.rank_report import Skip
 
 
@@ -17,7 +17,7 @@ def chain(cell: Cell) -> None:
         Skip: the plan has one save.
     """
     cell, unsaved = begin(cell)
-    saved = save(cell, unsaved).record
+    saved = save(cell, unsaved)
     for _ in cell.window.saves:
         follow(cell, saved)
 
@@ -33,7 +33,7 @@ def begin(cell: Cell) -> tuple[Cell, Story]:
     return uninterrupted.begin(cell, exactly=True)
 
 
-def save(cell: Cell, unsaved: Story) -> ReferenceRun:
+def save(cell: Cell, unsaved: Story) -> Story:
     """Train the reference run, and save the first checkpoint; it ends in the state of the run that never
     saves."""
     plan = cell.window.saves

@@ -54,10 +54,10 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
 
     reference = steps.build(tuning)
     model_only = replace(saved, state={StatePart.model: saved.state[StatePart.model]}, by_content=True)
-    unrestored = checks.run_controls(tuning, reference.trained, model_only, {}, _as_pretrained)
+    controls = checks.run_controls(tuning, reference.trained, model_only, {}, _as_pretrained)
     steps.load(before, reference.trained, saved, state=_part(tuning, reference.trained, submodules))
     where = "before the fine-tuning"
-    checks.verify_restored(tuning, reference.trained, model_only, unrestored, _as_pretrained, where)
+    checks.verify_restored(tuning, reference.trained, model_only, controls, _as_pretrained, where)
     checkpoints = steps.train_and_save(tuning, reference)
 
     def verify_frozen(run: Run, where: str) -> None:
@@ -67,13 +67,13 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
     verify_frozen(reference.trained, "after the fine-tuning")
     checks.verify_training(tuning, reference, load_pretrained)
 
-    target = steps.build_target(tuning, reference.record)
+    target = steps.build_target(tuning, reference)
     for number, checkpoint in enumerate(reversed(checkpoints)):
-        unrestored = checks.make_different(tuning, target, checkpoint, number)
+        controls = checks.make_different(tuning, target, checkpoint, number)
         steps.load(before, target, saved, state=_part(tuning, target, submodules))
         steps.load(tuning, target, checkpoint)
-        checks.verify_restored(tuning, target, checkpoint, unrestored)
-        checks.resume(tuning, target, checkpoint, reference.record)
+        checks.verify_restored(tuning, target, checkpoint, controls)
+        checks.resume(tuning, target, checkpoint, reference)
         verify_frozen(target, f"after the restart from step {checkpoint.step}")
         keys = set(tuning.checkpointer.manifest(checkpoint.checkpoint_id).entries)
         _verify_keys(tuning, target, keys, str(checkpoint))

@@ -43,12 +43,12 @@ def formats(cell: Cell) -> None:
         values = flattened(held)
         checks.verify_values(cell, in_file, values, cell.world.group)
 
-    _verify_broadcast(cell, reference.record, saved, file)
-    target = steps.build_target(cell, reference.record)
+    _verify_broadcast(cell, reference, saved, file)
+    target = steps.build_target(cell, reference)
     converted = replace(saved, checkpoint_id=again, how=", converted and back")
     cell.saved[again] = reference.trained
     checks.load_and_verify(cell, target, converted)
-    checks.resume(cell, target, converted, reference.record)
+    checks.resume(cell, target, converted, reference)
 
 
 def _verify_broadcast(cell: Cell, record: Story, saved: Checkpoint, file: str) -> None:

@@ -22,8 +22,8 @@ def in_place(cell: Cell) -> None:
     checkpoint = steps.train_and_save(cell, reference)[-1]
     checks.verify_training(cell, reference)
 
-    target = steps.build_target(cell, reference.record)
-    unrestored = checks.make_different(cell, target, checkpoint)
+    target = steps.build_target(cell, reference)
+    controls = checks.make_different(cell, target, checkpoint)
     stateful = target.state()
     given = {name: each.state_dict() for name, each in stateful.items()}
     filled = dict(given)
@@ -37,8 +37,8 @@ def in_place(cell: Cell) -> None:
             each.load_state_dict(given[name])
 
     steps.load(cell, target, checkpoint, state=filled, install=verify_and_set)
-    checks.verify_restored(cell, target, checkpoint, unrestored)
-    checks.resume(cell, target, checkpoint, reference.record)
+    checks.verify_restored(cell, target, checkpoint, controls)
+    checks.resume(cell, target, checkpoint, reference)
 
 
 Places = dict[str, tuple[object, int]]

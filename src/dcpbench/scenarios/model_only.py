@@ -18,7 +18,7 @@ def model_only(cell: Cell) -> None:
     )
     checks.verify_training(cell, reference)
 
-    target = steps.build_target(cell, reference.record)
+    target = steps.build_target(cell, reference)
     for number, checkpoint in enumerate(reversed(checkpoints)):
         before = checks.make_different(cell, target, checkpoint, number)
         steps.load(cell, target, checkpoint, state=_model(target))

@@ -34,6 +34,6 @@ def save_over_it(cell: Cell) -> None:
     steps.decide_state(other, reference, [saved])
     checks.verify_training(other, reference)
 
-    target = steps.build_target(other, reference.record)
+    target = steps.build_target(other, reference)
     checks.load_and_verify(other, target, saved)
-    checks.resume(other, target, saved, reference.record)
+    checks.resume(other, target, saved, reference)

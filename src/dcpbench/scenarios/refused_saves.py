@@ -45,9 +45,9 @@ def overwrite(cell: Cell) -> None:
     contract.verify_refused(cell, kind, "Checkpoint already exists", again, elsewhere)
     checks.verify_training(cell, reference)
 
-    target = steps.build_target(cell, reference.record)
+    target = steps.build_target(cell, reference)
     checks.load_and_verify(cell, target, second)
-    checks.resume(cell, target, second, reference.record)
+    checks.resume(cell, target, second, reference)
 
 
 def no_cpu_backend(cell: Cell) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dcpbench.cell import checkpoint_files, handover, side_effects, steps, uninterrupted
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.steps import ReferenceRun, Story
+from dcpbench.cell.steps import Story
 from dcpbench.core.state import StatePart
 from dcpbench.scenarios import chain, save_load
 from dcpbench.verify.perturb import compare_controlled
@@ -53,19 +53,19 @@ def follow(cell: Cell) -> None:
     handover.leave(cell, saved)
 
 
-def _save_by(save: Callable[[Cell, Story], ReferenceRun], cell: Cell) -> None:
+def _save_by(save: Callable[[Cell, Story], Story], cell: Cell) -> None:
     cell, unsaved = handover.take(cell)
     reference = save(cell, unsaved)
-    for checkpoint in checkpoint_files.remaining(cell, reference.record.checkpoints)[-1:]:
+    for checkpoint in checkpoint_files.remaining(cell, reference.checkpoints)[-1:]:
         _load_beside(cell, reference, checkpoint)
-    handover.leave(cell, reference.record, any_layout=cell.config.scenario.converts)
+    handover.leave(cell, reference, any_layout=cell.config.scenario.converts)
 
 
-def _load_beside(cell: Cell, reference: ReferenceRun, checkpoint: Checkpoint) -> None:
+def _load_beside(cell: Cell, reference: Story, checkpoint: Checkpoint) -> None:
     """Check that a load changes no tensor of the run that was saved, which only its process shows. It is not
     one of the loads whose time is measured."""
     measured = len(cell.report.measurements)
-    target = steps.build_target(cell, reference.record)
+    target = steps.build_target(cell, reference)
 
     def tensors() -> Leaves:
         state = live_state(reference.trained)

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from dcpbench.cell import checkpoint_files, checks, contract, steps, uninterrupted
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.steps import ReferenceRun, Story
+from dcpbench.cell.steps import Story
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
 
@@ -17,10 +17,10 @@ def save_load(cell: Cell) -> None:
     """A load restores the saved state bit for bit, and training continues with the losses of the reference
     run."""
     cell, unsaved = uninterrupted.begin(cell)
-    load_and_resume(cell, save(cell, unsaved).record)
+    load_and_resume(cell, save(cell, unsaved))
 
 
-def save(cell: Cell, unsaved: Story) -> ReferenceRun:
+def save(cell: Cell, unsaved: Story) -> Story:
     """Train the reference run and save it; it ends in the state of the run that never saves."""
     reference = steps.build(cell, unsaved)
     steps.train_and_save(cell, reference)

@@ -48,17 +48,17 @@ def object_scenario(
     checkpoint = steps.train_and_save(cell, reference, state=saved_state, extra=retained(promised))[-1]
     checks.verify_training(cell, reference)
 
-    target = steps.build_target(cell, reference.record)
-    unrestored = checks.make_different(cell, target, checkpoint)
+    target = steps.build_target(cell, reference)
+    controls = checks.make_different(cell, target, checkpoint)
     before = _leaves(fresh)
     state = {**target.state(), **fresh}
     given = Recording(order(state) if order else state)
     steps.load(cell, target, checkpoint, state=given)
-    checks.verify_restored(cell, target, checkpoint, unrestored)
+    checks.verify_restored(cell, target, checkpoint, controls)
     loaded = {name: given[name] if isinstance(one, dict) else one for name, one in fresh.items()}
     with cell.phase("verify", "equality"):
         cell.record("extra_equal", compare_controlled(expected, _leaves(loaded), before), str(checkpoint))
-    checks.resume(cell, target, checkpoint, reference.record)
+    checks.resume(cell, target, checkpoint, reference)
     return checkpoint, given
 
 

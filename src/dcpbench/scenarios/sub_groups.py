@@ -30,11 +30,11 @@ def sub_groups(cell: Cell) -> None:
     number, half = _half(cell)
     _save_and_load(cell, number, half)
 
-    target = steps.build_target(cell, reference.record)
+    target = steps.build_target(cell, reference)
     for other, checkpoint in enumerate(reversed(checkpoints)):
         checks.load_and_verify(cell, target, checkpoint, other)
-        checks.resume(cell, target, checkpoint, reference.record)
-    checks.verify_saved_again(cell, target, checkpoints[0], reference.record)
+        checks.resume(cell, target, checkpoint, reference)
+    checks.verify_saved_again(cell, target, checkpoints[0], reference)
 
 
 def _half(cell: Cell) -> tuple[int, World]:

@@ -111,7 +111,7 @@ def _train_and_save(cell: Cell, folder: str) -> Run:
     state = retained_state(run)
     killed = Checkpoint(last, _place(cell, folder, last), state, numbers=run.numbers)
     steps.decide_state(cell, reference, [saved, killed])
-    handover.leave(cell, replace(reference.record, checkpoints=[saved, killed]), any_layout=True)
+    handover.leave(cell, replace(reference, checkpoints=[saved, killed]), any_layout=True)
     return run
 
 

@@ -50,7 +50,7 @@ def storage_failure(cell: Cell) -> None:
     if any(gathered(cell.report.checks["checkpoint_whole"].count, cell.world.group)):
         return  # the result of its load is undefined
     steps.decide_state(cell, reference, [saved])
-    target = steps.build_target(cell, reference.record)
+    target = steps.build_target(cell, reference)
     if in_load:
         before = checks.make_different(cell, target, saved)
         raised = _raises(cell, lambda: steps.load(cell, target, saved), "of the load")
@@ -58,7 +58,7 @@ def storage_failure(cell: Cell) -> None:
         if not raised:
             checks.verify_restored(sound, target, saved, before)
             return
-        target = steps.build_target(cell, reference.record, 1)  # some of it may have been loaded
+        target = steps.build_target(cell, reference, 1)  # some of it may have been loaded
     checks.load_and_verify(sound, target, saved, 1)
 
 
