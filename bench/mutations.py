@@ -34,11 +34,15 @@ PLANTED: dict[str, tuple[str, str, str]] = {
         "losses = resumed",
     ),
     "mending of what no defect explains": (
-        "cell/mend.py",
+        "cell/explained.py",
         "one.by for one in mismatches if one.by and one.name not in unexplained",
         "str(one.by) for one in mismatches",
     ),
-    "resumes of what cannot be mended": ("cell/mend.py", "    return first and f", "    return None and f"),
+    "resumes of what cannot be mended": (
+        "cell/explained.py",
+        "    return first and f",
+        "    return None and f",
+    ),
     "gradients with themselves": (
         _TRAINING,
         "here = torch.zeros_like(expected) if part.local is None else",

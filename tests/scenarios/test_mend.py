@@ -12,7 +12,7 @@ import torch
 from dcpbench.cell import checks
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.mend import mend
+from dcpbench.cell.explained import mend
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import CHECK_OF, StatePart, key_of

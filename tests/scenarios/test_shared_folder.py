@@ -10,8 +10,8 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 
-from dcpbench.cell import shared_folder
-from dcpbench.cell.shared_folder import UnseenFileError, wait_until_seen
+from dcpbench.cell import checkpoint_files
+from dcpbench.cell.checkpoint_files import UnseenFileError, wait_until_seen
 from dcpbench.records.files import file_lengths
 from support.alone import bare_cell, world
 from support.gloo_ranks import Ask
@@ -40,8 +40,8 @@ def wait(folder: Path, hosts: Sequence[str], late: Late, limit_s: float = 60.0) 
                 seen |= {} if length is None else {name: length}
         return seen
 
-    limit = mock.patch.object(shared_folder, "SHOWS_S", limit_s)
-    with mock.patch.object(shared_folder, "file_lengths", lengths), limit:
+    limit = mock.patch.object(checkpoint_files, "SHOWS_S", limit_s)
+    with mock.patch.object(checkpoint_files, "file_lengths", lengths), limit:
         try:
             answer: Any = wait_until_seen(cell, folder, "here")
         except UnseenFileError as error:

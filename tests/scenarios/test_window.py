@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from dcpbench.cell.window import LONGEST, Window, window_of_trainer
+from dcpbench.cell.cell import Window
+from dcpbench.cell.uninterrupted import LONGEST, window_of_trainer
 from support.alone import config
 
 

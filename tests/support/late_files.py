@@ -8,7 +8,7 @@ from pathlib import Path
 from unittest import mock
 
 from conftest import TESTS
-from dcpbench.cell import shared_folder
+from dcpbench.cell import checkpoint_files
 from dcpbench.cell.cell import Cell
 from dcpbench.scenarios import convert
 from support.namespaces import Namespace
@@ -19,7 +19,7 @@ _OTHER_GROUP = 65534
 
 def train_and_save(cell: Cell) -> None:
     """The first stage."""
-    with mock.patch.object(shared_folder, "SHOWS_S", WAITS_S):
+    with mock.patch.object(checkpoint_files, "SHOWS_S", WAITS_S):
         convert.train_and_save(cell)
 
 

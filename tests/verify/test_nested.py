@@ -11,9 +11,8 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from dcpbench.core.state import text_of
 from dcpbench.verify.compare import same_leaves
-from dcpbench.verify.nested import mapped, slots
 from dcpbench.verify.perturb import perturb_optimizer
-from dcpbench.verify.snapshot import retained, snapshot_nested, snapshot_optimizer
+from dcpbench.verify.snapshot import mapped, retained, slots, snapshot_nested, snapshot_optimizer
 from support.names import by_text
 
 KEYS = st.sampled_from(["a", "b", "a.b", 0, 1])

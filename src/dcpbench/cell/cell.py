@@ -1,4 +1,5 @@
-"""One cell on one rank: its configuration, its world, timed phases, and the report that it fills in."""
+"""One cell on one rank: its configuration, its world, its steps, timed phases, and the report that it fills
+in."""
 
 import inspect
 import multiprocessing
@@ -13,7 +14,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dcpbench.cell.window import Window
 from dcpbench.checkpointers.base import Checkpointer, PendingSave
 from dcpbench.config.schema import Config
 from dcpbench.core.metrics import METRICS, PHASE_S, Measurement
@@ -59,6 +59,38 @@ class KnownFiles(NamedTuple):
     where: str
     digests: Mapping[str, str] | None
     checkpointer: Checkpointer
+
+
+@dataclass(frozen=True)
+class Window:
+    """The steps of a cell.
+
+    >>> Window((2, 4), 3, 6).end_of(4)
+    6
+
+    Args:
+        saves: the steps after which a checkpoint is written, in order.
+        resume_steps: the most steps that a resumed run takes.
+        last: the last step of the uninterrupted run.
+    """
+
+    saves: tuple[int, ...]
+    resume_steps: int
+    last: int
+
+    @classmethod
+    def of(cls, config: Config) -> "Window":
+        """Return the steps that a configuration asks for."""
+        return cls(tuple(config.save_steps), config.steps_after_load, config.last_step)
+
+    def end_of(self, step: int) -> int:
+        """Return the last step of a run that is resumed after a step."""
+        return min(step + self.resume_steps, self.last)
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """The steps at which resumed runs end."""
+        return frozenset(map(self.end_of, self.saves))
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,14 @@ import torch.distributed as dist
 from dcpbench.cell import contract, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.explained import defects_at, explained, explained_in_checkpoint, needs_copy
-from dcpbench.cell.mend import explained_names, mend
+from dcpbench.cell.explained import (
+    defects_at,
+    explained,
+    explained_in_checkpoint,
+    explained_names,
+    mend,
+    needs_copy,
+)
 from dcpbench.cell.steps import Story, other_seed
 from dcpbench.config.text import listed
 from dcpbench.core.checks import CHECKS

@@ -1,5 +1,6 @@
 """Find mismatches that are exactly the effect of a known defect of torch, which plug-ins recompute. They are
-called only after a comparison has failed."""
+called only after a comparison has failed. A run gets the saved values of what they explain: a resume then
+differs from the uninterrupted run only because of something else."""
 
 import pkgutil
 from collections.abc import Mapping
@@ -7,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar
 
+import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.cell.cell import Cell
@@ -14,10 +16,11 @@ from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.plugins import plugins
 from dcpbench.core.rank_report import Compared
-from dcpbench.core.state import StatePart
+from dcpbench.core.state import CHECK_OF, StatePart, named
 from dcpbench.verify.compare import Comparison
 from dcpbench.workloads.run import Run
-from dcpbench.workloads.run_state import State
+from dcpbench.workloads.run_state import State, live_state
+from dcpbench.workloads.saved_values import set_saved
 
 Part = TypeVar("Part", bound=str)
 
@@ -105,3 +108,35 @@ def explain_raised(cell: Cell, checkpoint: Checkpoint, target: Run, error: BaseE
         causes = (by for by, one in defects if about.texts <= {*one.expected(cell, "raised", about)})
         cell.report.raised_by = next(causes, None)
     cell.announce("load")
+
+
+def explained_names(cell: Cell, part: StatePart, checkpoint: Checkpoint | None = None) -> dict[str, str]:
+    """Return the names of a part that known defects alone made wrong on this rank, each with the defect, in a
+    load of a checkpoint or in any load."""
+    report = cell.report.checks.get(CHECK_OF[part])
+    every = [*report.distinct.values()] if report else []
+    mismatches = [one for one in every if checkpoint is None or one.where == str(checkpoint)]
+    unexplained = {one.name for one in mismatches if not one.by}
+    return {one.name: one.by for one in mismatches if one.by and one.name not in unexplained}
+
+
+def mend(cell: Cell, target: Run, checkpoint: Checkpoint) -> str | None:
+    """Give a run that has loaded a checkpoint the saved values of exactly what known defects made wrong.
+    Return why that is not possible, if it is not; collective."""
+    parts = [part for part in checkpoint.state if part is not StatePart.flags]
+    wrong = {part: explained_names(cell, part, checkpoint) for part in parts}
+    if not any(cell.world.gathered(any(wrong.values()))):
+        return None
+    before = live_state(target)
+    with torch.no_grad():
+        for part, names in wrong.items():
+            leaves = checkpoint.state[part]
+            if wrong_names := named(leaves | before.get(part, {}), names):
+                recall = checkpoint.recall_of(part, cell.checkpointer)
+                set_saved(target, part, wrong_names, leaves, recall)
+    live, left = live_state(target), []
+    for part in (part for part in parts if part in live):
+        mismatches = checkpoint.compare(checkpoint.state[part], live[part], cell.world.group, closely=False)
+        left += [(one.name, wrong[part][one.name]) for one in mismatches if one.name in wrong[part]]
+    first = next((of_rank[0] for of_rank in cell.world.gathered(left) if of_rank), None)
+    return first and f"{first[0]} was not restored ({first[1]}), and its saved value cannot be set"

@@ -13,11 +13,10 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.cell import checkpoint_files, contract, side_effects
-from dcpbench.cell.cell import Cell
+from dcpbench.cell.cell import Cell, Window
 from dcpbench.cell.checkpoint import Checkpoint, Save, read_elsewhere, whole_tensors
+from dcpbench.cell.checkpoint_files import wait_until_seen
 from dcpbench.cell.explained import explain_raised, explained_in_checkpoint
-from dcpbench.cell.shared_folder import wait_until_seen
-from dcpbench.cell.window import Window
 from dcpbench.core.plugins import all_of
 from dcpbench.core.rank_report import NOTHING
 from dcpbench.core.state import StatePart

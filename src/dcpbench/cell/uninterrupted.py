@@ -2,13 +2,13 @@
 trainer shows in it how fast it is, where its epochs end, and where it ends itself."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from dcpbench.cell import checks, steps
-from dcpbench.cell.cell import Cell
+from dcpbench.cell.cell import Cell, Window
 from dcpbench.cell.steps import Story
-from dcpbench.cell.window import LONGEST, Window, window_of_trainer
-from dcpbench.config.schema import FEWEST_STEPS
+from dcpbench.config.schema import FEWEST_STEPS, Config
 from dcpbench.core.state import StatePart, text_of
 from dcpbench.verify.snapshot import retained
 from dcpbench.workloads.attributes import judged_of, own_attributes
@@ -20,6 +20,13 @@ from dcpbench.workloads.run_state import (
     retained_state,
 )
 
+_NEWEST = 10
+"""The default step of a trainer's last regular save. The one before has fewer digits, so that a retention in
+the order of names as texts removes the newest checkpoint."""
+_RESUMED = 23
+"""The most steps of a trainer after a load, unless its next epoch ends later."""
+LONGEST = 92
+"""The most steps of a trainer's uninterrupted run."""
 _TRAINED_S = 10.0
 """How long the uninterrupted run of a trainer may take."""
 _EPOCHS_WITHIN = LONGEST // 2
@@ -109,3 +116,56 @@ def _train_trainer(cell: Cell, record: Story, exactly: bool) -> Cell:
     cell.report.steps = {"save_steps": " ".join(map(str, window.saves)), "resume_steps": window.resume_steps}
     checks.verify_replicas(cell, run)
     return replace(cell, chosen=window)
+
+
+def window_of_trainer(config: Config, epoch_ends: Sequence[int], most: int, exactly: bool = False) -> Window:
+    """Choose the steps of a trainer: as many saves as the configuration asks for, the last after step 10; one
+    exactly at an epoch's end and one in the epoch that follows; and resumed runs that pass the next end.
+
+    Args:
+        epoch_ends: the steps that took the last batch of an epoch, as far as they were seen.
+        most: the most steps of the uninterrupted run.
+        exactly: as many saves as the configuration asks for, and no others.
+
+    Raises:
+        ValueError: the trainer takes too few steps.
+    """
+    saves = _regular(config, most)
+    if epoch_ends and not config.train_steps:
+        saves = _with_epoch(saves, epoch_ends, most, len(saves) if exactly else len(saves) + 2)
+    wanted = _RESUMED
+    if epoch_ends:  # from the first save on past the end that follows the last one
+        length = epoch_ends[0]
+        wanted = max(wanted, *((step // length + 1) * length + 1 - step for step in saves))
+    last = saves[-1] + config.resume_steps if config.resume_steps else min(saves[-1] + wanted, most)
+    if not saves[-1] < last <= most:
+        asked = f"train_steps={config.train_steps} resume_steps={config.resume_steps} saves={config.saves}"
+        raise ValueError(f"the trainer takes {most} steps, too few for {asked}")
+    return Window(tuple(saves), config.resume_steps or wanted, last)
+
+
+def _regular(config: Config, most: int) -> list[int]:
+    """Return the steps of saves that do not depend on epochs."""
+    if config.train_steps:
+        return config.save_steps
+    room = max(most - (config.resume_steps or FEWEST_STEPS), 1)
+    count = min(config.saves, room)
+    if room >= max(_NEWEST, count):
+        first = max(1, _NEWEST + 1 - count)
+        regular = {*range(first, first + count)}
+    else:
+        regular = {room // count * number or number for number in range(1, count + 1)}
+    return sorted(regular | ({config.save_at} if config.save_at is not None else set()))
+
+
+def _with_epoch(saves: list[int], epoch_ends: Sequence[int], most: int, count: int) -> list[int]:
+    """Return the steps of at most `count` saves: one at an epoch's end, one in the epoch that follows, and
+    the newest of the others. Two of the others may be these."""
+    length = epoch_ends[0]
+    within = [end for end in epoch_ends if end in saves and end + 1 in saves]
+    end = within[0] if within else length
+    following = [step for step in saves if end < step < end + length]
+    chosen = [end, following[0] if following else end + min(3, max(1, length // 2))]
+    chosen = [step for step in chosen if step + FEWEST_STEPS <= most]
+    others = [step for step in reversed(saves) if step not in chosen]
+    return sorted([*chosen, *others][:count])

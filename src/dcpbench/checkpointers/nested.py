@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from dcpbench.core.state import Name, text_of
 from dcpbench.verify.audit import Entry
-from dcpbench.verify.nested import flattened, mapped
+from dcpbench.verify.snapshot import flattened, mapped
 
 
 def state_dicts(state: dict[str, Any]) -> dict[str, Any]:

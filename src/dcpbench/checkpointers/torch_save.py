@@ -21,9 +21,8 @@ from dcpbench.core.state import Name, text_of
 from dcpbench.records.files import file_lengths
 from dcpbench.verify.audit import Chunk, Entry, Manifest
 from dcpbench.verify.layout import extent_of
-from dcpbench.verify.nested import flattened, items, mapped, slots
 from dcpbench.verify.plain_read import Stored, StoredChunk
-from dcpbench.verify.snapshot import local_part
+from dcpbench.verify.snapshot import flattened, items, local_part, mapped, slots
 
 _ARRAYS: list[Any] = [
     *{array.__reduce__()[0] for array in (np.zeros(1), np.float32(0))},

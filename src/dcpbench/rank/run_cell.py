@@ -15,8 +15,7 @@ import torch.utils.deterministic
 from torch._dynamo.utils import counters, graph_break_reasons
 
 from dcpbench.cell.cell import Cell, Uploads
-from dcpbench.cell.checkpoint_files import verify_files
-from dcpbench.cell.shared_folder import wait_until_seen
+from dcpbench.cell.checkpoint_files import verify_files, wait_until_seen
 from dcpbench.config.groups import Ending, StageWorld
 from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import RankReport, Skip

@@ -17,10 +17,10 @@ from torch.distributed.tensor import DTensor
 from dcpbench.cell import checks, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.shared_folder import wait_until_seen
+from dcpbench.cell.checkpoint_files import wait_until_seen
 from dcpbench.cell.steps import Story
 from dcpbench.core.state import StatePart
-from dcpbench.verify.nested import flattened
+from dcpbench.verify.snapshot import flattened
 
 
 def formats(cell: Cell) -> None:

@@ -11,8 +11,7 @@ from dcpbench.cell.cell import Cell
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import Name, text_of
-from dcpbench.verify.nested import items
-from dcpbench.verify.snapshot import local_part
+from dcpbench.verify.snapshot import items, local_part
 
 
 def in_place(cell: Cell) -> None:

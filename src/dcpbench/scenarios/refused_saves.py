@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from dcpbench.cell import checks, contract, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.shared_folder import wait_until_seen
+from dcpbench.cell.checkpoint_files import wait_until_seen
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
 from dcpbench.records.files import everything_below

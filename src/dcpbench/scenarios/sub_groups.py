@@ -10,7 +10,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from dcpbench.cell import checks, steps
 from dcpbench.cell.cell import Cell
-from dcpbench.cell.shared_folder import wait_until_seen
+from dcpbench.cell.checkpoint_files import wait_until_seen
 from dcpbench.verify.audit import compare_manifest
 from dcpbench.verify.perturb import compare_controlled
 from dcpbench.verify.snapshot import expected_of, retained, snapshot_nested

@@ -15,16 +15,17 @@ from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared, Skip
 from dcpbench.core.state import Name, text_of
 from dcpbench.verify.compare import BITS, bits, compare, same_leaves, same_value
-from dcpbench.verify.nested import is_gone_into, slots
 from dcpbench.verify.snapshot import (
     DigestedLeaf,
     Idle,
     Leaves,
     TensorLeaf,
     has_extra_state,
+    is_gone_into,
     local_part,
     persistent_tensors,
     plain_fqn,
+    slots,
     snapshot_nested,
 )
 

@@ -8,12 +8,15 @@ tensors are those of the live state and change with it.
 A `retained` snapshot does not change: small parts are copied, and of large parts only a digest of each block
 is kept. The digests show roughly where a part differs; the checkpoint shows it exactly, if its content has
 the same digests.
+
+Nested containers are taken apart as DCP flattens them into the keys of a checkpoint: mappings, and lists with
+a tensor or a mapping at any depth. Any other value has one key.
 """
 
 import copy
 import math
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,7 +40,6 @@ from dcpbench.verify.layout import (
     extent_of,
     parameter_parts,
 )
-from dcpbench.verify.nested import slots
 
 LARGE_BYTES = 4 * 2**20
 """Larger parts are not copied."""
@@ -388,3 +390,45 @@ def expected_of(leaves: Mapping[Key, Leaf]) -> dict[str, Entry]:
         for name, leaf in leaves.items()
         if not isinstance(leaf, Idle)
     }
+
+
+def is_gone_into(value: Any) -> bool:
+    """Return whether DCP flattens a value; any other value is stored under one key."""
+    if isinstance(value, list):
+        return any(isinstance(item, torch.Tensor) or is_gone_into(item) for item in value)
+    return isinstance(value, Mapping)
+
+
+def items(nested: Any, prefix: Name = ()) -> Iterator[tuple[Any, Any, Name]]:
+    """Yield the key or index, the value and the name of each item of a container. A text keeps its
+    quotes if there is a number with the same digits: DCP gives both the same key."""
+    if isinstance(nested, list):
+        yield from ((number, value, (*prefix, number)) for number, value in enumerate(nested))
+        return
+    numbers = {str(name) for name in nested if not isinstance(name, str)}
+    for name, value in [*nested.items()]:
+        last = repr(name) if name in numbers else name
+        yield name, value, (*prefix, last if isinstance(last, str | int) else str(last))
+
+
+def slots(nested: Any, prefix: Name = ()) -> Iterator[tuple[Any, Any, Name]]:
+    """Yield the place of each value: its container, its key or index there, and its name."""
+    for key, value, name in items(nested, prefix):
+        if is_gone_into(value):
+            yield from slots(value, name)
+        else:
+            yield nested, key, name
+
+
+def flattened(nested: Any) -> dict[str, Any]:
+    """Return the values in nested containers by their flattened keys."""
+    return {text_of(name): container[key] for container, key, name in slots(nested)}
+
+
+def mapped(nested: Any, change: Callable[[Any, Name], Any], prefix: Name = ()) -> Any:
+    """Return a copy of a container, in which every value is `change(value, name)`."""
+    copied = {
+        key: mapped(value, change, name) if is_gone_into(value) else change(value, name)
+        for key, value, name in items(nested, prefix)
+    }
+    return [*copied.values()] if isinstance(nested, list) else copied

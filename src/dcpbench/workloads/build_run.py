@@ -18,11 +18,11 @@ from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import Skip
 from dcpbench.core.state import Name
 from dcpbench.verify.compare import same_value
-from dcpbench.verify.nested import mapped
 from dcpbench.verify.snapshot import (
     Leaves,
     below,
     local_part,
+    mapped,
     named_parameters,
     persistent_tensors,
     snapshot_model,

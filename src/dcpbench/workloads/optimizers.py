@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, SequentialLR
 
-from dcpbench.verify.nested import slots
+from dcpbench.verify.snapshot import slots
 
 
 class Optimizers(torch.optim.Optimizer):

@@ -11,7 +11,6 @@ import torch
 from dcpbench.core.state import Name, StatePart
 from dcpbench.verify.compare import Recall
 from dcpbench.verify.layout import Extent, ParameterPart
-from dcpbench.verify.nested import is_gone_into, items
 from dcpbench.verify.snapshot import (
     DigestedLeaf,
     Idle,
@@ -19,6 +18,8 @@ from dcpbench.verify.snapshot import (
     Leaves,
     TensorLeaf,
     has_extra_state,
+    is_gone_into,
+    items,
     local_part,
     named_parts,
     parts_of_each,

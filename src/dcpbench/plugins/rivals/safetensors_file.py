@@ -14,8 +14,8 @@ from dcpbench.checkpointers.safetensors_headers import safetensors_manifest
 from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
 from dcpbench.records.files import file_lengths
 from dcpbench.verify.audit import Manifest
-from dcpbench.verify.nested import flattened
 from dcpbench.verify.plain_read import Stored, StoredChunk
+from dcpbench.verify.snapshot import flattened
 
 _VALUES = "values"
 """Key of the header entry that lists the keys of values other than tensors."""

@@ -12,7 +12,7 @@ from dcpbench.checkpointers.nested import check_fits, state_dicts
 from dcpbench.checkpointers.raw_io import RawIO
 from dcpbench.config.schema import Config
 from dcpbench.core.state import text_of
-from dcpbench.verify.nested import flattened, slots
+from dcpbench.verify.snapshot import flattened, slots
 
 
 class TorchCheckpointingCheckpointer(Checkpointer):
