@@ -16,10 +16,10 @@ from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import (
     defects_at,
     explained,
-    explained_in_checkpoint,
     explained_names,
     mend,
     needs_copy,
+    record_restored,
 )
 from dcpbench.cell.steps import Story, other_seed
 from dcpbench.config.text import listed
@@ -37,7 +37,7 @@ from dcpbench.workloads.build_run import copy_state
 from dcpbench.workloads.lockstep import Lockstep
 from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.own_trainer import TrainingEndedError
-from dcpbench.workloads.run import Limits, Run, Unchanged, dtypes_of
+from dcpbench.workloads.run import Limits, Run, dtypes_of
 from dcpbench.workloads.run_state import (
     State,
     as_judged,
@@ -55,8 +55,6 @@ HARMLESS = "save_harmless"
 """The check that saves change nothing."""
 _SAVES: Sides = ("{} without saves", "{} with them")
 
-View = Callable[[Run], State]
-"""Returns the state of a run, or the part of it that is compared."""
 Controls = dict[StatePart, Compared]
 """The negative control of each part, on a load target before the load."""
 
@@ -169,23 +167,16 @@ def _train_with_twin(
 
 def make_different(cell: Cell, target: Run, checkpoint: Checkpoint, number: int = 0) -> Controls:
     """Change every element and every hyperparameter of a load target, so that a load which restores none of
-    it is detected, and run the controls. `number` varies the new values."""
+    it is detected, and run the negative control of each part. What cannot be changed, and flags, which no
+    load restores, are changed in a copy. `number` varies the new values."""
     with cell.phase("build"):
         unchanged = target.make_different(other_seed(cell, number), checkpoint.state.get(StatePart.optimizer))
         cell.unrestored[checkpoint.checkpoint_id] = retained_state(target) if needs_copy(cell) else {}
         if cell.config.load_into.gradients and isinstance(target, OwnRun):
             target.leave_gradients(cell.batches)
-    return run_controls(cell, target, checkpoint, unchanged)
-
-
-def run_controls(
-    cell: Cell, target: Run, checkpoint: Checkpoint, unchanged: Unchanged, view: View = live_state
-) -> Controls:
-    """Run the negative control of each part on a target in which everything is different. What is
-    `unchanged`, by part, and flags, which no load restores, are changed in a copy."""
     controls: Controls = {}
     with cell.phase("verify", "power"):
-        unrestored = before_a_step(view(target), target)
+        unrestored = before_a_step(live_state(target), target)
         for part, leaves in before_a_step(checkpoint.state, target).items():
             names = leaves if part is StatePart.flags else unchanged.get(part, ())
             other = unlike(leaves, unrestored[part], names)
@@ -202,22 +193,15 @@ def load_and_verify(cell: Cell, target: Run, checkpoint: Checkpoint, number: int
     return controls
 
 
-def verify_restored(
-    cell: Cell,
-    target: Run,
-    checkpoint: Checkpoint,
-    controls: Controls,
-    view: View = live_state,
-    where: str = "",
-) -> None:
+def verify_restored(cell: Cell, target: Run, checkpoint: Checkpoint, controls: Controls) -> None:
     """Check that a load has restored, bit for bit, the saved state; hooks of the model are compared after
-    the resume. If `view` is of the full state, the checks of plug-ins follow."""
+    the resume. The checks of plug-ins follow."""
     expected = before_a_step(checkpoint.state, target)
     if cell.config.own_trainer and not any(cell.world.gathered(bool(expected[StatePart.extra]))):
         del expected[StatePart.extra]
         cell.report.not_applied["extra_equal"] = "training changes no plain attribute of the trainer"
     with cell.phase("verify", "equality"):
-        actual, group = before_a_step(view(target), target), cell.world.group
+        actual, group = before_a_step(live_state(target), target), cell.world.group
         comparisons: dict[StatePart, Comparison] = {}
         for part, leaves in expected.items():
             recall = checkpoint.recall_of(part, cell.checkpointer)
@@ -229,11 +213,9 @@ def verify_restored(
                 found = of_attributes(found, leaves, actual[part])
             compared = replace(controls[part], found=found)
             comparisons[part] = Comparison(leaves, actual[part], compared)
-        named = explained_in_checkpoint(cell, "restored", checkpoint, comparisons)
-        for part, compared in named.items():
-            cell.record(CHECK_OF[part], compared, where or str(checkpoint))
+        record_restored(cell, checkpoint, comparisons, str(checkpoint))
         for spec in CHECKS.values():
-            if spec.probe and view is live_state:
+            if spec.probe:
                 spec.probe(cell, target, checkpoint)
     if cell.measured("load_s") == 1 and not cell.checkpointer.unreadable:
         _verify_absent_key(cell, checkpoint)
@@ -290,9 +272,7 @@ def verify_values(
         actual = leaves_like(leaves, keys, values)
         how = partial(saved.compare, group=group, recall=saved.recall_of(part, cell.checkpointer))
         compared = compare_controlled(leaves, actual, unlike(leaves, actual, actual), how=how)
-        comparisons = {part: Comparison(leaves, actual, compared)}
-        named = explained_in_checkpoint(cell, "restored", saved, comparisons)
-        cell.record(CHECK_OF[part], named[part], str(saved))
+        record_restored(cell, saved, {part: Comparison(leaves, actual, compared)}, str(saved))
 
 
 def resume(

@@ -98,6 +98,15 @@ def explained_in_checkpoint(
     return explained(cell, moment, comparisons, Differences(checkpoint, comparisons, before))
 
 
+def record_restored(
+    cell: Cell, checkpoint: Checkpoint, comparisons: Mapping[StatePart, Comparison], where: str
+) -> None:
+    """Record comparisons of what was loaded or read with what a checkpoint has, with the defects that cause
+    mismatches."""
+    for part, compared in explained_in_checkpoint(cell, "restored", checkpoint, comparisons).items():
+        cell.record(CHECK_OF[part], compared, where)
+
+
 def explain_raised(cell: Cell, checkpoint: Checkpoint, target: Run, error: BaseException) -> None:
     """Report the defect that makes a load raise, if there is one. DCP raises the exceptions of all ranks on
     every rank, so a defect of which it raises the text can be collective."""

@@ -9,10 +9,10 @@ import torch
 
 from dcpbench.cell.cell import Cell, KnownFiles
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.explained import explained_in_checkpoint
+from dcpbench.cell.explained import record_restored
 from dcpbench.cell.steps import Story
 from dcpbench.config.groups import Verify
-from dcpbench.core.state import CHECK_OF, StatePart, named
+from dcpbench.core.state import StatePart, named
 from dcpbench.verify.compare import Comparison
 from dcpbench.verify.compare_layouts import compare_ranks
 from dcpbench.verify.snapshot import PLAIN
@@ -80,7 +80,5 @@ def _in_full(cell: Cell, state: State, saved: Checkpoint | None = None) -> State
         if compared.found and saved:
             wrong = named(leaves, {one.name for one in compared.found})
             stored = full_tensors(wrong, saved.recall_of(part, cell.checkpointer))
-            comparisons = {part: Comparison(leaves, stored, compared)}
-            done = explained_in_checkpoint(cell, "restored", saved, comparisons)
-            cell.record(CHECK_OF[part], done[part], str(saved))
+            record_restored(cell, saved, {part: Comparison(leaves, stored, compared)}, str(saved))
     return full

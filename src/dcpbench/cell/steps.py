@@ -70,7 +70,7 @@ class Story:
     torch_version: str = str(torch.__version__)
     window: Window | None = None
     files: Mapping[str, tuple[str, Mapping[str, str] | None]] = field(default_factory=dict)
-    ends: frozenset[int] = frozenset()
+    ends: tuple[int, ...] = ()
     run: Run | None = None
 
     @property
@@ -139,7 +139,7 @@ def train(cell: Cell, run: Run, until: int) -> list[float]:
 def advance(cell: Cell, reference: Story, until: int) -> None:
     """Train the reference run up to and including step `until`, and keep its state where resumed runs end."""
     run, saves = reference.trained, cell.window.saves
-    ends = cell.window.ends | reference.ends
+    ends = {*cell.window.ends, *reference.ends}
     first_steps = {step + 1 for step in (*saves, *ends)} if cell.config.own_trainer else set[int]()
     for step in sorted({*ends, *first_steps, until}):
         if not run.train_state.step <= step <= until:

@@ -37,7 +37,7 @@ def save(cell: Cell, unsaved: Story) -> Story:
     """Train the reference run, and save the first checkpoint; it ends in the state of the run that never
     saves."""
     plan = cell.window.saves
-    reference = replace(steps.build(cell, unsaved), ends=frozenset(plan[1:]))
+    reference = replace(steps.build(cell, unsaved), ends=tuple(plan[1:]))
     steps.train_and_save(cell, reference, at=plan[:1])
     uninterrupted.compare(cell, unsaved, reference)
     return reference

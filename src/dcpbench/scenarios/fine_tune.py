@@ -4,6 +4,7 @@ part; restart from both checkpoints."""
 import inspect
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -15,12 +16,15 @@ from torch.distributed.checkpoint.state_dict import (
 
 from dcpbench.cell import checks, contract, steps
 from dcpbench.cell.cell import Cell
+from dcpbench.cell.checkpoint import Checkpoint
+from dcpbench.cell.explained import record_restored
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared, Skip
 from dcpbench.core.state import StatePart
-from dcpbench.verify.snapshot import Leaves, named_parameters, snapshot_model
+from dcpbench.verify.compare import Comparison
+from dcpbench.verify.perturb import compare_controlled, unlike
+from dcpbench.verify.snapshot import Leaves, named_parameters, retained, snapshot_model
 from dcpbench.workloads.run import Run
-from dcpbench.workloads.run_state import State
 
 FROZEN = "pretrain."
 """The FQN prefix of the pre-trained model in the fine-tuned one."""
@@ -53,17 +57,11 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
         before.checkpointer.load(_part(tuning, run, submodules), saved.checkpoint_id)
 
     reference = steps.build(tuning)
-    model_only = replace(saved, state={StatePart.model: saved.state[StatePart.model]}, by_content=True)
-    controls = checks.run_controls(tuning, reference.trained, model_only, {}, _as_pretrained)
+    verify_frozen = partial(_verify_frozen, tuning, replace(saved, by_content=True))
+    unrestored = retained(_frozen(reference.trained))
     steps.load(before, reference.trained, saved, state=_part(tuning, reference.trained, submodules))
-    where = "before the fine-tuning"
-    checks.verify_restored(tuning, reference.trained, model_only, controls, _as_pretrained, where)
+    verify_frozen(reference.trained, "before the fine-tuning", unrestored)
     checkpoints = steps.train_and_save(tuning, reference)
-
-    def verify_frozen(run: Run, where: str) -> None:
-        different = checks.run_controls(tuning, run, model_only, model_only.state, _as_pretrained)
-        checks.verify_restored(tuning, run, model_only, different, _as_pretrained, where)
-
     verify_frozen(reference.trained, "after the fine-tuning")
     checks.verify_training(tuning, reference, load_pretrained)
 
@@ -94,11 +92,25 @@ def _tuning(cell: Cell, layers: int) -> Cell:
     )
 
 
-def _as_pretrained(run: Run) -> State:
+def _frozen(run: Run) -> Leaves:
     """Return the frozen part under the FQNs of the pre-trained model."""
     leaves = ((str(name[0]), leaf) for name, leaf in snapshot_model(run.model).items())
-    frozen: Leaves = {(fqn.removeprefix(FROZEN),): leaf for fqn, leaf in leaves if fqn.startswith(FROZEN)}
-    return {StatePart.model: frozen}
+    return {(fqn.removeprefix(FROZEN),): leaf for fqn, leaf in leaves if fqn.startswith(FROZEN)}
+
+
+def _verify_frozen(
+    cell: Cell, pretrained: Checkpoint, run: Run, where: str, other: Leaves | None = None
+) -> None:
+    """Compare the frozen part with the pre-trained model, by content. The control is `other`, by default a
+    changed copy."""
+    part = StatePart.model
+    with cell.phase("verify", "equality"):
+        expected, actual = pretrained.state[part], _frozen(run)
+        recall = pretrained.recall_of(part, cell.checkpointer)
+        how = partial(pretrained.compare, group=cell.world.group, recall=recall)
+        other = other or unlike(expected, actual, actual)
+        compared = compare_controlled(expected, actual, other, how=how)
+        record_restored(cell, pretrained, {part: Comparison(expected, actual, compared)}, where)
 
 
 class _PartState:

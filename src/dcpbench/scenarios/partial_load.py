@@ -12,11 +12,11 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from
 from dcpbench.cell import checks, contract, side_effects, steps
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
-from dcpbench.cell.explained import explained_in_checkpoint
+from dcpbench.cell.explained import record_restored
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
-from dcpbench.core.state import CHECK_OF, Name, StatePart, text_of
+from dcpbench.core.state import Name, StatePart, text_of
 from dcpbench.verify.compare import Comparison, same_leaves
 from dcpbench.verify.compare_layouts import compare_across
 from dcpbench.verify.perturb import all_different, compare_controlled, controllable, unlike
@@ -83,9 +83,7 @@ def _verify_below(cell: Cell, prefix: Name, part: StatePart, expected: Leaves, s
         found = compare_across(expected, actual, cell.world.group, recall)
         control = compare_across(expected, changed, cell.world.group)
         compared = Compared.of(found, control, controllable(expected))
-        comparisons = {part: Comparison(expected, actual, compared)}
-        named = explained_in_checkpoint(cell, "restored", saved, comparisons)
-        cell.record(CHECK_OF[part], named[part], where)
+        record_restored(cell, saved, {part: Comparison(expected, actual, compared)}, where)
 
     def unrequested(names: Iterable[Name]) -> list[Mismatch]:
         others = [text_of(name) for name in names if name[: len(prefix)] != prefix]
