@@ -1,10 +1,13 @@
 """Which code a sweep ran: the commit of the user's checkout, the version of an installed package, files."""
 
+import importlib
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dcpbench.code import provenance
 from dcpbench.code.provenance import SweepCode, package_digest
@@ -12,6 +15,7 @@ from dcpbench.code.sources import Source, changed_files, commits_text, recorded
 from dcpbench.config.groups import ModelConfig, ScenarioConfig, WorkloadConfig
 from dcpbench.config.schema import Config
 from dcpbench.sweep import job
+from dcpbench.workloads.unsaved_values import is_users
 from support.commands import git
 
 A, B = "a" * 40, "b" * 40
@@ -158,6 +162,46 @@ def test_installed_targets_have_their_version(
     assert found == ["Their-Models 1.2", "Their-Models 1.2", f"{commit}-dirty"]
     committed(mine)
     assert provenance.commit_of("their_models.gpt.build") == "Their-Models 1.2", "also where it is tracked"
+
+
+def test_packages_beside_a_users_modules_are_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `pip install --target` leaves them; the metadata of a linked checkout are elsewhere."""
+    content = {
+        "their_models/gpt.py": "SEEN = 3\nclass Block:\n    seen = 3\n",
+        "their_module.py": "SEEN = 3\n",
+        "mine/gpt.py": "SEEN = 3\n",
+        "their_models-1.2.dist-info/METADATA": "Metadata-Version: 2.1\nName: Their-Models\nVersion: 1.2\n",
+        "their_models-1.2.dist-info/RECORD": "their_models/gpt.py,sha256=x,3\ntheir_module.py,,\n",
+        "mine.egg-info/SOURCES.txt": "mine/gpt.py\n",
+    }
+    for name, text in content.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    names = ["their_models/gpt.py", "their_module.py", "mine/gpt.py"]
+    files = [str(tmp_path / name) for name in names]
+    assert [*map(provenance.owner_of, files)] == ["user"] * 3
+    monkeypatch.syspath_prepend(tmp_path)
+    assert [*map(provenance.owner_of, files)] == ["installed", "installed", "user"]
+    modules = [name.removesuffix(".py").replace("/", ".") for name in names]
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    assert [is_users(importlib.import_module(module).__name__) for module in modules] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("owner", "file"),
+    [
+        ("torch", torch.nn.__file__),
+        ("installed", pytest.__file__),
+        ("library", subprocess.__file__),
+        ("library", "<string>"),
+        ("dcpbench", provenance.__file__),
+        ("user", __file__),
+    ],
+)
+def test_files_have_owners(owner: str, file: str) -> None:
+    assert provenance.owner_of(file) == owner
 
 
 def test_all_targets_of_a_configuration_count(

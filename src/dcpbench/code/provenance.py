@@ -10,11 +10,12 @@ import hashlib
 import os
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.metadata import distribution, packages_distributions
+from importlib.metadata import Distribution, distribution, packages_distributions
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -34,6 +35,7 @@ _DIGITS = 16
 _LIMIT_S = 10.0
 _OF_CHECKOUT = ("local", "worktree")
 _KEPT = ("GIT_CONFIG_", "GIT_CEILING_", "GIT_DISCOVERY_")
+_INSTALLED = {"site-packages", "dist-packages"}
 _NO_PROGRAMS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
 _EMPTY = "DCPBENCH_EMPTY"
 _ENVIRONMENT = {_EMPTY: "", "GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"}
@@ -194,6 +196,44 @@ def _files_digest(*roots: Path, pattern: str = "*.py") -> str:
             sources.update(f"{path.relative_to(root)}\0".encode())
             sources.update(hashlib.sha256(path.read_bytes()).digest())
     return sources.hexdigest()
+
+
+def owner_of(file: str) -> str:
+    """Return whose code a file is: `torch`, `installed`, `library`, `dcpbench` or `user`. Code that the
+    compiler has generated is as Python's library."""
+    if file.startswith("<") or "torchinductor_" in file:
+        return "library"
+    path = Path(os.path.realpath(file))
+    owners = {owner for owner, folders in _owners() if any(map(path.is_relative_to, folders))}
+    if "torch" in owners:
+        return "torch"
+    return "installed" if is_installed(file) else min(owners, default="user")
+
+
+def is_installed(file: str) -> bool:
+    """Return whether a file is of an installed package, also of one that `pip install --target` has put into
+    a folder on the path beside a user's modules."""
+    path = Path(file)
+    return not _INSTALLED.isdisjoint(path.parts) or any(
+        path.relative_to(folder).parts[0] in _installed_in(folder)
+        for folder in map(Path, sys.path)
+        if folder.is_absolute() and path.is_relative_to(folder)
+    )
+
+
+@cache
+def _installed_in(folder: Path) -> frozenset[str]:
+    """Return the names of files and folders in a folder that packages have brought there."""
+    installed = (Distribution.at(metadata).files or () for metadata in folder.glob("*.dist-info"))
+    return frozenset(path.parts[0] for paths in installed for path in paths)
+
+
+@cache
+def _owners() -> list[tuple[str, list[Path]]]:
+    library = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
+    own = [root for package in OURS for root in package_roots(package)]
+    owners = ("torch", package_roots("torch")), ("dcpbench", own), ("library", library)
+    return [(owner, [folder.resolve() for folder in folders]) for owner, folders in owners]
 
 
 def import_from_current_folder() -> None:

@@ -15,9 +15,9 @@ from types import ModuleType
 
 import torch
 
+from dcpbench.code.provenance import is_installed, owner_of
 from dcpbench.core.rank_report import Imports
 from dcpbench.rank.messages import Descriptor
-from dcpbench.rank.user_errors import is_installed, is_users
 from dcpbench.verify.process_state import open_descriptors
 
 _OF_SERVER = {"dcpbench", "torch"}
@@ -50,7 +50,7 @@ def main(connection: Connection, imports: Imports, listener: Descriptor, alive: 
     os.environ.clear()
     os.environ.update(variables)
     added = {*sys.modules} - before | {"__mp_main__"}  # that can be a user's script
-    own_files = [file for file in map(_file_of, added) if file and is_users(file)]
+    own_files = [file for file in map(_file_of, added) if file and owner_of(file) == "user"]
     has_threads = len(os.listdir("/proc/self/task")) > 1  # noqa: PTH208
     if own_files or has_threads or torch.cuda.is_initialized() or open_descriptors() != opened:
         return

@@ -1,9 +1,7 @@
 """Read exceptions of a user's code: their message, and the line that they come from."""
 
 import linecache
-import os
 import sys
-import sysconfig
 import traceback
 from collections import Counter
 from collections.abc import Iterable
@@ -16,26 +14,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-import dcpbench
+from dcpbench.code.provenance import owner_of
 from dcpbench.verify.snapshot import plain_fqn
 
-_INSTALLED = {"site-packages", "dist-packages"}
 _JOINED = (
     " Ranks have a process group before they import your code: leave out init_process_group, or call it only "
     "if not torch.distributed.is_initialized()"
 )
 _EXITED = ": your code ended the process; it has no command line to parse, so pass workload.options"
-
-
-def _below(*folders: str) -> tuple[str, ...]:
-    return tuple(f"{os.path.realpath(folder)}{os.sep}" for folder in folders)
-
-
-_TORCH = _below(*torch.__path__)
-_OWNERS = {
-    "dcpbench": _below(*dcpbench.__path__),
-    "library": _below(*map(sysconfig.get_path, ("stdlib", "platstdlib"))),
-}
 
 
 def user_line(error: BaseException, frames: Iterable[FrameSummary] = ()) -> str | None:
@@ -54,7 +40,7 @@ def user_code(error: BaseException, frames: Iterable[FrameSummary] = ()) -> str 
 
 
 def _user_frame(error: BaseException, frames: Iterable[FrameSummary]) -> FrameSummary | None:
-    users = [frame for frame in _frames_of(error, frames) if is_users(frame.filename)]
+    users = [frame for frame in _frames_of(error, frames) if owner_of(frame.filename) == "user"]
     return users[-1] if users else _user_frame(error.__cause__, ()) if error.__cause__ else None
 
 
@@ -64,7 +50,7 @@ def _frames_of(error: BaseException, frames: Iterable[FrameSummary]) -> Iterable
 
 def is_raised_in_torch(error: BaseException, frames: Iterable[FrameSummary] = ()) -> bool:
     """Return whether the innermost frame of an exception is torch's, apart from those of Python's library."""
-    owners = [_owner_of(frame.filename) for frame in _frames_of(error, frames)]
+    owners = [owner_of(frame.filename) for frame in _frames_of(error, frames)]
     return [owner for owner in owners if owner != "library"][-1:] == ["torch"]
 
 
@@ -72,7 +58,7 @@ def subjects(error: BaseException) -> tuple[str, ...]:
     """Return what the innermost module and optimizer are that are variables of torch or Python's library in
     the traceback of an exception, as in `RaisedError.of`."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    of_torch = [frame for frame in frames if _owner_of(frame.f_code.co_filename) in ("torch", "library")]
+    of_torch = [frame for frame in frames if owner_of(frame.f_code.co_filename) in ("torch", "library")]
     variables = [value for frame in reversed(of_torch) for value in frame.f_locals.values()]
     names: list[str] = []
     for kind, facts in ((nn.Module, _of_module), (Optimizer, _of_optimizer)):
@@ -109,27 +95,6 @@ def message_of(error: BaseException) -> tuple[str, str | None]:
         return " ".join(str(error).split()) + fix, None
     except Exception as broken:  # noqa: BLE001
         return "", f"its __str__ raised {type(broken).__name__}"
-
-
-def is_installed(file: str) -> bool:
-    """Return whether a file is of an installed package."""
-    return not _INSTALLED.isdisjoint(Path(file).parts)
-
-
-def is_users(file: str) -> bool:
-    """Return whether a file is a user's."""
-    return _owner_of(file) == "user"
-
-
-def _owner_of(file: str) -> str:
-    """Return whose code a file is: `torch`, `installed`, `library`, `dcpbench` or `user`. Code that the
-    compiler has generated is as Python's library."""
-    path = os.path.realpath(file)
-    if file.startswith("<") or "torchinductor_" in file:
-        return "library"
-    if is_installed(file) or path.startswith(_TORCH):
-        return "torch" if path.startswith(_TORCH) else "installed"
-    return next((owner for owner, folders in _OWNERS.items() if path.startswith(folders)), "user")
 
 
 def _short(file: str) -> str:

@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
+from dcpbench.code.provenance import owner_of
 from dcpbench.verify.snapshot import local_part, plain_fqn
 from dcpbench.workloads.generators import KINDS, state_of_generator
 
@@ -26,6 +27,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, range, type(None), itertools.co
 _MOST_VALUES, _MOST_ITEMS, _DEEPEST, _SHOWN = 10_000, 1_000, 4, 60
 """How many values are read, of how many items, how deep they are nested, and how many characters are kept."""
 _OF_EACH_MODULE = {*vars(nn.Module()), "named_parameters"}
+_MAIN = ("__main__", "__mp_main__")
 _WRAPPERS = (DistributedDataParallel, FullyShardedDataParallel)
 
 
@@ -98,12 +100,10 @@ def differing(expected: Mapping[str, str], actual: Mapping[str, str], how: str) 
 
 @functools.cache
 def is_users(module: str) -> bool:
-    """Return whether a Python module comes neither with Python nor with an installed package."""
-    file = getattr(sys.modules.get(module), "__file__", None)
-    known = {*sys.stdlib_module_names, "dcpbench", "hydra_plugins", "torch", "__main__", "__mp_main__"}
-    installed = {"site-packages", "dist-packages"}
-    top = module.partition(".")[0]
-    return file is not None and top not in known and installed.isdisjoint(Path(file).parts)
+    """Return whether a Python module is a user's; not the one that a process was started with."""
+    file = str(getattr(sys.modules.get(module), "__file__", None))
+    # The file of `torch.ops` is "_ops.py".
+    return module not in _MAIN and Path(file).is_absolute() and owner_of(file) == "user"
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
