@@ -16,10 +16,11 @@ from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import lockstep as lockstep_module
 from dcpbench.workloads import workload
 from dcpbench.workloads.batch import Batch, share_of
-from dcpbench.workloads.build_run import build, build_twin
+from dcpbench.workloads.build_run import build, build_twin, copy_state
 from dcpbench.workloads.lockstep import CHECKS, GRAD_NORM, Lockstep
 from dcpbench.workloads.own_run import OwnRun
-from dcpbench.workloads.twin import Inexact, OwnGradients, Twin, inexact_steps
+from dcpbench.workloads.run import Use
+from dcpbench.workloads.twin import Inexact, Twin, inexact_steps
 from dcpbench.workloads.workload import batches_of
 from dcpbench.workloads.world import World
 from support.alone import config, world
@@ -61,19 +62,21 @@ def test_gradients_of_zeros_prove_nothing(zero: bool, monkeypatch: pytest.Monkey
     assert {*gradients.fired.values()} == {not zero}
 
 
-def test_autograd_is_watched_under_fully_shard_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_autograd_is_watched_in_the_twin_of_fully_shard_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     compared, data = lockstep(1), batches_of(config(**ONCE), world().device)
-    honest, loss_of, is_honest = torch.autograd._engine_run_backward, OwnRun.loss_of, list[bool]()
+    honest, loss_of = torch.autograd._engine_run_backward, OwnRun.loss_of
+    is_honest: dict[str, list[bool]] = {"run": [], "twin": [], "copy": []}
 
     def loss(run: OwnRun, samples: Batch) -> torch.Tensor:
-        is_honest.append(torch.autograd._engine_run_backward is honest)
+        name = {compared._run: "run", compared._twin.run: "twin"}.get(run, "copy")
+        is_honest[name].append(torch.autograd._engine_run_backward is honest)
         return loss_of(run, samples)
 
     monkeypatch.setattr(OwnRun, "loss_of", loss)
     for sharded in (False, True):
         monkeypatch.setattr(compared, "_is_fully_sharded", sharded)
-        compared.train(data)
-    assert is_honest == [True, False]
+        compared.follow(data, compared.train(data))
+    assert is_honest == {"run": [True, True], "twin": [True, False], "copy": [True, True]}
     assert torch.autograd._engine_run_backward is honest
 
 
@@ -104,10 +107,10 @@ def test_magnitudes_are_summed_over_accumulated_parts() -> None:
     given, here = config(**ONCE), world()
     data = batches_of(given, here.device).at(1)
 
-    def passed(accumulate: int, batch: Batch) -> OwnGradients:
+    def passed(accumulate: int, batch: Batch) -> Use:
         twin = twin_of(accumulate=accumulate)
         twin.begin(batch, None)
-        return twin.taken(()).at(0)
+        return twin.taken(()).uses[0]
 
     first, second = (passed(1, share_of(data, number, 2)).gradients for number in range(2))
     made = passed(2, data)
@@ -228,9 +231,23 @@ def test_model_that_cannot_be_copied_has_no_gradient_close(deterministic: bool) 
     assert compared.not_applied["gradient_close"].startswith(why)
 
 
-def test_loss_of_a_single_step_has_a_control() -> None:
-    losses = lockstep(1).results()["batch_loss_close"]
-    assert (losses.found, losses.fired) == ([], {"loss of step 1": True})
+@pytest.mark.parametrize("steps", [1, 2])
+def test_control_of_a_loss_is_that_of_another_step(steps: int) -> None:
+    losses = lockstep(steps).results()["batch_loss_close"]
+    names = [f"loss of step {step}" for step in range(1, steps + 1)]
+    assert (losses.found, losses.fired) == ([], dict.fromkeys(names, steps > 1))
+
+
+def test_control_of_a_loss_can_be_before_the_twin() -> None:
+    """As of a run that is resumed for one step."""
+    given, here = config(**ONCE), world()
+    run, twin, data = build(given, here, 0), build_twin(given, here, 0), batches_of(given, here.device)
+    run.train(data, 1)
+    copy_state(run, twin)
+    compared = Lockstep(given, here, run, twin, None)
+    compared.follow(data, compared.train(data))
+    losses = compared.results()["batch_loss_close"]
+    assert (losses.found, losses.fired) == ([], {"loss of step 2": True})
 
 
 def test_redrawn_dropout_in_the_backward_pass_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:

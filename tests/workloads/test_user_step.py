@@ -17,7 +17,7 @@ from dcpbench.config.groups import WorkloadConfig
 from dcpbench.core.rank_report import Skip
 from dcpbench.verify.snapshot import named_as_saved, snapshot_model
 from dcpbench.workloads.parallelisms import ddp
-from dcpbench.workloads.user_step import Use, each_use, names_of_uses
+from dcpbench.workloads.run import Use, each_use, names_of_uses
 from dcpbench.workloads.workload import workload_of
 from support.alone import config, group_of_one, run_alone
 from support.ordinary_workloads import net, reversed_loss

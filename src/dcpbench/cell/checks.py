@@ -162,7 +162,7 @@ def _train_with_twin(
     cell.report.bounds |= compared_steps.bounds
     cell.report.not_applied |= compared_steps.not_applied
     cell.report.left_out |= compared_steps.left_out
-    return run.train_state.losses[before:], compared_steps.twin_losses
+    return run.train_state.losses[before:], [*compared_steps.twin_losses.values()]
 
 
 def make_different(cell: Cell, target: Run, checkpoint: Checkpoint, number: int = 0) -> Controls:

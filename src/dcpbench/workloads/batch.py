@@ -143,18 +143,13 @@ def share_of(batch: Batch, number: int, of: int) -> Batch:
     if 0 < samples < of:
         count = f"{samples} {'sample' if samples == 1 else 'samples'}"
         raise ValueError(f"{count} for {of} shares: each needs one; shapes {shapes}")
-    mine = part_of(samples, number, of)
+    begin = number * (samples // of) + min(number, samples % of)
+    end = begin + samples // of + (number < samples % of)
 
     def is_shared(node: Any) -> bool:
         return _is_divisible(batch, node) and getattr(node, "ndim", 1) > 0 and len(node) == samples
 
-    return mapped(lambda node: node[mine.start : mine.stop], batch, is_leaf=is_shared)
-
-
-def part_of(samples: int, number: int, of: int) -> range:
-    """Return the samples of one of several parts; the first parts have one more if they do not divide."""
-    begin = number * (samples // of) + min(number, samples % of)
-    return range(begin, begin + samples // of + (number < samples % of))
+    return mapped(lambda node: node[begin:end], batch, is_leaf=is_shared)
 
 
 def _only_movable(node: Any) -> Any:

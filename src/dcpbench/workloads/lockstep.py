@@ -4,7 +4,7 @@ its own gradients of the same batch, and then steps with the ranks' gradients.""
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -49,11 +49,10 @@ from dcpbench.workloads.build_run import build_twin, exchange_of, skip_groups_by
 from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.parallelisms import broadcasts_buffers, runs_other_kernels
 from dcpbench.workloads.precision import reduced_in
-from dcpbench.workloads.run import Run, dtypes_of
-from dcpbench.workloads.twin import Change, OwnGradients, TakenStep, Twin, inexact_steps, state_of
-from dcpbench.workloads.user_step import Use, copied_to, names_of_uses
+from dcpbench.workloads.run import Run, Use, copied_to, dtypes_of, names_of_uses
+from dcpbench.workloads.twin import Change, TakenStep, Twin, inexact_steps, state_of
 from dcpbench.workloads.workload import Batches
-from dcpbench.workloads.world import Sums, World
+from dcpbench.workloads.world import World
 
 GRADIENT, STEP, REPLICAS, LOSS = "gradient_close", "step_equal", "replicas_equal", "batch_loss_close"
 CHECKS = (GRADIENT, STEP, REPLICAS, LOSS)
@@ -63,26 +62,17 @@ NO_REPLICAS = "no two ranks have the same part of anything"
 GRAD_NORM = "norm of all gradients"
 _OF_WHOLE = LOSS, "whole batches", ""
 _NOT_A_MEAN = (
-    "the loss of a batch is not the mean of its shares' losses, as with random numbers, batch statistics or "
-    "weights: the mean is compared"
+    "the loss of a batch is not the mean of its shares' losses, as with random numbers, batch statistics, "
+    "weights or uneven shares: the mean is compared"
 )
 _OF_SHARES = "the workload's step takes a rank's share: the mean of the shares' losses is compared"
 _LATE = "fully_shard uses some gradients a step late (docs/findings/second-derivatives-fsdp2.md)"
 _OTHER_USES = "ranks and twin take different optimizer steps, or clip gradients differently often"
 
 
-@dataclass(frozen=True)
-class _Losses:
-    """The losses of a step: the ranks' mean, the twin's, and the mean magnitude over its shares."""
-
-    ranks: float
-    twin: float
-    size: float
-
-
 Explain = Callable[[Mapping[str, Comparison], TwinGradients], Mapping[str, Compared]]
 """Names the defects that cause mismatches of checks."""
-_Gradients = tuple[OwnGradients, list[OwnGradients]]
+_Gradients = tuple[Use, list[Use]]
 """The twin's gradients at a use, and those of the jittered steps."""
 
 
@@ -97,6 +87,7 @@ class Lockstep:
     Attributes:
         not_applied: why checks are not made.
         left_out: why parts of checks are not.
+        twin_losses: the twin's loss of each step.
         bound_used: the largest difference of a gradient as a part of its tolerance.
         why_not_resumed: why a resumed run cannot repeat these steps, if the results show that.
     """
@@ -109,7 +100,8 @@ class Lockstep:
         self._results = dict.fromkeys((GRADIENT, STEP), NOTHING)
         self.not_applied: dict[str, str] = {}
         self.left_out: dict[CheckPart, str] = {}
-        self._losses: dict[int, _Losses] = {}
+        self.twin_losses: dict[int, float] = {}
+        self._loss_sizes: dict[int, float] = {}
         self._exchange = exchange_of(run)
         self._own_parts, self._twin_parts = named_parts(run.model), named_parts(twin.model)
         self._leaves = snapshot_parameters(self._own_parts)
@@ -125,14 +117,8 @@ class Lockstep:
         self.bound_used, self._alive = 0.0, False
         self.why_not_resumed: str | None = None
         self._is_fully_sharded = any(isinstance(one, FSDPModule) for one in run.model.modules())
-        self._second_derivatives, self._uses_late_gradients = set[int](), False
-        self._differentiates_twice = False
+        self._second_derivatives = set[int]()
         self._compare_state(run.train_state.step, {})
-
-    @property
-    def twin_losses(self) -> list[float]:
-        """The twin's loss of each step."""
-        return [one.twin for one in self._losses.values()]
 
     @property
     def follows(self) -> bool:
@@ -150,9 +136,7 @@ class Lockstep:
     def train(self, batches: Batches) -> list[Use]:
         """Train the run for one step, and return its uses of gradients."""
         uses = list[Use]()
-        with _noting_second_derivatives() if self._is_fully_sharded else nullcontext([False]) as twice:
-            self._run.train(batches, self._run.train_state.step + 1, copied_to(uses, self._run.model))
-        self._differentiates_twice = any(twice)
+        self._run.train(batches, self._run.train_state.step + 1, copied_to(uses, self._run.model))
         return uses
 
     def follow(self, batches: Batches, uses: Sequence[Use]) -> None:
@@ -164,9 +148,11 @@ class Lockstep:
         order = [use.by for use in uses]
         alike = not run.user_step or all(one == order for one in self._world.gathered(order))
         used = [self._with_full(use) for use in uses] if alike else []
-        own = twin.taken(used)
-        flags = [not (alike and own.alike), twin.loss_is_collective, bool(twin.why_not_copied)]
-        unlike, is_collective, uncopied = summed_numbers(flags, Exchange(self._world.group))
+        with _noting_second_derivatives() if self._is_fully_sharded else nullcontext([False]) as twice:
+            taken = twin.taken(used)
+        flags = [not (alike and taken.has_uses_of(used)), bool(twin.why_not_copied), any(twice)]
+        unlike, uncopied, differentiates_twice = summed_numbers(flags, Exchange(self._world.group))
+        self._second_derivatives |= {step} if differentiates_twice else set()
         if unlike:
             self.not_applied |= dict.fromkeys((GRADIENT, STEP, LOSS), _OTHER_USES)
             return
@@ -175,15 +161,16 @@ class Lockstep:
         whole_loss = math.nan
         if run.user_step:
             self.left_out[_OF_WHOLE] = _OF_SHARES
-        elif is_collective or self._world.rank == 0:
-            whole_loss = self._loss_of(twin.loss_of_whole)
-        self._note_losses(step, whole_loss, own.loss)
+        else:  # on all ranks: it can be collective
+            whole_loss = self._loss_of_whole()
+        self._note_losses(step, whole_loss, taken.loss)
         self._note_draws()
         others = self._jittered(used)
         for number, name in enumerate(names_of_uses(used)):
             self._alive |= any(bool(value.any()) for value in used[number].full.values())
             if GRADIENT not in self.not_applied:
-                gradients = own.at(number), [other.at(number) for other in others if other.alike]
+                jittered = [other.uses[number] for other in others if other.has_uses_of(used)]
+                gradients = taken.uses[number], jittered
                 self._compare_gradients(step, used, number, gradients, name)
         tolerances = twin.tolerances(used, others)
         self._compare_norm(step)
@@ -216,9 +203,9 @@ class Lockstep:
         if any_rank(wrong or bool(tolerances), Exchange(self._world.group)):
             twin.take_over(run, self._exchange)
 
-    def _loss_of(self, compute: Callable[[], float]) -> float:
+    def _loss_of_whole(self) -> float:
         try:
-            return compute()
+            return self._twin.loss_of_whole()
         except Exception as error:  # noqa: BLE001 - a user's loss need not accept more than a share
             why = f"the loss of a global batch cannot be computed: {type(error).__name__}: {error}"
             self.left_out[_OF_WHOLE] = why
@@ -252,12 +239,9 @@ class Lockstep:
         wrong = [replace(one, name=one.name + words) for one in found]
         if {step - 1, step} & self._second_derivatives:
             wrong = [replace(one, by=one.by or SECOND_DERIVATIVES) for one in wrong]
-            self._uses_late_gradients |= bool(wrong)
         self._results[GRADIENT] += Compared(wrong, names, fired)
 
-    def _twin_gradients(
-        self, own: OwnGradients, others: list[OwnGradients]
-    ) -> Iterator[tuple[str, TwinGradient | None]]:
+    def _twin_gradients(self, own: Use, others: list[Use]) -> Iterator[tuple[str, TwinGradient | None]]:
         """Sum the twins' gradients of all shares of a batch; collective. A parameter of another stage of a
         pipeline has none."""
         twins, leaves = self._twin.parameters, self._leaves
@@ -276,9 +260,9 @@ class Lockstep:
         """Build the reference for known defects; collective."""
 
         def after(change: Change) -> dict[str, TwinGradient]:
-            own = self._twin.copied(change).taken(uses).at(number)
-            others = [other.at(number) for other in self._jittered(uses, change)]
-            return {name: twin for name, twin in self._twin_gradients(own, others) if twin}
+            changed = self._twin.copied(change).taken(uses).uses[number]
+            others = [other.uses[number] for other in self._jittered(uses, change)]
+            return {name: twin for name, twin in self._twin_gradients(changed, others) if twin}
 
         bound = {name: self._bound(leaf.dtype) for name, leaf in self._leaves.items()}
         made = ((name, one) for name, one in self._twin_gradients(*gradients) if one)
@@ -299,22 +283,16 @@ class Lockstep:
         return all(dp_rank(sizes, other) != dp_rank(sizes, rank) for other in range(rank))
 
     def _note_losses(self, step: int, full: float, own: float) -> None:
-        """Note the losses of a step: the twin's loss of the global batch, or the mean over its shares if the
-        two differ; and whether it has second derivatives under `fully_shard` on any rank."""
-        samples, share = (self._twin.run.samples, own) if self._counts else (0, 0.0)
-        losses = (share, samples * share, abs(share), samples * abs(share))
+        """Note the twin's loss of a step: that of the global batch, or the mean over its shares if the two
+        differ."""
+        share = own / dp_degree(self._run.sizes) if self._counts else 0.0
         of_first = full if self._world.rank == 0 else 0.0
-        others = (samples, samples**2, of_first, float(self._differentiates_twice))
-        totals = summed_numbers((*losses, *others), Exchange(self._world.group))
-        loss, weighted, magnitude, weighted_magnitude, *counts, twin, twice = totals
-        self._second_derivatives |= {step} if twice else set()
-        mean = Sums(loss, weighted, *counts).mean(dp_degree(self._run.sizes))
-        size = Sums(magnitude, weighted_magnitude, *counts).mean(dp_degree(self._run.sizes))
+        mean, size, twin = summed_numbers((share, abs(share), of_first), Exchange(self._world.group))
         if not abs(twin - mean) <= loss_share(self._twin.computes_in) * max(abs(twin), size):
             if LOSS not in self.not_applied:
                 self.left_out.setdefault(_OF_WHOLE, _NOT_A_MEAN)
             twin = mean
-        self._losses[step] = _Losses(self._run.train_state.losses[-1], twin, size)
+        self.twin_losses[step], self._loss_sizes[step] = twin, size
 
     def _compare_norm(self, step: int) -> None:
         """Compare the norm by which this rank has clipped its gradients with that of full gradients."""
@@ -345,7 +323,8 @@ class Lockstep:
     def results(self) -> dict[str, Compared]:
         """Return the results by check; collective. Gradients that are all zero prove nothing."""
         made = {**self._results}
-        if self._second_derivatives and any_rank(self._uses_late_gradients, Exchange(self._world.group)):
+        late = any(one.by == SECOND_DERIVATIVES for one in made[GRADIENT].found)
+        if self._second_derivatives and any_rank(late, Exchange(self._world.group)):
             self.why_not_resumed = _LATE
         if not self._alive:
             made[GRADIENT] += Compared((), {}, dict.fromkeys(made[GRADIENT].fired, False))
@@ -357,23 +336,22 @@ class Lockstep:
         return {check: one for check, one in made.items() if check not in self.not_applied}
 
     def _compare_losses(self) -> Compared:
-        """Compare the losses. The control of each is the twin's loss of another step; a loss that is not
-        finite, or zero, or has no gradient proves nothing."""
-        alive = self._run.alive[-len(self._losses) :]
+        """Compare the losses. The control of each is the loss of another step, also before these; a loss that
+        is not finite, or zero, or has no gradient proves nothing."""
+        losses = self._run.train_state.losses
+        alive = self._run.alive[-len(self.twin_losses) :]
         found, fired = list[Mismatch](), dict[str, bool]()
-        others = self.twin_losses
-        if len(others) == 1:
-            others = [*others, self._loss_of(self._twin.loss_again)]
-        for (step, one), lives in zip(self._losses.items(), alive, strict=True):
-            found += self._far(step, one.twin)
-            usable = math.isfinite(one.ranks) and one.ranks != 0.0 and lives
-            fired[loss_name(step)] = usable and any(self._far(step, other) for other in others)
+        for (step, twin), lives in zip(self.twin_losses.items(), alive, strict=True):
+            loss = losses[step - 1]
+            found += self._far(step, twin)
+            usable = math.isfinite(loss) and loss != 0.0 and lives
+            fired[loss_name(step)] = usable and any(self._far(step, other) for other in losses)
         return Compared(found, dict.fromkeys(fired, True), fired)
 
     def _far(self, step: int, twin: float) -> list[Mismatch]:
-        one = self._losses[step]
-        near = loss_share(self._twin.computes_in) * max(abs(twin), one.size)
-        return compare_losses([twin], [one.ranks], step, near / abs(twin) if twin else 0.0)
+        near = loss_share(self._twin.computes_in) * max(abs(twin), self._loss_sizes[step])
+        loss = self._run.train_state.losses[step - 1]
+        return compare_losses([twin], [loss], step, near / abs(twin) if twin else 0.0)
 
     def _compare_replicas(self) -> Compared:
         """Compare parameters and optimizer state that several ranks have."""

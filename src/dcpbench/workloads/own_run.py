@@ -37,13 +37,21 @@ from dcpbench.verify.whole_tensors import (
     real_elements,
     summed_numbers,
 )
-from dcpbench.workloads.batch import Batch, part_of, samples_of, share_of
+from dcpbench.workloads.batch import Batch, samples_of
 from dcpbench.workloads.components import Component
 from dcpbench.workloads.generators import ALL, OF_TORCH, RandomState, generators_of, reseed
 from dcpbench.workloads.optimizers import SEVERAL, Schedulers, as_one, each_of, listed
 from dcpbench.workloads.parallelisms import buckets_kept, end_passes
 from dcpbench.workloads.pipeline import Pipeline
-from dcpbench.workloads.run import NO_LIMITS, Limits, Unchanged, noting_gradients
+from dcpbench.workloads.run import (
+    NO_LIMITS,
+    Limits,
+    Note,
+    Unchanged,
+    each_use,
+    gradients_of,
+    noting_gradients,
+)
 from dcpbench.workloads.stateful import (
     ModelState,
     MovingObject,
@@ -55,7 +63,6 @@ from dcpbench.workloads.stateful import (
     TrainState,
 )
 from dcpbench.workloads.unsaved_values import UnsavedValues
-from dcpbench.workloads.user_step import Note, each_use, gradients_of
 from dcpbench.workloads.workload import Batches, Workload, is_not_saved
 from dcpbench.workloads.world import World
 
@@ -72,13 +79,11 @@ class OwnRun:
         user_step: the `step` of the workload, if it has one.
         accumulate: the number of parts of a rank's share.
         grad_norm: the norm that the gradients of the last step had before they were clipped.
-        samples: the number of this rank's samples in the last step; 1 if it is unknown.
         is_users: whether the workload is a user's.
     """
 
     comes_after = "before the first save"
     grad_norm: float | None = None
-    samples: int = 1
     _parts: Parts[str] | None = None
 
     def __init__(
@@ -233,17 +238,15 @@ class OwnRun:
         """Train up to and including step `until`; return the global batch's loss of each step. `note` is
         called at each use of gradients."""
         losses: list[torch.Tensor] = []
-        samples: list[int] = []
         while self.train_state.step < until:
             noting = noting_gradients(each_of(self.optimizer), self.model.parameters)
             with self.random.noting_draws(), buckets_kept(), noting as self._alive_in_step:
                 loss = self.take_step(self.next_batch(batches), note)
             self.alive.append(any(self._alive_in_step))
             losses.append(loss)
-            samples.append(self.samples)
             needs_mean = any(isinstance(one, ReduceLROnPlateau) for one in self.schedulers)
-            self.finish_step(self.world.means([loss], [self.samples])[0] if needs_mean else float(loss))
-        means = self.world.means(losses, samples) if losses else []
+            self.finish_step(self.world.means([loss])[0] if needs_mean else float(loss))
+        means = self.world.means(losses) if losses else []
         self.train_state.replace_last(means)
         return means
 
@@ -275,17 +278,16 @@ class OwnRun:
     def backward(self, batch: Batch) -> torch.Tensor:
         """Compute the gradients of this rank's share of a global batch; return its loss, a scalar."""
         with self.random.drawn_from():
-            share = self._begun_share(batch)
+            share = self.share_of(batch)
             if self.pipeline:
                 loss = self.pipeline.forward_backward(share)
             else:
                 losses = []
                 for number in range(self.accumulate):
-                    part, parts = share, 1.0
+                    part = share
                     if self.accumulate > 1:
                         part = self._workload.share(share, number, self.accumulate)
-                        parts = self.samples / (samples_of(part) or self.samples / self.accumulate)
-                    loss = self.loss_of(part) / parts
+                    loss = self.loss_of(part) / self.accumulate
                     self.component.backward(loss)
                     losses.append(loss.detach())
                 loss = torch.stack(losses).sum()
@@ -303,7 +305,7 @@ class OwnRun:
         """
         if self.user_step:
             with self.random.drawn_from(), ExitStack() as noting:
-                share = self._begun_share(batch)
+                share = self.share_of(batch)
                 if note:
                     each = each_of(self.optimizer)
                     noting.enter_context(each_use(each, [*self.model.parameters()], note))
@@ -331,16 +333,6 @@ class OwnRun:
         if not {"pp", "ep"}.isdisjoint(self.sizes) and (samples := samples_of(batch)) and samples % of:
             raise ValueError(f"{samples} samples for {of} ranks: pipelines and experts need equal shares")
         return self._workload.share(batch, self.world.dp_rank(self.sizes), of) if of > 1 else batch
-
-    def _begun_share(self, batch: Batch) -> Batch:
-        """Return the share of a step that begins, and note how many samples it has."""
-        share, of = self.share_of(batch), dp_degree(self.sizes)
-        samples = samples_of(batch) if of == 1 or self._workload.share is share_of else None
-        if samples:
-            self.samples = len(part_of(samples, self.world.dp_rank(self.sizes), of))
-        else:
-            self.samples = samples_of(share) or 1
-        return share
 
     def loss_of(self, samples: Batch) -> torch.Tensor:
         """Return the loss of these samples, a scalar."""

@@ -3,7 +3,7 @@ use of gradients it continues with the ranks' gradients in place of its own."""
 
 import copy
 from collections.abc import Callable, Container, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -35,7 +35,7 @@ from dcpbench.workloads.batch import Batch, mapped
 from dcpbench.workloads.optimizers import each_of, repeats_on_parts
 from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.parallelisms import is_trained
-from dcpbench.workloads.user_step import Use
+from dcpbench.workloads.run import Use
 
 _JITTERED = 2
 """The number of passes or steps with slightly different values that measure noise."""
@@ -48,33 +48,22 @@ a norm of parts is rounded several times."""
 
 
 @dataclass(frozen=True)
-class OwnGradients:
-    """The twin's gradients at a use of them, by FQN: their elements in float64, and their magnitudes summed
-    over the passes that accumulate."""
-
-    gradients: dict[str, torch.Tensor]
-    sizes: dict[str, torch.Tensor]
-
-
-@dataclass(frozen=True)
 class TakenStep:
     """A step that a twin has taken.
 
     Args:
         loss: of this rank's share.
-        uses: the twin's gradients at each use.
-        alike: whether the twin has used gradients as the ranks have.
+        uses: its gradients at each use.
         buffers: after the step, if it was jittered.
     """
 
     loss: float
-    uses: list[OwnGradients]
-    alike: bool
+    uses: list[Use]
     buffers: Leaves = field(default_factory=dict)
 
-    def at(self, number: int) -> OwnGradients:
-        """Return the gradients at a use, none if there is no such use."""
-        return self.uses[number] if number < len(self.uses) else OwnGradients({}, {})
+    def has_uses_of(self, uses: Sequence[Use]) -> bool:
+        """Return whether gradients were used as in these uses."""
+        return [use.by for use in self.uses] == [use.by for use in uses]
 
 
 Change = Callable[[nn.Module], None]
@@ -92,7 +81,6 @@ class Twin:
 
     Attributes:
         computes_in: these dtypes, and those of module outputs, as under autocast.
-        loss_is_collective: whether the loss of this rank's share needed the other ranks, or their buffers.
         why_not_copied: why it could not be copied at the beginning of the step.
     """
 
@@ -106,7 +94,6 @@ class Twin:
         self.run, self.model, self._build, self._inexact = run, run.model, build, inexact
         self._copy = partial(copy_run, steps=bool(run.user_step or inexact.repeats))
         self.computes_in = set(dtypes)
-        self.loss_is_collective = False
         self.why_not_copied: str | None = None
         self._batch: Batch = None
         self._group: dist.ProcessGroup | None = None
@@ -182,14 +169,6 @@ class Twin:
         with torch.no_grad(), run.random.drawn_from():
             return float(run.loss_of(self._batch))
 
-    def loss_again(self) -> float:
-        """Return the loss of the same batch in the present state; that of a share if the workload has
-        `step`."""
-        self.begin(self._batch, None)
-        if self.run.user_step is None:
-            return self.loss_of_whole()
-        return self.copied().taken(()).loss
-
     def tolerances(self, uses: Sequence[Use], jittered: Sequence[TakenStep]) -> dict[Name, torch.Tensor]:
         """Return the tolerance of each element of the present state that is not exact, by name, after a step
         and these jittered ones."""
@@ -232,8 +211,7 @@ class Twin:
         names = {value: name for name, value in self.parameters.items()}
         sizes: dict[str, torch.Tensor] = {}
         sums: dict[str, int] = {}
-        own: list[OwnGradients] = []
-        alike, collectives = True, _collectives()
+        taken: list[Use] = []
 
         def add(parameter: nn.Parameter, gradient: torch.Tensor) -> None:
             name, size = names[parameter], magnitudes(gradient)
@@ -244,25 +222,20 @@ class Twin:
                 sums[name] = sums.get(name, 1) + 1
 
         def use(by: str, parameters: list[nn.Parameter]) -> None:
-            nonlocal alike
-            number, mine = len(own), [one for one in parameters if one in names]
-            if not own:
-                self.loss_is_collective = collectives != _collectives()
+            number, mine = len(taken), [one for one in parameters if one in names]
             gradients = {names[one]: real_elements(dense(one.grad)) for one in mine if one.grad is not None}
-            size = {
+            magnitudes_of = {
                 # Bounds are for as many sums as parts accumulate.
                 name: sums[name] / self.run.accumulate * sizes[name]
                 if name in sums
                 else _AFTER_USE * value.abs()
                 for name, value in gradients.items()
             }
-            own.append(OwnGradients(gradients, size))
+            taken.append(Use(by, gradients, sizes=magnitudes_of))
             if number < len(uses) and uses[number].by == by:
                 for one in mine:
                     _replace_gradient(one, names[one], uses[number])
                     sums.pop(names[one], None)
-            else:
-                alike = False
 
         self.model.zero_grad()
         with ExitStack() as hooks:
@@ -274,7 +247,7 @@ class Twin:
             for module in called_modules(self.model) if self._group else ():
                 hooks.callback(module.register_forward_pre_hook(self._receive_buffers).remove)
             loss = float(self.run.take_step(batch, use, self._grad_norm))
-        return TakenStep(loss, own, alike and len(own) == len(uses))
+        return TakenStep(loss, taken)
 
     def _receive_buffers(self, module: nn.Module, _: Any) -> None:
         """Replace buffers by those of the first rank, as DDP does before a forward pass; collective."""
@@ -390,17 +363,6 @@ def inexact_steps(run: OwnRun, twin: OwnRun, split: bool) -> Inexact:
     fused = any(group.get("fused") for group in twin.optimizer.param_groups)
     rounded = frozenset(name for name, value in names.items() if fused or _is_narrow(value))
     return Inexact(measured, rounded - measured, other_kernels=fused)
-
-
-def _collectives() -> list[int]:
-    """Return how many collectives the backends of each process group of this process have begun."""
-    counts = list[int]()
-    groups: Any = dist.distributed_c10d._world.pg_names
-    for group in groups:
-        for device in group._device_types:
-            with suppress(RuntimeError):  # a backend that does not count
-                counts.append(group._get_backend(device)._get_sequence_number_for_group())
-    return counts
 
 
 def _is_narrow(tensor: torch.Tensor) -> bool:

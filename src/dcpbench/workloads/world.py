@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -123,27 +123,10 @@ class World:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def means(self, values: Sequence[torch.Tensor], samples: Sequence[int]) -> list[float]:
-        """Return the mean of each scalar over all ranks, weighted by each rank's number of samples, summed in
-        float64 on the CPU; collective. Among ranks that share a GPU, NCCL would take many milliseconds."""
-        numbers = torch.stack([value.detach().double().cpu().reshape(()) for value in values])
-        weights = torch.tensor(samples, dtype=torch.float64)
-        total = torch.stack([numbers, weights * numbers, weights, weights**2])
+    def means(self, values: Sequence[torch.Tensor]) -> list[float]:
+        """Return the mean of each scalar over all ranks, summed in float64 on the CPU; collective. Among
+        ranks that share a GPU, NCCL would take many milliseconds."""
+        total = torch.stack([value.detach().double().cpu().reshape(()) for value in values])
         if self.group is not None:
             dist.all_reduce(total, group=self.training_group or self.group)
-        return [Sums(*sums).mean(self.size) for sums in total.T.tolist()]
-
-
-class Sums(NamedTuple):
-    """Sums over ranks: of a number, of it times the samples, of the samples, and of their squares."""
-
-    number: float
-    weighted: float
-    samples: float
-    squares: float
-
-    def mean(self, count: int) -> float:
-        """Return the mean of `count` numbers, weighted by samples. Equal weights are left out, so that they
-        change no bit."""
-        equal = self.samples**2 == count * self.squares
-        return self.number / count if equal else self.weighted / self.samples
+        return [number / self.size for number in total.tolist()]

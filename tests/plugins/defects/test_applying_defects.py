@@ -34,7 +34,7 @@ from dcpbench.verify.training import (
 from dcpbench.verify.whole_tensors import real_elements
 from dcpbench.workloads.build_run import build_twin
 from dcpbench.workloads.own_run import OwnRun
-from dcpbench.workloads.user_step import Use, copied_to
+from dcpbench.workloads.run import Use, copied_to
 from dcpbench.workloads.workload import Batches, batches_of
 from support.alone import bare_cell, config, world
 
