@@ -71,7 +71,7 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     ),
     "jittered steps begin where the twin's own ended": (
         _TWIN,
-        "self._copy(self._beginning, run)",
+        "self._copy(beginning, run)",
         "self._copy(self.run, run)",
     ),
     "batch losses with themselves": (

@@ -161,7 +161,6 @@ def _train_with_twin(
         cell.measure("gradient_bound_used", compared_steps.bound_used)
     cell.report.bounds |= compared_steps.bounds
     cell.report.not_applied |= compared_steps.not_applied
-    cell.report.left_out |= compared_steps.left_out
     return run.train_state.losses[before:], [*compared_steps.twin_losses.values()]
 
 

@@ -76,8 +76,8 @@ _OWN = (
     ),
     CheckSpec(
         "batch_loss_close",
-        "each step's loss equals the twin's loss of the full batch, within its rounding bound",
-        "the twin's loss of another step", _TWIN, training=True,
+        "each step's loss equals the mean of the twin's losses of the shares, within its rounding bound",
+        "the loss of another step", _TWIN, training=True,
     ),
     CheckSpec(
         "contract_held", "DCP does what the scenario requires in addition to equality",

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from dcpbench.config.mesh import dp_degree, dp_rank
 from dcpbench.config.schema import Config
 from dcpbench.core.mismatch import SECOND_DERIVATIVES, Mismatch, Problem
-from dcpbench.core.rank_report import NOTHING, CheckPart, Compared
+from dcpbench.core.rank_report import NOTHING, Compared
 from dcpbench.core.state import Name, named
 from dcpbench.verify.compare import Comparison, same_value
 from dcpbench.verify.compare_layouts import compare_replicas
@@ -60,12 +60,6 @@ CHECKS = (GRADIENT, STEP, REPLICAS, LOSS)
 
 NO_REPLICAS = "no two ranks have the same part of anything"
 GRAD_NORM = "norm of all gradients"
-_OF_WHOLE = LOSS, "whole batches", ""
-_NOT_A_MEAN = (
-    "the loss of a batch is not the mean of its shares' losses, as with random numbers, batch statistics, "
-    "weights or uneven shares: the mean is compared"
-)
-_OF_SHARES = "the workload's step takes a rank's share: the mean of the shares' losses is compared"
 _LATE = "fully_shard uses some gradients a step late (docs/findings/second-derivatives-fsdp2.md)"
 _OTHER_USES = "ranks and twin take different optimizer steps, or clip gradients differently often"
 
@@ -86,8 +80,7 @@ class Lockstep:
 
     Attributes:
         not_applied: why checks are not made.
-        left_out: why parts of checks are not.
-        twin_losses: the twin's loss of each step.
+        twin_losses: the mean of the twin's losses of the shares of each batch.
         bound_used: the largest difference of a gradient as a part of its tolerance.
         why_not_resumed: why a resumed run cannot repeat these steps, if the results show that.
     """
@@ -99,7 +92,6 @@ class Lockstep:
         self._world, self._run, self._explain = world, run, explain
         self._results = dict.fromkeys((GRADIENT, STEP), NOTHING)
         self.not_applied: dict[str, str] = {}
-        self.left_out: dict[CheckPart, str] = {}
         self.twin_losses: dict[int, float] = {}
         self._loss_sizes: dict[int, float] = {}
         self._exchange = exchange_of(run)
@@ -111,9 +103,9 @@ class Lockstep:
         if why_no_gradient:
             self.not_applied[GRADIENT] = why_no_gradient
         self._inexact = inexact_steps(run, twin, split=not self._parts.complete)
-        self._twin = Twin(
-            twin, dtypes_of(run), partial(build_twin, config, world, config.seed), self._inexact
-        )
+        again = partial(build_twin, config, world, config.seed)
+        takes_more = bool(self._noise or self._inexact.repeats or explain)
+        self._twin = Twin(twin, dtypes_of(run), again if takes_more else None, self._inexact)
         self.bound_used, self._alive = 0.0, False
         self.why_not_resumed: str | None = None
         self._is_fully_sharded = any(isinstance(one, FSDPModule) for one in run.model.modules())
@@ -156,14 +148,11 @@ class Lockstep:
         if unlike:
             self.not_applied |= dict.fromkeys((GRADIENT, STEP, LOSS), _OTHER_USES)
             return
-        if uncopied and self._end_without_copies():
+        if uncopied:
+            why = next(filter(None, self._world.gathered(twin.why_not_copied)))
+            self.not_applied |= dict.fromkeys((GRADIENT, STEP, LOSS), why)
             return
-        whole_loss = math.nan
-        if run.user_step:
-            self.left_out[_OF_WHOLE] = _OF_SHARES
-        else:  # on all ranks: it can be collective
-            whole_loss = self._loss_of_whole()
-        self._note_losses(step, whole_loss, taken.loss)
+        self._note_losses(step, taken.loss)
         self._note_draws()
         others = self._jittered(used)
         for number, name in enumerate(names_of_uses(used)):
@@ -182,15 +171,6 @@ class Lockstep:
         sparse = {name: value for name, value in use.gradients.items() if value.is_sparse}
         return replace(use, gradients=here | sparse, full=self._parts.gather(here))
 
-    def _end_without_copies(self) -> bool:
-        """Note that the twin of some rank cannot be copied; return whether no step can be compared without
-        copies. Collective."""
-        why = next(filter(None, self._world.gathered(self._twin.why_not_copied)))
-        needed = bool(self._noise or self._inexact.repeats)
-        self.left_out[_OF_WHOLE] = why
-        self.not_applied |= dict.fromkeys((GRADIENT, STEP, LOSS) if needed else (GRADIENT,), why)
-        return needed
-
     def _note_draws(self) -> None:
         if self._noise and self._run.random.drawn:
             self.not_applied |= dict.fromkeys((GRADIENT, LOSS), why_drawn(self._compiled))
@@ -202,14 +182,6 @@ class Lockstep:
         wrong = self._compare_state(step, tolerances)
         if any_rank(wrong or bool(tolerances), Exchange(self._world.group)):
             twin.take_over(run, self._exchange)
-
-    def _loss_of_whole(self) -> float:
-        try:
-            return self._twin.loss_of_whole()
-        except Exception as error:  # noqa: BLE001 - a user's loss need not accept more than a share
-            why = f"the loss of a global batch cannot be computed: {type(error).__name__}: {error}"
-            self.left_out[_OF_WHOLE] = why
-            return math.nan
 
     def _compare_gradients(
         self, step: int, uses: Sequence[Use], number: int, gradients: _Gradients, words: str
@@ -260,7 +232,7 @@ class Lockstep:
         """Build the reference for known defects; collective."""
 
         def after(change: Change) -> dict[str, TwinGradient]:
-            changed = self._twin.copied(change).taken(uses).uses[number]
+            changed = self._twin.taken(uses, change).uses[number]
             others = [other.uses[number] for other in self._jittered(uses, change)]
             return {name: twin for name, twin in self._twin_gradients(changed, others) if twin}
 
@@ -282,17 +254,11 @@ class Lockstep:
         sizes, rank = self._run.sizes, self._world.rank
         return all(dp_rank(sizes, other) != dp_rank(sizes, rank) for other in range(rank))
 
-    def _note_losses(self, step: int, full: float, own: float) -> None:
-        """Note the twin's loss of a step: that of the global batch, or the mean over its shares if the two
-        differ."""
-        share = own / dp_degree(self._run.sizes) if self._counts else 0.0
-        of_first = full if self._world.rank == 0 else 0.0
-        mean, size, twin = summed_numbers((share, abs(share), of_first), Exchange(self._world.group))
-        if not abs(twin - mean) <= loss_share(self._twin.computes_in) * max(abs(twin), size):
-            if LOSS not in self.not_applied:
-                self.left_out.setdefault(_OF_WHOLE, _NOT_A_MEAN)
-            twin = mean
-        self.twin_losses[step], self._loss_sizes[step] = twin, size
+    def _note_losses(self, step: int, loss: float) -> None:
+        """Note the mean of the twin's losses of a step, and of their magnitudes; `loss` is of this share."""
+        share = loss / dp_degree(self._run.sizes) if self._counts else 0.0
+        sums = summed_numbers((share, abs(share)), Exchange(self._world.group))
+        self.twin_losses[step], self._loss_sizes[step] = sums
 
     def _compare_norm(self, step: int) -> None:
         """Compare the norm by which this rank has clipped its gradients with that of full gradients."""

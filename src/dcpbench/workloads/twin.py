@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from types import FunctionType, MethodType
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -76,7 +76,7 @@ class Twin:
     Args:
         run: from `build_run.build_twin`.
         dtypes: that the parallel run computes in.
-        build: builds such a run again.
+        build: builds such a run again, if steps are taken in addition.
         inexact: the parameters whose step does not repeat exactly.
 
     Attributes:
@@ -88,26 +88,26 @@ class Twin:
         self,
         run: OwnRun,
         dtypes: Iterable[torch.dtype],
-        build: Callable[[], OwnRun],
+        build: Callable[[], OwnRun] | None,
         inexact: "Inexact",
     ) -> None:
-        self.run, self.model, self._build, self._inexact = run, run.model, build, inexact
+        self.run, self._build, self._inexact = run, build, inexact
         self._copy = partial(copy_run, steps=bool(run.user_step or inexact.repeats))
         self.computes_in = set(dtypes)
         self.why_not_copied: str | None = None
         self._batch: Batch = None
         self._group: dist.ProcessGroup | None = None
         self._grad_norm: float | None = None
-        self._beginning: OwnRun | None = None
-        self._spare: OwnRun | None = None
+        self._copies: tuple[OwnRun, OwnRun] | None = None
+        """The beginning of the step, and a copy of that which takes a step in addition."""
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
         """The parameters by FQN, tied ones under their first name."""
-        return {plain_fqn(self.model, name): value for name, value in self.model.named_parameters()}
+        return _parameters(self.run.model)
 
     def begin(self, batch: Batch, group: dist.ProcessGroup | None, grad_norm: float | None = None) -> None:
-        """Begin a step, and keep a copy of its beginning.
+        """Begin a step, and keep a copy of its beginning if steps are taken in addition.
 
         Args:
             batch: of the step.
@@ -115,35 +115,28 @@ class Twin:
             grad_norm: the norm by which the ranks have clipped their gradients.
         """
         self._batch, self._group, self._grad_norm = batch, group, grad_norm
-        if self._beginning is None:  # on all ranks at once: a user's code can rendezvous
-            self._beginning, self._spare = self._build(), self._build()
+        if not self._build:
+            return
+        if self._copies is None:  # on all ranks at once: a user's code can rendezvous
+            self._copies = self._build(), self._build()
         try:
-            self._copy(self.run, self._beginning)
-            self.why_not_copied = None
+            self._copy(self.run, self._copies[0])
         except Exception as error:  # noqa: BLE001 - a user's object may refuse it in any way
             self.why_not_copied = f"the model cannot be copied: {type(error).__name__}: {error}"
 
-    def copied(self, change: Change | None = None) -> Self:
-        """Return a twin in the state at the beginning of the step, with a changed model if there is a
-        `change`. The next copy takes its place.
-
-        Raises:
-            RuntimeError: it cannot be copied.
-        """
-        run = self._spare
-        if self.why_not_copied or self._beginning is None or run is None:
-            raise RuntimeError(self.why_not_copied)
-        self._copy(self._beginning, run)
+    def copied(self, change: Change | None = None) -> OwnRun:
+        """Return a copy of the beginning of the step, with a changed model if there is a `change`. The next
+        copy takes its place."""
+        assert self._copies, "built with the first step"
+        beginning, run = self._copies
+        self._copy(beginning, run)
         if change:
             change(run.model)
-        other = type(self)(run, (), self._build, self._inexact)
-        other.computes_in = self.computes_in
-        other._batch, other._group, other._grad_norm = self._batch, self._group, self._grad_norm
-        return other
+        return run
 
-    def taken(self, uses: Sequence[Use]) -> TakenStep:
-        """Take the step with the ranks' gradients."""
-        return self._taken(self._batch, uses)
+    def taken(self, uses: Sequence[Use], change: Change | None = None) -> TakenStep:
+        """Take the step with the ranks' gradients; with a changed model, take it in addition."""
+        return self._taken(self.copied(change) if change else self.run, self._batch, uses)
 
     def jittered(self, uses: Sequence[Use], change: Change | None = None) -> list[TakenStep]:
         """Take steps with parameters, and inputs that are not a user's, that differ by a rounding."""
@@ -157,17 +150,11 @@ class Twin:
         batch = self._batch if self.run.is_users else mapped(jittered, self._batch)
         steps = []
         for number in range(_JITTERED):
-            other = self.copied(change)
-            jitter(other.model.parameters(), share, seed=number)
-            taken = other._taken(batch, uses)
-            steps.append(replace(taken, buffers=retained(of_kind("buffer", snapshot_model(other.model)))))
+            run = self.copied(change)
+            jitter(run.model.parameters(), share, seed=number)
+            taken = self._taken(run, batch, uses)
+            steps.append(replace(taken, buffers=retained(of_kind("buffer", snapshot_model(run.model)))))
         return steps
-
-    def loss_of_whole(self) -> float:
-        """Return the loss of the global batch at the beginning of the step."""
-        run = self.copied().run
-        with torch.no_grad(), run.random.drawn_from():
-            return float(run.loss_of(self._batch))
 
     def tolerances(self, uses: Sequence[Use], jittered: Sequence[TakenStep]) -> dict[Name, torch.Tensor]:
         """Return the tolerance of each element of the present state that is not exact, by name, after a step
@@ -195,9 +182,9 @@ class Twin:
         for use in others:
             share = max([_STEP_SHARE, *(_unit(one.dtype) for one in use.full.values())])  # less rounds away
             jitter(use.full.values(), share, seed=number)
-        other = self.copied()
-        other.taken(others)
-        return retained(state_of(other.run))
+        run = self.copied()
+        self._taken(run, self._batch, others)
+        return retained(state_of(run))
 
     @torch.no_grad()
     def take_over(self, run: OwnRun, exchange: Exchange) -> None:
@@ -207,8 +194,8 @@ class Twin:
             if name in tensors:
                 leaf.local.copy_(tensors[name])
 
-    def _taken(self, batch: Batch, uses: Sequence[Use]) -> TakenStep:
-        names = {value: name for name, value in self.parameters.items()}
+    def _taken(self, run: OwnRun, batch: Batch, uses: Sequence[Use]) -> TakenStep:
+        names = {value: name for name, value in _parameters(run.model).items()}
         sizes: dict[str, torch.Tensor] = {}
         sums: dict[str, int] = {}
         taken: list[Use] = []
@@ -226,9 +213,7 @@ class Twin:
             gradients = {names[one]: real_elements(dense(one.grad)) for one in mine if one.grad is not None}
             magnitudes_of = {
                 # Bounds are for as many sums as parts accumulate.
-                name: sums[name] / self.run.accumulate * sizes[name]
-                if name in sums
-                else _AFTER_USE * value.abs()
+                name: sums[name] / run.accumulate * sizes[name] if name in sums else _AFTER_USE * value.abs()
                 for name, value in gradients.items()
             }
             taken.append(Use(by, gradients, sizes=magnitudes_of))
@@ -237,16 +222,16 @@ class Twin:
                     _replace_gradient(one, names[one], uses[number])
                     sums.pop(names[one], None)
 
-        self.model.zero_grad()
+        run.model.zero_grad()
         with ExitStack() as hooks:
             for one in names:
                 if one.requires_grad:
                     hooks.callback(one.register_hook(lambda gradient, one=one: add(one, gradient)).remove)
-            for module in self.model.modules():
+            for module in run.model.modules():
                 hooks.callback(module.register_forward_hook(self._note_dtype).remove)
-            for module in called_modules(self.model) if self._group else ():
+            for module in called_modules(run.model) if self._group else ():
                 hooks.callback(module.register_forward_pre_hook(self._receive_buffers).remove)
-            loss = float(self.run.take_step(batch, use, self._grad_norm))
+            loss = float(run.take_step(batch, use, self._grad_norm))
         return TakenStep(loss, taken)
 
     def _receive_buffers(self, module: nn.Module, _: Any) -> None:
@@ -259,6 +244,10 @@ class Twin:
     def _note_dtype(self, _: nn.Module, __: Any, output: Any) -> None:
         if isinstance(output, torch.Tensor) and output.is_floating_point():
             self.computes_in.add(output.dtype)
+
+
+def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {plain_fqn(model, name): value for name, value in model.named_parameters()}
 
 
 def _replace_gradient(parameter: nn.Parameter, name: str, use: Use) -> None:
