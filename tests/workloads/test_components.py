@@ -52,16 +52,14 @@ def trained(steps: int, **chosen: str) -> OwnRun:
 
 def test_average_follows_the_weights() -> None:
     first, second, third = (trained(steps).model.get_parameter("net1.weight").detach() for steps in (1, 2, 3))
-    average = trained(3, component="ema").component.saved.leaves()["ema", "module.net1.weight"].local
+    average = trained(3, component="ema").saved.leaves()["ema", "module.net1.weight"].local
     torch.testing.assert_close(average, 0.9 * (0.9 * first + 0.1 * second) + 0.1 * third)
     assert not torch.equal(average, third)
 
 
 def test_loss_scale_grows_and_changes_no_step() -> None:
     run, plain = trained(4, component="grad_scaler"), trained(4)
-    assert run.component.saved.leaves()["grad_scaler", "scale"] == 4 * 1024.0, (
-        "doubled after every second step"
-    )
+    assert run.saved.leaves()["grad_scaler", "scale"] == 4 * 1024.0, "doubled after every second step"
     assert run.train_state.losses == plain.train_state.losses, "a power of two changes no bit of a gradient"
 
 

@@ -209,11 +209,10 @@ def copy_state(run: OwnRun, other: OwnRun) -> None:
     other.tensor_object.load_state_dict(copy.deepcopy(run.tensor_object.state_dict()))
     other.train_state.load_state_dict(run.train_state.state_dict())
     other.random.copy_from(run.random)
-    for mine, theirs in (run.saved, other.saved), (run.component.saved, other.component.saved):
-        for name, module in theirs.modules.items():
-            _set_model(module, assembled(snapshot_model(mine.modules[name]), exchange))
-        for name, one in theirs.others.items():
-            one.load_state_dict(copy.deepcopy(mine.others[name].state_dict()))
+    for name, module in other.saved.modules.items():
+        _set_model(module, assembled(snapshot_model(run.saved.modules[name]), exchange))
+    for name, stateful in other.saved.others.items():
+        stateful.load_state_dict(copy.deepcopy(run.saved.others[name].state_dict()))
 
 
 @torch.no_grad()

@@ -1,9 +1,10 @@
 """Parts of a run in addition to model, optimizer and scheduler, which are saved too: a class for each value
 of the group `component`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, repeat
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -11,9 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from dcpbench.verify.perturb import perturbed
 from dcpbench.verify.snapshot import named_parameters
-from dcpbench.workloads.stateful import SavedObjects
 
 
 @dataclass(frozen=True)
@@ -37,10 +36,10 @@ class Component:
     """Plain training, without a component. Subclasses, built from a `ComponentContext`, change a part.
 
     Attributes:
-        saved: its objects that checkpoints have.
+        objects: that checkpoints have, by name: modules, and others with `state_dict` and `load_state_dict`.
     """
 
-    saved = SavedObjects({})
+    objects: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, context: ComponentContext) -> None:
         """Build nothing."""
@@ -68,8 +67,7 @@ class Component:
         """Update the component after a step of the model."""
 
     def forget(self, seed: int) -> None:
-        """Change all values."""
-        self.saved.forget(seed)
+        """Change the values that are the same after all values of its objects have been changed."""
 
 
 class Ema(Component):
@@ -80,7 +78,7 @@ class Ema(Component):
         self.average = AveragedModel(context.model(), multi_avg_fn=get_ema_multi_avg_fn(decay))
         wrapped = context.wrap(self.average.module)
         self.average.module = wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
-        self.saved = SavedObjects({"ema": self.average})
+        self.objects = {"ema": self.average}
 
     def follow(self, model: nn.Module) -> None:
         self.average.update_parameters(model)
@@ -107,7 +105,7 @@ class GradScaling(Component):
 
     def __init__(self, context: ComponentContext, **options: Any) -> None:
         self.scaler = torch.amp.GradScaler(context.device.type, **options)
-        self.saved = SavedObjects({"grad_scaler": self.scaler})
+        self.objects = {"grad_scaler": self.scaler}
 
     def backward(self, loss: torch.Tensor) -> None:
         self.scaler.scale(loss).backward()
@@ -122,7 +120,7 @@ class GradScaling(Component):
     def forget(self, seed: int) -> None:
         state = self.scaler.state_dict()
         counted = state["_growth_tracker"] + state["growth_interval"]  # more than a state can have
-        self.scaler.load_state_dict({**perturbed(state), "_growth_tracker": counted})
+        self.scaler.load_state_dict({**state, "_growth_tracker": counted})
 
 
 class DataLoading(Component):
@@ -131,7 +129,7 @@ class DataLoading(Component):
 
     def __init__(self, context: ComponentContext, batches: int) -> None:
         self._batches, self._seed = batches, context.data_seed
-        self.saved = SavedObjects({"data_loader": self})
+        self.objects = {"data_loader": self}
         self._start_over(self._seed, batches)
 
     def _start_over(self, seed: int, batches: int) -> None:

@@ -118,9 +118,9 @@ class OwnRun:
         with named_as_saved(self.model):
             objects = workload.state(self.model) if callable(workload.state) else workload.state or {}
             self.optimizers = workload.optimizer(self.model)
-        if both := objects.keys() & component.saved.state(self.options).keys():
+        if both := objects.keys() & component.objects.keys():
             raise Skip(f"state: {min(both)!r} is also a name of the component; choose another one")
-        self.saved = SavedObjects(objects, partial(is_not_saved, workload))
+        self.saved = SavedObjects({**component.objects, **objects}, partial(is_not_saved, workload))
         self.optimizer = as_one(self.optimizers)
         self._scheduled_later = not scheduler
         self.scheduler: Any = self._scheduler_made() if scheduler and workload.scheduler else None
@@ -176,7 +176,6 @@ class OwnRun:
             "tensor_object": self.tensor_object,
             "train_state": self.train_state,
             **({"random": self.random} if self.limits.generators != frozenset() else {}),
-            **self.component.saved.state(self.options),
             **self.saved.state(self.options),
         }
 
@@ -186,7 +185,7 @@ class OwnRun:
             "tensor_object": self.tensor_object.state_dict(),
             "train_state": asdict(self.train_state),
         }
-        extra = snapshot_nested(objects) | self.component.saved.leaves() | self.saved.leaves()
+        extra = snapshot_nested(objects) | self.saved.leaves()
         if not self._workload.scheduler:
             return {StatePart.extra: extra}
         scheduler = dict(self.scheduler.state_dict()) if self.scheduler else {}
@@ -203,8 +202,8 @@ class OwnRun:
         before = {part: retained(leaves) for part, leaves in self.extra().items()}
         self._start_over(seed)
         self.train_state = TrainState(-1, float(seed), [float(seed)])
-        self.component.forget(seed)
         self.saved.forget(seed)
+        self.component.forget(seed)
         for generator in self.random.of_model().values():
             reseed(generator, seed)
         if self._scheduled_later:

@@ -111,7 +111,7 @@ class _SavedValues:
         elif self.part is StatePart.scheduler and isinstance(target, OwnRun):
             yield "scheduler", target.scheduler.state_dict(), target.scheduler.load_state_dict
         elif self.part is StatePart.extra and isinstance(target, OwnRun):
-            objects = {**target.component.saved.others, **target.saved.others, "noise": target.noise}
+            objects = {**target.saved.others, "noise": target.noise}
             for name, each in objects.items():
                 yield name, each.state_dict(), each.load_state_dict
             yield "train_state", vars(target.train_state), vars(target.train_state).update

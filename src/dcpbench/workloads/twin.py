@@ -287,7 +287,6 @@ def copy_run(run: OwnRun, other: OwnRun, steps: bool) -> None:
         theirs.requires_grad_(value.requires_grad)
     other.random.copy_from(run.random)
     other.saved.copy_from(run.saved)
-    other.component.saved.copy_from(run.component.saved)
 
 
 def _copied_attributes(mine: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
@@ -364,12 +363,11 @@ def _is_of(name: Name, parameters: Container[str]) -> bool:
 
 
 def state_of(run: OwnRun, parts: ParameterParts | None = None) -> Leaves:
-    """Return the tensors of model and component, and the state and hyperparameters of the optimizer; `parts`
-    are the `named_parts` of the model, if known."""
+    """Return the tensors of the model and of saved modules, and the state and hyperparameters of the
+    optimizer; `parts` are the `named_parts` of the model, if known."""
     parts = parts or named_parts(run.model)
     model = snapshot_model(run.model, parts)
-    held = {**of_kind("param", model), **of_kind("buffer", model), **run.component.saved.leaves()}
-    held |= run.saved.module_leaves()
+    held = {**of_kind("param", model), **of_kind("buffer", model), **run.saved.module_leaves()}
     tensors = {name: leaf for name, leaf in held.items() if isinstance(leaf, TensorLeaf)}
     optimizer = snapshot_optimizer(run.model, run.optimizer, parts)
     return tensors | {name: leaf for name, leaf in optimizer.items() if not names_parameters(name, leaf)}
