@@ -260,8 +260,8 @@ class OwnRun:
         while self.train_state.step < until:
             batch = self.next_batch(batches)
             with self.random.drawn_from():
-                loss = self.loss_of(self._begun_share(batch))
-            self.train_state.record(self.world.means([loss], [self.samples])[0])
+                loss = self.loss_of(self.share_of(batch))
+            self.train_state.record(self.world.means([loss])[0])
 
     def next_batch(self, batches: Batches) -> Batch:
         """Prepare the model for the next step, and return its global batch."""
