@@ -17,10 +17,8 @@ import yaml
 from dcpbench.code.provenance import conf_folders
 from dcpbench.config.keys import HELP
 from dcpbench.config.schema import Config, conf_folder, config_class
-from dcpbench.config.text import NEVER_SUGGESTED, as_target, near_name, visible
 from dcpbench.core.axes import AXES
 from dcpbench.core.plugins import declared_values, plugins
-from dcpbench.records.store import SWEEP_JSON
 
 _COMMANDS: dict[str, str] = {
     "run": "run one cell, or every combination of the values in lists",
@@ -98,40 +96,6 @@ def keys_of_groups() -> Iterator[str]:
     for name, hint in get_type_hints(Config).items():
         for kind in (hint, *get_args(hint)):
             yield from (f"{name}.{item.name}" for item in (fields(kind) if is_dataclass(kind) else ()))
-
-
-def correction(word: str, following: str = "", command: str = "run", own: Path | None = None) -> str:
-    """Return what is wrong with a word that is neither a command nor `key=value`, and what might be meant.
-
-    Args:
-        following: the next word, if it is not `key=value` either.
-        command: the command that the word follows.
-        own: the user's `--config-dir`.
-    """
-    known, all_groups = commands(), groups(own)
-    all_keys = keys() | all_groups
-    defaults = {name: key.default for name, key in all_keys.items() if name not in NEVER_SUGGESTED}
-    if word == "resume" and command == "plan":
-        return visible(f"{word}: to plan a resume: dcpbench plan resume={following or 'FOLDER'}")
-    if word in known:
-        return f"{word}: a command has to come first: dcpbench {word} ..."
-    if target := as_target(word):
-        fix = f"your model: workload.target={target}"
-    elif word in defaults:
-        fix = f"write {word}={following or defaults[word]}"
-    elif "/" in word or word in (path.parent.name for path in Path().glob(f"*/{SWEEP_JSON}")):
-        fix = f"to resume a sweep: dcpbench resume {word}"
-        if command == "plan":
-            fix = f"to plan a resume: dcpbench plan resume={word}"
-    else:
-        meant = {name: f"dcpbench {name}" for name in known}
-        values = [key for key in reversed(all_groups.values()) if key.name != "load_parallel"]
-        meant |= {value: f"{key.name}={value}" for key in values for value in key.values}
-        exact = word.lower() if word.lower() in meant else None
-        near = exact or near_name(word, defaults, 0.85) or near_name(word, meant, 0.7)
-        meant = {name: f"{name}={default}" for name, default in defaults.items()} | meant
-        fix = f"did you mean {meant[near]}?" if near else "see dcpbench --help"
-    return visible(f"{word.strip() or repr(word)}: not a command and not key=value; {fix}")
 
 
 def _texts() -> dict[str, str]:

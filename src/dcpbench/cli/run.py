@@ -15,8 +15,8 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from dcpbench.cli.words import one_line
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.hydra_errors import one_line
 from dcpbench.executors import fork_server
 from dcpbench.records.files import SafeStream
 from dcpbench.records.row import INTERRUPTED, WRONG_CONFIGURATION

@@ -2,20 +2,20 @@
 
 import importlib
 import pkgutil
-import re
 import signal
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
 import click
 from click.shell_completion import CompletionItem
 
-from dcpbench.cli import completion, reference
+from dcpbench.cli import completion, hints, reference
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.text import NEVER_SUGGESTED, choices, did_you_mean, visible
+from dcpbench.config.text import NEVER_SUGGESTED, choices, visible
 from dcpbench.core.axes import AXES
 from dcpbench.core.plugins import plugins
 
@@ -81,11 +81,9 @@ def places(name: str, metavar: str) -> click.Argument:
 
     def refuse_command(_: click.Context, __: click.Parameter, given: tuple[Path, ...]) -> tuple[Path, ...]:
         for place in given:
-            meant = did_you_mean(str(place), [*reference.commands()]).replace("mean ", "mean dcpbench ")
-            if re.match(r"\w+ *[!<>=~]", str(place)):
-                meant = f"; a condition is written after --where: --where '{place}'"
-            if meant and not place.exists():
-                raise click.UsageError(f"{visible(str(place))}: no such folder{meant}")
+            hint = "" if place.exists() else hints.first(hints.of_place(str(place)))
+            if hint:
+                raise click.UsageError(hint)
         return given
 
     return click.Argument(
@@ -101,7 +99,7 @@ class Tree(click.Group):
         known = first in (*reference.commands(), "-h", "--help", "--version", "--completion")
         if first == "--" or (first and not known and first[0] not in "-~" and "=" not in first):
             following = args[1] if len(args) > 1 and "=" not in args[1] else ""
-            raise click.UsageError(reference.correction(first, following))
+            raise click.UsageError(hints.first(hints.of_word(first, following)))
         if not known and (args or not ctx.resilient_parsing):
             args = ["run", *args]
         return super().parse_args(ctx, args)
@@ -212,12 +210,9 @@ class Run(Once):
         """Parse the options; one that is named as a key is reported with the word to write instead."""
         known = {*reference.keys(), *reference.group_names(), *reference.keys_of_groups()} - NEVER_SUGGESTED
         if not ctx.resilient_parsing:
-            for number, arg in enumerate(args):
-                name, _, value = arg.partition("=")
-                key = name.lstrip("-").replace("-", "_")
-                if name.startswith("-") and key in known:
-                    value = value or "".join(args[number + 1 : number + 2]) or "VALUE"
-                    raise click.UsageError(visible(f"{name}: write {key}={value}"))
+            for word, following in pairwise([*args, ""]):
+                if hint := hints.first(hints.of_option(word, following, known)):
+                    raise click.UsageError(hint)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> int:

@@ -1,57 +1,72 @@
-"""Check the words that a user typed for a run, before Hydra reads them."""
+"""Check the words of a run before Hydra reads them, and report its errors in one line each."""
 
+import re
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from enum import EnumType
 from itertools import zip_longest
 from pathlib import Path
+from types import NoneType, UnionType
+from typing import Union, get_args, get_origin, get_type_hints
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Override, OverrideType
-from hydra.errors import OverrideParseException
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, ListConfig
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    KeyValidationError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+    ValidationError,
+)
 
-from dcpbench.cli import reference
-from dcpbench.config.errors import ConfigError
-from dcpbench.config.hydra_errors import malformed, refuse_choice, set_by_dcpbench
+from dcpbench.cli import hints, reference
+from dcpbench.config.errors import ConfigError, value_text
+from dcpbench.config.overrides import refuse_choice
 from dcpbench.config.schema import is_about_the_sweep, is_how_run
-from dcpbench.config.text import as_target, did_you_mean, visible
+from dcpbench.config.text import choices, did_you_mean, names_shown, visible
 
 _OURS = ("hydra/launcher", "hydra/sweeper", "hydra.mode", "hydra.run.dir")
 """Settings of Hydra that dcpbench relies on, or that nothing reads."""
+_NOISE = (
+    ("^Error merging override ", ""),
+    (r"\n?To append to your config use \S+", ""),
+    (r"\s*\n\s*(full_key|object_type|reference_type)[:=].*", ""),
+    (r"To override a value use 'override (\S+): (\S+)'", r"It is chosen without +: \1=\2"),
+    (r"\nConfig search path:(.|\n)*", ""),
+)
+"""Parts of Hydra's and OmegaConf's messages that are left out or replaced."""
 
 
 def check(words: Sequence[str], command: str = "run", own: Path | None = None, shows: str = "") -> None:
     """Refuse words that Hydra would report in its own terms, or read otherwise than they were meant.
 
-    Args:
-        words: all words that the command passes to Hydra, without options.
-        command: the name of the command.
-        own: the user's `--config-dir`.
-        shows: the option that prints a configuration, if one is given.
+    `own` is the user's `--config-dir`, `shows` the option that prints a configuration, if one is given.
 
     Raises:
-        ConfigError: a word is not `key=value`, cannot be parsed, has no value, selects null, a list in
-            brackets or code as the value of a group, or sets a key that another word sets.
+        ConfigError: a word is not `key=value`, cannot be parsed, has no value, selects null or a list in
+            brackets for a group, or sets a key that another word sets.
     """
     parser, groups = OverridesParser.create(), reference.group_names()
     first: dict[tuple[str, str | None, bool], str] = {}
     for word, following in zip_longest(words, words[1:], fillvalue=""):
         bare = "" if _has_key(following) else following
-        if word.startswith("="):
-            raise ConfigError(malformed(word))
         if not _has_key(word):
-            raise ConfigError(reference.correction(word, bare, command, own))
-        try:
+            raise ConfigError(hints.first(hints.of_word(word, bare, command, own)))
+        override = None
+        with suppress(OverrideParseException):
             (override,) = parser.parse_overrides([word])
-        except OverrideParseException:
-            raise ConfigError(malformed(word, bare)) from None
-        if word.endswith("="):
-            write = f"; write {visible(word + bare)}, without a space" if bare else ""
-            raise ConfigError(f"{visible(word)}: has no value{write}")
+        if override is None or "=" in (word[0], word[-1]):
+            raise ConfigError(hints.first(hints.of_override(word, bare)))
         if shows and override.is_sweep_override():
             raise ConfigError(f"{visible(word)}: {shows} prints one cell; pass one value")
         if override.key_or_group in _OURS:
-            raise set_by_dcpbench(word)
+            instead = "dcpbench starts cells itself, in hydra.sweep.dir; leave it out"
+            raise ConfigError(f"{visible(word)}: {instead}")
         refuse_choice(override, groups)
-        _refuse_code(override, groups, own)
         key = override.key_or_group, override.package, override.type is OverrideType.DEL
         if key in first:
             raise ConfigError(_twice(first[key], word, override))
@@ -62,28 +77,6 @@ def _has_key(word: str) -> bool:
     return "=" in word or word.startswith("~")
 
 
-def _refuse_code(override: Override, groups: Sequence[str], own: Path | None) -> None:
-    """Refuse the name of a function, class or file of the user's as the value of a group."""
-    group, value = override.key_or_group, override.value()
-    for item in value.list if isinstance(value, ChoiceSweep) else [value]:
-        if group not in groups or not isinstance(item, str):
-            continue
-        if "/" in item and not item.partition("::")[0].partition(":")[0].endswith(".py"):
-            name = Path(item).stem
-            place = f"DIR/{group}/{name}.yaml, and add --config-dir DIR"
-            raise ConfigError(visible(f"{group}={item}: is a path; write {group}={name} for {place}"))
-        target, known = as_target(item), reference.groups(own)[group].values
-        if target is None or item in known:
-            continue
-        fix = did_you_mean(target.rpartition(".")[2], known)
-        if group == "model":
-            fix = f"; your model: workload.target={target}"
-        elif group == "checkpointer":
-            fix = f"; your trainer: checkpointer=trainer workload.target={target}"
-        file = f"; to add it, write target: {target} into DIR/{group}/NAME.yaml, and pass --config-dir DIR"
-        raise ConfigError(visible(f"{group}={item}: unknown value{fix or file}"))
-
-
 def _twice(first: str, word: str, override: Override) -> str:
     """Return the complaint about a second word for the same key."""
     key = override.get_key_element()
@@ -92,3 +85,85 @@ def _twice(first: str, word: str, override: Override) -> str:
     is_swept = not (is_about_the_sweep(name) or is_how_run(name) or override.is_hydra_override())
     both = f", or write {key}={values} for both" if is_swept and "," in values else ""
     return visible(f"{word}: {key.lstrip('+~')} is given twice (first {first}); leave one out{both}")
+
+
+def one_line(error: BaseException, words: Sequence[str] = ()) -> str:
+    """Return the message of an error of Hydra, OmegaConf or dcpbench as one line.
+
+    Args:
+        words: those of the command line, to quote the one that set an unknown key.
+    """
+    if isinstance(error, OverrideParseException):
+        return hints.first(hints.of_override(error.override))
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
+        path = error.missing_cfg_file
+        nested = path.startswith("hydra/")  # the value of another group can be a path
+        group, _, value = path.rpartition("/") if nested else path.partition("/")
+        return hints.first(hints.of_value(group, value, error.options))
+    cause = error.__cause__ or error.__context__
+    if isinstance(cause, KeyValidationError):
+        return visible(f"{cause.full_key}: null is not a key; write a list in brackets, as [null, ddp]")
+    for inner in (cause, error):
+        if isinstance(inner, MissingMandatoryValue) and inner.full_key:
+            return visible(f"{inner.full_key}: has no value")
+        if isinstance(inner, ConfigKeyError | ConfigAttributeError) and inner.full_key:
+            return visible(f"{inner.full_key}: unknown key{_keys_beside(inner, words)}")
+        if isinstance(inner, ValidationError) and inner.full_key and (wrong := _wrong_type(inner)):
+            return visible(f"{inner.full_key}={value_text(inner.value)}: {wrong}")
+    line = _sentence(str(error))
+    if isinstance(cause, OmegaConfBaseException):
+        if str(cause) not in str(error):
+            line = f"{line.rstrip('.')}: {_sentence(str(cause))}"
+        if cause.full_key and cause.full_key not in line:
+            line = f"{cause.full_key}: {line}"
+    return visible(line)
+
+
+def _sentence(text: str) -> str:
+    for pattern, replacement in _NOISE:
+        text = re.sub(pattern, replacement, text)
+    return " ".join(text.split())
+
+
+def _keys_beside(error: OmegaConfBaseException, words: Sequence[str]) -> str:
+    """Return the end of a complaint about an unknown key: the key that is close, or all keys there."""
+    parent = error.parent_node
+    if not isinstance(parent, DictConfig):
+        return ""
+    names = [str(name) for name in parent if name != "hydra"]
+    near = did_you_mean(str(error.key), names)
+    if near or is_dataclass(parent._metadata.object_type):
+        return near or f"; the keys are {names_shown(names)}"
+    full = str(error.full_key)
+    typed = (word for word in words if word.startswith((f"{full}=", f"{full}.")))
+    return f"; to add it, write +{next(typed, f'{full}=...')}"
+
+
+def _wrong_type(error: ValidationError) -> str:
+    """Return what a value has to be, by the type of its key; empty if the type is not known."""
+    parent = error.parent_node
+    if not isinstance(parent, DictConfig | ListConfig):
+        return ""
+    kind, key = parent._metadata.object_type, str(error.key)
+    hint = get_type_hints(kind).get(key) if is_dataclass(kind) else parent._metadata.element_type
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    for one in kinds:
+        if isinstance(one, EnumType):
+            return f"invalid value{choices(value_text(error.value), one.__members__)}"
+        if isinstance(one, type) and is_dataclass(one):
+            below = [f"{error.full_key}.{item.name}" for item in fields(one)]
+            return f"is not one value; its keys are {names_shown(below)}"
+    named = [text for one in kinds if (text := _KINDS.get(get_origin(one) or one))]
+    return f"must be {' or '.join(named)}" if named else ""
+
+
+_KINDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    list: "a list, such as [a,b]",
+    dict: "a mapping, such as {a:1}",
+    NoneType: "null",
+}
+"""Names of types, for people."""

@@ -2,14 +2,14 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from enum import Enum
 from functools import cache
 from numbers import Integral, Real
 from typing import Any, cast
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.core.override_parser.types import ChoiceSweep, Override, OverrideType, Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import MISSING, ListConfig
 
@@ -71,6 +71,21 @@ def of_block(name: str, block: Mapping[Any, Any]) -> list[str]:
         words.append(f"{key}={text}")
         last = key
     return words
+
+
+def refuse_choice(override: Override, groups: Container[str]) -> None:
+    """Refuse null as the value of a group, for which Hydra raises an error without the group's name, and of
+    an axis a list in brackets; Hydra would use its last value, with settings of all.
+
+    Raises:
+        ConfigError: the override has it, alone or in a list.
+    """
+    group, value = override.key_or_group, override.value()
+    values = value.list if isinstance(value, ChoiceSweep) else [value]
+    if group in groups and override.type is not OverrideType.DEL and None in values:
+        raise ConfigError(f"{group}=null: cannot be null; leave it out")
+    if group in AXES and isinstance(value, list):
+        raise ConfigError(f"{override.input_line}: use {group}={','.join(map(value_text, value)) or 'a,b'}")
 
 
 def _inside(key: str, value: Any) -> Iterator[str]:

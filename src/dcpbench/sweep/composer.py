@@ -24,7 +24,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from dcpbench.config.errors import ConfigError, refuse_unknown
-from dcpbench.config.hydra_errors import refuse_choice
+from dcpbench.config.overrides import refuse_choice
 from dcpbench.config.schema import Config, config_class, is_about_the_sweep
 from dcpbench.core.axes import AXES
 

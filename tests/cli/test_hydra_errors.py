@@ -8,7 +8,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 from dcpbench.cli.by_hydra import register_groups
-from dcpbench.config.hydra_errors import one_line
+from dcpbench.cli.words import one_line
 from dcpbench.config.schema import conf_folder
 
 
@@ -60,6 +60,15 @@ def test_wrong_type_names_the_right_one(word: str, must: str) -> None:
         ("parallel.tpp=2", "parallel.tpp: unknown key; did you mean tp?"),
         ("trus=true", "trus: unknown key; the keys are scenario, parallel, "),
         ("seed=1,", "seed=1,: ends with a comma; write seed=1"),
+        ("model=tiny.build", "model=tiny.build: unknown value; your model: workload.target=tiny.build"),
+        ("model=tiny.py:make", "model=tiny.py:make: unknown value; your model: workload.target=tiny.make"),
+        ("checkpointer=my.Trainer", "your trainer: checkpointer=trainer workload.target=my.Trainer"),
+        ("optimizer=torch.optim.SGD", "optimizer=torch.optim.SGD: unknown value; did you mean sgd?"),
+        ("model=conf/model/mine.yaml", "is a path; write model=mine for DIR/model/mine.yaml"),
+        (
+            "scheduler=my.Warm",
+            "write target: my.Warm into DIR/scheduler/NAME.yaml, and pass --config-dir DIR",
+        ),
     ],
 )
 def test_errors_are_one_line(word: str, message: str) -> None:
