@@ -20,7 +20,7 @@ from dcpbench.core.checks import CHECKS
 from dcpbench.core.plugins import plugins
 from dcpbench.records.json_schema import SCHEMA_FILE
 from dcpbench.records.store import ResultsError
-from dcpbench.sweep import manifest
+from dcpbench.sweep.folder import Record
 from report.sweeps import cell, folder_with
 from support import own_workload
 from support.commands import python
@@ -216,7 +216,7 @@ def test_a_result_says_how_its_cells_ended(tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "it's", *cells)
     assert repr(api.read_sweep(folder)) == f'Result("{folder}": 3 cells in 4 runs: 3 pass, 1 fail)'
     names = [*(each.cell for each in cells), "parallel=none", "parallel=hsdp2"]
-    manifest.Record([], str(tmp_path), {name: [] for name in names}, []).write(folder)
+    Record([], str(tmp_path), {name: [] for name in names}, []).write(folder)
     assert repr(api.read_sweep(folder)).endswith(": 3 cells in 4 runs: 3 pass, 1 fail, 2 left)")
     assert repr(api.Result(tmp_path, 1)) == (
         f"Result('{tmp_path}': ResultsError: {tmp_path}: no sweep here (results.jsonl: No such file or "

@@ -16,7 +16,7 @@ import yaml
 from conftest import environment
 from dcpbench.code.provenance import conf_folders
 from dcpbench.core.plugins import declared_values
-from dcpbench.sweep.claim import lock
+from dcpbench.sweep.folder import lock
 from support.commands import program
 from support.pretended_engine import PRETENDED
 

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import stat
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -13,11 +12,13 @@ from typing import Any
 import pytest
 
 from conftest import tiered
+from dcpbench.config.errors import ConfigError
 from dcpbench.core.metrics import Measurement
 from dcpbench.records import files, store
 from dcpbench.records.store import ResultsError
 from dcpbench.report.show import write_reports
-from dcpbench.sweep import manifest, resume
+from dcpbench.sweep.folder import Record, SweepFolder
+from dcpbench.sweep.valid_rows import ValidRows
 from report.sweeps import cell, folder_of_lines, folder_with, line
 from support.commands import main
 from support.jobs import job
@@ -51,6 +52,7 @@ def nul_bytes(path: Path, _: Path) -> None:
     )
 
 
+RECORD = Record([], "/", {}, [])
 PLANTED = (link_to_file, dangling_link, folder, nul_bytes)
 
 
@@ -180,8 +182,8 @@ def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path: Path, monkeypatc
 def test_a_document_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(files, "MOST_BYTES", 10_000)
     (tmp_path / "sweep.json").write_bytes(b"x" * 10_001)
-    with pytest.raises(manifest.ConfigError, match="10,001 bytes are more than the 10,000 allowed"):
-        manifest.read(tmp_path)
+    with pytest.raises(ConfigError, match="10,001 bytes are more than the 10,000 allowed"):
+        Record.read(tmp_path)
 
 
 def test_removing_a_folder_changes_nothing_that_it_points_to(outside: Path, tmp_path: Path) -> None:
@@ -239,7 +241,7 @@ def test_going_on_removes_no_file_that_is_not_its_own(outside: Path, tmp_path: P
     (sweep / f"{files.temporary_name()}").write_text("ours")
     (sweep / f"{files.temporary_name()}").symlink_to(outside)
     (sweep / f"{files.temporary_name()}").mkdir()
-    resume.take_up(sweep, [], resume.Found({}, [], Counter(), torn=False))
+    SweepFolder(sweep, RECORD, is_resumed=True).keep([], ValidRows())
     names = {path.name for path in sweep.iterdir()}
     assert {"notes.tmp", "results.jsonl.tmp", "results.jsonl"} <= names
     assert [name for name in names if files.is_temporary(name) and (sweep / name).is_file()] == []
@@ -251,7 +253,7 @@ def test_going_on_clears_no_cell_that_lies_elsewhere(outside: Path, tmp_path: Pa
     one = job()
     object.__setattr__(one.cell, "folder", sweep / "a")
     with pytest.raises(Exception, match="and is not removed"):
-        resume.take_up(sweep, [one], resume.Found({}, [], Counter(), torn=False))
+        SweepFolder(sweep, RECORD, is_resumed=True).keep([one], ValidRows())
 
 
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
@@ -259,10 +261,10 @@ def test_documents_that_no_sweep_wrote_are_refused_in_a_line(
     plant: Callable[[Path, Path], None], outside: Path, tmp_path: Path
 ) -> None:
     bad = hostile(tmp_path / "sweeps", "sweep.json", plant, outside)
-    with pytest.raises(manifest.ConfigError) as refused:
-        manifest.read(bad)
+    with pytest.raises(ConfigError) as refused:
+        Record.read(bad)
     assert str(bad) in str(refused.value)
     assert "\n" not in str(refused.value)
     bad = hostile(tmp_path / "others", "environment.json", plant, outside)
-    with pytest.raises(manifest.ConfigError, match=r"environment\.json"):
-        resume.earlier_machines(bad, {})
+    with pytest.raises(ConfigError, match=r"environment\.json"):
+        SweepFolder(bad, RECORD, is_resumed=True).earlier_machines({})

@@ -16,7 +16,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from conftest import ONE_STEP, dcpbench, run, tiered
-from dcpbench.sweep import manifest
+from dcpbench.sweep.folder import Record
 from report.sweeps import cell, folder_with
 from support.adversary import close_descriptors, fill_output, remove_folder
 from support.commands import python
@@ -66,7 +66,7 @@ def test_resuming_another_users_sweep_is_refused(tmp_path: Path, given: str) -> 
     for module in ("selectors", "torch", "evil"):
         (there / f"{module}.py").write_text(f"open({str(ran)!r}, 'w')\n")
     words = [*ONE, "model.target=evil.Model"]
-    manifest.Record(words, str(there), {",".join(ONE): [*ONE]}, []).write(sweep)
+    Record(words, str(there), {",".join(ONE): [*ONE]}, []).write(sweep)
     os.chown(sweep / given, 65_534, -1)
     for more in ([], ["plan=true"], [*ONE]):
         ended = dcpbench(*more, f"resume={sweep}", folder=sweep, cwd=tmp_path)

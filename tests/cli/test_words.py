@@ -10,7 +10,7 @@ from dcpbench.cli import run
 from dcpbench.cli.commands import main
 from dcpbench.cli.words import check
 from dcpbench.config.errors import ConfigError
-from dcpbench.sweep import manifest
+from dcpbench.sweep.folder import Record
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_wrong_words_get_one_line_with_a_hint(
     monkeypatch.setattr(run, "main", lambda words: pytest.fail("it was run"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "night").mkdir()
-    manifest.Record([], "", {}, []).write(tmp_path / "night")
+    Record([], "", {}, []).write(tmp_path / "night")
     assert main(words.split()) == 2
     said = capsys.readouterr()
     assert (said.out, said.err.count("\n")) == ("", 1)

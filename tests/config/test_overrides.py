@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.overrides import quoted
-from dcpbench.sweep import manifest
+from dcpbench.sweep.folder import Record
 from dcpbench.sweep.manifest import command_line
 
 TEXTS = (
@@ -100,7 +100,7 @@ def test_a_folder_of_any_name_is_resumed(name: str, tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / name
     folder.mkdir()
-    manifest.Record(["parallel=ddp"], str(tmp_path), {"one": ["parallel=ddp"]}, []).write(folder)
+    Record(["parallel=ddp"], str(tmp_path), {"one": ["parallel=ddp"]}, []).write(folder)
     first, resume, directory = command_line([f"resume={quoted(name)}"])
     assert first == "parallel=ddp"
     for word, key in ((resume, "resume="), (directory, "hydra.sweep.dir=")):

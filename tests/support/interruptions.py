@@ -25,7 +25,7 @@ IN_DRIVER = {
     "composing": ("dcpbench.sweep.cells", "CellMaker.cells"),
     "probe": ("dcpbench.executors.fork_server", "probe"),
     "planning": ("dcpbench.sweep.job", "plan"),
-    "begin": ("dcpbench.sweep.manifest", "Record.write"),
+    "begin": ("dcpbench.sweep.folder", "Record.write"),
     "join": ("dcpbench.executors.rank_group", "_fork"),
     "row": ("dcpbench.records.store", "RowLog.append"),
     "row written": ("dcpbench.records.store", "RowLog._remember"),

@@ -13,8 +13,8 @@ from conftest import dcpbench, run, tiered, words_of
 from dcpbench.code.sources import Source
 from dcpbench.config.groups import Rerun
 from dcpbench.config.schema import Config
-from dcpbench.records.store import append_row, read_lines, write_json
-from dcpbench.sweep import resume
+from dcpbench.records.store import append_row, read_lines
+from dcpbench.sweep.valid_rows import valid_rows
 from support.commands import git, main
 from support.pretended_engine import PRETENDED
 from support.rows import row
@@ -89,12 +89,12 @@ def test_changed_source_is_named(
     before: dict[str, Source], now: dict[str, Source], why: str, tmp_path: Path
 ) -> None:
     append_row(tmp_path, row(code_digest="0", dcpbench_commit=A, torch_version="2.13"))
-    write_json(tmp_path / "environment.json", {"code": {name: vars(one) for name, one in before.items()}})
+    environment = {"code": {name: vars(one) for name, one in before.items()}}
     columns = {"torch_version": "2.13", "code_digest": "1"}
     job: Any = SimpleNamespace(
         cell=SimpleNamespace(name="a"), run=("", 0), columns=columns, code=now, config=Config()
     )
-    found = resume.look(tmp_path, read_lines(tmp_path), [job], Rerun.none)
+    found = valid_rows(read_lines(tmp_path), [job], Rerun.none, environment)
     assert [*found.reasons] == [why]
 
 

@@ -6,7 +6,6 @@ import os
 import shutil
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -17,9 +16,8 @@ from dcpbench.core.metrics import Measurement
 from dcpbench.records import store
 from dcpbench.records.store import MEASUREMENTS_JSONL, ResultsError, RowLog, stored_rows
 from dcpbench.sweep.cell_runner import Finished
-from dcpbench.sweep.claim import refuse_unusable
 from dcpbench.sweep.closing import close
-from dcpbench.sweep.sweep_folder import SweepFolder
+from dcpbench.sweep.folder import refuse_unusable
 from support.pretended import jobs_in, sweep_of
 from support.pretended_engine import PRETENDED
 from support.rows import row
@@ -91,12 +89,11 @@ def test_rows_that_are_no_longer_in_the_file_do_not_count(tmp_path: Path) -> Non
     sweep, _ = sweep_of(tmp_path, jobs_in(tmp_path, "a", "b"))
     for name in ("a", "b"):
         sweep.log.append(row(cell=name))
-    folder = mock.Mock(SweepFolder, path=tmp_path, part=None)
     said: list[str] = []
-    assert close(sweep, folder, 0, 0.0, said.append) == 0
+    assert close(sweep, False, 0, 0.0, said.append) == 0
     results = tmp_path / "results.jsonl"
     results.write_bytes(results.read_bytes().splitlines(keepends=True)[0])
-    assert close(sweep, folder, 0, 0.0, said.append) == 1
+    assert close(sweep, False, 0, 0.0, said.append) == 1
     assert said[-1] == "1 of 2 runs done, 1 left"
 
 

@@ -11,8 +11,8 @@ import pytest
 from conftest import run
 from dcpbench.analysis.cell_history import sweep_before
 from dcpbench.cli.commands import main
+from dcpbench.config.text import command_text
 from dcpbench.records.store import append_row, write_csv
-from dcpbench.sweep import manifest
 from dcpbench.sweep.closing import next_steps
 from support.pretended_engine import PRETENDED, tell_probes
 from support.rows import row
@@ -66,12 +66,12 @@ def test_page_and_next_command_are_printed(tmp_path: Path) -> None:
 def test_command_is_printed_as_it_was_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/somewhere/dcpbench/__main__.py"])
     monkeypatch.setattr(sys, "orig_argv", [".venv/bin/python", "-m", "dcpbench", "x=y"])
-    assert manifest.command("resume", Path("/a b")) == ".venv/bin/python -m dcpbench resume '/a b'"
+    assert command_text("resume", Path("/a b")) == ".venv/bin/python -m dcpbench resume '/a b'"
     below = tmp_path / "gone"
     below.mkdir()
     monkeypatch.chdir(below)
     below.rmdir()
-    assert manifest.command("resume", tmp_path) == f".venv/bin/python -m dcpbench resume {tmp_path}"
+    assert command_text("resume", tmp_path) == f".venv/bin/python -m dcpbench resume {tmp_path}"
 
 
 @pytest.mark.slow

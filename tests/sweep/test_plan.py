@@ -4,7 +4,6 @@ import io
 import json
 import re
 import shutil
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -20,12 +19,12 @@ from dcpbench.config.groups import Device, ParallelConfig, PlanAs, ScenarioConfi
 from dcpbench.config.schema import Config
 from dcpbench.config.text import duration_text, size_text
 from dcpbench.records.store import append_row, keep_lines, read_lines
-from dcpbench.sweep import claim
 from dcpbench.sweep.dry_run import print_plan
+from dcpbench.sweep.folder import held, refuse_unusable
 from dcpbench.sweep.job import Job, titles_of
 from dcpbench.sweep.progress import ProgressDisplay, start_sentence
 from dcpbench.sweep.resources import Times, too_little_space
-from dcpbench.sweep.resume import Found
+from dcpbench.sweep.valid_rows import ValidRows
 from dcpbench.verdict.known_failures import KnownFailure
 from support.alone import config
 from support.commands import python
@@ -233,7 +232,9 @@ def planned(
     capsys: pytest.CaptureFixture[str], jobs: list[Job], shown: PlanAs = PlanAs.auto, **how: Any
 ) -> tuple[int, str]:
     """Return the exit status and the output for these jobs."""
-    status = print_plan(how.get("folder", Path("/nowhere")), jobs, how.get("blocks", []), 0, None, shown)
+    status = print_plan(
+        how.get("folder", Path("/nowhere")), jobs, how.get("blocks", []), 0, ValidRows(), shown
+    )
     return status, capsys.readouterr().out
 
 
@@ -295,10 +296,10 @@ def test_replaced_rows_are_good_for_an_estimate(capsys: pytest.CaptureFixture[st
     """After a change of the code, and once they have been moved away."""
     again, moved = like("a"), like("b")
     append_row(tmp_path, replace(row(scenario="a", cell_s=7.0), config_digest=again.key.digest))
-    found = Found({}, [*read_lines(tmp_path)], Counter(), torn=False)
+    valid = ValidRows(superseded=[*read_lines(tmp_path)])
     append_row(tmp_path, row(scenario="b", cell_s=20.0))
     keep_lines(tmp_path, [], [*read_lines(tmp_path)][1:])
-    assert print_plan(tmp_path, [again, moved], [], 0, found, PlanAs.auto) == 0
+    assert print_plan(tmp_path, [again, moved], [], 0, valid, PlanAs.auto) == 0
     told = capsys.readouterr().out
     assert "about 27 s, from the times of cells similar to 2 of the 2 in this sweep" in told
     assert [line.split()[2] for line in told.splitlines()[2:4]] == ["7", "20"]
@@ -322,10 +323,10 @@ def test_plan_of_skips_has_the_status_of_the_run(capsys: pytest.CaptureFixture[s
 
 def test_plan_refuses_a_folder_in_use(tmp_path: Path) -> None:
     (tmp_path / "rows").touch()
-    claim.refuse_unusable(tmp_path, begun=True)
-    with claim.held(tmp_path), pytest.raises(ConfigError, match="another dcpbench is using"):
-        claim.refuse_unusable(tmp_path, begun=True)
-    claim.refuse_unusable(tmp_path, begun=True)
+    refuse_unusable(tmp_path, is_resumed=True)
+    with held(tmp_path), pytest.raises(ConfigError, match="another dcpbench is using"):
+        refuse_unusable(tmp_path, is_resumed=True)
+    refuse_unusable(tmp_path, is_resumed=True)
 
 
 @pytest.mark.slow

@@ -17,9 +17,11 @@ from dcpbench.config.schema import config_class, is_how_run
 from dcpbench.core.cell_key import HOW_RUN
 from dcpbench.records.row import Row
 from dcpbench.records.store import append_row, read_lines
-from dcpbench.sweep import manifest, resume
+from dcpbench.sweep import manifest
+from dcpbench.sweep.folder import Record
 from dcpbench.sweep.job import Job, Part
 from dcpbench.sweep.manifest import command_line
+from dcpbench.sweep.valid_rows import valid_rows
 from support.alone import config
 from support.jobs import job
 from support.pretended_engine import PRETENDED
@@ -57,7 +59,7 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     sweep, started = tmp_path / "sweep", tmp_path / "started"
     for folder in (sweep, started):
         folder.mkdir()
-    manifest.Record(WORDS, str(started), {"a": ["parallel=ddp"]}, []).write(sweep)
+    Record(WORDS, str(started), {"a": ["parallel=ddp"]}, []).write(sweep)
     monkeypatch.chdir(tmp_path)
     return sweep
 
@@ -131,7 +133,7 @@ def test_words_about_other_cells_are_refused(typed: str, says: str, recorded: Pa
 
 
 def test_part_of_the_words_is_refused(recorded: Path) -> None:
-    manifest.Record([*WORDS, "seed=1,2"], "/", {"a": []}, []).write(recorded)
+    Record([*WORDS, "seed=1,2"], "/", {"a": []}, []).write(recorded)
     with pytest.raises(ConfigError, match="leave out parallel=ddp,fsdp2, or run another sweep"):
         command_line(["parallel=ddp,fsdp2", f"resume={recorded}"])
 
@@ -163,8 +165,8 @@ def test_rows_are_valid_by_the_run_of_their_cell(tmp_path: Path) -> None:
     append_row(tmp_path, row_of(DDP, repeat=1))
     append_row(tmp_path, row_of(before))
     append_row(tmp_path, row_of(DDP, expected_digest="f"))
-    found = resume.look(tmp_path, read_lines(tmp_path), jobs, Rerun.none)
-    assert [*found.standing] == [FSDP2.run]
+    found = valid_rows(read_lines(tmp_path), jobs, Rerun.none, {})
+    assert [*found.lines] == [FSDP2.run]
     assert len(found.superseded) == 4
     assert found.sentences(3)[1:] == [
         "resume: 1 cell again: its configuration has changed: repeat was 1 and is 0",
@@ -177,9 +179,9 @@ def test_rows_are_valid_by_the_run_of_their_cell(tmp_path: Path) -> None:
 
 def test_record_whose_cells_are_no_folders_is_refused(tmp_path: Path) -> None:
     for name in ("../x", "..", "a/b", ""):
-        manifest.Record([], "/", {"a": [], name: []}, []).write(tmp_path)
+        Record([], "/", {"a": [], name: []}, []).write(tmp_path)
         with pytest.raises(ConfigError, match=r"sweep\.json was not written by a sweep"):
-            manifest.read(tmp_path)
+            Record.read(tmp_path)
 
 
 def test_parts_are_dealt_out_by_identity() -> None:

@@ -3,8 +3,10 @@
 import difflib
 import math
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 _MOST_NAMES = 12
@@ -32,6 +34,18 @@ def program() -> list[str]:
     """Return the words that start dcpbench, as they were typed: `dcpbench`, or `python -m dcpbench`."""
     as_module = Path(sys.argv[0]).parts[-2:] == ("dcpbench", "__main__.py")
     return [sys.orig_argv[0], "-m", "dcpbench"] if as_module else ["dcpbench"]
+
+
+def command_text(name: str, *folders: Path) -> str:
+    """Return a command of dcpbench as it can be typed here: started in the same way as this process."""
+    return shlex.join([*program(), name, *map(path_text, folders)])
+
+
+def path_text(path: Path) -> str:
+    """Return a path, relative to the current folder if it is below."""
+    with suppress(OSError, ValueError):  # it is not below, or the current folder was removed
+        return str(path.relative_to(Path.cwd()))
+    return str(path)
 
 
 def near_name(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:

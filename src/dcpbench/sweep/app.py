@@ -24,12 +24,13 @@ from dcpbench.rank.nccl import NCCL_PATH
 from dcpbench.records.row import INTERRUPTED, Run
 from dcpbench.records.store import ResultsError, RowLog
 from dcpbench.report.styles import text_of
-from dcpbench.sweep import cells, driver, dry_run, job, pairwise, resume
+from dcpbench.sweep import cells, driver, dry_run, job, manifest, pairwise
 from dcpbench.sweep.closing import close
+from dcpbench.sweep.folder import SweepFolder
 from dcpbench.sweep.progress import start_sentence
 from dcpbench.sweep.resources import shared_gpu_sentences
 from dcpbench.sweep.signals import Signals, interrupted
-from dcpbench.sweep.sweep_folder import SweepFolder
+from dcpbench.sweep.valid_rows import ValidRows
 
 _MANY = 50
 """With more cells composing takes seconds, so progress is also written to files."""
@@ -86,10 +87,13 @@ class SweepRun:
         self._engine: Engine | None = None
         self._machine: Machine | None = None
         self._driver: driver.Sweep | None = None
-        self.folder = SweepFolder(base)
+        record, is_resumed = manifest.record_of(base)
+        self.recorded = manifest.words_of_cells(record) if is_resumed else None
+        self._part = job.Part.parse(base.part) if base.part and not is_resumed else None
+        self.folder = SweepFolder(Path(str(base.hydra.sweep.dir)).resolve(), record, is_resumed)
         self._cells = cells.CellMaker(loader, base)
-        if self.folder.is_resumed and not base.plan:
-            self.folder.claim()
+        if is_resumed and not base.plan:
+            self.folder.hold()
 
     @property
     def begun(self) -> bool:
@@ -103,28 +107,29 @@ class SweepRun:
         engine = self._begun_engine(words)
         if len(words) > _MANY:
             self._print(f"{counted(len(words), 'cell')}: {'planning' if self._base.plan else 'composing'}")
-        made = self.folder.named(self._cells.cells(words))
+        made = self._cells.cells(words, self.recorded)
         is_announced = self._announced(made, engine)
         machine = self._probed(engine)
-        mine = self.folder.of_part(job.plan(made, machine))
-        found = self.folder.found(mine)
+        jobs = job.plan(made, machine)
+        mine = self._part.jobs(jobs) if self._part else jobs
+        valid = self.folder.valid_rows(mine, self._base.rerun)
         if self._base.plan:
             self.folder.refuse_unusable(mine)
             machine.complete()
             block_of = {cell.name: block for cell, block in zip(made, blocks, strict=bool(blocks))}
             named = [block_of[job.cell.name] for job in mine] if blocks else []
-            asked = named, machine.gpus, found, self._base.plan_as
+            asked = named, machine.gpus, valid, self._base.plan_as
             return dry_run.print_plan(self.folder.path, mine, *asked)
-        for sentence in found.sentences(len(mine)) if found else ():
+        for sentence in valid.sentences(len(mine)):
             self._print(sentence)
         for sentence in shared_gpu_sentences(mine, machine):
             self._print(sentence)
         with self._console.status("importing the workloads"):  # on a terminal
-            _refuse_unusable_targets(mine, machine, found.done if found else ())
-        for sentence in self.folder.begin(mine, found):
+            _refuse_unusable_targets(mine, machine, valid.lines)
+        for sentence in self.folder.begin(mine, valid, self._base):
             self._print(sentence)
-        self._driver = self._begun_driver(mine, machine, engine, found)
-        left = [job for job in mine if not found or job.run not in found.done]
+        self._driver = self._begun_driver(mine, machine, engine, valid)
+        left = [job for job in mine if job.run not in valid.lines]
         if left and not is_announced:
             self._print(start_sentence(left, self.folder.path))
         try:
@@ -138,7 +143,7 @@ class SweepRun:
         """Print the first line before torch is imported, and return whether that was possible: not where the
         machine, the rows so far or the user's code decide what runs, or refuse it in one line."""
         folder, base, configs = self.folder, self._base, [one.config for one in made]
-        other = base.plan or base.nccl or folder.is_resumed or folder.part or len(made) > _MANY
+        other = base.plan or base.nccl or folder.is_resumed or self._part or len(made) > _MANY
         machine = engine.assumed(all(config.device is Device.cpu for config in configs))
         if machine is None or other or any(config.workload.target for config in configs):
             return False
@@ -167,7 +172,7 @@ class SweepRun:
         """
         try:
             if self._driver:
-                return close(self._driver, self.folder, status, began, self._print)
+                return close(self._driver, bool(self._base.part), status, began, self._print)
             return status
         finally:
             self.folder.release()
@@ -191,14 +196,14 @@ class SweepRun:
         return self._machine
 
     def _begun_driver(
-        self, jobs: list[job.Job], machine: Machine, engine: Engine, found: resume.Found | None
+        self, jobs: list[job.Job], machine: Machine, engine: Engine, valid: ValidRows
     ) -> driver.Sweep:
         """Return the driver of the jobs, and import meanwhile what shows their rows."""
         folder = self.folder.path
-        earlier = resume.earlier_machines(folder, job.environment_of(machine, jobs))
+        earlier = self.folder.earlier_machines(job.environment_of(machine, jobs))
         # pandas takes up to a second to import, which the driver has while the ranks are at work.
         threading.Thread(target=import_module, args=("dcpbench.report.show",), daemon=True).start()
-        log = RowLog(folder, found.done if found else None)
+        log = RowLog(folder, valid.rows)
         return driver.Sweep(folder, jobs, machine, engine, self._console, log, earlier)
 
     def _print(self, sentence: str) -> None:

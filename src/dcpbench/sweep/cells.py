@@ -82,19 +82,20 @@ class CellMaker:
                 f"hydra.sweep.subdir={subdir}: leave it out; the folder of a cell has the cell's name"
             )
 
-    def cells(self, words: Sequence[Sequence[str]]) -> list[SweepCell]:
-        """Return the cells with these words, under names that differ; raise the errors of `Composer`."""
+    def cells(self, words: Sequence[Sequence[str]], names: Iterable[str] | None = None) -> list[SweepCell]:
+        """Return the cells with these words, under these names, or others that differ; raise the errors of
+        `Composer`."""
         configs = [self._config(overrides) for overrides in words]
         named = [
             [_with_flag(item, config) for item in overrides if not item.lstrip("+~").startswith("hydra")]
             for overrides, config in zip(words, configs, strict=True)
         ]
         common = set.intersection(*map(set, named)) if len(named) > 1 else set()
-        made = []
-        for shown, config in zip(named, configs, strict=True):
-            name = self._name(shown, common)
-            made.append(SweepCell(name, shown, config, self._sweep / name, self._config_dir))
-        return made
+        names = [self._name(shown, common) for shown in named] if names is None else names
+        return [
+            SweepCell(name, shown, config, self._sweep / name, self._config_dir)
+            for name, shown, config in zip(names, named, configs, strict=True)
+        ]
 
     def _config(self, overrides: Sequence[str]) -> Config:
         config = self.composer.config(overrides)

@@ -5,27 +5,27 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from dcpbench.config.text import counted, done_text
+from dcpbench.config.text import command_text, counted, done_text, path_text
 from dcpbench.records.row import INTERRUPTED, exit_status
 from dcpbench.records.store import ResultsError, stored_rows, write_csv
-from dcpbench.sweep import driver, manifest
+from dcpbench.sweep import driver
 from dcpbench.sweep.job import cells_of
-from dcpbench.sweep.sweep_folder import SweepFolder
 
 Say = Callable[[str], None]
 
 
-def close(sweep: driver.Sweep, folder: SweepFolder, status: int, began: float, say: Say) -> int:
+def close(sweep: driver.Sweep, is_part: bool, status: int, began: float, say: Say) -> int:
     """End the ranks, write the reports, print the table, and return the exit status. The last line says how
     many cells are left, if there are any.
 
     Args:
+        is_part: another part of the sweep can have cells that were not skipped.
         status: the exit status so far; 0 if only the rows decide it.
         began: when the command began, of `time.monotonic`.
     """
     try:
         sweep.end()
-        rows = [*stored_rows(folder.path)]
+        rows = [*stored_rows(sweep.folder)]
     except ResultsError as wrong:
         sweep.interrupted_by = sweep.interrupted_by or wrong
         rows = [*sweep.log.rows.values()]
@@ -33,20 +33,20 @@ def close(sweep: driver.Sweep, folder: SweepFolder, status: int, began: float, s
     done, complete = done_text(len(rows), len(sweep.jobs), what), len(rows) == len(sweep.jobs)
     if error := sweep.interrupted_by:
         first = "free disk space, then " if isinstance(error, ResultsError) and error.no_room else ""
-        say(f"interrupted: {done}: {error}; {first}run: {manifest.command('resume', folder.path)}")
+        say(f"interrupted: {done}: {error}; {first}run: {command_text('resume', sweep.folder)}")
         return 1
     before = None
     if rows:
-        before = _report(folder.path, say)
-        if not folder.part and all(row.status == "skip" for row in rows):
+        before = _report(sweep.folder, say)
+        if not is_part and all(row.status == "skip" for row in rows):
             say("every cell was skipped: nothing was measured")
         spent_s = time.monotonic() - began
-        say(f"{counted(sweep.written, what)} in {spent_s:.1f} s, written to {folder.path}")
-    for sentence in next_steps(folder.path, before, complete):
+        say(f"{counted(sweep.written, what)} in {spent_s:.1f} s, written to {sweep.folder}")
+    for sentence in next_steps(sweep.folder, before, complete):
         say(sentence)
     if not complete:
         say(f"{'interrupted: ' if status == INTERRUPTED else ''}{done}")
-    if folder.part:  # another part can have cells that were not skipped
+    if is_part:
         return status or int(not complete or not all(row.is_ok for row in rows))
     return status or (exit_status(rows) if complete else 1)
 
@@ -55,11 +55,11 @@ def next_steps(folder: Path, before: Path | None, complete: bool) -> list[str]:
     """Return a line with the page, and one with the next command: resume where rows are missing, else compare
     with the sweep `before`."""
     page = folder / "report.html"
-    lines = [f"page: {manifest.shown(page)}"] if page.is_file() else []
+    lines = [f"page: {path_text(page)}"] if page.is_file() else []
     if not complete:
-        lines.append(f"next: {manifest.command('resume', folder)}")
+        lines.append(f"next: {command_text('resume', folder)}")
     elif before:
-        lines.append(f"next: {manifest.command('compare', before, folder)}")
+        lines.append(f"next: {command_text('compare', before, folder)}")
     return lines
 
 

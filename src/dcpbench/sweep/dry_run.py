@@ -22,7 +22,7 @@ from dcpbench.records.store import SUPERSEDED_JSONL, stored_rows
 from dcpbench.report.styles import print_table, standard_output, style_of, text_of
 from dcpbench.sweep.job import Job, cells_of
 from dcpbench.sweep.resources import Times, too_little_space
-from dcpbench.sweep.resume import Found
+from dcpbench.sweep.valid_rows import ValidRows
 
 _WOULD = {"run": "would run", "skip": "would be skipped", "done": "are done"}
 _STYLES = {"done": style_of("pass"), "skip": style_of("skip")}
@@ -46,7 +46,7 @@ class CellPlan:
 
 
 def print_plan(
-    folder: Path, jobs: Sequence[Job], blocks: Sequence[str], gpus: int, found: Found | None, shown: PlanAs
+    folder: Path, jobs: Sequence[Job], blocks: Sequence[str], gpus: int, valid: ValidRows, shown: PlanAs
 ) -> int:
     """Print to standard output what would happen to the cells of the sweep in `folder`, one by one or by
     block, and the sum. `blocks` are the blocks of the cells, if an experiment names blocks.
@@ -55,8 +55,8 @@ def print_plan(
         the exit status of a run, as far as it is known: 1 if every cell would be a skip, or a cell that would
         run has a target that no file defines.
     """
-    done = found.done if found else {}
-    superseded = [line.row for line in found.superseded if line.row] if found else []
+    done = valid.rows
+    superseded = [line.row for line in valid.superseded if line.row]
     # The times of rows that are no longer valid are still good for an estimate.
     replaced = [*stored_rows(folder, SUPERSEDED_JSONL), *superseded]
     times = Times([*replaced, *done.values()])
@@ -82,7 +82,7 @@ def print_plan(
             sys.stdout.write(f"{json.dumps(plan, indent=1)}\n")
         else:
             _print(jobs, plans, by_block, shown)
-            sentences = found.sentences(len(jobs)) if found else []
+            sentences = valid.sentences(len(jobs))
             counts = Counter(plan.would for plan in plans)
             parts = [f"{counts[would]} {words}" for would, words in _WOULD.items() if counts[would]]
             sentences.append(f"{cells_text(cells_of(jobs), len(jobs))}: {', '.join(parts)}")

@@ -296,10 +296,15 @@ class Part:
         Cells that are likely to take equally long are dealt out in turn, so that parts take equally long. All
         repeats of a cell are in one part: they show the noise of one machine. Every driver deals out the
         same, on any machine: a cell is known by its configuration before device and world size are decided.
+
+        Raises:
+            ConfigError: it has none.
         """
         cells = [identity_of(job.cell.config).digest for job in jobs]
         order = {cell: (_likeness(job), cell) for cell, job in zip(cells, jobs, strict=True)}
         mine = {*sorted(order, key=order.__getitem__)[self.number - 1 :: self.count]}
+        if not mine:
+            raise ConfigError(f"part={self.number}/{self.count}: has none of {counted(len(jobs), 'cell')}")
         return [job for cell, job in zip(cells, jobs, strict=True) if cell in mine]
 
 

@@ -1,25 +1,22 @@
-"""The words that ask for a sweep, and `sweep.json`, in which a sweep's folder keeps them.
-
-`resume` runs what the record names, so it refuses a folder that another user owns. A refusal is a
-ConfigError.
-"""
+"""The words that ask for a sweep, and those with which a sweep is resumed. A refusal is a ConfigError."""
 
 import os
 import re
 import shlex
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
-from itertools import chain
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dcpbench.config.errors import ConfigError
+from dcpbench.config.groups import Rerun
 from dcpbench.config.overrides import quoted
 from dcpbench.config.schema import (
     MATRIX,
@@ -31,63 +28,12 @@ from dcpbench.config.schema import (
     is_about_the_sweep,
     is_how_run,
 )
-from dcpbench.config.text import did_you_mean, program
-from dcpbench.records import files
-from dcpbench.records.row_reader import parse
-from dcpbench.records.store import SWEEP_JSON, write_json
+from dcpbench.config.text import did_you_mean
+from dcpbench.sweep.folder import DIR, Record
 
-DIR, MULTIRUN = "hydra.sweep.dir", "--multirun"
+MULTIRUN = "--multirun"
 _PATHS = ("storage.root", "known_failures", "nccl")
 """Keys of paths that can be passed to a resumed sweep."""
-
-
-@dataclass(frozen=True)
-class Record:
-    """The request for a sweep: the words of the command line about its cells, the folder in which they
-    were typed, the overrides of each cell by its name, and each `storage.root` in which the sweep has a
-    folder."""
-
-    arguments: list[str]
-    cwd: str
-    cells: dict[str, list[str]]
-    storage: list[str]
-
-    def write(self, folder: Path) -> None:
-        """Write `sweep.json` atomically."""
-        write_json(folder / SWEEP_JSON, asdict(self))
-
-
-def read(folder: Path) -> Record:
-    """Return the record in the folder of a sweep to resume."""
-    where = f"resume={folder}"
-    if not folder.is_dir():
-        raise ConfigError(f"{where}: there is no such folder")
-    try:
-        known = parse(files.read(folder / SWEEP_JSON))
-        record = Record(**{item.name: known[item.name] for item in fields(Record)})
-        lists = (record.arguments, record.storage, *record.cells.values())
-        if not all(isinstance(item, list) and all(isinstance(word, str) for word in item) for item in lists):
-            raise ValueError("not lists of texts")
-        if "\0" in "".join([record.cwd, *record.cells, *chain(*lists)]):  # TypeError if cwd is not a text
-            raise ValueError("NUL bytes")
-        if any(name in ("", ".", "..") or Path(name).name != name for name in record.cells):
-            raise ValueError("names of cells that are no names of folders")
-    except FileNotFoundError:
-        raise ConfigError(f"{where}: contains no sweep to resume (no {SWEEP_JSON})") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{where}: {SWEEP_JSON} was not written by a sweep ({error!r})") from None
-    return record
-
-
-def refuse_foreign(folder: Path, record: Record) -> None:
-    """Refuse to resume a sweep that another user owns."""
-    owners = {path.lstat().st_uid for path in (folder, folder / SWEEP_JSON)}
-    if owners != {os.geteuid()}:
-        asked = shlex.join([*program(), "run", *record.arguments])
-        raise ConfigError(
-            f"resume={folder}: another user owns it, and resuming runs what its {SWEEP_JSON} names: "
-            f"`{asked}` in {record.cwd}; if you want that, add trust=true"
-        )
 
 
 def own_words(arguments: Sequence[str]) -> list[str]:
@@ -110,6 +56,32 @@ def how_run_words(words: Sequence[str]) -> list[str]:
         for override in map(_parsed, how)
         if not override.is_sweep_override()
     ]
+
+
+def record_of(base: DictConfig) -> tuple[Record, bool]:
+    """Return the record of a sweep as its command asks for it, and whether it is resumed; refuse `rerun` and
+    `trust` where it is not."""
+    folder = Path(str(base.hydra.sweep.dir)).resolve()
+    if base.resume is None:
+        for key, null in (("rerun", Rerun.none), ("trust", False)):
+            if base[key] != null:
+                value = str(base[key]).lower()
+                raise ConfigError(f"{key}={value}: needs resume=<folder>, which is not set")
+        return Record(own_words(sys.argv[1:]), str(Path.cwd()), {}, []), False
+    if not str(base.resume):
+        raise ConfigError("resume=: names no folder")
+    if Path(str(base.resume)).resolve() != folder:
+        raise ConfigError(f"resume={base.resume}: {DIR}={folder} is another folder")
+    record = Record.read(folder)
+    if not base.trust:
+        record.refuse_foreign(folder)
+    return replace(record, arguments=own_words(sys.argv[1:]), cwd=str(Path.cwd())), True
+
+
+def words_of_cells(record: Record) -> dict[str, list[str]]:
+    """Return the overrides with which a resumed sweep runs each cell, by its name."""
+    how = how_run_words(record.arguments)
+    return {name: with_words(words, how) for name, words in record.cells.items()}
 
 
 def defines_cells(word: str) -> bool:
@@ -135,9 +107,9 @@ def command_line(arguments: Sequence[str]) -> list[str]:
     folder = Path(str(asked)).resolve()
     if own is not None and Path(str(own)).resolve() != folder:
         raise ConfigError(f"resume={asked}: {DIR}={own} is another folder; leave one of them out")
-    record = read(folder)
+    record = Record.read(folder)
     if _value_of("trust", arguments) is not True:
-        refuse_foreign(folder, record)
+        record.refuse_foreign(folder)
     words = [word for word in arguments if not word.startswith(("resume=", DIR))]
     if not _are_typed_again(f"resume={asked}", words, record):
         words = [*map(_from_here, words)]
@@ -167,10 +139,9 @@ def _are_typed_again(asked: str, words: Sequence[str], record: Record) -> bool:
         names = [item.name for item in fields(config_class())]
         known = [_key(word).partition(".")[0] in (*names, "experiment", "hydra") for word in wrong]
         near = "" if all(known) else did_you_mean(_key(wrong[known.index(False)]), filter(is_how_run, names))
-        command = shlex.join([*program(), "run", *record.arguments])
         raise ConfigError(
-            f"{asked}: the cells of that sweep, `{command}`, are recorded; leave out {shlex.join(wrong)}, or "
-            f"run another sweep{near}"
+            f"{asked}: the cells of that sweep, `{record.command}`, are recorded; leave out "
+            f"{shlex.join(wrong)}, or run another sweep{near}"
         )
     for word in words:
         is_list = is_how_run(_key(word)) and _parsed(word).is_sweep_override()
@@ -204,18 +175,6 @@ def _from_here(word: str) -> str:
     if value is None or "${" in path or Path(str(value)).is_absolute():
         return word
     return f"{key}={quoted(Path(str(value)).resolve())}"
-
-
-def command(name: str, *folders: Path) -> str:
-    """Return a command of dcpbench as it can be typed here: started in the same way as this process."""
-    return shlex.join([*program(), name, *map(shown, folders)])
-
-
-def shown(path: Path) -> str:
-    """Return a path, relative to the current folder if it is below."""
-    with suppress(OSError, ValueError):  # it is not below, or the current folder was removed
-        return str(path.relative_to(Path.cwd()))
-    return str(path)
 
 
 def _value_of(key: str, arguments: Sequence[str]) -> Any:

@@ -10,12 +10,11 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from dcpbench.config.text import cells_text, clipped, counted, duration_text, visible
+from dcpbench.config.text import cells_text, clipped, counted, duration_text, path_text, visible
 from dcpbench.records.row import Row, cell_seconds
 from dcpbench.records.short_reason import short_reason
 from dcpbench.report.styles import style_of
 from dcpbench.sweep.job import Job, cells_of
-from dcpbench.sweep.manifest import shown
 
 _FAILURES_SHOWN = 5
 _LEFT_EVERY_S = 1.0
@@ -29,7 +28,7 @@ def start_sentence(jobs: Sequence[Job], folder: Path) -> str:
     if sizes:
         fewest = f"{sizes[0]} to " if len(sizes) > 1 else ""
         ranks = f"{fewest}{counted(sizes[-1], 'rank')} starting"
-    return f"{cells_text(cells_of(jobs), len(jobs))}, {ranks}; rows go to {shown(folder)}"
+    return f"{cells_text(cells_of(jobs), len(jobs))}, {ranks}; rows go to {path_text(folder)}"
 
 
 @dataclass

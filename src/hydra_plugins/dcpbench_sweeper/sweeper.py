@@ -72,7 +72,7 @@ class DcpbenchSweeper(Sweeper):
         for override in about_all.values():
             if override.is_sweep_override():
                 raise ConfigError(f"{override.input_line}: applies to the complete sweep; pass one value")
-        if (recorded := sweep.folder.recorded) is not None:
+        if (recorded := sweep.recorded) is not None:
             return [Job(words) for words in recorded.values()]
         blocks = {
             name: parse(of_block(name, {key: block[key] for key in block if key != _PLUGIN}))
