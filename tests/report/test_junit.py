@@ -88,13 +88,6 @@ def test_cells_that_shared_devices_have_times(tmp_path: Path) -> None:
     assert suite.time == 6.75
 
 
-def test_runs_have_unique_names(tmp_path: Path) -> None:
-    rows = [cell(repeat=0), cell(repeat=1), cell(repeat=0), cell(cell="parallel=ddp,save=sync,repeat=0 (2)")]
-    suite = read_back(folder_with(tmp_path / "s", *rows))
-    names = [(case.classname, case.name) for case in suite]
-    assert len(set(names)) == 4
-
-
 @pytest.mark.parametrize(
     "details", [{"log_tail": "text"}, {"log_tail": [1, None]}, {"first_try": [1], "rank": {"a": 1}}]
 )

@@ -9,10 +9,10 @@ import click
 
 import dcpbench
 from dcpbench.cli import completion
+from dcpbench.cli.streams import open_standard_streams
 from dcpbench.cli.tree import PATH, PURPOSE, Command, Run, Tree, flag, output, places, several
 from dcpbench.config.errors import ConfigError
 from dcpbench.core.plugins import PluginError, load_plugins
-from dcpbench.records.files import open_standard_streams
 from dcpbench.records.row import INTERRUPTED, WRONG_CONFIGURATION
 from dcpbench.records.store import ResultsError
 from dcpbench.report.styles import complain, standard_output

@@ -15,10 +15,10 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from dcpbench.cli.streams import SafeStream
 from dcpbench.cli.words import one_line
 from dcpbench.config.errors import ConfigError
 from dcpbench.executors import fork_server
-from dcpbench.records.files import SafeStream
 from dcpbench.records.row import INTERRUPTED, WRONG_CONFIGURATION
 from dcpbench.records.store import ResultsError
 from dcpbench.sweep.signals import Signals, interrupted

@@ -11,11 +11,10 @@ import re
 import secrets
 import shutil
 import stat
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import BinaryIO
 
 LONGEST_LINE = 2**26
 """The longest line of a file of rows."""
@@ -24,38 +23,6 @@ MOST_BYTES = 2**30
 
 _TOO_DEEP = errno.ENAMETOOLONG, "its folders are nested too deeply"
 _TEMPORARY = re.compile(r"\.dcpbench-[0-9a-f]{32}\.tmp")
-
-
-def open_standard_streams() -> None:
-    """Open descriptors 0, 1 and 2 if the process was started without them, before another file, such as a
-    pipe to a rank, gets one of these numbers."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is None:
-            with suppress(OSError):
-                os.fstat(number)
-                continue
-            os.dup2(os.open(os.devnull, os.O_RDWR), number)
-            os.set_inheritable(number, True)
-            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
-
-
-class SafeStream:
-    """A text stream to which writes never fail, even if it is full, closed or broken."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        with suppress(OSError, ValueError):
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with suppress(OSError, ValueError):
-            self._stream.flush()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
 
 
 def open_regular(path: Path) -> BinaryIO:

@@ -8,7 +8,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable
-from itertools import chain, count
 from typing import Any
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
@@ -31,34 +30,28 @@ def junit(sweep: Sweeps) -> str:
     end of the log of the first rank that failed.
     """
     ((folder, environment),) = sweep.environments.items()
-    suite = _suite(short_names([folder])[folder], environment, records(sweep.frame))
-    root = Element("testsuites", name="dcpbench")
-    for name in ("tests", "failures", "errors", "time"):
-        root.set(name, suite.get(name, ""))
-    root.append(suite)
-    indent(root)
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + tostring(root, "unicode") + "\n"
-
-
-def _suite(name: str, environment: dict[str, Any], rows: list[dict[str, Any]]) -> Element:
+    rows = records(sweep.frame)
     kinds = Counter(_outcome(row)[0] for row in rows)
-    suite = Element("testsuite", name=_text(f"dcpbench.{name}"), tests=str(len(rows)))
-    for counted, kind in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
-        suite.set(counted, str(kinds[kind]))
-    suite.set("time", f"{sum(cell_seconds(row) or 0.0 for row in rows):.3f}")
+    counts = {"tests": len(rows), "failures": kinds["failure"], "errors": kinds["error"]}
+    of_both = {name: str(count) for name, count in counts.items()}
+    of_both["time"] = f"{sum(cell_seconds(row) or 0.0 for row in rows):.3f}"
+    root = Element("testsuites", {"name": "dcpbench", **of_both})
+    name = _text(f"dcpbench.{short_names([folder])[folder]}")
+    suite = SubElement(root, "testsuite", {"name": name, **of_both, "skipped": str(kinds["skipped"])})
     if started := sorted(row["started_at"] for row in rows if row["started_at"]):
         suite.set("timestamp", _text(started[0]))
     properties = SubElement(suite, "properties")
     for key, value in environment.items():
         text = value if isinstance(value, str) else json.dumps(value)
         SubElement(properties, "property", name=_text(key), value=_text(text))
-    for row, unique in zip(rows, _unique(str(row["cell"]) for row in rows), strict=True):
-        suite.append(_case(row, unique))
-    return suite
+    suite.extend(map(_case, rows))
+    indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + tostring(root, "unicode") + "\n"
 
 
-def _case(row: dict[str, Any], name: str) -> Element:
-    case = Element("testcase", classname=_text(f"{row['scenario']}.{row['parallel']}"), name=_text(name))
+def _case(row: dict[str, Any]) -> Element:
+    name = {"classname": f"{row['scenario']}.{row['parallel']}", "name": str(row["cell"])}
+    case = Element("testcase", {key: _text(value) for key, value in name.items()})
     case.set("time", f"{cell_seconds(row) or 0.0:.3f}")
     kind, what = _outcome(row)
     reason = row["reason"] or ""
@@ -94,16 +87,6 @@ def _log(details: dict[str, Any]) -> Iterable[str]:
     if log := list_in(details.get("log_tail")):
         yield f"end of the log of rank {details.get('rank', '?')}:"
         yield from map(str, log)
-
-
-def _unique(names: Iterable[str]) -> Iterable[str]:
-    """Number equal names: readers keep one testcase of a name."""
-    taken: set[str] = set()
-    for name in names:
-        candidates = chain([name], (f"{name} ({number})" for number in count(2)))
-        unique = next(candidate for candidate in candidates if candidate not in taken)
-        taken.add(unique)
-        yield unique
 
 
 def _text(text: str) -> str:
