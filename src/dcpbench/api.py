@@ -127,10 +127,10 @@ class Result:
 
     @cached_property
     def _sweep(self) -> "Sweeps":
-        from dcpbench.analysis.frame import read_sweeps
+        from dcpbench.analysis.frame import read_sweep
 
         load_plugins()
-        return read_sweeps(self.folder)
+        return read_sweep(self.folder)
 
     def __repr__(self) -> str:
         """Return the folder, and the line that counts the cells and their statuses."""

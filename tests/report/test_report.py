@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dcpbench.analysis.frame import read_frame
+from dcpbench.analysis.frame import read_sweep
 from dcpbench.analysis.runs import failures
 from dcpbench.report.labels import has_failed
 from dcpbench.report.show import write_reports
@@ -21,7 +21,7 @@ def test_table_has_the_axes_that_vary(tmp_path: Path) -> None:
         row(model="large", status="fail", model_equal=True, gradient_close=False, step_equal=False),
         row(model="both", status="fail", **dict.fromkeys(SEVERAL, False)),
     )
-    table = summary(read_frame(sweep)[0]).table
+    table = summary(read_sweep(sweep).frame).table
     assert list(table["model"]) == ["uneven", "large", "both", "even"], "failed cells first"
     assert list(table["checks"]) == [
         "failed: model_equal",
@@ -36,9 +36,9 @@ def test_table_has_the_axes_that_vary(tmp_path: Path) -> None:
 
 def test_integers_of_an_axis_with_a_null_stay_integers(tmp_path: Path) -> None:
     """Under pandas 2 they became 2.0, and a pivot had no cell of that number."""
-    frame = read_frame(
+    frame = read_sweep(
         folder_with(tmp_path / "s", row(load_world_size=2, save_s=1.0), row(load_world_size=None, save_s=3.0))
-    )[0]
+    ).frame
     assert set(summary(frame).table["load_world_size"]) == {"2", "-"}
     pivot = status_pivot(frame, pivot_axes(frame, ["load_world_size"])).table
     assert list(pivot["load_world_size"]) == ["2", "-"]
@@ -56,7 +56,7 @@ def test_injected_faults_have_a_separate_table(tmp_path: Path) -> None:
         planted("file", "fsdp", None, "skip"),
         row(parallel="ddp"),
     )
-    frame = read_frame(sweep)[0]
+    frame = read_sweep(sweep).frame
     table = detection(frame).set_index("fault")
     assert list(table.loc["lr", ["ddp", "fsdp", "detected", "detected by"]]) == [
         "fail",

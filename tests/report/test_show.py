@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dcpbench.analysis.frame import read_frame, read_sweeps
+from dcpbench.analysis.frame import read_sweep, read_sweeps
 from dcpbench.analysis.runs import again, failures
 from dcpbench.records.row import columns
 from dcpbench.records.store import ENVIRONMENT_JSON
@@ -60,7 +60,7 @@ def many(folder: Path, cells: int, **values: object) -> Path:
 
 
 def test_runs_of_a_cell_are_one_line(matrix: Path) -> None:
-    frame = read_frame(matrix)[0]
+    frame = read_sweep(matrix).frame
     table = summary(frame).table.set_index(["parallel", "save"])
     assert len(table) == 4
     assert table.loc[("ddp", "sync"), ["status", "runs", "save_s", "checks"]].tolist() == [
@@ -88,7 +88,7 @@ def test_runs_and_words_count_in_one_way(tmp_path: Path) -> None:
         ),
         cell("fsdp2", overrides=f"parallel=fsdp2 {words}=correctness"),
     ]
-    shown = summary(read_frame(folder_with(tmp_path / "s", *rows))[0])
+    shown = summary(read_sweep(folder_with(tmp_path / "s", *rows)).frame)
     assert shown.title == "all cells: compile=false save=sync experiment=gate"
     assert shown.table[["parallel", "runs", "cell_s"]].to_numpy().tolist() == [
         ["ddp", "3, 2 timed", "2.000"],
@@ -137,7 +137,7 @@ def test_worst_run_gives_the_status(tmp_path: Path) -> None:
         tmp_path / "s",
         *(cell(repeat=n, status=end, reason=f"{end} of rank {n}") for n, end in enumerate(ends)),
     )
-    frame = read_frame(folder)[0]
+    frame = read_sweep(folder).frame
     assert summary(frame).table[["status", "runs"]].to_numpy().tolist() == [["crash", "1 of 4"]]
     told = failures(frame)
     assert told[["status", "runs"]].to_numpy().tolist() == [["fail", "2 of 4 runs"], ["crash", "1 of 4 runs"]]

@@ -80,34 +80,37 @@ def read_sweeps(places: Path | str | Sequence[Path | str], details: bool = True)
     Raises:
         dcpbench.records.store.ResultsError: a place has no results, or none that can be read.
     """
-    frames, environments, left_out, known = [], {}, [], {}
-    configs: dict[str, Any] = {}
+    frames, left_out = [], []
+    environments, known, configs = dict[str, Any](), dict[str, Any](), dict[str, Any]()
     named = [Path(place) for place in ([places] if isinstance(places, str | Path) else places)]
     for folder in {sweep.resolve(): sweep for place in named for sweep in sweeps_in(place)}.values():
         try:
-            frame, sentences = read_frame(folder, details)
+            sweep = read_sweep(folder, details)
         except ResultsError as error:
             if folder in named:
                 raise
             left_out.append(str(error))
             continue
         if not details:
-            both = zip(frame["config_digest"], frame["config"], strict=True)
-            frame["config"] = [configs.setdefault(digest, config) for digest, config in both]
-        frame.insert(0, "sweep", pd.Series(str(folder), index=frame.index, dtype="string"))
-        frames.append(frame)
-        environments[str(folder)], remarks = _document(folder / ENVIRONMENT_JSON)
-        known[str(folder)], _ = _document(folder / SWEEP_JSON)
-        left_out += [*sentences, *remarks]
+            both = zip(sweep.frame["config_digest"], sweep.frame["config"], strict=True)
+            sweep.frame["config"] = [configs.setdefault(digest, config) for digest, config in both]
+        frames.append(sweep.frame)
+        environments |= sweep.environments
+        known |= sweep.records
+        left_out += sweep.left_out
     if not frames:
         raise ResultsError(left_out[0])
     return Sweeps(pd.concat(frames, ignore_index=True), environments, left_out, known)
 
 
-def read_frame(folder: Path, details: bool = True) -> tuple[pd.DataFrame, list[str]]:
-    """Return the rows of a sweep as in `read_sweeps`, and a sentence for each damaged line."""
+def read_sweep(folder: Path, details: bool = True) -> Sweeps:
+    """Read the rows of the sweep in a folder, see `read_sweeps`."""
     rows, damaged = read_rows(folder, details)
-    return frame_of({name: [row[name] for row in rows] for name in dtypes()}), damaged
+    columns = {name: [row[name] for row in rows] for name in dtypes()}
+    frame = frame_of({"sweep": [str(folder)] * len(rows), **columns})
+    environment, remarks = _document(folder / ENVIRONMENT_JSON)
+    record, _ = _document(folder / SWEEP_JSON)
+    return Sweeps(frame, {str(folder): environment}, [*damaged, *remarks], {str(folder): record})
 
 
 def frame_of(values: Mapping[str, list[Any]]) -> pd.DataFrame:

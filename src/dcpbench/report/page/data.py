@@ -79,7 +79,11 @@ def page_data(sweeps: Sweeps, changes: list[dict[str, Any]], characters: int) ->
     kept = ["sweep"] * several + [column for column in columns() if column not in _NOT_KEPT]
     rows = [row | {"details": dict_in(row["details"])} for row in records(frame[[*kept, "details"]])]
     shown, short = outcomes(frame), [clipped(short_reason(row), _SHORT) for row in rows]
-    others = {name: of for name, of in _other_axes(frame).items() if name not in kept}
+    # Overrides that vary, and are part of a cell's identity, are axes too.
+    keys, words = identity_keys(frame), [override_values(one) for one in frame["overrides"]]
+    given = dict.fromkeys(name for of in words for name in of if name in keys and name not in kept)
+    varied = {name: [one.get(name) for one in words] for name in given}
+    others = {name: of for name, of in varied.items() if len({*of}) > 1}
     values: dict[str, list[Any]] = others | {column: [row[column] for row in rows] for column in kept}
     axes = {name: values[name] for name in (*["sweep"] * several, *AXES, *others)}
     important = sorted((spec for spec in AXES.values() if spec.place), key=lambda spec: spec.place)
@@ -155,17 +159,19 @@ def run_names(
     axes: Mapping[str, Sequence[Any]], named_by: Sequence[str], repeats: Sequence[Any]
 ) -> tuple[list[str], list[str]]:
     """Return the name of the configuration of each run, and the name of the run among those of its
-    configuration, empty if that has a single run. Configurations of one name are numbered.
+    configuration, empty if that has a single run. Configurations of one name are numbered; numbers and
+    booleans are shown with the name of their axis.
 
     >>> run_names({"save": ["sync", "sync"], "saves": [1, 1]}, ["save", "saves"], [0, 1])
     (['sync \u00b7 saves=1', 'sync \u00b7 saves=1'], ['repeat 0', 'repeat 1'])
     """
+
+    def text(axis: str, value: Any) -> str:
+        shown = plain(value)
+        return f"{axis}={shown}" if re.fullmatch(r"true|false|[\d.]*", shown) else shown
+
     names = [
-        " \u00b7 ".join(
-            _value_text(axis, value)
-            for axis, value in zip(named_by, values, strict=True)
-            if value is not None
-        )
+        " \u00b7 ".join(text(axis, of) for axis, of in zip(named_by, values, strict=True) if of is not None)
         for values in zip(*(axes[axis] for axis in named_by), strict=True)
     ]
     runs = pd.DataFrame({"name": names, "repeat": [*map(str, repeats)]}, dtype=object)
@@ -179,12 +185,6 @@ def run_names(
     count = (by_place.cumcount() + 1).astype(str)
     number = ("repeat " + runs["repeat"]).where(by_repeat, "run " + count).where(size > 1, "")
     return named.tolist(), number.tolist()
-
-
-def _value_text(axis: str, value: Any) -> str:
-    """Return a value of an axis; numbers and booleans with its name."""
-    text = plain(value)
-    return f"{axis}={text}" if re.fullmatch(r"true|false|[\d.]*", text) else text
 
 
 def _explained(spec: CheckSpec) -> list[str]:
@@ -202,16 +202,6 @@ def cut(text: str, characters: int) -> str:
     more = len(text) - characters
     files = f"{RESULTS_JSONL} or {DETAILS_JSONL}"
     return text if more <= 0 else f"{text[:characters]} ... ({more} more characters in {files})"
-
-
-def _other_axes(frame: pd.DataFrame) -> dict[str, list[str | None]]:
-    """Return the overrides that vary, are part of a cell's identity and are not axes: their value in each
-    row."""
-    keys = identity_keys(frame)
-    given = [override_values(one) for one in frame["overrides"]]
-    names = dict.fromkeys(name for one in given for name in one if name in keys)
-    values = {name: [one.get(name) for one in given] for name in names}
-    return {name: of for name, of in values.items() if len(set(of)) > 1}
 
 
 def _clean(value: Any, characters: int) -> Any:
@@ -294,50 +284,40 @@ def _ranks(finding: dict[str, Any]) -> list[int]:
 
 
 def _losses(details: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the first rank's losses: the uninterrupted run, its twin, and each resumed run."""
+    """Return the losses of the first rank, few enough to draw: the uninterrupted run, its twin, and each
+    resumed run. Each curve has every n-th (`every`) from step `first` on."""
     rank = dict_in(next(iter(list_in(details.get("ranks"))), None))
-    resumed = dict_in(rank.get("resumed")).items()
-    curves = [_curve(name, 1, values) for name, values in dict_in(rank.get("losses")).items()]
-    curves += [_curve("resumed", int(step) + 1, values) for step, values in resumed if str(step).isdigit()]
-    return [curve for curve in curves if curve["losses"]]
-
-
-def _curve(name: str, first: int, values: object) -> dict[str, Any]:
-    """Return every n-th loss from step `first` on, few enough to draw; `every` is n."""
-    losses = list(map(_rounded, list_in(values)))
-    every = max(1, math.ceil(len(losses) / _POINTS))
-    return {"name": name, "first": first, "every": every, "losses": losses[::every]}
-
-
-def _rounded(value: Any) -> float | None:
-    try:
-        return float(f"{value:.{_DIGITS}g}")
-    except (TypeError, ValueError, OverflowError):  # not a number, or too large for a float
-        return None
+    runs = [(name, 1, list_in(values)) for name, values in dict_in(rank.get("losses")).items()]
+    for step, values in dict_in(rank.get("resumed")).items():
+        runs += [("resumed", int(step) + 1, list_in(values))] if str(step).isdigit() else []
+    curves = []
+    for name, first, values in runs:
+        every = max(1, math.ceil(len(values) / _POINTS))
+        losses = [float(f"{it:.{_DIGITS}g}") if type(it) is float else None for it in values[::every]]
+        curves += [{"name": name, "first": first, "every": every, "losses": losses}] if losses else []
+    return curves
 
 
 def _ending(row: dict[str, Any], characters: int) -> dict[str, Any]:
     """Return where and how the attempt ended, and the first attempt; equal texts only once: `same` names what
     is equal but for numbers."""
+
+    def tail(details: dict[str, Any], message: str) -> list[str]:
+        lines = _without_message([*map(str, list_in(details.get("log_tail")))], message)
+        return [cut(line, characters // 10) for line in lines[-(characters // 130) :]]
+
     details, reason = row["details"], str(row["reason"] or "")
     known: dict[str, Any] = {key: details[key] for key in ("rank", "doing", "phases") if key in details}
-    known["log_tail"] = log = _tail(details, reason, characters)
+    known["log_tail"] = log = tail(details, reason)
     if first := dict_in(details.get("first_try")):
-        reason_before = str(first.get("reason") or "")
-        log_before = _tail(first, reason_before, characters)
-        same = []
+        reason_before, same = str(first.get("reason") or ""), list[str]()
+        log_before = tail(first, reason_before)
         if reason_before and without_numbers(reason_before) in without_numbers(reason):
             same, reason_before = ["reason"], ""
         if log_before and [*map(without_numbers, log_before)] == [*map(without_numbers, log)]:
             same, log_before = [*same, "log"], []
         known["first_try"] = {**first, "reason": reason_before, "log_tail": log_before, "same": same}
     return known
-
-
-def _tail(details: dict[str, Any], reason: str, characters: int) -> list[str]:
-    """Return the end of a log, without the message that the reason has."""
-    lines = _without_message([*map(str, list_in(details.get("log_tail")))], reason)
-    return [cut(line, characters // 10) for line in lines[-(characters // 130) :]]
 
 
 def _without_message(lines: list[str], reason: str) -> list[str]:
