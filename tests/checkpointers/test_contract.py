@@ -149,14 +149,14 @@ def test_files_are_read_without_the_library(readable: Checkpointer, saved: str) 
         f"model.{name}": TensorLeaf(value, whole(value), None) for name, value in state(1)["model"].items()
     }
     stored = readable.stored(saved)
-    read = compare_stored([leaves], stored, torch.device("cpu"))
+    read = compare_stored(leaves, stored, torch.device("cpu")).compared
     assert (read.found, read.fired) == ([], dict.fromkeys(leaves, True))
     leaves["model.w"].local[3, 5] *= -1
-    (finding,) = compare_stored([leaves], stored, torch.device("cpu")).found
+    (finding,) = compare_stored(leaves, stored, torch.device("cpu")).compared.found
     assert (finding.name, finding.facts["index"]) == ("model.w", [3, 5])
     for path in Path(saved).iterdir():
         os.truncate(path, 10)
-    read = compare_stored([leaves], stored, torch.device("cpu"))
+    read = compare_stored(leaves, stored, torch.device("cpu")).compared
     assert {finding.problem for finding in read.found} == {Problem.unreadable}
 
 

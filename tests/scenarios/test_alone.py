@@ -237,6 +237,7 @@ BLIND = [
     ("save_load", "optim_equal", compare_layouts, "compare"),
     ("save_load", "extra_equal", compare_layouts, "compare"),
     ("save_load", "save_harmless", perturb, "compare"),
+    ("save_load", "state_resume_equal", perturb, "compare"),
     ("save_load", "gradient_close", lockstep, "compare_gradient"),
     ("save_load", "step_equal", lockstep, "compare_step"),
     ("save_load", "batch_loss_close", lockstep, "compare_losses"),

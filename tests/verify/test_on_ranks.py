@@ -105,7 +105,7 @@ def read_parts() -> set[str]:
     stored["few"] = [StoredChunk((0, 0), (1, 2), lambda: row)]
     world = World(rank, 4, torch.device("cpu"), None, dist.group.WORLD)
     elsewhere = read_elsewhere(rank, whole_tensors([leaves]), world.gathered(whole_tensors([leaves])))
-    compared = compare_stored([leaves], stored, world.device, elsewhere)
+    compared = compare_stored(leaves, stored, world.device, elsewhere).compared
     assert compared.found == []
     return {*compared.fired}
 

@@ -44,10 +44,10 @@ def _chunks(tensor: torch.Tensor, rows: int, read: list[int] | None = None) -> l
 )
 def test_part_is_assembled_and_compared(extent: Extent) -> None:
     leaves = {"w": TensorLeaf(extent.take(SMALL).clone(), extent, None)}
-    read = compare_stored([leaves], {"w": _chunks(SMALL, 4)}, CPU)
+    read = compare_stored(leaves, {"w": _chunks(SMALL, 4)}, CPU).compared
     assert (read.found, read.fired) == ([], {"w": True})
     leaves["w"].local[-1] += 1
-    (finding,) = compare_stored([leaves], {"w": _chunks(SMALL, 4)}, CPU).found
+    (finding,) = compare_stored(leaves, {"w": _chunks(SMALL, 4)}, CPU).compared.found
     assert finding.problem is Problem.differs
 
 
@@ -57,24 +57,24 @@ def test_one_block_of_a_large_part_is_read(monkeypatch: pytest.MonkeyPatch) -> N
     large = torch.arange(100.0).reshape(-1, 2)
     leaves = digested({"w": TensorLeaf(large, whole(large), None)})
     rows: list[int] = []
-    read = compare_stored([leaves], {"w": _chunks(large, 1, rows)}, CPU)
+    read = compare_stored(leaves, {"w": _chunks(large, 1, rows)}, CPU).compared
     assert (read.found, read.fired) == ([], {"w": True})
     assert rows == list(range(rows[0], rows[0] + 5))
-    (finding,) = compare_stored([leaves], {"w": _chunks(-large, 1)}, CPU).found
+    (finding,) = compare_stored(leaves, {"w": _chunks(-large, 1)}, CPU).compared.found
     assert finding.problem is Problem.digests_differ
 
 
 @pytest.mark.parametrize("last", ["a", "b", "c"])
 def test_only_the_smallest_large_tensor_is_read(last: str) -> None:
-    """In each of the parts, in any order."""
+    """In any order."""
     sizes = {"a": 2, "b": 6, "c": 4}
     tensors = {name: torch.ones(rows, 3) for name, rows in sizes.items()}
     stored = {name: _chunks(tensor, 2) for name, tensor in tensors.items()}
     leaves = {name: TensorLeaf(tensor, whole(tensor), None) for name, tensor in tensors.items()}
     large = digested({name: leaves[name] for name in sorted(sizes, key=last.__eq__)})
-    assert compare_stored([large], stored, CPU).fired == {"a": True}
-    assert compare_stored([large, leaves], stored, CPU).fired == dict.fromkeys(sizes, True)
-    assert compare_stored([{**leaves, "a": 0.1}], stored, CPU).fired.keys() == {"b", "c"}
+    assert compare_stored(large, stored, CPU).compared.fired == {"a": True}
+    assert compare_stored(leaves, stored, CPU).compared.fired == dict.fromkeys(sizes, True)
+    assert compare_stored({**leaves, "a": 0.1}, stored, CPU).compared.fired.keys() == {"b", "c"}
 
 
 def test_only_overlapping_chunks_are_read() -> None:
@@ -92,14 +92,14 @@ def test_only_overlapping_chunks_are_read() -> None:
 
         chunks = [StoredChunk((a, b), (1, 5), partial(read, a, b)) for a in range(6) for b in (0, 5)]
         leaves = {"w": TensorLeaf(extent.take(SMALL), extent, None)}
-        assert compare_stored([leaves], {"w": chunks}, CPU).found == []
+        assert compare_stored(leaves, {"w": chunks}, CPU).compared.found == []
         assert seen == expected
 
 
 def test_stored_parts_and_controls_are_compared() -> None:
     """A step counter stays on the CPU when the model is elsewhere."""
     leaves = {"w": TensorLeaf(SMALL, whole(SMALL), None)}
-    read = compare_stored([leaves], {"w": _chunks(SMALL, 6)}, torch.device("meta"))
+    read = compare_stored(leaves, {"w": _chunks(SMALL, 6)}, torch.device("meta")).compared
     assert (read.found, read.fired) == ([], {"w": True})
 
 
@@ -122,7 +122,7 @@ UNREADABLE: dict[str, tuple[list[StoredChunk], str]] = {
 @pytest.mark.parametrize("case", UNREADABLE)
 def test_unreadable_chunk_is_a_mismatch(case: str) -> None:
     chunks, told = UNREADABLE[case]
-    read = compare_stored([{"w": TensorLeaf(SMALL, whole(SMALL), None)}], {"w": chunks}, CPU)
+    read = compare_stored({"w": TensorLeaf(SMALL, whole(SMALL), None)}, {"w": chunks}, CPU).compared
     assert [one.problem for one in read.found] == [Problem.unreadable]
     assert told in read.found[0].facts["error"]
     assert read.fired == {"w": True}
@@ -131,7 +131,7 @@ def test_unreadable_chunk_is_a_mismatch(case: str) -> None:
 def test_control_of_an_unreadable_chunk_is_run() -> None:
     """A comparison that finds nothing proves nothing, whether or not the chunk can be read."""
     with mock.patch.object(plain_read, "compare", return_value=[]):
-        read = compare_stored([{"w": TensorLeaf(SMALL, whole(SMALL), None)}], {"w": []}, CPU)
+        read = compare_stored({"w": TensorLeaf(SMALL, whole(SMALL), None)}, {"w": []}, CPU).compared
     assert [one.problem for one in read.found] == [Problem.unreadable]
     assert read.fired == {"w": False}
 

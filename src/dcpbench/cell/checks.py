@@ -217,10 +217,10 @@ def verify_restored(cell: Cell, target: Run, checkpoint: Checkpoint, controls: C
             if spec.probe:
                 spec.probe(cell, target, checkpoint)
     if cell.measured("load_s") == 1 and not cell.checkpointer.unreadable:
-        _verify_absent_key(cell, checkpoint)
+        verify_absent_key(cell, checkpoint)
 
 
-def _verify_absent_key(cell: Cell, checkpoint: Checkpoint) -> None:
+def verify_absent_key(cell: Cell, checkpoint: Checkpoint) -> None:
     """Check, once for a checkpoint, that a load of a key which it lacks is refused. The control is a load of
     a key which it has."""
     where = f"of a load of an absent key {checkpoint}"
@@ -328,8 +328,9 @@ def resume(
         )
         for part, leaves in retained_copy(actual).items():
             if not ended and (exactly or part is flags):
-                how = partial(checkpoint.compare, group=cell.world.group)
-                proven = () if checkpoint.by_content else cell.proven("side_effect_free")
+                how, proven = None, cell.proven("side_effect_free")
+                if checkpoint.by_content:
+                    how, proven = partial(checkpoint.compare, group=cell.world.group), set()
                 other = unlike(expected[part], leaves, leaves)
                 compared[part] = compare_controlled(expected[part], leaves, other, proven, how)
         for of, one in compared.items():

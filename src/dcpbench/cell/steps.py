@@ -21,7 +21,7 @@ from dcpbench.core.plugins import all_of
 from dcpbench.core.rank_report import NOTHING
 from dcpbench.core.state import StatePart
 from dcpbench.verify.audit import compare_manifest
-from dcpbench.verify.plain_read import stored_comparison
+from dcpbench.verify.plain_read import compare_stored
 from dcpbench.verify.snapshot import Leaves, retained
 from dcpbench.workloads import build_run
 from dcpbench.workloads.generators import States
@@ -334,7 +334,7 @@ def _compare_files(cell: Cell, in_flight: Save, elsewhere: set[str]) -> None:
         cell.report.not_applied.setdefault("files_equal", "nothing else reads files of this format")
         return
     comparisons = {
-        part: stored_comparison(leaves, stored, cell.world.device, elsewhere)
+        part: compare_stored(leaves, stored, cell.world.device, elsewhere)
         for part, leaves in in_flight.in_files.items()
     }
     compared = explained_in_checkpoint(cell, "stored", checkpoint, comparisons).values()

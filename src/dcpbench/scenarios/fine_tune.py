@@ -61,6 +61,7 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
     unrestored = retained(_frozen(reference.trained))
     steps.load(before, reference.trained, saved, state=_part(tuning, reference.trained, submodules))
     verify_frozen(reference.trained, "before the fine-tuning", unrestored)
+    checks.verify_absent_key(before, saved)
     checkpoints = steps.train_and_save(tuning, reference)
     verify_frozen(reference.trained, "after the fine-tuning")
     checks.verify_training(tuning, reference, load_pretrained)

@@ -36,32 +36,24 @@ Stored = Mapping[str, Sequence[StoredChunk]]
 
 
 def compare_stored(
-    parts: Iterable[Mapping[str, Leaf]], stored: Stored, device: torch.device, elsewhere: Collection[str] = ()
-) -> Compared:
+    leaves: Mapping[str, Leaf], stored: Stored, device: torch.device, elsewhere: Collection[str] = ()
+) -> Comparison:
     """Compare this rank's parts of what was saved, by flattened key, with the files.
 
     Keys that other ranks read, `elsewhere`, are left out. Of tensors of which only digests were kept (more
-    than 4 MiB), only one block of the smallest of each of `parts` is read.
+    than 4 MiB), only one block of the smallest is read.
     """
     found, fired = list[Mismatch](), dict[str, bool]()
-    for leaves in parts:
-        mine = {key: leaf for key, leaf in leaves.items() if key in stored}
-        large = {key: leaf for key, leaf in mine.items() if isinstance(leaf, DigestedLeaf)}
-        smallest = min(large, key=lambda key: large[key].extent.numel, default=None)
-        for key, leaf in mine.items():
-            if not isinstance(leaf, TensorLeaf | DigestedLeaf) or key in large.keys() - {smallest}:
-                continue
-            if leaf.extent.numel and key not in elsewhere:
-                wrong, fired[key] = _compare(key, _as_read(key, leaf), stored[key], device)
-                found += wrong
-    return Compared(found, dict.fromkeys(fired, True), fired)
-
-
-def stored_comparison(
-    leaves: Mapping[str, Leaf], stored: Stored, device: torch.device, elsewhere: Collection[str]
-) -> Comparison:
-    """Return the comparison of this rank's parts with the files, except keys that are read `elsewhere`."""
-    compared = compare_stored([leaves], stored, device, elsewhere)
+    mine = {key: leaf for key, leaf in leaves.items() if key in stored}
+    large = {key: leaf for key, leaf in mine.items() if isinstance(leaf, DigestedLeaf)}
+    smallest = min(large, key=lambda key: large[key].extent.numel, default=None)
+    for key, leaf in mine.items():
+        if not isinstance(leaf, TensorLeaf | DigestedLeaf) or key in large.keys() - {smallest}:
+            continue
+        if leaf.extent.numel and key not in elsewhere:
+            wrong, fired[key] = _compare(key, _as_read(key, leaf), stored[key], device)
+            found += wrong
+    compared = Compared(found, dict.fromkeys(fired, True), fired)
     return Comparison(leaves, stored, compared, partial(_is_stored, device=device))
 
 

@@ -302,11 +302,6 @@ def loss_tolerance(tolerance: float, dtypes: Iterable[torch.dtype]) -> float:
     return max(tolerance, _ROUNDINGS_OF_LOSS * rounding(dtypes))
 
 
-def _resume_tolerance(name: str, dtypes: Iterable[torch.dtype]) -> float:
-    """Return the same for the losses of a run that another layout resumes; `name` is one of `TOLERANCES`."""
-    return loss_tolerance(TOLERANCES[name], dtypes)
-
-
 def compare_losses(
     expected: list[float], actual: list[float], first: int, tolerance: float | None = None
 ) -> list[Mismatch]:
@@ -352,7 +347,7 @@ def compare_resumed(
     Args:
         close: the name of a tolerance and the dtypes of both runs, if the losses need only be close.
     """
-    tolerance = _resume_tolerance(*close) if close else None
+    tolerance = loss_tolerance(TOLERANCES[close[0]], close[1]) if close else None
     usable = {
         loss_name(step): math.isfinite(loss) and loss != 0.0 and has_gradient
         for step, (loss, has_gradient) in enumerate(zip(losses, alive, strict=False), first)
