@@ -72,17 +72,17 @@ def defects_at(cell: Cell, moment: Moment) -> dict[str, Defect]:
 
 def needs_copy(cell: Cell) -> bool:
     """Return whether a defect needs a copy of the run's state from before a load."""
-    return any(one.from_before for one in defects_at(cell, "restored").values())
+    return any(one.from_before and one.applies(cell.config) for one in _defects().values())
 
 
 def explained(
     cell: Cell, moment: Moment, comparisons: Mapping[Part, Comparison], reference: Any
 ) -> dict[Part, Compared]:
-    """Name in each mismatch the defect that causes it, if there is one; collective if a defect can affect the
-    cell. Comparisons are by part of the state or by check; `reference` is what defects get at this moment."""
-    comparisons, defects = dict(comparisons), defects_at(cell, moment)
-    if defects and any(cell.world.gathered(any(one.compared.found for one in comparisons.values()))):
-        for by, defect in defects.items():
+    """Name in each mismatch the defect that causes it, if there is one; collective. Comparisons are by part
+    of the state or by check; `reference` is what defects get at this moment."""
+    comparisons = dict(comparisons)
+    if any(cell.world.gathered(any(one.compared.found for one in comparisons.values()))):
+        for by, defect in defects_at(cell, moment).items():
             for state in defect.expected(cell, moment, reference):
                 for part in state.keys() & comparisons.keys():
                     comparison = comparisons[part]
