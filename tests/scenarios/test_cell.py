@@ -246,6 +246,12 @@ def test_parts_are_compared_by_place_by_default() -> None:
     by_content = replace(checkpoint, by_content=True, how=", saved again")
     assert by_content.compare(saved, elsewhere, None) == []
     assert str(by_content) == "in the checkpoint of step 1, saved again"
+    read: list[Any] = []
+    changed = {"w": replace(elsewhere["w"], local=-tensor)}
+    for closely in (False, True):  # a control needs no place, which another rank may have
+        (found,) = by_content.compare(saved, changed, None, read.append, closely)
+        assert found.problem is Problem.digests_differ
+        assert read == ["w"] * closely
 
 
 def test_names_are_proven_by_their_controls(tmp_path: Path) -> None:

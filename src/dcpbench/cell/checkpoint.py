@@ -118,6 +118,7 @@ class Checkpoint:
             recall: reads the saved tensor, to report where a large one differs and by how much.
             closely: report places and distances, and not only names.
         """
+        recall = recall if closely else None
         return compare_state(saved, actual, group, recall, closely, self.by_content)
 
 
