@@ -50,7 +50,7 @@ def test_interrupt_while_torch_is_imported_prints_one_line(tmp_path: Path) -> No
         servers = [one for one in psutil.Process(driver.pid).children() if is_server(one)]
     servers[0].send_signal(signal.SIGINT)  # while Python starts, before it can ignore that
     assert driver.stderr
-    assert driver.stderr.readline() == "1 cell, 2 ranks starting; rows go to sweep\n"
+    assert driver.stderr.readline() == "1 cell; rows go to sweep\n"
     helpers = psutil.Process(driver.pid).children()
     (server,) = filter(is_server, helpers)
     os.kill(driver.pid, signal.SIGSTOP)  # or it would end the server at once

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable
+from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +29,7 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
     def seen(folder: Path = tmp_path, **description: Any) -> dict[str, Line]:
         known = {"torch": "2.13.0", "gpu_count": 0, "cuda": None, **description}
         monkeypatch.setattr(fork_server, "fork_server", lambda: None)
-        monkeypatch.setattr(fork_server, "probe", lambda _: Machine(known["gpu_count"], known))
+        monkeypatch.setattr(fork_server, "probe", lambda _: (known, Pipe()[0]))
         return {line.what: line for line in examined(folder)}
 
     return seen

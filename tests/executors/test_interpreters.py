@@ -53,7 +53,7 @@ def test_loading_stages_use_the_other_interpreter(loaded: Finished, other: str) 
 
 
 def test_load_python_needs_a_separate_load() -> None:
-    machine = Machine(gpus=0, description={})
+    machine = Machine(gpus=0, description={}, has_interpreters=True)
     given = config(load_python="python", save_at=None)
     assert "loads under the Python that saved" in str(why_skip(given, resolve(given, machine), machine))
 

@@ -154,10 +154,13 @@ def test_cells_without_gloo_skip_under_older_nccl(values: dict[str, str]) -> Non
     assert planned(machine(1, NEW), **values).skip is None
 
 
-def test_nccl_of_a_loading_interpreter_is_used() -> None:
-    here = machine(1, NEW, versions_of=lambda python: Versions("3.12.3", "2.11.0", OLD))
-    job = planned(here, scenario="convert", load_python="python")
-    assert "under NCCL 2.28.9" in str(job.skip)
+def test_nccl_of_a_loading_interpreter_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("validity", "job"):
+        monkeypatch.setattr(
+            f"dcpbench.sweep.{module}.versions_of", lambda python: Versions("3.12.3", "2.11.0", OLD)
+        )
+    cell = planned(machine(1, NEW, has_interpreters=True), scenario="convert", load_python="python")
+    assert "under NCCL 2.28.9" in str(cell.skip)
 
 
 @pytest.mark.slow

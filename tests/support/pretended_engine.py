@@ -81,9 +81,6 @@ class PretendedEngine(Engine):
     def begin(self, modules: Sequence[str]) -> None:
         pass
 
-    def assumed(self, on_cpu: bool) -> Machine:
-        return Machine(0, {"torch": "0"})
-
     def probe(self) -> Machine:
         return Machine(0, {"torch": version("torch"), "python": platform.python_version()})
 

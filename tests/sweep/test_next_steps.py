@@ -79,7 +79,7 @@ def test_second_sweep_suggests_compare(tmp_path: Path, capsys: pytest.CaptureFix
     asked = [PRETENDED, "parallel=none", "device=cpu", "world_size=1"]
     first = run(tmp_path / "first", *asked, prepare=tell_probes)
     assert first.status == 0, first.err
-    assert first.err.splitlines()[:2] == ["1 cell, 1 rank starting; rows go to first", "probing"]
+    assert first.err.splitlines()[:2] == ["1 cell; rows go to first", "probing"]
     assert first.err.splitlines()[-1] == "page: first/report.html"
     second = run(tmp_path / "second", *asked)
     page, after = second.err.splitlines()[-2:]

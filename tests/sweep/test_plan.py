@@ -22,7 +22,7 @@ from dcpbench.records.store import append_row, keep_lines, read_lines
 from dcpbench.sweep.dry_run import print_plan
 from dcpbench.sweep.folder import held, refuse_unusable
 from dcpbench.sweep.job import Job, titles_of
-from dcpbench.sweep.progress import ProgressDisplay, start_sentence
+from dcpbench.sweep.progress import ProgressDisplay, cells_sentence, ranks_sentence
 from dcpbench.sweep.resources import Times, too_little_space
 from dcpbench.sweep.valid_rows import ValidRows
 from dcpbench.verdict.known_failures import KnownFailure
@@ -174,20 +174,21 @@ def test_words_of_all_cells_are_not_repeated(tmp_path: Path) -> None:
     assert [*titles_of(jobs).values()] == ["save=sync seed=1", "save=async seed=1", "parallel=???, 1 rank"]
 
 
-def test_first_line_has_cells_ranks_and_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_lines_have_cells_folder_and_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     one, two, four = (jobs_in(tmp_path, "a", world_size=size)[0] for size in (1, 2, 4))
     others = (jobs_in(tmp_path, "a", world_size=2, seed=seed)[0] for seed in (1, 2, 3))
     skipped = replace(two, skip="no")
-    for jobs, words in (
-        ([two, *others], "4 cells, 2 ranks starting"),
-        ([two, two, four], "2 cells in 3 runs, 2 to 4 ranks starting"),
-        ([one], "1 cell, 1 rank starting"),
-        ([four, two, one], "3 cells, 1 to 4 ranks starting"),
-        ([four, skipped], "2 cells, 4 ranks starting"),
-        ([skipped], "1 cell, all skipped"),
+    for jobs, cells, ranks in (
+        ([two, *others], "4 cells", "2 ranks starting"),
+        ([two, two, four], "2 cells in 3 runs", "2 to 4 ranks starting"),
+        ([one], "1 cell", "1 rank starting"),
+        ([four, two, one], "3 cells", "1 to 4 ranks starting"),
+        ([four, skipped], "2 cells", "4 ranks starting"),
+        ([skipped], "1 cell", "all cells are skipped"),
     ):
-        assert start_sentence(jobs, tmp_path / "a sweep") == f"{words}; rows go to a sweep"
+        assert cells_sentence(jobs, tmp_path / "a sweep") == f"{cells}; rows go to a sweep"
+        assert ranks_sentence(jobs) == ranks
 
 
 class Usage(NamedTuple):

@@ -69,13 +69,13 @@ def examined(folder: Path) -> Iterator[Line]:
     yield _disk(folder)
     yield _compiler()
     try:
-        machine = fork_server.probe(context)
+        description, more = fork_server.probe(context)
     except ConfigError as error:
         yield Line("torch", "bad", str(error), "pip install torch")
         return
-    machine.complete()
-    yield _torch(machine.description)
-    yield _gpus(machine.description)
+    description |= fork_server.details(more)
+    yield _torch(description)
+    yield _gpus(description)
 
 
 def _torch(description: dict[str, Any]) -> Line:

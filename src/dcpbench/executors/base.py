@@ -2,11 +2,11 @@
 
 import pkgutil
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
-from dcpbench.config.schema import TimeoutsConfig
+from dcpbench.config.schema import Config, TimeoutsConfig
 from dcpbench.core.stage_end import StageEnd
 from dcpbench.executors.fork_server import Machine
 from dcpbench.rank.messages import CellSpec, WorldKind
@@ -54,17 +54,24 @@ class Engine(Protocol):
             ConfigError: there is no such engine.
         """
 
-    def assumed(self, on_cpu: bool) -> Machine | None:
-        """Return a machine on which cells are planned as on the one that `probe` describes, which takes
-        seconds; None if only `probe` can tell. `on_cpu`: none of the cells can use a GPU."""
-        return None
-
     def probe(self) -> Machine:
         """Describe the hardware that cells can use; wait until it is available.
 
         Raises:
             ConfigError: the hardware cannot be determined.
         """
+
+    def details(self) -> dict[str, Any]:
+        """Return the part of the description that takes longer than `probe`."""
+        return {}
+
+    def hosts_of(self, ranks: int, device: str) -> int:
+        """Return how many hosts run a number of ranks on a type of device."""
+        return 1
+
+    def target_error(self, configs: Sequence[Config]) -> str | None:
+        """Return why ranks cannot use the `workload.target` of these configurations, None if they can."""
+        return None
 
     def executor(self, gpus: tuple[int, ...]) -> Executor:
         """Create an executor whose ranks use the GPUs with these numbers."""

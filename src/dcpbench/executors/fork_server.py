@@ -53,29 +53,14 @@ _ANSWER_LIMIT_S = 120.0
 _DETAILS_LIMIT_S = 10.0
 
 
-def _no_other_interpreter(python: str) -> None:
-    raise ConfigError(f"load_python={python}: needs executor=local; other executors have one interpreter")
-
-
-@dataclass
+@dataclass(frozen=True)
 class Machine:
-    """Hardware and software that cells can use.
-
-    Args:
-        description: goes into `environment.json`.
-        hosts: returns how many hosts run a number of ranks on a type of device.
-        has_interpreters: whether ranks can run under a second interpreter.
-        versions_of: returns the versions of another interpreter, or raises `ConfigError`.
-        target_error: returns why ranks cannot use a `workload.target`, see `target_error`.
-    """
+    """Hardware and software that cells can use. The description goes into `environment.json`. With
+    `has_interpreters` ranks can run under a second interpreter."""
 
     gpus: int
     description: dict[str, Any]
-    _more: Connection | None = None
-    hosts: Callable[[int, str], int] = lambda ranks, device: 1
     has_interpreters: bool = False
-    versions_of: Callable[[str], Any] = _no_other_interpreter
-    target_error: Callable[[Sequence[Config]], str | None] = lambda configs: None
 
     @property
     def nccl(self) -> str | None:
@@ -84,15 +69,8 @@ class Machine:
 
     @property
     def gpu_memory_bytes(self) -> int | None:
-        """Memory of the smallest GPU; None if unknown, as before `complete`."""
+        """Memory of the smallest GPU; None if unknown, as before `Engine.details`."""
         return min(self.description.get("gpu_memory_bytes", ()), default=None)
-
-    def complete(self) -> None:
-        """Wait for the slower part of the description, and add it."""
-        with suppress(EOFError):
-            if self._more and self._more.poll(_DETAILS_LIMIT_S):
-                self.description.update(self._more.recv())
-        self._more = None
 
 
 def rank_imports(compiles: bool) -> list[str]:
@@ -254,8 +232,11 @@ def _fixed_addresses() -> Iterator[None]:
         personality(before)
 
 
-def probe(context: ForkServerContext, also: Callable[[], dict[str, Any]] = dict) -> Machine:
+def probe(
+    context: ForkServerContext, also: Callable[[], dict[str, Any]] = dict
+) -> tuple[dict[str, Any], Connection]:
     """Describe this machine from a process forked from the server, which has then imported its modules.
+    `details` receives the rest from the connection.
 
     Args:
         also: returns further entries of the description; called in that process.
@@ -272,7 +253,15 @@ def probe(context: ForkServerContext, also: Callable[[], dict[str, Any]] = dict)
         raise ConfigError("torch cannot be imported here; see the error above") from None
     if error := description.pop("nccl_error"):
         raise ConfigError(error)
-    return Machine(description["gpu_count"], description, here)
+    return description, here
+
+
+def details(connection: Connection) -> dict[str, Any]:
+    """Wait for the slower part of the description of this machine. It is received once."""
+    with suppress(EOFError):
+        if connection.poll(_DETAILS_LIMIT_S):
+            return dict(connection.recv())
+    return {}
 
 
 def target_error(context: ForkServerContext, configs: Sequence[Config]) -> str | None:

@@ -4,24 +4,20 @@ import platform
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from multiprocessing.context import ForkServerContext
-from pathlib import Path
+from typing import Any
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
-from dcpbench.config.schema import TimeoutsConfig
+from dcpbench.config.schema import Config, TimeoutsConfig
 from dcpbench.core.stage_end import StageEnd
 from dcpbench.executors import cleanup, fork_server
 from dcpbench.executors.base import Engine, Executor, OnPhase
 from dcpbench.executors.fork_server import Machine
-from dcpbench.executors.interpreters import OtherInterpreter, versions_of
+from dcpbench.executors.interpreters import OtherInterpreter
 from dcpbench.executors.rank_group import Part, RankGroup, store_file
 from dcpbench.executors.shared_gpus import ranks_per_gpu
 from dcpbench.rank.messages import CellSpec, WorldKind
-
-_GPU_DRIVERS = ("nvidiactl", "dxg", "kfd")
-"""Devices of NVIDIA's driver, of WSL and of AMD's driver; without them torch has no GPU."""
 
 
 class LocalEngine(Engine):
@@ -43,14 +39,15 @@ class LocalEngine(Engine):
         self._modules = modules
         self._context = fork_server.fork_server(modules)
 
-    def assumed(self, on_cpu: bool) -> Machine | None:
-        has_gpus = any(Path("/dev", name).exists() for name in _GPU_DRIVERS)
-        return None if has_gpus and not on_cpu else Machine(0, {"torch": "0"}, has_interpreters=True)
-
     def probe(self) -> Machine:
-        checking = partial(fork_server.target_error, self._context)
-        here = fork_server.probe(self._context)
-        return replace(here, has_interpreters=True, versions_of=versions_of, target_error=checking)
+        description, self._more = fork_server.probe(self._context)
+        return Machine(description["gpu_count"], description, has_interpreters=True)
+
+    def details(self) -> dict[str, Any]:
+        return fork_server.details(self._more)
+
+    def target_error(self, configs: Sequence[Config]) -> str | None:
+        return fork_server.target_error(self._context, configs)
 
     def executor(self, gpus: tuple[int, ...]) -> "LocalExecutor":
         cleanup.adopt_orphans()

@@ -5,6 +5,7 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import cast
@@ -14,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.groups import Device, ExecutorConfig
+from dcpbench.config.groups import ExecutorConfig
 from dcpbench.config.schema import Config
 from dcpbench.config.text import counted
 from dcpbench.executors import fork_server
@@ -27,7 +28,7 @@ from dcpbench.report.styles import text_of
 from dcpbench.sweep import cells, driver, dry_run, job, manifest, pairwise
 from dcpbench.sweep.closing import close
 from dcpbench.sweep.folder import SweepFolder
-from dcpbench.sweep.progress import start_sentence
+from dcpbench.sweep.progress import cells_sentence, ranks_sentence
 from dcpbench.sweep.resources import shared_gpu_sentences
 from dcpbench.sweep.signals import Signals, interrupted
 from dcpbench.sweep.valid_rows import ValidRows
@@ -108,14 +109,14 @@ class SweepRun:
         if len(words) > _MANY:
             self._print(f"{counted(len(words), 'cell')}: {'planning' if self._base.plan else 'composing'}")
         made = self._cells.cells(words, self.recorded)
-        is_announced = self._announced(made, engine)
+        is_announced = self._announced(made)
         machine = self._probed(engine)
-        jobs = job.plan(made, machine)
+        jobs = job.plan(made, machine, engine.hosts_of)
         mine = self._part.jobs(jobs) if self._part else jobs
         valid = self.folder.valid_rows(mine, self._base.rerun)
         if self._base.plan:
             self.folder.refuse_unusable(mine)
-            machine.complete()
+            machine.description.update(engine.details())
             block_of = {cell.name: block for cell, block in zip(made, blocks, strict=bool(blocks))}
             named = [block_of[job.cell.name] for job in mine] if blocks else []
             asked = named, machine.gpus, valid, self._base.plan_as
@@ -125,13 +126,15 @@ class SweepRun:
         for sentence in shared_gpu_sentences(mine, machine):
             self._print(sentence)
         with self._console.status("importing the workloads"):  # on a terminal
-            _refuse_unusable_targets(mine, machine, valid.lines)
+            _refuse_unusable_targets(mine, engine, valid.lines)
         for sentence in self.folder.begin(mine, valid, self._base):
             self._print(sentence)
         self._driver = self._begun_driver(mine, machine, engine, valid)
         left = [job for job in mine if job.run not in valid.lines]
         if left and not is_announced:
-            self._print(start_sentence(left, self.folder.path))
+            self._print(cells_sentence(left, self.folder.path))
+        if left:
+            self._print(ranks_sentence(left))
         try:
             self._driver.run()
         except (ResultsError, HostsLostError) as error:
@@ -139,26 +142,23 @@ class SweepRun:
             return 1
         return 0
 
-    def _announced(self, made: Sequence[cells.SweepCell], engine: Engine) -> bool:
+    def _announced(self, made: Sequence[cells.SweepCell]) -> bool:
         """Print the first line before torch is imported, and return whether that was possible: not where the
-        machine, the rows so far or the user's code decide what runs, or refuse it in one line."""
-        folder, base, configs = self.folder, self._base, [one.config for one in made]
-        other = base.plan or base.nccl or folder.is_resumed or self._part or len(made) > _MANY
-        machine = engine.assumed(all(config.device is Device.cpu for config in configs))
-        if machine is None or other or any(config.workload.target for config in configs):
+        rows so far or the user's code decide what runs, nor for cells that need a GPU."""
+        base, targets = self._base, {one.config.workload.target for one in made}
+        if base.plan or base.nccl or base.resume or base.part or len(made) > _MANY or targets != {None}:
             return False
-        try:
-            jobs = job.plan(made, machine)
-            folder.refuse_unusable(jobs)
-        except ConfigError:  # reported once the machine is known
-            return False
-        self._print(start_sentence(jobs, folder.path))
-        return True
+        with suppress(ConfigError):  # reported once the machine is known
+            jobs = job.plan(made, Machine(0, {"torch": "0"}, has_interpreters=True))
+            self.folder.refuse_unusable(jobs)
+            self._print(cells_sentence(jobs, self.folder.path))
+            return True
+        return False
 
     def covering(self, lists: Sequence[Sequence[str]]) -> list[pairwise.Row]:
         """Return jobs with every two values of these lists that can run together; print the rest."""
-        machine = self._probed(self._begun_engine(lists))
-        runnable = pairwise.Runnable(self._cells.composer, machine, lists)
+        engine = self._begun_engine(lists)
+        runnable = pairwise.Runnable(self._cells.composer, self._probed(engine), engine.hosts_of, lists)
         found = pairwise.Search(lists, runnable.runs, runnable.excludes).found()
         self._print(pairwise.sentence(lists, found))
         return found.rows
@@ -210,7 +210,7 @@ class SweepRun:
         self._console.print(text_of(sentence), soft_wrap=True)
 
 
-def _refuse_unusable_targets(jobs: Sequence[job.Job], machine: Machine, done: Container[Run]) -> None:
+def _refuse_unusable_targets(jobs: Sequence[job.Job], engine: Engine, done: Container[Run]) -> None:
     """Import each `workload.target` in a process like a rank's, before the first cell runs.
 
     Args:
@@ -225,5 +225,5 @@ def _refuse_unusable_targets(jobs: Sequence[job.Job], machine: Machine, done: Co
         if config.workload.target and not one.skip and one.run not in done:
             calls[config.workload.target][f"{config.workload} {config.own_trainer} {config.device}"] = config
     for target, configs in calls.items():
-        if error := machine.target_error([*configs.values()]):
+        if error := engine.target_error([*configs.values()]):
             raise ConfigError(f"workload.target={target}: {error}")

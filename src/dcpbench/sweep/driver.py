@@ -70,7 +70,7 @@ class Sweep:
         for executor in self._executors.values():
             executor.end()
         self.engine.end()
-        self.machine.complete()
+        self.machine.description.update(self.engine.details())
         self._describe_machine()
 
     def _describe_machine(self) -> None:
@@ -83,7 +83,7 @@ class Sweep:
         """Run jobs that need the same ranks, and write each row when its cell ends; `left` have no row
         yet."""
         if any(job.shares_gpus for job in together):
-            self.machine.complete()  # with the memory of the GPUs
+            self.machine.description.update(self.engine.details())  # with the memory of the GPUs
         gpus, memory = self.machine.gpus, self.machine.gpu_memory_bytes
         numbered = list(enumerate(places(together, gpus, memory)))
         for place in self._executors.keys() - set(numbered):

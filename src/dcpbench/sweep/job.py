@@ -3,7 +3,7 @@
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from dcpbench.core.cell_key import CellKey, digest_of
 from dcpbench.core.plugins import Plugin, plugin_names, plugins
 from dcpbench.executors import shared_gpus
 from dcpbench.executors.fork_server import Machine
+from dcpbench.executors.interpreters import versions_of
 from dcpbench.rank.messages import Backend, WorldKind
 from dcpbench.records.row import Run
 from dcpbench.sweep import known_failures, validity
@@ -120,8 +121,11 @@ def attempts(own: Path) -> tuple[Path, Path]:
     return own, own.with_name(f"{own.name}.second-try")
 
 
-def plan(cells: Sequence[SweepCell], machine: Machine) -> list[Job]:
-    """Decide for each cell of a sweep whether it runs, and on which ranks; write nothing.
+def plan(
+    cells: Sequence[SweepCell], machine: Machine, hosts_of: Callable[[int, str], int] = validity.one_host
+) -> list[Job]:
+    """Decide for each cell of a sweep whether it runs, and on which ranks; write nothing. `hosts_of` is that
+    of the engine.
 
     Raises:
         ConfigError: a cell is wrong; the message names the cell if there are several.
@@ -131,13 +135,13 @@ def plan(cells: Sequence[SweepCell], machine: Machine) -> list[Job]:
     code, here = SweepCode(), machine.description
     for cell in cells:
         try:
-            config = validity.resolve(cell.config, machine)
+            config = validity.resolve(cell.config, machine, hosts_of)
             packages = own_packages(config)
             config = with_restart(config, bool(packages))
             skip = validity.why_skip(cell.config, config, machine, several_sizes, cell.overrides)
             own = config.known_failures
             known = known_failures.read(Path(own)) if own else known_failures.listed()
-            loads = machine.versions_of(config.load_python) if config.load_python else None
+            loads = versions_of(config.load_python) if config.load_python else None
         except ConfigError as error:
             where = f" (in {cell.name})" if len(cells) > 1 else ""
             raise ConfigError(f"{error}{where}") from None

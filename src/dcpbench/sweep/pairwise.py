@@ -145,8 +145,14 @@ class Runnable:
             wrong, whatever the others are.
     """
 
-    def __init__(self, composer: Composer, machine: Machine, lists: Sequence[Sequence[str]]) -> None:
-        self._composer, self._machine = composer, machine
+    def __init__(
+        self,
+        composer: Composer,
+        machine: Machine,
+        hosts_of: Callable[[int, str], int],
+        lists: Sequence[Sequence[str]],
+    ) -> None:
+        self._composer, self._machine, self._hosts_of = composer, machine, hosts_of
         common = [values[0] for values in lists if len(values) == 1]
         swept = [value for values in lists if len(values) > 1 for value in values]
         self._alone = {value: composer.config([*common, value]) for value in swept}
@@ -157,7 +163,7 @@ class Runnable:
         try:
             asked = self._composer.config(overrides)
             validity.check(asked)
-            resolved = validity.resolve(asked, self._machine)
+            resolved = validity.resolve(asked, self._machine, self._hosts_of)
             return validity.why_skip(asked, resolved, self._machine, self._several_sizes, overrides) is None
         except ConfigError:
             return False

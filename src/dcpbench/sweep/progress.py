@@ -21,14 +21,16 @@ _LEFT_EVERY_S = 1.0
 _WORTH_TELLING_S = 60.0
 
 
-def start_sentence(jobs: Sequence[Job], folder: Path) -> str:
-    """Return the first line of a sweep: the cells that have no row yet, their ranks and the folder."""
+def cells_sentence(jobs: Sequence[Job], folder: Path) -> str:
+    """Return the first line of a sweep: the cells that have no row yet, and the folder."""
+    return f"{cells_text(cells_of(jobs), len(jobs))}; rows go to {path_text(folder)}"
+
+
+def ranks_sentence(jobs: Sequence[Job]) -> str:
+    """Return how many ranks the cells have."""
     sizes = sorted({job.world_size for job in jobs if not job.skip})
-    ranks = "all skipped"
-    if sizes:
-        fewest = f"{sizes[0]} to " if len(sizes) > 1 else ""
-        ranks = f"{fewest}{counted(sizes[-1], 'rank')} starting"
-    return f"{cells_text(cells_of(jobs), len(jobs))}, {ranks}; rows go to {path_text(folder)}"
+    fewest = f"{sizes[0]} to " if len(sizes) > 1 else ""
+    return f"{fewest}{counted(sizes[-1], 'rank')} starting" if sizes else "all cells are skipped"
 
 
 @dataclass

@@ -8,7 +8,7 @@ group value can be used with (`only`, `refuses`) are declared in its file.
 import math
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import Field, fields, is_dataclass, replace
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -31,6 +31,7 @@ from dcpbench.config.text import as_target, counted, is_dotted
 from dcpbench.core.axes import AXES
 from dcpbench.executors import shared_gpus
 from dcpbench.executors.fork_server import Machine
+from dcpbench.executors.interpreters import versions_of
 from dcpbench.rank.messages import Backend
 
 RANKS_BY_DEFAULT = 4
@@ -39,13 +40,21 @@ _SECRET = {"key", "secret", "token", "username", "password", "client_kwargs", "c
 """Options of a file system that are or can contain credentials."""
 
 
-def resolve(config: Config, machine: Machine) -> Config:
+def one_host(ranks: int, device: str) -> int:
+    """Return how many hosts run a number of ranks, where there are no others."""
+    return 1
+
+
+def resolve(config: Config, machine: Machine, hosts_of: Callable[[int, str], int] = one_host) -> Config:
     """Decide the device, the world size and the number of hosts (null for one) of a configuration. A user's
     workload replaces model and optimizer.
 
     Raises:
-        ConfigError: it needs GPUs, and there are none.
+        ConfigError: it needs GPUs or a second interpreter, and there are none.
     """
+    if config.load_python and not machine.has_interpreters:
+        needs = "needs executor=local; other executors have one interpreter"
+        raise ConfigError(f"load_python={config.load_python}: {needs}")
     gpus = machine.gpus
     device = config.device
     if device is Device.auto:
@@ -63,7 +72,7 @@ def resolve(config: Config, machine: Machine) -> Config:
     model = ModelConfig(own, own) if own else config.model
 
     def on_hosts(parallel: ParallelConfig, ranks: int) -> ParallelConfig:
-        hosts = machine.hosts(ranks, device.value)
+        hosts = hosts_of(ranks, device.value)
         replicated = parallel.replicated_on(hosts if hosts < ranks else 1)  # else nothing is sharded
         return replicated.planned_by(model)
 
@@ -250,7 +259,7 @@ def backend_of(config: Config, machine: Machine) -> Backend:
 
 def _nccl(config: Config, machine: Machine) -> str | None:
     """Return the version of NCCL that ranks use, or the one of `load_python` if that cannot share GPUs."""
-    versions = [machine.versions_of(config.load_python).nccl] if config.load_python else []
+    versions = [versions_of(config.load_python).nccl] if config.load_python else []
     return next((one for one in versions if not shared_gpus.nccl_can_share(one)), machine.nccl)
 
 

@@ -118,12 +118,13 @@ def placed(cluster: Cluster, kind: WorldKind = TWO_RANKS) -> dict[str, range]:
 
 def test_target_that_a_host_cannot_import_is_refused() -> None:
     a, b = host("a"), host("b")
-    machine = Cluster(ExecutorConfig("ray"), [a, b]).probe()
-    assert machine.target_error([config()]) is None
+    cluster = Cluster(ExecutorConfig("ray"), [a, b])
+    cluster.probe()
+    assert cluster.target_error([config()]) is None
     b.lacks = "ModuleNotFoundError: No module named 'mine'"
-    assert machine.target_error([config()]) == f"{b.lacks} (host b)"
+    assert cluster.target_error([config()]) == f"{b.lacks} (host b)"
     b.lost = "was lost with its host"
-    assert machine.target_error([config()]) is None, "its cells run on the other"
+    assert cluster.target_error([config()]) is None, "its cells run on the other"
 
 
 @pytest.mark.slow

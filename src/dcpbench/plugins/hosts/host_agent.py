@@ -117,11 +117,11 @@ class HostAgent:
 
     def describe(self) -> dict[str, Any]:
         """Describe this host, and the code of its ranks, for `environment.json`."""
-        machine = fork_server.probe(self._context, installation)
-        machine.complete()
+        description, more = fork_server.probe(self._context, installation)
+        description |= fork_server.details(more)
         # If Ray runs in another environment, ranks can import another copy of dcpbench than this agent.
-        copies = " and ".join(sorted({machine.description["dcpbench"], installation()["dcpbench"]}))
-        return {"host": self._name, "address": self._address, **machine.description, "dcpbench": copies}
+        copies = " and ".join(sorted({description["dcpbench"], installation()["dcpbench"]}))
+        return {"host": self._name, "address": self._address, **description, "dcpbench": copies}
 
     def target_error(self, configs: Sequence[Config]) -> str | None:
         """Return why ranks of this host cannot use a `workload.target`, or None."""

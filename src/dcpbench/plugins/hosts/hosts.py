@@ -115,14 +115,14 @@ class HostsEngine(Engine):
     def placed(self, ranks: int, device: str, gpus: Sequence[int]) -> list[Placed] | None:
         """Place `ranks` ranks on agents, with this kind of device, on these GPUs; None if there is no
         room."""
-        most, hosts = self.config.ranks_per_host or _MOST, self.hosts_of(ranks)
+        most, hosts = self.config.ranks_per_host or _MOST, self.requested_hosts(ranks)
         used = {agent: len({*gpus} & {*agent.gpus}) for agent in self.agents}
         each = ranks_per_gpu(ranks, sum(used.values()) or 1)
         room = {agent: min(most, used[agent] * each) if device == "cuda" else most for agent in self.agents}
         parts = spread(ranks, room, hosts if hosts > 1 else None)
         return None if parts is None else [Placed(agent, part) for agent, part in parts.items()]
 
-    def hosts_of(self, ranks: int) -> int:
+    def requested_hosts(self, ranks: int) -> int:
         """Return the requested number of hosts, at most one per rank; 1 if none was requested."""
         return min(self.config.hosts or 1, ranks)
 
@@ -159,10 +159,9 @@ class HostsEngine(Engine):
         own = ("host", "address", "dcpbench", "plugins")
         of_first = {name: value for name, value in described[0].items() if name not in own}
         description = {**of_first, "gpu_count": gpus, "hosts": described}
-        return Machine(gpus, description, hosts=self._hosts_of, target_error=self._target_error)
+        return Machine(gpus, description)
 
-    def _target_error(self, configs: Sequence[Config]) -> str | None:
-        """Return why a host cannot use a `workload.target`, or None."""
+    def target_error(self, configs: Sequence[Config]) -> str | None:
         here = [agent for agent in self.agents if not agent.lost]
         calls = [(agent, agent.call("target_error", configs)) for agent in here]
         for agent, call in calls:
@@ -170,7 +169,7 @@ class HostsEngine(Engine):
                 return f"{error} (host {agent.name})"
         return None
 
-    def _hosts_of(self, ranks: int, device: str) -> int:
+    def hosts_of(self, ranks: int, device: str) -> int:
         gpus = range(sum(len(agent.gpus) for agent in self.agents))
         placed = self.placed(ranks, device, gpus)
         return len(placed or self.agents)

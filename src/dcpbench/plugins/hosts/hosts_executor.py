@@ -149,7 +149,7 @@ class HostsExecutor(Executor):
     def _placed(self, kind: WorldKind) -> list[Placed]:
         """Wait for the requested number of hosts, and place the ranks on hosts."""
         self.engine.refresh()
-        wanted, deadline = self.engine.hosts_of(kind.world_size), time.monotonic() + HOSTS_S
+        wanted, deadline = self.engine.requested_hosts(kind.world_size), time.monotonic() + HOSTS_S
         while 0 < len(self.engine.agents) < wanted and time.monotonic() < deadline and not self.interrupted:
             time.sleep(_LOOK_EVERY_S)
             self.engine.refresh()
