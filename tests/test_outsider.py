@@ -40,20 +40,16 @@ plugin = Plugin(
     name="outsider",
     api=1,
     conf=Path(__file__).parent / "conf",
-    checks=(
+    columns=(
         CheckSpec("theirs_held", "what the outsider looks at holds"),
         CheckSpec("theirs_norms", "norms are those of the save", probe=verify_norms),
-    ),
-    axes=(AxisSpec("theirs_clip", "the norm that gradients are clipped to", type=int),),
-    metrics=(
+        AxisSpec("theirs_clip", "the norm that gradients are clipped to", type=int),
         MetricSpec("theirs_calls", "calls of the outsider's scenario", counted=True),
         MetricSpec("theirs_open", "open descriptors", "max", phase="load", shown="always", probe=descriptors),
     ),
-    built=("outsider.code:clip",),
-    faults=("outsider.faults",),
-    known_failures=Path(__file__).parent / "known.yaml",
+    values={"fault": "outsider.faults:faults"},
+    hooks={"run": "outsider.code:clip", "checkpointer": "outsider.code:doubling"},
     defects={"doubled": "outsider.defects:doubled"},
-    checkpointers=("outsider.code:doubling",),
     commands={"greet": CommandSpec("say who is there", "outsider.command:greet")},
     sections=("outsider.page:section",),
 )
@@ -106,7 +102,7 @@ def expected(cell, moment, reference):
 doubled = Defect(("restored",), lambda config: config.scenario.name == "theirs", expected)
 """,
     "outsider/faults.py": """
-from dcpbench.api import Expect, fault
+from dcpbench.api import Expect, fault, faults
 
 
 @fault(Expect("model_equal", r"net1\\.weight"))
@@ -125,7 +121,7 @@ def greet():
 def section(frame):
     return "Seen by <the outsider>", frame[["cell", "theirs_held"]]
 """,
-    "outsider/known.yaml": """
+    "outsider/conf/known_failures.yaml": """
 - id: theirs
   cells: {scenario: theirs, scenario.options.broken: true}
   torch: ">=2"

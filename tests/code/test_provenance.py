@@ -209,7 +209,7 @@ def test_all_targets_of_a_configuration_count(
 ) -> None:
     monkeypatch.setenv("DCPBENCH_PLUGINS", "my_plugins.plugin")
     (tmp_path / "more/my_plugins").mkdir(parents=True)
-    declared = "plugin = Plugin(name='mine', api=1, built=('my_plugins.hook',))"
+    declared = "plugin = Plugin(name='mine', api=1, hooks={'run': 'my_plugins.hook'})"
     hooks = f"from dcpbench.core.plugins import Plugin\n{declared}\n"
     (tmp_path / "more/my_plugins/plugin.py").write_text(hooks)
     (tmp_path / "more/my_scenario.py").write_text("")

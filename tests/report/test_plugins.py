@@ -25,8 +25,8 @@ shown = {"shown": "always", "compared": "always"}
 plugin = Plugin(
     name="queue",
     api=API,
-    checks=(CheckSpec("index_equal", "the index came back"),),
-    metrics=(
+    columns=(
+        CheckSpec("index_equal", "the index came back"),
         MetricSpec("queue_s", "waiting for the storage", history=True, better="lower", **shown),
         MetricSpec("hits", "blocks from a cache", better="higher", **shown),
     ),

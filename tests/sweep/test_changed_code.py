@@ -100,7 +100,7 @@ def test_changed_source_is_named(
 
 UNUSED = """
 from dcpbench.api import CheckSpec, Plugin
-plugin = Plugin(name="unused", api=1, checks=(CheckSpec("unused_held", "a check", probe=print),) * {probes})
+plugin = Plugin(name="unused", api=1, columns=(CheckSpec("unused_held", "a check", probe=print),) * {probes})
 """
 
 

@@ -18,7 +18,7 @@ from dcpbench.checkpointers.base import Checkpointer, PendingSave
 from dcpbench.config.schema import Config
 from dcpbench.core.metrics import METRICS, PHASE_S, Measurement
 from dcpbench.core.mismatch import Sides
-from dcpbench.core.plugins import all_of
+from dcpbench.core.plugins import hooks
 from dcpbench.core.rank_report import CheckReport, Compared, RankReport
 from dcpbench.workloads.run import Run
 from dcpbench.workloads.run_state import State
@@ -149,7 +149,7 @@ class Cell:
             self.folder, self.config, self.world
         )
         self.endings.callback(made.close)
-        for hook in all_of(lambda plugin: plugin.checkpointers):
+        for hook in hooks("checkpointer"):
             hook(self, made)
         return made
 

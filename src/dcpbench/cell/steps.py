@@ -17,7 +17,7 @@ from dcpbench.cell.cell import Cell, Window
 from dcpbench.cell.checkpoint import Checkpoint, Save, read_elsewhere, whole_tensors
 from dcpbench.cell.checkpoint_files import wait_until_seen
 from dcpbench.cell.explained import explain_raised, explained_in_checkpoint
-from dcpbench.core.plugins import all_of
+from dcpbench.core.plugins import hooks
 from dcpbench.core.rank_report import NOTHING
 from dcpbench.core.state import StatePart
 from dcpbench.verify.audit import compare_manifest
@@ -93,7 +93,7 @@ def parallel_run(cell: Cell, seed: int, scheduler: bool = True, limits: Limits =
         run = TrainerRun(cell.config, cell.world, seed, limits)
     else:
         run = build_run.build(cell.config, cell.world, seed, scheduler, limits)
-    for hook in all_of(lambda plugin: plugin.built):
+    for hook in hooks("run"):
         hook(cell, run)
     return run
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from dcpbench.core.axes import AXES, AxisSpec
 from dcpbench.core.checks import CHECKS, CheckSpec
@@ -38,13 +38,10 @@ class TextSpec:
 TEXTS: dict[str, TextSpec] = {}
 """Every column of text of a plug-in by name."""
 
-REGISTRIES: dict[str, dict[str, Any]] = {
-    "axes": AXES,
-    "checks": CHECKS,
-    "metrics": METRICS,
-    "texts": TEXTS,
-}
-"""The fields of a plug-in, and of a row, that stand for a column of each name in a registry."""
+ColumnSpec = AxisSpec | CheckSpec | MetricSpec | TextSpec
+REGISTRIES: dict[str, dict[str, Any]] = {"axes": AXES, "checks": CHECKS, "metrics": METRICS, "texts": TEXTS}
+"""The fields of a row that stand for a column of each name in a registry."""
+_REGISTRY_OF = dict(zip(get_args(ColumnSpec), REGISTRIES.values(), strict=True))
 
 API = 1
 """Version of this contract. It is increased when plug-ins for the previous version might not work."""
@@ -76,27 +73,25 @@ class CommandSpec:
 class Plugin:
     """Everything that a plug-in adds. Strings are `package.module:name`, imported on first use.
 
-    >>> Plugin(name="mine", api=API, built=("mine.hooks:log_parameters",)).commands
+    >>> Plugin(name="mine", api=API, hooks={"run": "mine.hooks:log_parameters"}).commands
     {}
 
     Args:
         name: its name in experiments, known failures and messages; in the tree, the name of its folder.
         api: the version of this contract that it was written for.
         conf: a folder laid out like `conf/`. Values of groups (scenario, executor, …) name their code as
-            `target`. Files in `experiment/<name>/` are added to `experiment=<name>`.
-        axes: axes; each is a key (null by default) and a column.
-        checks, metrics, texts: each is a column.
+            `target`. Files in `experiment/<name>/` are added to `experiment=<name>`, the entries of
+            `known_failures.yaml` to those of dcpbench.
+        columns: axes, each of which is a key too (null by default), checks, metrics and texts.
         values: by group, a function without arguments that returns further values of the group: their
             configurations by name.
         resolvers: functions by name, for OmegaConf.
-        faults: modules that declare faults when imported.
-        known_failures: a YAML file with entries in addition to `conf/known_failures.yaml`.
         defects: a `Defect` by the name that `by` of a known failure has.
         commands: commands by name.
         sections: sections of the page: functions that take a frame of rows and return a heading and a table,
             or None.
-        built: functions `(cell, run)`, called on each rank with each run that was built.
-        checkpointers: functions `(cell, checkpointer)`, called on each rank with its checkpointer.
+        hooks: `run` and `checkpointer`: a function `(cell, run)` or `(cell, checkpointer)`, called on each
+            rank with each one that was built.
         preload: modules that ranks use, imported before ranks are forked.
         public: what it adds to `dcpbench.api`, by name.
     """
@@ -104,19 +99,13 @@ class Plugin:
     name: str
     api: int
     conf: Path | None = None
-    axes: tuple[AxisSpec, ...] = ()
-    checks: tuple[CheckSpec, ...] = ()
-    metrics: tuple[MetricSpec, ...] = ()
-    texts: tuple[TextSpec, ...] = ()
+    columns: tuple[ColumnSpec, ...] = ()
     values: Mapping[str, str] = field(default_factory=dict)
     resolvers: Mapping[str, str] = field(default_factory=dict)
-    faults: tuple[str, ...] = ()
-    known_failures: Path | None = None
     defects: Mapping[str, str] = field(default_factory=dict)
     commands: Mapping[str, CommandSpec] = field(default_factory=dict)
     sections: tuple[str, ...] = ()
-    built: tuple[str, ...] = ()
-    checkpointers: tuple[str, ...] = ()
+    hooks: Mapping[str, str] = field(default_factory=dict)
     preload: tuple[str, ...] = ()
     public: Mapping[str, str] = field(default_factory=dict)
 
@@ -164,7 +153,11 @@ def declared_values() -> dict[str, Mapping[str, Any]]:
     found: dict[str, Mapping[str, Any]] = {}
     for plugin in plugins():
         for group, target in plugin.values.items():
-            found[group] = {**found.get(group, {}), **pkgutil.resolve_name(target)()}
+            try:
+                values = pkgutil.resolve_name(target)()
+            except ImportError as error:  # what it needs can be of a plug-in that is absent
+                raise PluginError(f"plug-in {plugin.name}: {target} cannot be imported: {error}") from None
+            found[group] = {**found.get(group, {}), **values}
     return found
 
 
@@ -174,21 +167,20 @@ def commands_of_plugins() -> set[str]:
 
 
 def load_plugins() -> None:
-    """Import every plug-in and register its axes, checks and metrics.
+    """Import every plug-in and register its columns.
 
     Raises:
         PluginError: see `plugins`; or a name is declared twice.
     """
     for plugin in plugins():
-        for kind, declared in REGISTRIES.items():
-            for spec in getattr(plugin, kind):
-                if declared.setdefault(spec.name, spec) != spec:
-                    raise PluginError(f"plug-in {plugin.name}: {spec.name} is declared already")
+        for spec in plugin.columns:
+            if _REGISTRY_OF[type(spec)].setdefault(spec.name, spec) != spec:
+                raise PluginError(f"plug-in {plugin.name}: {spec.name} is declared already")
 
 
-def all_of(named: Callable[[Plugin], tuple[str, ...]]) -> Iterator[Any]:
-    """Import and yield everything that plug-ins name in a field: `all_of(lambda plugin: plugin.built)`."""
-    return (pkgutil.resolve_name(target) for plugin in plugins() for target in named(plugin))
+def hooks(built: str) -> Iterator[Callable[..., None]]:
+    """Import and yield what plug-ins call with each `run` or `checkpointer`."""
+    return (pkgutil.resolve_name(plugin.hooks[built]) for plugin in plugins() if built in plugin.hooks)
 
 
 @cache

@@ -22,8 +22,7 @@ def results_schema() -> dict[str, Any]:
     load_plugins()
     added_by: dict[str, str] = {}
     for plugin in plugins():
-        added: list[Any] = [*plugin.axes, *plugin.checks, *plugin.metrics, *plugin.texts]
-        added_by |= {spec.name: plugin.name for spec in added}
+        added_by |= {spec.name: plugin.name for spec in plugin.columns}
     texts = column_help()
     properties: dict[str, Any] = {}
     for name, kind in column_types().items():

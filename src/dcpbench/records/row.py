@@ -7,8 +7,8 @@ from typing import Any, get_type_hints
 from dcpbench.config.keys import HELP, key
 from dcpbench.core.axes import AxisSpec
 from dcpbench.core.checks import CheckSpec
-from dcpbench.core.metrics import SHARED_CELL_S, MetricSpec
-from dcpbench.core.plugins import REGISTRIES, TextSpec
+from dcpbench.core.metrics import SHARED_CELL_S
+from dcpbench.core.plugins import REGISTRIES, ColumnSpec, TextSpec
 from dcpbench.core.statuses import shown
 from dcpbench.records.plain_values import ColumnType
 
@@ -152,7 +152,7 @@ REQUIRED = ("cell", "status", "reason", *_FIRST_AXES.split(), "overrides", "repe
 """The columns without which a row is damaged."""
 
 
-def _type_of(spec: AxisSpec | CheckSpec | MetricSpec | TextSpec) -> ColumnType:
+def _type_of(spec: ColumnSpec) -> ColumnType:
     if isinstance(spec, TextSpec):
         return ColumnType(str)
     if isinstance(spec, AxisSpec):

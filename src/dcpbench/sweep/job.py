@@ -14,7 +14,7 @@ from dcpbench.config.errors import ConfigError, value_text
 from dcpbench.config.groups import Device, Ending, StageConfig, StageWorld, Verify
 from dcpbench.config.schema import Config, is_how_run
 from dcpbench.config.text import counted
-from dcpbench.core.axes import AXES
+from dcpbench.core.axes import AXES, AxisSpec
 from dcpbench.core.cell_key import CellKey, digest_of
 from dcpbench.core.plugins import Plugin, plugin_names, plugins
 from dcpbench.executors import shared_gpus
@@ -268,9 +268,9 @@ def own_packages(config: Config, hooks: bool = True) -> dict[str, list[str]]:
 
 def _uses(config: Config, plugin: Plugin, hooks: bool) -> bool:
     """Return whether a cell uses a plug-in that no target names: by an axis, or by `hooks` for all cells."""
-    probes = [*(check.probe for check in plugin.checks), *(metric.probe for metric in plugin.metrics)]
-    in_every = hooks and any([*plugin.built, *plugin.checkpointers, *probes])
-    return in_every or any(getattr(config, axis.name, None) is not None for axis in plugin.axes)
+    in_every = hooks and (plugin.hooks or any(getattr(spec, "probe", None) for spec in plugin.columns))
+    axes = (spec.name for spec in plugin.columns if isinstance(spec, AxisSpec))
+    return bool(in_every) or any(getattr(config, name, None) is not None for name in axes)
 
 
 def _own_targets(config: Config) -> set[str]:

@@ -15,8 +15,9 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from yaml import YAMLError
 from yaml.constructor import ConstructorError
 
+from dcpbench.code.provenance import conf_folders
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.schema import conf_folder, config_class
+from dcpbench.config.schema import config_class
 from dcpbench.config.text import did_you_mean
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import AS_STORED, SECOND_DERIVATIVES, Problem
@@ -33,8 +34,8 @@ def listed() -> list[KnownFailure]:
     Raises:
         ConfigError: as `read`.
     """
-    added = [plugin.known_failures for plugin in plugins() if plugin.known_failures]
-    return [failure for path in (conf_folder() / "known_failures.yaml", *added) for failure in read(path)]
+    paths = (folder / "known_failures.yaml" for folder in conf_folders())
+    return [failure for path in paths if path.exists() for failure in read(path)]
 
 
 @cache

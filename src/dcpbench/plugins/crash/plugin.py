@@ -13,8 +13,7 @@ plugin = Plugin(
     name="crash",
     api=API,
     conf=Path(__file__).parent / "conf",
-    known_failures=Path(__file__).parent / "known_failures.yaml",
-    checks=(
+    columns=(
         CheckSpec(
             "crash_consistent",
             "no crash leaves what loads as neither checkpoint",
@@ -33,8 +32,6 @@ plugin = Plugin(
             "a folder without files, and the files of the old checkpoint",
             _CHECKED_IN,
         ),
-    ),
-    metrics=(
         MetricSpec("crash_states_enumerated", "enumerated disk states that a crash can leave", **COUNTED),
         MetricSpec("crash_states", "distinct crash states", **COUNTED),
         MetricSpec("crash_states_s", "time to enumerate and load the crash states"),

@@ -12,9 +12,10 @@ plugin = Plugin(
     conf=Path(__file__).parent / "conf",
     values={"fault": f"{_HERE}.registry:load_faults"},
     resolvers={"faults": f"{_HERE}.registry:listed"},
-    faults=tuple(f"{_HERE}.{module}" for module in ("behavior", "saves", "tensors", "training", "values")),
-    built=(f"{_HERE}.inject:inject_in_training",),
-    checkpointers=(f"{_HERE}.inject:inject_in_saves",),
+    hooks={
+        "run": f"{_HERE}.inject:inject_in_training",
+        "checkpointer": f"{_HERE}.inject:inject_in_saves",
+    },
     preload=(f"{_HERE}.inject",),
-    public={"fault": f"{_HERE}.registry:fault"},
+    public={"fault": f"{_HERE}.registry:fault", "faults": f"{_HERE}.registry:faults"},
 )

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from dcpbench.config.groups import Expect, FaultConfig, Only, Place
-from dcpbench.core.plugins import plugins
+from dcpbench.core.plugins import declared_values
 
 Inject = Callable[..., None]
 
@@ -60,11 +60,17 @@ live = partial(fault, Expect("save_harmless"), at=Place.live)
 written = partial(fault, at=Place.written)
 
 
-def load_faults() -> dict[str, FaultConfig]:
-    """Return the faults of all plug-ins, sorted by name."""
-    for module in (module for plugin in plugins() for module in plugin.faults):
-        importlib.import_module(module)
+def faults() -> dict[str, FaultConfig]:
+    """Return the faults that were declared so far, sorted by name. A plug-in with a module of faults, which
+    imports this function, has the values `{"fault": "mine.faults:faults"}`."""
     return dict(sorted(FAULTS.items()))
+
+
+def load_faults() -> dict[str, FaultConfig]:
+    """Return the faults of this plug-in, sorted by name."""
+    for module in ("behavior", "saves", "tensors", "training", "values"):
+        importlib.import_module(f"dcpbench.plugins.faults.{module}")
+    return faults()
 
 
 def listed(at: str | None = None) -> str:
@@ -73,7 +79,7 @@ def listed(at: str | None = None) -> str:
     `${faults:restored}`. Faults of training are listed only with `at=training`."""
     return ",".join(
         name
-        for name, spec in load_faults().items()
+        for name, spec in declared_values()["fault"].items()
         if not _is_special(spec)
         if (spec.at.value == at if at else spec.at is not Place.training)
     )

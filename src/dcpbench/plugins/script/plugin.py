@@ -19,10 +19,11 @@ plugin = Plugin(
             ("dcpbench script -- torchrun train.py --out {out}", "does it resume?"),
         )
     },
-    metrics=tuple(
-        MetricSpec(name, f"of a script: {help}", shown="measured", **COUNTED) for name, help in _STEPS.items()
-    ),
-    texts=(
+    columns=(
+        *(
+            MetricSpec(name, f"of a script: {help}", shown="measured", **COUNTED)
+            for name, help in _STEPS.items()
+        ),
         TextSpec("verdict", "of a script: exact, diverges, older, torn, refuses, scratch, hangs, ..."),
         TextSpec("first_kind", "of a script: the kind of state that differs first, in causal order"),
     ),

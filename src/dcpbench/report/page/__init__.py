@@ -10,13 +10,14 @@ import hashlib
 import html
 import json
 from importlib.resources import files
+from pkgutil import resolve_name
 from string import Template
 from typing import Any
 
 import pandas as pd
 
 from dcpbench.analysis.frame import Sweeps, is_true, ok
-from dcpbench.core.plugins import all_of
+from dcpbench.core.plugins import plugins
 from dcpbench.records.store import RESULTS_CSV
 from dcpbench.report.page.data import cut, page_data
 from dcpbench.report.page.summary import changes_since, head
@@ -54,7 +55,8 @@ def page(sweeps: Sweeps, title: str, before: Sweeps | None = None) -> str:
     """
     changes = changes_since(before, sweeps) if before else {}
     css, script = _asset("page.css"), "\n".join(map(_asset, _SCRIPTS))
-    of_plugins = (section(sweeps.frame) for section in all_of(lambda plugin: plugin.sections))
+    sections = (resolve_name(target) for plugin in plugins() for target in plugin.sections)
+    of_plugins = (section(sweeps.frame) for section in sections)
     policy = (
         f"default-src 'none'; style-src {_hash(css)}; script-src {_hash(script)}; "
         "base-uri 'none'; form-action 'none'"
