@@ -43,6 +43,24 @@ SMALL_LIST = 7
 SLOW = ("files_of_tensors", "threads_of_ranks")
 """Blocks of experiment=crash whose cells take minutes each."""
 
+_MATRIX = """
+import sys
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from dcpbench.config.schema import conf_folder
+from dcpbench.core.plugins import load_plugins
+try:
+    from dcpbench.cli.by_hydra import register_groups
+except ImportError:  # an older checkout
+    from dcpbench.cli.run import register_groups
+load_plugins()
+register_groups([])
+with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+    composed = compose("config", [f"experiment={sys.argv[1]}"], return_hydra_config=True)
+print(OmegaConf.to_yaml(composed.hydra.sweeper.matrix, resolve=True))
+"""
+"""Prints the blocks of an experiment."""
+
 Block = Mapping[str, Any]
 Cell = dict[str, str]
 
@@ -65,8 +83,11 @@ class Checkout:
 
     def blocks(self, experiment: str, folder: Path) -> dict[str, dict[str, Any]]:
         """The blocks of an experiment."""
-        words = (f"experiment={experiment}", "--cfg", "hydra", "--resolve", "-p", "hydra.sweeper.matrix")
-        found = yaml.safe_load(self._dcpbench(words, folder, stdout=subprocess.PIPE).stdout)
+        program = [self._python, "-c", _MATRIX, experiment]
+        printed = subprocess.run(
+            program, cwd=folder, env=self._environment, stdout=subprocess.PIPE, text=True, check=True
+        )
+        found = yaml.safe_load(printed.stdout)
         assert isinstance(found, dict)
         return found
 

@@ -26,8 +26,8 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Words that Hydra would be given."""
     handed: list[list[str]] = []
 
-    def noted(words: Sequence[str]) -> int:
-        handed.append([*words])
+    def noted(words: Sequence[str], cfg: str | None) -> int:
+        handed.append([*words, *([cfg] if cfg else [])])
         return 0
 
     monkeypatch.setattr(run, "main", noted)
@@ -38,25 +38,23 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     ("words", "handed"),
     [
         ("parallel=fsdp", ["parallel=fsdp"]),
-        ("-m parallel=fsdp,hsdp", ["--multirun", "parallel=fsdp,hsdp"]),
-        ("--cfg job", ["--cfg=job"]),
+        ("-m parallel=fsdp,hsdp", ["parallel=fsdp,hsdp"]),
+        ("--cfg job", ["job"]),
         ("-cd own parallel=ddp", ["--config-dir=own", "parallel=ddp"]),
         (
             "parallel=ddp --config-dir=own -m seed=1",
-            ["--config-dir=own", "--multirun", "parallel=ddp", "seed=1"],
+            ["--config-dir=own", "parallel=ddp", "seed=1"],
         ),
         ("parallel=ddp -cd a=b seed=1", ["--config-dir=a=b", "parallel=ddp", "seed=1"]),
-        ("parallel=ddp --info", ["--info=all", "parallel=ddp"]),
-        ("parallel=ddp --info config seed=1", ["--info=config", "parallel=ddp", "seed=1"]),
         ("run", []),
-        ("run -m +model.options.x=1 ~a", ["--multirun", "+model.options.x=1", "~a"]),
-        ("run --config-dir=own seed=-1 -c job", ["--config-dir=own", "--cfg=job", "seed=-1"]),
+        ("run -m +model.options.x=1 ~a", ["+model.options.x=1", "~a"]),
+        ("run --config-dir=own seed=-1 -c job", ["--config-dir=own", "seed=-1", "job"]),
         ("plan", ["plan=true"]),
         ("plan --all seed=1", ["seed=1", "plan=true", "plan_as=cells"]),
         ("plan seed=1 --json", ["seed=1", "plan=true", "plan_as=json"]),
-        ("plan -m seed=1 --config-dir own", ["--config-dir=own", "--multirun", "seed=1", "plan=true"]),
+        ("plan -m seed=1 --config-dir own", ["--config-dir=own", "seed=1", "plan=true"]),
         ("resume a=b", ["resume='a=b'"]),
-        ("resume out rerun=failed -m", ["--multirun", "rerun=failed", "resume=out"]),
+        ("resume out rerun=failed -m", ["rerun=failed", "resume=out"]),
         ("resume rerun=failed out", ["rerun=failed", "resume=out"]),
         ("run ~model.options.x +model.options.x=1", ["~model.options.x", "+model.options.x=1"]),
     ],
@@ -70,7 +68,7 @@ CALLED_THREE_TIMES = """
 import runpy, sys, dcpbench.__main__
 from contextlib import suppress
 from dcpbench.cli import run
-run.main = lambda words: print("ran", words)
+run.main = lambda words, cfg: print("ran", words)
 for words in (["run"], ["-m", "seed=1"], []):
     sys.argv = ["dcpbench", *words]
     with suppress(SystemExit):
@@ -84,7 +82,7 @@ for words in (["run"], ["-m", "seed=1"], []):
 def test_no_words_print_help(call: str) -> None:
     """For the program `dcpbench` and for `python -m dcpbench`, which both run cells if there are words."""
     printed = python("-c", f"call = {call!r}\n{CALLED_THREE_TIMES}", check=True).stdout
-    assert printed.startswith("ran []\nran ['--multirun'")
+    assert printed.startswith("ran []\nran ['seed=1']")
     assert printed.splitlines()[2].startswith("Usage: dcpbench")
 
 
@@ -152,7 +150,7 @@ def test_every_axis_and_key_has_help(capsys: pytest.CaptureFixture[str]) -> None
         ("--help scenario=convert", "Train, save, train on", "timeouts"),
         ("--help timeouts", "timeouts.save_s=null", "train_steps"),
         ("--help train_steps", "optimizer steps before each save", "timeouts"),
-        ("--help options", "--config-path", "timeouts"),
+        ("--help options", "--multirun", "timeouts"),
         ("parallel=ddp --help", "Examples:", "timeouts.save_s"),
     ],
 )

@@ -45,8 +45,8 @@ def register_groups(arguments: Sequence[str]) -> None:
         store.store(group=group, name="plugins", node={"defaults": added}, package="_global_")
 
 
-def start(words: Sequence[str], prints: bool, signals: Signals, began: float) -> None:
-    """Let Hydra compose the sweep, whose sweeper runs it; or let it print what options ask for.
+def start(words: Sequence[str], cfg: str | None, signals: Signals, began: float) -> None:
+    """Let Hydra compose the sweep, whose sweeper runs it; or let it print a part of the configuration.
 
     Raises:
         SystemExit: with the exit status of the sweep; or Hydra cannot print, and has reported why.
@@ -55,9 +55,7 @@ def start(words: Sequence[str], prints: bool, signals: Signals, began: float) ->
     # Hydra then raises instead of printing its own, longer, message.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     # Without --multirun Hydra takes what it cannot compose for a single job, and complains about its lists.
-    options = set() if prints else {MULTIRUN}
-    typed = [word for word in command_line(words) if word not in options]
     # Options come first: its parser takes no words on both sides of one.
-    sys.argv[1:] = sorted([*options, *typed], key=lambda word: not word.startswith("-"))
+    sys.argv[1:] = [f"--cfg={cfg}" if cfg else MULTIRUN, *command_line(words)]
     register_groups(sys.argv[1:])
     hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")(task)()

@@ -94,6 +94,11 @@ _COMMANDS = (
         Exits with 0 if every row is pass, xfail or skip, with 1 if any row is not, and with 2 if the
         configuration is wrong and nothing was started.""",
         list,
+        click.Option(
+            ["-c", "--cfg"],
+            type=click.Choice(["job", "hydra", "all"]),
+            help="Print a cell's configuration, start nothing.",
+        ),
     ),
     Run(
         "plan",

@@ -7,7 +7,7 @@ takes Hydra a second.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from enum import Enum, EnumType
-from itertools import pairwise, takewhile
+from itertools import takewhile
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -59,12 +59,8 @@ def commands() -> dict[str, str]:
 
 
 def config_dir(words: Sequence[str]) -> Path | None:
-    """Return the folder that `--config-dir` names in these words."""
-    for word, following in pairwise([*words, ""]):
-        name, equals, value = word.partition("=")
-        if name in ("--config-dir", "-cd"):
-            return Path(value if equals else following)
-    return None
+    """Return the folder that `--config-dir` names in the words of a run."""
+    return next((Path(word[13:]) for word in words if word.startswith("--config-dir=")), None)
 
 
 def groups(own: Path | None = None) -> dict[str, Key]:

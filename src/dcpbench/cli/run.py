@@ -25,30 +25,28 @@ from dcpbench.sweep.signals import Signals, interrupted
 
 _WRONG = (ConfigError, ResultsError, HydraException, OmegaConfBaseException, YAMLError)
 """Errors whose text explains a mistake in the configuration."""
-_PRINTS = {"--cfg", "--info", "--hydra-help"}
-"""Options that print something and start nothing."""
-_DECIDE_LATER = {"experiment", "executor", "nccl", "resume", "--config-name", "--config-path"}
-"""Keys and options with which only the configuration tells where ranks run."""
+_DECIDE_LATER = {"experiment", "executor", "nccl", "resume"}
+"""Keys with which only the configuration tells where ranks run."""
 
 
-def main(words: Sequence[str]) -> int:
-    """Run the cells that these words select, and return the exit status."""
+def main(words: Sequence[str], cfg: str | None = None) -> int:
+    """Run the cells that these words select, or print this part of their configuration. Return the exit
+    status."""
     sys.stderr = SafeStream(sys.stderr)
     signals, began = Signals(), time.monotonic()
-    prints = not _PRINTS.isdisjoint(word.partition("=")[0] for word in words)
     status = 0
     try:
         _refuse_surroundings()
-        if sys.stderr.isatty() and not prints:
+        if sys.stderr.isatty() and not cfg:
             sys.stderr.write("reading the configuration ...\n")
-        if not prints:
+        if not cfg:
             _start_server(words)
         from dcpbench.cli.by_hydra import start  # while the server imports torch
 
         signals.obey()
-        start(words, prints, signals, began)
+        start(words, cfg, signals, began)
     except SystemExit as ended:  # by the sweeper, or by Hydra, which has reported why it cannot print
-        status = WRONG_CONFIGURATION if prints and ended.code else int(ended.code or 0)
+        status = WRONG_CONFIGURATION if cfg and ended.code else int(ended.code or 0)
     except KeyboardInterrupt:
         status = INTERRUPTED
         sys.stderr.write(interrupted())

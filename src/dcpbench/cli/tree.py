@@ -62,9 +62,9 @@ def several(option: str, metavar: str, help: str) -> click.Option:
     return click.Option([option], multiple=True, metavar=metavar, help=help)
 
 
-def flag(option: str, help: str) -> click.Option:
+def flag(option: str | Sequence[str], help: str) -> click.Option:
     """Return an option without a value."""
-    return click.Option([option], is_flag=True, help=help)
+    return click.Option([option] if isinstance(option, str) else option, is_flag=True, help=help)
 
 
 def output(formats: Sequence[str], help: str) -> list[click.Parameter]:
@@ -162,31 +162,6 @@ class Command(Once):
                 formatter.write("\n")
 
 
-def _hydra_options() -> list[click.Option]:
-    """Return Hydra's options, without --run: a single cell is a sweep too."""
-    parts = click.Choice(["job", "hydra", "all"])
-    info = click.Choice(["all", "config", "defaults", "defaults-tree", "plugins", "searchpath"])
-    folder = click.Path(file_okay=False)
-    return [
-        click.Option(["-cd", "--config-dir"], type=folder, metavar="DIR",
-                     help="Add a folder laid out like conf/."),
-        click.Option(["-c", "--cfg"], type=parts,
-                     help="Print a cell's configuration, start nothing."),
-        flag("--resolve", "With --cfg: fill in interpolations."),
-        click.Option(["-p", "--package"], metavar="KEY", help="With --cfg: print this part alone."),
-        click.Option(
-            ["-i", "--info"], type=info, is_flag=False, flag_value="all", metavar="[WHAT]",
-            help=f"Print Hydra's view: {', '.join(info.choices)}.",
-        ),
-        click.Option(["-cn", "--config-name"], metavar="NAME",
-                     help="Use another file than config.yaml."),
-        click.Option(["-cp", "--config-path"], type=folder, metavar="DIR",
-                     help="Use another folder than conf/."),
-        flag("--hydra-help", "Print Hydra's own help."),
-        click.Option(["-m", "--multirun"], is_flag=True, help="Accepted; lists make a sweep without it too."),
-    ]  # fmt: skip
-
-
 class Run(Once):
     """A command whose overrides Hydra reads. `words_of`, given the overrides and the command's own options,
     returns the words of a run."""
@@ -197,12 +172,18 @@ class Run(Once):
         overrides = click.Argument(
             ["overrides"], nargs=-1, type=click.UNPROCESSED, shell_complete=completion.override
         )
+        folder = click.Path(file_okay=False)
+        self._of_all = [
+            click.Option(
+                ["-cd", "--config-dir"], type=folder, metavar="DIR", help="Add a folder laid out like conf/."
+            ),
+            flag(["-m", "--multirun"], "Accepted; lists make a sweep without it too."),
+        ]
         topic = click.Option(
             ["-h", "--help"], is_flag=False, flag_value="", metavar="[AXIS]", help="This, or help on an axis."
         )
-        self._hydra = _hydra_options()
         super().__init__(
-            name, help=help, params=[overrides, *params, *self._hydra, topic], add_help_option=False
+            name, help=help, params=[overrides, *params, *self._of_all, topic], add_help_option=False
         )
         self._words_of = words_of
 
@@ -216,10 +197,10 @@ class Run(Once):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> int:
-        options = dict(ctx.params)
+        options = {name: value for name, value in ctx.params.items() if name != "multirun"}
         overrides, topic = options.pop("overrides"), options.pop("help")
-        given = {option.opts[-1]: options.pop(str(option.name)) for option in self._hydra}
-        own = given["--config-dir"] and Path(given["--config-dir"])
+        config_dir, cfg = options.pop("config_dir"), options.pop("cfg", None)
+        own = config_dir and Path(config_dir)
         if topic is not None:
             if not topic and overrides and "=" not in overrides[-1]:
                 topic = overrides[-1]
@@ -228,15 +209,8 @@ class Run(Once):
         from dcpbench.cli import run, words
 
         asked = self._words_of(overrides, **options)
-        for name in ("--package", "--resolve"):
-            if given[name] and not given["--cfg"]:
-                raise click.UsageError(f"{name}: needs --cfg")
-        shows = next((name for name in ("--cfg", "--info") if given[name]), "")
-        words.check(asked, str(self.name), own, shows)
-        options_of_hydra = [
-            name if value is True else f"{name}={value}" for name, value in given.items() if value
-        ]
-        return run.main([*options_of_hydra, *asked])
+        words.check(asked, str(self.name), own, cfg)
+        return run.main([*([f"--config-dir={config_dir}"] if own else []), *asked], cfg)
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         folder = "FOLDER " if self.name == "resume" else ""
@@ -257,7 +231,7 @@ class Run(Once):
                 formatter.write_dl(_RUN_MORE, col_max=60)
             options = [one for one in options if one.name in _FIRST_OPTIONS]
         else:
-            options = [one for one in options if one not in self._hydra]
+            options = [one for one in options if one not in self._of_all]
             formatter.write("\n")
             formatter.write_text("Axes, keys and more options: dcpbench run --help")
         with formatter.section("Options"):

@@ -41,10 +41,12 @@ _NOISE = (
 """Parts of Hydra's and OmegaConf's messages that are left out or replaced."""
 
 
-def check(words: Sequence[str], command: str = "run", own: Path | None = None, shows: str = "") -> None:
+def check(
+    words: Sequence[str], command: str = "run", own: Path | None = None, cfg: str | None = None
+) -> None:
     """Refuse words that Hydra would report in its own terms, or read otherwise than they were meant.
 
-    `own` is the user's `--config-dir`, `shows` the option that prints a configuration, if one is given.
+    `own` is the user's `--config-dir`, `cfg` the part of a configuration to print, if `--cfg` is given.
 
     Raises:
         ConfigError: a word is not `key=value`, cannot be parsed, has no value, selects null or a list in
@@ -61,8 +63,8 @@ def check(words: Sequence[str], command: str = "run", own: Path | None = None, s
             (override,) = parser.parse_overrides([word])
         if override is None or "=" in (word[0], word[-1]):
             raise ConfigError(hints.first(hints.of_override(word, bare)))
-        if shows and override.is_sweep_override():
-            raise ConfigError(f"{visible(word)}: {shows} prints one cell; pass one value")
+        if cfg and override.is_sweep_override():
+            raise ConfigError(f"{visible(word)}: --cfg prints one cell; pass one value")
         if override.key_or_group in _OURS:
             instead = "dcpbench starts cells itself, in hydra.sweep.dir; leave it out"
             raise ConfigError(f"{visible(word)}: {instead}")
