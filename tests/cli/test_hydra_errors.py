@@ -1,6 +1,8 @@
 """Errors of Hydra and OmegaConf as one line."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from dcpbench.cli.by_hydra import register_groups
 from dcpbench.cli.words import one_line
+from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import conf_folder
 
 
@@ -87,3 +90,21 @@ def test_value_of_a_file_is_reported_like_a_word() -> None:
     with pytest.raises(Exception, match=r".") as error:
         OmegaConf.merge(OmegaConf.structured(config_class()), asked)
     assert one_line(error.value) == "model.batch_size=many: must be a whole number"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("defaults:\n  - override /hydra/sweeper: basic\n", "hydra/sweeper"),
+        ("defaults: [{override hydra/launcher: joblib}]\n", "hydra/launcher"),
+        ("hydra: {sweeper: {_target_: nowhere.Sweeper}}\n", "_target_"),
+        ("# override /hydra/sweeper: basic, _target_\nseed: 1\n", ""),
+    ],
+)
+def test_experiment_with_another_sweeper_is_refused(text: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/mine.yaml").write_text(f"# @package _global_\n{text}")
+    words = [f"--config-dir={tmp_path}", "experiment=mine"]
+    refused = pytest.raises(ConfigError, match=f"^experiment=mine: {name} is that of dcpbench, ")
+    with refused if name else nullcontext():
+        register_groups(words)

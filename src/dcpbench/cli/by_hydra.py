@@ -3,6 +3,7 @@
 import os
 import pkgutil
 import random
+import re
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -13,6 +14,7 @@ from omegaconf import OmegaConf
 
 from dcpbench.cli import reference
 from dcpbench.code.provenance import conf_folders
+from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import conf_folder, config_class
 from dcpbench.core.plugins import plugins
 from dcpbench.sweep.app import run_sweep
@@ -27,7 +29,11 @@ def random_seeds(count: int) -> str:
 
 def register_groups(arguments: Sequence[str]) -> None:
     """Register with Hydra the schema, every parallelism as a value of `load_parallel`, what plug-ins add to
-    experiments, and functions for experiments: `${random_seeds:10}` and those of plug-ins."""
+    experiments, and functions for experiments: `${random_seeds:10}` and those of plug-ins.
+
+    Raises:
+        ConfigError: the experiment names another sweeper or launcher, of which Hydra ignores some.
+    """
     OmegaConf.register_new_resolver("random_seeds", random_seeds, use_cache=True, replace=True)
     for name, target in (item for plugin in plugins() for item in plugin.resolvers.items()):
         OmegaConf.register_new_resolver(name, pkgutil.resolve_name(target), replace=True)
@@ -36,6 +42,12 @@ def register_groups(arguments: Sequence[str]) -> None:
     folders = conf_folders()
     own = reference.config_dir(arguments)
     searched = [*folders, own] if own else folders
+    asked = next((word.partition("=")[2] for word in arguments if word.startswith("experiment=")), "")
+    for path in (folder / f"experiment/{asked}.yaml" for folder in searched):
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        if other := re.search(r"^[^#\n]*(hydra/(sweeper|launcher)|_target_)", text, re.MULTILINE):
+            why = f"{other[1]} is that of dcpbench, which starts cells itself; leave it out"
+            raise ConfigError(f"experiment={asked}: {why}")
     for path in (path for folder in searched for path in sorted(folder.glob("parallel/*.yaml"))):
         same = {"defaults": [{"/parallel@_here_": path.stem}, "_self_"]}
         store.store(group="load_parallel", name=path.stem, node=same)
