@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -250,8 +251,7 @@ def test_going_on_removes_no_file_that_is_not_its_own(outside: Path, tmp_path: P
 def test_going_on_clears_no_cell_that_lies_elsewhere(outside: Path, tmp_path: Path) -> None:
     sweep = folder_with(tmp_path / "sweep", cell())
     (sweep / "a").symlink_to(outside.parent)
-    one = job()
-    object.__setattr__(one.cell, "folder", sweep / "a")
+    one = replace(job(), folder=sweep / "a")
     with pytest.raises(Exception, match="and is not removed"):
         SweepFolder(sweep, RECORD, is_resumed=True).keep([one], ValidRows())
 

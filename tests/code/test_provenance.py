@@ -14,7 +14,7 @@ from dcpbench.code.provenance import SweepCode, package_digest
 from dcpbench.code.sources import Source, changed_files, commits_text, recorded
 from dcpbench.config.groups import ModelConfig, ScenarioConfig, WorkloadConfig
 from dcpbench.config.schema import Config
-from dcpbench.sweep import job
+from dcpbench.sweep.plan import code_digest, own_packages
 from dcpbench.workloads.unsaved_values import is_users
 from support.commands import git
 
@@ -222,7 +222,7 @@ def test_all_targets_of_a_configuration_count(
         scenario=ScenarioConfig(name="mine", target="my_scenario.run"),
     )
     code = SweepCode()
-    found = code.sources(job.own_packages(config))
+    found = code.sources(own_packages(config))
     assert {name: (one.commit, [*one.files]) for name, one in found.items() if name.startswith("my_")} == {
         "my_gpt": (commit, ["my_gpt.py"]),
         "my_plugins": (other, ["my_plugins/plugin.py"]),
@@ -230,13 +230,13 @@ def test_all_targets_of_a_configuration_count(
     }
     targets = ("my_scenario.run", "my_gpt:build", "my_scenario.other", "math.sqrt")
     assert code.commits(targets) == ", ".join(sorted([commit, other]))
-    ours, before = job.code_digest(Config()), job.code_digest(config)
+    ours, before = code_digest(Config()), code_digest(config)
     for path in (mine / "my_gpt.py", tmp_path / "more/my_plugins/plugin.py"):
         path.write_text("CHANGED = 1\n")
         package_digest.cache_clear()
-        assert job.code_digest(config) != before, path
-        before = job.code_digest(config)
-        assert job.code_digest(Config()) == ours or "my_plugins" in str(path), "whose targets are dcpbench's"
+        assert code_digest(config) != before, path
+        before = code_digest(config)
+        assert code_digest(Config()) == ours or "my_plugins" in str(path), "whose targets are dcpbench's"
 
 
 def test_large_packages_have_a_digest_alone(mine: Path) -> None:

@@ -22,7 +22,7 @@ from dcpbench.executors.shared_gpus import nccl_can_share, ranks_per_gpu
 from dcpbench.rank.messages import Backend, WorldKind
 from dcpbench.sweep.cells import SweepCell
 from dcpbench.sweep.identity import identity_of
-from dcpbench.sweep.job import Job, plan
+from dcpbench.sweep.plan import Plan, PlannedCell, plan_of
 from dcpbench.sweep.resources import shared_gpu_sentences
 from dcpbench.sweep.validity import resolve
 from support.alone import config
@@ -41,10 +41,9 @@ def given(**values: Any) -> Config:
     return config(**{"device": "auto", "world_size": "auto", "parallel": "fsdp", **values})
 
 
-def planned(here: Machine, **values: Any) -> Job:
+def planned(here: Machine, **values: Any) -> PlannedCell:
     cell = SweepCell("a", [], given(**values), Path("a"), None)
-    (job,) = plan([cell], here)
-    return job
+    return plan_of([cell], here).cells[0]
 
 
 @pytest.fixture
@@ -102,16 +101,16 @@ def test_sharing_ranks_configure_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
         "NCCL_MAX_CTAS": "8",
     }, "variables set by the user are kept"
     assert (job.columns["ranks_per_gpu"], job.columns["backend"]) == (4, "nccl")
-    assert shared_gpu_sentences([job], machine(1)) == ["4 ranks share 1 GPU (NCCL 2.30.7)"]
+    assert shared_gpu_sentences(Plan([job], machine(1))) == ["4 ranks share 1 GPU (NCCL 2.30.7)"]
 
 
 @pytest.mark.parametrize("nccl", [OLD, NEW])
 def test_ranks_with_separate_gpus_do_not_share(nccl: str) -> None:
     job = planned(machine(4, nccl))
     assert job.skip is None
-    assert job.kinds == [WorldKind(4, "cuda", True)]
+    assert job.kinds == (WorldKind(4, "cuda", True),)
     assert (job.columns["ranks_per_gpu"], job.columns["backend"]) == (1, "nccl")
-    assert shared_gpu_sentences([job], machine(4, nccl)) == []
+    assert shared_gpu_sentences(Plan([job], machine(4, nccl))) == []
 
 
 def test_only_the_stage_with_too_many_ranks_shares() -> None:
@@ -127,9 +126,9 @@ def test_only_the_stage_with_too_many_ranks_shares() -> None:
 def test_older_nccl_is_replaced_by_gloo(parallel: str) -> None:
     job = planned(machine(1, OLD), parallel=parallel, model="even")
     assert job.skip is None
-    assert job.kinds == [WorldKind(4, "cuda", True, backend=Backend.gloo)]
+    assert job.kinds == (WorldKind(4, "cuda", True, backend=Backend.gloo),)
     assert (job.columns["ranks_per_gpu"], job.columns["backend"]) == (4, "gloo")
-    assert shared_gpu_sentences([job], machine(1, OLD)) == [
+    assert shared_gpu_sentences(Plan([job], machine(1, OLD))) == [
         "4 ranks share 1 GPU (gloo, because NCCL is 2.28.9)"
     ]
 
@@ -155,7 +154,7 @@ def test_cells_without_gloo_skip_under_older_nccl(values: dict[str, str]) -> Non
 
 
 def test_nccl_of_a_loading_interpreter_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("validity", "job"):
+    for module in ("validity", "plan"):
         monkeypatch.setattr(
             f"dcpbench.sweep.{module}.versions_of", lambda python: Versions("3.12.3", "2.11.0", OLD)
         )

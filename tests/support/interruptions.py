@@ -24,7 +24,7 @@ from support.drivers import plant
 IN_DRIVER = {
     "composing": ("dcpbench.sweep.cells", "CellMaker.cells"),
     "probe": ("dcpbench.executors.fork_server", "probe"),
-    "planning": ("dcpbench.sweep.job", "plan"),
+    "planning": ("dcpbench.sweep.plan", "_planned"),
     "begin": ("dcpbench.sweep.folder", "Record.write"),
     "join": ("dcpbench.executors.rank_group", "_fork"),
     "row": ("dcpbench.records.store", "RowLog.append"),

@@ -1,13 +1,13 @@
-"""Jobs as a test wants them."""
+"""Planned cells as a test wants them."""
 
 from pathlib import Path
 from typing import Any
 
 from dcpbench.config.groups import Device, ScenarioConfig
 from dcpbench.config.schema import Config
-from dcpbench.sweep.cells import SweepCell
+from dcpbench.executors.fork_server import Machine
 from dcpbench.sweep.identity import identity_of
-from dcpbench.sweep.job import Job
+from dcpbench.sweep.plan import PlannedCell, kinds_of
 from dcpbench.verdict.known_failures import KnownFailure
 from support.rows import row
 
@@ -17,12 +17,13 @@ def job(
     known: tuple[KnownFailure, ...] = (),
     skip: str | None = None,
     **columns: Any,
-) -> Job:
-    """A job with these columns in its row."""
+) -> PlannedCell:
+    """A planned cell with these columns in its row."""
     scenario = ScenarioConfig(name="a", target="x.y")
     decided = config or Config(scenario=scenario, world_size=4, device=Device.cpu)
     given = row()
     names = ("cell", "scenario", "parallel", "save", "model", "optimizer", "storage", "checkpointer")
     about = {name: given[name] for name in (*names, "compile", "world_size", "device", "seed", "overrides")}
-    cell = SweepCell("a", [], decided, Path("a"), None)
-    return Job(cell, decided, identity_of(decided), skip, known, {**about, **columns})
+    kinds = kinds_of(decided, Machine(4, {}))
+    about_cell = "a", [], decided, Path("a"), None, decided, identity_of(decided)
+    return PlannedCell(*about_cell, skip, known, {**about, **columns}, kinds)

@@ -18,35 +18,34 @@ from dcpbench.executors.fork_server import Machine
 from dcpbench.rank.messages import CellSpec
 from dcpbench.records.store import RowLog
 from dcpbench.sweep.driver import Sweep
-from dcpbench.sweep.job import Job
+from dcpbench.sweep.plan import Plan, PlannedCell
 from support.ends import reported
 from support.jobs import job
 
 
-def jobs_in(folder: Path, *names: str, **keys: object) -> list[Job]:
-    """Jobs with these names, in a sweep in `folder`, with these keys of their configurations."""
+def jobs_in(folder: Path, *names: str, **keys: object) -> list[PlannedCell]:
+    """Planned cells with these names, in a sweep in `folder`, with these keys of their configurations."""
     given = {"world_size": 1, "device": Device.cpu, "retry": 0, **keys}
     config = Config(scenario=ScenarioConfig(name="a", target="x.y"), **given)  # type: ignore[arg-type]
     made = []
     for name in names:
         one = job(config, dcpbench_commit=None, target_commit=None)
-        cell = replace(one.cell, name=name, folder=folder / name)
-        source = {"dcpbench": Source(None, "digest")}
-        made.append(replace(one, cell=cell, columns={**one.columns, "cell": name}, code=source))
+        named = {"name": name, "folder": folder / name, "columns": {**one.columns, "cell": name}}
+        made.append(replace(one, **named, code={"dcpbench": Source(None, "digest")}))  # type: ignore[arg-type]
     return made
 
 
 def sweep_of(
-    folder: Path, jobs: Sequence[Job], run: Callable[[CellSpec], StageEnd] | None = None
+    folder: Path, jobs: Sequence[PlannedCell], run: Callable[[CellSpec], StageEnd] | None = None
 ) -> tuple[Sweep, StringIO]:
-    """A driver of these jobs, and what it prints; `run` makes the end of a stage."""
+    """A driver of these cells, and what it prints; `run` makes the end of a stage."""
     folder.mkdir(exist_ok=True)
 
     def ended(kind: object, spec: CellSpec, *_: object) -> StageEnd:
         return run(spec) if run else reported([RankReport(0)])
 
     executor = mock.Mock(Executor, run=ended, interrupted=False)
-    engine = mock.Mock(Engine, **{"executor.return_value": executor})
+    engine = mock.Mock(Engine, **{"executor.return_value": executor, "details.return_value": {}})
     printed = StringIO()
     console = Console(file=printed, width=1000)
-    return Sweep(folder, list(jobs), Machine(0, {}), engine, console, RowLog(folder)), printed
+    return Sweep(folder, Plan(list(jobs), Machine(0, {})), engine, console, RowLog(folder)), printed

@@ -91,9 +91,7 @@ def test_changed_source_is_named(
     append_row(tmp_path, row(code_digest="0", dcpbench_commit=A, torch_version="2.13"))
     environment = {"code": {name: vars(one) for name, one in before.items()}}
     columns = {"torch_version": "2.13", "code_digest": "1"}
-    job: Any = SimpleNamespace(
-        cell=SimpleNamespace(name="a"), run=("", 0), columns=columns, code=now, config=Config()
-    )
+    job: Any = SimpleNamespace(name="a", run=("", 0), columns=columns, code=now, config=Config())
     found = valid_rows(read_lines(tmp_path), [job], Rerun.none, environment)
     assert [*found.reasons] == [why]
 

@@ -20,7 +20,7 @@ from conftest import tiered
 from dcpbench.cli.by_hydra import register_groups
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import conf_folder, config_class
-from dcpbench.sweep.cells import CellMaker
+from dcpbench.sweep.cells import CellMaker, write_hydra_folder
 from dcpbench.sweep.composer import Composer, typed
 
 pytestmark = pytest.mark.slow
@@ -233,7 +233,7 @@ def test_cell_folders_have_the_configuration(hydra_loader: ConfigLoader, tmp_pat
     for number in (3, len(cells) - 3, len(cells) - 1):
         cell = cells[number]
         assert cell.folder == tmp_path / cell.name
-        cell.write_hydra_folder()
+        write_hydra_folder(cell.folder, cell.overrides, cell.config)
         assert OmegaConf.load(cell.folder / ".hydra/overrides.yaml") == cell.overrides
         written = OmegaConf.load(cell.folder / ".hydra/config.yaml")
         again = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(config_class()), written))

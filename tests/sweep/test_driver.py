@@ -66,7 +66,7 @@ def test_a_full_disk_writes_everything_once(
 ) -> None:
     (job,) = jobs_in(tmp_path, "a", keep_checkpoints=KeepCheckpoints.all)
     sweep, _ = sweep_of(tmp_path, [job])
-    checkpoints = job.checkpoints(tmp_path)[0]
+    checkpoints = job.checkpoints[0]
     checkpoints.mkdir(parents=True)
     place = store if full == "append_measurements" else RowLog
     real = getattr(place, full)

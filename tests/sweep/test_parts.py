@@ -13,7 +13,7 @@ import pytest
 from conftest import Finished, dcpbench, run, start, words_of
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import Config
-from dcpbench.sweep.job import Job, Part
+from dcpbench.sweep.plan import PlannedCell, part_numbers, part_of
 from support.commands import main
 from support.pretended_engine import PRETENDED
 
@@ -92,7 +92,7 @@ def test_plan_of_a_part_writes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("said", ["0/2", "3/2", "2", "a", "1/0", "1/2/3", "-1/2"])
 def test_part_is_a_number_and_a_count(said: str) -> None:
     with pytest.raises(ConfigError, match=f"part={said}: must be a number and a count, as 2/4"):
-        Part.parse(said)
+        part_numbers(said)
 
 
 @pytest.mark.slow
@@ -108,20 +108,18 @@ def test_similar_cells_are_dealt_out_evenly() -> None:
     axes = itertools.product((False, True), range(4), (2, 4), (0, 1))
     jobs = [
         cast(
-            Job,
+            PlannedCell,
             SimpleNamespace(
-                cell=SimpleNamespace(
-                    overrides=[f"compile={compiled}", f"seed={seed}", f"world_size={size}", f"repeat={run}"],
-                    config=Config(compile=compiled, seed=seed, world_size=size),
-                )
+                overrides=[f"compile={compiled}", f"seed={seed}", f"world_size={size}", f"repeat={run}"],
+                asked=Config(compile=compiled, seed=seed, world_size=size),
             ),
         )
         for compiled, seed, size, run in axes
     ]
-    parts = [Part(number, 2).jobs(jobs) for number in (1, 2)]
+    parts = [part_of(jobs, number, 2) for number in (1, 2)]
     assert sorted(map(id, itertools.chain(*parts))) == sorted(map(id, jobs))
     for part in parts:
         assert part == [job for job in jobs if job in part]
-        kinds = Counter((job.cell.config.compile, job.cell.config.world_size) for job in part)
+        kinds = Counter((job.asked.compile, job.asked.world_size) for job in part)
         assert kinds == dict.fromkeys(itertools.product((False, True), (2, 4)), 4)
-        assert {*Counter(tuple(job.cell.overrides[:3]) for job in part).values()} == {2}
+        assert {*Counter(tuple(job.overrides[:3]) for job in part).values()} == {2}

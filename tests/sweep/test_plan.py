@@ -18,10 +18,11 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Device, ParallelConfig, PlanAs, ScenarioConfig, Sharing, StorageConfig
 from dcpbench.config.schema import Config
 from dcpbench.config.text import duration_text, size_text
+from dcpbench.executors.fork_server import Machine
 from dcpbench.records.store import append_row, keep_lines, read_lines
 from dcpbench.sweep.dry_run import print_plan
 from dcpbench.sweep.folder import held, refuse_unusable
-from dcpbench.sweep.job import Job, titles_of
+from dcpbench.sweep.plan import Plan, PlannedCell
 from dcpbench.sweep.progress import ProgressDisplay, cells_sentence, ranks_sentence
 from dcpbench.sweep.resources import Times, too_little_space
 from dcpbench.sweep.valid_rows import ValidRows
@@ -33,6 +34,7 @@ from support.pretended import jobs_in
 from support.pretended_engine import PRETENDED
 from support.rows import row
 
+NO_GPU = Machine(0, {})
 WITHOUT_TORCH = """
 import runpy, sys
 from multiprocessing import forkserver
@@ -75,7 +77,7 @@ def test_plan_prints_all_and_runs_nothing(tmp_path: Path) -> None:
     assert {item: item.stat().st_mtime for item in tmp_path.rglob("*")} == before
 
 
-def like(scenario: str, world_size: int = 4, **values: Any) -> Job:
+def like(scenario: str, world_size: int = 4, **values: Any) -> PlannedCell:
     """A job with this scenario and world size."""
     own = replace(base().scenario, name=scenario)
     return job(replace(base(), scenario=own, world_size=world_size, **values), scenario=scenario)
@@ -159,19 +161,22 @@ def test_progress_line_is_cut_and_names_a_cell_without_words() -> None:
         ScenarioConfig(name="a", target="x.y"), parallel=parallel, world_size=4, device=Device.cpu
     )
     without_words = job(config)
-    assert titles_of([without_words]) == {without_words.cell.name: "parallel=fsdp, 4 ranks"}
-    without_words.cell.overrides.append("seed=1")
-    assert titles_of([without_words]) == {without_words.cell.name: "seed=1"}
+    assert Plan([without_words], NO_GPU).titles == {without_words.name: "parallel=fsdp, 4 ranks"}
+    without_words.overrides.append("seed=1")
+    assert Plan([without_words], NO_GPU).titles == {without_words.name: "seed=1"}
 
 
 def test_words_of_all_cells_are_not_repeated(tmp_path: Path) -> None:
     words = (["device=cpu", "save=sync", "seed=1"], ["device=cpu", "save=async", "seed=1"], ["device=cpu"])
     jobs = [
-        replace(job, cell=replace(job.cell, overrides=own))
-        for job, own in zip(jobs_in(tmp_path, "a", "b", "c"), words, strict=True)
+        replace(job, overrides=own) for job, own in zip(jobs_in(tmp_path, "a", "b", "c"), words, strict=True)
     ]
-    assert [*titles_of(jobs[:2]).values()] == ["save=sync", "save=async"]
-    assert [*titles_of(jobs).values()] == ["save=sync seed=1", "save=async seed=1", "parallel=???, 1 rank"]
+    assert [*Plan(jobs[:2], NO_GPU).titles.values()] == ["save=sync", "save=async"]
+    assert [*Plan(jobs, NO_GPU).titles.values()] == [
+        "save=sync seed=1",
+        "save=async seed=1",
+        "parallel=???, 1 rank",
+    ]
 
 
 def test_first_lines_have_cells_folder_and_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,8 +192,9 @@ def test_first_lines_have_cells_folder_and_ranks(tmp_path: Path, monkeypatch: py
         ([four, skipped], "2 cells", "4 ranks starting"),
         ([skipped], "1 cell", "all cells are skipped"),
     ):
-        assert cells_sentence(jobs, tmp_path / "a sweep") == f"{cells}; rows go to a sweep"
-        assert ranks_sentence(jobs) == ranks
+        plan = Plan(jobs, NO_GPU)
+        assert cells_sentence(plan, tmp_path / "a sweep") == f"{cells}; rows go to a sweep"
+        assert ranks_sentence(plan) == ranks
 
 
 class Usage(NamedTuple):
@@ -230,22 +236,22 @@ def test_disk_space_is_checked_before_each_cell(sweep: Callable[..., Finished]) 
 
 
 def planned(
-    capsys: pytest.CaptureFixture[str], jobs: list[Job], shown: PlanAs = PlanAs.auto, **how: Any
+    capsys: pytest.CaptureFixture[str], jobs: list[PlannedCell], shown: PlanAs = PlanAs.auto
 ) -> tuple[int, str]:
     """Return the exit status and the output for these jobs."""
-    status = print_plan(
-        how.get("folder", Path("/nowhere")), jobs, how.get("blocks", []), 0, ValidRows(), shown
-    )
+    status = print_plan(Plan(jobs, NO_GPU), Path("/nowhere"), ValidRows(), shown)
     return status, capsys.readouterr().out
 
 
 base = cache(config)
 
 
-def asked(number: int, skip: str | None = None, known: tuple[KnownFailure, ...] = (), **axes: object) -> Job:
+def asked(
+    number: int, skip: str | None = None, known: tuple[KnownFailure, ...] = (), **axes: object
+) -> PlannedCell:
     one = job(base(), known=known, skip=skip, **{**axes, **({} if axes else {"seed": number})})
     overrides = [f"{axis}={value}" for axis, value in axes.items()]
-    return replace(one, cell=replace(one.cell, name=f"cell {number}", overrides=overrides))
+    return replace(one, name=f"cell {number}", overrides=overrides)
 
 
 @pytest.mark.slow
@@ -253,8 +259,8 @@ def test_many_cells_are_summed_by_block(capsys: pytest.CaptureFixture[str]) -> N
     failure = KnownFailure("some-id", reason="torch is wrong")
     jobs = [asked(number, "no accelerator" if number % 3 else None) for number in range(60)]
     jobs[:2] = asked(0, known=(failure,)), asked(1, "no compiler")
-    blocks = ["first"] * 40 + ["second"] * 20
-    status, told = planned(capsys, jobs, blocks=blocks)
+    jobs = [replace(one, block="second" if number >= 40 else "first") for number, one in enumerate(jobs)]
+    status, told = planned(capsys, jobs)
     assert status == 0
     counts = [line.split() for line in told.splitlines()[1:3]]
     assert counts == [["first", "40", "14", "26", "?"], ["second", "20", "6", "14", "?"]]
@@ -262,10 +268,10 @@ def test_many_cells_are_summed_by_block(capsys: pytest.CaptureFixture[str]) -> N
         assert f"\n  {said}\n" in told
     assert "\n1 cell in 60 runs: 20 would run, 40 would be skipped\n" in told
     assert "cell 7" not in told
-    _, told = planned(capsys, jobs, PlanAs.cells, blocks=blocks)
+    _, told = planned(capsys, jobs, PlanAs.cells)
     cells = [line.split()[:2] for line in told.splitlines() if line[:1].isdigit()][:60]
     assert cells == [[str(number), "skip" if one.skip else "run"] for number, one in enumerate(jobs)]
-    _, told = planned(capsys, jobs, PlanAs.json, blocks=blocks)
+    _, told = planned(capsys, jobs, PlanAs.json)
     values = json.loads(told)
     assert values["blocks"]["second"] == {"cells": 20, "run": 6, "skip": 14, "done": 0, "seconds": None}
     ended = {"would": "skip", "because": "no compiler", "block": "first"}
@@ -280,7 +286,7 @@ def test_cells_are_listed_like_the_rows_of_a_run(
     how = [("ddp", "sync", None), ("ddp", "sync", None), ("fsdp2", "async", why)]
     jobs = [asked(at, skip, parallel=of, save=save, saves=2) for at, (of, save, skip) in enumerate(how)]
     for one, word in zip(jobs, ("repeat=0", "repeat=1", "retry=0"), strict=True):
-        one.cell.overrides.append(word)
+        one.overrides.append(word)
     shared, head, *lines = planned(capsys, jobs)[1].splitlines()
     assert shared == "all cells: compile=false saves=2"
     assert head.split() == ["parallel", "save", "overrides", "would", "runs", "about", "because"]
@@ -300,7 +306,7 @@ def test_replaced_rows_are_good_for_an_estimate(capsys: pytest.CaptureFixture[st
     valid = ValidRows(superseded=[*read_lines(tmp_path)])
     append_row(tmp_path, row(scenario="b", cell_s=20.0))
     keep_lines(tmp_path, [], [*read_lines(tmp_path)][1:])
-    assert print_plan(tmp_path, [again, moved], [], 0, valid, PlanAs.auto) == 0
+    assert print_plan(Plan([again, moved], NO_GPU), tmp_path, valid, PlanAs.auto) == 0
     told = capsys.readouterr().out
     assert "about 27 s, from the times of cells similar to 2 of the 2 in this sweep" in told
     assert [line.split()[2] for line in told.splitlines()[2:4]] == ["7", "20"]

@@ -19,8 +19,8 @@ from dcpbench.records.row import Row
 from dcpbench.records.store import append_row, read_lines
 from dcpbench.sweep import manifest
 from dcpbench.sweep.folder import Record
-from dcpbench.sweep.job import Job, Part
 from dcpbench.sweep.manifest import command_line
+from dcpbench.sweep.plan import PlannedCell, part_of
 from dcpbench.sweep.valid_rows import valid_rows
 from support.alone import config
 from support.jobs import job
@@ -138,17 +138,17 @@ def test_part_of_the_words_is_refused(recorded: Path) -> None:
         command_line(["parallel=ddp,fsdp2", f"resume={recorded}"])
 
 
-def asked(name: str, words: str, **values: Any) -> Job:
+def asked(name: str, words: str, **values: Any) -> PlannedCell:
     made = job(config(**values))
-    cell = replace(made.cell, name=name, overrides=words.split(), folder=Path(name))
-    return replace(made, cell=cell, columns={**made.columns, "cell": name})
+    columns = {**made.columns, "cell": name}
+    return replace(made, name=name, overrides=words.split(), folder=Path(name), columns=columns)
 
 
 DDP, FSDP2 = asked("ddp", "parallel=ddp", parallel="ddp"), asked("fsdp2", "parallel=fsdp2", parallel="fsdp2")
 
 
-def row_of(one: Job, **values: Any) -> Row:
-    about = {"cell": one.cell.name, "repeat": one.config.repeat, "config_digest": one.key.digest}
+def row_of(one: PlannedCell, **values: Any) -> Row:
+    about = {"cell": one.name, "repeat": one.config.repeat, "config_digest": one.key.digest}
     about |= {"config": dict(one.key.values), "expected_digest": "e", "code_digest": "c"}
     return row(**{**about, "torch_version": "t", **values})
 
@@ -186,13 +186,13 @@ def test_record_whose_cells_are_no_folders_is_refused(tmp_path: Path) -> None:
 
 def test_parts_are_dealt_out_by_identity() -> None:
     jobs = [asked(f"seed={n}", f"parallel=ddp seed={n}", seed=n) for n in range(8)]
-    mine = {one.run for one in Part(1, 3).jobs(jobs)}
+    mine = {one.run for one in part_of(jobs, 1, 3)}
     other = [
         asked(f"{n}", f"timeouts.cell_s={9 - n} seed={n}", seed=n, timeouts={"cell_s": 9 - n})
         for n in range(8)
     ]
     random.Random(0).shuffle(other)
-    assert {one.run for one in Part(1, 3).jobs(other)} == mine
+    assert {one.run for one in part_of(other, 1, 3)} == mine
     assert len(mine) == 3
 
 

@@ -13,12 +13,13 @@ import pytest
 from conftest import SMALL, Finished, alive_in
 from dcpbench.config.groups import Device, ModelConfig, ScenarioConfig, Sharing
 from dcpbench.config.schema import Config
-from dcpbench.sweep.job import Job
+from dcpbench.executors.shared_gpus import ranks_per_gpu
+from dcpbench.sweep.plan import PlannedCell
 from dcpbench.sweep.resources import places, stretches
 from support.jobs import job as a_job
 
 
-def job(world_size: int, sharing: str, device: str = "cuda", skip: str | None = None) -> Job:
+def job(world_size: int, sharing: str, device: str = "cuda", skip: str | None = None) -> PlannedCell:
     config = Config(
         scenario=ScenarioConfig(name="save_load", target="x.y"),
         world_size=world_size,
@@ -117,7 +118,7 @@ def test_leaks_of_dead_ranks_are_removed(sweep: Callable[..., Finished]) -> None
 _REPEATS = itertools.count()
 
 
-def shared_job(name: str, model: str = "small", world_size: int = 4, gpus: int = 1) -> Job:
+def shared_job(name: str, model: str = "small", world_size: int = 4, gpus: int = 1) -> PlannedCell:
     config = Config(
         scenario=ScenarioConfig(name="save_load", target="x.y"),
         model=ModelConfig(name=model, target="x.y"),
@@ -126,8 +127,7 @@ def shared_job(name: str, model: str = "small", world_size: int = 4, gpus: int =
         sharing=Sharing.correctness,
         repeat=next(_REPEATS),
     )
-    made = a_job(config)
-    return replace(made, cell=replace(made.cell, name=name), gpus=gpus)
+    return replace(a_job(config), name=name, ranks_per_gpu=ranks_per_gpu(world_size, gpus))
 
 
 def test_workers_that_share_a_gpu_fit_its_memory() -> None:

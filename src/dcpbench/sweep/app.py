@@ -4,8 +4,9 @@ import os
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import cast
@@ -22,12 +23,13 @@ from dcpbench.executors import fork_server
 from dcpbench.executors.base import Engine, HostsLostError, engine_of
 from dcpbench.executors.fork_server import Machine
 from dcpbench.rank.nccl import NCCL_PATH
-from dcpbench.records.row import INTERRUPTED, Run
+from dcpbench.records.row import INTERRUPTED
 from dcpbench.records.store import ResultsError, RowLog
 from dcpbench.report.styles import text_of
-from dcpbench.sweep import cells, driver, dry_run, job, manifest, pairwise
+from dcpbench.sweep import cells, driver, dry_run, manifest, pairwise
 from dcpbench.sweep.closing import close
 from dcpbench.sweep.folder import SweepFolder
+from dcpbench.sweep.plan import Plan, part_numbers, part_of, plan_of
 from dcpbench.sweep.progress import cells_sentence, ranks_sentence
 from dcpbench.sweep.resources import shared_gpu_sentences
 from dcpbench.sweep.signals import Signals, interrupted
@@ -90,7 +92,7 @@ class SweepRun:
         self._driver: driver.Sweep | None = None
         record, is_resumed = manifest.record_of(base)
         self.recorded = manifest.words_of_cells(record) if is_resumed else None
-        self._part = job.Part.parse(base.part) if base.part and not is_resumed else None
+        self._part = part_numbers(base.part) if base.part and not is_resumed else None
         self.folder = SweepFolder(Path(str(base.hydra.sweep.dir)).resolve(), record, is_resumed)
         self._cells = cells.CellMaker(loader, base)
         if is_resumed and not base.plan:
@@ -108,32 +110,27 @@ class SweepRun:
         engine = self._begun_engine(words)
         if len(words) > _MANY:
             self._print(f"{counted(len(words), 'cell')}: {'planning' if self._base.plan else 'composing'}")
-        made = self._cells.cells(words, self.recorded)
+        made = self._cells.cells(words, blocks, self.recorded)
         is_announced = self._announced(made)
         machine = self._probed(engine)
-        jobs = job.plan(made, machine, engine.hosts_of)
-        mine = self._part.jobs(jobs) if self._part else jobs
-        valid = self.folder.valid_rows(mine, self._base.rerun)
+        plan = plan_of(made, machine, engine.hosts_of)
+        plan = replace(plan, cells=part_of(plan.cells, *self._part)) if self._part else plan
+        valid = self.folder.valid_rows(plan.cells, self._base.rerun)
         if self._base.plan:
-            self.folder.refuse_unusable(mine)
+            self.folder.refuse_unusable(plan.cells)
             machine.description.update(engine.details())
-            block_of = {cell.name: block for cell, block in zip(made, blocks, strict=bool(blocks))}
-            named = [block_of[job.cell.name] for job in mine] if blocks else []
-            asked = named, machine.gpus, valid, self._base.plan_as
-            return dry_run.print_plan(self.folder.path, mine, *asked)
-        for sentence in valid.sentences(len(mine)):
+            return dry_run.print_plan(plan, self.folder.path, valid, self._base.plan_as)
+        for sentence in (*valid.sentences(len(plan.cells)), *shared_gpu_sentences(plan)):
             self._print(sentence)
-        for sentence in shared_gpu_sentences(mine, machine):
-            self._print(sentence)
+        left = replace(plan, cells=[cell for cell in plan.cells if cell.run not in valid.lines])
         with self._console.status("importing the workloads"):  # on a terminal
-            _refuse_unusable_targets(mine, engine, valid.lines)
-        for sentence in self.folder.begin(mine, valid, self._base):
+            _refuse_unusable_targets(left, engine)
+        for sentence in self.folder.begin(plan.cells, valid, self._base):
             self._print(sentence)
-        self._driver = self._begun_driver(mine, machine, engine, valid)
-        left = [job for job in mine if job.run not in valid.lines]
-        if left and not is_announced:
+        self._driver = self._begun_driver(plan, engine, valid)
+        if left.cells and not is_announced:
             self._print(cells_sentence(left, self.folder.path))
-        if left:
+        if left.cells:
             self._print(ranks_sentence(left))
         try:
             self._driver.run()
@@ -149,9 +146,9 @@ class SweepRun:
         if base.plan or base.nccl or base.resume or base.part or len(made) > _MANY or targets != {None}:
             return False
         with suppress(ConfigError):  # reported once the machine is known
-            jobs = job.plan(made, Machine(0, {"torch": "0"}, has_interpreters=True))
-            self.folder.refuse_unusable(jobs)
-            self._print(cells_sentence(jobs, self.folder.path))
+            plan = plan_of(made, Machine(0, {"torch": "0"}, has_interpreters=True))
+            self.folder.refuse_unusable(plan.cells)
+            self._print(cells_sentence(plan, self.folder.path))
             return True
         return False
 
@@ -195,34 +192,29 @@ class SweepRun:
                 self._machine = engine.probe()
         return self._machine
 
-    def _begun_driver(
-        self, jobs: list[job.Job], machine: Machine, engine: Engine, valid: ValidRows
-    ) -> driver.Sweep:
-        """Return the driver of the jobs, and import meanwhile what shows their rows."""
+    def _begun_driver(self, plan: Plan, engine: Engine, valid: ValidRows) -> driver.Sweep:
+        """Return the driver of the cells, and import meanwhile what shows their rows."""
         folder = self.folder.path
-        earlier = self.folder.earlier_machines(job.environment_of(machine, jobs))
+        earlier = self.folder.earlier_machines(plan.environment)
         # pandas takes up to a second to import, which the driver has while the ranks are at work.
         threading.Thread(target=import_module, args=("dcpbench.report.show",), daemon=True).start()
         log = RowLog(folder, valid.rows)
-        return driver.Sweep(folder, jobs, machine, engine, self._console, log, earlier)
+        return driver.Sweep(folder, plan, engine, self._console, log, earlier)
 
     def _print(self, sentence: str) -> None:
         self._console.print(text_of(sentence), soft_wrap=True)
 
 
-def _refuse_unusable_targets(jobs: Sequence[job.Job], engine: Engine, done: Container[Run]) -> None:
+def _refuse_unusable_targets(plan: Plan, engine: Engine) -> None:
     """Import each `workload.target` in a process like a rank's, before the first cell runs.
-
-    Args:
-        done: the jobs that do not run again.
 
     Raises:
         ConfigError: ranks cannot import or call one.
     """
     calls: defaultdict[str, dict[str, Config]] = defaultdict(dict)
-    for one in jobs:
-        config = one.config
-        if config.workload.target and not one.skip and one.run not in done:
+    for cell in plan.cells:
+        config = cell.config
+        if config.workload.target and not cell.skip:
             calls[config.workload.target][f"{config.workload} {config.own_trainer} {config.device}"] = config
     for target, configs in calls.items():
         if error := engine.target_error([*configs.values()]):

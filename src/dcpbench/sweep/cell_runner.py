@@ -1,4 +1,4 @@
-"""Run one cell after another on one executor, from a job to its row.
+"""Run one cell after another on one executor, from its plan to its row.
 
 A cell that is not ok is attempted once more, on fresh ranks and with another folder for checkpoints, so that
 earlier cells cannot affect its verdict. If the first attempt ended with another status, the row is `flaky`
@@ -27,7 +27,8 @@ from dcpbench.rank.messages import CellSpec, RunId
 from dcpbench.records import files
 from dcpbench.records.row import Row
 from dcpbench.report.styles import text_of
-from dcpbench.sweep.job import Job, own_packages
+from dcpbench.sweep.cells import write_hydra_folder
+from dcpbench.sweep.plan import PlannedCell, own_packages
 from dcpbench.sweep.progress import ProgressDisplay
 from dcpbench.sweep.resources import bytes_in, too_little_space
 from dcpbench.sweep.row_builder import Attempt, row_of
@@ -46,7 +47,7 @@ Mismatches = tuple[tuple[str, ...], frozenset[tuple[str, str, Problem]]]
 class Finished:
     """A cell that has ended: its row, and the measurements of the attempt that the row describes."""
 
-    job: Job
+    cell: PlannedCell
     row: Row
     measurements: list[Measurement]
 
@@ -65,95 +66,95 @@ class CellRunner:
     imports: dict[str, Imports] = field(default_factory=dict)
     """Packages that the first ranks of a user's code have imported, by its targets and device."""
 
-    def run(self, job: Job) -> Finished:
+    def run(self, cell: PlannedCell) -> Finished:
         """Run a cell, and once more if it is not ok."""
-        self.display.begin(job.cell.name)
+        self.display.begin(cell.name)
         try:
-            attempts = self._attempts(job)
+            attempts = self._attempts(cell)
         except (OSError, RecursionError) as error:  # as of a network file system that is gone
             self.executor.keep_only(set())
             attempts = [Attempt(Verdict("error", f"the cell could not be run: {error}"), _now())]
         try:
-            row = row_of(job, attempts, self.shared)
+            row = row_of(cell, attempts, self.shared)
         except Exception as error:  # noqa: BLE001 - a scenario's report may hold anything
             text = f"the ranks' reports cannot be put into a row: {type(error).__name__}: {error}"
             attempts = [replace(one, ends=()) for one in attempts]
             attempts[-1] = replace(attempts[-1], verdict=Verdict("error", text))
-            row = row_of(job, attempts, self.shared)
-        return Finished(job, row, attempts[-1].measurements)
+            row = row_of(cell, attempts, self.shared)
+        return Finished(cell, row, attempts[-1].measurements)
 
-    def _attempts(self, job: Job) -> list[Attempt]:
-        checkpoints, of_second = job.checkpoints(self.folder)
-        if skip := job.skip or too_little_space(job.config.storage, checkpoints):
+    def _attempts(self, cell: PlannedCell) -> list[Attempt]:
+        checkpoints, of_second = cell.checkpoints
+        if skip := cell.skip or too_little_space(cell.config.storage, checkpoints):
             return [Attempt(Verdict("skip", skip), _now())]
         try:
-            job.cell.write_hydra_folder()
+            write_hydra_folder(cell.folder, cell.overrides, cell.asked)
             checkpoints.mkdir(parents=True)
         except OSError as error:
             return [Attempt(Verdict("error", f"the cell's folder could not be made: {error}"), _now())]
-        first = self._attempt(job, 0, checkpoints)
-        how = _mismatches(job.config, first.verdict)
+        first = self._attempt(cell, 0, checkpoints)
+        how = _mismatches(cell.config, first.verdict)
         if how in self.repeated:
             first.verdict.details["no_second_try"] = f"repeated by a second attempt in {self.repeated[how]}"
-        if self.executor.interrupted or how in self.repeated or not is_due(first, job.config):
-            self._print(*clear(job.config, not first.is_ok, checkpoints))
+        if self.executor.interrupted or how in self.repeated or not is_due(first, cell.config):
+            self._print(*clear(cell.config, not first.is_ok, checkpoints))
             return [first]
         try:
-            set_aside(job.cell.folder)
+            set_aside(cell.folder)
             of_second.mkdir()
         except OSError as error:
-            self._print(f"{job.cell.name}: no second attempt: {error}")
+            self._print(f"{cell.name}: no second attempt: {error}")
             return [first]
-        self.display.begin(job.cell.name, "second attempt")
+        self.display.begin(cell.name, "second attempt")
         try:
-            second = self._attempt(job, 1, of_second)
+            second = self._attempt(cell, 1, of_second)
         except HostsLostError as error:
             first.verdict.details["no_second_try"] = str(error)
-            self._print(*clear(job.config, True, checkpoints), *_remove_all(job.config.storage, of_second))
+            self._print(*clear(cell.config, True, checkpoints), *_remove_all(cell.config.storage, of_second))
             return [first]
         flaky = first.verdict.status != second.verdict.status
-        if how and how == _mismatches(job.config, second.verdict):
-            self.repeated.setdefault(how, job.cell.name)
-        self._print(*clear(job.config, not second.is_ok, of_second), *clear(job.config, flaky, checkpoints))
+        if how and how == _mismatches(cell.config, second.verdict):
+            self.repeated.setdefault(how, cell.name)
+        self._print(*clear(cell.config, not second.is_ok, of_second), *clear(cell.config, flaky, checkpoints))
         return [first, second]
 
-    def _attempt(self, job: Job, number: int, checkpoints: Path) -> Attempt:
+    def _attempt(self, cell: PlannedCell, number: int, checkpoints: Path) -> Attempt:
         started_at, started = _now(), time.monotonic()
-        ends = self._stages(job, number, checkpoints)
+        ends = self._stages(cell, number, checkpoints)
         try:
-            verdict = verdict_of(job.expected, ends)
+            verdict = verdict_of(cell.expected, ends)
         except Exception as error:  # noqa: BLE001 - a scenario's report may hold anything
             text = f"{type(error).__name__}: {error}"
             verdict = Verdict("error", f"the ranks' reports cannot be judged: {text}")
-        self._print(*(f"{job.cell.name}: {message}" for end in ends for message in end.dropped))
+        self._print(*(f"{cell.name}: {message}" for end in ends for message in end.dropped))
         if left := [name for end in ends for name in end.left]:
             what = counted(len(left), "segment") + " of shared memory, which another program may have made"
-            self._print(f"{job.cell.name}: did not remove {what}: {', '.join(left[:_NAMED])}")
+            self._print(f"{cell.name}: did not remove {what}: {', '.join(left[:_NAMED])}")
         disk_bytes, cell_s = bytes_in(checkpoints), time.monotonic() - started
         attempt = Attempt(verdict, started_at, ends, cell_s, disk_bytes)
         # An injected fault that was detected damaged only the state of its cell.
-        if not attempt.is_ok or job.config.isolation is not Isolation.warm or job.runs_own_code:
+        if not attempt.is_ok or cell.config.isolation is not Isolation.warm or cell.runs_own_code:
             self.executor.keep_only(set())
         return attempt
 
-    def _stages(self, job: Job, attempt: int, checkpoints: Path) -> list[StageEnd]:
+    def _stages(self, cell: PlannedCell, attempt: int, checkpoints: Path) -> list[StageEnd]:
         """Run the stages of a cell up to the first that does not end as expected."""
         ends: list[StageEnd] = []
         # An earlier attempt, or a sweep that was interrupted, can have left objects.
-        self._print(remove_objects(job.config.storage, checkpoints))
-        on_phase = partial(self.display.phase, job.cell.name)
-        self.executor.keep_only(set(job.kinds))
-        code = f"{own_packages(job.config)} {job.config.device}"
-        for number, stage in enumerate(job.config.stages):
-            run = RunId(self.folder.name, job.cell.name, attempt, number)
-            spec = CellSpec(run, job.config, str(job.cell.folder), str(checkpoints))
-            kind = replace(job.kind(stage), imports=self.imports.get(code, Imports()))
-            ends.append(self.executor.run(kind, spec, job.config.timeouts, on_phase))
-            if job.runs_own_code and ends[-1].reports:
+        self._print(remove_objects(cell.config.storage, checkpoints))
+        on_phase = partial(self.display.phase, cell.name)
+        self.executor.keep_only(set(cell.kinds))
+        code = f"{own_packages(cell.config)} {cell.config.device}"
+        for number, kind in enumerate(cell.kinds):
+            run = RunId(self.folder.name, cell.name, attempt, number)
+            spec = CellSpec(run, cell.config, str(cell.folder), str(checkpoints))
+            kind = replace(kind, imports=self.imports.get(code, Imports()))
+            ends.append(self.executor.run(kind, spec, cell.config.timeouts, on_phase))
+            if cell.runs_own_code and ends[-1].reports:
                 self.imports.setdefault(code, ends[-1].reports[0].imports)
-            if job.config.restarts:
+            if cell.config.restarts:
                 self.executor.keep_only(set())
-            stopped = stop_of(ends[-1], job.expected.dies.get(number))
+            stopped = stop_of(ends[-1], cell.expected.dies.get(number))
             if stopped or any(report.skip for report in ends[-1].reports):
                 break
         return ends

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,23 +23,17 @@ _SUBDIR = "${hydra.job.id}"
 """The folder of a cell in conf/config.yaml: the job's id is the cell's name."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class SweepCell:
     """One cell: its name, its overrides, its configuration, its folder for logs and `.hydra/`, and the user's
-    `--config-dir`, if given."""
+    `--config-dir`, if given, and its block of an experiment that has blocks."""
 
     name: str
     overrides: list[str]
     config: Config
     folder: Path
     config_dir: str | None
-
-    def write_hydra_folder(self) -> None:
-        """Make the cell's folder with the overrides and the configuration, where Hydra writes them."""
-        output = self.folder / ".hydra"
-        output.mkdir(parents=True)
-        _save(self.overrides, output / "overrides.yaml")
-        _save(asdict(self.config), output / "config.yaml")
+    block: str = field(default="", kw_only=True)
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
@@ -55,6 +49,14 @@ class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[mi
 
 _Dumper.add_representer(str, _Dumper.represent_str)
 _Dumper.add_multi_representer(str, _Dumper.represent_str)
+
+
+def write_hydra_folder(folder: Path, overrides: Sequence[str], config: Config) -> None:
+    """Make a cell's folder with its overrides and configuration, where Hydra writes them."""
+    output = folder / ".hydra"
+    output.mkdir(parents=True)
+    _save(overrides, output / "overrides.yaml")
+    _save(asdict(config), output / "config.yaml")
 
 
 def _save(plain: Any, path: Path) -> None:
@@ -82,9 +84,14 @@ class CellMaker:
                 f"hydra.sweep.subdir={subdir}: leave it out; the folder of a cell has the cell's name"
             )
 
-    def cells(self, words: Sequence[Sequence[str]], names: Iterable[str] | None = None) -> list[SweepCell]:
-        """Return the cells with these words, under these names, or others that differ; raise the errors of
-        `Composer`."""
+    def cells(
+        self,
+        words: Sequence[Sequence[str]],
+        blocks: Iterable[str] | None = None,
+        names: Iterable[str] | None = None,
+    ) -> list[SweepCell]:
+        """Return the cells with these words and of these blocks, under these names, or others that differ;
+        raise the errors of `Composer`."""
         configs = [self._config(overrides) for overrides in words]
         named = [
             [_with_flag(item, config) for item in overrides if not item.lstrip("+~").startswith("hydra")]
@@ -92,9 +99,10 @@ class CellMaker:
         ]
         common = set.intersection(*map(set, named)) if len(named) > 1 else set()
         names = [self._name(shown, common) for shown in named] if names is None else names
+        cells = zip(names, named, configs, blocks or [""] * len(named), strict=True)
         return [
-            SweepCell(name, shown, config, self._sweep / name, self._config_dir)
-            for name, shown, config in zip(names, named, configs, strict=True)
+            SweepCell(name, shown, config, self._sweep / name, self._config_dir, block=block)
+            for name, shown, config, block in cells
         ]
 
     def _config(self, overrides: Sequence[str]) -> Config:

@@ -9,7 +9,6 @@ from dcpbench.config.text import command_text, counted, done_text, path_text
 from dcpbench.records.row import INTERRUPTED, exit_status
 from dcpbench.records.store import ResultsError, stored_rows, write_csv
 from dcpbench.sweep import driver
-from dcpbench.sweep.job import cells_of
 
 Say = Callable[[str], None]
 
@@ -29,8 +28,8 @@ def close(sweep: driver.Sweep, is_part: bool, status: int, began: float, say: Sa
     except ResultsError as wrong:
         sweep.interrupted_by = sweep.interrupted_by or wrong
         rows = [*sweep.log.rows.values()]
-    what = "run" if cells_of(sweep.jobs) < len(sweep.jobs) else "cell"
-    done, complete = done_text(len(rows), len(sweep.jobs), what), len(rows) == len(sweep.jobs)
+    what = "run" if sweep.plan.distinct < len(sweep.plan.cells) else "cell"
+    done, complete = done_text(len(rows), len(sweep.plan.cells), what), len(rows) == len(sweep.plan.cells)
     if error := sweep.interrupted_by:
         first = "free disk space, then " if isinstance(error, ResultsError) and error.no_room else ""
         say(f"interrupted: {done}: {error}; {first}run: {command_text('resume', sweep.folder)}")

@@ -13,13 +13,12 @@ from rich.console import Console
 from dcpbench.config.groups import Sharing
 from dcpbench.core.rank_report import Imports
 from dcpbench.executors.base import Engine, Executor, HostsLostError
-from dcpbench.executors.fork_server import Machine
 from dcpbench.records import files, store
 from dcpbench.records.row import Run
 from dcpbench.records.store import ResultsError, RowLog
 from dcpbench.report.styles import text_of
 from dcpbench.sweep.cell_runner import CellRunner, Finished, Mismatches
-from dcpbench.sweep.job import Job, environment_of, titles_of
+from dcpbench.sweep.plan import Plan, PlannedCell
 from dcpbench.sweep.progress import ProgressDisplay
 from dcpbench.sweep.resources import Times, places, stretches
 from dcpbench.sweep.signals import uninterrupted
@@ -27,7 +26,7 @@ from dcpbench.sweep.signals import uninterrupted
 
 @dataclass
 class Sweep:
-    """Run the jobs that have no row in the `log`.
+    """Run the cells that have no row in the `log`.
 
     Cells that need the same ranks run one after another, or at the same time where the machine has room
     (`dcpbench.sweep.resources`). Each runner has a thread, but only the main thread writes rows. Ranks stay
@@ -35,8 +34,7 @@ class Sweep:
     """
 
     folder: Path
-    jobs: list[Job]
-    machine: Machine
+    plan: Plan
     engine: Engine
     console: Console
     log: RowLog
@@ -51,17 +49,17 @@ class Sweep:
     """By the number of the runner and the GPUs of its ranks."""
 
     def run(self) -> None:
-        """Run the jobs that have no row. Rows that were written are kept, whatever is raised.
+        """Run the cells that have no row. Rows that were written are kept, whatever is raised.
 
         Raises:
             KeyboardInterrupt: the user interrupted.
         """
         self._times = Times(self.log.rows.values())
-        to_run = [job for job in self.jobs if job.run not in self.log.rows]
-        left = {job.run: job for job in to_run}
+        to_run = [cell for cell in self.plan.cells if cell.run not in self.log.rows]
+        left = {cell.run: cell for cell in to_run}
         self._describe_machine()
-        titles = titles_of(self.jobs)
-        with ProgressDisplay(self.console, len(self.jobs), len(self.log.rows), titles) as display:
+        of_all = len(self.plan.cells), len(self.log.rows), self.plan.titles
+        with ProgressDisplay(self.console, *of_all) as display:
             for together in stretches(to_run):
                 self._run_together(together, display, left)
 
@@ -70,22 +68,25 @@ class Sweep:
         for executor in self._executors.values():
             executor.end()
         self.engine.end()
-        self.machine.description.update(self.engine.details())
+        self.plan.machine.description.update(self.engine.details())
         self._describe_machine()
 
     def _describe_machine(self) -> None:
-        described = environment_of(self.machine, self.jobs)
+        described = {**self.plan.environment}
         if self.earlier_machines:
             described["earlier"] = self.earlier_machines
         store.write_json(self.folder / store.ENVIRONMENT_JSON, described)
 
-    def _run_together(self, together: Sequence[Job], display: ProgressDisplay, left: dict[Run, Job]) -> None:
-        """Run jobs that need the same ranks, and write each row when its cell ends; `left` have no row
+    def _run_together(
+        self, together: Sequence[PlannedCell], display: ProgressDisplay, left: dict[Run, PlannedCell]
+    ) -> None:
+        """Run cells that need the same ranks, and write each row when its cell ends; `left` have no row
         yet."""
-        if any(job.shares_gpus for job in together):
-            self.machine.description.update(self.engine.details())  # with the memory of the GPUs
-        gpus, memory = self.machine.gpus, self.machine.gpu_memory_bytes
-        numbered = list(enumerate(places(together, gpus, memory)))
+        machine = self.plan.machine
+        if any(cell.shares_gpus for cell in together):
+            machine.description.update(self.engine.details())  # with the memory of the GPUs
+        gpus = machine.gpus
+        numbered = list(enumerate(places(together, gpus, machine.gpu_memory_bytes)))
         for place in self._executors.keys() - set(numbered):
             self._executors[place].keep_only(set())
         shared = len(numbered) > 1 and together[0].config.sharing is Sharing.correctness
@@ -95,16 +96,16 @@ class Sweep:
         runners = [CellRunner(self.folder, executor, *common) for executor in executors]
         idle = deque(runners)
 
-        def run(job: Job) -> Finished:
+        def run(cell: PlannedCell) -> Finished:
             runner = idle.popleft()
             try:
-                return runner.run(job)
+                return runner.run(cell)
             finally:
                 idle.append(runner)
 
         with ThreadPoolExecutor(len(runners)) as threads:
             try:
-                for ended in as_completed([threads.submit(run, job) for job in together]):
+                for ended in as_completed([threads.submit(run, cell) for cell in together]):
                     finished = ended.result()
                     left.pop(finished.row.run, None)
                     self._times.add(finished.row)
@@ -131,7 +132,7 @@ class Sweep:
             is_measured = True
             self.log.append(row)
         except ResultsError:
-            checkpoints = [one for one in finished.job.checkpoints(self.folder) if os.path.lexists(one)]
+            checkpoints = [one for one in finished.cell.checkpoints if os.path.lexists(one)]
             if not checkpoints:
                 raise
             for sentence in filter(None, (files.remove(one, one.parent) for one in checkpoints)):

@@ -23,7 +23,7 @@ from dcpbench.config.text import program
 from dcpbench.records import files, store
 from dcpbench.records.row_reader import parse
 from dcpbench.records.store import ENVIRONMENT_JSON, RESULTS_JSONL, SWEEP_JSON
-from dcpbench.sweep.job import Job, attempts
+from dcpbench.sweep.plan import PlannedCell, attempts
 from dcpbench.sweep.valid_rows import ValidRows, valid_rows
 
 DIR = "hydra.sweep.dir"
@@ -103,26 +103,26 @@ class SweepFolder:
         """Release the folder. One in which no sweep has begun is removed."""
         self._lock.close()
 
-    def refuse_unusable(self, jobs: Sequence[Job]) -> None:
-        """Refuse folders in which a sweep of these jobs cannot begin or be resumed; write nothing."""
+    def refuse_unusable(self, cells: Sequence[PlannedCell]) -> None:
+        """Refuse folders in which a sweep of these cells cannot begin or be resumed; write nothing."""
         refuse_unusable(self.path, is_resumed=self.is_resumed)
-        for place in self._new_places(jobs):
+        for place in self._new_places(cells):
             refuse_unusable(place, "storage.root")
 
-    def valid_rows(self, jobs: Sequence[Job], rerun: Rerun) -> ValidRows:
-        """Return the rows of jobs that need not run again: none in a new folder."""
+    def valid_rows(self, cells: Sequence[PlannedCell], rerun: Rerun) -> ValidRows:
+        """Return the rows of cells that need not run again: none in a new folder."""
         if not self.is_resumed:
             return ValidRows()
         try:
-            return valid_rows(store.read_lines(self.path), jobs, rerun, self._environment())
+            return valid_rows(store.read_lines(self.path), cells, rerun, self._environment())
         except store.ResultsError as error:
             raise ConfigError(f"resume={self.path}: {error}") from None
 
-    def begin(self, jobs: Sequence[Job], valid: ValidRows, config: DictConfig) -> list[str]:
-        """Make a folder below each `storage.root` of the jobs, and write `sweep.json`. Hold a new folder, and
-        write its configuration; in that of a resumed sweep, clear the cells that run again. The others keep
-        the overrides with which they ran. Return a sentence for each folder that could not be cleared."""
-        places = self._new_places(jobs)
+    def begin(self, cells: Sequence[PlannedCell], valid: ValidRows, config: DictConfig) -> list[str]:
+        """Make a folder below each `storage.root` of the cells, and write `sweep.json`. Hold a new folder,
+        and write its configuration; in that of a resumed sweep, clear the cells that run again. The others
+        keep the overrides with which they ran. Return a sentence for each folder that was not cleared."""
+        places = self._new_places(cells)
         for place in places:
             refuse_unusable(place, "storage.root")
         if not self.is_resumed:
@@ -132,17 +132,17 @@ class SweepFolder:
             with _refusing(place, "storage.root"):
                 place.mkdir(parents=True, exist_ok=True)
         recorded = self._record.cells
-        cells = {job.cell.name: job.cell.overrides for job in jobs}
-        cells |= {name: recorded[name] for job in jobs if job.run in valid.lines and (name := job.cell.name)}
+        words = {cell.name: cell.overrides for cell in cells}
+        words |= {name: recorded[name] for cell in cells if cell.run in valid.lines and (name := cell.name)}
         storage = sorted([*(str(place.parent) for place in places), *self._record.storage])
-        self._record = replace(self._record, cells=cells, storage=storage)
+        self._record = replace(self._record, cells=words, storage=storage)
         self._record.write(self.path)
         if self.is_resumed:
-            return self.keep(jobs, valid)
+            return self.keep(cells, valid)
         OmegaConf.save(config, self.path / _MULTIRUN_YAML)
         return []
 
-    def keep(self, jobs: Sequence[Job], valid: ValidRows) -> list[str]:
+    def keep(self, cells: Sequence[PlannedCell], valid: ValidRows) -> list[str]:
         """Keep only the valid rows, and remove all files of the cells that run again, also those below each
         `storage.root` of the sweep. Return a sentence for each folder that could not be removed."""
         files.remove_temporary(self.path)
@@ -150,7 +150,7 @@ class SweepFolder:
             store.keep_lines(self.path, valid.lines.values(), valid.superseded)
         store.keep_beside(self.path, {row.cell for row in valid.rows.values()})
         roots = [Path(root) / self.path.name for root in self._record.storage]
-        again = [job.cell for job in jobs if job.run not in valid.lines]
+        again = [cell for cell in cells if cell.run not in valid.lines]
         folders = [(cell.folder, self.path) for cell in again]
         folders += [(own, root) for cell in again for root in roots for own in attempts(root / cell.name)]
         return [*filter(None, (_clear(folder, within) for folder, within in folders))]
@@ -173,9 +173,9 @@ class SweepFolder:
         except (OSError, ValueError, AttributeError, TypeError) as error:
             raise ConfigError(f"resume={self.path}: {ENVIRONMENT_JSON} cannot be read: {error}") from None
 
-    def _new_places(self, jobs: Sequence[Job]) -> list[Path]:
+    def _new_places(self, cells: Sequence[PlannedCell]) -> list[Path]:
         """Return the sweep's folder below each `storage.root` in which it has none yet."""
-        roots = {str(Path(root).resolve()) for job in jobs if (root := job.config.storage.root)}
+        roots = {str(Path(root).resolve()) for cell in cells if (root := cell.config.storage.root)}
         return [Path(root, self.path.name) for root in sorted(roots.difference(self._record.storage))]
 
 

@@ -1,7 +1,7 @@
 """Show the progress of a sweep: a live display on a terminal, a line per cell elsewhere."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,21 +14,21 @@ from dcpbench.config.text import cells_text, clipped, counted, duration_text, pa
 from dcpbench.records.row import Row, cell_seconds
 from dcpbench.records.short_reason import short_reason
 from dcpbench.report.styles import style_of
-from dcpbench.sweep.job import Job, cells_of
+from dcpbench.sweep.plan import Plan
 
 _FAILURES_SHOWN = 5
 _LEFT_EVERY_S = 1.0
 _WORTH_TELLING_S = 60.0
 
 
-def cells_sentence(jobs: Sequence[Job], folder: Path) -> str:
+def cells_sentence(plan: Plan, folder: Path) -> str:
     """Return the first line of a sweep: the cells that have no row yet, and the folder."""
-    return f"{cells_text(cells_of(jobs), len(jobs))}; rows go to {path_text(folder)}"
+    return f"{cells_text(plan.distinct, len(plan.cells))}; rows go to {path_text(folder)}"
 
 
-def ranks_sentence(jobs: Sequence[Job]) -> str:
+def ranks_sentence(plan: Plan) -> str:
     """Return how many ranks the cells have."""
-    sizes = sorted({job.world_size for job in jobs if not job.skip})
+    sizes = sorted({cell.world_size for cell in plan.cells if not cell.skip})
     fewest = f"{sizes[0]} to " if len(sizes) > 1 else ""
     return f"{fewest}{counted(sizes[-1], 'rank')} starting" if sizes else "all cells are skipped"
 

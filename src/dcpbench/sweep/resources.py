@@ -12,37 +12,36 @@ from pathlib import Path
 from dcpbench.config.groups import Sharing, StorageConfig
 from dcpbench.config.text import counted, size_text
 from dcpbench.executors import shared_gpus
-from dcpbench.executors.fork_server import Machine
 from dcpbench.records import files
 from dcpbench.records.row import Row, cell_seconds
-from dcpbench.sweep.job import Job
+from dcpbench.sweep.plan import Plan, PlannedCell
 
 _AT_ONCE = {"cuda": 4, "cpu": 16}
 """The largest number of cells that share GPUs, or a CPU, where only their verdicts matter."""
 
 
-def stretches(jobs: Iterable[Job]) -> list[list[Job]]:
-    """Group jobs by the ranks that they need, in the order of their first job. Jobs of a group can run at the
-    same time, or on the same ranks. Jobs whose times do not matter are in one group."""
-    found: dict[object, list[Job]] = {}
-    for job in jobs:
-        shared = job.config.sharing is Sharing.correctness
-        ranks = job.kinds[0].device if shared else (*job.kinds, job.config.sharing)
-        found.setdefault(ranks, []).append(job)
+def stretches(cells: Iterable[PlannedCell]) -> list[list[PlannedCell]]:
+    """Group cells by the ranks that they need, in the order of their first cell. Cells of a group can run at
+    the same time, or on the same ranks. Cells whose times do not matter are in one group."""
+    found: dict[object, list[PlannedCell]] = {}
+    for cell in cells:
+        shared = cell.config.sharing is Sharing.correctness
+        ranks = cell.kinds[0].device if shared else (*dict.fromkeys(cell.kinds), cell.config.sharing)
+        found.setdefault(ranks, []).append(cell)
     return list(found.values())
 
 
-def places(jobs: Sequence[Job], gpus: int, memory: int | None = None) -> list[tuple[int, ...]]:
-    """Return the GPUs of each runner for the jobs of a group.
+def places(cells: Sequence[PlannedCell], gpus: int, memory: int | None = None) -> list[tuple[int, ...]]:
+    """Return the GPUs of each runner for the cells of a group.
 
     With `sharing=disjoint` each runner has separate GPUs, unless cells need several hosts; with
     `sharing=correctness` several runners share the GPUs, or the CPU; otherwise one runner has all GPUs. Where
     ranks share a GPU, cells have to fit into half of its `memory`.
     """
-    device, sharing = jobs[0].kinds[0].device, jobs[0].config.sharing
-    size = max(job.world_size for job in jobs)
+    device, sharing = cells[0].kinds[0].device, cells[0].config.sharing
+    size = max(cell.world_size for cell in cells)
     everywhere = tuple(range(gpus)) if device == "cuda" else ()
-    several_hosts = any(job.config.executor.hosts for job in jobs)
+    several_hosts = any(cell.config.executor.hosts for cell in cells)
     if sharing is Sharing.correctness:
         at_once = max(2, min(_AT_ONCE[device], len(os.sched_getaffinity(0)) // size))
         if memory and size > len(everywhere) > 0:
@@ -53,17 +52,17 @@ def places(jobs: Sequence[Job], gpus: int, memory: int | None = None) -> list[tu
         found = [everywhere[first : first + size] for first in range(0, gpus - size + 1, size)]
     else:
         found = [everywhere]
-    runs = sum(1 for job in jobs if not job.skip)
+    runs = sum(1 for cell in cells if not cell.skip)
     return found[: max(1, runs)]
 
 
-def shared_gpu_sentences(jobs: Iterable[Job], machine: Machine) -> list[str]:
-    """Return `4 ranks share 1 GPU (NCCL 2.30.7)` for each number of ranks that do so in these jobs, or with
+def shared_gpu_sentences(plan: Plan) -> list[str]:
+    """Return `4 ranks share 1 GPU (NCCL 2.30.7)` for each number of ranks that do so, or with
     gloo if that NCCL does not support it."""
-    sharing, nccl = {job.world_size for job in jobs if job.shares_gpus}, machine.nccl
+    sharing, nccl = {cell.world_size for cell in plan.cells if cell.shares_gpus}, plan.machine.nccl
     can_share = shared_gpus.nccl_can_share(nccl)
     backend = f"NCCL {nccl}" if can_share else f"gloo, because NCCL is {nccl or 'missing'}"
-    gpus = counted(machine.gpus, "GPU")
+    gpus = counted(plan.machine.gpus, "GPU")
     return [f"{ranks} ranks share {gpus} ({backend})" for ranks in sorted(sharing)]
 
 
@@ -82,17 +81,17 @@ class Times:
         if (seconds := cell_seconds(row)) is not None:
             self._seconds[row["scenario"], row["world_size"]].append(seconds)
 
-    def seconds(self, job: Job) -> float | None:
-        """Return the median seconds of the cells with a job's scenario and world size, None without any."""
-        seconds = self._seconds.get((job.config.scenario.name, job.config.world_size))
+    def seconds(self, cell: PlannedCell) -> float | None:
+        """Return the median seconds of the cells with this scenario and world size, None without any."""
+        seconds = self._seconds.get((cell.config.scenario.name, cell.config.world_size))
         return statistics.median(seconds) if seconds else None
 
-    def left(self, jobs: Iterable[Job], gpus: int) -> float | None:
-        """Estimate the seconds for all of these jobs that are not skipped; those of another scenario or world
-        size than the cells so far take as long as the others on average. None if all are."""
+    def left(self, cells: Iterable[PlannedCell], gpus: int) -> float | None:
+        """Estimate the seconds for all of these cells that are not skipped; those of another scenario or
+        world size than the cells so far take as long as the others on average. None if all are."""
         known: list[float] = []
         total = unknown = 0.0
-        for together in stretches(job for job in jobs if not job.skip):
+        for together in stretches(cell for cell in cells if not cell.skip):
             at_once = len(places(together, gpus))
             for seconds in map(self.seconds, together):
                 if seconds is None:

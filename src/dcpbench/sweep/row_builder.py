@@ -1,4 +1,4 @@
-"""Make the row of a cell from its job and the attempts at it."""
+"""Make the row of a cell from its plan and the attempts at it."""
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ from dcpbench.core.stage_end import HostUsed, StageEnd
 from dcpbench.core.statuses import shown
 from dcpbench.records.plain_values import Replacing
 from dcpbench.records.row import Row, column_types
-from dcpbench.sweep.job import Job
+from dcpbench.sweep.plan import PlannedCell
 from dcpbench.verdict.sentences import replaced_sentence
 from dcpbench.verdict.verdict import Verdict
 
@@ -66,7 +66,7 @@ class Attempt:
         return [one for report in self.reports for one in report.measurements] + of_driver
 
 
-def row_of(job: Job, attempts: Sequence[Attempt], shared: bool = False) -> Row:
+def row_of(cell: PlannedCell, attempts: Sequence[Attempt], shared: bool = False) -> Row:
     """Make the row of a cell: of its last attempt, with the end of the first if there were two.
 
     Args:
@@ -94,7 +94,7 @@ def row_of(job: Job, attempts: Sequence[Attempt], shared: bool = False) -> Row:
         metrics = kept | {SHARED_CELL_S: metrics["cell_s"]}
     of_trainer: dict[str, Any] = next((report.steps for report in last.reports if report.steps), {})
     bounds: dict[str, Any] = next((report.bounds for report in last.reports if report.bounds), {})
-    about = {**job.columns, **of_trainer, "flaky": flaky, "started_at": last.started_at}
+    about = {**cell.columns, **of_trainer, "flaky": flaky, "started_at": last.started_at}
     flat = {**about, **columns, **verdict.checks, **metrics, **_losses(last.reports), **bounds}
     observed = (report for end in last.ends for report in end.observed)
     return _row(flat, [f"rank {report.rank}: {one}" for report in observed for one in report.replaced])

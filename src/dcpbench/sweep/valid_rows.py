@@ -1,6 +1,6 @@
 """Decide which rows of a resumed sweep are valid, and why the other cells run again.
 
-A row is that of the job with the same run, and valid if it is from this code, this torch and these known
+A row is that of the cell with the same run, and valid if it is from this code, this torch and these known
 failures. So the rows of a sweep that was interrupted and resumed are those of one that was not.
 """
 
@@ -17,7 +17,7 @@ from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import CellKey
 from dcpbench.records.row import Row, Run
 from dcpbench.records.store import RESULTS_JSONL, Line
-from dcpbench.sweep.job import Job, code_digest
+from dcpbench.sweep.plan import PlannedCell, code_digest
 
 _VERSIONS = {"torch_version": "torch", "load_torch_version": "torch of load_python"}
 """Columns that must not have changed, and their names."""
@@ -55,70 +55,70 @@ class ValidRows:
 
 
 def valid_rows(
-    lines: Iterable[Line], jobs: Sequence[Job], rerun: Rerun, environment: Mapping[str, Any]
+    lines: Iterable[Line], cells: Sequence[PlannedCell], rerun: Rerun, environment: Mapping[str, Any]
 ) -> ValidRows:
-    """Find out which lines of a sweep's folder are valid rows of these jobs; write nothing.
+    """Find out which lines of a sweep's folder are valid rows of these cells; write nothing.
 
     Args:
         environment: the description of the machine in the folder, which records the sweep's code.
     """
-    by_run = {job.run: job for job in jobs}
-    by_name = {job.cell.name: job for job in jobs}
+    by_run = {cell.run: cell for cell in cells}
+    by_name = {cell.name: cell for cell in cells}
     code, valid = recorded(environment), ValidRows(is_resumed=True)
     for line in lines:
         if line.torn:
             valid.torn = True
             continue
-        # A row of no job's run is of a cell whose configuration has changed, if one has its name.
-        job = (by_run.get(line.row.run) or by_name.get(line.row.cell)) if line.row else None
-        if line.row and job:
-            why = _why_again(job, line.row, rerun, code)
+        # A row of no cell's run is of a cell whose configuration has changed, if one has its name.
+        cell = (by_run.get(line.row.run) or by_name.get(line.row.cell)) if line.row else None
+        if line.row and cell:
+            why = _why_again(cell, line.row, rerun, code)
         else:
             why = None if line.row else "its line is not a row of this version"
             valid.foreign += bool(line.row)
         valid.reasons.update([why] if why else [])
-        if job and not why:
-            earlier = valid.lines.pop(job.run, None)
+        if cell and not why:
+            earlier = valid.lines.pop(cell.run, None)
             valid.superseded += [earlier] if earlier else []
-            valid.lines[job.run] = line
+            valid.lines[cell.run] = line
         else:
             valid.superseded.append(line)
     return valid
 
 
-def _why_again(job: Job, row: Row, rerun: Rerun, code: Mapping[str, Source]) -> str | None:
+def _why_again(cell: PlannedCell, row: Row, rerun: Rerun, code: Mapping[str, Source]) -> str | None:
     """Return why a cell has to run again, or None if its row is valid.
 
     Args:
         code: that of the sweep, as far as it is recorded.
     """
-    now = job.columns
+    now = cell.columns
     for version, what in _VERSIONS.items():
         if row[version] != (is_now := now.get(version)):
             return f"{what} was {row[version]} and is {is_now}"
-    if row.code_digest not in (now["code_digest"], code_digest(job.config, hooks=False)):
-        return _changed_code(job, row, code)
-    if row.run != job.run:
-        return f"its configuration has changed{_changed_keys(job, row)}"
+    if row.code_digest not in (now["code_digest"], code_digest(cell.config, hooks=False)):
+        return _changed_code(cell, row, code)
+    if row.run != cell.run:
+        return f"its configuration has changed{_changed_keys(cell, row)}"
     if row.expected_digest != now["expected_digest"]:
         return "its known failures, or what has to detect its fault, have changed"
-    if row.status == "skip" and row["cell_s"] is None and row.reason != job.skip:
+    if row.status == "skip" and row["cell_s"] is None and row.reason != cell.skip:
         return "the reason to skip it no longer applies"
     if rerun is Rerun.failed and not row.is_ok:
         return "its row is not ok (rerun=failed)"
     return None
 
 
-def _changed_keys(job: Job, row: Row) -> str:
+def _changed_keys(cell: PlannedCell, row: Row) -> str:
     """Return the keys of a cell that have changed since its row was written, with both values."""
     axes = {spec.key: name for name, spec in AXES.items()}
-    changed = CellKey(row.config).differences(job.key)
+    changed = CellKey(row.config).differences(cell.key)
     # Another value of a group has other settings.
     names = {key for key in changed if key.endswith(".name")}
     renamed = tuple(key.removesuffix("name") for key in names)
     changed = {key: both for key, both in changed.items() if key in names or not key.startswith(renamed)}
-    if row.repeat != job.config.repeat:
-        changed["repeat"] = row.repeat, job.config.repeat
+    if row.repeat != cell.config.repeat:
+        changed["repeat"] = row.repeat, cell.config.repeat
     sentences = [
         f"{axes.get(key, key)} was {value_text(was)} and is {value_text(is_now)}"
         for key, (was, is_now) in changed.items()
@@ -126,19 +126,19 @@ def _changed_keys(job: Job, row: Row) -> str:
     return f": {listed(sentences)}" if sentences else ""
 
 
-def _changed_code(job: Job, row: Row, code: Mapping[str, Source]) -> str:
+def _changed_code(cell: PlannedCell, row: Row, code: Mapping[str, Source]) -> str:
     """Say which code of a cell has changed since its row was written."""
     sentences = []
-    for package in sorted(job.code.keys() & code.keys(), key=lambda name: (name == DCPBENCH, name)):
-        was, now = code[package], job.code[package]
+    for package in sorted(cell.code.keys() & code.keys(), key=lambda name: (name == DCPBENCH, name)):
+        was, now = code[package], cell.code[package]
         if names := changed_files(package, [was], [now]):
             what = "dcpbench's source" if package == DCPBENCH else f"the source of {listed(names)}"
             sentences.append(f"{what} has changed{commits_text(was.commit, now.commit)}")
     if sentences:
         return ", and ".join(sentences)
     # An earlier version of dcpbench has recorded no code but its commit.
-    own, commit = sorted(job.code.keys() - {DCPBENCH}), row.dcpbench_commit
-    commits = commits_text(commit, job.code[DCPBENCH].commit)
+    own, commit = sorted(cell.code.keys() - {DCPBENCH}), row.dcpbench_commit
+    commits = commits_text(commit, cell.code[DCPBENCH].commit)
     if own and commit and not commits:
         return f"the source of {listed(own)} has changed"
     what = f"the source of {listed(own)}, or that of dcpbench," if own else "dcpbench's source"

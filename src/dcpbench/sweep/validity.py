@@ -251,8 +251,10 @@ def _limits_of_cells(
 
 
 def backend_of(config: Config, machine: Machine) -> Backend:
-    """Return what carries collectives of ranks on GPUs: NCCL, but gloo where several ranks share a GPU and
-    their NCCL cannot do that."""
+    """Return what carries collectives: NCCL on GPUs, but gloo where several ranks share one and their NCCL
+    cannot do that, and on the CPU."""
+    if config.device is not Device.cuda:
+        return Backend.gloo
     shared = shared_gpus.ranks_per_gpu(config.most_ranks, machine.gpus) > 1
     return Backend.gloo if shared and not shared_gpus.nccl_can_share(_nccl(config, machine)) else Backend.nccl
 

@@ -1,0 +1,340 @@
+"""Decide before a sweep starts which of its cells run, on which ranks, and which part runs here."""
+
+import re
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dcpbench.code.provenance import OURS, SweepCode, file_of, package_digest
+from dcpbench.code.sources import DCPBENCH, Source, is_own, joined, package_of
+from dcpbench.config.errors import ConfigError, value_text
+from dcpbench.config.groups import Device, Ending, StageConfig, StageWorld, Verify
+from dcpbench.config.schema import Config, is_how_run
+from dcpbench.config.text import counted
+from dcpbench.core.axes import AXES, AxisSpec
+from dcpbench.core.cell_key import CellKey, digest_of
+from dcpbench.core.plugins import Plugin, plugin_names, plugins
+from dcpbench.executors import shared_gpus
+from dcpbench.executors.fork_server import Machine
+from dcpbench.executors.interpreters import versions_of
+from dcpbench.rank.messages import Backend, WorldKind
+from dcpbench.records.row import Run
+from dcpbench.sweep import known_failures, validity
+from dcpbench.sweep.cells import SweepCell
+from dcpbench.sweep.identity import identity_of, texts_in
+from dcpbench.verdict.attempt import Expected
+from dcpbench.verdict.known_failures import KnownFailure
+
+
+@dataclass(frozen=True)
+class PlannedCell(SweepCell):
+    """A cell with its device and world size decided, what was `asked`, the reason to `skip` it, if any, and
+    its known failures.
+
+    Args:
+        columns: those of its row that are known before it runs.
+        kinds: the ranks of each of its stages.
+        ranks_per_gpu: the largest number of ranks on one GPU; None on the CPU.
+        code: the source of each package that its ranks run.
+    """
+
+    asked: Config
+    key: CellKey
+    skip: str | None
+    known_failures: tuple[KnownFailure, ...]
+    columns: Mapping[str, Any]
+    kinds: tuple[WorldKind, ...]
+    ranks_per_gpu: int | None = None
+    code: Mapping[str, Source] = field(default_factory=dict)
+
+    @property
+    def run(self) -> Run:
+        """The run of a cell that it is, which no other cell of the sweep is."""
+        return self.key.digest, self.config.repeat
+
+    @property
+    def shares_gpus(self) -> bool:
+        """Whether several of its ranks share a GPU."""
+        return not self.skip and (self.ranks_per_gpu or 0) > 1
+
+    @property
+    def runs_own_code(self) -> bool:
+        """Whether its ranks run code of the user's, and so are used for no other cell."""
+        return bool(own_packages(self.config))
+
+    @property
+    def targets(self) -> dict[str, str | None]:
+        """The user's targets, each with the file that defines it, None if no file does."""
+        return {target: file_of(target) for target in sorted(_own_targets(self.config))}
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks of its largest stage."""
+        return max(kind.world_size for kind in self.kinds)
+
+    @property
+    def expected(self) -> Expected:
+        """The expectations that the verdict needs."""
+        stages = self.config.stages
+        return Expected(
+            worlds=[kind.world_size for kind in self.kinds],
+            dies={at: stage.target for at, stage in enumerate(stages) if stage.ends is Ending.crash},
+            known_failures=self.known_failures,
+            fault=self.config.fault if self.config.fault.target else None,
+        )
+
+    @property
+    def checkpoints(self) -> tuple[Path, Path]:
+        """The folders of the checkpoints of its first and its second attempt. They differ: a host that was
+        cut off during the first attempt can still write."""
+        root = self.config.storage.root
+        own = (
+            Path(root).resolve() / self.folder.parent.name / self.name
+            if root
+            else self.folder / "checkpoints"
+        )
+        return attempts(own)
+
+
+def attempts(own: Path) -> tuple[Path, Path]:
+    """Return the folders of the checkpoints of a cell's first and second attempt, given the first."""
+    return own, own.with_name(f"{own.name}.second-try")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cells of a sweep that run here, and the machine on which they do."""
+
+    cells: Sequence[PlannedCell]
+    machine: Machine
+
+    @property
+    def distinct(self) -> int:
+        """The number of cells; each can have several runs."""
+        return len({cell.key.digest for cell in self.cells})
+
+    @property
+    def titles(self) -> dict[str, str]:
+        """What to show for each cell, by its name: the overrides that not all cells have or, if it has no
+        others, its parallelism and ranks."""
+        words = [set(cell.overrides) for cell in self.cells]
+        shared = set.intersection(*words) if len(words) > 1 else set()
+        return {
+            cell.name: " ".join(word for word in cell.overrides if word not in shared)
+            or f"parallel={cell.config.parallel.name}, {counted(cell.world_size, 'rank')}"
+            for cell in self.cells
+        }
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """The content of `environment.json`: the machine, and the code of the cells."""
+        code = {package: source for cell in self.cells for package, source in cell.code.items()}
+        return self.machine.description | {
+            "dcpbench_commit": code[DCPBENCH].commit,
+            "target_commit": joined(cell.columns["target_commit"] for cell in self.cells),
+            "code": {package: asdict(source) for package, source in sorted(code.items())},
+        }
+
+
+def plan_of(
+    cells: Sequence[SweepCell], machine: Machine, hosts_of: Callable[[int, str], int] = validity.one_host
+) -> Plan:
+    """Decide for each cell of a sweep whether it runs, and on which ranks; write nothing. `hosts_of` is that
+    of the engine.
+
+    Raises:
+        ConfigError: a cell is wrong; the message names the cell if there are several.
+    """
+    several_sizes = validity.has_several_sizes(cell.config for cell in cells)
+    code = SweepCode()
+    planned = []
+    for cell in cells:
+        try:
+            resolved = validity.resolve(cell.config, machine, hosts_of)
+            planned.append(_planned(cell, resolved, machine, several_sizes, code))
+        except ConfigError as error:
+            where = f" (in {cell.name})" if len(cells) > 1 else ""
+            raise ConfigError(f"{error}{where}") from None
+    return Plan(_one_per_run(planned), machine)
+
+
+def _planned(
+    cell: SweepCell, resolved: Config, machine: Machine, several_sizes: bool, code: SweepCode
+) -> PlannedCell:
+    packages = own_packages(resolved)
+    config = _with_restart(resolved, bool(packages))
+    skip = validity.why_skip(cell.config, config, machine, several_sizes, cell.overrides)
+    own = config.known_failures
+    known = known_failures.read(Path(own)) if own else known_failures.listed()
+    loads = versions_of(config.load_python) if config.load_python else None
+    key, kinds = identity_of(config), kinds_of(config, machine)
+    columns = _columns(cell, config, key) | {
+        "dcpbench_commit": code.dcpbench.commit,
+        "target_commit": code.commits(_own_targets(config)),
+        "restart": _restart(config, machine),
+        "torch_version": str(machine.description["torch"]),
+        "python_version": machine.description.get("python"),
+        "load_torch_version": loads and loads.torch,
+        "load_python_version": loads and loads.python,
+        "code_digest": code_digest(config),
+    }
+    about = columns | {"load_world_size": config.world_of(StageWorld.load)[1]}
+    expected = tuple(failure for failure in known if failure.covers(about))
+    columns["expected_digest"] = expected_digest(config, expected)
+    on_gpus = config.device is Device.cuda and machine.gpus
+    most = max(kind.world_size for kind in kinds)
+    ranks_per_gpu = shared_gpus.ranks_per_gpu(most, machine.gpus) if on_gpus else None
+    if not skip and config.scenario.process_group:
+        backend = validity.backend_of(config, machine)
+        columns |= {"ranks_per_gpu": ranks_per_gpu, "backend": backend.value}
+    return PlannedCell(
+        **{**vars(cell), "config": config},
+        asked=cell.config,
+        key=key,
+        skip=skip,
+        known_failures=expected,
+        columns=columns,
+        kinds=kinds,
+        ranks_per_gpu=ranks_per_gpu,
+        code=code.sources(packages),
+    )
+
+
+def kinds_of(config: Config, machine: Machine) -> tuple[WorldKind, ...]:
+    """Return the ranks that each stage of a cell runs on."""
+    return tuple(_kind(config, stage, machine) for stage in config.stages)
+
+
+def _kind(config: Config, stage: StageConfig, machine: Machine) -> WorldKind:
+    variables, python = dict(stage.environment), config.python_of(stage.world)
+    if stage.restarted and machine.has_interpreters:
+        python = python or sys.executable
+    if stage.world is StageWorld.alone:
+        return WorldKind(1, Device.cpu.value, False, tuple(sorted(variables.items())), python)
+    world_size, backend = config.world_of(stage.world)[1], validity.backend_of(config, machine)
+    if config.device is Device.cuda and world_size > machine.gpus and backend is Backend.nccl:
+        variables = shared_gpus.environment() | variables
+    environment = tuple(sorted(variables.items()))
+    meets = config.scenario.process_group
+    return WorldKind(world_size, config.device.value, meets, environment, python, backend)
+
+
+def _one_per_run(cells: Sequence[PlannedCell]) -> list[PlannedCell]:
+    """Leave out what is another spelling of an earlier cell, and refuse cells that differ only in how they
+    run: they would count as repeats of one."""
+    first: dict[Run, PlannedCell] = {}
+    for cell in cells:
+        other = first.setdefault(cell.run, cell)
+        pairs = zip(validity.keys_of(other.config), validity.keys_of(cell.config), strict=False)
+        for (key, _, value), (_, _, another) in pairs if other is not cell else ():
+            if value != another and is_how_run(key) and not is_dataclass(value):
+                both = f"{key}={value_text(value)} and {key}={value_text(another)}"
+                why = f"differ only in how they run ({both}), and would count as repeats of one cell"
+                raise ConfigError(f"{other.name} and {cell.name} {why}; run a sweep for each value")
+    return [*first.values()]
+
+
+def expected_digest(config: Config, expected: Sequence[KnownFailure]) -> str:
+    """Return the digest of the expected outcome of a cell: its known failures, and the checks that must
+    detect its fault."""
+    return digest_of([*map(asdict, expected), *map(asdict, config.fault.expects)])
+
+
+def _columns(cell: SweepCell, config: Config, key: CellKey) -> dict[str, Any]:
+    """Return the columns of a cell's row that its configuration decides; an axis that it has not is null."""
+    axes = {name: getattr(config, name) for name in AXES}
+    axes["load_parallel"] = config.loading if config.scenario.converts else None
+    absent = {"fault": not config.fault.target}
+    absent |= dict.fromkeys(("optimizer", "scheduler"), bool(config.workload.target))
+    return {
+        **{name: None if absent.get(name) else getattr(value, "name", value) for name, value in axes.items()},
+        "cell": cell.name,
+        "repeat": config.repeat,
+        "overrides": shlex.join(cell.overrides),
+        "config_dir": cell.config_dir,
+        "cwd": str(Path.cwd()),
+        "config": dict(key.values),
+        "config_digest": key.digest,
+        "train_steps": config.train_steps or None,
+        "resume_steps": config.resume_steps or None,
+    }
+
+
+def code_digest(config: Config, hooks: bool = True) -> str:
+    """Return a digest of the sources of dcpbench, of each package that a `target` of the configuration names,
+    and of the packages of plug-ins that the cell uses.
+
+    It is the same in a checkout and in the wheel that is built from it. Torch's targets are identified by its
+    version; what packages import is not included. Without `hooks` it is as before plug-ins with hooks were
+    installed.
+    """
+    return digest_of([package_digest(name) for name in (*OURS, *own_packages(config, hooks))])
+
+
+def _with_restart(config: Config, runs_own_code: bool) -> Config:
+    """Decide whether what loads is a new process: with `verify=deep`, and where the user's code runs, which
+    can keep a state anywhere in its process. A fault is injected into the process that dcpbench knows."""
+    wanted = config.verify is Verify.deep or (runs_own_code and config.fault.target is None)
+    return replace(config, restart=wanted if config.restart is None else config.restart)
+
+
+def _restart(config: Config, machine: Machine) -> str | None:
+    """Return what is new of the process that loads; None if it is the one that saved."""
+    new = "interpreter" if machine.has_interpreters or config.load_python else "process"
+    return new if config.restarts else None
+
+
+def own_packages(config: Config, hooks: bool = True) -> dict[str, list[str]]:
+    """Return the user's packages whose code ranks run, sorted, with the targets and plug-ins in each."""
+    found: dict[str, list[str]] = {}
+    both = zip(plugin_names(), plugins(), strict=True)
+    used = {module for module, plugin in both if _uses(config, plugin, hooks)}
+    for target in sorted(_own_targets(config) | {*filter(is_own, used)}):
+        found.setdefault(package_of(target), []).append(target)
+    return dict(sorted(found.items()))
+
+
+def _uses(config: Config, plugin: Plugin, hooks: bool) -> bool:
+    """Return whether a cell uses a plug-in that no target names: by an axis, or by `hooks` for all cells."""
+    in_every = hooks and (plugin.hooks or any(getattr(spec, "probe", None) for spec in plugin.columns))
+    axes = (spec.name for spec in plugin.columns if isinstance(spec, AxisSpec))
+    return bool(in_every) or any(getattr(config, name, None) is not None for name in axes)
+
+
+def _own_targets(config: Config) -> set[str]:
+    """Return the targets of a configuration that are neither in dcpbench nor in torch."""
+    return {text for key, text in texts_in(config) if key == "target" and is_own(text)}
+
+
+def part_numbers(text: str) -> tuple[int, int]:
+    """Return the number of the part of a sweep that one of several drivers runs, from 1, and their count,
+    given `2/4`; raise a ConfigError for anything else."""
+    found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text)
+    if not found or int(found[1]) > int(found[2]):
+        raise ConfigError(f"part={text}: must be a number and a count, as 2/4")
+    return int(found[1]), int(found[2])
+
+
+def part_of(cells: Sequence[PlannedCell], number: int, count: int) -> list[PlannedCell]:
+    """Return the cells of a part of a sweep, in their order.
+
+    Cells that are likely to take equally long are dealt out in turn, so that parts take equally long. All
+    repeats of a cell are in one part: they show the noise of one machine. Every driver deals out the same, on
+    any machine: a cell is known by its configuration before device and world size are decided.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    digests = [identity_of(cell.asked).digest for cell in cells]
+    order = {digest: (_likeness(cell.asked), digest) for digest, cell in zip(digests, cells, strict=True)}
+    mine = {*sorted(order, key=order.__getitem__)[number - 1 :: count]}
+    if not mine:
+        raise ConfigError(f"part={number}/{count}: has none of {counted(len(cells), 'cell')}")
+    return [cell for digest, cell in zip(digests, cells, strict=True) if digest in mine]
+
+
+def _likeness(asked: Config) -> tuple[str, ...]:
+    return asked.scenario.name, str(asked.compile), str(asked.world_size), asked.parallel.name
