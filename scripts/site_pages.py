@@ -18,7 +18,7 @@ from mkdocs.structure.files import File, Files
 
 from dcpbench.cli import reference
 from dcpbench.config import groups
-from dcpbench.config.schema import OF_THE_SWEEP, Config
+from dcpbench.config.schema import Config
 from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import HOW_RUN
 from dcpbench.core.checks import CHECKS
@@ -150,7 +150,7 @@ def _axes() -> str:
 def _keys() -> str:
     rows = [(f"`{key.name}`", f"`{key.default}`", key.full_help) for key in reference.keys().values()]
     how = sorted(item.name for item in fields(Config) if item.metadata.get(HOW_RUN))
-    said = ", ".join(f"`{name}`" for name in how if name not in OF_THE_SWEEP)
+    said = ", ".join(f"`{name}`" for name in how)
     return _section(
         "Keys",
         "Every key that a command line can set in addition to the [axes](#axes), with its default.\n",

@@ -84,11 +84,11 @@ def test_value_of_a_file_is_reported_like_a_word() -> None:
     """Its types are those of the schema too."""
     from omegaconf import OmegaConf
 
-    from dcpbench.config.schema import config_class
+    from dcpbench.config.schema import schema_class
 
     asked: dict[str, Any] = {"model": {"batch_size": "many"}}
     with pytest.raises(Exception, match=r".") as error:
-        OmegaConf.merge(OmegaConf.structured(config_class()), asked)
+        OmegaConf.merge(OmegaConf.structured(schema_class()), asked)
     assert one_line(error.value) == "model.batch_size=many: must be a whole number"
 
 

@@ -250,7 +250,7 @@ def test_digests_cover_what_decides_a_row() -> None:
     def but(**parts: Any) -> str:
         return identity_of(Config(**{**vars(config), **parts})).digest
 
-    how_run = {"resume": "x", "plan": True, "known_failures": "y", "retry": 0, "raw": True, "repeat": 3}
+    how_run = {"known_failures": "y", "retry": 0, "raw": True, "repeat": 3}
     assert but(**how_run) == but()
     assert but(executor=ExecutorConfig("ray", "x.y", address="a:1")) == but()
     assert but(storage=StorageConfig(root="x", needs_bytes=3)) == but()

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from dcpbench.cli import reference
 from dcpbench.code.provenance import conf_folders
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.schema import conf_folder, config_class
+from dcpbench.config.schema import conf_folder, schema_class
 from dcpbench.core.plugins import plugins
 from dcpbench.sweep.app import run_sweep
 from dcpbench.sweep.manifest import MULTIRUN, command_line
@@ -38,7 +38,7 @@ def register_groups(arguments: Sequence[str]) -> None:
     for name, target in (item for plugin in plugins() for item in plugin.resolvers.items()):
         OmegaConf.register_new_resolver(name, pkgutil.resolve_name(target), replace=True)
     store = ConfigStore.instance()
-    store.store(name="schema", node=config_class())
+    store.store(name="schema", node=schema_class())
     folders = conf_folders()
     own = reference.config_dir(arguments)
     searched = [*folders, own] if own else folders

@@ -16,7 +16,7 @@ import yaml
 
 from dcpbench.code.provenance import conf_folders
 from dcpbench.config.keys import HELP
-from dcpbench.config.schema import Config, conf_folder, config_class
+from dcpbench.config.schema import Config, conf_folder, schema_class
 from dcpbench.core.axes import AXES
 from dcpbench.core.plugins import declared_values, plugins
 
@@ -83,7 +83,7 @@ def group_names() -> list[str]:
 
 def keys() -> dict[str, Key]:
     """Return every key with one value, those below a key too: `timeouts.cell_s`."""
-    found = {key.name: key for key in _keys(config_class(), _texts())}
+    found = {key.name: key for key in _keys(schema_class(), _texts())}
     return {name: key for name, key in found.items() if name not in AXES or not AXES[name].group}
 
 
@@ -95,7 +95,7 @@ def keys_of_groups() -> Iterator[str]:
 
 
 def _texts() -> dict[str, str]:
-    texts = {item.name: str(item.metadata.get(HELP, "")) for item in fields(config_class())}
+    texts = {item.name: str(item.metadata.get(HELP, "")) for item in fields(schema_class())}
     return texts | {name: spec.help for name, spec in AXES.items()}
 
 

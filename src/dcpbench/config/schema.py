@@ -9,19 +9,13 @@ from typing import Any, get_args, get_origin, get_type_hints
 from dcpbench.config import groups
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import SaveConfig, StateDictConfig
-from dcpbench.config.keys import how_run, key
+from dcpbench.config.keys import how_run, key, of_one_command
 from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import HOW_RUN
 from dcpbench.core.plugins import load_plugins
 
-OF_ONE_COMMAND = ("resume", "trust", "rerun", "plan", "plan_as")
-"""Keys of a command, which the record of its sweep does not contain."""
-OF_THE_SWEEP = (*OF_ONE_COMMAND, "executor", "nccl")
-"""Keys of a sweep, which no cell has, nor the keys below them. Each takes one value."""
 OF_ITS_CELLS = ("executor.hosts", "executor.ranks_per_host")
-"""Keys below those that every cell does have; they take one value too."""
-REPEATS, MATRIX, PART = "repeats", "matrix", "part"
-"""Further keys of a sweep: how often each cell runs, how lists are combined, which cells run here."""
+"""Keys below `executor` that every cell has; they take one value in a sweep."""
 OWN_TRAINER = "dcpbench.checkpointers.trainer.TrainerCheckpointer"
 """The checkpointer for a trainer that saves and loads itself."""
 FEWEST_STEPS = 2
@@ -30,11 +24,6 @@ SEED_STRIDE = 1_000_003
 """The distance between the seeds of batches of two seeds; the seed of a step's batch is one more."""
 
 _WITH_AXES = "ConfigWithAxes"
-
-
-def is_about_the_sweep(key: str) -> bool:
-    """Return whether a dotted key, or a key above it, is a sweep's and not a cell's."""
-    return key.partition(".")[0] in (*OF_THE_SWEEP, REPEATS, MATRIX, PART) and key not in OF_ITS_CELLS
 
 
 @dataclass
@@ -58,7 +47,7 @@ class TimeoutsConfig:
 
 @dataclass
 class Config:
-    """A cell, and the keys of its sweep. The help of an axis is in `dcpbench.core.axes`."""
+    """A cell. The help of an axis is in `dcpbench.core.axes`."""
 
     scenario: groups.ScenarioConfig = field(default_factory=groups.ScenarioConfig)
     parallel: groups.ParallelConfig = field(default_factory=groups.ParallelConfig)
@@ -96,14 +85,6 @@ class Config:
         "that converts; null: this one",
     )
     seed: int = 0
-    repeats: int = how_run(
-        1,
-        "runs of each cell: all cells once, then all again, so that a drift of the machine affects all",
-    )
-    matrix: groups.Matrix = how_run(
-        groups.Matrix.product,
-        "pairwise: instead of every combination of lists, cells that contain every pair of values",
-    )
     repeat: int = how_run(0, "number of this run, from 0")
     train_steps: int = key(
         0,
@@ -160,30 +141,6 @@ class Config:
         groups.KeepCheckpoints.failed, "checkpoints to keep after their cell: none, failed, all"
     )
     known_failures: str | None = how_run(None, "YAML file of known failures; null: conf/known_failures.yaml")
-    nccl: str | None = how_run(
-        None,
-        "path of a libnccl.so.2 to use instead of torch's; 2.30 lets ranks share a GPU; null: DCPBENCH_NCCL, "
-        "if set",
-    )
-    resume: str | None = how_run(None, "sweep folder to resume; cells with a valid row are skipped")
-    trust: bool = how_run(
-        False,
-        "true: with resume, accept a folder of another user, whose sweep.json names the code that runs",
-    )
-    rerun: groups.Rerun = how_run(
-        groups.Rerun.none, "failed: with resume, run cells again whose row is not ok"
-    )
-    plan: bool = how_run(False, "true: show what would run and how long it would take; start nothing")
-    plan_as: groups.PlanAs = how_run(
-        groups.PlanAs.auto,
-        "with plan=true: a line for each block or for each cell, or JSON; auto: blocks above 50 cells (auto, "
-        "blocks, cells, json)",
-    )
-    part: str | None = how_run(
-        None,
-        "2/4: run the second of four parts of the cells; another driver runs each other part with the same "
-        "hydra.sweep.dir",
-    )
 
     @property
     def own_trainer(self) -> bool:
@@ -268,10 +225,59 @@ class Config:
         return str(value).lower() if isinstance(value, bool) else str(getattr(value, "name", value))
 
 
+@dataclass
+class SweepConfig:
+    """Keys of a sweep, which no cell has. Each takes one value."""
+
+    repeats: int = key(
+        1,
+        "runs of each cell: all cells once, then all again, so that a drift of the machine affects all",
+    )
+    matrix: groups.Matrix = key(
+        groups.Matrix.product,
+        "pairwise: instead of every combination of lists, cells that contain every pair of values",
+    )
+    part: str | None = key(
+        None,
+        "2/4: run the second of four parts of the cells; another driver runs each other part with the same "
+        "hydra.sweep.dir",
+    )
+    nccl: str | None = how_run(
+        None,
+        "path of a libnccl.so.2 to use instead of torch's; 2.30 lets ranks share a GPU; null: DCPBENCH_NCCL, "
+        "if set",
+    )
+    resume: str | None = of_one_command(None, "sweep folder to resume; cells with a valid row are skipped")
+    trust: bool = of_one_command(
+        False,
+        "true: with resume, accept a folder of another user, whose sweep.json names the code that runs",
+    )
+    rerun: groups.Rerun = of_one_command(
+        groups.Rerun.none, "failed: with resume, run cells again whose row is not ok"
+    )
+    plan: bool = of_one_command(False, "true: show what would run and how long it would take; start nothing")
+    plan_as: groups.PlanAs = of_one_command(
+        groups.PlanAs.auto,
+        "with plan=true: a line for each block or for each cell, or JSON; auto: blocks above 50 cells (auto, "
+        "blocks, cells, json)",
+    )
+
+
+def is_about_the_sweep(key: str) -> bool:
+    """Return whether a dotted key, or a key above it, is a sweep's and not a cell's."""
+    name = key.partition(".")[0]
+    return name in SweepConfig.__dataclass_fields__ or (name == "executor" and key not in OF_ITS_CELLS)
+
+
+def defines_cells(key: str) -> bool:
+    """Return whether a dotted key decides which cells a sweep has, or what they measure."""
+    return key not in ("", "executor") and not is_how_run(key)
+
+
 @cache
 def is_how_run(key: str) -> bool:
-    """Return whether a dotted key only affects how a cell runs. `repeat` tells the runs of a cell apart."""
-    kind: Any = config_class()
+    """Return whether a dotted key only affects how cells run. `repeat` tells the runs of a cell apart."""
+    kind: Any = schema_class()
     for name in key.split("."):
         if name not in getattr(kind, "__dataclass_fields__", ()):
             return False
@@ -284,7 +290,7 @@ def is_how_run(key: str) -> bool:
 
 def is_list(key: str) -> bool:
     """Return whether the value of a dotted key is itself a list, as that of `optimizer.betas`."""
-    hint: Any = config_class()
+    hint: Any = schema_class()
     for name in key.lstrip("+").split("."):
         kind = next(filter(is_dataclass, (hint, *get_args(hint))), None)
         hint = get_type_hints(kind).get(name) if kind else None
@@ -294,7 +300,7 @@ def is_list(key: str) -> bool:
 def can_be_null(key: object) -> bool:
     """Return whether `key` is a dotted key, and its value can be null."""
     top, dot, _ = str(key).lstrip("+").partition(".")
-    hint = get_type_hints(config_class()).get(top)
+    hint = get_type_hints(schema_class()).get(top)
     return hint is not None and (bool(dot) or NoneType in get_args(hint))
 
 
@@ -302,6 +308,11 @@ def config_class() -> type[Config]:
     """Return `Config` with a key for each axis of a plug-in, null by default."""
     load_plugins()
     return _with_axes(tuple(name for name in AXES if name not in Config.__dataclass_fields__))
+
+
+def schema_class() -> type[Any]:
+    """Return the class of what Hydra composes: the keys of a cell, and those of its sweep."""
+    return make_dataclass("Schema", (), bases=(SweepConfig, config_class()))
 
 
 @cache

@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dcpbench.config.errors import ConfigError, refuse_unknown
 from dcpbench.config.overrides import refuse_choice
-from dcpbench.config.schema import Config, config_class, is_about_the_sweep
+from dcpbench.config.schema import Config, SweepConfig, config_class
 from dcpbench.core.axes import AXES
 
 Words = tuple[str, ...]
@@ -81,13 +81,11 @@ class Composer:
             if spec.group and name not in self._choices and not is_left_out:
                 raise ConfigError(f"{name}: has several values in a defaults list; write them into a block")
         overrides = [self._parse(word) for word in words]
-        about = {override.key_or_group for override in overrides if is_about_the_sweep(override.key_or_group)}
-        self._of_the_sweep = about & {*self._schema.__dataclass_fields__} - {"executor"}
-        """Single keys that the sweep has and no cell: these have the default of the schema."""
         self._words_of_base = {
             str(override.input_line)
             for override in overrides
-            if not override.is_sweep_override() and override.key_or_group not in self._of_the_sweep
+            if not override.is_sweep_override()
+            and override.key_or_group not in SweepConfig.__dataclass_fields__
         }
 
     def config(self, words: Sequence[str]) -> Config:
@@ -151,8 +149,6 @@ class Composer:
 
     def _of_start(self, start: _Start, key: str) -> Any:
         """Return the value of a key as it is in `start`; raise as `_part`."""
-        if key in self._of_the_sweep:
-            return getattr(self._schema(), key)
         _refuse_open(start.plain[key])
         return start.typed[key]
 
@@ -231,13 +227,13 @@ class Composer:
 
 
 def typed(composed: DictConfig) -> Config:
-    """Remove the key `hydra` from a composition, and return the rest as the schema's dataclass."""
+    """Return the keys of a cell in a composition as their dataclass."""
     with open_dict(composed):
         composed.pop("hydra", None)
-    config = OmegaConf.to_object(composed)
-    assert isinstance(config, Config)
+    config: Any = OmegaConf.to_object(composed)
     refuse_unknown(config)
-    return config
+    kind = config_class()
+    return kind(**{name: getattr(config, name) for name in kind.__dataclass_fields__})
 
 
 def _refuse_open(value: Any) -> None:

@@ -17,16 +17,15 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Rerun
+from dcpbench.config.keys import ONE_COMMAND
 from dcpbench.config.overrides import quoted
 from dcpbench.config.schema import (
-    MATRIX,
     OF_ITS_CELLS,
-    OF_ONE_COMMAND,
-    PART,
-    REPEATS,
-    config_class,
+    SweepConfig,
+    defines_cells,
     is_about_the_sweep,
     is_how_run,
+    schema_class,
 )
 from dcpbench.config.text import did_you_mean
 from dcpbench.sweep.folder import DIR, Record
@@ -38,7 +37,8 @@ _PATHS = ("storage.root", "known_failures", "nccl")
 
 def own_words(arguments: Sequence[str]) -> list[str]:
     """Return the words of a command line that its sweep is resumed with."""
-    keys = "|".join((*OF_ONE_COMMAND, re.escape(DIR)))
+    of_one_command = [item.name for item in fields(SweepConfig) if item.metadata.get(ONE_COMMAND)]
+    keys = "|".join((*of_one_command, re.escape(DIR)))
     return [word for word in arguments if word != MULTIRUN and not re.match(rf"[+]*({keys})=", word)]
 
 
@@ -84,14 +84,6 @@ def words_of_cells(record: Record) -> dict[str, list[str]]:
     return {name: with_words(words, how) for name, words in record.cells.items()}
 
 
-def defines_cells(word: str) -> bool:
-    """Return whether a word of a command line decides which cells a sweep has, or what they measure."""
-    key = _key(word)
-    if is_about_the_sweep(key):
-        return key in (REPEATS, MATRIX, PART)
-    return bool(key) and not is_how_run(key)
-
-
 def command_line(arguments: Sequence[str]) -> list[str]:
     """Return the words that Hydra reads: the folder of a resumed sweep becomes its `hydra.sweep.dir`, and the
     words of its record come first, as they were read in the folder where they were typed.
@@ -128,7 +120,8 @@ def _are_typed_again(asked: str, words: Sequence[str], record: Record) -> bool:
     """Return whether words are those of a sweep about its cells, all of them; refuse any others. The number
     of hosts can be typed alone."""
     own, typed = (
-        {_item(word): word for word in given if defines_cells(word)} for given in (record.arguments, words)
+        {_item(word): word for word in given if defines_cells(_key(word))}
+        for given in (record.arguments, words)
     )
     hosts = {item for item in own if item[0] in OF_ITS_CELLS}
     wrong = [word for item, word in typed.items() if item not in own]
@@ -136,7 +129,7 @@ def _are_typed_again(asked: str, words: Sequence[str], record: Record) -> bool:
     if not wrong and is_again and own.keys() - hosts - typed.keys():
         wrong = [*typed.values()]
     if wrong:
-        names = [item.name for item in fields(config_class())]
+        names = [item.name for item in fields(schema_class())]
         known = [_key(word).partition(".")[0] in (*names, "experiment", "hydra") for word in wrong]
         near = "" if all(known) else did_you_mean(_key(wrong[known.index(False)]), filter(is_how_run, names))
         raise ConfigError(

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from hydra.core.override_parser.types import Override
 
 from dcpbench.config.errors import ConfigError, too_small
-from dcpbench.config.schema import MATRIX, REPEATS
 
 
 class Job(NamedTuple):
@@ -24,7 +23,7 @@ class Job(NamedTuple):
 
 Combined = Callable[[Sequence[Sequence[str]], str | None], Iterable[Sequence[str]]]
 
-_NUMBERED = "repeat="
+_MATRIX, _REPEATS, _NUMBERED = "matrix", "repeats", "repeat="
 
 
 def jobs(
@@ -93,11 +92,11 @@ def repeated(jobs: Sequence[Job], repeats: int, for_all: bool) -> list[Job]:
 
 def _counted(job: Job, repeats: int, for_all: bool) -> tuple[Job, int]:
     """Return a job without its `repeats`, and how often it runs."""
-    of_block = [item.partition("=")[2] for item in job.overrides if item.startswith(f"{REPEATS}=")]
-    own = [item for item in job.overrides if not item.startswith(f"{REPEATS}=")]
+    of_block = [item.partition("=")[2] for item in job.overrides if item.startswith(f"{_REPEATS}=")]
+    own = [item for item in job.overrides if not item.startswith(f"{_REPEATS}=")]
     asked = of_block[0] if of_block and not for_all else str(repeats)
     if not asked.isdecimal() or int(asked) < 1:
-        raise ConfigError(too_small(REPEATS, asked, 1))
+        raise ConfigError(too_small(_REPEATS, asked, 1))
     numbered = any(item.startswith(_NUMBERED) for item in own)
     return Job(own, job.block), 1 if numbered else int(asked)
 
@@ -105,12 +104,12 @@ def _counted(job: Job, repeats: int, for_all: bool) -> tuple[Job, int]:
 def _block_jobs(block: Sequence[Override], given: Sequence[Override], combined: Combined) -> list[list[str]]:
     swept = {override.get_key_element(): _items(override) for override in block}
     named = {override.get_key_element(): _items(override) for override in given}
-    for key in (REPEATS, MATRIX):
+    for key in (_REPEATS, _MATRIX):
         if len(swept.get(key, [])) > 1:
             raise ConfigError(f"{', '.join(swept[key])}: applies to a complete block; pass one value")
-    own = [item.partition("=")[2] for item in swept.pop(MATRIX, [])]
+    own = [item.partition("=")[2] for item in swept.pop(_MATRIX, [])]
     if _NUMBERED.removesuffix("=") in named:
-        swept.pop(REPEATS, None)
+        swept.pop(_REPEATS, None)
     lists = {key: [item for item in items if item in named.get(key, items)] for key, items in swept.items()}
     lists.update((key, items) for key, items in named.items() if key not in swept)
     return [[*job] for job in combined([*lists.values()], own[0] if own else None)]

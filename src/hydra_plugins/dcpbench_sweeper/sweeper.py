@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Matrix
 from dcpbench.config.overrides import of_block
-from dcpbench.config.schema import MATRIX, REPEATS, is_about_the_sweep
+from dcpbench.config.schema import is_about_the_sweep
 from dcpbench.config.text import choices
 from dcpbench.core.plugins import declared_values, plugins, report_absent
 from hydra_plugins.dcpbench_sweeper.matrix import Job, jobs, listed, repeated
@@ -82,7 +82,7 @@ class DcpbenchSweeper(Sweeper):
         def combined(lists: Sequence[Sequence[str]], of_block: str | None) -> Iterable[Sequence[str]]:
             """Combine lists as their block says, unless the command line says it for all."""
             how = Matrix(self._config.matrix)
-            if of_block and MATRIX not in about_all:
+            if of_block and "matrix" not in about_all:
                 if of_block not in set(Matrix):
                     raise ConfigError(f"matrix={of_block}: unknown value{choices(of_block, Matrix)}")
                 how = Matrix(of_block)
@@ -94,7 +94,7 @@ class DcpbenchSweeper(Sweeper):
         cells = (
             jobs(blocks, own, combined) if blocks else [Job([*row]) for row in combined(listed(own), None)]
         )
-        return repeated(cells, self._config.repeats, for_all=REPEATS in about_all)
+        return repeated(cells, self._config.repeats, for_all="repeats" in about_all)
 
 
 class PluginSearchPath(SearchPathPlugin):
