@@ -1,7 +1,6 @@
 """Verifies the checksums of the data in a DCP checkpoint, without torch. Each tensor and each value is a zip
 archive written by `torch.save`, whose checksums `torch.load` ignores."""
 
-import io
 import math
 import os
 import struct
@@ -9,7 +8,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from dcpbench.checkpointers.dcp_metadata import place_name
 from dcpbench.checkpointers.safetensors_headers import DTYPES
@@ -58,7 +57,7 @@ def _damage(file: BinaryIO, span: Span, dtype: str | None, sizes: Shape) -> str 
     if dtype is None and begins != _BEGINS and any(begins):
         return None  # a custom planner can store values in its own format
     try:
-        with zipfile.ZipFile(FilePart(file, span.begin, span.end)) as archive:
+        with zipfile.ZipFile(files.FilePart(file, span.begin, span.end)) as archive:
             for record in archive.infolist():
                 _check(archive, record)
             data = [one.file_size for one in archive.infolist() if "/data/" in one.filename]
@@ -81,30 +80,3 @@ def _check(archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> None:
     with archive.open(record) as content:
         while content.read(_BLOCK):
             pass
-
-
-class FilePart(io.RawIOBase):
-    """The bytes of a file from `begin` up to `end`, as a file."""
-
-    def __init__(self, file: BinaryIO, begin: int, end: int) -> None:
-        self._file, self._begin, self._size, self._at = file, begin, end - begin, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        at = (0, self._at, self._size)[whence] + offset
-        if at < 0:
-            raise OSError(f"{-at} bytes before the first one")
-        self._at = at
-        return at
-
-    def readinto(self, buffer: Any) -> int:
-        self._file.seek(self._begin + self._at)
-        count = max(min(len(buffer), self._size - self._at), 0)
-        read = self._file.readinto(memoryview(buffer)[:count])  # type: ignore[attr-defined]
-        self._at += read
-        return int(read)

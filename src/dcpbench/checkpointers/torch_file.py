@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dcpbench.checkpointers.data_records import FilePart
+from dcpbench.records.files import FilePart
 from dcpbench.verify.plain_read import StoredChunk
 
 _NAME_AND_EXTRA_AT, _LOCAL_HEADER = 26, 30

@@ -6,6 +6,7 @@ written under a temporary name that cannot be guessed, where no link can have be
 """
 
 import errno
+import io
 import os
 import re
 import secrets
@@ -215,3 +216,30 @@ def _unlock(folder: Path) -> None:
             folder.chmod(0o700)
             for item in folder.iterdir():
                 _unlock(item)
+
+
+class FilePart(io.RawIOBase):
+    """The bytes of a file from `begin` up to `end`, as a file."""
+
+    def __init__(self, file: BinaryIO, begin: int, end: int) -> None:
+        self._file, self._begin, self._size, self._at = file, begin, end - begin, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        at = (0, self._at, self._size)[whence] + offset
+        if at < 0:
+            raise OSError(f"{-at} bytes before the first one")
+        self._at = at
+        return at
+
+    def readinto(self, buffer: Any) -> int:
+        self._file.seek(self._begin + self._at)
+        count = max(min(len(buffer), self._size - self._at), 0)
+        read = self._file.readinto(memoryview(buffer)[:count])  # type: ignore[attr-defined]
+        self._at += read
+        return int(read)

@@ -1,4 +1,5 @@
-"""Build the runs of a cell: under its parallelism, and the unwrapped ones that these are compared with."""
+"""Build the runs of a cell: under its parallelism, and the unwrapped ones that these are compared with, which
+compute in the dtypes of the parallelism."""
 
 import copy
 import math
@@ -11,13 +12,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map_only
 
+from dcpbench.config.groups import ParallelConfig
 from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import Skip
 from dcpbench.core.state import Name
 from dcpbench.verify.compare import same_value
+from dcpbench.verify.layout import is_dictionary
 from dcpbench.verify.snapshot import (
     Leaves,
     below,
@@ -29,7 +35,7 @@ from dcpbench.verify.snapshot import (
     snapshot_optimizer,
 )
 from dcpbench.verify.whole_tensors import Exchange, assembled
-from dcpbench.workloads import parallelisms, precision
+from dcpbench.workloads import parallelisms
 from dcpbench.workloads.components import Component, ComponentContext
 from dcpbench.workloads.generators import seed_generators
 from dcpbench.workloads.optimizers import as_one, each_of, load_as_saved
@@ -81,7 +87,7 @@ def build(
         why_no_twin=why_no_twin,
         why_no_replicas=why_no_twin,
         why_layout_bound=why_no_twin or (_BATCH_STATISTICS if sees_share else None),
-        computes_in=(*precision.computes_in(config.parallel),),
+        computes_in=(*computes_in(config.parallel),),
     )
     workload = replace(workload, model=model)
     run = OwnRun(
@@ -133,7 +139,7 @@ def build_twin(config: Config, world: World, seed: int) -> OwnRun:
     """Build an unwrapped, uncompiled run that trains on this rank's share of each batch, in the dtypes of the
     parallelism."""
     workload, component = seeded_workload(config, world.device, seed), _component(config, world, seed)
-    called = precision.cast_as_fsdp(workload.model, config.parallel)
+    called = cast_as_fsdp(workload.model, config.parallel)
     return OwnRun(config, world, workload, component, seed, called=called)
 
 
@@ -241,3 +247,73 @@ def _set_optimizer(other: OwnRun, tensors: Leaves, run: OwnRun) -> None:
     theirs = run.optimizer.state_dict()["param_groups"]
     groups = [{**one, "params": mine["params"]} for mine, one in zip(own, theirs, strict=True)]
     load_as_saved(other.optimizer, {"state": state, "param_groups": groups})
+
+
+def computes_in(config: ParallelConfig) -> frozenset[torch.dtype]:
+    """Return the dtypes of mixed precision that a parallelism computes in."""
+    policy = parallelisms.fully_shard_options(config).get("mp_policy", MixedPrecisionPolicy())
+    return frozenset(filter(None, (policy.param_dtype, policy.reduce_dtype, policy.output_dtype)))
+
+
+_REDUCED_IN: dict[Callable[..., Any], torch.dtype | None] = {
+    default_hooks.allreduce_hook: None,
+    default_hooks.fp16_compress_hook: torch.float16,
+    default_hooks.bf16_compress_hook: torch.bfloat16,
+}
+"""The dtype in which DDP's communication hooks reduce gradients; None is the gradient's."""
+
+
+def reduced_in(model: nn.Module, config: ParallelConfig) -> tuple[torch.dtype | None, str | None]:
+    """Return the dtype in which gradients are reduced, None if it is the gradient's; and why they are not the
+    mean of the ranks' gradients, if they are not."""
+    for ddp in model.modules():
+        for hook, _ in getattr(ddp, "_comm_hooks", ()) if isinstance(ddp, DistributedDataParallel) else ():
+            if hook not in _REDUCED_IN:
+                name = getattr(hook, "__qualname__", type(hook).__qualname__)
+                return None, f"the communication hook {name} changes gradients"
+            return _REDUCED_IN[hook], None
+    policy = parallelisms.fully_shard_options(config).get("mp_policy")
+    return (policy.reduce_dtype or policy.param_dtype if policy else None), None
+
+
+class _CastAsFsdp(nn.Module):
+    """A plain model that computes in the dtypes of FSDP's mixed precision: it casts parameters, inputs and
+    output."""
+
+    def __init__(self, model: nn.Module, policy: MixedPrecisionPolicy) -> None:
+        super().__init__()
+        self._model, self._policy = model, policy
+        self._casts: dict[str, tuple[Any, torch.Tensor]] = {}
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        policy = self._policy
+        parameters: dict[str, torch.Tensor] = dict(self._model.named_parameters())
+        if dtype := policy.param_dtype:
+            parameters = {name: self._parameter_in(dtype, name, one) for name, one in parameters.items()}
+            if policy.cast_forward_inputs:
+                inputs, options = _cast((inputs, options), dtype)
+        output = torch.func.functional_call(self._model, parameters, inputs, options)
+        return _cast(output, policy.output_dtype) if policy.output_dtype else output
+
+    def _parameter_in(self, dtype: torch.dtype, name: str, parameter: torch.Tensor) -> torch.Tensor:
+        """Cast a parameter once for all forward passes before it changes: so the gradients of several passes
+        are summed in this dtype, as by FSDP, which casts no integers."""
+        if not parameter.is_floating_point():
+            return parameter
+        state = parameter._version, parameter.requires_grad and torch.is_grad_enabled()
+        if name not in self._casts or self._casts[name][0] != state:
+            self._casts[name] = state, parameter.to(dtype)
+        return self._casts[name][1]
+
+
+def _cast(values: Any, dtype: torch.dtype) -> Any:
+    """Cast as `fully_shard` does, which leaves unknown objects as they are."""
+    return tree_map_only(torch.Tensor, lambda one: one.to(dtype) if one.is_floating_point() else one, values)
+
+
+def cast_as_fsdp(model: nn.Module, config: ParallelConfig) -> nn.Module:
+    """Return a plain model that computes in the dtypes of a parallelism."""
+    policy = parallelisms.fully_shard_options(config).get("mp_policy")
+    if policy and is_dictionary(model):
+        return nn.ModuleDict({name: _CastAsFsdp(one, policy) for name, one in model.items()})
+    return _CastAsFsdp(model, policy) if policy else model

@@ -45,10 +45,9 @@ from dcpbench.verify.whole_tensors import (
     summed,
     summed_numbers,
 )
-from dcpbench.workloads.build_run import build_twin, exchange_of, skip_groups_by_shape
+from dcpbench.workloads.build_run import build_twin, exchange_of, reduced_in, skip_groups_by_shape
 from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.parallelisms import broadcasts_buffers, runs_other_kernels
-from dcpbench.workloads.precision import reduced_in
 from dcpbench.workloads.run import Run, Use, copied_to, dtypes_of, names_of_uses
 from dcpbench.workloads.twin import Change, TakenStep, Twin, inexact_steps, state_of
 from dcpbench.workloads.workload import Batches
