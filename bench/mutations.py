@@ -61,12 +61,12 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     "controls of dead gradients": (_LOCKSTEP, "if not self._alive:", "if False:"),
     "steps with themselves": (
         _LOCKSTEP,
-        "found = compare_step(step, twin, actual,",
-        "found = compare_step(step, actual, actual,",
+        "mismatches = compare_step(step, twin, actual,",
+        "mismatches = compare_step(step, actual, actual,",
     ),
     "the twin steps on its own gradients": (
         _TWIN,
-        "                    _replace_gradient(one, names[one], uses[number])\n",
+        "                    _replace_gradient(value, name, uses[number])\n",
         "",
     ),
     "jittered steps begin where the twin's own ended": (

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 
@@ -80,7 +80,7 @@ def build(
         assert mesh, "not divided"
         assert workload.loss, "not divided"
         pipeline = Pipeline(model, mesh["pp"], config.parallel, workload.loss)
-    sees_share = dp_degree(sizes) > 1 and any(isinstance(one, _BATCH_NORM) for one in model.modules())
+    sees_share = dp_degree(sizes) > 1 and any(isinstance(module, _BATCH_NORM) for module in model.modules())
     why_no_twin = getattr(workload.model, "why_no_twin", None)
     limits = replace(
         limits,
@@ -93,8 +93,8 @@ def build(
     run = OwnRun(
         config, world, workload, component, seed, scheduler=scheduler, pipeline=pipeline, limits=limits
     )
-    flat = any(isinstance(one, FullyShardedDataParallel) for one in model.modules())
-    if flat and any(type(one).__name__ == "Adafactor" for one in each_of(run.optimizer)):  # a load can hang
+    kinds = {type(optimizer).__name__ for optimizer in each_of(run.optimizer)}
+    if parallelisms.flattens(model) and "Adafactor" in kinds:  # a load can hang
         raise Skip("Adafactor needs full matrices, which FSDP1 flattens; use parallel=ddp")
     return run
 
@@ -105,10 +105,9 @@ def skip_groups_by_shape(config: Config, run: OwnRun, twin: OwnRun) -> None:
     Raises:
         Skip: a workload chooses groups by dimensions, and FSDP1 flattens parameters.
     """
-    here, plain = (_groups(one.model, one.optimizer) for one in (run, twin))
+    here, plain = (_groups(each.model, each.optimizer) for each in (run, twin))
     other = [name for name, group in here.items() if not same_value(group, plain.get(name))]
-    flat = any(isinstance(one, FullyShardedDataParallel) for one in run.model.modules())
-    if not (flat and other and config.workload.target):
+    if not (parallelisms.flattens(run.model) and other and config.workload.target):
         return
     workload = seeded_workload(config, twin.world.device, config.seed)
     for parameter in workload.model.parameters():
@@ -198,7 +197,7 @@ def _check_step(workload: Workload, config: Config) -> None:
 def exchange_of(run: OwnRun) -> Exchange:
     """Choose how ranks exchange the tensors of a run: on the CPU, those of large models on their devices."""
     world = run.world
-    nbytes = sum(math.prod(one.shape) * one.itemsize for one in run.model.parameters())
+    nbytes = sum(math.prod(value.shape) * value.itemsize for value in run.model.parameters())
     if world.group is not None and world.device.type != "cpu" and nbytes > _LARGE_BYTES:
         return Exchange(dist.group.WORLD, world.device)
     return Exchange(world.group)
@@ -233,19 +232,18 @@ def _set_optimizer(other: OwnRun, tensors: Leaves, run: OwnRun) -> None:
     parameters = (value for group in other.optimizer.param_groups for value in group["params"])
     values = {fqn: run.optimizer.state.get(value) for fqn, value in named_parameters(run.model).items()}
     state: dict[int, Any] = {}
-    for number, one in enumerate(parameters):
-        prefix: Name = ("state", names[id(one)])
+    for number, parameter in enumerate(parameters):
+        prefix: Name = ("state", names[id(parameter)])
         of_tensors = {name[-1]: tensor for name, tensor in below(tensors, prefix).items()}
-        entries = values.get(names[id(one)]) or of_tensors
+        entries = values.get(names[id(parameter)]) or of_tensors
 
         def copied(value: Any, name: Name) -> Any:
             return tensors.get(name, copy.deepcopy(value))
 
-        if of_one := mapped(entries, copied, prefix):
-            state[number] = of_one
-    own = other.optimizer.state_dict()["param_groups"]
-    theirs = run.optimizer.state_dict()["param_groups"]
-    groups = [{**one, "params": mine["params"]} for mine, one in zip(own, theirs, strict=True)]
+        if entries := mapped(entries, copied, prefix):
+            state[number] = entries
+    pairs = zip(*(each.optimizer.state_dict()["param_groups"] for each in (run, other)), strict=True)
+    groups = [{**group, "params": of_other["params"]} for group, of_other in pairs]
     load_as_saved(other.optimizer, {"state": state, "param_groups": groups})
 
 
@@ -289,7 +287,7 @@ class _CastAsFsdp(nn.Module):
         policy = self._policy
         parameters: dict[str, torch.Tensor] = dict(self._model.named_parameters())
         if dtype := policy.param_dtype:
-            parameters = {name: self._parameter_in(dtype, name, one) for name, one in parameters.items()}
+            parameters = {name: self._parameter_in(dtype, name, value) for name, value in parameters.items()}
             if policy.cast_forward_inputs:
                 inputs, options = _cast((inputs, options), dtype)
         output = torch.func.functional_call(self._model, parameters, inputs, options)
@@ -308,12 +306,14 @@ class _CastAsFsdp(nn.Module):
 
 def _cast(values: Any, dtype: torch.dtype) -> Any:
     """Cast as `fully_shard` does, which leaves unknown objects as they are."""
-    return tree_map_only(torch.Tensor, lambda one: one.to(dtype) if one.is_floating_point() else one, values)
+    return tree_map_only(
+        torch.Tensor, lambda value: value.to(dtype) if value.is_floating_point() else value, values
+    )
 
 
 def cast_as_fsdp(model: nn.Module, config: ParallelConfig) -> nn.Module:
     """Return a plain model that computes in the dtypes of a parallelism."""
     policy = parallelisms.fully_shard_options(config).get("mp_policy")
     if policy and is_dictionary(model):
-        return nn.ModuleDict({name: _CastAsFsdp(one, policy) for name, one in model.items()})
+        return nn.ModuleDict({name: _CastAsFsdp(module, policy) for name, module in model.items()})
     return _CastAsFsdp(model, policy) if policy else model

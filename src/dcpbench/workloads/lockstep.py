@@ -107,7 +107,7 @@ class Lockstep:
         self._twin = Twin(twin, dtypes_of(run), again if takes_more else None, self._inexact)
         self.bound_used, self._alive = 0.0, False
         self.why_not_resumed: str | None = None
-        self._is_fully_sharded = any(isinstance(one, FSDPModule) for one in run.model.modules())
+        self._is_fully_sharded = any(isinstance(module, FSDPModule) for module in run.model.modules())
         self._second_derivatives = set[int]()
         self._compare_state(run.train_state.step, {})
 
@@ -137,7 +137,7 @@ class Lockstep:
         group = self._world.group if broadcasts_buffers(run.model) else None
         twin.begin(twin.run.next_batch(batches), group, run.grad_norm)
         order = [use.by for use in uses]
-        alike = not run.user_step or all(one == order for one in self._world.gathered(order))
+        alike = not run.user_step or all(theirs == order for theirs in self._world.gathered(order))
         used = [self._with_full(use) for use in uses] if alike else []
         with _noting_second_derivatives() if self._is_fully_sharded else nullcontext([False]) as twice:
             taken = twin.taken(used)
@@ -187,15 +187,15 @@ class Lockstep:
     ) -> None:
         """Compare the gradients at a use; `words` follow their names."""
         leaves, proven = self._leaves, self._results[GRADIENT].fired
-        found, names, fired = list[Mismatch](), dict[str, bool](), dict[str, bool]()
+        mismatches, names, fired = list[Mismatch](), dict[str, bool](), dict[str, bool]()
         parts: dict[str, GradientPart] = {}
         for name, twin in self._twin_gradients(*gradients):
             bound, of_use = self._bound(leaves[name].dtype), name + words
             mine, full = uses[number].gradients.get(name), uses[number].full.get(name)
             part = parts[name] = GradientPart(leaves[name], None if mine is None else dense(mine), full)
-            finding, used = compare_gradient(name, step, part, twin)
+            mismatch, used = compare_gradient(name, step, part, twin)
             self.bound_used = max(self.bound_used, used)
-            found += [finding] if finding else []
+            mismatches += [mismatch] if mismatch else []
             if twin is None or proven.get(of_use) or not twin.can_tell(bound.control):
                 continue
             names[of_use] = leaves[name].extent.numel > 0
@@ -203,27 +203,26 @@ class Lockstep:
                 control = compare_gradient(name, step, part, twin.made_different(bound.control))
                 fired[of_use] = control[0] is not None
 
-        if self._explain and any_rank(bool(found), Exchange(self._world.group)):
+        if self._explain and any_rank(bool(mismatches), Exchange(self._world.group)):
             reference = self._reference(uses, number, gradients)
-            comparison = Comparison(reference.twins, parts, Compared(found, {}, {}), is_close)
-            found = [*self._explain({GRADIENT: comparison}, reference)[GRADIENT].found]
-        wrong = [replace(one, name=one.name + words) for one in found]
-        if {step - 1, step} & self._second_derivatives:
-            wrong = [replace(one, by=one.by or SECOND_DERIVATIVES) for one in wrong]
-        self._results[GRADIENT] += Compared(wrong, names, fired)
+            comparison = Comparison(reference.twins, parts, Compared(mismatches, {}, {}), is_close)
+            mismatches = [*self._explain({GRADIENT: comparison}, reference)[GRADIENT].found]
+        late = SECOND_DERIVATIVES if {step - 1, step} & self._second_derivatives else None
+        mismatches = [replace(wrong, name=wrong.name + words, by=wrong.by or late) for wrong in mismatches]
+        self._results[GRADIENT] += Compared(mismatches, names, fired)
 
-    def _twin_gradients(self, own: Use, others: list[Use]) -> Iterator[tuple[str, TwinGradient | None]]:
+    def _twin_gradients(self, use: Use, jittered: list[Use]) -> Iterator[tuple[str, TwinGradient | None]]:
         """Sum the twins' gradients of all shares of a batch; collective. A parameter of another stage of a
         pipeline has none."""
         twins, leaves = self._twin.parameters, self._leaves
         names = [name for name, value in twins.items() if value.numel()]
         mine: dict[str, list[torch.Tensor]] = {}
         if self._counts:
-            for name, one in own.gradients.items():
-                noise = [other.gradients[name] - one for other in others if name in other.gradients]
-                mine[name] = [one, own.sizes[name], *noise]
+            for name, gradient in use.gradients.items():
+                noise = [other.gradients[name] - gradient for other in jittered if name in other.gradients]
+                mine[name] = [gradient, use.sizes[name], *noise]
         elements = {name: twins[name].numel() * (1 + twins[name].is_complex()) for name in names}
-        for name, present, sums in summed(names, mine, elements, 2 + len(others), self._exchange):
+        for name, present, sums in summed(names, mine, elements, 2 + len(jittered), self._exchange):
             if name in leaves and leaves[name].extent.shape == tuple(twins[name].shape):
                 yield name, TwinGradient.of(self._bound(leaves[name].dtype), *sums) if present else None
 
@@ -236,8 +235,11 @@ class Lockstep:
             return {name: twin for name, twin in self._twin_gradients(changed, others) if twin}
 
         bound = {name: self._bound(leaf.dtype) for name, leaf in self._leaves.items()}
-        made = ((name, one) for name, one in self._twin_gradients(*gradients) if one)
-        twins = {name: one for name, one in made if one.can_tell(bound[name].control)}
+        twins = {
+            name: twin
+            for name, twin in self._twin_gradients(*gradients)
+            if twin and twin.can_tell(bound[name].control)
+        }
         return TwinGradients(twins, gradients[0].gradients, after)
 
     def _jittered(self, uses: Sequence[Use], change: Change | None = None) -> list[TakenStep]:
@@ -267,8 +269,8 @@ class Lockstep:
         fired = not _same_norm(expected, expected / 2) or self._results[STEP].fired.get(GRAD_NORM, False)
         facts = {"step": step, "expected": repr(expected), "actual": repr(actual)}
         wrong = Mismatch(GRAD_NORM, Problem.value, "gradient", abs(actual - expected), facts)
-        found = [] if _same_norm(expected, actual) else [wrong]
-        self._results[STEP] += Compared(found, {GRAD_NORM: True}, {GRAD_NORM: fired})
+        mismatches = [] if _same_norm(expected, actual) else [wrong]
+        self._results[STEP] += Compared(mismatches, {GRAD_NORM: True}, {GRAD_NORM: fired})
 
     def _compare_state(self, step: int, tolerances: Mapping[Name, torch.Tensor]) -> bool:
         """Compare the state after a step with the twin's; return whether this rank's is wrong."""
@@ -277,18 +279,18 @@ class Lockstep:
         elsewhere = set[Name]()
         if self._run.pipeline:
             elsewhere = set[Name]().union(*self._world.gathered({*actual})) - actual.keys()
-        found = compare_step(step, twin, actual, elsewhere, tolerances)
+        mismatches = compare_step(step, twin, actual, elsewhere, tolerances)
         due = [text for text in controllable(actual) if not proven.get(text)]
         other = changed_beyond(all_different({name: actual[name] for name in named(actual, due)}), tolerances)
-        reported = {one.name for one in compare_step(step, twin, other, twin)}
+        reported = {mismatch.name for mismatch in compare_step(step, twin, other, twin)}
         fired = {name: name in reported for name in due}
-        self._results[STEP] += Compared(found, compared_names(actual), fired)
-        return bool(found)
+        self._results[STEP] += Compared(mismatches, compared_names(actual), fired)
+        return bool(mismatches)
 
     def results(self) -> dict[str, Compared]:
         """Return the results by check; collective. Gradients that are all zero prove nothing."""
         made = {**self._results}
-        late = any(one.by == SECOND_DERIVATIVES for one in made[GRADIENT].found)
+        late = any(mismatch.by == SECOND_DERIVATIVES for mismatch in made[GRADIENT].found)
         if self._second_derivatives and any_rank(late, Exchange(self._world.group)):
             self.why_not_resumed = _LATE
         if not self._alive:
@@ -298,20 +300,20 @@ class Lockstep:
         made[REPLICAS] = self._compare_replicas()
         if not made[REPLICAS].fired:
             self.not_applied[REPLICAS] = NO_REPLICAS
-        return {check: one for check, one in made.items() if check not in self.not_applied}
+        return {check: compared for check, compared in made.items() if check not in self.not_applied}
 
     def _compare_losses(self) -> Compared:
         """Compare the losses. The control of each is the loss of another step, also before these; a loss that
         is not finite, or zero, or has no gradient proves nothing."""
         losses = self._run.train_state.losses
         alive = self._run.alive[-len(self.twin_losses) :]
-        found, fired = list[Mismatch](), dict[str, bool]()
+        mismatches, fired = list[Mismatch](), dict[str, bool]()
         for (step, twin), lives in zip(self.twin_losses.items(), alive, strict=True):
             loss = losses[step - 1]
-            found += self._far(step, twin)
+            mismatches += self._far(step, twin)
             usable = math.isfinite(loss) and loss != 0.0 and lives
             fired[loss_name(step)] = usable and any(self._far(step, other) for other in losses)
-        return Compared(found, dict.fromkeys(fired, True), fired)
+        return Compared(mismatches, dict.fromkeys(fired, True), fired)
 
     def _far(self, step: int, twin: float) -> list[Mismatch]:
         near = loss_share(self._twin.computes_in) * max(abs(twin), self._loss_sizes[step])

@@ -62,7 +62,7 @@ from dcpbench.workloads.stateful import (
     SchedulerMadeByLoad,
     TrainState,
 )
-from dcpbench.workloads.unsaved_values import UnsavedValues
+from dcpbench.workloads.unsaved_values import NOTHING_UNSAVED, UnsavedValues
 from dcpbench.workloads.workload import Batches, Workload, is_not_saved
 from dcpbench.workloads.world import World
 
@@ -196,7 +196,7 @@ class OwnRun:
 
     def unsaved_values(self) -> UnsavedValues:
         """Read those of the user's Python modules too; dcpbench's own models have none."""
-        return UnsavedValues({"model": self.model} if self.is_users else {})
+        return UnsavedValues({"model": self.model}) if self.is_users else NOTHING_UNSAVED
 
     def make_different(self, seed: int, optimizer: Leaves | None) -> Unchanged:
         before = {part: retained(leaves) for part, leaves in self.extra().items()}
@@ -243,7 +243,7 @@ class OwnRun:
                 loss = self.take_step(self.next_batch(batches), note)
             self.alive.append(any(self._alive_in_step))
             losses.append(loss)
-            needs_mean = any(isinstance(one, ReduceLROnPlateau) for one in self.schedulers)
+            needs_mean = any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in self.schedulers)
             self.finish_step(self.world.means([loss])[0] if needs_mean else float(loss))
         means = self.world.means(losses) if losses else []
         self.train_state.replace_last(means)
@@ -380,8 +380,8 @@ class OwnRun:
     def leave_gradients(self, batches: Batches) -> None:
         """Compute the gradients of the next step without taking it; ones if only a user's `step` can."""
         if self.user_step:
-            for one in self.trained:
-                one.grad = torch.ones_like(one)
+            for value in self.trained:
+                value.grad = torch.ones_like(value)
             return
         with buckets_kept():
             self.backward(self._batch_of_step(batches))

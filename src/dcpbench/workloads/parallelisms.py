@@ -240,6 +240,11 @@ def _to_own_samples(_: nn.Module, output: torch.Tensor, mesh: DeviceMesh) -> tor
     return own
 
 
+def flattens(model: nn.Module) -> bool:
+    """Return whether FSDP1 has flattened parameters of a model."""
+    return any(isinstance(module, FullyShardedDataParallel) for module in model.modules())
+
+
 def broadcasts_buffers(model: nn.Module) -> bool:
     """Return whether each forward pass begins with the first rank's buffers."""
     return any(isinstance(one, DistributedDataParallel) and one.broadcast_buffers for one in model.modules())

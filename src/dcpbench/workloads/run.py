@@ -120,7 +120,7 @@ def dtypes_of(run: Run) -> set[torch.dtype]:
 def has_gradient(parameters: Iterable[nn.Parameter]) -> bool:
     """Return whether one of these parameters has a gradient that is not zero on this rank."""
     gradients = (value.grad for value in parameters if value.grad is not None)
-    return any(bool(local_part(dense(one)).any()) for one in gradients)
+    return any(bool(local_part(dense(gradient)).any()) for gradient in gradients)
 
 
 @contextmanager
@@ -188,29 +188,31 @@ def each_use(
     grouped = clip_grad._group_tensors_by_device_and_dtype
 
     def clipping(tensors: Any, *args: Any, **options: Any) -> Any:
-        clipped = {_place(one) for several in tensors for one in several}
-        note("clipping", [one for one in parameters if one.grad is not None and _place(one.grad) in clipped])
+        clipped = {_place(gradient) for gradients in tensors for gradient in gradients}
+        note("clipping", [value for value in parameters if _place(value.grad) in clipped])
         return grouped(tensors, *args, **options)
 
     def stepping(number: int, optimizer: torch.optim.Optimizer, args: Any, options: Any) -> None:
-        if any(one is not None for one in (*args[1:], options.get("closure"))):
+        if any(argument is not None for argument in (*args[1:], options.get("closure"))):
             raise Skip(
                 "step: an optimizer's step has a closure; call backward() before it, and step() without one; "
                 "if it needs one, use checkpointer=trainer"
             )
-        several = [one for group in optimizer.param_groups for one in group["params"]]
-        note(f"optimizer {number}" if len(optimizers) > 1 else "the optimizer", several)
+        stepped = [value for group in optimizer.param_groups for value in group["params"]]
+        note(f"optimizer {number}" if len(optimizers) > 1 else "the optimizer", stepped)
 
     with ExitStack() as hooks:
         # All functions that clip call this one, however a module has imported them.
         hooks.enter_context(mock.patch.object(clip_grad, "_group_tensors_by_device_and_dtype", clipping))
-        for number, one in enumerate(optimizers):
-            hooks.callback(one.register_step_pre_hook(partial(stepping, number)).remove)
+        for number, optimizer in enumerate(optimizers):
+            hooks.callback(optimizer.register_step_pre_hook(partial(stepping, number)).remove)
         yield
 
 
-def _place(gradient: torch.Tensor) -> int:
+def _place(gradient: torch.Tensor | None) -> int | None:
     """Return a number that a gradient has in common with views of it, such as the local part of a DTensor."""
+    if gradient is None:
+        return None
     return id(gradient) if gradient.is_sparse else local_part(gradient).data_ptr()
 
 
@@ -218,7 +220,7 @@ def names_of_uses(uses: Sequence[Use]) -> list[str]:
     """Return the words that follow the name of a gradient in each use; none in an only one."""
     if len(uses) == 1:
         return [""]
-    all_by = [one.by for one in uses]
+    all_by = [use.by for use in uses]
     names = []
     for number, by in enumerate(all_by):
         several = all_by.count(by) > 1

@@ -73,9 +73,9 @@ class SavedObjects:
         self, objects: Mapping[str, Any], is_not_saved: Callable[[str], bool] = lambda name: False
     ) -> None:
         self._every = [*objects.values()]
-        saved = {name: one for name, one in objects.items() if not is_not_saved(name)}
-        self.modules = {name: one for name, one in saved.items() if isinstance(one, nn.Module)}
-        self.others = {name: one for name, one in saved.items() if name not in self.modules}
+        saved = {name: value for name, value in objects.items() if not is_not_saved(name)}
+        self.modules = {name: value for name, value in saved.items() if isinstance(value, nn.Module)}
+        self.others = {name: value for name, value in saved.items() if name not in self.modules}
         for name, module in self.modules.items():
             if not snapshot_model(module):
                 what = f"{name!r} is a {type(module).__name__} with an empty state dict"
@@ -84,12 +84,12 @@ class SavedObjects:
     def state(self, options: StateDictOptions) -> dict[str, Any]:
         """Return what a checkpoint contains: a `Stateful` for each."""
         options = replace(options, ignore_frozen_params=False)
-        return {name: ModelState(one, options) for name, one in self.modules.items()} | self.others
+        return {name: ModelState(module, options) for name, module in self.modules.items()} | self.others
 
     def leaves(self) -> Leaves:
         """Return the state of all for comparison."""
         return self.module_leaves() | snapshot_nested(
-            {name: one.state_dict() for name, one in self.others.items()}
+            {name: stateful.state_dict() for name, stateful in self.others.items()}
         )
 
     def module_leaves(self) -> Leaves:
@@ -104,13 +104,13 @@ class SavedObjects:
         """Change all values. An object that refuses other values keeps its own."""
         for module in self.modules.values():
             perturb_model(module, seed)
-        for one in self.others.values():
-            before = copy.deepcopy(one.state_dict())
+        for stateful in self.others.values():
+            before = copy.deepcopy(stateful.state_dict())
             try:
-                one.load_state_dict(perturbed(before))
+                stateful.load_state_dict(perturbed(before))
             except Exception:  # noqa: BLE001 - a user's object may refuse it in any way
                 with suppress(Exception):
-                    one.load_state_dict(before)
+                    stateful.load_state_dict(before)
 
     def copy_from(self, other: "SavedObjects") -> None:
         """Bring all into the state of the same objects of another run, also those that are not saved."""

@@ -140,7 +140,7 @@ class Twin:
 
     def jittered(self, uses: Sequence[Use], change: Change | None = None) -> list[TakenStep]:
         """Take steps with parameters, and inputs that are not a user's, that differ by a rounding."""
-        share = max((_unit(one) for one in self.computes_in), default=0.0)
+        share = max((_unit(dtype) for dtype in self.computes_in), default=0.0)
 
         def jittered(value: Any) -> Any:
             jitter([copied := value.clone()], share, seed=_JITTERED)
@@ -172,15 +172,19 @@ class Twin:
                 elif _is_narrow(leaf.local):
                     rounded[name] = torch.finfo(leaf.dtype).eps * size
         others = [self._state_after(uses, number) for number in range(inexact.repeats)]
-        measured = step_tolerances(state, others).items()
+        measured = {
+            name: tolerance
+            for name, tolerance in step_tolerances(state, others).items()
+            if _is_of(name, inexact.measured)
+        }
         of_buffers = step_tolerances(state, [other.buffers for other in jittered])
-        return of_buffers | rounded | {name: one for name, one in measured if _is_of(name, inexact.measured)}
+        return of_buffers | rounded | measured
 
     def _state_after(self, uses: Sequence[Use], number: int) -> Leaves:
         """Return the state after a step with slightly different gradients, others for each number."""
-        others = [replace(use, full={name: one.clone() for name, one in use.full.items()}) for use in uses]
+        others = [replace(use, full={name: full.clone() for name, full in use.full.items()}) for use in uses]
         for use in others:
-            share = max([_STEP_SHARE, *(_unit(one.dtype) for one in use.full.values())])  # less rounds away
+            share = max([_STEP_SHARE, *(_unit(full.dtype) for full in use.full.values())])  # less rounds away
             jitter(use.full.values(), share, seed=number)
         run = self.copied()
         self._taken(run, self._batch, others)
@@ -209,8 +213,12 @@ class Twin:
                 sums[name] = sums.get(name, 1) + 1
 
         def use(by: str, parameters: list[nn.Parameter]) -> None:
-            number, mine = len(taken), [one for one in parameters if one in names]
-            gradients = {names[one]: real_elements(dense(one.grad)) for one in mine if one.grad is not None}
+            number, mine = len(taken), {names[value]: value for value in parameters if value in names}
+            gradients = {
+                name: real_elements(dense(value.grad))
+                for name, value in mine.items()
+                if value.grad is not None
+            }
             magnitudes_of = {
                 # Bounds are for as many sums as parts accumulate.
                 name: sums[name] / run.accumulate * sizes[name] if name in sums else _AFTER_USE * value.abs()
@@ -218,15 +226,15 @@ class Twin:
             }
             taken.append(Use(by, gradients, sizes=magnitudes_of))
             if number < len(uses) and uses[number].by == by:
-                for one in mine:
-                    _replace_gradient(one, names[one], uses[number])
-                    sums.pop(names[one], None)
+                for name, value in mine.items():
+                    _replace_gradient(value, name, uses[number])
+                    sums.pop(name, None)
 
         run.model.zero_grad()
         with ExitStack() as hooks:
-            for one in names:
-                if one.requires_grad:
-                    hooks.callback(one.register_hook(lambda gradient, one=one: add(one, gradient)).remove)
+            for value in names:
+                if value.requires_grad:
+                    hooks.callback(value.register_hook(partial(add, value)).remove)
             for module in run.model.modules():
                 hooks.callback(module.register_forward_hook(self._note_dtype).remove)
             for module in called_modules(run.model) if self._group else ():
@@ -236,7 +244,8 @@ class Twin:
 
     def _receive_buffers(self, module: nn.Module, _: Any) -> None:
         """Replace buffers by those of the first rank, as DDP does before a forward pass; collective."""
-        for buffer in chain(*(one.buffers() for one in called_modules(module) if is_trained(one))):
+        trained = filter(is_trained, called_modules(module))
+        for buffer in chain.from_iterable(part.buffers() for part in trained):
             received = buffer.to(torch.device("cpu"))
             dist.broadcast(received, 0, group=self._group)
             buffer.data.copy_(received)  # a backward pass may still need it, as with DDP
@@ -345,8 +354,13 @@ def inexact_steps(run: OwnRun, twin: OwnRun, split: bool) -> Inexact:
         return Inexact(rounded=frozenset(names), other_kernels=True)
     if not split:
         return Inexact()
-    reducing = [one for one in each_of(twin.optimizer) if not repeats_on_parts(one)]
-    theirs = {id(value) for one in reducing for group in one.param_groups for value in group["params"]}
+    groups = [
+        group
+        for optimizer in each_of(twin.optimizer)
+        if not repeats_on_parts(optimizer)
+        for group in optimizer.param_groups
+    ]
+    theirs = {id(value) for group in groups for value in group["params"]}
     measured = frozenset(name for name, value in names.items() if id(value) in theirs)
     fused = any(group.get("fused") for group in twin.optimizer.param_groups)
     rounded = frozenset(name for name, value in names.items() if fused or _is_narrow(value))

@@ -90,12 +90,15 @@ class UnsavedValues:
             self.unreadable[name] = type(value).__name__
 
 
+NOTHING_UNSAVED = UnsavedValues({})
+
+
 def differing(expected: Mapping[str, str], actual: Mapping[str, str], how: str) -> dict[str, str]:
     """Return both texts of each value that differs, `how` before the actual one. Whole numbers come first: a
     fraction can differ because losses do."""
     names = sorted(expected, key=lambda name: not expected[name].isdigit())
     texts = {name: (expected[name], actual.get(name, "absent")) for name in names}
-    return {name: f"{one}, {how} {other}" for name, (one, other) in texts.items() if one != other}
+    return {name: f"{before}, {how} {now}" for name, (before, now) in texts.items() if before != now}
 
 
 @functools.cache
