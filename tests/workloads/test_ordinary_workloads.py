@@ -51,6 +51,7 @@ BLOCKS = (
         "batches",
         "unchanged",
         "uneven",
+        "uneven_converted",
         "losses",
         "share_only",
         "names",

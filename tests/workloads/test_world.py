@@ -27,8 +27,9 @@ def mean_of_ranks(device: str, has_training_group: bool) -> tuple[float, str]:
     own: Any = (groups["checkpoint"], groups["own"])
     world = World(rank, size, torch.device(device), *own, training)
     with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as called:
-        mean, other = world.means([torch.tensor(float(rank)), torch.tensor([2.0])])
-    assert other == 2.0
+        values = [torch.tensor(float(rank)), torch.tensor([2.0]), torch.tensor(float(rank))]
+        mean, other, weighted = world.means(values, [8, 8, rank + 1])
+    assert (other, weighted) == (2.0, 2.0)
     ((tensor,), options) = called.call_args
     assert tensor.device.type == "cpu"
     return mean, next(name for name, group in groups.items() if group is options["group"])

@@ -143,13 +143,18 @@ def share_of(batch: Batch, number: int, of: int) -> Batch:
     if 0 < samples < of:
         count = f"{samples} {'sample' if samples == 1 else 'samples'}"
         raise ValueError(f"{count} for {of} shares: each needs one; shapes {shapes}")
-    begin = number * (samples // of) + min(number, samples % of)
-    end = begin + samples // of + (number < samples % of)
+    begin = sum(size_of_share(samples, before, of) for before in range(number))
+    end = begin + size_of_share(samples, number, of)
 
     def is_shared(node: Any) -> bool:
         return _is_divisible(batch, node) and getattr(node, "ndim", 1) > 0 and len(node) == samples
 
     return mapped(lambda node: node[begin:end], batch, is_leaf=is_shared)
+
+
+def size_of_share(samples: int, number: int, of: int) -> int:
+    """Return the number of samples in one of several parts of the samples."""
+    return samples // of + (number < samples % of)
 
 
 def _only_movable(node: Any) -> Any:

@@ -257,9 +257,9 @@ class Lockstep:
 
     def _note_losses(self, step: int, loss: float) -> None:
         """Note the mean of the twin's losses of a step, and of their magnitudes; `loss` is of this share."""
-        share = loss / dp_degree(self._run.sizes) if self._counts else 0.0
-        sums = summed_numbers((share, abs(share)), Exchange(self._world.group))
-        self.twin_losses[step], self._loss_sizes[step] = sums
+        samples = self._twin.run.samples if self._counts else 0
+        sums = summed_numbers((samples * loss, samples * abs(loss), samples), Exchange(self._world.group))
+        self.twin_losses[step], self._loss_sizes[step] = (number / sums[2] for number in sums[:2])
 
     def _compare_norm(self, step: int) -> None:
         """Compare the norm by which this rank has clipped its gradients with that of full gradients."""

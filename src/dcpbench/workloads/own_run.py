@@ -37,7 +37,7 @@ from dcpbench.verify.whole_tensors import (
     real_elements,
     summed_numbers,
 )
-from dcpbench.workloads.batch import Batch, samples_of
+from dcpbench.workloads.batch import Batch, samples_of, share_of, size_of_share
 from dcpbench.workloads.components import Component
 from dcpbench.workloads.generators import ALL, OF_TORCH, RandomState, generators_of, reseed
 from dcpbench.workloads.optimizers import SEVERAL, Schedulers, as_one, each_of, listed
@@ -79,11 +79,13 @@ class OwnRun:
         user_step: the `step` of the workload, if it has one.
         accumulate: the number of parts of a rank's share.
         grad_norm: the norm that the gradients of the last step had before they were clipped.
+        samples: the number of this rank's samples in the last step; 1 if it is unknown.
         is_users: whether the workload is a user's.
     """
 
     comes_after = "before the first save"
     grad_norm: float | None = None
+    samples: int = 1
     _parts: Parts[str] | None = None
 
     def __init__(
@@ -237,15 +239,17 @@ class OwnRun:
         """Train up to and including step `until`; return the global batch's loss of each step. `note` is
         called at each use of gradients."""
         losses: list[torch.Tensor] = []
+        samples: list[int] = []
         while self.train_state.step < until:
             noting = noting_gradients(each_of(self.optimizer), self.model.parameters)
             with self.random.noting_draws(), buckets_kept(), noting as self._alive_in_step:
                 loss = self.take_step(self.next_batch(batches), note)
             self.alive.append(any(self._alive_in_step))
             losses.append(loss)
+            samples.append(self.samples)
             needs_mean = any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in self.schedulers)
-            self.finish_step(self.world.means([loss])[0] if needs_mean else float(loss))
-        means = self.world.means(losses) if losses else []
+            self.finish_step(self.world.means([loss], [self.samples])[0] if needs_mean else float(loss))
+        means = self.world.means(losses, samples) if losses else []
         self.train_state.replace_last(means)
         return means
 
@@ -260,8 +264,8 @@ class OwnRun:
         while self.train_state.step < until:
             batch = self.next_batch(batches)
             with self.random.drawn_from():
-                loss = self.loss_of(self.share_of(batch))
-            self.train_state.record(self.world.means([loss])[0])
+                loss = self.loss_of(self._begun_share(batch))
+            self.train_state.record(self.world.means([loss], [self.samples])[0])
 
     def next_batch(self, batches: Batches) -> Batch:
         """Prepare the model for the next step, and return its global batch."""
@@ -277,16 +281,17 @@ class OwnRun:
     def backward(self, batch: Batch) -> torch.Tensor:
         """Compute the gradients of this rank's share of a global batch; return its loss, a scalar."""
         with self.random.drawn_from():
-            share = self.share_of(batch)
+            share = self._begun_share(batch)
             if self.pipeline:
                 loss = self.pipeline.forward_backward(share)
             else:
                 losses = []
                 for number in range(self.accumulate):
-                    part = share
+                    part, parts = share, 1.0
                     if self.accumulate > 1:
                         part = self._workload.share(share, number, self.accumulate)
-                    loss = self.loss_of(part) / self.accumulate
+                        parts = self.samples / (samples_of(part) or self.samples / self.accumulate)
+                    loss = self.loss_of(part) / parts
                     self.component.backward(loss)
                     losses.append(loss.detach())
                 loss = torch.stack(losses).sum()
@@ -304,7 +309,7 @@ class OwnRun:
         """
         if self.user_step:
             with self.random.drawn_from(), ExitStack() as noting:
-                share = self.share_of(batch)
+                share = self._begun_share(batch)
                 if note:
                     each = each_of(self.optimizer)
                     noting.enter_context(each_use(each, [*self.model.parameters()], note))
@@ -332,6 +337,16 @@ class OwnRun:
         if not {"pp", "ep"}.isdisjoint(self.sizes) and (samples := samples_of(batch)) and samples % of:
             raise ValueError(f"{samples} samples for {of} ranks: pipelines and experts need equal shares")
         return self._workload.share(batch, self.world.dp_rank(self.sizes), of) if of > 1 else batch
+
+    def _begun_share(self, batch: Batch) -> Batch:
+        """Return the share of a step that begins, and note how many samples it has."""
+        share, number = self.share_of(batch), self.world.dp_rank(self.sizes)
+        samples = samples_of(batch) if self._workload.share is share_of else None
+        if samples:
+            self.samples = size_of_share(samples, number, dp_degree(self.sizes))
+        else:
+            self.samples = samples_of(share) or 1
+        return share
 
     def loss_of(self, samples: Batch) -> torch.Tensor:
         """Return the loss of these samples, a scalar."""

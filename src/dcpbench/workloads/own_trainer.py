@@ -234,7 +234,7 @@ class TrainerRun:
             self.alive.append(any(alive))
             self._has_stepped = True
             self._read_attributes()
-            self.train_state.record(self.world.means([torch.as_tensor(loss)])[0])
+            self.train_state.record(self.world.means([torch.as_tensor(loss)], [1])[0])
         return self.train_state.losses[before:]
 
     def save(self, path: str) -> Any:

@@ -55,7 +55,7 @@ class Workload:
             all ranks.
         clip_grad_norm: scale all gradients down before each step, so that their common norm is at most this.
         accumulate: the number of parts of a rank's share, whose gradients accumulate before a step; each
-            counts the same. Gradients are reduced after each part: there is no `no_sync`.
+            counts by its samples. Gradients are reduced after each part: there is no `no_sync`.
         share: `share(batch, number, of)` returns the part of a global batch for one of several data-parallel
             ranks, numbered from 0. By default samples are along the first dimension of tensors and arrays, or
             the items of lists (see `share_of`); graphs, packed sequences and other batches whose shapes do

@@ -123,10 +123,12 @@ class World:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def means(self, values: Sequence[torch.Tensor]) -> list[float]:
-        """Return the mean of each scalar over all ranks, summed in float64 on the CPU; collective. Among
-        ranks that share a GPU, NCCL would take many milliseconds."""
-        total = torch.stack([value.detach().double().cpu().reshape(()) for value in values])
+    def means(self, values: Sequence[torch.Tensor], samples: Sequence[int]) -> list[float]:
+        """Return the mean of each scalar over all ranks, weighted by each rank's number of samples, summed in
+        float64 on the CPU; collective. Among ranks that share a GPU, NCCL would take many milliseconds."""
+        numbers = torch.stack([value.detach().double().cpu().reshape(()) for value in values])
+        weights = torch.tensor(samples, dtype=torch.float64)
+        totals = torch.stack([weights * numbers, weights])
         if self.group is not None:
-            dist.all_reduce(total, group=self.training_group or self.group)
-        return [number / self.size for number in total.tolist()]
+            dist.all_reduce(totals, group=self.training_group or self.group)
+        return [total / weight for total, weight in totals.T.tolist()]
