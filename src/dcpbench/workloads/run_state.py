@@ -11,7 +11,7 @@ from dcpbench.verify import snapshot
 from dcpbench.verify.audit import Entry
 from dcpbench.verify.compare import Recall, same_leaves
 from dcpbench.verify.flags import HOOKS, snapshot_flags, snapshot_gradients
-from dcpbench.verify.layout import whole
+from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.snapshot import (
     DigestedLeaf,
     Leaf,
@@ -159,9 +159,10 @@ def saved_and_live(
     before, now = {}, {}
     for name, leaf in live.items():
         if isinstance(leaf, TensorLeaf) and leaf.extent.numel:
-            part = _part_like(leaf, saved.get(name), name, recall)
+            part = saved_part(saved, name, leaf.extent, recall)
             if part is not None:
-                before[text_of(name)], now[text_of(name)] = part, leaf.local
+                before[text_of(name)] = part.reshape(leaf.local.shape).to(leaf.local.device)
+                now[text_of(name)] = leaf.local
     return before, now
 
 
@@ -184,13 +185,16 @@ def one_tensor(by_key: StateByKey) -> dict[str, Any]:
     return {first: {rest: torch.empty(leaf.extent.shape, dtype=leaf.dtype)}}
 
 
-def _part_like(live: TensorLeaf, saved: Leaf, name: Name, recall: Recall) -> torch.Tensor | None:
-    if isinstance(saved, TensorLeaf):
-        return saved.local
-    full = recall(name) if isinstance(saved, DigestedLeaf) else None
-    if full is not None and tuple(full.shape) == live.extent.shape:
-        full = live.extent.take(full).reshape(live.local.shape)
-    return None if full is None else full.to(live.local.device)
+def saved_part(saved: Leaves, name: Name, extent: Extent, recall: Recall) -> torch.Tensor | None:
+    """Return the part of a saved tensor that has this extent. If another part was kept, or only a digest, it
+    is that of the checkpoint, which need not be the same."""
+    leaf = saved.get(name)
+    if isinstance(leaf, TensorLeaf) and leaf.extent == extent:
+        return leaf.local
+    if not isinstance(leaf, TensorLeaf | DigestedLeaf):
+        return None
+    full = recall(name)
+    return extent.take(full) if full is not None and tuple(full.shape) == leaf.extent.shape else None
 
 
 def live_gradients(run: Run) -> Leaves:

@@ -10,7 +10,7 @@ import torch
 
 from dcpbench.core.state import Name, StatePart
 from dcpbench.verify.compare import Recall
-from dcpbench.verify.layout import Extent, ParameterPart
+from dcpbench.verify.layout import ParameterPart
 from dcpbench.verify.snapshot import (
     DigestedLeaf,
     Idle,
@@ -28,7 +28,7 @@ from dcpbench.verify.snapshot import (
 from dcpbench.workloads.optimizers import each_of
 from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.run import Run
-from dcpbench.workloads.run_state import live_state
+from dcpbench.workloads.run_state import live_state, saved_part
 
 Put = Callable[[Any], object]
 """Puts changed values back to where they came from."""
@@ -64,7 +64,7 @@ class _SavedValues:
         """Copy tensors in place; replace other values, and what is missing, in their containers."""
         for name, leaf in live_state(self.target).get(self.part, {}).items():
             if name in self.names and isinstance(part := _of(leaf), TensorLeaf):
-                value = self._value(name, part.extent)
+                value = saved_part(self.saved, name, part.extent, self.recall)
                 if value is not None and value.dtype == part.dtype:
                     part.local.copy_(value.reshape(part.local.shape))
         for prefix, values, put, of in self._containers():
@@ -141,7 +141,7 @@ class _SavedValues:
             extent = of.extent
             if getattr(current, "dtype", None) != leaf.dtype:
                 current = torch.zeros_like(of.parameter, dtype=leaf.dtype)
-        value = self._value(name, extent)
+        value = saved_part(self.saved, name, extent, self.recall)
         if value is None:
             return current
         if getattr(current, "dtype", None) != leaf.dtype:
@@ -150,14 +150,3 @@ class _SavedValues:
         local = of.of(local) if of and extent is of.extent else local
         local.copy_(value.reshape(local.shape))
         return current
-
-    def _value(self, name: Name, extent: Extent) -> torch.Tensor | None:
-        """Return the part of a saved tensor that has this extent; if only its digest was kept, that of the
-        checkpoint, which need not be the same."""
-        leaf = self.saved.get(name)
-        if isinstance(leaf, TensorLeaf) and leaf.extent == extent:
-            return leaf.local
-        if not isinstance(leaf, TensorLeaf | DigestedLeaf):
-            return None
-        full = self.recall(name)
-        return extent.take(full) if full is not None and tuple(full.shape) == leaf.extent.shape else None
