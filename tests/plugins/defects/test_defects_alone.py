@@ -90,9 +90,10 @@ def test_state_before_a_load_is_retained(save: str, tmp_path: Path) -> None:
     dcp.save({"model": {"w": torch.ones(2)}}, checkpoint_id=tmp_path / "1", use_collectives=save == "sync")
     leaves = snapshot_nested({"w": torch.ones(2)})
     checkpoint = Checkpoint(1, str(tmp_path / "1"), {StatePart.model: leaves})
-    before = checks.make_different(cell, run, checkpoint)
-    assert bool(before.state) == (save != "sync")
-    if not before.state:
+    checks.make_different(cell, run, checkpoint)
+    before = cell.unrestored[checkpoint.checkpoint_id]
+    assert bool(before) == (save != "sync")
+    if not before:
         return
     was = {StatePart.model: snapshot_nested({"w": torch.zeros(2), "other": torch.zeros(2)})}
     actual = snapshot_nested({"w": torch.ones(2), "other": torch.zeros(2)})
