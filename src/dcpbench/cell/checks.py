@@ -331,8 +331,7 @@ def resume(
                 how, proven = None, cell.proven("side_effect_free")
                 if checkpoint.by_content:
                     how, proven = partial(checkpoint.compare, group=cell.world.group), set()
-                other = unlike(expected[part], leaves, leaves)
-                compared[part] = compare_controlled(expected[part], leaves, other, proven, how)
+                compared[part] = compare_controlled(expected[part], leaves, proven=proven, how=how)
         for of, one in compared.items():
             check = {of_losses: of_losses, flags: CHECK_OF[flags]}.get(of, "state_resume_equal")
             cell.record(check, one, f"{where}, resumed" if of == flags else where, RESUMED)

@@ -274,8 +274,6 @@ def compare_controlled(
     due = {name: leaf for name, leaf in expected.items() if text_of(name) not in proven}
     if other is None:
         other = all_different({name: leaf for name, leaf in actual.items() if name in due})
-    elif proven:
-        other = {name: leaf for name, leaf in other.items() if name in due}
     reported = {*proven, *(one.name for one in how(due, other, closely=False))}
     fired = {name: name in reported for name in controllable(expected)}
     return Compared(how(expected, actual), compared_names(expected), fired)
