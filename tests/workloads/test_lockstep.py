@@ -1,11 +1,13 @@
 """Comparison of a run with its twin step by step, on one rank in this process."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from dcpbench.config.groups import WorkloadConfig
 from dcpbench.core.mismatch import Problem
@@ -14,16 +16,16 @@ from dcpbench.verify import compare_layouts
 from dcpbench.verify.layout import Extent
 from dcpbench.verify.snapshot import Leaves
 from dcpbench.workloads import lockstep as lockstep_module
-from dcpbench.workloads import workload
 from dcpbench.workloads.batch import Batch, share_of
 from dcpbench.workloads.build_run import build, build_twin, copy_state
-from dcpbench.workloads.lockstep import CHECKS, GRAD_NORM, Lockstep
+from dcpbench.workloads.lockstep import CHECKS, Lockstep
 from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.run import Use
 from dcpbench.workloads.twin import Inexact, Twin, inexact_steps
 from dcpbench.workloads.workload import batches_of
 from dcpbench.workloads.world import World
 from support.alone import config, world
+from support.gloo_ranks import Ask
 from support.ordinary_workloads import net
 
 ONCE: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
@@ -38,6 +40,11 @@ def twin_of(inexact: Inexact = Inexact(), accumulate: int = 1) -> Twin:  # noqa:
         return run
 
     return Twin(build(), {torch.float32}, build, inexact)
+
+
+def on_ranks() -> World:
+    group: Any = dist.group.WORLD
+    return world(dist.get_rank(), dist.get_world_size(), group)
 
 
 def lockstep(steps: int, **values: Any) -> Lockstep:
@@ -79,26 +86,35 @@ def test_autograd_is_watched_in_the_twin_of_fully_shard_alone(monkeypatch: pytes
     assert torch.autograd._engine_run_backward is honest
 
 
-@pytest.mark.parametrize("factor", [1.0, 0.5])
-def test_norm_of_clipped_gradients_is_compared(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model has the gradients of its batch whether or not they accumulate, and the norm of all."""
-    honest = workload.of_groups
-    monkeypatch.setattr(
-        workload, "of_groups", lambda of: replace(honest(of), clip_grad_norm=1e-3, accumulate=2)
-    )
-    norm_of, norms = OwnRun._norm_of_gradients, list[float]()
+def norms(parallel: str, **values: Any) -> tuple[float, float]:
+    """Return the norm of the gradients of this rank's run, and that of one model that has the whole batch."""
+    given, here = config(parallel=parallel, **values), on_ranks()
+    given.parallel = given.parallel.planned_by(given.model)
+    run, data = build(given, here, 0), batches_of(given, here.device)
+    run.backward(run.next_batch(data))
+    plain = build_twin(given, here, 0)
+    plain.loss_of(plain.next_batch(data)).backward()
+    gradients = [value.grad for value in plain.model.parameters() if value.grad is not None]
+    return run._norm_of_gradients(), float(torch.nn.utils.get_total_norm(gradients))
 
-    def norm(run: OwnRun) -> float:
-        norms.append(norm_of(run))
-        return norms[-1] * (factor if len(norms) == 1 else 1)  # the run's, before the twin's
 
-    monkeypatch.setattr(OwnRun, "_norm_of_gradients", norm)
-    results = lockstep(1).results()
-    gradients, step = results["gradient_close"], results["step_equal"]
-    assert norms[0] == norms[1] > 1e-3
-    assert (gradients.found, all(gradients.fired.values())) == ([], True)
-    assert [one.name for one in step.found] == ([GRAD_NORM] if factor != 1 else [])
-    assert step.fired[GRAD_NORM]
+@pytest.mark.parametrize(
+    ("parallel", "values"),
+    [
+        ("ddp", {}),
+        ("fsdp", {}),
+        ("fsdp2", {}),
+        ("hsdp", {}),
+        ("hsdp2", {}),
+        ("fsdp_tp", {"model": "even"}),
+        ("hsdp2_tp", {"model": "even"}),
+        ("tp", {"model": "even"}),
+        ("fsdp2_ep", {"model": "experts"}),
+    ],
+)
+def test_norm_of_gradients_is_that_of_all_ranks(ask: Ask, parallel: str, values: dict[str, Any]) -> None:
+    for norm, expected in ask(partial(norms, **values), parallel):
+        assert norm == pytest.approx(expected, rel=1e-5)
 
 
 def test_magnitudes_are_summed_over_accumulated_parts() -> None:

@@ -15,10 +15,10 @@ from torch.distributed.fsdp import FSDPModule
 
 from dcpbench.config.mesh import dp_degree, dp_rank
 from dcpbench.config.schema import Config
-from dcpbench.core.mismatch import SECOND_DERIVATIVES, Mismatch, Problem
+from dcpbench.core.mismatch import SECOND_DERIVATIVES, Mismatch
 from dcpbench.core.rank_report import NOTHING, Compared
 from dcpbench.core.state import Name, named
-from dcpbench.verify.compare import Comparison, same_value
+from dcpbench.verify.compare import Comparison
 from dcpbench.verify.compare_layouts import compare_replicas
 from dcpbench.verify.perturb import all_different, compared_names, controllable
 from dcpbench.verify.snapshot import TensorLeaf, named_parts, snapshot_parameters
@@ -58,7 +58,6 @@ CHECKS = (GRADIENT, STEP, REPLICAS, LOSS)
 """The checks that `Lockstep` makes."""
 
 NO_REPLICAS = "no two ranks have the same part of anything"
-GRAD_NORM = "norm of all gradients"
 _LATE = "fully_shard uses some gradients a step late (docs/findings/second-derivatives-fsdp2.md)"
 _OTHER_USES = "ranks and twin take different optimizer steps, or clip gradients differently often"
 
@@ -161,7 +160,6 @@ class Lockstep:
                 gradients = taken.uses[number], jittered
                 self._compare_gradients(step, used, number, gradients, name)
         tolerances = twin.tolerances(used, others)
-        self._compare_norm(step)
         self._finish(step, tolerances)
 
     def _with_full(self, use: Use) -> Use:
@@ -261,17 +259,6 @@ class Lockstep:
         sums = summed_numbers((samples * loss, samples * abs(loss), samples), Exchange(self._world.group))
         self.twin_losses[step], self._loss_sizes[step] = (number / sums[2] for number in sums[:2])
 
-    def _compare_norm(self, step: int) -> None:
-        """Compare the norm by which this rank has clipped its gradients with that of full gradients."""
-        expected, actual = self._twin.run.grad_norm, self._run.grad_norm
-        if expected is None or actual is None:
-            return
-        fired = not _same_norm(expected, expected / 2) or self._results[STEP].fired.get(GRAD_NORM, False)
-        facts = {"step": step, "expected": repr(expected), "actual": repr(actual)}
-        wrong = Mismatch(GRAD_NORM, Problem.value, "gradient", abs(actual - expected), facts)
-        mismatches = [] if _same_norm(expected, actual) else [wrong]
-        self._results[STEP] += Compared(mismatches, {GRAD_NORM: True}, {GRAD_NORM: fired})
-
     def _compare_state(self, step: int, tolerances: Mapping[Name, torch.Tensor]) -> bool:
         """Compare the state after a step with the twin's; return whether this rank's is wrong."""
         twin, proven = state_of(self._twin.run, self._twin_parts), self._results[STEP].fired
@@ -362,8 +349,3 @@ def why_drawn(compiled: bool) -> str:
         return why
     again = f"with activation_memory_budget={budget} the backward pass can draw others as well"
     return f"{why}; {again} (pytorch#190758), unnoticed"
-
-
-def _same_norm(expected: float, actual: float) -> bool:
-    """Compare norms that were summed in float64, in different orders."""
-    return math.isclose(expected, actual, rel_tol=1e-9) or same_value(expected, actual)

@@ -363,8 +363,8 @@ class OwnRun:
         with self.random.drawn_from():
             if self._workload.clip_grad_norm is not None:
                 self.component.unscale(self.optimizer)
-                self.grad_norm = self._norm_of_gradients()
-                norm = torch.tensor(self.grad_norm if grad_norm is None else grad_norm, dtype=torch.float64)
+                self.grad_norm = self._norm_of_gradients() if grad_norm is None else grad_norm
+                norm = torch.tensor(self.grad_norm, dtype=torch.float64)
                 clip_grads_with_norm_(self.trained, self._workload.clip_grad_norm, norm, foreach=False)
             self.component.step(self.optimizer)
         self.component.follow(self.model)
