@@ -212,7 +212,7 @@ def owner_of(file: str) -> str:
 
 def is_installed(file: str) -> bool:
     """Return whether a file is of an installed package, also of one that `pip install --target` has put into
-    a folder on the path beside a user's modules."""
+    a folder on the path that has a user's modules."""
     path = Path(file)
     return not _INSTALLED.isdisjoint(path.parts) or any(
         path.relative_to(folder).parts[0] in _installed_in(folder)
