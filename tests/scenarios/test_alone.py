@@ -293,7 +293,7 @@ def test_unrestored_run_differs_in_restored_state_only() -> None:
 
     def unrestored() -> OwnRun:
         unrestored = build_unrestored(given, world, given.seed + 1000)
-        unrestored.skip(data, after)
+        unrestored.look_ahead(data, after)
         return unrestored
 
     def restore(other: OwnRun) -> None:

@@ -315,12 +315,6 @@ def test_unrestored_run_is_trained_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert built == [steps.other_seed(cell, 0)]
 
 
-def test_steps_before_the_first_save_need_no_unrestored_losses(tmp_path: Path) -> None:
-    cell = bare_cell(tmp_path, config(model="short", train_steps=3, saves=1, resume_steps=2))
-    losses = checks.unrestored_losses(cell, Story())
-    assert [math.isnan(one) for one in losses] == [True, True, False, False, False]
-
-
 def test_a_load_of_a_resumed_run_is_compared_with_no_other_run() -> None:
     """The run that was saved again is the one that it is loaded into."""
     _, report = alone(**SMALL | {"train_steps": 2, "saves": 1})

@@ -388,13 +388,10 @@ def _report_generators(
 
 def unrestored_losses(cell: Cell, record: Story) -> list[float]:
     """Return the losses, from step 1 on, of a run from another seed on the same batches, which restores
-    nothing; they are computed once. It trains only if no loss can be computed otherwise. Those of steps
-    before the first save are NaN: none is compared."""
+    nothing; they are computed once. It trains only if no loss can be computed otherwise."""
     if not record.unrestored:
         run = build_run.build_unrestored(cell.config, cell.world, other_seed(cell, 0))
         last = max(cell.window.last, len(record.losses))
-        if isinstance(run, OwnRun):
-            run.skip(cell.batches, cell.window.saves[0] - 1)
         with suppress(TrainingEndedError):  # its losses until then can show a difference
             if isinstance(run, OwnRun) and not run.user_step:
                 run.look_ahead(cell.batches, last)

@@ -253,12 +253,6 @@ class OwnRun:
         self.train_state.replace_last(means)
         return means
 
-    def skip(self, batches: Batches, until: int) -> None:
-        """Take the batches of steps up to and including `until`, and not the steps; their losses are NaN."""
-        while self.train_state.step < until:
-            self.next_batch(batches)
-            self.train_state.record(math.nan)
-
     def look_ahead(self, batches: Batches, until: int) -> None:
         """Record the losses of steps up to and including `until`, and do not take the steps."""
         while self.train_state.step < until:
