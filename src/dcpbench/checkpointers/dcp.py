@@ -28,12 +28,11 @@ from dcpbench.checkpointers.dcp_metadata import METADATA, joined, manifest_of, m
 from dcpbench.checkpointers.nested import of_tensors
 from dcpbench.checkpointers.object_store import ObjectStore
 from dcpbench.checkpointers.storage import Storage
-from dcpbench.checkpointers.torch_file import stored_in
 from dcpbench.config.groups import Kept, PlannerConfig, SaveConfig, StagerConfig, Uploader
 from dcpbench.config.schema import Config
 from dcpbench.records.files import file_lengths
 from dcpbench.verify.audit import Manifest
-from dcpbench.verify.plain_read import Stored, StoredChunk, read_whole
+from dcpbench.verify.plain_read import Stored, StoredChunk, read_whole, stored_in
 from dcpbench.verify.process_state import kept_by_dcp
 
 _LIMIT_S = 10.0
