@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-STARTUP = Path(__file__).parents[1] / "src" / "dcpbench" / "plugins" / "script" / "recorder" / "startup"
+RECORDER = Path(__file__).parents[1] / "src" / "dcpbench" / "plugins" / "script" / "recorder"
 
 
 def train(device: str, steps: int, width: int) -> None:
@@ -57,7 +57,7 @@ def measured(options: argparse.Namespace, recorded: bool) -> list[float]:
             settings = Path(folder, "settings.json")
             known = {"records": folder, "watched": f"{folder}/out", "every": options.every, "stop": {}}
             settings.write_text(json.dumps(known))
-            environment |= {"DCPBENCH_SCRIPT": str(settings), "PYTHONPATH": str(STARTUP)}
+            environment |= {"DCPBENCH_SCRIPT": str(settings), "PYTHONPATH": str(RECORDER)}
         ended = subprocess.run(words, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(ended.stdout)
 

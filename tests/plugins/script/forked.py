@@ -5,7 +5,7 @@ starts the ranks and ends them when one of them dies.
 """
 
 import atexit
-import importlib.util
+import importlib
 import os
 import runpy
 import signal
@@ -22,11 +22,9 @@ import torch.distributed.fsdp
 import torch.utils.data.distributed  # noqa: F401
 
 from dcpbench.plugins.script.record import Recording
-from dcpbench.plugins.script.run import OUT, Command, Ended
+from dcpbench.plugins.script.run import OUT, RECORDER, Command, Ended
 from dcpbench.records.files import file_lengths
 from dcpbench.records.store import write_json
-
-RECORDER = Path(sys.modules[Command.__module__].__file__).parent / "recorder"
 
 
 class ForkedCommand(Command):
@@ -51,7 +49,8 @@ class ForkedCommand(Command):
             if not (pid := os.fork()):
                 _child(words[at:], settings, log, rank if ranks else None, ranks, port)
             pids.append(pid)
-        status = _wait(pids, records, limit_s, self.grace_s)
+        grace_s = self.grace_s if stop and stop.kind in ("term", "rank") else 0
+        status = _wait(pids, records, limit_s, grace_s)
         recording = Recording.read(records, file_lengths(out))
         return Ended(status, time.monotonic() - began, log, recording, 0)
 
@@ -97,13 +96,8 @@ def _child(words: list[str], settings: Path, log: Path, rank: int | None, ranks:
             names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_PORT": port}
             os.environ.update({name: str(value) for name, value in names.items()}, MASTER_ADDR="localhost")
         atexit._clear()
-        spec = importlib.util.spec_from_file_location(
-            "_dcpbench_recorder", RECORDER / "__init__.py", submodule_search_locations=[str(RECORDER)]
-        )
-        recorder = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = recorder
-        spec.loader.exec_module(recorder)
-        recorder.start(str(settings))
+        sys.path.insert(0, str(RECORDER))
+        importlib.import_module("dcpbench_recorder").start(str(settings))
         runpy.run_path(words[0], run_name="__main__")
         code = 0
     except SystemExit as error:

@@ -18,14 +18,12 @@ def state(step: int, **changed: Any) -> dict[str, Any]:
         "weights": [100 + step, 200 + step],
         "moments": [300 + step] if step > 1 else [],
         "gradients": [400 + step, 500 + step],
-        "buffers": [600 + step],
         "frozen": [7],
         "batch": [800 + step % 6],
         "loss": [900 + step],
-        "start_buffers": [600 + step - 1],
-        "hyper": [{"lr": 1.0 / step}],
-        "modes": {"Net": 5},
-        "generators": {"torch": step},
+        "buffers": [600 + step - 1],
+        "hyper": [1.0 / step],
+        "modes": [5],
     }
     return values | changed
 
@@ -34,11 +32,12 @@ NAMES = {
     "weights": ["a", "b"],
     "moments": ["a.exp_avg"],
     "gradients": ["a", "b"],
-    "buffers": ["mean"],
     "frozen": ["c"],
     "batch": ["0x"],
     "loss": ["0"],
-    "start_buffers": ["mean"],
+    "buffers": ["mean"],
+    "hyper": ["group 0 lr"],
+    "modes": ["Net 0"],
 }
 
 
@@ -54,9 +53,12 @@ class Writer:
         self.events.append({"e": kind, "k": self.done, "t": self.time, **fields})
 
     def step(self, step: int, **changed: Any) -> None:
+        generators = {"torch": changed.pop("torch", step)}
         values = state(step, **changed)
-        names = {kind: NAMES[kind][: len(values[kind])] for kind in NAMES}
-        self.event("step", rank=self.rank, o=0, n=self.done, names=names, **values)
+        parts = {kind: dict(zip(NAMES[kind], values[kind], strict=False)) for kind in values}
+        if not self.done:
+            self.event("about", classes=["Net"])
+        self.event("step", rank=self.rank, optimizer=0, generators=generators, parts=parts)
         self.done += 1
 
     def save(self, path: str, content: Mapping[str, Any] | None = None, finished: bool = True) -> None:

@@ -102,7 +102,7 @@ def _signs(facts: Facts) -> dict[str, bool]:
     compared, difference, same = facts.compared, facts.difference, facts.same_as
     newest, loaded = str(compared.newest), str(compared.loaded)
     calls, expected_calls = (
-        {name.partition("[")[0] for name in _parts(of, "batch")}
+        {name.partition(".")[0] for name in _parts(of, "batch")}
         for of in (difference.actual, difference.expected)
     )
     return {

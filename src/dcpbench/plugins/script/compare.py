@@ -15,22 +15,21 @@ KINDS = {
     "checkpoint": "the checkpoint taken",
     "weights": "weights",
     "frozen": "frozen weights",
-    "start_buffers": "buffers",
+    "buffers": "buffers",
     "moments": "optimizer state",
     "hyper": "hyperparameters",
     "modes": "train or eval mode",
     "batch": "the batch",
     "loss": "the loss",
     "gradients": "gradients",
-    "buffers": "buffers after the forward pass",
     "saved": "what is saved",
     "steps": "the number of steps",
 }
 """The compared kinds, in causal order: in one step, an earlier kind can be the cause of a later one."""
 ORDER = {kind: place for place, kind in enumerate(KINDS)}
-_RESTORED = ("weights", "frozen", "start_buffers", "moments")
+_RESTORED = ("weights", "frozen", "buffers", "moments")
 """Kinds that the first resumed step gets from the checkpoint alone."""
-_EACH_STEP = tuple(kind for kind in KINDS if kind not in ("checkpoint", "start_buffers", "saved", "steps"))
+_EACH_STEP = tuple(kind for kind in KINDS if kind not in ("checkpoint", "saved", "steps"))
 _OF_CALLED = ("frozen", "buffers", "modes")
 """Kinds of models that were called: some are called later than the first step."""
 _SCORES = {"weights": 3, "moments": 2, "batch": 1, "hyper": 1}
@@ -176,13 +175,12 @@ class Compared:
     def _in_steps(self, rank: int, unequal: Unequal) -> Iterator[Difference]:
         """Yield the first difference of a rank in its steps, if there is one."""
         expected, actual = self.sequences[rank][self._place :], self._actual[rank]
-        wrappers = self._resumed.about.get("wrappers", ())
+        is_ddp = "DistributedDataParallel" in self._resumed.about["classes"]
         for number, (step, other) in enumerate(zip(actual, expected, strict=False)):
             kinds = different(other, step)
             # DDP gives all ranks the buffers of rank 0 before each forward pass.
-            if number == 0 and (rank == 0 or "DistributedDataParallel" not in wrappers):
+            if number == 0 and rank and is_ddp:
                 kinds.pop("buffers", None)
-                kinds |= self._start_buffers(rank, step)
             for kind in sorted(kinds, key=ORDER.__getitem__):
                 difference = Difference(other.at, rank, kind, kinds[kind], other, step, number == 0)
                 if difference.is_restored or other.at < unequal.kinds.get(kind, other.at + 1):
@@ -204,14 +202,6 @@ class Compared:
         saves = self._reference.saves(rank), self._resumed.saves(rank, self.loaded)
         expected, actual = ({name for after, name in each if after >= done} for each in saves)
         return expected - actual
-
-    def _start_buffers(self, rank: int, step: Step) -> dict[str, list[str]]:
-        """Compare the buffers before the first forward pass with those after the pass before."""
-        steps, place = self.sequences[rank], self._place
-        before = steps[place - 1].parts.get("buffers") if place else steps[0].parts.get("start_buffers")
-        now = step.parts.get("start_buffers", {})
-        names = _unequal_names(before or {}, now, common=True)
-        return {"start_buffers": names} if names else {}
 
     def _in_saves(self, rank: int, unequal: Unequal) -> Iterator[Difference]:
         """Yield the first save of a rank that holds something else. States of generators can differ without

@@ -45,8 +45,10 @@ class Process:
     @cached_property
     def steps(self) -> list[Step]:
         """Its optimizer steps."""
-        names: dict[tuple[int, str], list[str]] = {}
-        return [_step(event, names) for event in self.of_kind("step")]
+        return [
+            Step(event["optimizer"], event["parts"], event["generators"], event["k"])
+            for event in self.of_kind("step")
+        ]
 
     def of_kind(self, *kinds: str) -> list[Event]:
         """Return its events of these kinds."""
@@ -81,8 +83,7 @@ class Recording:
     @property
     def about(self) -> Mapping[str, Any]:
         """What the first rank knows about its torch and its models."""
-        steps = [event for process in self.ranks.values() for event in process.of_kind("step")]
-        return next((event["about"] for event in steps if "about" in event), {})
+        return next(event for process in self.ranks.values() for event in process.of_kind("about"))
 
     @property
     def length(self) -> int:
@@ -202,23 +203,6 @@ def newest_complete(reference: Disk, stopped: Recording, cut: str) -> int | None
 def is_in(path: str, folder: str) -> bool:
     """Tell whether a path is another one, or below it."""
     return path == folder or path.startswith(f"{folder}/")
-
-
-def _step(event: Event, names: dict[tuple[int, str], list[str]]) -> Step:
-    """Return a step; `names` are those of the values, which are written when they change."""
-    optimizer = event["o"]
-    names |= {(optimizer, kind): keys for kind, keys in event["names"].items()}
-    parts: dict[str, Named] = {
-        kind: dict(zip(keys, event[kind], strict=True))
-        for (of, kind), keys in names.items()
-        if of == optimizer and kind in event
-    }
-    groups = enumerate(event["hyper"])
-    parts["hyper"] = {
-        f"group {place} {key}": value for place, group in groups for key, value in group.items()
-    }
-    parts["modes"] = event.get("modes", {})
-    return Step(optimizer, parts, event.get("generators", {}), event["k"])
 
 
 def _events(path: Path) -> Iterator[Event]:

@@ -39,7 +39,7 @@ class Script:
     def row(self, stop: Stop, verdict: Verdict, seconds: float, last: Ended) -> Row:
         """Return the row of a stop; `last` is its last run."""
         about, words = self.reference.about, shlex.join(self.command.words)
-        parallel = [name for kind, name in _PARALLEL.items() if kind in about["wrappers"]]
+        parallel = [name for kind, name in _PARALLEL.items() if kind in about["classes"]]
         scripts = [Path(word) for word in self.command.words if word.endswith(".py")]
         file = next((path for path in (self.command.cwd / path for path in scripts) if path.is_file()), None)
         resume = shlex.join(self.resume_words)
@@ -64,7 +64,7 @@ class Script:
             axes={
                 "scenario": "script",
                 "parallel": "+".join(parallel) or "none",
-                "compile": "OptimizedModule" in about["wrappers"],
+                "compile": "OptimizedModule" in about["classes"],
                 "save": "script",
                 "model": (scripts or [Path(self.command.words[0])])[0].name,
                 "storage": "script",

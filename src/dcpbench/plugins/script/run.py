@@ -30,7 +30,8 @@ _STOP = re.compile(
     r"(?P<number>0*[1-9]\d{0,8})",
     re.ASCII,
 )
-_STARTUP = Path(__file__).parent / "recorder" / "startup"
+RECORDER = Path(__file__).parent / "recorder"
+"""The folder that starts the recorder, first in PYTHONPATH."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Stop:
 
     kind: str
     number: int
-    rank: int = 0
+    rank: int | None = None
     part: str = ""
 
     @classmethod
@@ -63,11 +64,13 @@ class Stop:
             expected = "kill@STEP, term@STEP, rank1@STEP, write@PART:N or torn@PART:N"
             raise ConfigError(f"--stop {text}: expected {expected}")
         kind = match["at_step"] or match["at_change"] or "rank"
-        return cls(kind, int(match["number"]), int(match["rank"] or 0), match["part"] or "")
+        return cls(
+            kind, int(match["number"]), int(match["rank"]) if match["rank"] else None, match["part"] or ""
+        )
 
     def __str__(self) -> str:
         part = f"{self.part}:" if self.part else ""
-        return f"{self.kind}{self.rank if self.kind == 'rank' else ''}@{part}{self.number}"
+        return f"{self.kind}{'' if self.rank is None else self.rank}@{part}{self.number}"
 
 
 @dataclass(frozen=True)
@@ -148,20 +151,23 @@ class Command:
             except OSError as error:
                 raise ConfigError(f"{words[0]}: cannot be started: {error.strerror}") from None
             try:
-                status = self._wait(process, records, began + limit_s)
+                is_gentle = stop is not None and stop.kind in ("term", "rank")
+                status = self._wait(process, records, began + limit_s, is_gentle)
             finally:
                 left_behind = end_processes(settings)
                 process.wait()
         seconds = time.monotonic() - began
         return Ended(status, seconds, log, Recording.read(records, file_lengths(out)), left_behind)
 
-    def _wait(self, process: "subprocess.Popen[bytes]", records: Path, deadline: float) -> int | None:
+    def _wait(
+        self, process: "subprocess.Popen[bytes]", records: Path, deadline: float, is_gentle: bool
+    ) -> int | None:
         """Return the exit status; None where it took too long. After a signal the command has some seconds,
         as a scheduler allows."""
         signalled = False
         while process.poll() is None:
             if not signalled and any(path.suffix == "" for path in records.iterdir()):
-                signalled, deadline = True, time.monotonic() + self.grace_s
+                signalled, deadline = True, time.monotonic() + (self.grace_s if is_gentle else 0)
             if time.monotonic() > deadline:
                 return -signal.SIGKILL if signalled else None
             time.sleep(_POLL_S)
@@ -189,5 +195,5 @@ def _is_of(process: psutil.Process, settings: Path) -> bool:
 
 
 def _environment(settings: Path) -> dict[str, str]:
-    path = os.pathsep.join(filter(None, [str(_STARTUP), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(RECORDER), os.environ.get("PYTHONPATH")]))
     return OFFLINE | os.environ | {"PYTHONPATH": path, _VARIABLE: str(settings)}

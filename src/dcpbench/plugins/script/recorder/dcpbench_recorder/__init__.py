@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.util
-import os
 import sys
 from typing import Any, Callable
 
-from . import files, steps
+from . import files
 from .log import Log
 
+
+def _record_steps(torch: Any, log: Log) -> None:
+    from . import steps  # imports torch
+
+    steps.install(log)
+
+
 _HOOKS: dict[str, Callable[[Any, Log], None]] = {
-    "torch": steps.install,
-    "torch.distributed.checkpoint.state_dict": steps.ignore_made_up_steps,
+    "torch": _record_steps,
     **dict.fromkeys(files.CALLS, files.wrap),
 }
 """What is done after a module was imported, by its name."""
@@ -29,7 +34,6 @@ def start(settings: str) -> None:
     log = Log(settings)
     sys.meta_path.insert(0, _AfterImport(log))
     files.watch(log)
-    os.register_at_fork(after_in_child=log.forked)
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
@@ -39,7 +43,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         self._log = log
         self._left = dict(_HOOKS)
         for name in [name for name in self._left if name in sys.modules]:
-            self._left.pop(name)(sys.modules[name], log)
+            log.guarded(self._left.pop(name), sys.modules[name], log)
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
         """Return the module's own spec, whose loader then calls the hook."""
@@ -51,7 +55,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
         def exec_module(module: Any) -> None:
             run(module)
-            log.guarded(hook, module, log)  # the script matters more than its record
+            log.guarded(hook, module, log)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

@@ -8,11 +8,16 @@ from __future__ import annotations
 import ctypes
 import zlib
 from itertools import islice
-from typing import Any, Iterator, Sequence
+from typing import Any, Iterator
 
+import torch
+
+Parts = dict[str, dict[str, Any]]
+"""Values by name, by kind."""
 _CHUNK = 1 << 22
 _MOST = 2000
-_weights: dict[Any, Any] = {}
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_weights: dict[torch.device, torch.Tensor] = {}
 
 
 def digest(tensor: Any) -> Any:
@@ -20,7 +25,7 @@ def digest(tensor: Any) -> Any:
     tensor = getattr(tensor, "_local_tensor", tensor).detach()
     if tensor.device.type == "meta":
         return 0
-    if tensor.layout is not _torch().strided:
+    if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
     if tensor.device.type != "cpu":
         return _on_device(tensor)
@@ -30,47 +35,44 @@ def digest(tensor: Any) -> Any:
     return zlib.crc32((ctypes.c_char * size).from_address(tensor.data_ptr()), count) if size else 0
 
 
-def fetched(digests: Sequence[Any]) -> list[Any]:
-    """Return digests as ints: one transfer for all that are on one device."""
-    by_device: dict[Any, list[Any]] = {}
-    for value in digests:
-        if not isinstance(value, (int, str, float)):
-            by_device.setdefault(value.device, []).append(value)
-    transferred = {device: iter(_torch().stack(of).tolist()) for device, of in by_device.items()}
-    return [
-        value if isinstance(value, (int, str, float)) else next(transferred[value.device])
-        for value in digests
-    ]
+def fetched(parts: Parts) -> Parts:
+    """Return parts with digests as ints: one transfer for all that are on one device."""
+    by_device: dict[torch.device, list[torch.Tensor]] = {}
+    for values in parts.values():
+        for value in values.values():
+            if isinstance(value, torch.Tensor):
+                by_device.setdefault(value.device, []).append(value)
+    numbers = {device: iter(torch.stack(scalars).tolist()) for device, scalars in by_device.items()}
+    return {
+        kind: {
+            name: next(numbers[value.device]) if isinstance(value, torch.Tensor) else value
+            for name, value in values.items()
+        }
+        for kind, values in parts.items()
+    }
 
 
-def leaves(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the tensors, numbers and texts in nested containers by their paths; objects that are neither
     are left out, or represented by their `state_dict`."""
-    torch = _torch()
     if isinstance(value, (torch.Tensor, bool, int, float, str)) or value is None:
         yield name, value
-    elif depth > 8:
-        return
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            yield from leaves(inner, f"{name}.{key}" if name else str(key), depth + 1)
-    elif isinstance(value, (list, tuple)):
-        if len(value) > 64 and not any(isinstance(inner, torch.Tensor) for inner in value[:8]):
-            yield name, repr(value)
-            return
-        for number, inner in enumerate(value):
-            yield from leaves(inner, f"{name}[{number}]", depth + 1)
-    elif isinstance(value, torch.nn.Module) or hasattr(value, "state_dict"):
-        yield from leaves(value.state_dict(), name, depth + 1)
+    elif isinstance(value, (list, tuple)) and len(value) > 64 and not torch.is_tensor(value[0]):
+        yield name, repr(value)
+    else:
+        if hasattr(value, "state_dict"):
+            value = value.state_dict()
+        entries = dict(enumerate(value)) if isinstance(value, (list, tuple)) else value
+        for key, inner in entries.items() if isinstance(entries, dict) else ():
+            yield from leaves(inner, f"{name}.{key}" if name else str(key))
 
 
-def held(value: Any) -> list[tuple[str, Any]]:
+def held(value: Any) -> dict[str, Any]:
     """Return the digests of tensors, not fetched yet, and other plain values as texts, by name."""
-    is_tensor = _torch().is_tensor
-    return [
-        (name, digest(leaf) if is_tensor(leaf) else _text_of(leaf))
+    return {
+        name: digest(leaf) if torch.is_tensor(leaf) else _text_of(leaf)
         for name, leaf in islice(leaves(value), _MOST)
-    ]
+    }
 
 
 def _text_of(value: Any) -> str:
@@ -78,12 +80,10 @@ def _text_of(value: Any) -> str:
     return f"={text}" if len(text) < 100 else f"={zlib.crc32(text.encode())}"
 
 
-def _on_device(tensor: Any) -> Any:
-    torch = _torch()
-    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+def _on_device(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
-    words = tensor.contiguous().view(-1).view(integers[tensor.element_size()])
+    words = tensor.contiguous().view(-1).view(_INTEGERS[tensor.element_size()])
     total = torch.full((), words.numel(), dtype=torch.int64, device=words.device)
     if words.device not in _weights:
         seeded = torch.Generator().manual_seed(9_176_543)  # the script's generators are not used
@@ -93,9 +93,3 @@ def _on_device(tensor: Any) -> Any:
         part = words[begin : begin + _CHUNK]
         total = total * 6_364_136_223_846_793_005 + (part * _weights[words.device][: part.numel()]).sum()
     return total
-
-
-def _torch() -> Any:
-    import torch
-
-    return torch

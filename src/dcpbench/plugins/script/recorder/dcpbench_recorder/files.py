@@ -1,0 +1,138 @@
+"""Which files below the watched folder were changed and read, and what was saved and loaded, by which call.
+
+An audit hook of Python sees files as they are opened, renamed and removed. Wrapped functions of torch, DCP,
+pickle and safetensors know which of them belong to one save, and what is in it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+from typing import Any, Callable
+
+from .log import Log
+
+CALLS = {
+    "torch.serialization": {"save": "save_file", "load": "load"},
+    "torch.distributed.checkpoint.state_dict_saver": {"save": "save", "async_save": "save"},
+    "torch.distributed.checkpoint.state_dict_loader": {"load": "load"},
+    "pickle": {"dump": "save", "load": "load"},
+    "safetensors": {"safe_open": "load"},
+    "safetensors.torch": {"save_file": "save_file", "load_file": "load"},
+}
+"""What the recorded functions of a module do: `load`, or `save` their first argument; `save_file` opens the
+file outside Python, where the audit hook does not see it."""
+_inside = threading.local()
+_uploading: set[str] = set()
+"""The paths of asynchronous saves in flight, whose threads call `save` too."""
+
+
+def watch(log: Log) -> None:
+    """Record changes and reads of files of this process."""
+
+    def audit(event: str, args: tuple[Any, ...]) -> None:
+        if event in _EVENTS:
+            log.guarded(_EVENTS[event], log, *args)
+
+    sys.addaudithook(audit)
+
+
+def _opened(log: Log, path: Any, mode: Any, flags: int) -> None:
+    place = log.watched(path)
+    if place is None:
+        return
+    if not flags & (os.O_WRONLY | os.O_RDWR):
+        if not os.path.isdir(path):
+            log.write("read", path=place)
+    elif not flags & os.O_APPEND:
+        log.write("open", path=place)
+        log.stop.at_change(place, opens=True, truncates=bool(flags & os.O_TRUNC))
+
+
+def _renamed(log: Log, path: Any, to: Any, *descriptors: int) -> None:
+    before, after = log.watched(path), log.watched(to)
+    if before and after:
+        log.stop.at_change(before, after)
+        log.write("rename", path=before, to=after)
+
+
+def _removed(log: Log, path: Any, *descriptors: int) -> None:
+    if place := log.watched(path):
+        log.stop.at_change(place)
+        log.write("remove", path=place)
+
+
+_EVENTS: dict[str, Callable[..., None]] = {
+    "open": _opened,
+    "os.rename": _renamed,
+    "os.link": _renamed,
+    "os.remove": _removed,
+    "os.rmdir": _removed,
+    "shutil.rmtree": _removed,
+}
+
+
+def wrap(module: Any, log: Log) -> None:
+    """Replace the functions of a module that save or load by ones that record it."""
+    package = sys.modules.get(module.__name__.rpartition(".")[0])
+    for name, action in CALLS[module.__name__].items():
+        function = getattr(module, name)
+        recorded = _recorded(function, action, log)
+        for place in (module, package):  # a package passes it on
+            if getattr(place, name, None) is function:
+                setattr(place, name, recorded)
+
+
+def _recorded(function: Any, action: str, log: Log) -> Any:
+    saves = action != "load"
+
+    @functools.wraps(function, updated=())
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        target, path = _target(log, (*args[saves:], *kwargs.values()))
+        if path is None or getattr(_inside, "on", False) or "torch" not in sys.modules:
+            return function(*args, **kwargs)
+        is_new = path not in _uploading
+        if saves and is_new:
+            log.guarded(_saving, log, path, args[0] if args else next(iter(kwargs.values())))
+            if action == "save_file" and log.watched(target):
+                log.write("open", path=path)
+                log.stop.at_change(path, opens=True, truncates=True)
+        _inside.on = True
+        try:
+            result = function(*args, **kwargs)
+        finally:
+            _inside.on = False
+        upload = getattr(result, "upload_completion", result)
+        if saves and hasattr(upload, "add_done_callback"):
+            _uploading.add(path)
+            upload.add_done_callback(functools.partial(_uploaded, log, path))
+        elif is_new:
+            log.write("saved" if saves else "load", path=path)
+        return result
+
+    return recorded
+
+
+def _target(log: Log, arguments: tuple[Any, ...]) -> tuple[Any, str | None]:
+    """Return the argument that is below the watched folder, and its path: itself, or that of an open file or
+    of a storage of DCP."""
+    for argument in arguments:
+        for place in (argument, getattr(argument, "name", None), getattr(argument, "path", None)):
+            if path := log.watched(place):
+                return argument, path
+    return None, None
+
+
+def _saving(log: Log, path: str, value: Any) -> None:
+    from .digests import fetched, held  # imports torch
+
+    log.count_save()
+    log.write("save", path=path, **fetched({"content": held(value)}))
+
+
+def _uploaded(log: Log, path: str, future: Any) -> None:
+    _uploading.discard(path)
+    if not future.exception():
+        log.write("saved", path=path)

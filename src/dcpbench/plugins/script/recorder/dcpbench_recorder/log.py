@@ -1,0 +1,130 @@
+"""The file of a process, and the stop that may end it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from typing import Any, Callable
+
+_SIGNALS = {"kill": signal.SIGSTOP, "term": signal.SIGTERM, "rank": signal.SIGKILL}
+
+
+class Log:
+    """Append events to the file of this process: one JSON object a line, with the number of optimizer steps
+    done (`k`) and the time (`t`). Paths are relative to the watched folder."""
+
+    def __init__(self, settings: str) -> None:
+        with open(settings) as file:
+            known = json.load(file)
+        self.folder: str = known["records"]
+        self.root: str = known["watched"]
+        self.every: int = known["every"]
+        self.stop = Stop(self, **known["stop"])
+        self._saves = os.path.join(self.folder, "saves.count")
+        self._begin()
+        os.register_at_fork(after_in_child=self._begin)
+
+    def _begin(self) -> None:
+        """Begin the file of a process: of this one, and of each that is forked from it."""
+        self.steps = 0
+        self.stop.changes = 0
+        self._file: int | None = None
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process; 0 if it has none."""
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            return int(distributed.get_rank())
+        return int(os.environ.get("RANK") or 0)
+
+    @property
+    def saves(self) -> int:
+        """How many saves were begun, on all ranks."""
+        with suppress(FileNotFoundError):
+            return os.path.getsize(self._saves)
+        return 0
+
+    def count_save(self) -> None:
+        """Count a save for all ranks, of which one may save for all."""
+        with open(self._saves, "a") as file:
+            file.write(".")
+
+    def watched(self, path: Any) -> str | None:
+        """Return the path of a file below the watched folder; None of others, and of what is no path."""
+        try:
+            full = os.path.abspath(os.fsdecode(path))
+        except (TypeError, ValueError):
+            return None
+        is_watched = full.startswith(self.root + os.sep) and "__pycache__" not in full
+        return full[len(self.root) + 1 :] if is_watched else None
+
+    def guarded(self, function: Callable[..., None], *args: Any) -> None:
+        """Call a function of the recorder. If it fails the script continues, and the log has the error."""
+        try:
+            function(*args)
+        except Exception as error:  # noqa: BLE001
+            self.write("broken", error=repr(error))
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Append an event."""
+        if self._file is None:
+            name = os.path.join(self.folder, f"{os.getpid()}-{time.time_ns()}.jsonl")
+            self._file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        line = json.dumps({"e": event, "k": self.steps, "t": time.time(), **fields}, default=repr)
+        os.write(self._file, line.encode() + b"\n")
+
+
+class Stop:
+    """The end that dcpbench prepared for the run: `kind`, and at which step, or at which change of a file
+    whose path has `part` in it.
+
+    To be killed, a process stops, with all its threads, where it is: dcpbench then kills all processes.
+    """
+
+    def __init__(
+        self, log: Log, kind: str = "", number: int = 0, rank: int | None = None, part: str = ""
+    ) -> None:
+        self._log, self._kind, self._rank, self._number, self._part = log, kind, rank, number, part
+        self.changes = 0
+        self._cut = ""
+
+    def before_step(self, number: int) -> None:
+        """Make the stop that is due before an optimizer step, counted from 1."""
+        if self._cut:
+            with suppress(OSError):
+                torn = os.path.join(self._log.root, self._cut)
+                os.truncate(torn, os.path.getsize(torn) // 2)
+            self._end("cut to half", path=self._cut)
+        elif number == self._number and not self._part and self._rank in (None, self._log.rank):
+            self._end(f"before step {number}", _SIGNALS[self._kind])
+
+    def at_change(self, path: str, to: str = "", opens: bool = False, truncates: bool = False) -> None:
+        """Make the stop that is due at a change of a file. A file that is opened is empty then; what else is
+        changed is not changed any longer."""
+        if to and self._cut.startswith(path):
+            self._cut = to + self._cut[len(path) :]
+        if not self._part or (self._part not in path and self._part not in to):
+            return
+        self.changes += 1
+        if self.changes != self._number:
+            return
+        if self._kind == "torn":
+            self._cut = to or path
+            return
+        if opens:
+            flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if truncates else 0)
+            os.close(os.open(os.path.join(self._log.root, path), flags, 0o666))
+        self._end(f"at a change of {to or path}", path=path if opens else "")
+
+    def _end(self, why: str, number: int = signal.SIGSTOP, path: str = "") -> None:
+        """Signal this process, the first time that a launcher starts it."""
+        marker = os.path.join(self._log.folder, f"stopped-{self._log.rank}")
+        if not os.path.exists(marker):
+            self._log.write("stop", at=why, path=path)
+            open(marker, "w").close()
+            os.kill(os.getpid(), number)

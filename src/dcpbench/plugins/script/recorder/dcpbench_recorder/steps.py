@@ -1,0 +1,234 @@
+"""What each optimizer step depends on, recorded right before it.
+
+A record has the digests of weights, gradients, optimizer state, frozen parameters and buffers, the
+hyperparameters, how many modules are in training mode, the batch (what entered the models) and the loss.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import pickle
+import random
+import sys
+import threading
+import weakref
+import zlib
+from typing import Any, Callable
+
+import torch
+from torch.optim import optimizer as optimizers
+
+from .digests import Parts, digest, fetched, held
+from .log import Log
+from .names import Models
+
+
+class _Optimizer:
+    """An optimizer: its number in the order of first steps, and its `count` of steps.
+
+    `is_recorded` tells whether the step that it makes is.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number, self.count, self.is_recorded = number, 0, False
+
+
+class Steps:
+    """The optimizer steps of this process."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._models = Models()
+        self._optimizers: weakref.WeakKeyDictionary[Any, _Optimizer] = weakref.WeakKeyDictionary()
+        self._inside = threading.local()
+        self._saves = -1
+        self._begin()
+
+    def _begin(self) -> None:
+        self._calls = 0
+        self._generators: dict[str, Any] = {}
+        self._parts: Parts = {"buffers": {}, "modes": {}, "batch": {}, "loss": {}}
+
+    def called(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Record the input of an outermost call of a module with parameters."""
+        if next(module.parameters(), None) is None:
+            return
+        name = self._models.add(module)
+        if not self._calls:
+            self._generators = _generators()
+            self._parts["buffers"] = {key: digest(value) for key, value in self._models.buffers().items()}
+        self._parts["modes"].setdefault(name, sum(inner.training for inner in module.modules()))
+        for key, value in held([args, kwargs]).items():
+            if not isinstance(value, str):
+                self._parts["batch"][f"call {self._calls}.{key}"] = value
+        self._calls += 1
+
+    def backward(self, tensors: Any) -> None:
+        """Record the loss that a backward pass begins with."""
+        loss: Any = tensors[0] if isinstance(tensors, (tuple, list)) and tensors else tensors
+        if getattr(loss, "numel", lambda: 0)() == 1:
+            loss = getattr(loss, "_local_tensor", loss).detach().double().reshape(())
+            # The bits of a float64 are fetched like digests.
+            self._parts["loss"][str(len(self._parts["loss"]))] = loss.view(torch.int64)
+
+    def before(self, optimizer: Any) -> None:
+        """Record a step before it is made, and make the stop that is due."""
+        known = self._optimizers.setdefault(optimizer, _Optimizer(len(self._optimizers)))
+        if known.is_recorded or _is_made_up():
+            return
+        known.is_recorded = True
+        self._log.guarded(self._record, optimizer, known)
+        if known.number == 0:  # unguarded: a signal's handler may raise what the script expects
+            self._log.stop.before_step(known.count + 1)
+
+    def after(self, optimizer: Any) -> None:
+        """Count a step that was made."""
+        known = self._optimizers[optimizer]
+        if known.is_recorded:
+            known.is_recorded = False
+            known.count += 1
+            self._begin()  # without what a closure did in the step
+            if known.number == 0:
+                self._log.steps = known.count
+
+    def _record(self, optimizer: Any, known: _Optimizer) -> None:
+        parts = {"hyper": _hyperparameters(optimizer), **self._parts}
+        saves = self._log.saves
+        if known.count % self._log.every == 0 or saves != self._saves:
+            parts |= self._state(optimizer)
+        if self._saves < 0:
+            self._log.write("about", **self._about())
+        self._saves = saves
+        step = {"rank": self._log.rank, "optimizer": known.number, "generators": self._generators}
+        self._log.write("step", **step, parts=fetched(parts))
+        self._begin()
+
+    def _state(self, optimizer: Any) -> Parts:
+        """Return the digests of all that an optimizer changes, and of the parameters that it does not."""
+        parts: Parts = {"weights": {}, "gradients": {}, "moments": {}}
+        names = self._models.parameters()
+        for place, group in enumerate(optimizer.param_groups):
+            for index, parameter in enumerate(group["params"]):
+                name, _ = names.pop(id(parameter), (f"group{place}[{index}]", parameter))
+                parts["weights"][name] = digest(parameter)
+                if parameter.grad is not None:
+                    parts["gradients"][name] = digest(parameter.grad)
+                for key, value in held(optimizer.state.get(parameter, {})).items():
+                    parts["moments"][f"{name}.{key}"] = value
+        return parts | {"frozen": {name: digest(value) for name, value in names.values()}}
+
+    def _about(self) -> dict[str, Any]:
+        """Return what is known about a process that trains."""
+        distributed = torch.distributed
+        is_parallel = distributed.is_available() and distributed.is_initialized()
+        modules = self._models.modules()
+        classes = {kind.__name__ for module in modules for kind in type(module).__mro__}
+        if any(getattr(module, "_compiled_call_impl", None) is not None for module in modules):
+            classes.add("OptimizedModule")
+        return {
+            "torch": torch.__version__,
+            "python": sys.version.split()[0],
+            "world_size": distributed.get_world_size() if is_parallel else 1,
+            "backend": distributed.get_backend() if is_parallel else None,
+            "devices": sorted({value.device.type for _, value in self._models.parameters().values()}),
+            "classes": sorted(classes),
+        }
+
+    # Hooks.
+
+    def hook_before(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record a step; one with a closure after the closure's first call, which makes the gradients."""
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self.before(optimizer)
+            return None
+
+        def recorded() -> Any:
+            result = closure()
+            self.before(optimizer)
+            return result
+
+        others = {key: value for key, value in kwargs.items() if key != "closure"}
+        return (optimizer, recorded, *args[2:]), others
+
+    def wrapped_call(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `Module.__call__`, which records outermost calls. A compiler does not see the difference."""
+        is_compiling, grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
+        inside, steps, log = self._inside, self, self._log
+
+        def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+            if is_compiling() or getattr(inside, "on", False):
+                return call(self, *args, **kwargs)
+            inside.on = True
+            try:
+                if grad_enabled():
+                    log.guarded(steps.called, self, args, kwargs)
+                return call(self, *args, **kwargs)
+            finally:
+                inside.on = False
+
+        # A compiler skips the frames of torch's own file, as it would without the recorder.
+        __call__.__code__ = __call__.__code__.replace(co_filename=torch.nn.modules.module.__file__)
+        return __call__
+
+    def wrapped_backward(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that begins a backward pass, and records it."""
+
+        @functools.wraps(function)
+        def recorded(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                self._log.guarded(self.backward, tensors)
+            return function(tensors, *args, **kwargs)
+
+        return recorded
+
+
+def install(log: Log) -> None:
+    """Hook into torch, right after its import."""
+    steps = Steps(log)
+    # A compiler takes functions, not methods, and must not look into them.
+    quiet: Callable[..., Any] = torch._disable_dynamo
+    optimizers.register_optimizer_step_pre_hook(quiet(lambda *args: steps.hook_before(*args)))
+    optimizers.register_optimizer_step_post_hook(quiet(lambda optimizer, *args: steps.after(optimizer)))
+    torch.nn.Module.__call__ = steps.wrapped_call(torch.nn.Module.__call__)  # type: ignore[method-assign]
+    for name in ("backward", "grad"):
+        setattr(torch.autograd, name, steps.wrapped_backward(getattr(torch.autograd, name)))
+    atexit.register(log.stop.before_step, 0)  # a file is cut to half after the last step too
+
+
+def _is_made_up() -> bool:
+    """Tell whether DCP makes this step, to create the state of an optimizer."""
+    frame = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "_init_optim_state":
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None
+
+
+def _hyperparameters(optimizer: Any) -> dict[str, Any]:
+    """Return the hyperparameters of each group: numbers, texts and lists of them; not what differs in each
+    process."""
+    return {
+        f"group {place} {key}": _plain(value)
+        for place, group in enumerate(optimizer.param_groups)
+        for key, value in group.items()
+        if key not in ("params", "param_names")
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    if hasattr(value, "item"):
+        return value.item()
+    return value if isinstance(value, (bool, int, float, str)) or value is None else "?"
+
+
+def _generators() -> dict[str, Any]:
+    """Return digests of the states of the random generators."""
+    states = {"torch": digest(torch.random.default_generator.get_state()), "Python": random.getstate()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states["CUDA"] = digest(torch.cuda.default_generators[torch.cuda.current_device()].get_state())
+    if hasattr(sys.modules.get("numpy"), "random"):
+        states["NumPy"] = sys.modules["numpy"].random.get_state()
+    return {name: zlib.crc32(pickle.dumps(state)) for name, state in states.items()}
