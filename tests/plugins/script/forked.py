@@ -13,50 +13,38 @@ import socket
 import sys
 import time
 import traceback
-from dataclasses import asdict
 from pathlib import Path
+from typing import BinaryIO
 
 import torch._dynamo
 import torch.distributed.checkpoint.state_dict
 import torch.distributed.fsdp
 import torch.utils.data.distributed  # noqa: F401
 
-from dcpbench.plugins.script.record import Recording
-from dcpbench.plugins.script.run import OUT, RECORDER, Command, Ended
-from dcpbench.records.files import file_lengths
-from dcpbench.records.store import write_json
+from dcpbench.plugins.script.run import RECORDER, Command
 
 
 class ForkedCommand(Command):
     """A command `python script.py …`, or `torchrun --nproc-per-node=N script.py …`."""
 
-    def run(self, place, name, limit_s, stop=None, more=()) -> Ended:
-        records, out, log = place / f"{name}-records", place / "out", place / f"{name}.log"
-        records.mkdir()
-        settings = place / f"{name}.json"
-        known = {"records": str(records), "watched": str(out), "every": self.every}
-        write_json(settings, known | {"stop": asdict(stop) if stop else {}})
-        words = [word.replace(OUT, str(out)) for word in (*self.words, *more)]
+    def _status(self, words, output, settings, deadline, stop) -> int | None:
         at = next(place for place, word in enumerate(words) if word.endswith(".py"))
         ranks = next((int(word[-1]) for word in words if word.startswith("--nproc-per-node")), 0)
         with socket.socket() as free:
             free.bind(("localhost", 0))
             port = free.getsockname()[1]
-        began = time.monotonic()
         pids = []
         for rank in range(ranks or 1):
             sys.stdout.flush()
             if not (pid := os.fork()):
-                _child(words[at:], settings, log, rank if ranks else None, ranks, port)
+                _child(words[at:], settings, output, rank if ranks else None, ranks, port)
             pids.append(pid)
-        grace_s = self.grace_s if stop and stop.kind in ("term", "rank") else 0
-        status = _wait(pids, records, limit_s, grace_s)
-        recording = Recording.read(records, file_lengths(out))
-        return Ended(status, time.monotonic() - began, log, recording, 0)
+        grace_s = self.grace_s if stop.startswith(("term", "rank")) else 0
+        return _wait(pids, settings.with_name(f"{settings.stem}-records"), deadline, grace_s)
 
 
-def _wait(pids: list[int], records: Path, limit_s: float, grace_s: float) -> int | None:
-    left, status, deadline, signalled = set(pids), 0, time.monotonic() + limit_s, False
+def _wait(pids: list[int], records: Path, deadline: float, grace_s: float) -> int | None:
+    left, status, signalled = set(pids), 0, False
     while left:
         for pid in [*left]:
             ended, raw = os.waitpid(pid, os.WNOHANG)
@@ -66,7 +54,7 @@ def _wait(pids: list[int], records: Path, limit_s: float, grace_s: float) -> int
                 if code:
                     status = status or code
                     _kill(left)
-        if not signalled and any(path.suffix == "" for path in records.iterdir()):
+        if not signalled and any(records.glob("stopped-*")):
             signalled, deadline = True, time.monotonic() + grace_s
         if time.monotonic() > deadline:
             _kill(left)
@@ -82,12 +70,13 @@ def _kill(pids: set[int]) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _child(words: list[str], settings: Path, log: Path, rank: int | None, ranks: int, port: int) -> None:
+def _child(
+    words: list[str], settings: Path, output: BinaryIO, rank: int | None, ranks: int, port: int
+) -> None:
     code = 1
     try:
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
         sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
         sys.argv = words
         os.environ["DCPBENCH_SCRIPT"] = str(settings)

@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dcpbench.plugins.script.record import Recording
-from dcpbench.plugins.script.run import Ended
+from dcpbench.plugins.script.record import Run
 
 Event = dict[str, Any]
 Changes = Mapping[int, Mapping[str, Any]]
@@ -58,7 +58,7 @@ class Writer:
         parts = {kind: dict(zip(NAMES[kind], values[kind], strict=False)) for kind in values}
         if not self.done:
             self.event("about", classes=["Net"])
-        self.event("step", rank=self.rank, optimizer=0, generators=generators, parts=parts)
+        self.event("step", rank=self.rank, optimizer=0, parts={**parts, "generators": generators})
         self.done += 1
 
     def save(self, path: str, content: Mapping[str, Any] | None = None, finished: bool = True) -> None:
@@ -78,17 +78,16 @@ class Writer:
         return self
 
 
-def recorded(folder: Path, writers: Iterable[Writer], files: Iterable[str]) -> Recording:
+def recorded(folder: Path, writers: Iterable[Writer], files: Iterable[str]) -> Run:
     """Write the processes of a run, and read them."""
     folder.mkdir()
     for number, writer in enumerate(writers):
         lines = [json.dumps(event) for event in writer.events]
         (folder / f"{number}.jsonl").write_text("\n".join([*lines, '{"e": "step", "k"', ""]))
-    return Recording.read(folder, dict.fromkeys(files, 10))
+    return Run.read(folder, dict.fromkeys(files, 10), folder / "log")
 
 
-def ended(folder: Path, recording: Recording, status: int | None = 0, text: str = "") -> Ended:
-    """A run that ended."""
-    log = folder / f"{len([*folder.glob('*.log')])}.log"
-    log.write_text(text)
-    return Ended(status, 1.0, log, recording, 0)
+def ended(run: Run, status: int | None = 0, text: str = "") -> Run:
+    """A run that ended with this status and output."""
+    run.log.write_text(text)
+    return replace(run, status=status)

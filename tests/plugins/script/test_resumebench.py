@@ -47,7 +47,12 @@ def test_verdict(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     out, case = io.StringIO(), CASES[name]
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
         status = script.main(
-            bench.command(case), [case["stop"]], timeout=60, grace=8, folder="results", as_json=True
+            bench.command(case),
+            [case["stop"]],
+            timeout=60,
+            grace=8,
+            folder="results",
+            as_json=True,
         )
     (row,) = json.loads(out.getvalue())
     assert bench.wrong(case, row, status) == [], row["reason"]

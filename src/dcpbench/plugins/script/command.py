@@ -1,11 +1,14 @@
 """The command `script`."""
 
+import shlex
+
 import click
 
-from dcpbench.cli.tree import Command, several
+from dcpbench.cli.tree import Command
 from dcpbench.plugins.script.judge import STATUS
+from dcpbench.plugins.script.run import checked_stop
 
-_WORDS = click.Argument(["words"], nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
+_LEAST_ONE = click.IntRange(1)
 
 script = Command(
     "script",
@@ -18,20 +21,17 @@ script = Command(
 
     A verdict is {", ".join(STATUS)}. The exit status is 0 if every stop is exact, 1 if one is not, 2 if the
     command does not run, or nothing could be judged.""",
-    _WORDS,
-    several(
-        "--stop",
-        "STOP",
-        "kill@STEP, term@STEP, rank1@STEP (before that optimizer step), write@PART:N, torn@PART:N (at the "
-        "N-th change of a file with PART in its path). Default: one of each.",
-    ),
-    click.Option(["--resume-args"], metavar="WORDS", default="",
+    click.Argument(["words"], nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND..."),
+    click.Option(["--stop"], multiple=True, type=checked_stop, metavar="STOP",
+                 help="kill@STEP, term@STEP, rank1@STEP (before that optimizer step), write@PART:N, "
+                 "torn@PART:N (at the N-th change of a file with PART in its path). Default: one of each."),
+    click.Option(["--resume-args"], metavar="WORDS", default="", type=shlex.split,
                  help="Words that the resume adds to the command."),
-    click.Option(["--every"], metavar="N", type=click.IntRange(1), default=1, show_default=True,
+    click.Option(["--every"], metavar="N", type=_LEAST_ONE, default=1, show_default=True,
                  help="Record weights, gradients and optimizer state at every N-th step."),
-    click.Option(["--timeout"], metavar="SECONDS", type=click.IntRange(1), default=600, show_default=True,
+    click.Option(["--timeout"], metavar="SECONDS", type=_LEAST_ONE, default=600, show_default=True,
                  help="Longest time of the uninterrupted run. A resumed run has ten times its time."),
-    click.Option(["--grace"], metavar="SECONDS", type=click.IntRange(1), default=30, show_default=True,
+    click.Option(["--grace"], metavar="SECONDS", type=_LEAST_ONE, default=30, show_default=True,
                  help="Time to end after SIGTERM, or after the death of a rank."),
     click.Option(["--dir", "folder"], type=click.Path(), metavar="FOLDER",
                  help="Folder of the results. Default: one below outputs/."),

@@ -1,34 +1,21 @@
 """The verdict on a stop: does the resumed run continue as the uninterrupted one?"""
 
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
-from pathlib import Path
+from typing import Any
 
-from dcpbench.config.text import clipped, listed
-from dcpbench.plugins.script.causes import describe, facts_of, likely
-from dcpbench.plugins.script.compare import KINDS, ORDER, Compared, Difference, Unequal
-from dcpbench.plugins.script.record import Recording, is_in, newest_complete
-from dcpbench.plugins.script.run import Ended
-from dcpbench.records import files
+from dcpbench.config.text import listed
+from dcpbench.plugins.script.causes import explained
+from dcpbench.plugins.script.compare import KINDS, ORDER, Compared, Difference, noise_of
+from dcpbench.plugins.script.record import Run, newest_complete
 
 STATUS = {
     "exact": "pass",
-    "diverges": "fail",
-    "older": "fail",
-    "torn": "fail",
-    "refuses": "fail",
-    "scratch": "fail",
-    "hangs": "fail",
-    "not_deterministic": "skip",
-    "not_reached": "skip",
+    **dict.fromkeys(("diverges", "older", "torn", "refuses", "scratch", "hangs"), "fail"),
+    **dict.fromkeys(("not_deterministic", "not_reached"), "skip"),
 }
 """The status of a row, by its verdict."""
 _INCOMPLETE = "it reads {}, which is not complete: publish a checkpoint last, by renaming it"
-_TAIL = 64 * 1024
-_LAUNCHER = re.compile(r"^[WE]\d{4} .*torch/distributed/elastic")
-_ERROR = re.compile(r"^(\w+\.)*\w*(Error|Exception|Exit|Interrupt)\b")
 
 
 @dataclass(frozen=True)
@@ -51,7 +38,7 @@ class Verdict:
     step: int | None = None
     kind: str | None = None
     name: str | None = None
-    rank: int | None = None
+    rank: int = 0
     last: int | None = None
     hints: Sequence[str] = ()
 
@@ -61,142 +48,74 @@ class Verdict:
         return STATUS[self.word]
 
 
-def judge(
-    reference: Recording, stopped: Ended, resumed: Ended | None, second: Callable[[int], Recording]
-) -> Verdict:
+def judge(reference: Run, stopped: Run, resumed: Run | None, second: Callable[[int], Run]) -> Verdict:
     """Judge a stop, after which the run was resumed.
 
     Args:
         resumed: None if the stop did not happen.
         second: returns another uninterrupted run, of at least so many steps.
     """
-    stop = stopped.recording.stop
-    if stop is None or resumed is None:
+    if resumed is None:
         how = "ran too long" if stopped.status is None else f"ended with exit status {stopped.status}"
         return Verdict("not_reached", f"the run {how} before this stop")
-    cut = str(stop.get("path") or "")
-    if resumed.recording.ranks:
-        return _of_steps(reference, stopped.recording, resumed, cut, second)
-    newest = newest_complete(reference.disk, stopped.recording, cut)
+    if resumed.ranks:
+        return _of_steps(reference, stopped, resumed, second)
+    newest = newest_complete(reference, stopped)
     after = f"; complete: step {newest}" if newest is not None else "; no checkpoint was complete"
     if resumed.status is None:
-        return Verdict("hangs", f"made no step in {resumed.seconds:.0f} s{after}", newest=newest)
+        return Verdict("hangs", f"makes no step{after}", newest=newest)
     if resumed.status:
-        reason = f"does not start: exit status {resumed.status}: {error_line(resumed.log)}{after}"
-        paths = [path for paths in resumed.recording.paths_read() for path in paths]
-        torn = _incomplete(stopped.recording, paths, newest, cut)
+        torn = [path for path in resumed.paths_read() if (stopped.disk.step_of(path) or 0) > (newest or 0)]
         cause = _INCOMPLETE.format(torn[0]) if torn else ""
-        return Verdict("refuses", reason, cause, newest=newest)
+        return Verdict("refuses", f"does not start: {resumed.failure}{after}", cause, newest=newest)
     if newest == reference.length:
         return Verdict("not_reached", "nothing was left to do: the last step was saved", newest=newest)
     reason = f"ends without a step{after}"
     return Verdict("diverges", reason, newest=newest, step=(newest or 0) + 1, kind="steps")
 
 
-def _of_steps(
-    reference: Recording, stopped: Recording, resumed: Ended, cut: str, second: Callable[[int], Recording]
-) -> Verdict:
+def _of_steps(reference: Run, stopped: Run, resumed: Run, second: Callable[[int], Run]) -> Verdict:
     """Judge a resumed run that made steps."""
-    compared = Compared(reference, stopped, resumed.recording, cut, resumed.status == 0)
-    unequal = Unequal.of(reference, stopped)
-    differences = compared.first(unequal)
-    is_noise = False
-    if differences and differences[0].kind != "steps":
-        unequal = Unequal.of(reference, stopped, second(differences[0].step))
-        differences = compared.first(unequal)
-        is_noise = not differences
-    hints = []
-    if resumed.status:
-        hints.append(f"fails after its last step: exit status {resumed.status}: {error_line(resumed.log)}")
-    verdict = Verdict(
-        "exact",
-        _equal(compared),
-        loaded=compared.loaded,
-        newest=compared.newest,
-        last=compared.last,
-        hints=hints,
-    )
+    compared = Compared(reference, stopped, resumed)
+    differences = compared.first(noise_of(reference, stopped))
+    noise: dict[str, int] = {}
+    if differences and differences[0].kind not in ("checkpoint", "steps"):
+        noise = noise_of(reference, stopped, second(differences[0].step))
+        differences = compared.first(noise)
+    loaded, last = compared.loaded, compared.last
+    start = f"step {loaded}" if loaded else "the start: no checkpoint was complete"
+    reason = f"from {start}; steps {loaded + 1} to {last} are equal"
+    verdict = Verdict("exact", reason, loaded=loaded, newest=compared.newest, last=last)
     if resumed.status is None and all(difference.kind == "steps" for difference in differences):
-        step = compared.last + 1
-        return replace(verdict, word="hangs", reason=f"hangs after step {step - 1}", step=step, kind="steps")
-    text = ""
+        return replace(verdict, word="hangs", reason=f"hangs after step {last}", step=last + 1, kind="steps")
+    failure = f"fails after its last step: {resumed.failure}" if resumed.status else ""
     if differences:
-        difference = differences[0]
-        facts = facts_of(compared, differences, stopped)
-        text, cause = describe(facts), likely(facts)
-        if difference.kind == "steps" and resumed.status:
-            text += f" (exit status {resumed.status}: {error_line(resumed.log)})"
-            cause = ""
-        verdict = replace(
-            verdict, word="diverges", reason=text, cause=cause, step=difference.step,
-            kind=difference.kind, name=next(iter(difference.names), None), rank=difference.rank,
-        )  # fmt: skip
-    if compared.newest is not None and compared.loaded < compared.newest:
-        missed = Difference(compared.loaded + 1, 0, "checkpoint")
-        verdict = replace(verdict, step=missed.step, kind=missed.kind)
-        complete = f"though step {compared.newest} was complete"
-        if compared.is_scratch:
-            return replace(
-                verdict, word="scratch", reason=f"starts over, {complete}", cause=_scratch(resumed.recording)
-            )
-        places = f" ({listed(compared.loaded_paths, 2)})" if compared.loaded_paths else ""
-        reason = f"takes step {compared.loaded}{places}, {complete}{text and f'; then {text}'}"
-        return replace(
-            verdict, word="older", reason=reason, cause=likely(facts_of(compared, [missed], stopped))
-        )
-    if differences and differences[0].is_restored:
-        loaded, read = resumed.recording.paths_read()
-        if torn := _incomplete(stopped, loaded or read, compared.newest, cut):
-            reason = f"takes a checkpoint that is not complete ({listed(torn, 2)}): {text}"
-            return replace(verdict, word="torn", reason=reason, cause=_INCOMPLETE.format(torn[0]))
-    elif is_noise and unequal.kinds:
-        kind = min(unequal.kinds, key=lambda kind: (unequal.kinds[kind], ORDER[kind]))
-        reason = f"two uninterrupted runs differ from step {unequal.kinds[kind]} on ({KINDS[kind]})"
+        return replace(verdict, **_blamed(compared, differences, failure))
+    if kinds := [kind for kind in noise if kind in KINDS]:
+        kind = min(kinds, key=lambda kind: (noise[kind], ORDER[kind]))
+        reason = f"two uninterrupted runs differ from step {noise[kind]} on ({KINDS[kind]['name']})"
         return replace(verdict, word="not_deterministic", reason=reason)
-    elif not differences and compared.generators:
-        names = " and ".join(compared.generators)
-        hints.append(f"differ after the load, without an effect here: generators of {names}")
-    return verdict
+    names = " and ".join(compared.generators)
+    generators = f"differ after the load, without an effect here: generators of {names}" if names else ""
+    return replace(verdict, hints=[*filter(None, [failure, generators])])
 
 
-def _equal(compared: Compared) -> str:
-    start = (
-        f"from step {compared.loaded}" if compared.loaded else "from the start: no checkpoint was complete"
-    )
-    first, last = compared.loaded + 1, compared.last
-    return f"{start}; {f'steps {first} to {last} are' if last > first else f'step {first} is'} equal"
-
-
-def _incomplete(stopped: Recording, paths: Iterable[str], newest: int | None, cut: str) -> list[str]:
-    """Return those of the paths, which were read, that belong to a checkpoint that is not complete."""
-    incomplete = []
-    for path in dict.fromkeys(paths):
-        # A missing file counts as one of its folder.
-        steps = [stopped.disk.step_of(place) for place in (path, path.rpartition("/")[0])]
-        step = next((step for step in steps if step is not None), 0)
-        if (cut and is_in(cut, path)) or step > (newest or 0):
-            incomplete.append(path)
-    return incomplete
-
-
-def _scratch(resumed: Recording) -> str:
-    loaded, read = resumed.paths_read()
-    if paths := loaded or read:
-        return f"it reads {paths[0]}, and uses none of it"
-    return "no checkpoint is read: it is looked for elsewhere, or an option is missing (--resume-args)"
-
-
-def error_line(log: Path) -> str:
-    """Return the line of a log that names the error."""
-    # torchrun reports after the error of the rank.
-    lines = [*takewhile(lambda line: not _LAUNCHER.match(line), filter(str.strip, tail(log)))]
-    of_rank = [re.sub(r"^\[rank\d+\]:\s*", "", line) for line in lines]
-    errors = [line for line in of_rank if _ERROR.match(line)]
-    return clipped((errors or of_rank or ["it printed nothing"])[-1].strip(), 200)
-
-
-def tail(log: Path) -> list[str]:
-    """Return the last lines of a log."""
-    with files.open_regular(log) as file:
-        file.seek(max(0, log.stat().st_size - _TAIL))
-        return file.read().decode(errors="replace").splitlines()[-200:]
+def _blamed(compared: Compared, differences: Sequence[Difference], failure: str) -> dict[str, Any]:
+    """Return what a verdict says about the first difference."""
+    first, word = differences[0], "diverges"
+    reason, cause = explained(compared, differences)
+    if first.kind == "checkpoint":
+        word = "older" if compared.loaded else "scratch"
+    elif compared.loaded > (compared.newest or 0):
+        torn = compared.stopped.cut or listed(compared.loaded_paths, 2)
+        word, cause = "torn", _INCOMPLETE.format(torn)
+        reason = f"takes a checkpoint that is not complete ({torn}): {reason}"
+    return {
+        "word": word,
+        "reason": f"{reason}; {failure}" if failure else reason,
+        "cause": cause,
+        "step": first.step,
+        "kind": first.kind,
+        "name": next(iter(first.names), None),
+        "rank": first.rank,
+    }

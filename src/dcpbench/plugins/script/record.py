@@ -1,199 +1,182 @@
-"""Read what the recorder wrote: the steps of each rank, and which files belong to which save."""
+"""A run of the command as it was recorded: the steps of each rank, and which files belong to which save."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from dcpbench.config.text import clipped
 from dcpbench.records import files
 
 Event = dict[str, Any]
+"""What a process recorded: the kind `e` of event, how many steps it had made (`k`), the time `t`, and more. A
+step has `parts`: for each kind of state its values by name; a kind that was not recorded is missing."""
 Named = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Step:
-    """What an optimizer step depends on: for each kind of state its values by name.
-
-    Args:
-        optimizer: its number in the order of first steps.
-        parts: values by name, by kind; a kind that was not recorded is missing.
-        generators: states of random generators before the forward pass.
-        done: steps that the first optimizer had made.
-    """
-
-    optimizer: int
-    parts: Mapping[str, Named]
-    generators: Named
-    done: int
-
-    @property
-    def at(self) -> int:
-        """The step of the first optimizer that it is, or follows."""
-        return self.done + (not self.optimizer)
+_LAUNCHER = re.compile(r"^[WE]\d{4} .*torch/distributed/elastic")
+_RANK = re.compile(r"^\[rank\d+\]:\s*")
+_ERROR = re.compile(r"^(\w+\.)*\w*(Error|Exception|Exit|Interrupt)\b")
 
 
 @dataclass
-class Process:
-    """The events of one process."""
-
-    events: list[Event]
-
-    @cached_property
-    def steps(self) -> list[Step]:
-        """Its optimizer steps."""
-        return [
-            Step(event["optimizer"], event["parts"], event["generators"], event["k"])
-            for event in self.of_kind("step")
-        ]
-
-    def of_kind(self, *kinds: str) -> list[Event]:
-        """Return its events of these kinds."""
-        return [event for event in self.events if event["e"] in kinds]
-
-
-@dataclass
-class Recording:
-    """What all processes of one run recorded.
+class Run:
+    """A run of the command.
 
     Args:
-        files: the lengths of the files below the watched folder when the run had ended, by path.
+        events: those that all processes recorded, by time, each with its `process`.
+        files: the lengths of the files below the watched folder when it had ended, by path.
+        log: its output.
+        status: its exit status; None if it was ended because it took too long.
     """
 
-    processes: Sequence[Process]
-    files: Mapping[str, int] = field(default_factory=dict)
+    events: Sequence[Event]
+    files: Mapping[str, int]
+    log: Path
+    status: int | None = 0
 
     @classmethod
-    def read(cls, folder: Path, files: Mapping[str, int]) -> "Recording":
+    def read(cls, records: Path, lengths: Mapping[str, int], log: Path, status: int | None = 0) -> "Run":
         """Read the records in a folder."""
-        return cls([Process([*_events(path)]) for path in sorted(folder.glob("*.jsonl"))], files)
+        events: list[Event] = []
+        for path in records.glob("*.jsonl"):
+            for line in files.lines(path):
+                with suppress(ValueError):  # a process was killed while it wrote the line
+                    events.append({**json.loads(line), "process": path.stem})
+        return cls(sorted(events, key=lambda event: event["t"]), lengths, log, status)
+
+    def of_kind(self, *kinds: str, rank: int | None = None) -> list[Event]:
+        """Return the events of these kinds, of all processes or of that of a rank."""
+        events = [event for event in self.events if event["e"] in kinds]
+        if rank is None:
+            return events
+        return [event for event in events if event["process"] == self._processes.get(rank)]
 
     @cached_property
-    def ranks(self) -> dict[int, Process]:
+    def _processes(self) -> dict[int, str]:
         """The process of each rank: of several the one with most steps."""
-        trained = sorted(
-            (process for process in self.processes if process.steps), key=lambda process: len(process.steps)
-        )
-        ranks = {int(process.of_kind("step")[0]["rank"]): process for process in trained}
-        return dict(sorted(ranks.items()))
+        steps = Counter((event["rank"], event["process"]) for event in self.of_kind("step"))
+        return {rank: process for (rank, process), _ in reversed(steps.most_common())}
+
+    @cached_property
+    def ranks(self) -> dict[int, list[Event]]:
+        """The steps of each rank that made one."""
+        return {rank: self.of_kind("step", rank=rank) for rank in sorted(self._processes)}
 
     @property
-    def about(self) -> Mapping[str, Any]:
+    def about(self) -> Named:
         """What the first rank knows about its torch and its models."""
-        return next(event for process in self.ranks.values() for event in process.of_kind("about"))
+        return self.of_kind("about", rank=min(self.ranks))[0]
 
     @property
     def length(self) -> int:
         """The number of steps of the first optimizer."""
-        counts = [sum(not step.optimizer for step in process.steps) for process in self.ranks.values()]
-        return max(counts, default=0)
+        return max((number(step) for steps in self.ranks.values() for step in steps), default=0)
 
     @property
-    def stop(self) -> Event | None:
-        """The first event of the stop that was asked for."""
-        return min(self._of_all("stop"), key=lambda event: event["t"], default=None)
+    def saved_steps(self) -> list[int]:
+        """The steps after which it saved; not the start."""
+        return sorted(step for step in self.disk.saves if step > 0)
 
     @property
-    def broken(self) -> list[str]:
-        """What the recorder could not do."""
-        return [str(event["error"]) for event in self._of_all("broken")]
+    def cut(self) -> str:
+        """The file that was not complete when the run was stopped; empty if there is none."""
+        return next((event["path"] for event in self.of_kind("stop")), "")
+
+    @property
+    def failure(self) -> str:
+        """The exit status, and the line of the log that names the error."""
+        lines = filter(str.strip, self.log.read_text(errors="replace").splitlines())
+        # torchrun reports after the error of the rank.
+        of_rank = [_RANK.sub("", line) for line in takewhile(lambda line: not _LAUNCHER.match(line), lines)]
+        errors = [line for line in of_rank if _ERROR.match(line)]
+        error = (errors or of_rank or ["it printed nothing"])[-1].strip()
+        return f"exit status {self.status}: {clipped(error, 200)}"
 
     @cached_property
     def disk(self) -> "Disk":
         """The files at the end, with the saves that they belong to."""
-        return Disk(self.processes)
+        return Disk(self.events)
 
-    def saves(self, rank: int, base: int = 0) -> dict[tuple[int, str], Named]:
-        """Return what a rank saved, by how many steps after `base` it had made and the file's name; nothing
-        of a rank that made no step."""
-        events = self.ranks[rank].of_kind("save") if rank in self.ranks else []
-        return {(base + event["k"], event["path"].rpartition("/")[2]): event["content"] for event in events}
+    def contents(self, rank: int, base: int = 0) -> dict[tuple[int, str], Named]:
+        """Return what a rank saved, by how many steps after `base` it had made and the file's name."""
+        return {
+            (base + event["k"], event["path"].rpartition("/")[2]): event["content"]
+            for event in self.of_kind("save", rank=rank)
+        }
 
-    def paths_read(self) -> tuple[list[str], list[str]]:
-        """Return the paths that were loaded before the first step, and all files that were read."""
-        paths: dict[str, list[str]] = {"load": [], "read": []}
-        for process in self.processes:
-            for event in process.of_kind("load", "read", "step"):
-                if event["e"] == "step":
-                    break
-                paths[event["e"]].append(event["path"])
-        return [*dict.fromkeys(paths["load"])], [*dict.fromkeys(paths["read"])]
-
-    def _of_all(self, kind: str) -> list[Event]:
-        return [event for process in self.processes for event in process.of_kind(kind)]
+    def paths_read(self) -> list[str]:
+        """Return the paths that were loaded before the first step, or if there is none that were read."""
+        first = [event for event in self.of_kind("load", "read") if not event["k"]]
+        loads = [event for event in first if event["e"] == "load"]
+        return [*dict.fromkeys(event["path"] for event in loads or first)]
 
 
 class Disk:
     """The watched folder, as the events of all processes made it.
 
     `written` has for each file the save that it belongs to: how many steps were done when that began.
-    `sessions` has the files of each save when it was complete, before the next one began.
+    `saves` has the files of each save when it was complete, before the next one began. `unfinished` has the
+    process and path of each save that did not return.
     """
 
-    def __init__(self, processes: Iterable[Process]) -> None:
+    def __init__(self, events: Iterable[Event]) -> None:
         self.written: dict[str, int] = {}
-        self.sessions: dict[int, set[str]] = {}
-        self._saving: dict[str, int] = {}
-        self._unfinished: set[tuple[int, str]] = set()
-        self._outside: set[str] = set()
-        merged = [
-            (event["t"], number, event, bool(process.steps))
-            for number, process in enumerate(processes)
-            for event in process.events
-        ]
+        self.saves: dict[int, set[str]] = {}
+        self.unfinished: set[tuple[str, str]] = set()
+        saving: dict[str, int] = {}
+        opened: dict[str, set[int]] = {}
         now = 0
-        for _, number, event, trains in sorted(merged, key=lambda item: item[:2]):
-            now = max(now, event["k"]) if trains else now
-            self._apply(event, number, event["k"] if trains else now)
-        self._end_session()
-        for paths in self.sessions.values():
-            paths -= self._outside
-
-    @property
-    def unfinished(self) -> list[str]:
-        """The paths of saves that did not return."""
-        return [path for _, path in self._unfinished]
+        for event in events:
+            now = max(now, event["k"])
+            kind, path, done = event["e"], event.get("path", ""), event["k"] or now
+            if kind == "save":
+                if done not in self.saves and done > max(self.saves, default=-1):
+                    self._end_save()
+                    self.saves[done] = set()
+                saving[path] = max(done, saving.get(path, 0))
+                self.unfinished.add((event["process"], path))
+            elif kind == "saved":
+                self.unfinished.discard((event["process"], path))
+            elif kind == "open":
+                within = [step for place, step in saving.items() if is_in(path, place)]
+                self.written[path] = max(within, default=done)
+                opened.setdefault(path, set()).add(self.written[path])
+            elif kind in ("rename", "remove"):
+                for name in [name for name in self.written if is_in(name, path)]:
+                    step = self.written.pop(name)
+                    if kind == "rename":
+                        self.written[event["to"] + name[len(path) :]] = step
+        self._end_save()
+        # Files that change at other steps too, such as logs, are of no save.
+        others = {path for path, steps in opened.items() if not steps <= self.saves.keys()}
+        for paths in self.saves.values():
+            paths -= others
 
     def step_of(self, path: str) -> int | None:
         """Return the newest save that a file, or a file below a folder, belongs to."""
         below = [step for name, step in self.written.items() if is_in(name, path) or is_in(path, name)]
         return max(below, default=None)
 
-    def _apply(self, event: Event, process: int, done: int) -> None:
-        kind, path = event["e"], str(event.get("path"))
-        if kind == "save":
-            if done > max(self.sessions, default=-1):
-                self._end_session()
-                self.sessions[done] = set()
-            self._saving[path] = max(done, self._saving.get(path, 0))
-            self._unfinished.add((process, path))
-        elif kind == "saved":
-            self._unfinished.discard((process, path))
-        elif kind == "open":
-            within = [step for place, step in self._saving.items() if is_in(path, place)]
-            self.written[path] = max(within, default=done)
-            if not within and done not in self.sessions:
-                self._outside.add(path)
-        elif kind in ("rename", "remove"):
-            for name in [name for name in self.written if is_in(name, path)]:
-                step = self.written.pop(name)
-                if kind == "rename":
-                    self.written[event["to"] + name[len(path) :]] = step
-
-    def _end_session(self) -> None:
-        if self.sessions:
-            newest = max(self.sessions)
-            self.sessions[newest] = {path for path, step in self.written.items() if step == newest}
+    def _end_save(self) -> None:
+        if self.saves:
+            newest = max(self.saves)
+            self.saves[newest] = {path for path, step in self.written.items() if step == newest}
 
 
-def newest_complete(reference: Disk, stopped: Recording, cut: str) -> int | None:
-    """Return the newest save whose files are all there, as in the reference; `cut` is a file that is not
-    complete."""
-    incomplete = [*stopped.disk.unfinished, *filter(None, [cut])]
-    for done, paths in sorted(reference.sessions.items(), reverse=True):
+def number(step: Event) -> int:
+    """Return the step of the first optimizer that a step is, or follows."""
+    return int(step["k"]) + (not step["optimizer"])
+
+
+def newest_complete(reference: Run, stopped: Run) -> int | None:
+    """Return the newest save whose files are all there, as in the reference."""
+    incomplete = [path for _, path in stopped.disk.unfinished] + [stopped.cut]
+    for done, paths in sorted(reference.disk.saves.items(), reverse=True):
         there = all(stopped.disk.written.get(path) == done and stopped.files.get(path) for path in paths)
         if paths and there and not any(is_in(path, place) for path in paths for place in incomplete):
             return done
@@ -203,9 +186,3 @@ def newest_complete(reference: Disk, stopped: Recording, cut: str) -> int | None
 def is_in(path: str, folder: str) -> bool:
     """Tell whether a path is another one, or below it."""
     return path == folder or path.startswith(f"{folder}/")
-
-
-def _events(path: Path) -> Iterator[Event]:
-    for line in files.lines(path):
-        with suppress(ValueError):  # a process was killed while it wrote the line
-            yield json.loads(line)

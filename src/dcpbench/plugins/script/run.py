@@ -1,6 +1,5 @@
 """Start the command, stop it, and end all processes that it started."""
 
-import json
 import os
 import re
 import shutil
@@ -8,87 +7,38 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
+from typing import BinaryIO
 
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.text import size_text
-from dcpbench.plugins.script.record import Recording
+from dcpbench.executors import cleanup
+from dcpbench.plugins.script.record import Run
 from dcpbench.records.files import file_lengths
+from dcpbench.records.store import write_json
 
 OUT = "{out}"
 OFFLINE = {"WANDB_MODE": "offline", "NEPTUNE_MODE": "offline", "CLEARML_OFFLINE_MODE": "1"}
 """Variables that keep these runs out of the loggers of a team, set where the user has not set them."""
-_VARIABLE = "DCPBENCH_SCRIPT"
-_MOST_COPIED = 2 * 1024**3
-_POLL_S = 0.02
-_STOP = re.compile(
-    r"((?P<at_step>kill|term)@|rank(?P<rank>\d{1,6})@|(?P<at_change>write|torn)@(?P<part>.+):)"
-    r"(?P<number>0*[1-9]\d{0,8})",
-    re.ASCII,
-)
 RECORDER = Path(__file__).parent / "recorder"
 """The folder that starts the recorder, first in PYTHONPATH."""
+_POLL_S = 0.02
+_GENTLE = ("term", "rank")
+"""Kinds of stops after which the command has some time to end, as a scheduler allows."""
+_STOP = re.compile(r"((kill|term|rank\d{1,6})@|(write|torn)@.+:)[1-9]\d{0,8}", re.ASCII)
 
 
-@dataclass(frozen=True)
-class Stop:
-    """Where a run is stopped.
+def checked_stop(text: str) -> str:
+    """Return where a run is stopped, as it is typed: `kill` all ranks, `rank1`: kill one, `term`: send
+    SIGTERM, before an optimizer step; `write`: kill all at a change of a file, `torn`: cut it to half then.
 
-    >>> str(Stop.parse("write@step-8:3")), str(Stop.parse("rank1@9"))
-    ('write@step-8:3', 'rank1@9')
-
-    Args:
-        kind: `kill` all ranks, `rank`: kill one, `term`: send SIGTERM, before step `number`; `write`: kill
-            all at change `number` of a file with `part` in its path; `torn`: cut it to half after that too.
-        rank: the rank to kill.
+    Raises:
+        ConfigError: it is not a stop.
     """
-
-    kind: str
-    number: int
-    rank: int | None = None
-    part: str = ""
-
-    @classmethod
-    def parse(cls, text: str) -> "Stop":
-        """Read a stop as it is typed.
-
-        Raises:
-            ConfigError: it is not one.
-        """
-        match = _STOP.fullmatch(text)
-        if match is None:
-            expected = "kill@STEP, term@STEP, rank1@STEP, write@PART:N or torn@PART:N"
-            raise ConfigError(f"--stop {text}: expected {expected}")
-        kind = match["at_step"] or match["at_change"] or "rank"
-        return cls(
-            kind, int(match["number"]), int(match["rank"]) if match["rank"] else None, match["part"] or ""
-        )
-
-    def __str__(self) -> str:
-        part = f"{self.part}:" if self.part else ""
-        return f"{self.kind}{'' if self.rank is None else self.rank}@{part}{self.number}"
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a run of the command ended.
-
-    Args:
-        status: its exit status; None if it was ended because it took too long.
-        seconds: how long it ran.
-        log: its output.
-        left_behind: how many processes it left, which were ended.
-    """
-
-    status: int | None
-    seconds: float
-    log: Path
-    recording: Recording
-    left_behind: int
+    if not _STOP.fullmatch(text):
+        expected = "kill@STEP, term@STEP, rank1@STEP, write@PART:N or torn@PART:N"
+        raise ConfigError(f"--stop {text}: expected {expected}")
+    return text
 
 
 @dataclass(frozen=True)
@@ -105,95 +55,52 @@ class Command:
         """Whether it names the folder of its output."""
         return any(OUT in word for word in self.words)
 
-    def prepare(self, place: Path) -> None:
-        """Make the folder of a run: an empty one, or a copy of the working folder.
-
-        Raises:
-            ConfigError: the working folder is too large to be copied.
-        """
-        place.mkdir(parents=True)
-        if self.has_out:
-            (place / "out").mkdir()
-            return
-        self.copied_size()
-        shutil.copytree(
-            self.cwd, place / "out", symlinks=True,
-            ignore=lambda folder, names: [n for n in names if n == ".git" or Path(folder, n) == place.parent],
-        )  # fmt: skip
-
-    def copied_size(self) -> int:
-        """Return how many bytes are copied for each stop."""
-        size = sum(file_lengths(self.cwd).values())
-        if size > _MOST_COPIED:
-            raise ConfigError(
-                f"{self.cwd} has {size_text(size)}, too much to copy for each stop: write {OUT} where the "
-                f"command names the folder of its output"
-            )
-        return size
-
-    def run(
-        self, place: Path, name: str, limit_s: float, stop: Stop | None = None, more: Sequence[str] = ()
-    ) -> Ended:
-        """Run the command in the folder of a run to its end, to a stop, or for as long as it may take."""
+    def run(self, place: Path, name: str, limit_s: float, stop: str = "", more: Sequence[str] = ()) -> Run:
+        """Run the command in the folder of a run to its end, to a stop, or for as long as it may take. Its
+        output is in `out`: an empty folder at first, or a copy of the working folder."""
         records, out, log = place / f"{name}-records", place / "out", place / f"{name}.log"
-        records.mkdir()
+        records.mkdir(parents=True)
+        if self.has_out:
+            out.mkdir(exist_ok=True)
+        elif not out.exists():
+            left_out = {self.cwd / ".git", place.parent}
+            shutil.copytree(
+                self.cwd, out, symlinks=True,
+                ignore=lambda folder, names: [name for name in names if Path(folder, name) in left_out],
+            )  # fmt: skip
         settings = place / f"{name}.json"
-        known = {"records": str(records), "watched": str(out), "every": self.every}
-        settings.write_text(json.dumps(known | {"stop": asdict(stop) if stop else {}}))
+        # A resumed run is recorded at each step: it is compared where the uninterrupted one is recorded.
+        every = 1 if name == "resumed" else self.every
+        write_json(settings, {"records": str(records), "watched": str(out), "every": every, "stop": stop})
         words = [word.replace(OUT, str(out)) for word in (*self.words, *more)]
-        began = time.monotonic()
         with log.open("wb") as output:
-            try:
-                process = subprocess.Popen(
-                    words, cwd=self.cwd if self.has_out else out, env=_environment(settings),
-                    stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                )  # fmt: skip
-            except OSError as error:
-                raise ConfigError(f"{words[0]}: cannot be started: {error.strerror}") from None
-            try:
-                is_gentle = stop is not None and stop.kind in ("term", "rank")
-                status = self._wait(process, records, began + limit_s, is_gentle)
-            finally:
-                left_behind = end_processes(settings)
-                process.wait()
-        seconds = time.monotonic() - began
-        return Ended(status, seconds, log, Recording.read(records, file_lengths(out)), left_behind)
+            status = self._status(words, output, settings, time.monotonic() + limit_s, stop)
+        return Run.read(records, file_lengths(out), log, status)
 
-    def _wait(
-        self, process: "subprocess.Popen[bytes]", records: Path, deadline: float, is_gentle: bool
+    def _status(
+        self, words: Sequence[str], output: BinaryIO, settings: Path, deadline: float, stop: str
     ) -> int | None:
-        """Return the exit status; None where it took too long. After a signal the command has some seconds,
-        as a scheduler allows."""
-        signalled = False
-        while process.poll() is None:
-            if not signalled and any(path.suffix == "" for path in records.iterdir()):
-                signalled, deadline = True, time.monotonic() + (self.grace_s if is_gentle else 0)
-            if time.monotonic() > deadline:
-                return -signal.SIGKILL if signalled else None
-            time.sleep(_POLL_S)
-        return process.returncode
-
-
-def end_processes(settings: Path) -> int:
-    """End all processes of a run, and return how many there were."""
-    ended: set[int] = set()
-    while left := [process for process in psutil.process_iter() if _is_of(process, settings)]:
-        ended |= {process.pid for process in left}
-        for process in left:
-            with suppress(psutil.Error):
-                process.kill()
-        psutil.wait_procs(left, timeout=5)
-    return len(ended)
-
-
-def _is_of(process: psutil.Process, settings: Path) -> bool:
-    """Tell whether a process is one of a run, and runs."""
-    with suppress(psutil.Error, OSError):
-        runs = process.status() != psutil.STATUS_ZOMBIE
-        return runs and process.environ().get(_VARIABLE) == str(settings)
-    return False
-
-
-def _environment(settings: Path) -> dict[str, str]:
-    path = os.pathsep.join(filter(None, [str(RECORDER), os.environ.get("PYTHONPATH")]))
-    return OFFLINE | os.environ | {"PYTHONPATH": path, _VARIABLE: str(settings)}
+        """Return the exit status; None where it took too long."""
+        path = os.pathsep.join(filter(None, [str(RECORDER), os.environ.get("PYTHONPATH")]))
+        environment = OFFLINE | os.environ | {"PYTHONPATH": path, "DCPBENCH_SCRIPT": str(settings)}
+        cwd = self.cwd if self.has_out else settings.with_name("out")
+        is_stopped = False
+        cleanup.adopt_orphans()
+        try:
+            process = subprocess.Popen(
+                words, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=output,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+            while process.poll() is None:
+                if not is_stopped and any(settings.parent.glob(f"{settings.stem}-records/stopped-*")):
+                    is_stopped = True
+                    # A process that is to be killed has stopped.
+                    deadline = time.monotonic() + (self.grace_s if stop.startswith(_GENTLE) else 0)
+                if time.monotonic() > deadline:
+                    return -signal.SIGKILL if is_stopped else None
+                time.sleep(_POLL_S)
+            return process.returncode
+        except OSError as error:
+            raise ConfigError(f"{words[0]}: cannot be started: {error.strerror}") from None
+        finally:
+            cleanup.end_orphans()

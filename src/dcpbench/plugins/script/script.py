@@ -1,43 +1,45 @@
 """`dcpbench script -- COMMAND`: run it uninterrupted, stop it, resume it, and write a row for each stop."""
 
+import hashlib
 import json
 import os
 import platform
+import re
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
-from rich.console import Console, RenderableType
-from rich.padding import Padding
-from rich.text import Text
+from rich.console import Console
 
 from dcpbench.code.provenance import SweepCode
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.text import counted, listed, size_text
-from dcpbench.plugins.script.judge import Verdict, error_line, judge
-from dcpbench.plugins.script.record import Recording
-from dcpbench.plugins.script.rows import Script, cell_name
-from dcpbench.plugins.script.run import OFFLINE, OUT, Command, Ended, Stop
+from dcpbench.core.cell_key import digest_of
+from dcpbench.executors.stack_dumps import tail
+from dcpbench.plugins.script.judge import Verdict, judge
+from dcpbench.plugins.script.record import Run
+from dcpbench.plugins.script.run import OFFLINE, OUT, Command
 from dcpbench.plugins.script.stops import chosen
+from dcpbench.plugins.script.timeline import bar
 from dcpbench.records import files
 from dcpbench.records.row import INTERRUPTED, WRONG_CONFIGURATION, Row
 from dcpbench.records.store import ENVIRONMENT_JSON, append_row, write_csv, write_json
-from dcpbench.report.document import width_of
 from dcpbench.report.show import write_reports
-from dcpbench.report.styles import complain, style_of, text_of, without_trailing_blanks
+from dcpbench.report.styles import complain, style_of, text_of
 
+_MOST_COPIED = 2 * 1024**3
 _LEAST_LIMIT_S, _FACTOR = 60.0, 10.0
-_NAME_WIDTH, _WORD_WIDTH = len("reference"), len("diverges")
+_PARALLEL = {"DistributedDataParallel": "ddp", "FullyShardedDataParallel": "fsdp", "FSDPModule": "fsdp2"}
 
 
 def main(
     words: Sequence[str],
     stop: Sequence[str] = (),
-    resume_args: str = "",
+    resume_args: Sequence[str] = (),
     every: int = 1,
     timeout: int = 600,
     grace: int = 30,
@@ -45,26 +47,19 @@ def main(
     as_json: bool = False,
 ) -> int:
     """Check a script, and return the exit status."""
-    stops = [Stop.parse(text) for text in dict.fromkeys(stop)]
-    name = datetime.now(UTC).strftime("%Y-%m-%d_%H-%M-%S_%f")
-    place = Path(folder or Path("outputs", name)).resolve()
+    place = Path(folder or Path("outputs", datetime.now(UTC).strftime("%Y-%m-%d_%H-%M-%S_%f"))).resolve()
     if place.exists() and any(place.iterdir()):
         raise ConfigError(f"--dir {folder}: is not empty")
+    console = Console(file=sys.stderr if as_json else sys.stdout)
+    check = Check(Command([*words], Path.cwd(), every, grace), resume_args, place, timeout, console)
     try:
-        resume_words = shlex.split(resume_args)
-    except ValueError as error:
-        raise ConfigError(f"--resume-args {resume_args}: {error}") from None
-    command = Command([*words], Path.cwd(), every, grace)
-    file = sys.stderr if as_json else sys.stdout
-    checked = Check(command, resume_words, place, timeout, Console(file=file, width=width_of(file)))
-    try:
-        rows = [*checked.rows(stops)]
+        rows = [*check.rows(dict.fromkeys(stop))]
     except KeyboardInterrupt:
         complain(f"interrupted; rows so far are in {place}")
         return INTERRUPTED
     if as_json:
         print(json.dumps([row.flat() for row in rows], indent=1))
-    return checked.end(rows)
+    return check.end(rows)
 
 
 class Check:
@@ -75,39 +70,41 @@ class Check:
     ) -> None:
         self._command, self._resume_words, self._place = command, resume_words, place
         self._limit_s, self._console = limit_s, console
-        self._second = Recording([])
+        self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        self._commit = SweepCode().dcpbench.commit
 
-    def rows(self, stops: Sequence[Stop]) -> Iterator[Row]:
+    def rows(self, stops: Collection[str]) -> Iterator[Row]:
         """Run the reference, then each stop; yield its row when it is written.
 
         Raises:
-            ConfigError: the command does not run.
+            ConfigError: the command does not run, or its working folder is too large to be copied.
         """
-        self._place.mkdir(parents=True, exist_ok=True)
-        write_json(self._place / ENVIRONMENT_JSON, {})
         if not self._command.has_out:
-            size = size_text(self._command.copied_size())
-            why = f"the command does not name {OUT}"
-            self._print(text_of(f"the working folder ({size}) is copied for each stop: {why}"))
+            size = sum(files.file_lengths(self._command.cwd).values())
+            text = f"the working folder ({size_text(size)}) is copied for each stop: the command has no {OUT}"
+            if size > _MOST_COPIED:
+                raise ConfigError(f"{text}; that is too much: write {OUT} for the folder of its output")
+            self._print(text)
         if offline := [f"{key}={value}" for key, value in OFFLINE.items() if key not in os.environ]:
-            self._print(text_of(f"set for the script: {' '.join(offline)}", "dim"))
-        started, commit = datetime.now(UTC).isoformat(timespec="seconds"), SweepCode().dcpbench.commit
-        reference = self._reference()
-        about = {name: reference.recording.about[name] for name in ("torch", "python")}
-        machine = {"host": platform.node(), "cpu_cores": psutil.cpu_count(), "dcpbench_commit": commit}
-        write_json(self._place / ENVIRONMENT_JSON, about | machine)
-        self._limit_s = min(self._limit_s, max(_LEAST_LIMIT_S, _FACTOR * reference.seconds))
-        script = Script(self._command, self._resume_words, reference.recording, started, commit)
-        for stop in stops or chosen(reference.recording):
-            with self._console.status(f"{stop}"):
-                began = time.monotonic()
-                verdict, last = self._judged(stop, reference.recording)
-                seconds = time.monotonic() - began
-            row = script.row(stop, verdict, seconds, last)
+            self._print(f"set for the script: {' '.join(offline)}", "dim")
+        self._second = self._reference = reference = self._uninterrupted()
+        for stop in stops or chosen(reference):
+            began = time.monotonic()
+            name = re.sub(r"[^\w@.,=+:-]", "_", f"stop={stop}")[:80]
+            name = name if name == f"stop={stop}" else f"{name}-{digest_of(stop)[:4]}"
+            verdict, log = self._judged(stop, self._place / name)
+            seconds = time.monotonic() - began
+            row = self._row(name, stop, verdict, seconds, tail(log))
             append_row(self._place, row)
-            self._show(stop, verdict, seconds, last)
-            if verdict.status == "pass":
-                files.remove_tree(self._place / row.cell / "out")
+            self._line(stop, verdict.word, style_of(row.status), verdict.reason, seconds)
+            if verdict.cause:
+                self._print(f"    likely: {verdict.cause}")
+            for hint in verdict.hints:
+                self._print(f"    {hint}", "dim")
+            if row.status == "fail":
+                self._print(f"    log: {_shown(log)}", "dim")
+            elif row.status == "pass":
+                files.remove_tree(self._place / name / "out")
             yield row
 
     def end(self, rows: Sequence[Row]) -> int:
@@ -117,81 +114,119 @@ class Check:
         for place in (self._place / "reference", *self._place.glob("again-*")):
             files.remove_tree(place / "out")
         failed, exact = ([row for row in rows if row.status == status] for status in ("fail", "pass"))
-        style = "bold red" if failed else "bold"
         page = _shown(self._place / "report.html")
-        self._print(text_of(f"{len(exact)} of {counted(len(rows), 'stop')} exact; page: {page}", style))
+        text = f"{len(exact)} of {counted(len(rows), 'stop')} exact; page: {page}"
+        self._print(text, "bold red" if failed else "bold")
         return 1 if failed else 0 if len(exact) == len(rows) else WRONG_CONFIGURATION
 
-    def _reference(self) -> Ended:
-        with self._console.status("running the command uninterrupted"):
-            self._command.prepare(self._place / "reference")
-            ended = self._command.run(self._place / "reference", "reference", self._limit_s)
-        recording, log = ended.recording, _shown(ended.log)
-        broken = listed(recording.broken)
-        saves = [str(step) for step in sorted(recording.disk.sessions)]
-        if ended.status is None:
-            raise ConfigError(
-                f"the command hangs, or takes longer than {self._limit_s:g} s (--timeout); see {log}"
-            )
-        if ended.status:
-            message = error_line(ended.log)
-            raise ConfigError(f"the command does not run: exit status {ended.status}: {message}; see {log}")
-        if not recording.length:
-            why = f" ({broken})" if broken else ""
-            raise ConfigError(f"the command made no optimizer step of torch{why}; see {log}")
-        if not saves:
+    def _uninterrupted(self) -> Run:
+        """Run the command uninterrupted, and write what it ran on."""
+        began = time.monotonic()
+        run = self._command.run(self._place / "reference", "reference", self._limit_s)
+        seconds, broken = (
+            time.monotonic() - began,
+            listed([event["error"] for event in run.of_kind("broken")]),
+        )
+        saves = [str(step) for step in sorted(run.disk.saves)]
+        problem = ""
+        if run.status is None:
+            problem = f"hangs, or takes longer than {self._limit_s:g} s (--timeout)"
+        elif run.status:
+            problem = f"does not run: {run.failure}"
+        elif not run.ranks:
+            problem = f"made no optimizer step of torch {broken and f'({broken})'}"
+        elif not saves:
             where = f"below {OUT}" if self._command.has_out else "in the working folder"
-            raise ConfigError(f"the command saved nothing {where}: there is nothing to resume from")
-        steps, ranks = counted(recording.length, "step"), counted(len(recording.ranks), "rank")
-        torch = f"torch {recording.about['torch']}"
-        text = f"{steps} on {ranks}, saves after step {listed(saves, 6)}; {torch}"
-        self._line("reference", "", "", text, ended.seconds)
-        if ended.left_behind:
-            self._below(f"ended {ended.left_behind} of its processes, which the command had left")
+            problem = f"saved nothing {where}: there is nothing to resume from"
+        if problem:
+            raise ConfigError(f"the command {problem}; see {_shown(run.log)}")
+        machine = {"host": platform.node(), "cpu_cores": psutil.cpu_count(), "dcpbench_commit": self._commit}
+        about = {name: run.about[name] for name in ("torch", "python")}
+        write_json(self._place / ENVIRONMENT_JSON, about | machine)
+        self._limit_s = min(self._limit_s, max(_LEAST_LIMIT_S, _FACTOR * seconds))
+        text = f"{counted(run.length, 'step')} on {counted(len(run.ranks), 'rank')}"
+        text += f", saves after step {listed(saves, 6)}; torch {about['torch']}"
+        self._line("reference", "", "", text, seconds)
         if broken:
-            self._below(f"not all was recorded: {broken}")
-        return ended
+            self._print(f"    not all was recorded: {broken}")
+        return run
 
-    def _again(self, steps: int) -> Recording:
+    def _again(self, steps: int) -> Run:
         """Return another uninterrupted run, which made at least these steps."""
-        if self._second.length < steps:
+        if self._second is self._reference or self._second.length < steps:
             place = self._place / f"again-{steps}"
-            self._command.prepare(place)
-            self._second = self._command.run(place, "again", self._limit_s, Stop("kill", steps + 1)).recording
+            self._second = self._command.run(place, "again", self._limit_s, f"kill@{steps + 1}")
         return self._second
 
-    def _judged(self, stop: Stop, reference: Recording) -> tuple[Verdict, Ended]:
-        """Return the verdict on a stop, and the last run that it needed."""
-        place = self._place / cell_name(stop)
-        self._command.prepare(place)
+    def _judged(self, stop: str, place: Path) -> tuple[Verdict, Path]:
+        """Return the verdict on a stop, and the log of the last run that it needed."""
         stopped = self._command.run(place, "stopped", self._limit_s, stop)
-        if stopped.recording.stop is None:
-            return judge(reference, stopped, None, self._again), stopped
-        resumed = self._command.run(place, "resumed", self._limit_s, more=self._resume_words)
-        return judge(reference, stopped, resumed, self._again), resumed
+        resumed = None
+        if stopped.of_kind("stop"):
+            resumed = self._command.run(place, "resumed", self._limit_s, more=self._resume_words)
+        return judge(self._reference, stopped, resumed, self._again), (resumed or stopped).log
 
-    def _show(self, stop: Stop, verdict: Verdict, seconds: float, last: Ended) -> None:
-        self._line(str(stop), verdict.word, style_of(verdict.status), verdict.reason, seconds)
-        if verdict.cause:
-            self._below(f"likely: {verdict.cause}")
-        for hint in verdict.hints:
-            self._below(hint, "dim")
-        if verdict.status == "fail":
-            self._below(f"log: {_shown(last.log)}", "dim")
+    def _row(self, name: str, stop: str, verdict: Verdict, seconds: float, log: list[str]) -> Row:
+        """Return the row of a stop."""
+        about, words, every = self._reference.about, self._command.words, self._command.every
+        scripts = [Path(word) for word in words if word.endswith(".py")]
+        sources = [path for path in (self._command.cwd / path for path in scripts) if path.is_file()]
+        parallel = [name for kind, name in _PARALLEL.items() if kind in about["classes"]]
+        resume = shlex.join(self._resume_words)
+        options = [f"--resume-args={resume}"] * bool(resume) + [f"--every={every}"] * (every > 1)
+        config = {"script.command": shlex.join(words), "--stop": stop}
+        config |= {"script.resume_args": resume} if resume else {}
+        details = {
+            "run": bar(self._reference, verdict),
+            "likely": [verdict.cause] if verdict.cause else [],
+            "hints": [*verdict.hints],
+            "log_tail": log if verdict.status == "fail" else [],
+            "rank": verdict.rank,
+        }
+        return Row(
+            cell=name,
+            status=verdict.status,
+            reason=None if verdict.word == "exact" else f"{verdict.word}: {verdict.reason}",
+            axes={
+                "scenario": "script",
+                "parallel": "+".join(parallel) or "none",
+                "compile": "OptimizedModule" in about["classes"],
+                "save": "script",
+                "model": (scripts or [Path(words[0])])[0].name,
+                "storage": "script",
+                "world_size": about["world_size"],
+                "device": "+".join(about["devices"]) or None,
+                "seed": 0,
+            },
+            overrides=shlex.join(["script", *options, f"--stop={stop}", "--", *words]),
+            resume={"pass": True, "fail": False}.get(verdict.status),
+            first_mismatch=verdict.name,
+            metrics={
+                "cell_s": seconds,
+                "loaded_step": verdict.loaded,
+                "newest_step": verdict.newest,
+                "first_step": verdict.step,
+            },
+            texts={"verdict": verdict.word, "first_kind": verdict.kind},
+            torch_version=about["torch"],
+            python_version=about["python"],
+            backend=about["backend"],
+            dcpbench_commit=self._commit,
+            started_at=self._started_at,
+            config_digest=digest_of(config),
+            code_digest=hashlib.sha256(sources[0].read_bytes()).hexdigest()[:16] if sources else None,
+            cwd=str(self._command.cwd),
+            config=config,
+            details=details,
+        )
 
     def _line(self, name: str, word: str, style: str, text: str, seconds: float) -> None:
         """Print what a run showed."""
-        start = text_of(name.ljust(_NAME_WIDTH)), text_of(word.ljust(_WORD_WIDTH), style)
-        self._print(Text("  ").join([*start, text_of(text), text_of(f"{seconds:.1f} s", "dim")]))
+        line = text_of(f"{name:9}  ").append(f"{word:8}", style).append(f"  {text}", "")
+        self._console.print(line.append(f"  {seconds:.1f} s", "dim"), soft_wrap=True)
 
-    def _below(self, text: str, style: str = "") -> None:
-        self._print(Padding(text_of(text, style), (0, 0, 0, 4)))
-
-    def _print(self, shown: RenderableType) -> None:
-        with self._console.capture() as captured:
-            self._console.print(shown)
-        self._console.file.write(without_trailing_blanks(captured.get()))
-        self._console.file.flush()
+    def _print(self, text: str, style: str = "") -> None:
+        self._console.print(text_of(text, style), soft_wrap=True)
 
 
 def _shown(path: Path) -> str:

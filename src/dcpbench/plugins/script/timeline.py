@@ -1,46 +1,44 @@
 """The section of the page: the uninterrupted and the resumed run of each stop, step by step."""
 
-from typing import Any
-
 import pandas as pd
 
 from dcpbench.analysis.frame import records
-from dcpbench.records.row_reader import dict_in, list_in
+from dcpbench.plugins.script.judge import Verdict
+from dcpbench.plugins.script.record import Run
+from dcpbench.records.row_reader import dict_in
 
 _MOST = 60
 
 
 def timeline(frame: pd.DataFrame) -> tuple[str, pd.DataFrame] | None:
     """Return a line for each stop; None if no script was run."""
-    rows = [row for row in records(frame[frame["scenario"].eq("script")]) if row.get("verdict")]
     lines = [
         {
             "stop": row["cell"].removeprefix("stop="),
             "verdict": row["verdict"],
-            "run": bar(row),
+            "run": dict_in(row["details"]).get("run", ""),
             "first difference": row["reason"] or "none",
         }
-        for row in rows
+        for row in records(frame[frame["scenario"].eq("script")])
     ]
     title = "Resumed runs: . not run again, = equal, X first difference, x after it, | checkpoint"
     return (title, pd.DataFrame(lines)) if lines else None
 
 
-def bar(row: dict[str, Any]) -> str:
+def bar(reference: Run, verdict: Verdict) -> str:
     """Return a run with a character for each step, or for several: `....|....|==X`."""
-    known = dict_in(dict_in(row["details"]).get("script"))
-    steps, saves = known.get("steps") or 0, {*list_in(known.get("saves"))}
-    loaded = steps if row["loaded_step"] is None else row["loaded_step"]
-    first = row["first_step"] or steps + 1
+    steps = reference.length
+    loaded = steps if verdict.loaded is None else verdict.loaded
+    first = verdict.step or steps + 1
     signs = [
         "." if step <= loaded else "X" if step == first else "x" if step > first else
-        "=" if step <= (known.get("last") or 0) else " "
+        "=" if step <= (verdict.last or 0) else " "
         for step in range(1, steps + 1)
     ]  # fmt: skip
-    each = -(-steps // _MOST) or 1
+    each = -(-steps // _MOST)
     text = ""
     for begin in range(0, steps, each):
         several = signs[begin : begin + each]
         text += "X" if "X" in several else several[0]
-        text += "|" * (not saves.isdisjoint(range(begin + 1, begin + 1 + each)))
+        text += "|" * any(begin < step <= begin + each for step in reference.saved_steps)
     return text

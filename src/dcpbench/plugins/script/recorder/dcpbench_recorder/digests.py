@@ -57,8 +57,6 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     are left out, or represented by their `state_dict`."""
     if isinstance(value, (torch.Tensor, bool, int, float, str)) or value is None:
         yield name, value
-    elif isinstance(value, (list, tuple)) and len(value) > 64 and not torch.is_tensor(value[0]):
-        yield name, repr(value)
     else:
         if hasattr(value, "state_dict"):
             value = value.state_dict()

@@ -51,26 +51,16 @@ def _opened(log: Log, path: Any, mode: Any, flags: int) -> None:
         log.stop.at_change(place, opens=True, truncates=bool(flags & os.O_TRUNC))
 
 
-def _renamed(log: Log, path: Any, to: Any, *descriptors: int) -> None:
+def _moved(log: Log, path: Any, to: Any = None, *descriptors: int) -> None:
     before, after = log.watched(path), log.watched(to)
-    if before and after:
-        log.stop.at_change(before, after)
-        log.write("rename", path=before, to=after)
-
-
-def _removed(log: Log, path: Any, *descriptors: int) -> None:
-    if place := log.watched(path):
-        log.stop.at_change(place)
-        log.write("remove", path=place)
+    if before:
+        log.stop.at_change(before, after or "")
+        log.write("rename" if after else "remove", path=before, to=after)
 
 
 _EVENTS: dict[str, Callable[..., None]] = {
     "open": _opened,
-    "os.rename": _renamed,
-    "os.link": _renamed,
-    "os.remove": _removed,
-    "os.rmdir": _removed,
-    "shutil.rmtree": _removed,
+    **dict.fromkeys(("os.rename", "os.link", "os.remove", "os.rmdir", "shutil.rmtree"), _moved),
 }
 
 
@@ -94,7 +84,9 @@ def _recorded(function: Any, action: str, log: Log) -> Any:
         if path is None or getattr(_inside, "on", False) or "torch" not in sys.modules:
             return function(*args, **kwargs)
         is_new = path not in _uploading
-        if saves and is_new:
+        if is_new and not saves:
+            log.write("load", path=path)
+        elif is_new:
             log.guarded(_saving, log, path, args[0] if args else next(iter(kwargs.values())))
             if action == "save_file" and log.watched(target):
                 log.write("open", path=path)
@@ -108,8 +100,8 @@ def _recorded(function: Any, action: str, log: Log) -> Any:
         if saves and hasattr(upload, "add_done_callback"):
             _uploading.add(path)
             upload.add_done_callback(functools.partial(_uploaded, log, path))
-        elif is_new:
-            log.write("saved" if saves else "load", path=path)
+        elif saves and is_new:
+            log.write("saved", path=path)
         return result
 
     return recorded
@@ -128,7 +120,7 @@ def _target(log: Log, arguments: tuple[Any, ...]) -> tuple[Any, str | None]:
 def _saving(log: Log, path: str, value: Any) -> None:
     from .digests import fetched, held  # imports torch
 
-    log.count_save()
+    open(log.save_mark, "w").close()
     log.write("save", path=path, **fetched({"content": held(value)}))
 
 

@@ -10,8 +10,6 @@ import time
 from contextlib import suppress
 from typing import Any, Callable
 
-_SIGNALS = {"kill": signal.SIGSTOP, "term": signal.SIGTERM, "rank": signal.SIGKILL}
-
 
 class Log:
     """Append events to the file of this process: one JSON object a line, with the number of optimizer steps
@@ -23,8 +21,7 @@ class Log:
         self.folder: str = known["records"]
         self.root: str = known["watched"]
         self.every: int = known["every"]
-        self.stop = Stop(self, **known["stop"])
-        self._saves = os.path.join(self.folder, "saves.count")
+        self.stop = Stop(self, known["stop"])
         self._begin()
         os.register_at_fork(after_in_child=self._begin)
 
@@ -43,16 +40,9 @@ class Log:
         return int(os.environ.get("RANK") or 0)
 
     @property
-    def saves(self) -> int:
-        """How many saves were begun, on all ranks."""
-        with suppress(FileNotFoundError):
-            return os.path.getsize(self._saves)
-        return 0
-
-    def count_save(self) -> None:
-        """Count a save for all ranks, of which one may save for all."""
-        with open(self._saves, "a") as file:
-            file.write(".")
+    def save_mark(self) -> str:
+        """The path of a file that exists if any rank has saved after these steps: one may save for all."""
+        return os.path.join(self.folder, f"saved-{self.steps}")
 
     def watched(self, path: Any) -> str | None:
         """Return the path of a file below the watched folder; None of others, and of what is no path."""
@@ -80,33 +70,35 @@ class Log:
 
 
 class Stop:
-    """The end that dcpbench prepared for the run: `kind`, and at which step, or at which change of a file
-    whose path has `part` in it.
+    """The end that dcpbench prepared for the run, as it is typed: `kill@9` before step 9, `write@PART:2` at
+    the second change of a file with PART in its path.
 
     To be killed, a process stops, with all its threads, where it is: dcpbench then kills all processes.
     """
 
-    def __init__(
-        self, log: Log, kind: str = "", number: int = 0, rank: int | None = None, part: str = ""
-    ) -> None:
-        self._log, self._kind, self._rank, self._number, self._part = log, kind, rank, number, part
+    def __init__(self, log: Log, text: str) -> None:
+        self._log = log
+        self._kind, _, place = text.partition("@")
+        self._part, _, number = place.rpartition(":")
+        self._number = int(number or 0)
         self.changes = 0
         self._cut = ""
 
     def before_step(self, number: int) -> None:
         """Make the stop that is due before an optimizer step, counted from 1."""
+        signals = {"kill": signal.SIGSTOP, "term": signal.SIGTERM, f"rank{self._log.rank}": signal.SIGKILL}
         if self._cut:
             with suppress(OSError):
                 torn = os.path.join(self._log.root, self._cut)
                 os.truncate(torn, os.path.getsize(torn) // 2)
             self._end("cut to half", path=self._cut)
-        elif number == self._number and not self._part and self._rank in (None, self._log.rank):
-            self._end(f"before step {number}", _SIGNALS[self._kind])
+        elif number == self._number and self._kind in signals:
+            self._end(f"before step {number}", signals[self._kind])
 
     def at_change(self, path: str, to: str = "", opens: bool = False, truncates: bool = False) -> None:
         """Make the stop that is due at a change of a file. A file that is opened is empty then; what else is
         changed is not changed any longer."""
-        if to and self._cut.startswith(path):
+        if to and f"{self._cut}/".startswith(f"{path}/"):
             self._cut = to + self._cut[len(path) :]
         if not self._part or (self._part not in path and self._part not in to):
             return

@@ -8,57 +8,57 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
 import pickle
 import random
+import re
+import struct
 import sys
 import threading
 import weakref
 import zlib
+from collections import Counter
 from typing import Any, Callable
 
 import torch
 from torch.optim import optimizer as optimizers
 
-from .digests import Parts, digest, fetched, held
+from .digests import Parts, digest, fetched, held, leaves
 from .log import Log
-from .names import Models
 
-
-class _Optimizer:
-    """An optimizer: its number in the order of first steps, and its `count` of steps.
-
-    `is_recorded` tells whether the step that it makes is.
-    """
-
-    def __init__(self, number: int) -> None:
-        self.number, self.count, self.is_recorded = number, 0, False
+_WRAPPERS = re.compile(
+    r"_orig_mod\.|_fsdp_wrapped_module\.|_checkpoint_wrapped_module\.|_forward_module\.|^module\."
+)
 
 
 class Steps:
-    """The optimizer steps of this process."""
+    """The optimizer steps of this process. Models and optimizers have numbers, in the order of their first
+    calls and steps."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._models = Models()
-        self._optimizers: weakref.WeakKeyDictionary[Any, _Optimizer] = weakref.WeakKeyDictionary()
+        self._models: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
+        self._optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._counts: Counter[int] = Counter()
+        self._recorded: set[int] = set()  # the optimizers that are making a step which is recorded
         self._inside = threading.local()
-        self._saves = -1
         self._begin()
 
     def _begin(self) -> None:
         self._calls = 0
-        self._generators: dict[str, Any] = {}
-        self._parts: Parts = {"buffers": {}, "modes": {}, "batch": {}, "loss": {}}
+        self._parts: Parts = {"generators": {}, "buffers": {}, "modes": {}, "batch": {}, "loss": {}}
 
     def called(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Record the input of an outermost call of a module with parameters."""
         if next(module.parameters(), None) is None:
             return
-        name = self._models.add(module)
+        number = self._models.setdefault(module, len(self._models))
         if not self._calls:
-            self._generators = _generators()
-            self._parts["buffers"] = {key: digest(value) for key, value in self._models.buffers().items()}
-        self._parts["modes"].setdefault(name, sum(inner.training for inner in module.modules()))
+            self._parts["generators"] = _generators()
+            buffers = self._named("named_buffers").values()
+            self._parts["buffers"] = {name: digest(value) for name, value in buffers}
+        mode = sum(inner.training for inner in module.modules())
+        self._parts["modes"].setdefault(f"{type(module).__name__} {number}", mode)
         for key, value in held([args, kwargs]).items():
             if not isinstance(value, str):
                 self._parts["batch"][f"call {self._calls}.{key}"] = value
@@ -74,40 +74,39 @@ class Steps:
 
     def before(self, optimizer: Any) -> None:
         """Record a step before it is made, and make the stop that is due."""
-        known = self._optimizers.setdefault(optimizer, _Optimizer(len(self._optimizers)))
-        if known.is_recorded or _is_made_up():
+        number = self._optimizers.setdefault(optimizer, len(self._optimizers))
+        if number in self._recorded or _is_made_up():
             return
-        known.is_recorded = True
-        self._log.guarded(self._record, optimizer, known)
-        if known.number == 0:  # unguarded: a signal's handler may raise what the script expects
-            self._log.stop.before_step(known.count + 1)
+        self._recorded.add(number)
+        self._log.guarded(self._record, optimizer, number)
+        if number == 0:  # unguarded: a signal's handler may raise what the script expects
+            self._log.stop.before_step(self._log.steps + 1)
 
     def after(self, optimizer: Any) -> None:
         """Count a step that was made."""
-        known = self._optimizers[optimizer]
-        if known.is_recorded:
-            known.is_recorded = False
-            known.count += 1
+        number = self._optimizers[optimizer]
+        if number in self._recorded:
+            self._recorded.remove(number)
+            self._counts[number] += 1
+            self._log.steps = self._counts[0]
             self._begin()  # without what a closure did in the step
-            if known.number == 0:
-                self._log.steps = known.count
 
-    def _record(self, optimizer: Any, known: _Optimizer) -> None:
+    def _record(self, optimizer: Any, number: int) -> None:
         parts = {"hyper": _hyperparameters(optimizer), **self._parts}
-        saves = self._log.saves
-        if known.count % self._log.every == 0 or saves != self._saves:
+        if self._counts[number] % self._log.every == 0 or os.path.exists(self._log.save_mark):
             parts |= self._state(optimizer)
-        if self._saves < 0:
+        if not self._counts:
             self._log.write("about", **self._about())
-        self._saves = saves
-        step = {"rank": self._log.rank, "optimizer": known.number, "generators": self._generators}
-        self._log.write("step", **step, parts=fetched(parts))
+        parts = fetched(parts)
+        for name, bits in parts["loss"].items():  # as text, in which NaN equals NaN
+            parts["loss"][name] = repr(struct.unpack("d", struct.pack("q", bits))[0])
+        self._log.write("step", rank=self._log.rank, optimizer=number, parts=parts)
         self._begin()
 
     def _state(self, optimizer: Any) -> Parts:
         """Return the digests of all that an optimizer changes, and of the parameters that it does not."""
         parts: Parts = {"weights": {}, "gradients": {}, "moments": {}}
-        names = self._models.parameters()
+        names = self._named("named_parameters")
         for place, group in enumerate(optimizer.param_groups):
             for index, parameter in enumerate(group["params"]):
                 name, _ = names.pop(id(parameter), (f"group{place}[{index}]", parameter))
@@ -118,11 +117,24 @@ class Steps:
                     parts["moments"][f"{name}.{key}"] = value
         return parts | {"frozen": {name: digest(value) for name, value in names.values()}}
 
+    def _named(self, method: str) -> dict[int, tuple[str, torch.Tensor]]:
+        """Return the parameters, or the buffers, of all models with their names, by id."""
+        named: dict[int, tuple[str, torch.Tensor]] = {}
+        taken: set[str] = set()
+        for model, number in [*self._models.items()]:
+            for path, value in getattr(model, method)():
+                if id(value) not in named:
+                    name = _WRAPPERS.sub("", path)
+                    name = f"{type(model).__name__}{number}.{name}" if name in taken else name
+                    taken.add(name)
+                    named[id(value)] = name, value
+        return named
+
     def _about(self) -> dict[str, Any]:
         """Return what is known about a process that trains."""
         distributed = torch.distributed
         is_parallel = distributed.is_available() and distributed.is_initialized()
-        modules = self._models.modules()
+        modules = [module for model in [*self._models] for module in model.modules()]
         classes = {kind.__name__ for module in modules for kind in type(module).__mro__}
         if any(getattr(module, "_compiled_call_impl", None) is not None for module in modules):
             classes.add("OptimizedModule")
@@ -131,7 +143,7 @@ class Steps:
             "python": sys.version.split()[0],
             "world_size": distributed.get_world_size() if is_parallel else 1,
             "backend": distributed.get_backend() if is_parallel else None,
-            "devices": sorted({value.device.type for _, value in self._models.parameters().values()}),
+            "devices": sorted({value.device.type for _, value in self._named("named_parameters").values()}),
             "classes": sorted(classes),
         }
 
@@ -206,22 +218,16 @@ def _is_made_up() -> bool:
 
 
 def _hyperparameters(optimizer: Any) -> dict[str, Any]:
-    """Return the hyperparameters of each group: numbers, texts and lists of them; not what differs in each
-    process."""
+    """Return the numbers and texts in each group."""
+    groups = [
+        {key: value for key, value in group.items() if key not in ("params", "param_names")}
+        for group in optimizer.param_groups
+    ]
     return {
-        f"group {place} {key}": _plain(value)
-        for place, group in enumerate(optimizer.param_groups)
-        for key, value in group.items()
-        if key not in ("params", "param_names")
+        f"group {place} {name}": value.item() if torch.is_tensor(value) else value
+        for place, group in enumerate(groups)
+        for name, value in leaves(group)
     }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
-    if hasattr(value, "item"):
-        return value.item()
-    return value if isinstance(value, (bool, int, float, str)) or value is None else "?"
 
 
 def _generators() -> dict[str, Any]:
