@@ -26,6 +26,7 @@ def command(case):
 def run(case, place):
     """Return the row of a case, and the exit status."""
     options = ["--json", "--dir", str(place), "--stop", case["stop"], "--grace", "10"]
+    options.append(f"--every={case.get('every', 1)}")
     words = [sys.executable, "-m", "dcpbench", "script", *options, "--", *command(case)]
     ended = subprocess.run(words, capture_output=True, text=True, check=False)
     if not ended.stdout:

@@ -22,6 +22,8 @@ KEPT = (
     "plain.py no_generator kill@11",
     "plain.py epoch_not_restored kill@11",
     "plain.py torn@step-12:2",
+    "plain.py no_optimizer kill@10",
+    "raw.py takes_what_there_is torn@weights.bin:3",
     "extras.py kill@8",
     "extras.py no_scaler kill@8",
     "extras.py average_restarts kill@8",
@@ -49,6 +51,7 @@ def test_verdict(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         status = script.main(
             bench.command(case),
             [case["stop"]],
+            every=case.get("every", 1),
             timeout=60,
             grace=8,
             folder="results",

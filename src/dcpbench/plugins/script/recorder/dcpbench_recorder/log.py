@@ -119,4 +119,4 @@ class Stop:
         if not os.path.exists(marker):
             self._log.write("stop", at=why, path=path)
             open(marker, "w").close()
-            os.kill(os.getpid(), number)
+            signal.raise_signal(number)  # to this thread, which does not run on
