@@ -6,33 +6,50 @@ A digest tells whether two tensors have the same bits. It is an int, or a scalar
 from __future__ import annotations
 
 import ctypes
+import functools
 import zlib
-from itertools import islice
-from typing import Any, Iterator
+from itertools import accumulate, islice
+from typing import Any, Iterator, Mapping
 
 import torch
 
 Parts = dict[str, dict[str, Any]]
 """Values by name, by kind."""
 _CHUNK = 1 << 22
-_MOST = 2000
+_SMALL = 1 << 14
+_MOST = 20_000
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_weights: dict[torch.device, torch.Tensor] = {}
 
 
-def digest(tensor: Any) -> Any:
-    """Return the digest of a tensor; of a DTensor that of its shard."""
-    tensor = getattr(tensor, "_local_tensor", tensor).detach()
-    if tensor.device.type == "meta":
-        return 0
-    if tensor.layout is not torch.strided:
-        tensor = tensor.to_dense()
-    if tensor.device.type != "cpu":
-        return _on_device(tensor)
-    tensor = tensor.contiguous()
-    count = tensor.numel()
-    size = count * tensor.element_size()
-    return zlib.crc32((ctypes.c_char * size).from_address(tensor.data_ptr()), count) if size else 0
+def digests(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the digests of tensors by name; of a DTensor that of its shard. Small ones on a device are
+    computed together: it takes as long for one as for all."""
+    found: dict[str, Any] = dict.fromkeys(values, 0)
+    small: dict[torch.device, dict[str, torch.Tensor]] = {}
+    for name, value in values.items():
+        tensor = getattr(value, "_local_tensor", value).detach()
+        if tensor.device.type == "meta" or not tensor.numel():
+            continue
+        tensor = tensor.to_dense() if tensor.layout is not torch.strided else tensor
+        tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        count, size = tensor.numel(), tensor.element_size()
+        if tensor.device.type == "cpu":
+            tensor = tensor.contiguous()
+            data = (ctypes.c_char * (count * size)).from_address(tensor.data_ptr())
+            found[name] = zlib.crc32(data, count)
+            continue
+        words = tensor.contiguous().view(-1).view(_INTEGERS[size])
+        if count <= _SMALL:
+            small.setdefault(tensor.device, {})[name] = words
+        else:
+            found[name] = sum(
+                (part * _weights(part)).sum() * (2 * at + 1) for at, part in enumerate(words.split(_CHUNK))
+            )
+    for device, named in small.items():
+        sums = torch.cat([*named.values()]).mul(torch.cat([*map(_weights, named.values())])).cumsum(0)
+        ends = torch.tensor([*accumulate(map(len, named.values()))], device=device) - 1
+        found |= zip(named, sums[ends].diff(prepend=sums.new_zeros(1)).unbind(), strict=True)
+    return found
 
 
 def fetched(parts: Parts) -> Parts:
@@ -67,10 +84,9 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 def held(value: Any) -> dict[str, Any]:
     """Return the digests of tensors, not fetched yet, and other plain values as texts, by name."""
-    return {
-        name: digest(leaf) if torch.is_tensor(leaf) else _text_of(leaf)
-        for name, leaf in islice(leaves(value), _MOST)
-    }
+    named = dict(islice(leaves(value), _MOST))
+    tensors = digests({name: leaf for name, leaf in named.items() if torch.is_tensor(leaf)})
+    return {name: tensors[name] if name in tensors else _text_of(leaf) for name, leaf in named.items()}
 
 
 def _text_of(value: Any) -> str:
@@ -78,16 +94,13 @@ def _text_of(value: Any) -> str:
     return f"={text}" if len(text) < 100 else f"={zlib.crc32(text.encode())}"
 
 
-def _on_device(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
-    words = tensor.contiguous().view(-1).view(_INTEGERS[tensor.element_size()])
-    total = torch.full((), words.numel(), dtype=torch.int64, device=words.device)
-    if words.device not in _weights:
-        seeded = torch.Generator().manual_seed(9_176_543)  # the script's generators are not used
-        random = torch.randint(-(2**62), 2**62, (_CHUNK,), dtype=torch.int64, generator=seeded) * 2 + 1
-        _weights[words.device] = random.to(words.device)
-    for begin in range(0, words.numel(), _CHUNK):
-        part = words[begin : begin + _CHUNK]
-        total = total * 6_364_136_223_846_793_005 + (part * _weights[words.device][: part.numel()]).sum()
-    return total
+def _weights(words: torch.Tensor) -> torch.Tensor:
+    """Return odd numbers by which the words of a tensor are multiplied before they are added."""
+    return _all_weights(words.device)[: len(words)]
+
+
+@functools.cache
+def _all_weights(device: torch.device) -> torch.Tensor:
+    seeded = torch.Generator().manual_seed(9_176_543)  # the script's generators are not used
+    numbers = torch.randint(-(2**62), 2**62, (_CHUNK,), dtype=torch.int64, device="cpu", generator=seeded)
+    return (numbers * 2 + 1).to(device)

@@ -23,7 +23,7 @@ from typing import Any, Callable
 import torch
 from torch.optim import optimizer as optimizers
 
-from .digests import Parts, digest, fetched, held, leaves
+from .digests import Parts, digests, fetched, held, leaves
 from .log import Log
 
 _WRAPPERS = re.compile(
@@ -55,8 +55,7 @@ class Steps:
         number = self._models.setdefault(module, len(self._models))
         if not self._calls:
             self._parts["generators"] = _generators()
-            buffers = self._named("named_buffers").values()
-            self._parts["buffers"] = {name: digest(value) for name, value in buffers}
+            self._parts["buffers"] = digests(dict(self._named("named_buffers").values()))
         mode = sum(inner.training for inner in module.modules())
         self._parts["modes"].setdefault(f"{type(module).__name__} {number}", mode)
         for key, value in held([args, kwargs]).items():
@@ -105,17 +104,20 @@ class Steps:
 
     def _state(self, optimizer: Any) -> Parts:
         """Return the digests of all that an optimizer changes, and of the parameters that it does not."""
-        parts: Parts = {"weights": {}, "gradients": {}, "moments": {}}
+        weights, gradients, moments = {}, {}, {}
         names = self._named("named_parameters")
         for place, group in enumerate(optimizer.param_groups):
             for index, parameter in enumerate(group["params"]):
                 name, _ = names.pop(id(parameter), (f"group{place}[{index}]", parameter))
-                parts["weights"][name] = digest(parameter)
+                weights[name], moments[name] = parameter, optimizer.state.get(parameter, {})
                 if parameter.grad is not None:
-                    parts["gradients"][name] = digest(parameter.grad)
-                for key, value in held(optimizer.state.get(parameter, {})).items():
-                    parts["moments"][f"{name}.{key}"] = value
-        return parts | {"frozen": {name: digest(value) for name, value in names.values()}}
+                    gradients[name] = parameter.grad
+        return {
+            "weights": digests(weights),
+            "gradients": digests(gradients),
+            "moments": held(moments),
+            "frozen": digests(dict(names.values())),
+        }
 
     def _named(self, method: str) -> dict[int, tuple[str, torch.Tensor]]:
         """Return the parameters, or the buffers, of all models with their names, by id."""
@@ -232,9 +234,13 @@ def _hyperparameters(optimizer: Any) -> dict[str, Any]:
 
 def _generators() -> dict[str, Any]:
     """Return digests of the states of the random generators."""
-    states = {"torch": digest(torch.random.default_generator.get_state()), "Python": random.getstate()}
+    states: dict[str, Any] = {
+        "torch": torch.random.default_generator.get_state(),
+        "Python": random.getstate(),
+    }
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        states["CUDA"] = digest(torch.cuda.default_generators[torch.cuda.current_device()].get_state())
+        states["CUDA"] = torch.cuda.default_generators[torch.cuda.current_device()].get_state()
     if hasattr(sys.modules.get("numpy"), "random"):
         states["NumPy"] = sys.modules["numpy"].random.get_state()
-    return {name: zlib.crc32(pickle.dumps(state)) for name, state in states.items()}
+    tensors = digests({name: state for name, state in states.items() if torch.is_tensor(state)})
+    return {name: tensors.get(name) or zlib.crc32(pickle.dumps(state)) for name, state in states.items()}
