@@ -134,7 +134,7 @@ class Check:
         elif run.status:
             problem = f"does not run: {run.failure}"
         elif not run.ranks:
-            problem = f"made no optimizer step of torch {broken and f'({broken})'}"
+            problem = f"made no optimizer step of torch{broken and f' ({broken})'}"
         elif not saves:
             where = f"below {OUT}" if self._command.has_out else "in the working folder"
             problem = f"saved nothing {where}: there is nothing to resume from"
