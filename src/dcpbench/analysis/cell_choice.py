@@ -28,37 +28,35 @@ def runs_of(frame: pd.DataFrame, asked: Sequence[str]) -> pd.DataFrame:
     """
     text = " ".join(asked)
     frame = frame.assign(number=cell_numbers(frame) + 1, name=names_of(frame))
-    found = frame[_matching(frame, text)] if text else frame
+    words = [_words_of(row) for row in records(frame)]
+    found = frame[_matching(frame, text, words)] if text else frame
     cells = found.drop_duplicates("number")
     if len(cells) == 1:
         return found
     if cells.empty:
-        raise QueryError(f"{text}: {_why_none(frame, text)}")
+        why = "no cell has all of these words"
+        known = dict.fromkeys(word for of in words for word in of)
+        unknown = [word for word in _words(text) if not any(word in one for one in known)]
+        if text.isdecimal():
+            why = f"no such cell; their numbers are 1 to {frame['number'].max()}"
+        elif unknown:
+            why = f"no cell has {unknown[0]}{did_you_mean(unknown[0], known)}"
+        raise QueryError(f"{text}: {why}")
     listed = names_shown([f"{number} {name}" for number, name in zip(cells.number, cells.name, strict=True)])
     head, fix = (f"{text}: ", "add a word") if text else ("", "name one")
     raise QueryError(f"{head}{counted(len(cells), 'cell')}: {listed}; {fix}, or give its number")
 
 
-def _matching(frame: pd.DataFrame, text: str) -> "pd.Series[bool]":
+def _matching(frame: pd.DataFrame, text: str, words: Sequence[Sequence[str]]) -> "pd.Series[bool]":
     """Return which rows a text matches: by name or number, else by complete words, else by parts of them."""
     if text.isdecimal():
         return frame["number"].eq(int(text[:9]))
-    asked, words = _words(text), [_words_of(row) for row in records(frame)]
+    asked = _words(text)
     complete = [all(word in of for word in asked) for of in words]
     partly = [all(any(word in one for one in of) for word in asked) for of in words]
     named = is_true(frame["cell"].eq(text) | frame["name"].eq(text))
     ways = (named, *(pd.Series(found, frame.index, dtype=bool) for found in (complete, partly)))
     return next((found for found in ways if found.any()), named)
-
-
-def _why_none(frame: pd.DataFrame, text: str) -> str:
-    if text.isdecimal():
-        return f"no such cell; their numbers are 1 to {frame['number'].max()}"
-    words = dict.fromkeys(word for row in records(frame) for word in _words_of(row))
-    unknown = [word for word in _words(text) if not any(word in known for known in words)]
-    if unknown:
-        return f"no cell has {unknown[0]}{did_you_mean(unknown[0], words)}"
-    return "no cell has all of these words"
 
 
 def _words(text: str) -> list[str]:

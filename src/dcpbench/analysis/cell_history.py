@@ -168,26 +168,35 @@ def history(
     frame[times] = frame[times].where(run_alike(frame, frame), axis=0)
     runs = frame.astype(dict.fromkeys(metrics, float)).groupby(["cell", "place"])
     worst = runs["kind"].min()
-    kinds = _matrix(worst, len(shown)).fillna(ABSENT).to_numpy(dtype=np.int8)
-    costs = _costs({name: _matrix(runs[name].median(), len(shown)).to_numpy() for name in metrics})
+    kinds = worst.unstack().reindex(columns=range(len(shown))).fillna(ABSENT).to_numpy(dtype=np.int8)
+    medians = [
+        runs[name].median().unstack().reindex(columns=range(len(shown))).to_numpy() for name in metrics
+    ]
+    # The rate of false alarms is for the series of all metrics together.
+    found = iter(changes(np.concatenate(medians)))
+    by_metric = zip(metrics, medians, strict=True)
+    cost_of = [[Cost(name, values, next(found)) for values in matrix] for name, matrix in by_metric]
     cells = frame.drop_duplicates("key").set_index("cell")
     names, axes = cell_names(cells), records(cells[[*AXES, "others", "config_digest"]])
-    reasons = _reasons(frame, worst)
+    # The reason of the first worst run in the last sweep that has the cell.
+    last_of = worst.reset_index().drop_duplicates("cell", keep="last")
+    bad = frame[["cell", "place", "kind", "reason"]].merge(last_of, on=["cell", "place", "kind"])
+    reasons = [*bad.drop_duplicates("cell").sort_values("cell")["reason"].fillna("")]
     reconfigured = _reconfigured(cells, kinds)
     replaced = {before for before, _ in reconfigured.values()}
-    found = [
+    histories = [
         CellHistory(
             names[number],
             axes[number],
             tuple(kinds[number].tolist()),
-            costs[number],
+            [costs[number] for costs in cost_of],
             reasons[number],
             reconfigured.get(number, (0, None))[1],
             number in replaced,
         )
         for number in range(len(cells))
     ]
-    return History(shown, sorted(found, key=lambda cell: (-cell.changed, cell.now.ok)))
+    return History(shown, sorted(histories, key=lambda cell: (-cell.changed, cell.now.ok)))
 
 
 def folded(cells: Sequence[CellHistory], visible: int, every: bool = False) -> dict[str, list[CellHistory]]:
@@ -227,26 +236,6 @@ def _sweeps(rows: pd.DataFrame) -> pd.DataFrame:
     began = first["started_at"].fillna(pd.Series(times, first.index, dtype="string"))
     first = first.assign(began=began).rename_axis("name").reset_index()
     return first.sort_values(["began", "name"], kind="stable", ignore_index=True).drop(columns="began")
-
-
-def _matrix(values: "pd.Series[Any]", sweeps: int) -> pd.DataFrame:
-    """Return values as a matrix of cells and sweeps."""
-    return values.unstack().reindex(columns=range(sweeps))
-
-
-def _costs(medians: dict[str, npt.NDArray[np.float64]]) -> list[list[Cost]]:
-    """Return the costs of each cell, from medians of (cells, sweeps); the rate of false alarms is for all."""
-    series = np.concatenate(list(medians.values()))
-    found = iter(changes(series))
-    by_metric = [[Cost(name, one, next(found)) for one in of_metric] for name, of_metric in medians.items()]
-    return [list(of_cell) for of_cell in zip(*by_metric, strict=True)]
-
-
-def _reasons(frame: pd.DataFrame, worst: "pd.Series[int]") -> list[str]:
-    """Return for each cell the reason of the first worst run in the last sweep that has it."""
-    last = worst.reset_index().drop_duplicates("cell", keep="last")
-    runs = frame[["cell", "place", "kind", "reason"]].merge(last, on=["cell", "place", "kind"])
-    return list(runs.drop_duplicates("cell").sort_values("cell")["reason"].fillna(""))
 
 
 def _reconfigured(

@@ -75,7 +75,11 @@ def with_cells(frame: pd.DataFrame, keys: Collection[str], ignored: Collection[s
     )
     parts = [cells[axis] for axis in AXES if axis not in ignored] + [cells["others"]]
     cells["address"] = [_SEPARATOR.join(values) for values in zip(*parts, strict=True)]
-    cells["key"] = _digests(frame, ignored)
+    cells["key"] = frame["config_digest"]
+    if ignored:
+        configs = frame.drop_duplicates("config_digest").set_index("config_digest")["config"]
+        rest = configs.map(lambda config: CellKey(_without(config, ignored)).digest)
+        cells["key"] = frame["config_digest"].map(rest.to_dict()).astype("string")
     return cells
 
 
@@ -123,7 +127,8 @@ def not_in_common(old: pd.DataFrame, new: pd.DataFrame) -> str:
     apart, partly = [], []
     for axis in (*AXES, "others"):
         before, after = set(old[axis]), set(new[axis])
-        text = f"{'overrides' if axis == 'others' else axis} ({_some(before)} before, {_some(after)} now)"
+        then, now = (listed(sorted(value or "none" for value in side), 4) for side in (before, after))
+        text = f"{'overrides' if axis == 'others' else axis} ({then} before, {now} now)"
         if not before & after:
             apart.append(text)
         elif before != after:
@@ -140,17 +145,5 @@ def _mapped(column: "pd.Series[Any]", text: Callable[[Any], str], missing: str) 
     return pd.Series(texts[codes], index=column.index)
 
 
-def _digests(frame: pd.DataFrame, ignored: Collection[str]) -> "pd.Series[Any]":
-    if not ignored:
-        return frame["config_digest"]
-    configs = frame.drop_duplicates("config_digest").set_index("config_digest")["config"]
-    rest = configs.map(lambda config: CellKey(_without(config, ignored)).digest)
-    return frame["config_digest"].map(rest.to_dict()).astype("string")
-
-
 def _without(config: Mapping[str, Any], ignored: Collection[str]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if not is_below(key, ignored)}
-
-
-def _some(values: set[str]) -> str:
-    return listed(sorted(value or "none" for value in values), 4)

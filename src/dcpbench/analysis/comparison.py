@@ -4,8 +4,9 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from dcpbench.analysis.cell_identity import (
@@ -40,7 +41,8 @@ FAIL_ON = (*(change.replace(" ", "-") for change in CHANGES), "failing", *CHANGE
 """The kinds of changes as the command line names them. `failing`: a cell of the new side is not ok, whether
 it changed or not. `regressions`: a cost that is worse."""
 
-_MACHINE = ("host", "hostname", "node", "cpu", "cpu_model", "cpu_cores", "memory_bytes", "gpu_count", "gpus")
+_STATES = ("flaky", "failing", "skipped")
+MACHINE = ("host", "hostname", "node", "cpu", "cpu_model", "cpu_cores", "memory_bytes", "gpu_count", "gpus")
 """Properties of the machine, which no other version of a package changes."""
 _FIRST = ("torch", "python", "cuda", "nccl", "driver", "gpus", *COMMITS.values(), "cpu", "host")
 
@@ -126,8 +128,7 @@ def compared(
     )
 
 
-@dataclass(frozen=True)
-class _Outcome:
+class _Outcome(NamedTuple):
     """The runs of a cell together: absent, ok, skipped, failing or flaky, and how many have which status."""
 
     state: str = "absent"
@@ -173,28 +174,19 @@ def status_changes(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
 
 
 def _outcomes(frame: pd.DataFrame) -> dict[str, _Outcome]:
+    """Summarize the runs of each cell."""
     text = status_text(frame).astype(object)
     text = text.mask(is_true(frame["fault_seen"]), "detected (" + text + ")")
     text = text.mask(is_false(frame["fault_seen"]), "NOT DETECTED (" + text + ")")
-    rows = zip(frame["key"], frame["status"], text, ok(frame), is_true(frame["flaky"]), strict=True)
-    runs: dict[str, list[tuple[str, str, bool, bool]]] = {}
-    for key, *of_run in rows:
-        runs.setdefault(str(key), []).append(tuple(of_run))
-    return {key: _outcome(of_cell) for key, of_cell in runs.items()}
-
-
-def _outcome(runs: Sequence[tuple[str, str, bool, bool]]) -> _Outcome:
-    """Summarize a cell's runs, each a status, its text, whether it is ok, and whether it is flaky."""
-    statuses, texts, fine, flaky = zip(*runs, strict=True)
-    counted = Counter(texts).most_common()
-    if any(flaky) or len(set(fine)) > 1:
-        state = "flaky"
-    elif not any(fine):
-        state = "failing"
-    else:
-        state = "skipped" if set(statuses) == {"skip"} else "ok"
-    named = [f"{count} {text}" if len(counted) > 1 else text for text, count in counted]
-    return _Outcome(state, frozenset(texts), ", ".join(named))
+    runs = frame[["key"]].assign(text=text, ok=ok(frame), flaky=is_true(frame["flaky"]))
+    of_cell = runs.assign(skipped=frame["status"].eq("skip")).groupby("key", sort=False)
+    good, flaky, skipped = (of_cell[name].mean() for name in ("ok", "flaky", "skipped"))
+    state = np.select([(flaky > 0) | good.between(0, 1, "neither"), good == 0, skipped == 1], _STATES, "ok")
+    found = {}
+    for (key, texts), of in zip(of_cell["text"].agg(Counter).items(), state, strict=True):
+        named = [f"{count} {text}" if len(texts) > 1 else text for text, count in texts.most_common()]
+        found[str(key)] = _Outcome(of, frozenset(texts), ", ".join(named))
+    return found
 
 
 def _change(was: _Outcome, now: _Outcome) -> str:
@@ -219,12 +211,6 @@ def differences(sides: Mapping[str, Sweeps]) -> pd.DataFrame:
     ]
     apart = [line for line in lines if len({line[name] for name in sides}) > 1]
     return pd.DataFrame(apart, columns=["what", *sides])
-
-
-def warning(differing: pd.DataFrame) -> str:
-    """Return a sentence if the machines differ, else nothing."""
-    what = ", ".join(what for what in differing["what"] if what in _MACHINE)
-    return f"The machines differ ({what}), which can be the only cause of changed costs." if what else ""
 
 
 def _values(sweeps: Sweeps) -> dict[str, list[str]]:

@@ -54,16 +54,15 @@ def one_per_cell(frame: pd.DataFrame) -> pd.DataFrame:
     frame = frame.reset_index(drop=True)
     numbers, ranks = cell_numbers(frame), severity(frame)
     worst = ranks.groupby(numbers).idxmin()
-    cells = _without_repeat(frame.loc[worst.to_numpy()].set_axis(worst.index))
+    cells = frame.loc[worst.to_numpy()].set_axis(worst.index)
+    cells["cell"] = cells["cell"].str.replace(_REPEAT, "", regex=True).str.strip(" ,")
     runs = frame.groupby(numbers)
     cells[[*CHECKS]] = runs[[*CHECKS]].min()
     cells[[*METRICS]] = runs[[*METRICS]].median()
     cells["flaky"] = runs["flaky"].max()
     cells["runs"] = runs.size()
     cells["timed_runs"] = runs["cell_s"].count()
-    several = frame["overrides"][numbers.map(cells["runs"]) > 1]
-    common = several.groupby(numbers).agg(_common).astype("string")
-    cells["overrides"] = common.combine_first(cells["overrides"])
+    cells["overrides"] = frame["overrides"].groupby(numbers).agg(_common).astype("string")
     cells["agreeing_runs"] = (ranks == ranks.groupby(numbers).transform("min")).groupby(numbers).sum()
     return cells.reset_index(drop=True)
 
@@ -183,12 +182,3 @@ def _common(lines: "pd.Series[str]") -> str:
     first, *others = map(override_words, lines.unique())
     common = [word for word in first if all(word in words for words in others)]
     return shlex.join(word for word in common if not word.startswith("repeat="))
-
-
-def _without_repeat(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows without the repeat in `cell` and `overrides`, so that runs of one cell are equal."""
-    cells = frame["cell"].fillna("").map(lambda name: _REPEAT.sub("", name).strip(" ,"))
-    overrides = frame["overrides"].map(
-        lambda line: shlex.join(word for word in override_words(line) if not word.startswith("repeat="))
-    )
-    return frame.assign(cell=cells.astype("string"), overrides=overrides.astype("string"))

@@ -2,7 +2,7 @@
 
 import io
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +13,13 @@ from dcpbench.analysis.cell_identity import cell_names, shown_axes
 from dcpbench.analysis.code_changes import code_changes
 from dcpbench.analysis.comparison import (
     FAIL_ON,
+    MACHINE,
     NEWLY_FAILING,
     OTHER_CONFIGURATION,
     SAME,
     Comparison,
     compared,
     differences,
-    warning,
 )
 from dcpbench.analysis.costs import (
     CHANGED,
@@ -46,6 +46,10 @@ _FORMATS = {".txt": "table", ".md": "markdown", ".csv": "csv", ".json": "json"}
 _MOST_OF_A_KIND = 20
 _EXPLAINED = (NEWLY_FAILING, "flaky", OTHER_CONFIGURATION)
 _NAMED_CELLS = 3
+_UNREPEATED = (
+    "No cell was repeated, so costs cannot be compared: run both sides again with repeats=5 "
+    "(dcpbench run ... repeats=5)."
+)
 
 
 def main(
@@ -66,7 +70,11 @@ def main(
     kinds = _known("--fail-on", names_in(fail_on), FAIL_ON, "is not a kind of change; choose one of")
     written_as = format_of(format, output, _FORMATS)
     sides = {place: read_sweeps([place]) for place in dict.fromkeys([old, *new])}
-    before = _earlier(earlier, sides.values())
+    before = read_sweeps(earlier) if earlier else Sweeps(pd.DataFrame(), {}, [])
+    if earlier:  # without those that are compared
+        given = {Path(folder).resolve() for side in sides.values() for folder in side.environments}
+        others = before.frame["sweep"].map(lambda folder: Path(folder).resolve() not in given)
+        before = replace(before, frame=before.frame[others.astype(bool)])
     names = {Path(place): name for place, name in short_names([str(place) for place in sides]).items()}
     if not any(len(side.frame) for side in sides.values()):
         raise ResultsError(f"{', '.join(map(str, sides))}: no rows yet")
@@ -86,7 +94,10 @@ def main(
             for change in code_changes(sides[old], sides[place])
         ]
         contents = [Content(headline="\n".join(code))] if code else []
-        contents += [*_unrepeated(found), _environments(differing, bool(code), damaged, found)]
+        cells = [one.costs[one.costs["level"].eq("cell")] for one in found if len(one.costs)]
+        runs = [side[["runs_old", "runs_new"]].max().min() for side in cells if len(side)]
+        contents += [Content(headline=_UNREPEATED)] if runs and max(runs) == 1 else []
+        contents.append(_environments(differing, bool(code), damaged, found))
         for one in found:
             contents.append(_statuses(one, all))
             contents += [_configurations(one, all)] if len(one.configurations) else []
@@ -110,16 +121,6 @@ tables, and explained in docs/compare.md.
 Without --metric: {metrics}. --fail-on: {kinds}."""
 
 
-def _earlier(places: Sequence[Path], sides: Iterable[Sweeps]) -> Sweeps:
-    """Read the sweeps before the old one, without those that are compared."""
-    if not places:
-        return Sweeps(pd.DataFrame(), {}, [])
-    read = read_sweeps(places)
-    given = {Path(folder).resolve() for side in sides for folder in side.environments}
-    others = read.frame["sweep"].map(lambda folder: Path(folder).resolve() not in given)
-    return replace(read, frame=read.frame[others.astype(bool)])
-
-
 def _known(option: str, names: Sequence[str], known: Sequence[str], problem: str) -> tuple[str, ...]:
     for name in names:
         if name not in known:
@@ -127,21 +128,13 @@ def _known(option: str, names: Sequence[str], known: Sequence[str], problem: str
     return tuple(names)
 
 
-def _unrepeated(found: Sequence[Comparison]) -> list[Content]:
-    """Say how to get comparable costs if each cell ran only once on one side."""
-    cells = [one.costs[one.costs["level"].eq("cell")] for one in found if len(one.costs)]
-    runs = [side[["runs_old", "runs_new"]].max().min() for side in cells if len(side)]
-    if not runs or max(runs) > 1:
-        return []
-    text = "No cell was repeated, so costs cannot be compared: run both sides again with repeats=5"
-    return [Content(headline=f"{text} (dcpbench run ... repeats=5).")]
-
-
 def _environments(
     differing: pd.DataFrame, other_code: bool, damaged: Sequence[str], found: Sequence[Comparison]
 ) -> Content:
     """Return what differs in the environments, and what could not be read."""
-    text = warning(differing)
+    machine = ", ".join(what for what in differing["what"] if what in MACHINE)
+    doubt = f"The machines differ ({machine}), which can be the only cause of changed costs."
+    text = doubt if machine else ""
     if differing.empty and not other_code:
         reconfigured = any(len(one.configurations) for one in found)
         but = "; configurations are not, see below" if reconfigured else ""
@@ -157,9 +150,13 @@ def _statuses(compared: Comparison, every: bool) -> Content:
     shown = first[first["change"] != OTHER_CONFIGURATION]
     left = int((changed["change"] != OTHER_CONFIGURATION).sum()) - len(shown)
     table = pd.concat([shown["change"], _axes(compared, shown["key"]), shown[["old", "new"]]], axis=1)
+    explained = first[first["change"].isin(_EXPLAINED) & first["failing"]].reset_index(drop=True)
+    failures = explained[["reason", "cause", "again"]].assign(
+        status=explained["change"], cell=cell_names(compared.cells.loc[list(explained["key"])])
+    )
     return Content(
         [Table(f"verdicts: {compared.name}", table, ("old", "new"))] if len(table) else [],
-        of_a_kind(_explained(compared, first)),
+        of_a_kind(failures),
         f"and {left} more changes; pass --all to list them" if left else "",
         [f"No cell is in both: {compared.apart}"] if compared.apart else [],
         _counts(compared.statuses),
@@ -201,17 +198,6 @@ def _axes(compared: Comparison, keys: "pd.Series[str]") -> pd.DataFrame:
     return cells[shown_axes(cells)].rename(columns={"others": "overrides"}).set_axis(keys.index)
 
 
-def _explained(compared: Comparison, shown: pd.DataFrame) -> pd.DataFrame:
-    explained = shown[shown["change"].isin(_EXPLAINED) & shown["failing"]]
-    return pd.DataFrame(
-        {
-            "status": explained["change"].to_numpy(),
-            "cell": cell_names(compared.cells.loc[list(explained["key"])]),
-            **{name: explained[name].to_numpy() for name in ("reason", "cause", "again")},
-        }
-    )
-
-
 def _counts(statuses: pd.DataFrame) -> str:
     changed = statuses.loc[statuses["change"] != SAME, "change"].value_counts(sort=False)
     compared = changed.drop(OTHER_CONFIGURATION, errors="ignore")
@@ -238,7 +224,9 @@ def _cost_table(compared: Comparison, lines: pd.DataFrame, single: bool) -> pd.D
             "95 % interval": [
                 "-" if np.isnan(low) else f"{_ratio(low)} to {_ratio(high)}" for low, high in ends
             ],
-            "smallest\ndetectable": lines["would_see"].map(_share),
+            "smallest\ndetectable": lines["would_see"].map(
+                lambda value: "-" if np.isnan(value) else f"+{value - 1:.0%}" if value < 10 else "×10 or more"
+            ),
             "verdict": lines["verdict"],
         }
     )
@@ -286,7 +274,3 @@ def _rule(found: pd.DataFrame, every: bool) -> str:
 
 def _ratio(value: float) -> str:
     return "-" if np.isnan(value) else f"{value:.3f}" if value < 10 else f"{value:.3g}"
-
-
-def _share(value: float) -> str:
-    return "-" if np.isnan(value) else f"+{value - 1:.0%}" if value < 10 else "×10 or more"

@@ -17,13 +17,13 @@ from dcpbench.config.text import clipped, visible
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import BAD
 from dcpbench.report.labels import has_failed
-from dcpbench.report.styles import console_for, style_of, text_of, without_trailing_blanks
+from dcpbench.report.styles import style_of, text_of, without_trailing_blanks
 
 _MOST_DAMAGED = 5
 _FAILURES = ("status", "cell", "reason", "cause", "again", "more")
 _SPECIAL = re.compile(r"([\\`*\[\]|<>&@#])")
 _CHECKS = "checks"
-_WIDTH_OF_A_FILE = 120
+_WIDTH_OF_A_FILE, _UNFOLDED = 120, 1000
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def rendered(content: Content, file: TextIO) -> str:
     width = console.width if console.is_terminal else None
     if width:
         content = replace(content, tables=[_fitted(shown, width) for shown in content.tables])
-    console.width = max([console.width, *map(_needed, content.tables)])
+    console.width = max([console.width, *(_widths(shown).maximum for shown in content.tables)])
     console.begin_capture()
 
     def line(text: Text, wrapped: int | None = width) -> None:
@@ -104,7 +104,7 @@ def rendered(content: Content, file: TextIO) -> str:
         for heading, table, below in _parts(shown):
             if heading:
                 line(text_of(heading, "bold"))
-            limit = max(width, _least(shown)) if width and _CHECKS in shown.table else None
+            limit = max(width, _widths(shown).minimum) if width and _CHECKS in shown.table else None
             console.print(table, width=limit)
             for text in below:
                 line(text)
@@ -130,28 +130,24 @@ def rendered(content: Content, file: TextIO) -> str:
     return without_trailing_blanks(console.end_capture())
 
 
-def _needed(shown: Table) -> int:
-    """Return the width of the lines of a table that is not broken."""
-    return console_for(*(table for _, table, _ in _parts(shown))).width
-
-
-def _least(shown: Table) -> int:
-    """Return the width of a table with no word broken."""
-    wide = console_for(_table(shown, shown.table))
-    return Measurement.get(wide, wide.options, _table(shown, shown.table)).minimum
+def _widths(shown: Table) -> Measurement:
+    """Return the width of a table with no word broken, and that with no line broken."""
+    wide = Console(width=_UNFOLDED)
+    parts = [Measurement.get(wide, wide.options, table) for _, table, _ in _parts(shown)]
+    return Measurement(*(max(widths) for widths in zip(*parts, strict=True)))
 
 
 def _fitted(shown: Table, width: int) -> Table:
     """Break the checks of a table into lines if it does not fit, then leave the last metrics out; if there
     are none left, break the checks between words too."""
-    if _CHECKS not in shown.table or _needed(shown) <= width:
+    if _CHECKS not in shown.table or _widths(shown).maximum <= width:
         return shown
     table = shown.table.assign(**{_CHECKS: shown.table[_CHECKS].str.replace("; ", ";\n")})
     shown, metrics = replace(shown, table=table), [name for name in table.columns if name in METRICS]
-    while metrics and _least(shown) > width:
+    while metrics and _widths(shown).minimum > width:
         left_out = (metrics.pop(), *shown.left_out)
         shown = replace(shown, table=shown.table.drop(columns=left_out[0]), left_out=left_out)
-    return shown if _least(shown) <= width else replace(shown, folded=(*shown.folded, _CHECKS))
+    return shown if _widths(shown).minimum <= width else replace(shown, folded=(*shown.folded, _CHECKS))
 
 
 def _counted(item: dict[Hashable, str]) -> str:
@@ -215,7 +211,9 @@ def markdown(content: Content) -> str:
         parts.append(_markdown_table(shown))
     if len(content.failures):
         parts.append("\n".join(map(_markdown_failure, content.failures.to_dict("records"))))
-    parts += filter(None, [_lines(content.more), *map(_code, content.damaged), _lines(content.headline)])
+    texts = ([_escaped(line) for line in text.splitlines()] for text in (content.more, content.headline))
+    more, headline = map("\n".join, texts)
+    parts += filter(None, [more, *map(_code, content.damaged), headline])
     return "\n\n".join(parts) + "\n"
 
 
@@ -242,10 +240,6 @@ def _markdown_failure(item: dict[Hashable, str]) -> str:
     line += f": {_code(clipped(item['reason']))}" if item["reason"] else ""
     line += "".join(f"<br>{_escaped(cause)}" for cause in item["cause"].splitlines())
     return f"{line}<br>again: {_code(item['again'])}" if item["again"] else line
-
-
-def _lines(text: str) -> str:
-    return "\n".join(map(_escaped, text.splitlines()))
 
 
 def _escaped(text: str) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +15,13 @@ import pandas as pd
 from rich.text import Text
 
 from dcpbench.analysis.cell_history import KINDS, CellHistory, Cost, History, folded, history
-from dcpbench.analysis.change_points import FALSE_ALARMS, LEAST_EFFECT, LEAST_SIDE, Change
+from dcpbench.analysis.change_points import FALSE_ALARMS, LEAST_EFFECT, LEAST_SIDE
 from dcpbench.analysis.frame import read_sweeps, records
 from dcpbench.analysis.query import known_metric, names_in, parse
 from dcpbench.analysis.runs import without_numbers
 from dcpbench.code.sources import COMMITS, short
 from dcpbench.config.text import clipped, counted
 from dcpbench.core.metrics import METRICS
-from dcpbench.core.statuses import StatusSpec
 from dcpbench.records.store import ResultsError
 from dcpbench.report.document import Content, Table, document_text, first_of, width_of
 from dcpbench.report.labels import change_style, plain, quantity
@@ -95,35 +93,30 @@ def default_metrics() -> tuple[str, ...]:
 
 def _json(found: History, remarks: Sequence[str]) -> str:
     """Return all sweeps and cells, with every median and change; sweeps are referred to by position."""
-    content = {
-        "sweeps": records(found.sweeps),
-        "cells": list(map(_plain, found.cells)),
-        "statuses": {kind.letter: {"label": kind.label, "ok": kind.ok} for kind in KINDS},
-        "remarks": list(remarks),
-    }
+    cells = [
+        {
+            "name": cell.name,
+            "config_digest": cell.axes["config_digest"],
+            "axes": {axis: value for axis, value in cell.axes.items() if axis != "config_digest"},
+            "statuses": "".join(KINDS[kind].letter for kind in cell.kinds),
+            "ok": cell.now.ok,
+            "last_seen": cell.seen[-1],
+            "since": cell.turn and cell.turn[0],
+            "reason": cell.reason or None,
+            "reconfigured": cell.reconfigured and {"at": cell.seen[0], "keys": cell.reconfigured},
+            "costs": {
+                cost.metric: {
+                    "medians": [None if np.isnan(value) else float(value) for value in cost.medians],
+                    "changes": list(map(asdict, cost.changes)),
+                }
+                for cost in cell.costs
+            },
+        }
+        for cell in found.cells
+    ]
+    statuses = {kind.letter: {"label": kind.label, "ok": kind.ok} for kind in KINDS}
+    content = {"sweeps": records(found.sweeps), "cells": cells, "statuses": statuses, "remarks": [*remarks]}
     return json.dumps(content, allow_nan=False) + "\n"
-
-
-def _plain(cell: CellHistory) -> dict[str, Any]:
-    axes = dict(cell.axes)
-    return {
-        "name": cell.name,
-        "config_digest": axes.pop("config_digest"),
-        "axes": axes,
-        "statuses": "".join(KINDS[kind].letter for kind in cell.kinds),
-        "ok": cell.now.ok,
-        "last_seen": cell.seen[-1],
-        "since": cell.turn and cell.turn[0],
-        "reason": cell.reason or None,
-        "reconfigured": cell.reconfigured and {"at": cell.seen[0], "keys": cell.reconfigured},
-        "costs": {
-            cost.metric: {
-                "medians": [None if np.isnan(value) else float(value) for value in cost.medians],
-                "changes": list(map(asdict, cost.changes)),
-            }
-            for cost in cell.costs
-        },
-    }
 
 
 def strip_length(found: History, width: int) -> int:
@@ -176,7 +169,13 @@ def _lines(cell: CellHistory, found: History, first: int, reasons: set[str]) -> 
     signs = Text()
     for kind, same in groupby(cell.kinds[first:]):
         signs.append(KINDS[kind].letter * len(list(same)), style=KINDS[kind].style)
-    changes = _status_changes(cell, found.sweeps)
+    changes = {}  # by sweep: where the cell got its configuration and its status, if it ever had others
+    if cell.reconfigured is not None:
+        keys = ", ".join(f"{key}: {old} → {new}" for key, (old, new) in cell.reconfigured.items())
+        changes[cell.seen[0]] = f"other configuration since {_sweep(found.sweeps, cell.seen[0])}: {keys}"
+    if cell.turn:
+        at, before = cell.turn
+        changes[at] = f"{before.label} to {cell.now.label} since {_sweep(found.sweeps, at)}"
     texts = [text for at, text in changes.items() if at >= first]
     if cell.reason and not cell.now.ok:
         reason = clipped(" ".join(cell.reason.split()), _REASON)
@@ -203,7 +202,8 @@ def _cost_line(cost: Cost, found: History, first: int) -> tuple[object, ...]:
         last = seen[-1]
         more = f"; {len(seen) - 1} more before" if len(seen) > 1 else ""
         values = f"{quantity(cost.metric, last.before)} to {quantity(cost.metric, last.after)}"
-        text = f"{_percent(last)} since {_sweep(found.sweeps, last.at)}, {values}{more}"
+        step = f"{(last.ratio - 1) * 100:+.0f} %" if last.ratio < 10 else f"{last.ratio:.0f} times"
+        text = f"{step} since {_sweep(found.sweeps, last.at)}, {values}{more}"
         _point_at(signs, [last.at - first], change_style(cost.metric, last.ratio))
     return cost.metric, signs, quantity(cost.metric, cost.latest), text
 
@@ -215,18 +215,6 @@ def _point_at(signs: Text, places: Sequence[int], style: str) -> None:
         signs.append(
             "\n" + "".join("^" if at in arrows else " " for at in range(max(arrows) + 1)), style=style
         )
-
-
-def _status_changes(cell: CellHistory, sweeps: pd.DataFrame) -> dict[int, str]:
-    """Return by sweep where the cell got its configuration and its status, if it ever had others."""
-    changes = {}
-    if cell.reconfigured is not None:
-        keys = ", ".join(f"{key}: {old} → {new}" for key, (old, new) in cell.reconfigured.items())
-        changes[cell.seen[0]] = f"other configuration since {_sweep(sweeps, cell.seen[0])}: {keys}"
-    if cell.turn:
-        at, before = cell.turn
-        changes[at] = f"{before.label} to {cell.now.label} since {_sweep(sweeps, at)}"
-    return changes
 
 
 def _headline(found: History) -> list[str]:
@@ -250,7 +238,9 @@ def _newest_changes(found: History) -> list[tuple[str, str, str]]:
             counts[cell.seen[0]]["other configuration"] += 1
         if cell.turn:
             at, before = cell.turn
-            counts[at][_new_status(before, cell.now)] += 1
+            label, ok = cell.now.label, cell.now.ok
+            now = f"now {label}, ok" if before.ok else f"{label} again"
+            counts[at][now if ok else f"now {label}"] += 1
         for cost in cell.costs:
             for change in cost.changes:
                 counts[change.at][f"{cost.metric} {'up' if change.ratio > 1 else 'down'}"] += 1
@@ -260,12 +250,6 @@ def _newest_changes(found: History) -> list[tuple[str, str, str]]:
         for at in newest
         for change, number in counts[at].most_common()
     ]
-
-
-def _new_status(before: StatusSpec, now: StatusSpec) -> str:
-    if not now.ok:
-        return f"now {now.label}"
-    return f"now {now.label}, ok" if before.ok else f"{now.label} again"
 
 
 def _summed_up(fold: Mapping[str, Sequence[CellHistory]], found: History) -> Iterator[str]:
@@ -295,11 +279,6 @@ def _caution(found: History) -> str:
     if number < 2 * LEAST_SIDE:
         return f"Changes of costs need at least {2 * LEAST_SIDE} sweeps."
     return ""
-
-
-def _percent(change: Change) -> str:
-    """Return a change as a share of the value before it."""
-    return f"{(change.ratio - 1) * 100:+.0f} %" if change.ratio < 10 else f"{change.ratio:.0f} times"
 
 
 def _sweep(sweeps: pd.DataFrame, at: int) -> str:

@@ -1,7 +1,7 @@
 """How values and columns are written in a table."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -29,11 +29,8 @@ def checks_text(checks: Mapping[str, bool | None]) -> str:
     training = [check for check in failed if CHECKS[check].training]
     resume = [check for check in failed if check not in training]
     of_kinds = ((_FAILED, resume), (_TRAINING, training))
-    return "; ".join(f"{kind}{names[0]}{_more(names)}" for kind, names in of_kinds if names)
-
-
-def _more(names: Sequence[str]) -> str:
-    return f", +{len(names) - 1}" if len(names) > 1 else ""
+    counts = {kind: f", +{len(names) - 1}" if len(names) > 1 else "" for kind, names in of_kinds}
+    return "; ".join(f"{kind}{names[0]}{counts[kind]}" for kind, names in of_kinds if names)
 
 
 def has_failed(text: str) -> bool:

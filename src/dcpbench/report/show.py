@@ -91,15 +91,19 @@ def main(
         )
     written_as = format_of(format, output, _FORMATS)
     read = read_sweeps(sweeps)
-    _refuse_empty(sweeps, read)
+    left = read.not_run()
+    if read.frame.empty:
+        count = sum(map(len, left.values()))
+        why = "; ".join([f"{counted(count, 'cell')} to run"] * bool(count) + first_of(read.left_out))
+        raise ResultsError(f"{', '.join(map(str, sweeps))}: no row yet{why and f': {why}'}")
     file = io.StringIO() if output else sys.stdout
     put_out(_text(read, view, written_as, file), output)
-    if where and len(read.frame) and _shown(read, view.where).frame.empty:
+    if where and _shown(read, view.where).frame.empty:
         complain(f"--where: none of {len(read.frame)} rows meets every condition")
-    for folder, left in read.not_run().items():
-        if left:
+    for folder, cells_left in left.items():
+        if cells_left:
             done = int(read.frame["sweep"].eq(folder).sum())
-            complain(f"{folder}: {done_text(done, done + len(left))}")
+            complain(f"{folder}: {done_text(done, done + len(cells_left))}")
     if written_as in _ROWS_ALONE:
         for sentence in first_of(read.left_out):
             complain(sentence)
@@ -151,16 +155,6 @@ def content(sweeps: Sweeps, view: View = View()) -> Content:
         first_of(sweeps.left_out),
         f"{across}{headline(frame, 0 if view.where else sum(map(len, sweeps.not_run().values())))}{of}",
     )
-
-
-def _refuse_empty(places: Sequence[Path], sweeps: Sweeps) -> None:
-    """Raise ResultsError if no sweep has a row that can be read."""
-    if len(sweeps.frame):
-        return
-    cells = sum(map(len, sweeps.not_run().values()))
-    begun = [f"{counted(cells, 'cell')} to run"] if cells else []
-    why = "; ".join([*begun, *first_of(sweeps.left_out)])
-    raise ResultsError(f"{', '.join(map(str, places))}: no row yet{why and f': {why}'}")
 
 
 def _names(given: Sequence[str], option: str) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,13 @@ def _of_checks(row: dict[str, Any], details: dict[str, Any]) -> Iterator[Section
         return
     verdicts = [f"{name} {_passed(row[name])}" for name in ("resume", "training") if row[name] is not None]
     title = f"checks ({', '.join(verdicts)})" if verdicts else "checks"
-    yield title, [_table_of_checks(row, made, reports)]
+    table = _table(_HEADS)
+    for check in made:
+        seen, style = reports.get(check, {}), "" if row[check] else BAD
+        names, missed = len(dict_in(seen.get("control"))), len(list_in(seen.get("control_missed")))
+        caught = f"{names - missed} of {names}" if names else "-"
+        table.add_row(Text(check, style), Text(_passed(row[check]), style), caught, CHECKS[check].help)
+    yield title, [table]
     for check in made:
         if listed := mismatches(reports.get(check, {}), _MISMATCHES):
             count = reports[check].get("mismatch_count", len(listed))
@@ -118,17 +124,6 @@ def _of_checks(row: dict[str, Any], details: dict[str, Any]) -> Iterator[Section
     for check, why in why_null(row):
         nulls.setdefault(why, []).append(check)
     yield "checks that do not apply", [_line(f"{', '.join(of)}: {why}") for why, of in nulls.items()]
-
-
-def _table_of_checks(row: dict[str, Any], made: Sequence[str], reports: Mapping[str, Any]) -> Table:
-    """Return what each check proves, its result, and how many names its control reported."""
-    table = _table(_HEADS)
-    for check in made:
-        seen, style = reports.get(check, {}), "" if row[check] else BAD
-        names, missed = len(dict_in(seen.get("control"))), len(list_in(seen.get("control_missed")))
-        caught = f"{names - missed} of {names}" if names else "-"
-        table.add_row(Text(check, style), Text(_passed(row[check]), style), caught, CHECKS[check].help)
-    return table
 
 
 def _losses(rank: dict[str, Any]) -> Table | None:

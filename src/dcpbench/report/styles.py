@@ -46,7 +46,9 @@ def standard_output() -> Iterator[None]:
 
 def print_table(table: Table, fits: bool = False) -> None:
     """Print a table with unbroken lines; with `fits` a terminal's lines are folded to its width."""
-    console = console_for(*([] if fits and Console().is_terminal else [table]))
+    console, wide = Console(), Console(width=_UNFOLDED)
+    if not (fits and console.is_terminal):
+        console.width = max(console.width, Measurement.get(wide, wide.options, table).maximum)
     with console.capture() as shown:
         console.print(table)
     print(without_trailing_blanks(shown.get()), end="")
@@ -55,10 +57,3 @@ def print_table(table: Table, fits: bool = False) -> None:
 def without_trailing_blanks(text: str) -> str:
     """Return lines without the blanks that rich ends each line of a table with."""
     return "\n".join(line.rstrip(" ") for line in text.split("\n"))
-
-
-def console_for(*tables: Table) -> Console:
-    """Return a console on standard output that is wide enough for these tables."""
-    wide = Console(width=_UNFOLDED)
-    needed = (Measurement.get(wide, wide.options, table).maximum for table in tables)
-    return Console(width=max([Console().width, *needed]))

@@ -126,18 +126,15 @@ def detection(frame: pd.DataFrame) -> pd.DataFrame:
     parallelisms = list(dict.fromkeys(injected["parallel"].dropna()))
     lines = []
     for fault, rows in [*injected.groupby("fault"), ("all of them", injected)]:
-        under = [rows[rows["parallel"] == parallel] for parallel in parallelisms]
-        entry_of = _detected if fault != "all of them" else lambda part: _rate(part["fault_seen"])
+        entries = []
+        for part in (rows[rows["parallel"] == parallel] for parallel in parallelisms):
+            statuses = " ".join(sorted(set(part["status"]))) or "-"
+            one = "NO" if is_false(part["fault_seen"]).any() else statuses
+            entries.append(_rate(part["fault_seen"]) if rows is injected else one)
         found = {name for row in records(rows) for name in seen_by(row)}
         checks = ", ".join(name for name in (*CHECKS, "error") if name in found)
-        lines.append([fault, *map(entry_of, under), _rate(rows["fault_seen"]), checks])
+        lines.append([fault, *entries, _rate(rows["fault_seen"]), checks])
     return pd.DataFrame(lines, columns=["fault", *parallelisms, "detected", "detected by"])
-
-
-def _detected(rows: pd.DataFrame) -> str:
-    if rows.empty:
-        return "-"
-    return "NO" if is_false(rows["fault_seen"]).any() else " ".join(sorted(set(rows["status"])))
 
 
 def _rate(detected: "pd.Series[bool]") -> str:

@@ -69,14 +69,11 @@ def page(sweeps: Sweeps, title: str, before: Sweeps | None = None) -> str:
         head=_ascii(head(sweeps, changes)),
         rows=_packed(sweeps, changes.get("lines", [])),
         plain=_plain(sweeps.frame),
-        sections="".join(map(_section, filter(None, of_plugins))),
+        sections="".join(
+            f"<section><h2>{_text(heading)}</h2>{_table(table)}</section>"
+            for heading, table in filter(None, of_plugins)
+        ),
     )
-
-
-def _section(content: tuple[str, pd.DataFrame]) -> str:
-    heading, table = content
-    text = table.to_html(index=False, border=0, classes="plain of-plugin")
-    return f"<section><h2>{_text(heading)}</h2>{_ascii(text)}</section>"
 
 
 def _asset(name: str) -> str:
@@ -106,12 +103,14 @@ def _plain(frame: pd.DataFrame) -> str:
     chosen = frame[~(passed & ok(frame))]
     shown = chosen[_PLAIN].head(_PLAIN_ROWS).fillna("").map(cut, characters=_PLAIN_REASON)
     for table in (detection(frame), shown):
-        parts += (
-            [_ascii(table.to_html(index=False, border=0, classes="plain of-plugin"))] if len(table) else []
-        )
+        parts += [_table(table)] if len(table) else []
     if len(chosen) > len(shown):
         parts.append(f"<p>and {len(chosen) - len(shown)} more, which are in {RESULTS_CSV}</p>")
     return "".join(parts)
+
+
+def _table(table: pd.DataFrame) -> str:
+    return _ascii(table.to_html(index=False, border=0, classes="plain of-plugin"))
 
 
 def _text(text: str) -> str:

@@ -78,16 +78,18 @@ def changes_since(before: Sweeps, now: Sweeps) -> dict[str, Any]:
     ]
     called = found.costs[found.costs["verdict"].isin(CHANGED)]
     called = called.assign(worse=is_regression(called)).sort_values("worse", ascending=False, kind="stable")
-    costs = [
-        {
-            "what": f"{one['metric']} {one['verdict']}",
-            "worse": one["worse"],
-            "cell": names[one["key"]] if one["level"] == "cell" else one["name"],
-            "row": rows.get(one["key"]),
-            "text": _cost_change(one),
-        }
-        for one in records(called.head(_LISTED))
-    ]
+    costs = []
+    for one in records(called.head(_LISTED)):
+        then, later = (quantity(one["metric"], one[side]) for side in ("old", "new"))
+        costs.append(
+            {
+                "what": f"{one['metric']} {one['verdict']}",
+                "worse": one["worse"],
+                "cell": names[one["key"]] if one["level"] == "cell" else one["name"],
+                "row": rows.get(one["key"]),
+                "text": f"{one['ratio']:.3g}\u00d7" if then == later else f"{then} \u2192 {later}",
+            }
+        )
     worse = int(called["worse"].sum())
     counts = [f"{count} {name}" for name, count in changed["change"].value_counts(sort=False).items()]
     counts += [f"{counted(worse, 'cost')} worse"] if worse else []
@@ -178,11 +180,6 @@ def _machine(known: dict[str, Any]) -> str:
 def _all_of(name: str, values: Iterable[object]) -> str:
     found = ", ".join(dict.fromkeys(str(value) for value in values if value))
     return name + found if found else ""
-
-
-def _cost_change(one: dict[str, Any]) -> str:
-    old, new = (quantity(one["metric"], one[side]) for side in ("old", "new"))
-    return f"{one['ratio']:.3g}\u00d7" if old == new else f"{old} \u2192 {new}"
 
 
 def _spans(texts: Iterable[str]) -> str:
