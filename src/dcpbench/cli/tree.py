@@ -81,8 +81,8 @@ def places(name: str, metavar: str) -> click.Argument:
 
     def refuse_command(_: click.Context, __: click.Parameter, given: tuple[Path, ...]) -> tuple[Path, ...]:
         for place in given:
-            hint = "" if place.exists() else hints.first(hints.of_place(str(place)))
-            if hint:
+            hint = hints.first(hints.of_place(str(place)))
+            if hint and not place.exists():  # the name of another path can be too long to ask
                 raise click.UsageError(hint)
         return given
 
