@@ -1,11 +1,9 @@
 """A checkpoint together with the state that a load has to restore."""
 
-import math
-import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,25 +22,6 @@ from dcpbench.workloads.run_state import (
     live_state,
     saved_and_live,
 )
-
-
-def whole_tensors(parts: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Return the keys of the tensors that this rank has completely."""
-    leaves = ((name, getattr(leaf, "extent", None)) for part in parts for name, leaf in part.items())
-    return {name for name, extent in leaves if extent and extent.numel == math.prod(extent.shape)}
-
-
-def read_elsewhere(rank: int, here: set[str], everywhere: Sequence[set[str]]) -> set[str]:
-    """Return the keys of tensors that this rank has completely and another one that has them reads from the
-    files: the ranks share the work.
-
-    Args:
-        here: the keys of tensors that this rank has completely.
-        everywhere: the same of each rank.
-    """
-    having = {key: [other for other, keys in enumerate(everywhere) if key in keys] for key in here}
-    readers = {key: ranks[zlib.crc32(key.encode()) % len(ranks)] for key, ranks in having.items()}
-    return {key for key, reader in readers.items() if reader != rank}
 
 
 @dataclass(frozen=True)

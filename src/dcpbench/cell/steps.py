@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.cell import checkpoint_files, contract, side_effects
 from dcpbench.cell.cell import Cell, Window
-from dcpbench.cell.checkpoint import Checkpoint, Save, read_elsewhere, whole_tensors
+from dcpbench.cell.checkpoint import Checkpoint, Save
 from dcpbench.cell.checkpoint_files import wait_until_seen
 from dcpbench.cell.explained import explain_raised, explained_in_checkpoint
 from dcpbench.core.plugins import hooks
@@ -282,37 +282,35 @@ def finish(cell: Cell, in_flight: Save) -> Checkpoint:
         on_several_hosts = wait_until_seen(cell, checkpointer.folder(checkpoint_id), str(checkpoint))
     cell.measure("checkpoint_bytes", checkpointer.size(checkpoint_id), number, phase)
     with cell.phase("verify", "audit"):
-        elsewhere = _audit(cell, in_flight, on_several_hosts)
+        _audit(cell, in_flight, on_several_hosts)
     with cell.phase("verify", "plain_read"):
-        _compare_files(cell, in_flight, elsewhere)
+        _compare_files(cell, in_flight)
     if cell.config.raw and not cell.config.overlap_saves:
         _measure_raw(cell, checkpoint, number)
     return checkpoint
 
 
-def _audit(cell: Cell, in_flight: Save, on_several_hosts: bool) -> set[str]:
+def _audit(cell: Cell, in_flight: Save, on_several_hosts: bool) -> None:
     """Compare the manifest of a checkpoint, which rank 0 reads, with what every rank had to save and has
-    synced; note the digests of its files. Return the keys of tensors that another rank reads from them."""
+    synced; note the digests of its files."""
     checkpoint, checkpointer = in_flight.checkpoint, cell.checkpointer
     files = checkpoint_files.digests_of(cell, in_flight, on_several_hosts)
-    whole = whole_tensors(in_flight.in_files.values())
-    mine = in_flight.keys, files, _synced(cell, checkpoint), whole
+    mine = in_flight.keys, files, _synced(cell, checkpoint)
     where = f"once the save of step {checkpoint.step} had ended"
     cell.record("side_effect_free", in_flight.still_open(), where, side_effects.LEFT_OPEN)
-    keys, (files, *_), synced, everywhere = zip(*cell.world.gathered(mine), strict=True)
+    keys, (files, *_), synced = zip(*cell.world.gathered(mine), strict=True)
     checkpoint_files.follow(cell, checkpoint, files)
     for name in checkpointer.late.get(checkpoint.checkpoint_id, ()):
         cell.report.late_files.append(f"{name} {checkpoint}: not there when save returned on this rank")
     if why := checkpointer.unreadable:
         cell.report.not_applied |= dict.fromkeys(("checkpoint_whole", "files_equal", "contract_held"), why)
-        return set()
+        return
     compared = NOTHING
     if cell.world.rank == 0:
         expected = {key: entry for of_rank in keys for key, entry in of_rank.items()}
         known = None if None in synced else set().union(*synced)
         compared = compare_manifest(checkpointer.manifest(checkpoint.checkpoint_id), expected, files, known)
     cell.record("checkpoint_whole", compared, str(checkpoint))
-    return read_elsewhere(cell.world.rank, whole, everywhere)
 
 
 def _synced(cell: Cell, checkpoint: Checkpoint) -> set[str] | None:
@@ -325,17 +323,15 @@ def _synced(cell: Cell, checkpoint: Checkpoint) -> set[str] | None:
     return cell.synced(Path(checkpoint.checkpoint_id))
 
 
-def _compare_files(cell: Cell, in_flight: Save, elsewhere: set[str]) -> None:
-    """Compare a checkpoint's files, read without their writer, with the saved state, except the tensors that
-    are read `elsewhere`."""
+def _compare_files(cell: Cell, in_flight: Save) -> None:
+    """Compare a checkpoint's files, read without their writer, with the saved state."""
     checkpoint = in_flight.checkpoint
     stored = cell.checkpointer.stored(checkpoint.checkpoint_id)
     if not stored:
         cell.report.not_applied.setdefault("files_equal", "nothing else reads files of this format")
         return
     comparisons = {
-        part: compare_stored(leaves, stored, cell.world.device, elsewhere)
-        for part, leaves in in_flight.in_files.items()
+        part: compare_stored(leaves, stored, cell.world.device) for part, leaves in in_flight.in_files.items()
     }
     compared = explained_in_checkpoint(cell, "stored", checkpoint, comparisons).values()
     cell.record("files_equal", sum(compared, NOTHING), str(checkpoint), ("saved {}", "{} in the files"))

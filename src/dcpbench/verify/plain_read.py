@@ -7,7 +7,7 @@ import pickle
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from mmap import ACCESS_COPY, ALLOCATIONGRANULARITY, mmap
@@ -44,14 +44,9 @@ Stored = Mapping[str, Sequence[StoredChunk]]
 """The chunks of each tensor in a checkpoint's files, by flattened key."""
 
 
-def compare_stored(
-    leaves: Mapping[str, Leaf], stored: Stored, device: torch.device, elsewhere: Collection[str] = ()
-) -> Comparison:
-    """Compare this rank's parts of what was saved, by flattened key, with the files.
-
-    Keys that other ranks read, `elsewhere`, are left out. Of tensors of which only digests were kept (more
-    than 4 MiB), only one block of the smallest is read.
-    """
+def compare_stored(leaves: Mapping[str, Leaf], stored: Stored, device: torch.device) -> Comparison:
+    """Compare this rank's parts of what was saved, by flattened key, with the files. Of tensors of which only
+    digests were kept (more than 4 MiB), only one block of the smallest is read."""
     found, fired = list[Mismatch](), dict[str, bool]()
     mine = {key: leaf for key, leaf in leaves.items() if key in stored}
     large = {key: leaf for key, leaf in mine.items() if isinstance(leaf, DigestedLeaf)}
@@ -59,7 +54,7 @@ def compare_stored(
     for key, leaf in mine.items():
         if not isinstance(leaf, TensorLeaf | DigestedLeaf) or key in large.keys() - {smallest}:
             continue
-        if leaf.extent.numel and key not in elsewhere:
+        if leaf.extent.numel:
             wrong, fired[key] = _compare(key, _as_read(key, leaf), stored[key], device)
             found += wrong
     compared = Compared(found, dict.fromkeys(fired, True), fired)
