@@ -53,6 +53,9 @@ AS_STORED = "checkpoint"
 SECOND_DERIVATIVES = "second_derivatives"
 """Value of `Mismatch.by` for gradients under `fully_shard`, in a step with second derivatives or the next."""
 
+UNFROZEN = "unfrozen"
+"""Value of `Mismatch.by` for the gradient of a frozen parameter, if it is that of a twin which trains it."""
+
 
 @dataclass(frozen=True)
 class Mismatch:
@@ -71,8 +74,8 @@ class Mismatch:
         facts: JSON data by the names in the templates of `dcpbench.core.sentences`: `expected`, `actual`,
             `index`, `expected_bits`, `differing`, `elements`, ….
         where: the checkpoint or the moment, as a phrase.
-        by: the known defect of torch that produces exactly this state, if one does, `AS_STORED`, or
-            `SECOND_DERIVATIVES`.
+        by: the known defect of torch that produces exactly this state, if one does, `AS_STORED`,
+            `SECOND_DERIVATIVES` or `UNFROZEN`.
         sides: what was compared; None means `SAVED`.
     """
 

@@ -20,7 +20,7 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import config_class
 from dcpbench.config.text import did_you_mean
 from dcpbench.core.checks import CHECKS
-from dcpbench.core.mismatch import AS_STORED, SECOND_DERIVATIVES, Problem
+from dcpbench.core.mismatch import AS_STORED, SECOND_DERIVATIVES, UNFROZEN, Problem
 from dcpbench.core.plugins import plugins
 from dcpbench.records.row import columns
 from dcpbench.verdict.known_failures import KnownFailure
@@ -107,7 +107,7 @@ def _made(hint: Any, plain: Any, at: str = "") -> Any:
 
 def _without_idle(path: Path, found: list[KnownFailure]) -> list[KnownFailure]:
     """Leave out and report the entries whose recomputation no plug-in provides."""
-    known = {AS_STORED, SECOND_DERIVATIVES, *(by for plugin in plugins() for by in plugin.defects)}
+    known = {AS_STORED, SECOND_DERIVATIVES, UNFROZEN, *(by for plugin in plugins() for by in plugin.defects)}
     idle = [one for one in found if not one.recomputations <= known]
     if idle:
         ids = ", ".join(dict.fromkeys(one.id for one in idle))

@@ -70,7 +70,8 @@ class KnownMismatch:
         problems: the problems that are known.
         by: the defect that must produce exactly this state, recomputed by a plug-in (`Plugin.defects`);
             `checkpoint` if the checkpoint must contain it; `second_derivatives` if the step must have them
-            under `fully_shard`. Without the plug-in the entry is not used.
+            under `fully_shard`; `unfrozen` if it must be the gradient of a twin that trains the frozen
+            parameter. Without the plug-in the entry is not used.
         within: largest difference, as a fraction of the largest magnitude in the tensor, or of the loss.
         where: a regular expression for its full place (`in the checkpoint of step 4`).
     """

@@ -8,12 +8,11 @@ on the same gradients.
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
@@ -123,13 +122,11 @@ class TwinGradients:
     Args:
         twins: the twin's gradients of the global batch, by name.
         own: the twin's gradients of this rank's share of the batch, elements in float64.
-        after: changes the twin at the beginning of the step, and returns its new gradients; collective.
         check: that compares them.
     """
 
     twins: Mapping[str, TwinGradient]
     own: Mapping[str, torch.Tensor]
-    after: Callable[[Callable[[nn.Module], None]], Mapping[str, TwinGradient]]
     check: str = "gradient_close"
 
 

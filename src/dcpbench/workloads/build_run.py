@@ -128,12 +128,6 @@ def _groups(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any
     return {name: options.get(id(value)) for name, value in named_parameters(model).items()}
 
 
-def plan_of(config: Config, world: World) -> parallelisms.PlannedParallel:
-    """Return the configuration of the parallelism of a run, with what its workload adds; this builds that."""
-    workload = seeded_workload(config, world.device, config.seed)
-    return parallelisms.planned(config.parallel, workload.layers, workload.tp_plan)
-
-
 def build_twin(config: Config, world: World, seed: int) -> OwnRun:
     """Build an unwrapped, uncompiled run that trains on this rank's share of each batch, in the dtypes of the
     parallelism."""

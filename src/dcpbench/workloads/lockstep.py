@@ -15,13 +15,13 @@ from torch.distributed.fsdp import FSDPModule
 
 from dcpbench.config.mesh import dp_degree, dp_rank
 from dcpbench.config.schema import Config
-from dcpbench.core.mismatch import SECOND_DERIVATIVES, Mismatch
+from dcpbench.core.mismatch import SECOND_DERIVATIVES, UNFROZEN, Mismatch, Problem
 from dcpbench.core.rank_report import NOTHING, Compared
 from dcpbench.core.state import Name, named
 from dcpbench.verify.compare import Comparison
 from dcpbench.verify.compare_layouts import compare_replicas
 from dcpbench.verify.perturb import all_different, compared_names, controllable
-from dcpbench.verify.snapshot import TensorLeaf, named_parts, snapshot_parameters
+from dcpbench.verify.snapshot import TensorLeaf, named_parts, parts_of_each, snapshot_parameters
 from dcpbench.verify.training import (
     GradientBound,
     GradientPart,
@@ -49,7 +49,7 @@ from dcpbench.workloads.build_run import build_twin, exchange_of, reduced_in, sk
 from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.parallelisms import broadcasts_buffers, runs_other_kernels
 from dcpbench.workloads.run import Run, Use, copied_to, dtypes_of, names_of_uses
-from dcpbench.workloads.twin import Change, TakenStep, Twin, inexact_steps, state_of
+from dcpbench.workloads.twin import Twin, inexact_steps, state_of
 from dcpbench.workloads.workload import Batches
 from dcpbench.workloads.world import World
 
@@ -102,12 +102,13 @@ class Lockstep:
             self.not_applied[GRADIENT] = why_no_gradient
         self._inexact = inexact_steps(run, twin, split=not self._parts.complete)
         again = partial(build_twin, config, world, config.seed)
-        takes_more = bool(self._noise or self._inexact.repeats or explain)
+        takes_more = bool(self._noise or self._inexact.repeats)
         self._twin = Twin(twin, dtypes_of(run), again if takes_more else None, self._inexact)
         self.bound_used, self._alive = 0.0, False
         self.why_not_resumed: str | None = None
         self._is_fully_sharded = any(isinstance(module, FSDPModule) for module in run.model.modules())
         self._second_derivatives = set[int]()
+        self._unfrozen = set[str]()
         self._compare_state(run.train_state.step, {})
 
     @property
@@ -134,7 +135,9 @@ class Lockstep:
         twin."""
         run, twin, step = self._run, self._twin, self._run.train_state.step
         group = self._world.group if broadcasts_buffers(run.model) else None
-        twin.begin(twin.run.next_batch(batches), group, run.grad_norm)
+        batch = twin.run.next_batch(batches)
+        self._unfreeze()
+        twin.begin(batch, group, run.grad_norm)
         order = [use.by for use in uses]
         alike = not run.user_step or all(theirs == order for theirs in self._world.gathered(order))
         used = [self._with_full(use) for use in uses] if alike else []
@@ -152,7 +155,7 @@ class Lockstep:
             return
         self._note_losses(step, taken.loss)
         self._note_draws()
-        others = self._jittered(used)
+        others = twin.jittered(used) if self._noise and not run.random.drawn else []
         for number, name in enumerate(names_of_uses(used)):
             self._alive |= any(bool(value.any()) for value in used[number].full.values())
             if GRADIENT not in self.not_applied:
@@ -161,6 +164,15 @@ class Lockstep:
                 self._compare_gradients(step, used, number, gradients, name)
         tolerances = twin.tolerances(used, others)
         self._finish(step, tolerances)
+
+    def _unfreeze(self) -> None:
+        """Let the twin train what the ranks train, also if it was frozen: then it is compared as the rest."""
+        parts = (part for parts in parts_of_each(self._own_parts).values() for part in parts.items())
+        trained = {name for name, part in parts if part.parameter.requires_grad}
+        for name, value in self._twin.parameters.items():
+            if name in trained and not value.requires_grad:
+                value.requires_grad_(True)
+                self._unfrozen.add(name)
 
     def _with_full(self, use: Use) -> Use:
         """Return a use with dense parts of gradients, unless they are sparse, and full ones; collective."""
@@ -193,6 +205,9 @@ class Lockstep:
             part = parts[name] = GradientPart(leaves[name], None if mine is None else dense(mine), full)
             mismatch, used = compare_gradient(name, step, part, twin)
             self.bound_used = max(self.bound_used, used)
+            if not mismatch and name in self._unfrozen and mine is not None and bool(mine.any()):
+                facts = {"step": step}
+                mismatch = Mismatch(name, Problem.only_parallel, "gradient", facts=facts, by=UNFROZEN)
             mismatches += [mismatch] if mismatch else []
             if twin is None or proven.get(of_use) or not twin.can_tell(bound.control):
                 continue
@@ -202,7 +217,7 @@ class Lockstep:
                 fired[of_use] = control[0] is not None
 
         if self._explain and any_rank(bool(mismatches), Exchange(self._world.group)):
-            reference = self._reference(uses, number, gradients)
+            reference = self._reference(gradients)
             comparison = Comparison(reference.twins, parts, Compared(mismatches, {}, {}), is_close)
             mismatches = [*self._explain({GRADIENT: comparison}, reference)[GRADIENT].found]
         late = SECOND_DERIVATIVES if {step - 1, step} & self._second_derivatives else None
@@ -224,24 +239,15 @@ class Lockstep:
             if name in leaves and leaves[name].extent.shape == tuple(twins[name].shape):
                 yield name, TwinGradient.of(self._bound(leaves[name].dtype), *sums) if present else None
 
-    def _reference(self, uses: Sequence[Use], number: int, gradients: _Gradients) -> TwinGradients:
+    def _reference(self, gradients: _Gradients) -> TwinGradients:
         """Build the reference for known defects; collective."""
-
-        def after(change: Change) -> dict[str, TwinGradient]:
-            changed = self._twin.taken(uses, change).uses[number]
-            others = [other.uses[number] for other in self._jittered(uses, change)]
-            return {name: twin for name, twin in self._twin_gradients(changed, others) if twin}
-
         bound = {name: self._bound(leaf.dtype) for name, leaf in self._leaves.items()}
         twins = {
             name: twin
             for name, twin in self._twin_gradients(*gradients)
             if twin and twin.can_tell(bound[name].control)
         }
-        return TwinGradients(twins, gradients[0].gradients, after)
-
-    def _jittered(self, uses: Sequence[Use], change: Change | None = None) -> list[TakenStep]:
-        return self._twin.jittered(uses, change) if self._noise and not self._run.random.drawn else []
+        return TwinGradients(twins, gradients[0].gradients)
 
     def _bound(self, dtype: torch.dtype) -> GradientBound:
         eps = rounding([dtype, self._reduced_in] if self._reduced_in else [dtype])

@@ -66,10 +66,6 @@ class TakenStep:
         return [use.by for use in self.uses] == [use.by for use in uses]
 
 
-Change = Callable[[nn.Module], None]
-"""Changes which parameters of a model require gradients."""
-
-
 class Twin:
     """An unwrapped run in the state of a parallel one. Steps that it takes in addition are taken by a copy.
 
@@ -124,21 +120,18 @@ class Twin:
         except Exception as error:  # noqa: BLE001 - a user's object may refuse it in any way
             self.why_not_copied = f"the model cannot be copied: {type(error).__name__}: {error}"
 
-    def copied(self, change: Change | None = None) -> OwnRun:
-        """Return a copy of the beginning of the step, with a changed model if there is a `change`. The next
-        copy takes its place."""
+    def copied(self) -> OwnRun:
+        """Return a copy of the beginning of the step. The next copy takes its place."""
         assert self._copies, "built with the first step"
         beginning, run = self._copies
         self._copy(beginning, run)
-        if change:
-            change(run.model)
         return run
 
-    def taken(self, uses: Sequence[Use], change: Change | None = None) -> TakenStep:
-        """Take the step with the ranks' gradients; with a changed model, take it in addition."""
-        return self._taken(self.copied(change) if change else self.run, self._batch, uses)
+    def taken(self, uses: Sequence[Use]) -> TakenStep:
+        """Take the step with the ranks' gradients."""
+        return self._taken(self.run, self._batch, uses)
 
-    def jittered(self, uses: Sequence[Use], change: Change | None = None) -> list[TakenStep]:
+    def jittered(self, uses: Sequence[Use]) -> list[TakenStep]:
         """Take steps with parameters, and inputs that are not a user's, that differ by a rounding."""
         share = max((_unit(dtype) for dtype in self.computes_in), default=0.0)
 
@@ -150,7 +143,7 @@ class Twin:
         batch = self._batch if self.run.is_users else mapped(jittered, self._batch)
         steps = []
         for number in range(_JITTERED):
-            run = self.copied(change)
+            run = self.copied()
             jitter(run.model.parameters(), share, seed=number)
             taken = self._taken(run, batch, uses)
             steps.append(replace(taken, buffers=retained(of_kind("buffer", snapshot_model(run.model)))))

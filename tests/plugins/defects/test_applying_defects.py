@@ -7,7 +7,6 @@ from typing import Any, get_args
 import pytest
 import torch
 import yaml
-from torch import nn
 
 from dcpbench.cell import explained
 from dcpbench.cell.cell import Cell
@@ -17,13 +16,12 @@ from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import StatePart
-from dcpbench.plugins.defects import _cells, divided_twice, trained_alone, unfrozen
+from dcpbench.plugins.defects import divided_twice, trained_alone
 from dcpbench.plugins.defects.plugin import plugin
-from dcpbench.scenarios import fine_tune
 from dcpbench.sweep import known_failures
 from dcpbench.verify.compare import Comparison
 from dcpbench.verify.layout import whole
-from dcpbench.verify.snapshot import TensorLeaf, named_parameters
+from dcpbench.verify.snapshot import TensorLeaf
 from dcpbench.verify.training import (
     GradientBound,
     GradientPart,
@@ -55,10 +53,7 @@ APPLY: dict[tuple[str, int], dict[str, set[str]]] = {
     ("hsdp", 4): {},  # replicas, but of shards
     ("hsdp", 2): {"twin": {"trained_alone"}},
     ("hsdp2", 2): {},  # FSDP2 averages
-    ("fsdp_tp", 4): {
-        "restored": {"sliced_by_shard"},
-        "twin": {"unfrozen"},
-    },
+    ("fsdp_tp", 4): {"restored": {"sliced_by_shard"}},
     ("fsdp2_tp", 4): {},
 }
 """The defects that apply to each step of a cell, by parallelism and number of ranks, in addition to those
@@ -109,16 +104,6 @@ def test_defects_of_options_apply_to_their_cells(
     assert defects_at(cell, "restored").keys() == restored | ALWAYS["restored"]
 
 
-def with_tp(cell: Cell, plan: dict[str, str]) -> Cell:
-    """Return the cell, with a model that has a frozen parameter, and is sharded as planned."""
-    cell.config.parallel.tp_plan = plan
-    return fine_tune._tuning(cell, 2)
-
-
-def frozen_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: value for name, value in named_parameters(model).items() if name.startswith("pretrain.")}
-
-
 Expected = Callable[[str, TwinGradient, torch.Tensor], TwinGradient | None]
 """The gradient caused by a defect, given its name, the twin's gradient, and this rank's share of it."""
 
@@ -128,7 +113,7 @@ def by(defect: Any, cell: Cell) -> Expected:
 
     def expected(name: str, twin: TwinGradient, own: torch.Tensor) -> TwinGradient | None:
         assert defect.applies(cell.config)
-        about = TwinGradients({name: twin}, {name: own}, lambda change: {})
+        about = TwinGradients({name: twin}, {name: own})
         (state,) = defect.expected(cell, "twin", about)
         made: TwinGradient | None = state["gradient_close"].get(name)
         return made
@@ -180,21 +165,6 @@ def test_isolated_replicas_have_their_own_gradients(tmp_path: Path) -> None:
     assert not explains(expected, name, (gradient + 1) / 2, both)[0]
 
 
-def test_frozen_parameters_under_tp_have_gradients(tmp_path: Path) -> None:
-    cell = with_tp(on("fsdp_tp", 4, tmp_path), {"net1": "colwise"})
-    twin = build_twin(cell.config, cell.world, cell.config.seed)
-    assert len(frozen_of(twin.model)) == 4
-    assert not any(value.requires_grad for value in frozen_of(twin.model).values())
-
-    def after(change: Callable[[nn.Module], None]) -> dict[str, TwinGradient]:
-        change(twin.model)
-        gradients = gradients_of(twin, batches_of(cell.config, cell.world.device)).items()
-        return {name: summed_twin(one) for name, one in gradients if name in frozen_of(twin.model)}
-
-    (state,) = unfrozen.defect.expected(cell, "twin", TwinGradients({}, {}, after))
-    assert state["gradient_close"].keys() == {"pretrain.net1.weight", "pretrain.net1.bias"}
-
-
 def test_summed_gradients_of_experts_are_divided_twice(tmp_path: Path) -> None:
     given = config(**{**SMALL, "model": "experts"}, parallel="fsdp2_ep_sums", world_size=4)
     given.parallel.ep_plan = {"experts": ""}
@@ -204,26 +174,6 @@ def test_summed_gradients_of_experts_are_divided_twice(tmp_path: Path) -> None:
     expected = by(divided_twice.defect, cell)
     assert explains(expected, "experts.0.weight", mean / 4, twin) == (True, True, False)
     assert explains(expected, "net1.weight", mean / 4, twin) == (True, False, False)
-
-
-@pytest.mark.parametrize(
-    ("plan", "trained"),
-    [
-        (["first"], ["first"]),
-        (["last"], ["last"]),
-        (["inner.*"], ["inner.0", "inner.1"]),
-        (["first", "inner.1", "last"], ["first", "inner.1", "last"]),
-        ([""], ["first", "inner.0", "inner.1", "last"]),
-        ([], []),
-    ],
-)
-def test_parameters_in_the_tp_plan_are_unfrozen(plan: list[str], trained: list[str]) -> None:
-    inner = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
-    model = nn.ModuleDict({"first": nn.Linear(1, 1), "inner": inner, "last": nn.Linear(1, 1)})
-    model.requires_grad_(False)
-    _cells.unfreeze(model, dict.fromkeys(plan, "colwise"))
-    seen = [name for name, value in model.named_parameters() if value.requires_grad]
-    assert seen == [f"{name}.{kind}" for name in trained for kind in ("weight", "bias")]
 
 
 def test_defects_are_computed_only_after_a_mismatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,5 @@
 """Queries of the layout of a cell, and runs of it."""
 
-import fnmatch
-from collections.abc import Mapping
-
-from torch import nn
-
 from dcpbench.cell.cell import Cell
 from dcpbench.config.groups import Kept
 from dcpbench.config.schema import Config
@@ -50,13 +45,6 @@ def loads_by_dcp(config: Config) -> bool:
 def loads_alone(config: Config) -> bool:
     """Return whether each rank loads with its own metadata."""
     return not config.save.uses_collectives
-
-
-def unfreeze(model: nn.Module, tp_plan: Mapping[str, str]) -> None:
-    """Make the modules of a tensor parallel plan require gradients."""
-    for name, module in model.named_modules():
-        if any(fnmatch.fnmatch(name, pattern) for pattern in tp_plan):
-            module.requires_grad_(True)
 
 
 def new_target(cell: Cell) -> OwnRun:
