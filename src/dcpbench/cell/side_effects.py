@@ -10,14 +10,13 @@ from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import StatePart
 from dcpbench.verify.perturb import compare_controlled
 from dcpbench.verify.process_state import ProcessState
-from dcpbench.verify.snapshot import Leaves
+from dcpbench.verify.snapshot import Leaves, retained
 from dcpbench.workloads.generators import states_of_generators
 from dcpbench.workloads.run import Run
 from dcpbench.workloads.run_state import (
     State,
     live_gradients,
     live_state,
-    retained_gradients,
     retained_state,
 )
 
@@ -49,7 +48,7 @@ def gradients_unchanged(cell: Cell, target: Run, where: str) -> Iterator[None]:
         yield
         return
     with cell.phase("verify", "side_effects"):
-        before = retained_gradients(target)
+        before = retained(live_gradients(target))
     yield
     with cell.phase("verify", "side_effects"):
         cell.record("side_effect_free", compare_controlled(before, live_gradients(target)), where, LOAD)

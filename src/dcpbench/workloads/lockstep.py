@@ -154,7 +154,8 @@ class Lockstep:
             self.not_applied |= dict.fromkeys((GRADIENT, STEP, LOSS), why)
             return
         self._note_losses(step, taken.loss)
-        self._note_draws()
+        if self._noise and run.random.drawn:
+            self.not_applied |= dict.fromkeys((GRADIENT, LOSS), why_drawn(self._compiled))
         others = twin.jittered(used) if self._noise and not run.random.drawn else []
         for number, name in enumerate(names_of_uses(used)):
             self._alive |= any(bool(value.any()) for value in used[number].full.values())
@@ -179,10 +180,6 @@ class Lockstep:
         here = {name: local_gradient(value) for name, value in use.gradients.items()}
         sparse = {name: value for name, value in use.gradients.items() if value.is_sparse}
         return replace(use, gradients=here | sparse, full=self._parts.gather(here))
-
-    def _note_draws(self) -> None:
-        if self._noise and self._run.random.drawn:
-            self.not_applied |= dict.fromkeys((GRADIENT, LOSS), why_drawn(self._compiled))
 
     def _finish(self, step: int, tolerances: Mapping[Name, torch.Tensor]) -> None:
         """Finish the twin's step, and compare the state after it within these tolerances; collective."""

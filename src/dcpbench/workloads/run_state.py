@@ -202,11 +202,6 @@ def live_gradients(run: Run) -> Leaves:
     return snapshot_gradients(named_parts(run.model))
 
 
-def retained_gradients(run: Run) -> Leaves:
-    """Return a copy of the gradients of this rank."""
-    return retained(live_gradients(run))
-
-
 def is_small(state: State) -> bool:
     """Return whether no tensor of the model is large; the same on every rank."""
     parts = (leaf for leaf in state[StatePart.model].values() if isinstance(leaf, TensorLeaf | DigestedLeaf))
