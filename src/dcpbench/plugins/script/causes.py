@@ -55,7 +55,7 @@ def explained(compared: Compared, differences: Sequence[Difference]) -> tuple[st
         "draws": not {"torch", "CUDA"}.isdisjoint(generators),
         "lr": all(name.endswith((" lr", " initial_lr")) for name in names),
         "fewer_calls": calls[0] < calls[1],
-        "average": any(part in name.lower() for name in names for part in _AVERAGES),
+        "average": any(part in name.lower() for name in (difference.text, *names) for part in _AVERAGES),
         "text": difference.text,
         "well": not compared.failed,
         "loaded": compared.loaded,

@@ -143,7 +143,7 @@ class Compared:
             names = [
                 key
                 for key in _unequal_names(expected, actual)
-                if f"saved {key}" not in noise and _decides(key, expected.get(key, actual.get(key)))
+                if f"saved {key}" not in noise and _decides(name, key, expected.get(key, actual.get(key)))
             ]
             if names and done > self.loaded:
                 holds = "holds another" if (done, name) in saves else "is missing, with"
@@ -182,8 +182,8 @@ def _unequal_names(expected: Mapping[str, Any], actual: Mapping[str, Any], commo
     return [name for name in names if expected.get(name) != actual.get(name)]
 
 
-def _decides(name: str, value: object) -> bool:
+def _decides(file: str, name: str, value: object) -> bool:
     """Tell whether a saved value counts: a tensor, or a number of the script's own."""
-    if _RANDOM.search(name):
+    if _RANDOM.search(file) or _RANDOM.search(name):
         return False
     return not isinstance(value, str) or (name.count(".") < 2 and bool(_NUMBER.fullmatch(value)))

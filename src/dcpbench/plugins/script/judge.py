@@ -66,6 +66,7 @@ def judge(reference: Run, stopped: Run, resumed: Run | None, second: Callable[[i
         return Verdict("hangs", f"makes no step{after}", newest=newest)
     if resumed.status:
         torn = [path for path in resumed.paths_read() if (stopped.disk.step_of(path) or 0) > (newest or 0)]
+        torn.sort(key=lambda path: path != stopped.cut)
         cause = _INCOMPLETE.format(torn[0]) if torn else ""
         return Verdict("refuses", f"does not start: {resumed.failure}{after}", cause, newest=newest)
     if newest == reference.length:

@@ -78,7 +78,7 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         if hasattr(value, "state_dict"):
             value = value.state_dict()
         entries = dict(enumerate(value)) if isinstance(value, (list, tuple)) else value
-        for key, inner in entries.items() if isinstance(entries, dict) else ():
+        for key, inner in entries.items() if isinstance(entries, Mapping) else ():
             yield from leaves(inner, f"{name}.{key}" if name else str(key))
 
 

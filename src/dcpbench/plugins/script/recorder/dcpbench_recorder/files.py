@@ -7,6 +7,7 @@ pickle and safetensors know which of them belong to one save, and what is in it.
 from __future__ import annotations
 
 import functools
+import io
 import os
 import sys
 import threading
@@ -47,6 +48,7 @@ def _opened(log: Log, path: Any, mode: Any, flags: int) -> None:
         if not os.path.isdir(path):
             log.write("read", path=place)
     elif not flags & os.O_APPEND:
+        _from_memory(log, place)
         log.write("open", path=place)
         log.stop.at_change(place, opens=True, truncates=bool(flags & os.O_TRUNC))
 
@@ -56,6 +58,10 @@ def _moved(log: Log, path: Any, to: Any = None, *descriptors: int) -> None:
     if before:
         log.stop.at_change(before, after or "")
         log.write("rename" if after else "remove", path=before, to=after)
+    elif after:
+        log.stop.at_change(after)
+        _from_memory(log, after)
+        log.write("open", path=after)
 
 
 _EVENTS: dict[str, Callable[..., None]] = {
@@ -81,13 +87,16 @@ def _recorded(function: Any, action: str, log: Log) -> Any:
     @functools.wraps(function, updated=())
     def recorded(*args: Any, **kwargs: Any) -> Any:
         target, path = _target(log, (*args[saves:], *kwargs.values()))
+        value, *others = (*args, *kwargs.values(), None)
+        if action == "save_file" and any(isinstance(other, io.BytesIO) for other in others):
+            log.guarded(_saving, log, "", value)
         if path is None or getattr(_inside, "on", False) or "torch" not in sys.modules:
             return function(*args, **kwargs)
         is_new = path not in _uploading
         if is_new and not saves:
             log.write("load", path=path)
         elif is_new:
-            log.guarded(_saving, log, path, args[0] if args else next(iter(kwargs.values())))
+            log.guarded(_saving, log, path, value)
             if action == "save_file" and log.watched(target):
                 log.write("open", path=path)
                 log.stop.at_change(path, opens=True, truncates=True)
@@ -118,10 +127,22 @@ def _target(log: Log, arguments: tuple[Any, ...]) -> tuple[Any, str | None]:
 
 
 def _saving(log: Log, path: str, value: Any) -> None:
+    """Record what is saved; what is saved into memory, without a path, when that is written to a file."""
     from .digests import fetched, held  # imports torch
 
     open(log.save_mark, "w").close()
-    log.write("save", path=path, **fetched({"content": held(value)}))
+    parts = fetched({"content": held(value)})
+    if path:
+        log.write("save", path=path, **parts)
+    else:
+        _inside.memory = parts
+
+
+def _from_memory(log: Log, path: str) -> None:
+    """Take what this thread has saved into memory for the content of the file that it writes next."""
+    if parts := _inside.__dict__.pop("memory", None):
+        log.write("save", path=path, **parts)
+        log.write("saved", path=path)
 
 
 def _uploaded(log: Log, path: str, future: Any) -> None:
