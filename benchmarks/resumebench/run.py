@@ -2,8 +2,11 @@
 
 python benchmarks/resumebench/run.py              # all cases
 python benchmarks/resumebench/run.py extras ddp   # those whose script and stop have one of these words
+
+Cases of a framework that is not installed are left out: pip install 'dcpbench[frameworks]'.
 """
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -12,7 +15,15 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-COLUMNS = ("verdict", "step", "kind")
+COLUMNS = ("verdict", "step", "kind", "name", "rank")
+NEEDS = {
+    "accelerated.py": "accelerate",
+    "hf_trainer.py": "transformers",
+    "lightning_fit.py": "lightning",
+    "lora.py": "peft",
+    "stateful_loader.py": "torchdata",
+}
+"""The package that a script needs in addition to torch."""
 
 
 def command(case):
@@ -21,6 +32,12 @@ def command(case):
     words = [str(HERE / script), *(words if "{out}" in words else ["{out}", *words])]
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={case.get('ranks', 1)}"]
     return [sys.executable, *(launcher if "ranks" in case else []), *words]
+
+
+def missing(case):
+    """Return the package that a case needs and that is not installed; None if it can run."""
+    package = NEEDS.get(case["script"].split()[0])
+    return package if package and importlib.util.find_spec(package) is None else None
 
 
 def run(case, place):
@@ -36,8 +53,10 @@ def run(case, place):
 
 def wrong(case, row, status):
     """Return what differs from the expected verdict."""
+    details = row.get("details", {})
     seen = {"verdict": row["verdict"], "step": row.get("first_step"), "kind": row.get("first_kind")}
-    seen["likely"] = " ".join(row.get("details", {}).get("likely", ()))
+    seen |= {"name": row.get("first_mismatch"), "rank": details.get("rank")}
+    seen["likely"] = " ".join(details.get("likely", ()))
     found = [f"{name} {seen[name]!r}" for name in COLUMNS if name in case and case[name] != seen[name]]
     if case.get("likely", "") not in seen["likely"]:
         found.append(f"likely {seen['likely']!r}")
@@ -54,6 +73,9 @@ def main(words):
         if not words or any(word in f"{case['script']} {case['stop']}" for word in words)
     ]
     bad = 0
+    absent = {package for package in map(missing, cases) if package}
+    skipped = [case for case in cases if missing(case)]
+    cases = [case for case in cases if case not in skipped]
     with tempfile.TemporaryDirectory() as folder:
         for number, case in enumerate(cases):
             began = time.monotonic()
@@ -66,7 +88,8 @@ def main(words):
                 print(f"               likely: {one}", flush=True)
             for one in found:
                 print(f"               got {one}, expected {case}", flush=True)
-    print(f"{len(cases) - bad} of {len(cases)} right")
+    without = f", {len(skipped)} left out without {', '.join(sorted(absent))}" if skipped else ""
+    print(f"{len(cases) - bad} of {len(cases)} right{without}")
     return min(bad, 1)
 
 

@@ -15,7 +15,10 @@ from dcpbench.plugins.script import script
 pytestmark = pytest.mark.slow
 
 BENCH = TESTS.parent / "benchmarks" / "resumebench"
-CASES = {f"{case['script']} {case['stop']}": case for case in json.loads((BENCH / "cases.json").read_text())}
+CASES = {
+    " ".join([case["script"], case["stop"], *(["2"] if "ranks" in case else [])]): case
+    for case in json.loads((BENCH / "cases.json").read_text())
+}
 KEPT = (
     "plain.py kill@15",
     "plain.py sorted_as_text kill@15",
@@ -28,9 +31,11 @@ KEPT = (
     "extras.py no_scaler kill@8",
     "extras.py average_restarts kill@8",
     "extras.py saves_between kill@10",
-    "ddp.py other_weights_on_rank_1 kill@8",
-    "fsdp2.py {out} async kill@13",
-    "fsdp2.py {out} sync forgets_set kill@11",
+    "ddp.py other_weights_on_rank_1 kill@8 2",
+    "fsdp2.py {out} async kill@13 2",
+    "fsdp2.py {out} sync forgets_set kill@11 2",
+    "fsdp1.py {out} full offloads kill@8 2",
+    "compiled.py {out} in_place kill@8",
 )
 
 
@@ -43,10 +48,13 @@ def test_verdict(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert spec.loader
     bench: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(bench)
-    monkeypatch.setattr(script, "Command", ForkedCommand)
-    monkeypatch.setattr(script, "_LEAST_LIMIT_S", 20.0)
-    monkeypatch.chdir(tmp_path)
     out, case = io.StringIO(), CASES[name]
+    if package := bench.missing(case):
+        pytest.skip(f"{package} is not installed")
+    if not name.startswith("spawned"):  # its ranks are no forks
+        monkeypatch.setattr(script, "Command", ForkedCommand)
+        monkeypatch.setattr(script, "_LEAST_LIMIT_S", 20.0)
+    monkeypatch.chdir(tmp_path)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
         status = script.main(
             bench.command(case),

@@ -1,0 +1,46 @@
+"""Lightning: a module with dropout and its Trainer, a checkpoint every 4 steps, resumed from the last one."""
+
+import sys
+from pathlib import Path
+
+import torch
+from lightning import LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+out, mistake = Path(sys.argv[1]), "".join(sys.argv[2:])
+
+
+class Regression(LightningModule):
+    """Learn the sum of four numbers."""
+
+    def __init__(self):
+        super().__init__()
+        dropout = 0.2 if mistake == "dropout" else 0.0
+        self.model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, 1))
+
+    def training_step(self, batch, number):
+        (inputs,) = batch
+        return (self.model(inputs) - inputs.sum(1, keepdim=True)).pow(2).mean()
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+seed_everything(0)
+loader = DataLoader(TensorDataset(torch.randn(32, 4)), batch_size=8, shuffle=mistake == "shuffles")
+every = 6 if mistake == "mid_epoch" else 4  # an epoch has four steps
+keeper = ModelCheckpoint(out, filename="{step}", every_n_train_steps=every, save_top_k=-1, save_last=True)
+trainer = Trainer(
+    max_steps=20,
+    accelerator="cpu",
+    callbacks=[keeper],
+    logger=False,
+    enable_progress_bar=False,
+    enable_model_summary=False,
+)
+last = out / "last.ckpt"
+trainer.fit(Regression(), loader, ckpt_path=last if last.exists() and mistake != "never_resumes" else None)
