@@ -83,6 +83,7 @@ bench: $(VENV)/.ready
 	$(BIN)/python bench/seeds.py
 	$(BIN)/python bench/long.py
 	$(BIN)/python bench/report.py
+	$(BIN)/python bench/script.py
 
 mutants: $(VENV)/.ready
 	$(BIN)/python bench/mutants.py --planted

@@ -145,7 +145,7 @@ class Check:
         write_json(self._place / ENVIRONMENT_JSON, about | machine)
         self._limit_s = min(self._limit_s, max(_LEAST_LIMIT_S, _FACTOR * seconds))
         text = f"{counted(run.length, 'step')} on {counted(len(run.ranks), 'rank')}"
-        text += f", saves after step {listed(saves, 6)}; torch {about['torch']}"
+        text += f", saves after step {listed(saves, 6)}"
         self._line("reference", "", "", text, seconds)
         if broken:
             self._print(f"    not all was recorded: {broken}")
