@@ -47,7 +47,7 @@ def verdict(
 
 def test_equal_steps_are_exact(tmp_path: Path) -> None:
     found = verdict(tmp_path)
-    assert (found.word, found.loaded, found.newest, found.step) == ("exact", 8, 8, None)
+    assert (found.word, found.loaded, found.newest, found.first) == ("exact", 8, 8, None)
     assert found.reason == "from step 8; steps 9 to 12 are equal"
 
 
@@ -58,7 +58,7 @@ def test_failure_at_the_end_counts_if_the_last_save_is_missing(tmp_path: Path) -
     assert saved.word == "exact"
     assert saved.hints[0].startswith("fails after its last step: exit status 1")
     lost = verdict(tmp_path / "lost", status=1, saves_last=False)
-    assert (lost.word, lost.kind, lost.hints) == ("diverges", "saved", ())
+    assert (lost.word, lost.first.kind, lost.hints) == ("diverges", "saved", ())
     assert "step-12.pt is missing" in lost.reason
     assert "; fails after its last step: exit status 1" in lost.reason
 
@@ -98,19 +98,19 @@ def test_first_difference(tmp_path: Path, changed: Changes, step: int, kind: str
     found = verdict(
         tmp_path, later | {12: {**changed.get(12, {}), "weights": [0, 0]}} if step < 12 else later
     )
-    assert (found.word, found.step, found.kind) == ("diverges", step, kind), found.reason
+    assert (found.word, found.first.step, found.first.kind) == ("diverges", step, kind), found.reason
     assert cause in found.cause
 
 
 def test_scaled_loss_is_a_scalers(tmp_path: Path) -> None:
     found = verdict(tmp_path, {9: {"loss": ["454.5"]}})
-    assert found.kind == "loss"
+    assert found.first.kind == "loss"
     assert "GradScaler is not restored: the loss is 0.5 times as large" in found.cause
 
 
 def test_older_checkpoint(tmp_path: Path) -> None:
     found = verdict(tmp_path, loaded=4)
-    assert (found.word, found.loaded, found.newest, found.kind) == ("older", 4, 8, "checkpoint")
+    assert (found.word, found.loaded, found.newest, found.first.kind) == ("older", 4, 8, "checkpoint")
     assert "step-4.pt" in found.reason
 
 
@@ -122,12 +122,12 @@ def test_start_from_scratch(tmp_path: Path) -> None:
 
 def test_too_few_steps(tmp_path: Path) -> None:
     found = verdict(tmp_path, last=10)
-    assert (found.word, found.step, found.kind) == ("diverges", 11, "steps")
+    assert (found.word, found.first.step, found.first.kind) == ("diverges", 11, "steps")
 
 
 def test_too_many_steps(tmp_path: Path) -> None:
     found = verdict(tmp_path, last=14)
-    assert (found.word, found.step, found.kind) == ("diverges", 13, "steps")
+    assert (found.word, found.first.step, found.first.kind) == ("diverges", 13, "steps")
 
 
 def test_what_equal_runs_differ_in_is_not_blamed(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_restored_state_is_blamed_in_noisy_runs(tmp_path: Path) -> None:
     """The stopped run wrote the checkpoint: noise between runs explains no difference after the load."""
     noise = {step: {"weights": [step, step]} for step in range(2, 12)}
     found = verdict(tmp_path, {9: {"weights": [101, 201]}}, again=noise)
-    assert (found.word, found.kind) == ("diverges", "weights")
+    assert (found.word, found.first.kind) == ("diverges", "weights")
 
 
 def test_later_saves_are_compared(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_later_saves_are_compared(tmp_path: Path) -> None:
     runs = [ended(recorded(tmp_path / "b", [stopped], SAVED))]
     runs += [ended(recorded(tmp_path / "c", [resumed], SAVED))]
     found = judge(reference, *runs, lambda steps: reference)
-    assert (found.kind, found.step, found.name) == ("saved", 12, "ema.a")
+    assert (found.first.kind, found.first.step, found.first.names[0]) == ("saved", 12, "ema.a")
     assert "EMA" in found.cause
 
 
@@ -183,7 +183,7 @@ def test_half_written_checkpoint_is_torn(tmp_path: Path) -> None:
     runs = [ended(recorded(tmp_path / "b", [stopped], SAVED))]
     runs += [ended(recorded(tmp_path / "c", [resumed], SAVED))]
     found = judge(reference, *runs, lambda steps: reference)
-    assert (found.word, found.newest, found.kind) == ("torn", 4, "moments")
+    assert (found.word, found.newest, found.first.kind) == ("torn", 4, "moments")
 
 
 def test_difference_on_one_rank(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_difference_on_one_rank(tmp_path: Path) -> None:
     runs = [ended(recorded(tmp_path / "b", stopped, SAVED))]
     runs += [ended(recorded(tmp_path / "c", ranks(9, 12, {9: {"weights": [1, 209]}}), SAVED))]
     found = judge(reference, *runs, lambda steps: reference)
-    assert (found.word, found.rank, found.name) == ("diverges", 1, "a")
+    assert (found.word, found.first.rank, found.first.names[0]) == ("diverges", 1, "a")
     assert "step 9, rank 1: weights differ: a (1 of 2)" in found.reason
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from dcpbench.config.text import listed
 from dcpbench.plugins.script.causes import explained
@@ -26,7 +25,7 @@ class Verdict:
         word: one of `STATUS`.
         reason: what happened, in a sentence; of an exact resume too.
         loaded, newest: the steps after which the loaded, and the newest complete checkpoint were saved.
-        step, kind, name: of the first difference.
+        first: the first difference.
         last: the last step that was compared.
     """
 
@@ -35,10 +34,7 @@ class Verdict:
     cause: str = ""
     loaded: int | None = None
     newest: int | None = None
-    step: int | None = None
-    kind: str | None = None
-    name: str | None = None
-    rank: int = 0
+    first: Difference | None = None
     last: int | None = None
     hints: Sequence[str] = ()
 
@@ -71,8 +67,8 @@ def judge(reference: Run, stopped: Run, resumed: Run | None, second: Callable[[i
         return Verdict("refuses", f"does not start: {resumed.failure}{after}", cause, newest=newest)
     if newest == reference.length:
         return Verdict("not_reached", "nothing was left to do: the last step was saved", newest=newest)
-    reason = f"ends without a step{after}"
-    return Verdict("diverges", reason, newest=newest, step=(newest or 0) + 1, kind="steps")
+    first = Difference((newest or 0) + 1, 0, "steps")
+    return Verdict("diverges", f"ends without a step{after}", newest=newest, first=first)
 
 
 def _of_steps(reference: Run, stopped: Run, resumed: Run, second: Callable[[int], Run]) -> Verdict:
@@ -88,10 +84,20 @@ def _of_steps(reference: Run, stopped: Run, resumed: Run, second: Callable[[int]
     reason = f"from {start}; steps {loaded + 1} to {last} are equal"
     verdict = Verdict("exact", reason, loaded=loaded, newest=compared.newest, last=last)
     if resumed.status is None and all(difference.kind == "steps" for difference in differences):
-        return replace(verdict, word="hangs", reason=f"hangs after step {last}", step=last + 1, kind="steps")
+        first = Difference(last + 1, 0, "steps")
+        return replace(verdict, word="hangs", reason=f"hangs after step {last}", first=first)
     failure = f"fails after its last step: {resumed.failure}" if resumed.status else ""
     if differences:
-        return replace(verdict, **_blamed(compared, differences, failure))
+        word = "diverges"
+        reason, cause = explained(compared, differences)
+        if differences[0].kind == "checkpoint":
+            word = "older" if loaded else "scratch"
+        elif loaded > (compared.newest or 0):
+            torn = stopped.cut or listed(compared.loaded_paths, 2)
+            word, cause = "torn", _INCOMPLETE.format(torn)
+            reason = f"takes a checkpoint that is not complete ({torn}): {reason}"
+        reason += failure and f"; {failure}"
+        return replace(verdict, word=word, reason=reason, cause=cause, first=differences[0])
     if kinds := [kind for kind in noise if kind in KINDS]:
         kind = min(kinds, key=lambda kind: (noise[kind], ORDER[kind]))
         reason = f"two uninterrupted runs differ from step {noise[kind]} on ({KINDS[kind]['name']})"
@@ -99,24 +105,3 @@ def _of_steps(reference: Run, stopped: Run, resumed: Run, second: Callable[[int]
     names = " and ".join(compared.generators)
     generators = f"differ after the load, without an effect here: generators of {names}" if names else ""
     return replace(verdict, hints=[*filter(None, [failure, generators])])
-
-
-def _blamed(compared: Compared, differences: Sequence[Difference], failure: str) -> dict[str, Any]:
-    """Return what a verdict says about the first difference."""
-    first, word = differences[0], "diverges"
-    reason, cause = explained(compared, differences)
-    if first.kind == "checkpoint":
-        word = "older" if compared.loaded else "scratch"
-    elif compared.loaded > (compared.newest or 0):
-        torn = compared.stopped.cut or listed(compared.loaded_paths, 2)
-        word, cause = "torn", _INCOMPLETE.format(torn)
-        reason = f"takes a checkpoint that is not complete ({torn}): {reason}"
-    return {
-        "word": word,
-        "reason": f"{reason}; {failure}" if failure else reason,
-        "cause": cause,
-        "step": first.step,
-        "kind": first.kind,
-        "name": next(iter(first.names), None),
-        "rank": first.rank,
-    }

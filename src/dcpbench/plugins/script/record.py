@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,7 @@ Event = dict[str, Any]
 """What a process recorded: the kind `e` of event, how many steps it had made (`k`), the time `t`, and more. A
 step has `parts`: for each kind of state its values by name; a kind that was not recorded is missing."""
 Named = Mapping[str, Any]
-_LAUNCHER = re.compile(r"^[WE]\d{4} .*torch/distributed/elastic")
-_RANK = re.compile(r"^\[rank\d+\]:\s*")
-_ERROR = re.compile(r"^(\w+\.)*\w*(Error|Exception|Exit|Interrupt)\b")
+_ERROR = re.compile(r"(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b.*)")
 
 
 @dataclass
@@ -89,12 +86,10 @@ class Run:
 
     @property
     def failure(self) -> str:
-        """The exit status, and the line of the log that names the error."""
-        lines = filter(str.strip, self.log.read_text(errors="replace").splitlines())
-        # torchrun reports after the error of the rank.
-        of_rank = [_RANK.sub("", line) for line in takewhile(lambda line: not _LAUNCHER.match(line), lines)]
-        errors = [line for line in of_rank if _ERROR.match(line)]
-        error = (errors or of_rank or ["it printed nothing"])[-1].strip()
+        """The exit status, and the first line of the log that names an error."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        errors = [match[1] for match in map(_ERROR.match, lines) if match]
+        error = [*errors, *filter(str.strip, lines[-1:]), "it printed nothing"][0]
         return f"exit status {self.status}: {clipped(error, 200)}"
 
     @cached_property

@@ -51,9 +51,9 @@ def main(
     if place.exists() and any(place.iterdir()):
         raise ConfigError(f"--dir {folder}: is not empty")
     console = Console(file=sys.stderr if as_json else sys.stdout)
-    check = Check(Command([*words], Path.cwd(), every, grace), resume_args, place, timeout, console)
+    check = Check(Command([*words], Path.cwd(), every, grace), resume_args, place, console)
     try:
-        rows = [*check.rows(dict.fromkeys(stop))]
+        rows = [*check.rows(dict.fromkeys(stop), timeout)]
     except KeyboardInterrupt:
         complain(f"interrupted; rows so far are in {place}")
         return INTERRUPTED
@@ -65,15 +65,13 @@ def main(
 class Check:
     """The check of one script in one folder."""
 
-    def __init__(
-        self, command: Command, resume_words: Sequence[str], place: Path, limit_s: float, console: Console
-    ) -> None:
-        self._command, self._resume_words, self._place = command, resume_words, place
-        self._limit_s, self._console = limit_s, console
+    def __init__(self, command: Command, resume_words: Sequence[str], place: Path, console: Console) -> None:
+        self._command, self._resume_words = command, resume_words
+        self._place, self._console = place, console
         self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._commit = SweepCode().dcpbench.commit
 
-    def rows(self, stops: Collection[str]) -> Iterator[Row]:
+    def rows(self, stops: Collection[str], limit_s: float) -> Iterator[Row]:
         """Run the reference, then each stop; yield its row when it is written.
 
         Raises:
@@ -87,7 +85,7 @@ class Check:
             self._print(text)
         if offline := [f"{key}={value}" for key, value in OFFLINE.items() if key not in os.environ]:
             self._print(f"set for the script: {' '.join(offline)}", "dim")
-        self._second = self._reference = reference = self._uninterrupted()
+        self._second = self._reference = reference = self._uninterrupted(limit_s)
         for stop in stops or chosen(reference):
             began = time.monotonic()
             name = re.sub(r"[^\w@.,=+:-]", "_", f"stop={stop}")[:80]
@@ -119,10 +117,10 @@ class Check:
         self._print(text, "bold red" if failed else "bold")
         return 1 if failed else 0 if len(exact) == len(rows) else WRONG_CONFIGURATION
 
-    def _uninterrupted(self) -> Run:
+    def _uninterrupted(self, limit_s: float) -> Run:
         """Run the command uninterrupted, and write what it ran on."""
         began = time.monotonic()
-        run = self._command.run(self._place / "reference", "reference", self._limit_s)
+        run = self._command.run(self._place / "reference", "reference", limit_s)
         seconds, broken = (
             time.monotonic() - began,
             listed([event["error"] for event in run.of_kind("broken")]),
@@ -130,7 +128,7 @@ class Check:
         saves = [str(step) for step in sorted(run.disk.saves)]
         problem = ""
         if run.status is None:
-            problem = f"hangs, or takes longer than {self._limit_s:g} s (--timeout)"
+            problem = f"hangs, or takes longer than {limit_s:g} s (--timeout)"
         elif run.status:
             problem = f"does not run: {run.failure}"
         elif not run.ranks:
@@ -143,7 +141,7 @@ class Check:
         machine = {"host": platform.node(), "cpu_cores": psutil.cpu_count(), "dcpbench_commit": self._commit}
         about = {name: run.about[name] for name in ("torch", "python")}
         write_json(self._place / ENVIRONMENT_JSON, about | machine)
-        self._limit_s = min(self._limit_s, max(_LEAST_LIMIT_S, _FACTOR * seconds))
+        self._limit_s = min(limit_s, max(_LEAST_LIMIT_S, _FACTOR * seconds))
         text = f"{counted(run.length, 'step')} on {counted(len(run.ranks), 'rank')}"
         text += f", saves after step {listed(saves, 6)}"
         self._line("reference", "", "", text, seconds)
@@ -172,7 +170,7 @@ class Check:
         scripts = [Path(word) for word in words if word.endswith(".py")]
         sources = [path for path in (self._command.cwd / path for path in scripts) if path.is_file()]
         parallel = [name for kind, name in _PARALLEL.items() if kind in about["classes"]]
-        resume = shlex.join(self._resume_words)
+        first, resume = verdict.first, shlex.join(self._resume_words)
         options = [f"--resume-args={resume}"] * bool(resume) + [f"--every={every}"] * (every > 1)
         config = {"script.command": shlex.join(words), "--stop": stop}
         config |= {"script.resume_args": resume} if resume else {}
@@ -181,7 +179,7 @@ class Check:
             "likely": [verdict.cause] if verdict.cause else [],
             "hints": [*verdict.hints],
             "log_tail": log if verdict.status == "fail" else [],
-            "rank": verdict.rank,
+            "rank": first.rank if first else 0,
         }
         return Row(
             cell=name,
@@ -200,14 +198,14 @@ class Check:
             },
             overrides=shlex.join(["script", *options, f"--stop={stop}", "--", *words]),
             resume={"pass": True, "fail": False}.get(verdict.status),
-            first_mismatch=verdict.name,
+            first_mismatch=first.names[0] if first and first.names else None,
             metrics={
                 "cell_s": seconds,
                 "loaded_step": verdict.loaded,
                 "newest_step": verdict.newest,
-                "first_step": verdict.step,
+                "first_step": first.step if first else None,
             },
-            texts={"verdict": verdict.word, "first_kind": verdict.kind},
+            texts={"verdict": verdict.word, "first_kind": first.kind if first else None},
             torch_version=about["torch"],
             python_version=about["python"],
             backend=about["backend"],

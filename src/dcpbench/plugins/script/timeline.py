@@ -29,7 +29,7 @@ def bar(reference: Run, verdict: Verdict) -> str:
     """Return a run with a character for each step, or for several: `....|....|==X`."""
     steps = reference.length
     loaded = steps if verdict.loaded is None else verdict.loaded
-    first = verdict.step or steps + 1
+    first = verdict.first.step if verdict.first else steps + 1
     signs = [
         "." if step <= loaded else "X" if step == first else "x" if step > first else
         "=" if step <= (verdict.last or 0) else " "
