@@ -31,7 +31,8 @@ PUBLIC = """
 AxisSpec Cell CellsFailedError CheckSpec Checkpointer CommandSpec Compared Component Config ConfigError Defect
 Engine Executor ExecutorConfig Expect FaultConfig MetricSpec Mismatch ParallelConfig Plugin Problem Ranks
 Result
-SaveConfig ScenarioConfig Skip StageConfig StorageConfig Trainer Workload audit check read_sweep sweep
+SaveConfig ScenarioConfig Skip StageConfig StorageConfig Trainer Workload audit check
+engine read_sweep sweep
 """
 WITHOUT_RANKS = dict([PRETENDED.split("=")])
 SMALL = {"device": "cpu", "world_size": 1, "saves": 1, **dict(word.split("=") for word in ONE_STEP)}
@@ -192,10 +193,11 @@ def test_sweep_reports_failed_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 @pytest.mark.extended
-def test_ctrl_c_ends_the_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("block", ["if True", "with api.engine()"])
+def test_ctrl_c_ends_the_ranks(block: str, tmp_path: Path) -> None:
     code = f"""
 from dcpbench import api
-api.sweep(scenario=["save_load", "hangs"], parallel="ddp", device="cpu", saves=1, model="short",
+{block}: api.sweep(scenario=["save_load", "hangs"], parallel="ddp", device="cpu", saves=1, model="short",
     train_steps=1, resume_steps=1, config_dir={str(CONF)!r}, folder={str(tmp_path / "sweep")!r})
 """
     words = [sys.executable, "-c", code]
@@ -209,6 +211,36 @@ api.sweep(scenario=["save_load", "hangs"], parallel="ddp", device="cpu", saves=1
     assert not interrupted.ok
     with pytest.raises(api.CellsFailedError, match="the sweep is not complete"):
         interrupted.raise_if_failed()
+
+
+STARTS = """
+import os, sys
+with open(os.environ["STARTS"], "a") as file:
+    file.write(" ".join(sys.orig_argv) + chr(10))
+"""
+"""A module that Python imports when it starts."""
+
+
+@pytest.mark.slow
+def test_sweeps_of_an_engine_import_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    starts = tmp_path / "starts"
+    (tmp_path / "sitecustomize.py").write_text(STARTS)
+    monkeypatch.setenv("STARTS", str(starts))
+    monkeypatch.setenv("PYTHONPATH", environment(tmp_path)["PYTHONPATH"])
+    monkeypatch.chdir(tmp_path)
+    model = written(tmp_path, "from support.own_workload import build\n")
+    mine = {"build": "there.py::build", "restart": False, **SMALL}
+    with api.engine():
+        first = api.check(folder="first", **mine)
+        model.write_text("def build(): raise ValueError('edited')\n")
+        second = api.sweep(folder="second", parallel=["none", "ddp"], **mine)
+        with pytest.raises(api.ConfigError, match="did you mean parallel"):
+            api.check(paralel="ddp")
+    assert first.ok
+    assert second.rows["reason"].str.contains("ValueError: edited").tolist() == [True, True]
+    assert api.check(folder="after", **WITHOUT_RANKS, **SMALL).ok
+    started = [line for line in starts.read_text().splitlines() if "resource_tracker" not in line]
+    assert [line.split(" -m ")[1].split()[0] for line in started] == ["dcpbench.cli.engine", "dcpbench"]
 
 
 def test_a_result_says_how_its_cells_ended(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def _start(server: forkserver.ForkServer, **variables: str) -> None:
         os.environ.pop(SAFE_PATH[0])  # else it applies to every process forked from the server
         context.set_forkserver_preload([*forkserver._forkserver._preload_modules, *imported])
         server.set_forkserver_preload([*forkserver._forkserver._preload_modules])
-        with fork_server._fixed_addresses():
+        with fork_server.fixed_addresses():
             server.ensure_running()
 
 

@@ -40,6 +40,16 @@ _PRELOADED_PACKAGES = ("cell", "checkpointers", "scenarios", "verify", "workload
 """Modules, and packages of dcpbench, that the server imports once for all ranks, which then detect whether a
 cell has changed them. None of them may start CUDA."""
 HASH_SEED = "PYTHONHASHSEED"
+ENVIRONMENT = dict([dcpbench.SAFE_PATH]) | {
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # cuBLAS, where deterministic=true
+    # Cache keys of compiled graphs with a device mesh contain Python hashes: with a random hash seed, a
+    # sweep would not find the graphs of an earlier one.
+    HASH_SEED: "0",
+    "OMP_NUM_THREADS": "1",  # ranks share the cores, as under torchrun
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",  # no leaked worker pools
+    "GLOO_SOCKET_IFNAME": "lo",
+}
+"""Variables of every rank; those set by the user are kept."""
 _PROBE = "dcpbench.rank.machine_probe"
 _IMPORTING = "dcpbench.rank.import_server"
 
@@ -88,20 +98,11 @@ def rank_imports(compiles: bool) -> list[str]:
 
 def fork_server(imports: Sequence[str] = ()) -> ForkServerContext:
     """Return a context that forks processes from a server that has imported torch and `imports`. Pass
-    `rank_imports` if ranks will be forked, which triples the time of the import.
-
-    Every rank inherits the environment variables set here; variables set by the user are kept.
-    """
+    `rank_imports` if ranks will be forked, which triples the time of the import."""
     # torch then counts GPUs through the driver's library. Starting CUDA would make it impossible to fork.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    os.environ.setdefault(*dcpbench.SAFE_PATH)
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS, where deterministic=true
-    # Cache keys of compiled graphs with a device mesh contain Python hashes: with a random hash seed, a
-    # sweep would not find the graphs of an earlier one.
-    os.environ.setdefault(HASH_SEED, "0")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks share the cores, as under torchrun
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no leaked worker pools
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     # A rank has two connections to each peer in one group of Gloo, and one in each further group. A few
     # hundred ranks exceed the usual limit of 1,024 open files.
     _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -207,14 +208,14 @@ def _run(server: forkserver.ForkServer) -> None:
     resource_tracker.ensure_running()  # it unblocks Ctrl-C
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
-        with _fixed_addresses():
+        with fixed_addresses():
             server.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
-def _fixed_addresses() -> Iterator[None]:
+def fixed_addresses() -> Iterator[None]:
     """Context manager: disable address randomization for new processes, before Python 3.12.
 
     There hash(None), which is part of a device mesh's hash, is the address of None.
