@@ -261,7 +261,7 @@ def engine() -> Iterator[None]:
             for parallel in ("ddp", "fsdp2"):
                 api.check("model.py::build", parallel=parallel)
 
-    Your code and plug-ins are imported anew by each sweep.
+    Each sweep imports your code and plug-ins again.
     """
     from dcpbench.cli.engine import Engine
 
