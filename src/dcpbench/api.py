@@ -11,7 +11,6 @@ import os
 import re
 import secrets
 import signal
-import subprocess
 import sys
 import time
 import warnings
@@ -375,36 +374,26 @@ def _run(
     Its progress goes to stderr as it comes, and its warnings become Python's when it has ended. Ctrl-C is
     passed on once, and the process then ends.
     """
+    from dcpbench.cli.engine import started
+
     name = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(3)}"
     place = Path(folder or Path("outputs", name)).resolve()
     own = [f"--config-dir={Path(config_dir).resolve()}"] if config_dir else []
-    asked = ["run", *own, *words, override("hydra.sweep.dir", place)]
+    asked, environment = ["run", *own, *words, override("hydra.sweep.dir", place)], _environment(root)
     said, messages, kept = "", list[str](), _KEPT.get()
-    with (
-        kept.driver(asked, _environment(root))
-        if kept
-        else subprocess.Popen(
-            [sys.executable, "-m", "dcpbench", *asked],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=_environment(root),
-            process_group=0,
-        ) as driver
-    ):
-        assert driver.stderr
-        try:
-            for line in driver.stderr:
-                said += line
-                if _MESSAGE.match(line):
-                    messages.append(_MESSAGE.sub("", line.strip()))
-                else:
-                    sys.stderr.write(line)
-        except BaseException:
-            driver.send_signal(signal.SIGINT)
-            driver.communicate()
-            raise
+    driver = kept.start(asked, environment) if kept else started(["dcpbench", *asked], environment)
+    try:
+        for line in driver.stderr or ():
+            said += line
+            if _MESSAGE.match(line):
+                messages.append(_MESSAGE.sub("", line.strip()))
+            else:
+                sys.stderr.write(line)
+    except BaseException:
+        driver.send_signal(signal.SIGINT)
+        raise
+    finally:
+        driver.communicate()
     status = driver.returncode
     is_wrong = status == WRONG_CONFIGURATION
     if not is_wrong and (status not in (0, 1) or not (place / "results.jsonl").exists()):

@@ -24,64 +24,59 @@ _DRIVER = ("dcpbench.__main__", "dcpbench.cli.by_hydra", "dcpbench.cli.run", "dc
 _start_program = util.spawnv_passfds
 
 
+def started(
+    words: Sequence[str], environment: Mapping[str, str], stdin: int = subprocess.DEVNULL
+) -> "subprocess.Popen[str]":
+    """Start `python -m` with these words, in a process group of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", *words],
+        stdin=stdin,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        process_group=0,
+    )
+
+
 class Engine:
-    """The process, started by a user's."""
+    """The process, started by a user's. While a sweep runs, it is used as the `subprocess.Popen` of that."""
 
     def __init__(self) -> None:
         # Plug-ins are imported by each driver: they can be edited between two sweeps.
         environment = {**fork_server.ENVIRONMENT, **os.environ, "DCPBENCH_PLUGINS": ""}
         with fork_server.fixed_addresses():
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                env=environment,
-                process_group=0,
-            )
+            self._process = started(["dcpbench.cli.engine"], environment, subprocess.PIPE)
 
     def end(self) -> None:
         """End it, and wait for that."""
         self._process.communicate()
 
-    def driver(self, words: Sequence[str], environment: Mapping[str, str]) -> "Driver":
+    def start(self, words: Sequence[str], environment: Mapping[str, str]) -> "Engine":
         """Start a sweep with these words in the current folder."""
-        return Driver(self._process, json.dumps([words, str(Path.cwd()), {**environment}]))
-
-
-class Driver:
-    """The driver of one sweep; used as `subprocess.Popen` is."""
-
-    def __init__(self, engine: "subprocess.Popen[str]", request: str) -> None:
-        assert engine.stdin
-        assert engine.stderr
-        self._lines = engine.stderr
+        assert self._process.stdin
+        assert self._process.stderr
+        self._process.stdin.write(f"{json.dumps([words, str(Path.cwd()), dict(environment)])}\n")
+        self._process.stdin.flush()
         self.returncode: int | None = None
-        engine.stdin.write(f"{request}\n")
-        engine.stdin.flush()
-        self._pid = int(self._lines.readline())
+        self._pid = int(self._process.stderr.readline())
         self.stderr = iter(self._line, "")
-
-    def __enter__(self) -> "Driver":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.communicate()
-
     def _line(self) -> str:
-        line = "" if self.returncode is not None else self._lines.readline()
+        assert self._process.stderr
+        line = self._process.stderr.readline() if self.returncode is None else ""
         text, ended, status = line.partition("\0")
         if ended:
             self.returncode = int(status)
         return text
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal."""
+        """Send a signal to the driver."""
         os.kill(self._pid, number)
 
     def communicate(self) -> None:
-        """Wait for its end."""
+        """Wait for the end of the sweep."""
         for _ in self.stderr:
             pass
 
