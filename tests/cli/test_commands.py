@@ -150,7 +150,7 @@ def test_every_axis_and_key_has_help(capsys: pytest.CaptureFixture[str]) -> None
         ("--help scenario=convert", "Train, save, train on", "timeouts"),
         ("--help timeouts", "timeouts.save_s=null", "train_steps"),
         ("--help train_steps", "optimizer steps before each save", "timeouts"),
-        ("--help options", "--multirun", "timeouts"),
+        ("--help", "--multirun", "timeouts.save_s"),
         ("parallel=ddp --help", "Examples:", "timeouts.save_s"),
     ],
 )

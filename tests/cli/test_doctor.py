@@ -1,6 +1,5 @@
 """Doctor reports what the machine lacks, and how to fix it."""
 
-import json
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -41,13 +40,13 @@ def test_doctor_checks_this_machine(tmp_path: Path, capsys: pytest.CaptureFixtur
     status = main(["doctor", "--folder", str(tmp_path / "later")])
     shown = capsys.readouterr().out
     assert shown.count("\n") == 6
-    assert main(["doctor", "--json", "--folder", str(tmp_path)]) == status == 0
-    lines = {line["what"]: line for line in json.loads(capsys.readouterr().out)}
+    assert status == 0
+    lines = {line.what: line for line in examined(tmp_path)}
     assert [*lines] == [line[:15].strip() for line in shown.splitlines()]
-    assert {line["state"] for line in lines.values()} <= {"ok", "warning"}
-    assert all(bool(line["fix"]) is (line["state"] != "ok") for line in lines.values())
-    assert lines["torch"]["state"] == "ok"
-    assert str(tmp_path) in lines["disk"]["seen"]
+    assert {line.state for line in lines.values()} <= {"ok", "warning"}
+    assert all(bool(line.fix) is (line.state != "ok") for line in lines.values())
+    assert lines["torch"].state == "ok"
+    assert str(tmp_path) in lines["disk"].seen
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,6 +1,5 @@
 """`dcpbench doctor`: check whether this machine can run cells, and print how to fix what is missing."""
 
-import json
 import os
 import platform
 import shutil
@@ -9,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import Any
@@ -45,19 +44,16 @@ class Line:
     fix: str = ""
 
 
-def main(folder: Path | None = None, as_json: bool = False) -> int:
+def main(folder: Path | None = None) -> int:
     """Check this machine for a sweep into `folder`. Return 1 if anything is bad."""
     lines = []
     console = Console(soft_wrap=not sys.stdout.isatty())
     with standard_output():
         for line in examined(folder or Path("outputs")):
             lines.append(line)
-            if not as_json:
-                seen = f"{line.seen}{f': {line.fix}' if line.fix else ''}"
-                state = Text(f"{line.state:9}", style_of(_STYLES[line.state]))
-                console.print(Text(f"{line.what:15}") + state + text_of(seen))
-        if as_json:
-            print(json.dumps([asdict(line) for line in lines], indent=1))
+            seen = f"{line.seen}{f': {line.fix}' if line.fix else ''}"
+            state = Text(f"{line.state:9}", style_of(_STYLES[line.state]))
+            console.print(Text(f"{line.what:15}") + state + text_of(seen))
     return int(any(line.state == "bad" for line in lines))
 
 

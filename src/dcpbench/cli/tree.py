@@ -5,7 +5,7 @@ import pkgutil
 import signal
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -26,8 +26,6 @@ stopped, and measure what saving and loading cost.
 Overrides without a command (dcpbench parallel=fsdp,hsdp) are a run.
 """
 PATH = click.Path(path_type=Path)
-_FIRST_OPTIONS = ("config_dir", "cfg", "help")
-"""The options that the help of a run shows; `--help options` shows all."""
 _EXAMPLES = (
     ("dcpbench run parallel=fsdp2 device=cpu", "run one cell"),
     ("dcpbench run parallel=fsdp,hsdp compile=true,false", "run four cells"),
@@ -53,7 +51,6 @@ _RUN_EXAMPLES = (
 _RUN_MORE = (
     ("dcpbench run --help AXIS", "the values of an axis"),
     ("dcpbench run --help keys", "other keys: saves, train_steps, timeouts, ..."),
-    ("dcpbench run --help options", "all options"),
 )
 
 
@@ -173,18 +170,15 @@ class Run(Once):
             ["overrides"], nargs=-1, type=click.UNPROCESSED, shell_complete=completion.override
         )
         folder = click.Path(file_okay=False)
-        self._of_all = [
-            click.Option(
-                ["-cd", "--config-dir"], type=folder, metavar="DIR", help="Add a folder laid out like conf/."
-            ),
-            flag(["-m", "--multirun"], "Accepted; lists make a sweep without it too."),
-        ]
+        own = click.Option(
+            ["-cd", "--config-dir"], type=folder, metavar="DIR", help="Add a folder laid out like conf/."
+        )
+        multirun = flag(["-m", "--multirun"], "Accepted; lists make a sweep without it too.")
         topic = click.Option(
             ["-h", "--help"], is_flag=False, flag_value="", metavar="[AXIS]", help="This, or help on an axis."
         )
-        super().__init__(
-            name, help=help, params=[overrides, *params, *self._of_all, topic], add_help_option=False
-        )
+        all_params = [overrides, *params, own, multirun, topic]
+        super().__init__(name, help=help, params=all_params, add_help_option=False)
         self._words_of = words_of
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -217,7 +211,6 @@ class Run(Once):
         formatter.write_usage(ctx.command_path, f"{folder}[KEY=VALUE[,VALUE...]]... [OPTIONS]")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        options = [one for one in self.params if isinstance(one, click.Option)]
         if self.name == "run":
             with formatter.section("Examples"):
                 formatter.write_dl(_RUN_EXAMPLES, col_max=60)
@@ -229,17 +222,12 @@ class Run(Once):
                 formatter.write_dl(lines, col_max=30)
             with formatter.section("More"):
                 formatter.write_dl(_RUN_MORE, col_max=60)
-            options = [one for one in options if one.name in _FIRST_OPTIONS]
         else:
-            options = [one for one in options if one not in self._of_all]
             formatter.write("\n")
-            formatter.write_text("Axes, keys and more options: dcpbench run --help")
+            formatter.write_text("Axes and keys: dcpbench run --help")
         with formatter.section("Options"):
-            formatter.write_dl(_records(options, ctx), col_max=30)
-
-
-def _records(options: Iterable[click.Option], ctx: click.Context) -> list[tuple[str, str]]:
-    return [*filter(None, (option.get_help_record(ctx) for option in options))]
+            records = (param.get_help_record(ctx) for param in self.params[1:])
+            formatter.write_dl([*filter(None, records)], col_max=30)
 
 
 def _in_one_line(text: str, formatter: click.HelpFormatter) -> str:
@@ -249,16 +237,12 @@ def _in_one_line(text: str, formatter: click.HelpFormatter) -> str:
 
 
 def _help_on(topic: str, own: Path | None, ctx: click.Context) -> str:
-    """Return the help on a group, on a key and those below it, on all `keys` or all `options`.
+    """Return the help on a group, on a key and those below it, or on all `keys`.
 
     Raises:
         ConfigError: there is no such group or key.
     """
     formatter = ctx.make_formatter()
-    if topic == "options":
-        options = [one for one in ctx.command.params if isinstance(one, click.Option)]
-        with formatter.section("Options"):
-            formatter.write_dl(_records(options, ctx), col_max=30)
     groups, keys = reference.groups(own), reference.keys()
     below = [key for name, key in keys.items() if topic in ("keys", name) or name.startswith(f"{topic}.")]
     if topic in groups:
