@@ -105,7 +105,7 @@ def composed(row: dict[str, Any]) -> Any:
     from dcpbench.config.schema import conf_folder
     from dcpbench.sweep.composer import typed
 
-    register_groups([])
+    register_groups()
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         config = typed(compose("config", overrides=shlex.split(row["overrides"]), return_hydra_config=True))
     parallel = config.parallel.planned_by(config.model)

@@ -206,6 +206,7 @@ INTERRUPTED = """
 import signal, sys
 from hydra._internal.hydra import Hydra
 from dcpbench.cli.run import main
+from dcpbench.cli.words import check
 
 get_mode = Hydra.get_mode
 
@@ -216,7 +217,7 @@ def interrupted(*arguments, **options):
         {}
 
 Hydra.get_mode = interrupted
-sys.exit(main(["parallel=none", "hydra.sweep.dir=s"]))
+sys.exit(main(check(["parallel=none", "hydra.sweep.dir=s"])))
 """
 
 

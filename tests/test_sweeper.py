@@ -10,7 +10,8 @@ from hydra.core.override_parser.types import Override
 
 from conftest import ONE_STEP, TESTS, run
 from dcpbench.config.errors import ConfigError
-from hydra_plugins.dcpbench_sweeper.matrix import Job, jobs, repeated
+from dcpbench.sweep.cells import CellWords
+from dcpbench.sweep.matrix import jobs, repeated
 from support.pretended_engine import PRETENDED
 
 BLOCKS = {
@@ -67,7 +68,10 @@ def test_all_overrides_of_a_cell_select_it_alone(number: int) -> None:
 
 def test_job_of_two_blocks_runs_once() -> None:
     blocks = {name: parsed("parallel=ddp,fsdp") for name in ("one", "other")}
-    assert jobs(blocks, [], every) == [Job(["parallel=ddp"], "one"), Job(["parallel=fsdp"], "one")]
+    assert jobs(blocks, [], every) == [
+        CellWords(["parallel=ddp"], "one"),
+        CellWords(["parallel=fsdp"], "one"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -114,15 +118,15 @@ def test_random_seeds_are_drawn_once(tmp_path: Path) -> None:
 
 
 def test_repeats_run_in_rounds() -> None:
-    jobs = [Job(["parallel=ddp"], "one"), Job(["parallel=fsdp"], "other")]
+    jobs = [CellWords(["parallel=ddp"], "one"), CellWords(["parallel=fsdp"], "other")]
     assert repeated(jobs, 1, for_all=True) == jobs
     assert repeated(jobs, 2, for_all=True) == [
-        (["parallel=ddp", "repeat=0"], "one"),
-        (["parallel=fsdp", "repeat=0"], "other"),
-        (["parallel=ddp", "repeat=1"], "one"),
-        (["parallel=fsdp", "repeat=1"], "other"),
+        CellWords(["parallel=ddp", "repeat=0"], "one"),
+        CellWords(["parallel=fsdp", "repeat=0"], "other"),
+        CellWords(["parallel=ddp", "repeat=1"], "one"),
+        CellWords(["parallel=fsdp", "repeat=1"], "other"),
     ]
-    again = [Job(["parallel=ddp", "repeat=1"])]
+    again = [CellWords(["parallel=ddp", "repeat=1"])]
     assert repeated(again, 5, for_all=True) == again, "a cell that is asked for again is one cell"
 
 

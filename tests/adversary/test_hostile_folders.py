@@ -53,7 +53,7 @@ def nul_bytes(path: Path, _: Path) -> None:
     )
 
 
-RECORD = Record([], "/", {}, [])
+RECORD = Record([], "/", {"a": []}, [])
 PLANTED = (link_to_file, dangling_link, folder, nul_bytes)
 
 
@@ -242,7 +242,7 @@ def test_going_on_removes_no_file_that_is_not_its_own(outside: Path, tmp_path: P
     (sweep / f"{files.temporary_name()}").write_text("ours")
     (sweep / f"{files.temporary_name()}").symlink_to(outside)
     (sweep / f"{files.temporary_name()}").mkdir()
-    SweepFolder(sweep, RECORD, is_resumed=True).keep([], ValidRows())
+    SweepFolder(sweep, RECORD).keep([], ValidRows())
     names = {path.name for path in sweep.iterdir()}
     assert {"notes.tmp", "results.jsonl.tmp", "results.jsonl"} <= names
     assert [name for name in names if files.is_temporary(name) and (sweep / name).is_file()] == []
@@ -253,7 +253,7 @@ def test_going_on_clears_no_cell_that_lies_elsewhere(outside: Path, tmp_path: Pa
     (sweep / "a").symlink_to(outside.parent)
     one = replace(job(), folder=sweep / "a")
     with pytest.raises(Exception, match="and is not removed"):
-        SweepFolder(sweep, RECORD, is_resumed=True).keep([one], ValidRows())
+        SweepFolder(sweep, RECORD).keep([one], ValidRows())
 
 
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
@@ -267,4 +267,4 @@ def test_documents_that_no_sweep_wrote_are_refused_in_a_line(
     assert "\n" not in str(refused.value)
     bad = hostile(tmp_path / "others", "environment.json", plant, outside)
     with pytest.raises(ConfigError, match=r"environment\.json"):
-        SweepFolder(bad, RECORD, is_resumed=True).earlier_machines({})
+        SweepFolder(bad, RECORD).earlier_machines({})

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.types import Override
 
 import dcpbench
 from conftest import TESTS, tiered
@@ -26,8 +27,9 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Words that Hydra would be given."""
     handed: list[list[str]] = []
 
-    def noted(words: Sequence[str], cfg: str | None) -> int:
-        handed.append([*words, *([cfg] if cfg else [])])
+    def noted(overrides: Sequence[Override], config_dir: Path | None, cfg: str | None) -> int:
+        own = [f"--config-dir={config_dir}"] if config_dir else []
+        handed.append([*own, *(str(one.input_line) for one in overrides), *([cfg] if cfg else [])])
         return 0
 
     monkeypatch.setattr(run, "main", noted)
@@ -68,7 +70,7 @@ CALLED_THREE_TIMES = """
 import runpy, sys, dcpbench.__main__
 from contextlib import suppress
 from dcpbench.cli import run
-run.main = lambda words, cfg: print("ran", words)
+run.main = lambda words, own, cfg: print("ran", [word.input_line for word in words])
 for words in (["run"], ["-m", "seed=1"], []):
     sys.argv = ["dcpbench", *words]
     with suppress(SystemExit):

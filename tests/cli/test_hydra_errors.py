@@ -17,7 +17,7 @@ from dcpbench.config.schema import conf_folder
 
 @pytest.fixture(scope="module", autouse=True)
 def hydra() -> Iterator[None]:
-    register_groups([])
+    register_groups()
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         yield
     GlobalHydra.instance().clear()
@@ -104,7 +104,6 @@ def test_value_of_a_file_is_reported_like_a_word() -> None:
 def test_experiment_with_another_sweeper_is_refused(text: str, name: str, tmp_path: Path) -> None:
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment/mine.yaml").write_text(f"# @package _global_\n{text}")
-    words = [f"--config-dir={tmp_path}", "experiment=mine"]
     refused = pytest.raises(ConfigError, match=f"^experiment=mine: {name} is that of dcpbench, ")
     with refused if name else nullcontext():
-        register_groups(words)
+        register_groups(tmp_path, "mine")

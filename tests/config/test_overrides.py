@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.overrides import quoted
 from dcpbench.sweep.folder import Record
-from dcpbench.sweep.manifest import command_line
+from support.requests import request
 
 TEXTS = (
     st.text(alphabet="\\${}'\"a1,: \n:é.-[]()=~#%", max_size=12)
@@ -101,7 +101,7 @@ def test_a_folder_of_any_name_is_resumed(name: str, tmp_path: Path, monkeypatch:
     folder = tmp_path / name
     folder.mkdir()
     Record(["parallel=ddp"], str(tmp_path), {"one": ["parallel=ddp"]}, []).write(folder)
-    first, resume, directory = command_line([f"resume={quoted(name)}"])
+    first, resume, directory = request([f"resume={quoted(name)}"]).words
     assert first == "parallel=ddp"
     for word, key in ((resume, "resume="), (directory, "hydra.sweep.dir=")):
         assert configured(word.removeprefix(key)) == str(folder)

@@ -21,8 +21,7 @@ from dcpbench.executors.local import devices_of
 from dcpbench.executors.shared_gpus import nccl_can_share, ranks_per_gpu
 from dcpbench.rank.messages import Backend, WorldKind
 from dcpbench.sweep.cells import SweepCell
-from dcpbench.sweep.identity import identity_of
-from dcpbench.sweep.plan import Plan, PlannedCell, plan_of
+from dcpbench.sweep.plan import Plan, PlannedCell, identity_of, plan_of
 from dcpbench.sweep.resources import shared_gpu_sentences
 from dcpbench.sweep.validity import resolve
 from support.alone import config

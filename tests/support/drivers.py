@@ -72,7 +72,7 @@ def _start(server: forkserver.ForkServer, **variables: str) -> None:
     imported = [
         "dcpbench.cli.by_hydra",
         "dcpbench.cli.run",
-        "dcpbench.sweep.app",
+        "dcpbench.sweep.run",
         "dcpbench.report.document",
         "dcpbench.report.show",
         "dcpbench.scenarios.save_load",

@@ -31,7 +31,7 @@ IN_DRIVER = {
     "row written": ("dcpbench.records.store", "RowLog._remember"),
     "end of ranks": ("dcpbench.sweep.driver", "Sweep.end"),
     "report": ("dcpbench.report.show", "write_reports"),
-    "exit": ("dcpbench.sweep.closing", "exit_status"),
+    "exit": ("dcpbench.sweep.driver", "exit_status"),
 }
 """Moments of the driver, each named by a function that it calls then."""
 

@@ -11,8 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 from dcpbench.code.provenance import conf_folders
 from dcpbench.config.schema import Config, conf_folder
 from dcpbench.core.cell_key import CellKey, is_below
-from dcpbench.sweep import identity
-from dcpbench.sweep.identity import identity_of
+from dcpbench.sweep import plan
+from dcpbench.sweep.plan import identity_of
 from support import alone
 
 FILES = [
@@ -59,8 +59,8 @@ def of_group(key: CellKey, group: str) -> dict[str, Any]:
 
 def test_a_moved_module_changes_no_identity(moved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = {file: of_group(identity_of(config(file)), file.parent.name) for file in FILES}
-    monkeypatch.setattr(identity, "conf_folders", lambda: [moved])
-    monkeypatch.setattr(identity, "_code_paths", cache(identity._code_paths.__wrapped__))
+    monkeypatch.setattr(plan, "conf_folders", lambda: [moved])
+    monkeypatch.setattr(plan, "_code_paths", cache(plan._code_paths.__wrapped__))
     for file, values in here.items():
         there = config(moved / file.parent.name / file.name)
         assert of_group(identity_of(there), file.parent.name) == values

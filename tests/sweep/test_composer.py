@@ -20,7 +20,7 @@ from conftest import tiered
 from dcpbench.cli.by_hydra import register_groups
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import conf_folder, config_class
-from dcpbench.sweep.cells import CellMaker, write_hydra_folder
+from dcpbench.sweep.cells import CellMaker, CellWords, SweepCell, write_hydra_folder
 from dcpbench.sweep.composer import Composer, typed
 
 pytestmark = pytest.mark.slow
@@ -43,7 +43,7 @@ def crossed(**lists: tuple[str, ...]) -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def hydra_loader() -> Iterator[ConfigLoader]:
-    register_groups([])
+    register_groups()
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         yield GlobalHydra.instance().config_loader()
 
@@ -51,6 +51,10 @@ def hydra_loader() -> Iterator[ConfigLoader]:
 def sweep(loader: ConfigLoader, *words: str, groups: Path = OWN_GROUPS) -> DictConfig:
     searched = f"hydra.searchpath=[file://{groups}]"
     return loader.load_configuration("config", ["hydra.sweep.dir=x", searched, *words], RunMode.MULTIRUN)
+
+
+def made(loader: ConfigLoader, base: DictConfig, cells: list[list[str]]) -> list[SweepCell]:
+    return CellMaker(loader, base).cells([CellWords(words) for words in cells])
 
 
 @contextmanager
@@ -221,14 +225,14 @@ def test_wrong_words_are_refused_in_hydras_words(wrong: str, hydra_loader: Confi
     with pytest.raises(HydraException) as theirs:
         typed(hydra_loader.load_sweep_config(base, [wrong]))
     with pytest.raises(HydraException) as ours:
-        CellMaker(hydra_loader, base).cells([["parallel=tp"], [wrong]])
+        made(hydra_loader, base, [["parallel=tp"], [wrong]])
     assert str(ours.value) in str(theirs.value)
 
 
 def test_cell_folders_have_the_configuration(hydra_loader: ConfigLoader, tmp_path: Path) -> None:
     base = sweep(hydra_loader, f"hydra.sweep.dir={tmp_path}")
     texts = ["+model.options.texts=['1e3','1_0','0x1','on','no: ö','nan','${seed}','']"]
-    cells = CellMaker(hydra_loader, base).cells([*crossed(**LISTS), texts, ["seed=1"], ["seed=1"]])
+    cells = made(hydra_loader, base, [*crossed(**LISTS), texts, ["seed=1"], ["seed=1"]])
     assert [cell.name for cell in cells[-2:]] == ["seed=1", "seed=1#2"]
     for number in (3, len(cells) - 3, len(cells) - 1):
         cell = cells[number]
@@ -244,31 +248,29 @@ def test_long_names_have_what_varies_and_a_number(hydra_loader: ConfigLoader, tm
     base = sweep(hydra_loader, f"hydra.sweep.dir={tmp_path}")
     long = [f"storage.root={'x' * 150}"]
     batch = [[*long, "seed=1"], [*long, "seed=2"], [*long, "seed=2"]]
-    assert [cell.name for cell in CellMaker(hydra_loader, base).cells(batch)] == [
+    assert [cell.name for cell in made(hydra_loader, base, batch)] == [
         "seed=1",
         "seed=2",
         "seed=2#2",
     ]
     far = [[f"storage.root={'x' * 150}{number}"] for number in range(3)]
-    names = [cell.name for cell in CellMaker(hydra_loader, base).cells(far)]
+    names = [cell.name for cell in made(hydra_loader, base, far)]
     assert names == [f"storage.root={'x' * 137}{number}" for number in ("", "#2", "#3")]
-    alone = CellMaker(hydra_loader, base).cells([[*long, "seed=1"]])
+    alone = made(hydra_loader, base, [[*long, "seed=1"]])
     assert alone[0].name == f"storage.root={'x' * 137}"
-    (wide,) = CellMaker(hydra_loader, base).cells([[f"+model.options.text='{'漢' * 140}'"]])
+    (wide,) = made(hydra_loader, base, [[f"+model.options.text='{'漢' * 140}'"]])
     assert wide.name == f"+model.options.text=_{'漢' * 43}", "a folder's name is limited in bytes"
 
 
 def test_flags_are_written_the_same_however_typed(hydra_loader: ConfigLoader) -> None:
     typed = ["compile=True", "compile=true", "compile=TRUE", "compile=on", "compile=1", "++compile=true"]
-    cells = CellMaker(hydra_loader, sweep(hydra_loader)).cells([[word, "model=dummy"] for word in typed])
+    cells = made(hydra_loader, sweep(hydra_loader), [[word, "model=dummy"] for word in typed])
     assert {cell.name.partition("#")[0] for cell in cells} == {
         "compile=true,model=dummy",
         "++compile=true,model=dummy",
     }
     assert cells[3].overrides == ["compile=true", "model=dummy"]
-    (other,) = CellMaker(hydra_loader, sweep(hydra_loader)).cells(
-        [["save.options={}", "deterministic=False"]]
-    )
+    (other,) = made(hydra_loader, sweep(hydra_loader), [["save.options={}", "deterministic=False"]])
     assert other.overrides[1] == "deterministic=false"
 
 
@@ -279,4 +281,4 @@ def test_other_names_of_cell_folders_are_refused(hydra_loader: ConfigLoader) -> 
     ):
         CellMaker(hydra_loader, sweep(hydra_loader, named))
     with pytest.raises(ConfigError, match=r"hydra\.sweep\.subdir=x: applies to the complete sweep"):
-        CellMaker(hydra_loader, sweep(hydra_loader)).cells([["hydra.sweep.subdir=x", "seed=1"]])
+        made(hydra_loader, sweep(hydra_loader), [["hydra.sweep.subdir=x", "seed=1"]])

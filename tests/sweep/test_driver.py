@@ -16,7 +16,6 @@ from dcpbench.core.metrics import Measurement
 from dcpbench.records import store
 from dcpbench.records.store import MEASUREMENTS_JSONL, ResultsError, RowLog, stored_rows
 from dcpbench.sweep.cell_runner import Finished
-from dcpbench.sweep.closing import close
 from dcpbench.sweep.folder import refuse_unusable
 from support.pretended import jobs_in, sweep_of
 from support.pretended_engine import PRETENDED
@@ -86,15 +85,14 @@ def test_a_full_disk_writes_everything_once(
 
 
 def test_rows_that_are_no_longer_in_the_file_do_not_count(tmp_path: Path) -> None:
-    sweep, _ = sweep_of(tmp_path, jobs_in(tmp_path, "a", "b"))
+    sweep, printed = sweep_of(tmp_path, jobs_in(tmp_path, "a", "b"))
     for name in ("a", "b"):
         sweep.log.append(row(cell=name))
-    said: list[str] = []
-    assert close(sweep, False, 0, 0.0, said.append) == 0
+    assert sweep.close(is_part=False, status=0, began=0.0) == 0
     results = tmp_path / "results.jsonl"
     results.write_bytes(results.read_bytes().splitlines(keepends=True)[0])
-    assert close(sweep, False, 0, 0.0, said.append) == 1
-    assert said[-1] == "1 of 2 runs done, 1 left"
+    assert sweep.close(is_part=False, status=0, began=0.0) == 1
+    assert printed.getvalue().splitlines()[-1] == "1 of 2 runs done, 1 left"
 
 
 @pytest.mark.slow

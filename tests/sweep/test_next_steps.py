@@ -13,7 +13,7 @@ from dcpbench.analysis.cell_history import sweep_before
 from dcpbench.cli.commands import main
 from dcpbench.config.text import command_text
 from dcpbench.records.store import append_row, write_csv
-from dcpbench.sweep.closing import next_steps
+from dcpbench.sweep.driver import next_steps
 from support.pretended_engine import PRETENDED, tell_probes
 from support.rows import row
 

@@ -21,7 +21,7 @@ from dcpbench.config.text import duration_text, size_text
 from dcpbench.executors.fork_server import Machine
 from dcpbench.records.store import append_row, keep_lines, read_lines
 from dcpbench.sweep.dry_run import print_plan
-from dcpbench.sweep.folder import held, refuse_unusable
+from dcpbench.sweep.folder import Record, SweepFolder, refuse_unusable
 from dcpbench.sweep.plan import Plan, PlannedCell
 from dcpbench.sweep.progress import ProgressDisplay, cells_sentence, ranks_sentence
 from dcpbench.sweep.resources import Times, too_little_space
@@ -331,8 +331,10 @@ def test_plan_of_skips_has_the_status_of_the_run(capsys: pytest.CaptureFixture[s
 def test_plan_refuses_a_folder_in_use(tmp_path: Path) -> None:
     (tmp_path / "rows").touch()
     refuse_unusable(tmp_path, is_resumed=True)
-    with held(tmp_path), pytest.raises(ConfigError, match="another dcpbench is using"):
-        refuse_unusable(tmp_path, is_resumed=True)
+    with SweepFolder(tmp_path, Record([], "", {"a": []}, [])) as folder:
+        folder.hold()
+        with pytest.raises(ConfigError, match="another dcpbench is using"):
+            refuse_unusable(tmp_path, is_resumed=True)
     refuse_unusable(tmp_path, is_resumed=True)
 
 

@@ -17,14 +17,14 @@ from dcpbench.config.schema import is_how_run, schema_class
 from dcpbench.core.cell_key import HOW_RUN
 from dcpbench.records.row import Row
 from dcpbench.records.store import append_row, read_lines
-from dcpbench.sweep import manifest
 from dcpbench.sweep.folder import Record
-from dcpbench.sweep.manifest import command_line
 from dcpbench.sweep.plan import PlannedCell, part_of
+from dcpbench.sweep.request import value_of
 from dcpbench.sweep.valid_rows import valid_rows
 from support.alone import config
 from support.jobs import job
 from support.pretended_engine import PRETENDED
+from support.requests import request
 from support.rows import row
 
 
@@ -68,9 +68,10 @@ def test_words_on_how_cells_run_replace_those_of_the_sweep(recorded: Path, tmp_p
     paths = {"storage.root": "ck", "known_failures": "a b.yaml", "nccl": "lib.so"}
     cells = {"resume", "trust", "rerun"}
     how = [key for key in KEYS if is_how_run(key) and key not in {*paths, *cells}]
-    given = [f"{key}=1" for key in how] + ["++retry=0", "executor=ray", "executor.hosts=2", "-m"]
-    typed = [*given, "--config-dir=own", *(f"{key}='{path}'" for key, path in paths.items())]
-    taken = command_line([f"resume={recorded}", *typed])
+    given = [f"{key}=1" for key in how] + ["++retry=0", "executor=ray", "executor.hosts=2"]
+    typed = [*given, *(f"{key}='{path}'" for key, path in paths.items())]
+    asked = request([f"resume={recorded}", *typed], Path("own"))
+    taken = asked.words
     assert Path.cwd() == tmp_path / "started"
     options = [word for word in taken if word.startswith("-")]
     assert taken[: len(options)] == options, "Hydra reads no option between two words"
@@ -83,13 +84,13 @@ def test_words_on_how_cells_run_replace_those_of_the_sweep(recorded: Path, tmp_p
     assert {*given} - {"retry=1"} <= {*taken}
     assert "retry=1" not in taken, "the last word with a key counts"
     assert f"--config-dir={tmp_path}/own" in taken, "a path means what it meant where it was typed"
-    read = [manifest._value_of(key, taken) for key in paths]
+    read = [value_of(key, asked.overrides) for key in paths]
     assert read == [f"{tmp_path}/ck", f"{tmp_path}/a b.yaml", f"{tmp_path}/lib.so"]
 
 
 @pytest.mark.parametrize("word", ["executor.hosts=2", "sharing=none,disjoint", "executor.address=b:2"])
 def test_resumed_sweep_has_its_recorded_words(word: str, recorded: Path, tmp_path: Path) -> None:
-    taken = command_line([word, "plan=true", f"resume={recorded}"])
+    taken = request([word, "plan=true", f"resume={recorded}"]).words
     key = word.partition("=")[0]
     assert taken[: len(WORDS)] == [word if one.startswith(f"{key}=") else one for one in WORDS]
     assert Path.cwd() == tmp_path / "started"
@@ -98,9 +99,9 @@ def test_resumed_sweep_has_its_recorded_words(word: str, recorded: Path, tmp_pat
 def test_all_words_of_the_sweep_can_be_typed_again(recorded: Path, tmp_path: Path) -> None:
     (tmp_path / "started").rmdir()
     with pytest.raises(ConfigError, match=r"cannot enter .*; to resume it in this folder, add all"):
-        command_line([f"resume={recorded}"])
+        request([f"resume={recorded}"])
     again = ["executor.hosts=2", "parallel= ddp, fsdp2", "timeouts.cell_s=9"]
-    taken = command_line([f"resume={recorded}", *again])
+    taken = request([f"resume={recorded}", *again]).words
     assert {*again, "executor.address=a:1", "sharing=none,disjoint"} <= {*taken}
     assert "timeouts.cell_s=100" not in taken
     assert Path.cwd() == tmp_path
@@ -126,7 +127,7 @@ def test_all_words_of_the_sweep_can_be_typed_again(recorded: Path, tmp_path: Pat
 )
 def test_words_about_other_cells_are_refused(typed: str, says: str, recorded: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
-        command_line([*typed.split(), "retry=0", f"resume={recorded}"])
+        request([*typed.split(), "retry=0", f"resume={recorded}"])
     assert says in str(refused.value)
     assert says.startswith("retry") or f"run {' '.join(WORDS[:3])} " in str(refused.value)
     assert Path.cwd() == tmp_path
@@ -135,7 +136,7 @@ def test_words_about_other_cells_are_refused(typed: str, says: str, recorded: Pa
 def test_part_of_the_words_is_refused(recorded: Path) -> None:
     Record([*WORDS, "seed=1,2"], "/", {"a": []}, []).write(recorded)
     with pytest.raises(ConfigError, match="leave out parallel=ddp,fsdp2, or run another sweep"):
-        command_line(["parallel=ddp,fsdp2", f"resume={recorded}"])
+        request(["parallel=ddp,fsdp2", f"resume={recorded}"])
 
 
 def asked(name: str, words: str, **values: Any) -> PlannedCell:

@@ -16,8 +16,7 @@ from conftest import SMALL, TESTS, Finished, alive_in, dcpbench, run, start, wor
 from dcpbench.config.groups import ExecutorConfig, ModelConfig, ScenarioConfig, StorageConfig
 from dcpbench.config.schema import Config
 from dcpbench.records.store import append_row, keep_lines, read_lines
-from dcpbench.sweep.identity import identity_of
-from dcpbench.sweep.plan import expected_digest
+from dcpbench.sweep.plan import expected_digest, identity_of
 from dcpbench.verdict.known_failures import KnownFailure
 from support.pretended_engine import PRETENDED
 from support.rows import measured, row

@@ -5,21 +5,21 @@ import pkgutil
 import random
 import re
 import sys
-from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import hydra
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
-from dcpbench.cli import reference
 from dcpbench.code.provenance import conf_folders
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import conf_folder, schema_class
 from dcpbench.core.plugins import plugins
-from dcpbench.sweep.app import run_sweep
-from dcpbench.sweep.manifest import MULTIRUN, command_line
-from dcpbench.sweep.signals import Signals
+from dcpbench.sweep.request import Request, value_of
+from dcpbench.sweep.run import run_sweep
 
 
 def random_seeds(count: int) -> str:
@@ -27,9 +27,13 @@ def random_seeds(count: int) -> str:
     return ",".join(map(str, random.SystemRandom().sample(range(1_000_000), count)))
 
 
-def register_groups(arguments: Sequence[str]) -> None:
+def register_groups(own: Path | None = None, asked: str = "") -> None:
     """Register with Hydra the schema, every parallelism as a value of `load_parallel`, what plug-ins add to
     experiments, and functions for experiments: `${random_seeds:10}` and those of plug-ins.
+
+    Args:
+        own: the user's `--config-dir`.
+        asked: the name of the experiment.
 
     Raises:
         ConfigError: the experiment names another sweeper or launcher, of which Hydra ignores some.
@@ -40,9 +44,7 @@ def register_groups(arguments: Sequence[str]) -> None:
     store = ConfigStore.instance()
     store.store(name="schema", node=schema_class())
     folders = conf_folders()
-    own = reference.config_dir(arguments)
     searched = [*folders, own] if own else folders
-    asked = next((word.partition("=")[2] for word in arguments if word.startswith("experiment=")), "")
     for path in (folder / f"experiment/{asked}.yaml" for folder in searched):
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
         if other := re.search(r"^[^#\n]*(hydra/(sweeper|launcher)|_target_)", text, re.MULTILINE):
@@ -57,17 +59,20 @@ def register_groups(arguments: Sequence[str]) -> None:
         store.store(group=group, name="plugins", node={"defaults": added}, package="_global_")
 
 
-def start(words: Sequence[str], cfg: str | None, signals: Signals, began: float) -> None:
+def start(request: Request, cfg: str | None) -> None:
     """Let Hydra compose the sweep, whose sweeper runs it; or let it print a part of the configuration.
 
     Raises:
         SystemExit: with the exit status of the sweep; or Hydra cannot print, and has reported why.
     """
-    task = partial(run_sweep, signals, began)
     # Hydra then raises instead of printing its own, longer, message.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     # Without --multirun Hydra takes what it cannot compose for a single job, and complains about its lists.
-    # Options come first: its parser takes no words on both sides of one.
-    sys.argv[1:] = [f"--cfg={cfg}" if cfg else MULTIRUN, *command_line(words)]
-    register_groups(sys.argv[1:])
-    hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")(task)()
+    sys.argv[1:] = [f"--cfg={cfg}" if cfg else "--multirun", *request.words]
+    register_groups(request.config_dir, str(value_of("experiment", request.overrides) or ""))
+    main = hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")
+    main(partial(_run, request))()
+
+
+def _run(request: Request, loader: ConfigLoader, base: DictConfig) -> int:
+    return run_sweep(replace(request, loader=loader, base=base))

@@ -58,11 +58,6 @@ def commands() -> dict[str, str]:
     return {**_COMMANDS, **added}
 
 
-def config_dir(words: Sequence[str]) -> Path | None:
-    """Return the folder that `--config-dir` names in the words of a run."""
-    return next((Path(word[13:]) for word in words if word.startswith("--config-dir=")), None)
-
-
 def groups(own: Path | None = None) -> dict[str, Key]:
     """Return every group of `conf/`, with the values that plug-ins and the folder `own` add."""
     folders = [*conf_folders(), *filter(None, [own])]

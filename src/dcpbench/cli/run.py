@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -29,7 +30,7 @@ _DECIDE_LATER = {"experiment", "executor", "nccl", "resume"}
 """Keys with which only the configuration tells where ranks run."""
 
 
-def main(words: Sequence[str], cfg: str | None = None) -> int:
+def main(overrides: Sequence[Override], config_dir: Path | None = None, cfg: str | None = None) -> int:
     """Run the cells that these words select, or print this part of their configuration. Return the exit
     status."""
     sys.stderr = SafeStream(sys.stderr)
@@ -40,11 +41,12 @@ def main(words: Sequence[str], cfg: str | None = None) -> int:
         if sys.stderr.isatty() and not cfg:
             sys.stderr.write("reading the configuration ...\n")
         if not cfg:
-            _start_server(words)
+            _start_server(overrides)
         from dcpbench.cli.by_hydra import start  # while the server imports torch
+        from dcpbench.sweep.request import Request
 
         signals.obey()
-        start(words, cfg, signals, began)
+        start(Request.of(overrides, config_dir, signals, began), cfg)
     except SystemExit as ended:  # by the sweeper, or by Hydra, which has reported why it cannot print
         status = WRONG_CONFIGURATION if cfg and ended.code else int(ended.code or 0)
     except KeyboardInterrupt:
@@ -55,7 +57,7 @@ def main(words: Sequence[str], cfg: str | None = None) -> int:
             sys.stderr.write(interrupted())
         elif isinstance(error, _WRONG):
             status = WRONG_CONFIGURATION
-            sys.stderr.write(f"dcpbench: {one_line(error, words)}\n")
+            sys.stderr.write(f"dcpbench: {one_line(error, [str(item.input_line) for item in overrides])}\n")
         else:
             raise
     finally:
@@ -78,10 +80,11 @@ def _refuse_surroundings() -> None:
         raise ConfigError("the current folder was removed; change to another one") from None
 
 
-def _start_server(words: Sequence[str]) -> None:
+def _start_server(overrides: Sequence[Override]) -> None:
     """Start the server of ranks on this host, as far as the words tell that it is needed. What it imports
     meanwhile is a guess, which costs time if it is wrong."""
-    keys = {word.lstrip("+~").partition("=")[0].partition(".")[0] for word in words}
-    if keys.isdisjoint(_DECIDE_LATER):
-        compiles = any(word.startswith("compile=") and word.lower() != "compile=false" for word in words)
-        fork_server.fork_server([] if "plan=true" in words else fork_server.rank_imports(compiles))
+    words = {item.key_or_group: str(item.input_line).partition("=")[2].lower() for item in overrides}
+    if {key.partition(".")[0] for key in words}.isdisjoint(_DECIDE_LATER):
+        compiles = words.get("compile", "false") != "false"
+        is_plan = words.get("plan") == "true"
+        fork_server.fork_server([] if is_plan else fork_server.rank_imports(compiles))

@@ -203,8 +203,7 @@ class Run(Once):
         from dcpbench.cli import run, words
 
         asked = self._words_of(overrides, **options)
-        words.check(asked, str(self.name), own, cfg)
-        return run.main([*([f"--config-dir={config_dir}"] if own else []), *asked], cfg)
+        return run.main(words.check(asked, str(self.name), own, cfg), own, cfg)
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         folder = "FOLDER " if self.name == "resume" else ""

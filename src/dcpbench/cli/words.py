@@ -43,8 +43,9 @@ _NOISE = (
 
 def check(
     words: Sequence[str], command: str = "run", own: Path | None = None, cfg: str | None = None
-) -> None:
-    """Refuse words that Hydra would report in its own terms, or read otherwise than they were meant.
+) -> list[Override]:
+    """Parse words; refuse those that Hydra would report in its own terms, or read otherwise than they were
+    meant.
 
     `own` is the user's `--config-dir`, `cfg` the part of a configuration to print, if `--cfg` is given.
 
@@ -53,7 +54,7 @@ def check(
             brackets for a group, or sets a key that another word sets.
     """
     parser, groups = OverridesParser.create(), reference.group_names()
-    first: dict[tuple[str, str | None, bool], str] = {}
+    first: dict[tuple[str, str | None, bool], Override] = {}
     for word, following in zip_longest(words, words[1:], fillvalue=""):
         bare = "" if _has_key(following) else following
         if not _has_key(word):
@@ -71,8 +72,9 @@ def check(
         refuse_choice(override, groups)
         key = override.key_or_group, override.package, override.type is OverrideType.DEL
         if key in first:
-            raise ConfigError(_twice(first[key], word, override))
-        first[key] = word
+            raise ConfigError(_twice(str(first[key].input_line), word, override))
+        first[key] = override
+    return [*first.values()]
 
 
 def _has_key(word: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import yaml
 from hydra.core.config_loader import ConfigLoader
@@ -21,6 +21,14 @@ from dcpbench.sweep.composer import Composer
 _LONGEST_NAME = 150  # bytes, of the 255 that a folder's name can have
 _SUBDIR = "${hydra.job.id}"
 """The folder of a cell in conf/config.yaml: the job's id is the cell's name."""
+
+
+class CellWords(NamedTuple):
+    """The overrides of a cell, its block, if it has one, and its name in a resumed sweep."""
+
+    overrides: list[str]
+    block: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -84,26 +92,21 @@ class CellMaker:
                 f"hydra.sweep.subdir={subdir}: leave it out; the folder of a cell has the cell's name"
             )
 
-    def cells(
-        self,
-        words: Sequence[Sequence[str]],
-        blocks: Iterable[str] | None = None,
-        names: Iterable[str] | None = None,
-    ) -> list[SweepCell]:
-        """Return the cells with these words and of these blocks, under these names, or others that differ;
-        raise the errors of `Composer`."""
-        configs = [self._config(overrides) for overrides in words]
+    def cells(self, words: Sequence[CellWords]) -> list[SweepCell]:
+        """Return the cells with these words, under their names, or others that differ; raise the errors of
+        `Composer`."""
+        configs = [self._config(cell.overrides) for cell in words]
         named = [
-            [_with_flag(item, config) for item in overrides if not item.lstrip("+~").startswith("hydra")]
-            for overrides, config in zip(words, configs, strict=True)
+            [_with_flag(item, config) for item in cell.overrides if not item.lstrip("+~").startswith("hydra")]
+            for cell, config in zip(words, configs, strict=True)
         ]
         common = set.intersection(*map(set, named)) if len(named) > 1 else set()
-        names = [self._name(shown, common) for shown in named] if names is None else names
-        cells = zip(names, named, configs, blocks or [""] * len(named), strict=True)
-        return [
-            SweepCell(name, shown, config, self._sweep / name, self._config_dir, block=block)
-            for name, shown, config, block in cells
-        ]
+        cells = []
+        for cell, shown, config in zip(words, named, configs, strict=True):
+            name = cell.name or self._name(shown, common)
+            place = self._sweep / name
+            cells.append(SweepCell(name, shown, config, place, self._config_dir, block=cell.block))
+        return cells
 
     def _config(self, overrides: Sequence[str]) -> Config:
         config = self.composer.config(overrides)
@@ -124,15 +127,6 @@ class CellMaker:
             name = _joined(varying or overrides).encode()[:_LONGEST_NAME].decode(errors="ignore")
         self._names[name] += 1
         return name if self._names[name] == 1 else f"{name}#{self._names[name]}"
-
-
-def may_compile(base: DictConfig, words: Sequence[Sequence[str]]) -> bool:
-    """Guess from the overrides, before they are composed, whether a cell compiles.
-
-    It only decides what the fork server imports: a wrong guess costs time and nothing else.
-    """
-    asked = {item.lower() for overrides in words for item in overrides if item.startswith("compile=")}
-    return bool(asked - {"compile=false"}) if asked else bool(base.compile)
 
 
 def _with_flag(override: str, config: Config) -> str:

@@ -1,21 +1,24 @@
-"""Run the cells of a sweep on as many runners as the machine has room for, and write their rows."""
+"""Run the cells of a sweep on as many runners as the machine has room for; write and report their rows."""
 
 import os
+import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from dcpbench.config.groups import Sharing
+from dcpbench.config.text import command_text, counted, done_text, path_text
 from dcpbench.core.rank_report import Imports
 from dcpbench.executors.base import Engine, Executor, HostsLostError
 from dcpbench.records import files, store
-from dcpbench.records.row import Run
-from dcpbench.records.store import ResultsError, RowLog
+from dcpbench.records.row import INTERRUPTED, Run, exit_status
+from dcpbench.records.store import ResultsError, RowLog, stored_rows, write_csv
 from dcpbench.report.styles import text_of
 from dcpbench.sweep.cell_runner import CellRunner, Finished, Mismatches
 from dcpbench.sweep.plan import Plan, PlannedCell
@@ -70,6 +73,58 @@ class Sweep:
         self.engine.end()
         self.plan.machine.description.update(self.engine.details())
         self._describe_machine()
+
+    def close(self, is_part: bool, status: int, began: float) -> int:
+        """End the ranks, write the reports, print the table, and return the exit status. The last line says
+        how many cells are left, if there are any.
+
+        Args:
+            is_part: another part of the sweep can have cells that were not skipped.
+            status: the exit status so far; 0 if only the rows decide it.
+            began: when the command began, of `time.monotonic`.
+        """
+        try:
+            self.end()
+            rows = [*stored_rows(self.folder)]
+        except ResultsError as wrong:
+            self.interrupted_by = self.interrupted_by or wrong
+            rows = [*self.log.rows.values()]
+        what = "run" if self.plan.distinct < len(self.plan.cells) else "cell"
+        done, complete = done_text(len(rows), len(self.plan.cells), what), len(rows) == len(self.plan.cells)
+        if error := self.interrupted_by:
+            first = "free disk space, then " if isinstance(error, ResultsError) and error.no_room else ""
+            self._print(f"interrupted: {done}: {error}; {first}run: {command_text('resume', self.folder)}")
+            return 1
+        before = None
+        if rows:
+            before = self._report()
+            if not is_part and all(row.status == "skip" for row in rows):
+                self._print("every cell was skipped: nothing was measured")
+            spent_s = time.monotonic() - began
+            self._print(f"{counted(self.written, what)} in {spent_s:.1f} s, written to {self.folder}")
+        for sentence in next_steps(self.folder, before, complete):
+            self._print(sentence)
+        if not complete:
+            self._print(f"{'interrupted: ' if status == INTERRUPTED else ''}{done}")
+        if is_part:
+            return status or int(not complete or not all(row.is_ok for row in rows))
+        return status or (exit_status(rows) if complete else 1)
+
+    def _report(self) -> Path | None:
+        """Write and print all reports, and which could not be written. Return the sweep to compare with."""
+        from dcpbench.analysis.cell_history import sweep_before
+        from dcpbench.report.show import print_report, write_reports
+
+        before = sweep_before(self.folder)
+        for show in (write_csv, partial(write_reports, place=before), print_report):
+            try:
+                show(self.folder)
+            except ResultsError as error:
+                self._print(str(error))
+        return before
+
+    def _print(self, sentence: str) -> None:
+        self.console.print(text_of(sentence), soft_wrap=True)
 
     def _describe_machine(self) -> None:
         described = {**self.plan.environment}
@@ -136,8 +191,20 @@ class Sweep:
             if not checkpoints:
                 raise
             for sentence in filter(None, (files.remove(one, one.parent) for one in checkpoints)):
-                self.console.print(text_of(sentence), soft_wrap=True)
+                self._print(sentence)
             if not is_measured:
                 store.append_measurements(self.folder, row, finished.measurements)
             note = "its checkpoints were removed to make room for this row"
             self.log.append(replace(row, reason="; ".join(filter(None, (row.reason, note)))))
+
+
+def next_steps(folder: Path, before: Path | None, complete: bool) -> list[str]:
+    """Return a line with the page, and one with the next command: resume where rows are missing, else compare
+    with the sweep `before`."""
+    page = folder / "report.html"
+    lines = [f"page: {path_text(page)}"] if page.is_file() else []
+    if not complete:
+        lines.append(f"next: {command_text('resume', folder)}")
+    elif before:
+        lines.append(f"next: {command_text('compare', before, folder)}")
+    return lines

@@ -9,7 +9,7 @@ import fcntl
 import os
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
@@ -54,13 +54,14 @@ class Record:
             record = cls(**{item.name: known[item.name] for item in fields(cls)})
             lists = (record.arguments, record.storage, *record.cells.values())
             if not all(
-                isinstance(item, list) and all(isinstance(word, str) for word in item) for item in lists
+                isinstance(each, list) and all(isinstance(word, str) for word in each) for each in lists
             ):
                 raise ValueError("not lists of texts")
             if "\0" in "".join([record.cwd, *record.cells, *chain(*lists)]):  # TypeError if cwd is not a text
                 raise ValueError("NUL bytes")
-            if any(name in ("", ".", "..") or Path(name).name != name for name in record.cells):
-                raise ValueError("names of cells that are no names of folders")
+            wrong = [name for name in record.cells if name in ("", "..") or Path(name).name != name]
+            if wrong or not record.cells:
+                raise ValueError("no cells, or names that are no names of folders")
         except FileNotFoundError:
             raise ConfigError(f"{where}: contains no sweep to resume (no {SWEEP_JSON})") from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -87,21 +88,34 @@ class Record:
 
 
 class SweepFolder:
-    """The folder of one sweep, new or resumed. Nothing is written before `hold`."""
+    """The folder of one sweep, new or resumed. Nothing is written before `hold`.
 
-    def __init__(self, path: Path, record: Record, is_resumed: bool) -> None:
-        self.path, self.is_resumed, self._record = path, is_resumed, record
-        self._lock = ExitStack()
-        if not is_resumed:
+    Used as a context manager it is released at the end; one in which no sweep has begun is removed. The
+    kernel releases it when the driver ends, however it ends.
+    """
+
+    def __init__(self, path: Path, record: Record) -> None:
+        """Refuse a new folder that is not empty. The record of a resumed sweep has cells."""
+        self.path, self.is_resumed, self._record = path, bool(record.cells), record
+        self._lock: int | None = None
+        if not self.is_resumed:
             refuse_used(path)
 
-    def hold(self) -> None:
-        """Make the folder and be the only driver in it until `release`."""
-        self._lock.enter_context(held(self.path))
+    def __enter__(self) -> "SweepFolder":
+        return self
 
-    def release(self) -> None:
-        """Release the folder. One in which no sweep has begun is removed."""
-        self._lock.close()
+    def __exit__(self, *_: object) -> None:
+        if self._lock is None:
+            return
+        with suppress(OSError):
+            if not _used(self.path):
+                files.remove(self.path, within=self.path.parent)
+        os.close(self._lock)
+
+    def hold(self) -> None:
+        """Make the folder and be the only driver in it."""
+        with _refusing(self.path):
+            self._lock = lock(self.path)
 
     def refuse_unusable(self, cells: Sequence[PlannedCell]) -> None:
         """Refuse folders in which a sweep of these cells cannot begin or be resumed; write nothing."""
@@ -201,23 +215,6 @@ def refuse_unusable(folder: Path, key: str = DIR, is_resumed: bool = False) -> N
         place = next(path for path in (folder, *folder.parents) if path.exists())
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         raise ConfigError(f"{key}={folder}: cannot be used: {place} cannot be written to")
-
-
-@contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Context manager: make the folder and hold its lock. A folder in which no sweep has begun is removed.
-
-    The kernel releases the lock when the driver ends, however it ends.
-    """
-    with _refusing(folder):
-        descriptor = lock(folder)
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            if not _used(folder):
-                files.remove(folder, within=folder.parent)
-        os.close(descriptor)
 
 
 def lock(folder: Path) -> int:

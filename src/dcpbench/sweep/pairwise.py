@@ -180,6 +180,17 @@ class Runnable:
         return axis in only and self._alone[other].value_of(axis) not in only[axis].values
 
 
+def covering(
+    composer: Composer,
+    machine: Machine,
+    hosts_of: Callable[[int, str], int],
+    lists: Sequence[Sequence[str]],
+) -> Covering:
+    """Return jobs with every two values of these lists that can run together."""
+    runnable = Runnable(composer, machine, hosts_of, lists)
+    return Search(lists, runnable.runs, runnable.excludes).found()
+
+
 def sentence(lists: Sequence[Sequence[str]], found: Covering) -> str:
     """Describe how many of the cells run, and which pairs are left out."""
     text = (

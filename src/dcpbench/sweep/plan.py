@@ -3,20 +3,23 @@
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dcpbench.code.provenance import OURS, SweepCode, file_of, package_digest
+import yaml
+
+from dcpbench.code.provenance import OURS, SweepCode, conf_folders, file_of, package_digest
 from dcpbench.code.sources import DCPBENCH, Source, is_own, joined, package_of
 from dcpbench.config.errors import ConfigError, value_text
 from dcpbench.config.groups import Device, Ending, StageConfig, StageWorld, Verify
 from dcpbench.config.schema import Config, is_how_run
 from dcpbench.config.text import counted
 from dcpbench.core.axes import AXES, AxisSpec
-from dcpbench.core.cell_key import CellKey, digest_of
-from dcpbench.core.plugins import Plugin, plugin_names, plugins
+from dcpbench.core.cell_key import CellKey, digest_of, is_code_path
+from dcpbench.core.plugins import Plugin, declared_values, plugin_names, plugins
 from dcpbench.executors import shared_gpus
 from dcpbench.executors.fork_server import Machine
 from dcpbench.executors.interpreters import versions_of
@@ -24,7 +27,6 @@ from dcpbench.rank.messages import Backend, WorldKind
 from dcpbench.records.row import Run
 from dcpbench.sweep import known_failures, validity
 from dcpbench.sweep.cells import SweepCell
-from dcpbench.sweep.identity import identity_of, texts_in
 from dcpbench.verdict.attempt import Expected
 from dcpbench.verdict.known_failures import KnownFailure
 
@@ -338,3 +340,32 @@ def part_of(cells: Sequence[PlannedCell], number: int, count: int) -> list[Plann
 
 def _likeness(asked: Config) -> tuple[str, ...]:
     return asked.scenario.name, str(asked.compile), str(asked.world_size), asked.parallel.name
+
+
+def identity_of(config: Config) -> CellKey:
+    """Return the identity of a configuration, in which a value's name stands for the code of its file."""
+    return CellKey.of(config, _code_paths)
+
+
+@cache
+def _code_paths(key: str, name: str) -> frozenset[str]:
+    """Return the code paths that a value of a group has in `conf/`, of dcpbench and of plug-ins; empty for a
+    value of the user's."""
+    group = AXES[key].values_in if key in AXES else key
+    paths = (folder / group / f"{name}.yaml" for folder in conf_folders() if Path(name).name == name)
+    contents = [yaml.safe_load(path.read_text("utf-8")) for path in paths if path.is_file()]
+    values = texts_in([*contents, declared_values().get(group, {}).get(name)])
+    return frozenset(filter(is_code_path, (text for _, text in values)))
+
+
+def texts_in(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every text in a configuration, at any depth, with the key that it has or is listed under."""
+    if isinstance(node, str):
+        yield key, node
+    items = vars(node) if is_dataclass(node) else node
+    if isinstance(items, dict):
+        for name, item in items.items():
+            yield from texts_in(item, name)
+    elif isinstance(items, list):
+        for item in items:
+            yield from texts_in(item, key)

@@ -1,4 +1,4 @@
-"""The jobs of a sweep: every combination of lists, or the blocks of an experiment.
+"""The words of a sweep's cells: every combination of lists, or the blocks of an experiment.
 
 An experiment has its blocks in `hydra.sweeper.matrix`: each maps keys to lists, of YAML or as on the command
 line. The command line selects among a block's values. A block can have its own `repeats` and `matrix`.
@@ -7,28 +7,79 @@ line. The command line selects among a block's values. A block can have its own 
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
 from dcpbench.config.errors import ConfigError, too_small
-
-
-class Job(NamedTuple):
-    """The overrides of a cell, and the name of its block, if it has one."""
-
-    overrides: list[str]
-    block: str = ""
-
+from dcpbench.config.groups import Matrix
+from dcpbench.config.overrides import of_block
+from dcpbench.config.schema import is_about_the_sweep
+from dcpbench.config.text import choices
+from dcpbench.core.plugins import plugins, report_absent
+from dcpbench.sweep.cells import CellWords
+from dcpbench.sweep.request import Request
 
 Combined = Callable[[Sequence[Sequence[str]], str | None], Iterable[Sequence[str]]]
+Covering = Callable[[Sequence[Sequence[str]]], Iterable[Sequence[str]]]
 
 _MATRIX, _REPEATS, _NUMBERED = "matrix", "repeats", "repeat="
+_PLUGIN = "plugin"
+"""The key of a block that names the plug-in it needs."""
+
+
+def words_of_cells(request: Request, covering: Covering) -> list[CellWords]:
+    """Return the words of all cells that a request asks for, or of those that a resumed sweep has recorded.
+
+    Args:
+        covering: returns jobs with every two values of lists.
+
+    Raises:
+        ConfigError: an override is wrong.
+    """
+    hydra, sweeper = request.base.hydra, request.base.hydra.sweeper
+    parse = OverridesParser.create(config_loader=request.loader).parse_overrides
+    typed = [replace(item, config_loader=request.loader) for item in request.overrides]
+    given = parse(of_block("params", sweeper.params or {})) + [
+        item for item in typed if not item.is_hydra_override()
+    ]
+    about_all = {item.key_or_group: item for item in given if is_about_the_sweep(item.key_or_group)}
+    for item in about_all.values():
+        if item.is_sweep_override():
+            raise ConfigError(f"{item.input_line}: applies to the complete sweep; pass one value")
+    if request.is_resumed:
+        return [CellWords(words, name=name) for name, words in request.recorded.items()]
+    defaults = {f"{group}=null" for group, value in hydra.runtime.choices.items() if value is None}
+
+    def combined(lists: Sequence[Sequence[str]], of_block: str | None) -> Iterable[Sequence[str]]:
+        """Combine lists as their block says, unless the command line says it for all."""
+        how = request.sweep.matrix
+        if of_block and _MATRIX not in about_all:
+            if of_block not in set(Matrix):
+                raise ConfigError(f"matrix={of_block}: unknown value{choices(of_block, Matrix)}")
+            how = Matrix(of_block)
+        swept = [values for values in lists if len(values) > 1]
+        is_covered = how is Matrix.pairwise and len(swept) > 1 and all(lists)
+        rows = covering(lists) if is_covered else itertools.product(*lists)
+        return [[word for word in row if word not in defaults] for row in rows]
+
+    own = [item for item in given if item.key_or_group not in about_all]
+    blocks = {
+        name: parse(of_block(name, {key: block[key] for key in block if key != _PLUGIN}))
+        for name, block in _present(sweeper.matrix).items()
+    }
+    if blocks:
+        cells = jobs(blocks, own, combined)
+    else:
+        cells = [CellWords([*row]) for row in combined(listed(own), None)]
+    return repeated(cells, request.sweep.repeats, for_all=_REPEATS in about_all)
 
 
 def jobs(
     blocks: Mapping[str, Sequence[Override]], given: Sequence[Override], combined: Combined
-) -> list[Job]:
+) -> list[CellWords]:
     """Return the jobs of all blocks, each once, in the order of the blocks.
 
     Args:
@@ -46,10 +97,10 @@ def jobs(
         ConfigError: no block has a job left, or a block has several `repeats`.
     """
     given = list({override.get_key_element(): override for override in given}.values())
-    union: dict[tuple[str, ...], Job] = {}
+    union: dict[tuple[str, ...], CellWords] = {}
     for name, block in blocks.items():
         for overrides in _block_jobs(block, given, combined):
-            union.setdefault(tuple(sorted(overrides)), Job(overrides, name))
+            union.setdefault(tuple(sorted(overrides)), CellWords(overrides, name))
     if not union:
         raise ConfigError(_nothing_left(blocks.values(), given))
     exact = tuple(sorted(item for override in given for item in _items(override)))
@@ -70,7 +121,7 @@ def listed(overrides: Sequence[Override]) -> list[list[str]]:
     return [*lists.values()]
 
 
-def repeated(jobs: Sequence[Job], repeats: int, for_all: bool) -> list[Job]:
+def repeated(jobs: Sequence[CellWords], repeats: int, for_all: bool) -> list[CellWords]:
     """Return all jobs, then all that run again, in rounds, so that a drift of the machine affects all of
     them. Jobs that have a `repeat` stay as they are.
 
@@ -83,14 +134,14 @@ def repeated(jobs: Sequence[Job], repeats: int, for_all: bool) -> list[Job]:
     """
     counted = [_counted(job, repeats, for_all) for job in jobs]
     return [
-        Job([*job.overrides, f"{_NUMBERED}{this}"], job.block) if number > 1 else job
+        CellWords([*job.overrides, f"{_NUMBERED}{this}"], job.block) if number > 1 else job
         for this in range(max(number for _, number in counted))
         for job, number in counted
         if this < number
     ]
 
 
-def _counted(job: Job, repeats: int, for_all: bool) -> tuple[Job, int]:
+def _counted(job: CellWords, repeats: int, for_all: bool) -> tuple[CellWords, int]:
     """Return a job without its `repeats`, and how often it runs."""
     of_block = [item.partition("=")[2] for item in job.overrides if item.startswith(f"{_REPEATS}=")]
     own = [item for item in job.overrides if not item.startswith(f"{_REPEATS}=")]
@@ -98,7 +149,7 @@ def _counted(job: Job, repeats: int, for_all: bool) -> tuple[Job, int]:
     if not asked.isdecimal() or int(asked) < 1:
         raise ConfigError(too_small(_REPEATS, asked, 1))
     numbered = any(item.startswith(_NUMBERED) for item in own)
-    return Job(own, job.block), 1 if numbered else int(asked)
+    return CellWords(own, job.block), 1 if numbered else int(asked)
 
 
 def _block_jobs(block: Sequence[Override], given: Sequence[Override], combined: Combined) -> list[list[str]]:
@@ -139,3 +190,19 @@ def _nothing_left(blocks: Iterable[Sequence[Override]], given: Sequence[Override
             return f"{override.input_line}: no cell of the experiment has it; its {key} is {may_be}"
     asked = " ".join(str(override.input_line) for override in given)
     return f"{asked}: the experiment has no cell with all of this"
+
+
+def _present(matrix: Mapping[str, Mapping[Any, Any]]) -> dict[str, Mapping[Any, Any]]:
+    """Return the blocks of an experiment whose plug-ins are installed, and report the others.
+
+    Raises:
+        ConfigError: there are blocks, and none of them is left.
+    """
+    here = {None, *(plugin.name for plugin in plugins())}
+    for name, block in matrix.items():
+        if block.get(_PLUGIN) not in here:
+            report_absent(str(block[_PLUGIN]), f"block {name} of the experiment is left out")
+    present = {name: block for name, block in matrix.items() if block.get(_PLUGIN) in here}
+    if matrix and not present:
+        raise ConfigError("the experiment has no block whose plug-in is installed")
+    return present

@@ -1,0 +1,229 @@
+"""Read the words of a command, each once: what they ask for, and which sweep they resume.
+
+A refusal is a ConfigError.
+"""
+
+import os
+import shlex
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from dcpbench.config.errors import ConfigError
+from dcpbench.config.keys import ONE_COMMAND
+from dcpbench.config.overrides import quoted
+from dcpbench.config.schema import (
+    OF_ITS_CELLS,
+    SweepConfig,
+    defines_cells,
+    is_about_the_sweep,
+    is_how_run,
+    schema_class,
+)
+from dcpbench.config.text import did_you_mean
+from dcpbench.sweep.folder import DIR, Record
+from dcpbench.sweep.signals import Signals
+
+_PATHS = ("storage.root", "known_failures", "nccl")
+"""Keys of paths that can be passed to a resumed sweep."""
+_CONFIG_DIR = "--config-dir="
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a command asks for: its words, those of a resumed sweep first, as in the folder where they were
+    typed; and what Hydra has composed from them.
+
+    Args:
+        record: that of the sweep, as it is with these words.
+        began: when the command began, of `time.monotonic`.
+        base: the composition of the sweep itself, a DictConfig; `loader`, a ConfigLoader, composes its cells.
+    """
+
+    overrides: tuple[Override, ...]
+    config_dir: Path | None
+    record: Record
+    signals: Signals
+    began: float
+    loader: Any = None
+    base: Any = None
+
+    @classmethod
+    def of(
+        cls, overrides: Sequence[Override], config_dir: Path | None, signals: Signals, began: float
+    ) -> "Request":
+        """Return the request of these words; enter the folder in which a resumed sweep was typed.
+
+        Raises:
+            ConfigError, hydra.errors.HydraException: `resume` names no sweep, another one than
+                `hydra.sweep.dir`, or another user's without `trust=true`; words ask for other cells than the
+                recorded ones; the folder in which the sweep was typed was removed.
+        """
+        asked, own = (value_of(key, overrides) for key in ("resume", DIR))
+        record = Record([], "", {}, [])
+        if asked == "":
+            raise ConfigError("resume=: names no folder")
+        if asked is not None:
+            folder = Path(str(asked)).resolve()
+            if own is not None and Path(str(own)).resolve() != folder:
+                raise ConfigError(f"resume={asked}: {DIR}={own} is another folder; leave one of them out")
+            record = Record.read(folder)
+            if value_of("trust", overrides) is not True:
+                record.refuse_foreign(folder)
+            typed = [item for item in overrides if item.key_or_group not in ("resume", DIR)]
+            recorded = [word for word in record.arguments if not word.startswith(_CONFIG_DIR)]
+            before = OverridesParser.create().parse_overrides(recorded)
+            if not _are_typed_again(f"resume={asked}", typed, before, record):
+                typed, config_dir = [*map(_from_here, typed)], config_dir and config_dir.resolve()
+                try:
+                    os.chdir(record.cwd)
+                except OSError as error:
+                    raise ConfigError(
+                        f"resume={asked}: cannot enter {record.cwd}, where it was typed ({error.strerror}); "
+                        f"to resume it in this folder, add all of its own words: "
+                        f"{shlex.join(record.arguments)}"
+                    ) from None
+            words = [word for word in record.arguments if word.startswith(_CONFIG_DIR)]
+            config_dir = config_dir or next((Path(word.removeprefix(_CONFIG_DIR)) for word in words), None)
+            place = quoted(str(folder))  # the words may be used in another folder
+            last = map(_parsed, (f"resume={place}", f"{DIR}={place}"))
+            by_key = {_key(item): item for item in (*before, *typed, *last)}
+            overrides = [*by_key.values()]
+        kept = [item for item in overrides if item.key_or_group not in (*_OF_ONE_COMMAND, DIR)]
+        arguments = _words(kept, config_dir)
+        record = replace(record, arguments=arguments, cwd=str(Path.cwd()))
+        return cls(tuple(overrides), config_dir, record, signals, began)
+
+    @property
+    def words(self) -> list[str]:
+        """The words that Hydra reads. An option comes first: words on both sides are refused."""
+        return _words(self.overrides, self.config_dir)
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the sweep has begun before."""
+        return bool(self.record.cells)
+
+    @cached_property
+    def sweep(self) -> SweepConfig:
+        """The keys of the sweep, as Hydra has composed them; refuse those that need another one."""
+        names = [item.name for item in fields(SweepConfig)]
+        sweep = SweepConfig(**OmegaConf.to_object(OmegaConf.masked_copy(self.base, names)))  # type: ignore[arg-type]
+        for key, null in (("resume", None), ("rerun", SweepConfig.rerun), ("trust", False)):
+            if not self.is_resumed and (value := getattr(sweep, key)) != null:
+                raise ConfigError(
+                    f"{key}={str(value).lower()}: needs resume=<folder> as a word of the command"
+                )
+        return sweep
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the sweep."""
+        return Path(str(self.base.hydra.sweep.dir)).resolve()
+
+    @property
+    def recorded(self) -> dict[str, list[str]]:
+        """The overrides with which a resumed sweep runs each cell, by its name: the recorded ones, and words
+        that say how all cells run."""
+        how = {
+            _key(item): f"{item.get_key_element()}={item.get_value_element_as_str()}"
+            for item in self.overrides
+            if is_how_run(item.key_or_group)
+            and not is_about_the_sweep(item.key_or_group)
+            and not item.is_sweep_override()  # it selects cells
+        }
+        return {
+            name: [*({word.lstrip("+~").partition("=")[0]: word for word in words} | how).values()]
+            for name, words in self.record.cells.items()
+        }
+
+    @property
+    def may_compile(self) -> bool:
+        """Whether a cell compiles, guessed before cells are composed. It only decides what is imported early:
+        a wrong guess costs time and nothing else."""
+        typed = [item for item in self.overrides if item.key_or_group == "compile"]
+        blocks = [block for block in self.base.hydra.sweeper.matrix.values() if "compile" in block]
+        of_blocks = [str(block.compile) for block in blocks] or [str(self.base.compile)]
+        texts = [str(item.input_line).partition("=")[2] for item in typed] or of_blocks
+        return any(text.lower() != "false" for text in texts)
+
+
+_OF_ONE_COMMAND = tuple(item.name for item in fields(SweepConfig) if item.metadata.get(ONE_COMMAND))
+
+
+def value_of(key: str, overrides: Sequence[Override]) -> Any:
+    """Return the value of the last override of a key, None if it is missing or null."""
+    override = next((item for item in reversed(overrides) if item.key_or_group == key), None)
+    if override is None or override.type is OverrideType.DEL:
+        return None
+    if override.is_sweep_override():
+        raise ConfigError(f"{override.input_line}: applies to the complete sweep; pass one value")
+    value = override.value()
+    with suppress(OmegaConfBaseException):  # an interpolation that only Hydra can resolve
+        value = OmegaConf.create([value])[0]
+    return value
+
+
+def _words(overrides: Sequence[Override], config_dir: Path | None) -> list[str]:
+    own = [f"{_CONFIG_DIR}{config_dir}"] if config_dir else []
+    return [*own, *(str(item.input_line) for item in overrides)]
+
+
+def _are_typed_again(
+    asked: str, typed: Sequence[Override], recorded: Sequence[Override], record: Record
+) -> bool:
+    """Return whether words are those of a sweep about its cells, all of them; refuse any others. The number
+    of hosts can be typed alone."""
+    own, again = (
+        {_item(item): item for item in overrides if defines_cells(item.key_or_group)}
+        for overrides in (recorded, typed)
+    )
+    hosts = {item for item in own if item[0] in OF_ITS_CELLS}
+    wrong = [override for item, override in again.items() if item not in own]
+    is_again = bool(again.keys() - hosts)
+    if not wrong and is_again and own.keys() - hosts - again.keys():
+        wrong = [*again.values()]
+    if wrong:
+        names = [item.name for item in fields(schema_class())]
+        tops = [item.key_or_group.partition(".")[0] for item in wrong]
+        unknown = next((top for top in tops if top not in (*names, "experiment", "hydra")), None)
+        near = did_you_mean(unknown, [name for name in names if not defines_cells(name)]) if unknown else ""
+        words = shlex.join(str(item.input_line) for item in wrong)
+        raise ConfigError(
+            f"{asked}: the cells of that sweep, `{record.command}`, are recorded; leave out {words}, or run "
+            f"another sweep{near}"
+        )
+    for item in typed:
+        is_list = is_how_run(item.key_or_group) and item.is_sweep_override()
+        if is_list and _item(item) not in map(_item, recorded):
+            raise ConfigError(f"{item.input_line}: applies to all cells of a resumed sweep; pass one value")
+    return is_again
+
+
+def _parsed(word: str) -> Override:
+    return OverridesParser.create().parse_override(word)
+
+
+def _key(override: Override) -> str:
+    return str(override.get_key_element()).lstrip("+~")
+
+
+def _item(override: Override) -> tuple[str, str]:
+    """Return the key and the value of a word, which are the same however it is spelled."""
+    return _key(override), str(override.value())
+
+
+def _from_here(override: Override) -> Override:
+    """Return an override such that a relative path in it means the same in another folder."""
+    value = value_of(override.key_or_group, [override]) if override.key_or_group in _PATHS else None
+    if not value or "${" in str(override.input_line) or Path(str(value)).is_absolute():
+        return override
+    return _parsed(f"{override.get_key_element()}={quoted(Path(str(value)).resolve())}")

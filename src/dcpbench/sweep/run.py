@@ -1,0 +1,179 @@
+"""Run a sweep: from a request to its printed table. It begins, is resumed, or is only planned."""
+
+import os
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+from omegaconf import OmegaConf
+from rich.console import Console
+
+from dcpbench.config.errors import ConfigError
+from dcpbench.config.schema import Config
+from dcpbench.config.text import counted
+from dcpbench.executors import fork_server
+from dcpbench.executors.base import Engine, HostsLostError, engine_of
+from dcpbench.executors.fork_server import Machine
+from dcpbench.rank.nccl import NCCL_PATH
+from dcpbench.records.row import INTERRUPTED
+from dcpbench.records.store import ResultsError, RowLog
+from dcpbench.report.styles import text_of
+from dcpbench.sweep.cells import CellMaker, SweepCell
+from dcpbench.sweep.driver import Sweep
+from dcpbench.sweep.folder import SweepFolder
+from dcpbench.sweep.matrix import words_of_cells
+from dcpbench.sweep.plan import Plan, part_numbers, part_of, plan_of
+from dcpbench.sweep.progress import cells_sentence, ranks_sentence
+from dcpbench.sweep.request import Request
+from dcpbench.sweep.resources import shared_gpu_sentences
+from dcpbench.sweep.signals import interrupted
+
+_MANY = 50
+"""With more cells composing takes seconds, so progress is also written to files."""
+
+
+def run_sweep(request: Request) -> int:
+    """Run, resume or plan a sweep to its end, whatever ends it. Return the exit status.
+
+    A wrong configuration raises ConfigError, hydra.errors.HydraException or
+    omegaconf.errors.OmegaConfBaseException before a cell is started.
+    """
+    request.signals.check()  # Hydra takes some exceptions for an answer
+    # Not by FORCE_COLOR, which notebooks and CI set: a progress bar needs a terminal.
+    console = Console(stderr=True, force_terminal=sys.stderr.isatty())
+    sweep, status = None, 1  # of an unexpected exception, whose traceback follows the table
+    with SweepFolder(request.folder, request.record) as folder:
+        try:
+            if request.is_resumed and not request.sweep.plan:
+                folder.hold()
+            engine = _begun_engine(request)
+            cells, probe = _cells(request, engine, console)
+            is_announced = _announced(cells, request, folder, console)
+            plan = plan_of(cells, probe(), engine.hosts_of)
+            if request.sweep.part and not request.is_resumed:
+                plan = replace(plan, cells=part_of(plan.cells, *part_numbers(request.sweep.part)))
+            if request.sweep.plan:
+                return _show(plan, request, engine, folder)
+            sweep = _begun_sweep(plan, request, engine, folder, console, is_announced)
+            sweep.run()
+            status = 0
+        except (ResultsError, HostsLostError) as error:
+            if not sweep:
+                raise
+            sweep.interrupted_by = error
+        except KeyboardInterrupt:
+            status = INTERRUPTED
+            if not sweep:
+                sys.stderr.write(interrupted(folder.path))
+        finally:
+            request.signals.hold()
+            if sweep:
+                status = sweep.close(bool(request.sweep.part), status, request.began)
+    return status
+
+
+def _begun_engine(request: Request) -> Engine:
+    """Return the engine of the ranks; it imports what they need while cells are composed."""
+    if request.sweep.part:
+        part_numbers(request.sweep.part)
+    if request.sweep.nccl:
+        fork_server.end_server()  # one that has begun to import torch's own
+        os.environ[NCCL_PATH] = str(Path(request.sweep.nccl).resolve())
+    engine = engine_of(OmegaConf.to_object(request.base.executor))  # type: ignore[arg-type]
+    engine.begin([] if request.sweep.plan else fork_server.rank_imports(request.may_compile))
+    return engine
+
+
+def _cells(
+    request: Request, engine: Engine, console: Console
+) -> tuple[list[SweepCell], Callable[[], Machine]]:
+    """Return the cells of a request, and a function that describes the machine, which is probed once."""
+    maker = CellMaker(request.loader, request.base)
+
+    @cache
+    def probe() -> Machine:
+        with console.status("importing torch for the ranks"):  # on a terminal
+            return engine.probe()
+
+    def covering(lists: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
+        from dcpbench.sweep import pairwise
+
+        found = pairwise.covering(maker.composer, probe(), engine.hosts_of, lists)
+        _print(console, pairwise.sentence(lists, found))
+        return found.rows
+
+    words = words_of_cells(request, covering)
+    if len(words) > _MANY:
+        doing = "planning" if request.sweep.plan else "composing"
+        _print(console, f"{counted(len(words), 'cell')}: {doing}")
+    return maker.cells(words), probe
+
+
+def _announced(cells: Sequence[SweepCell], request: Request, folder: SweepFolder, console: Console) -> bool:
+    """Print the first line before torch is imported, and return whether that was possible: not where the
+    rows so far or the user's code decide what runs, nor for cells that need a GPU."""
+    sweep, targets = request.sweep, {cell.config.workload.target for cell in cells}
+    if sweep.plan or sweep.nccl or sweep.resume or sweep.part or len(cells) > _MANY or targets != {None}:
+        return False
+    with suppress(ConfigError):  # reported once the machine is known
+        plan = plan_of(cells, Machine(0, {"torch": "0"}, has_interpreters=True))
+        folder.refuse_unusable(plan.cells)
+        _print(console, cells_sentence(plan, folder.path))
+        return True
+    return False
+
+
+def _show(plan: Plan, request: Request, engine: Engine, folder: SweepFolder) -> int:
+    """Print what would run, and return the exit status."""
+    from dcpbench.sweep.dry_run import print_plan
+
+    valid = folder.valid_rows(plan.cells, request.sweep.rerun)
+    folder.refuse_unusable(plan.cells)
+    plan.machine.description.update(engine.details())
+    return print_plan(plan, folder.path, valid, request.sweep.plan_as)
+
+
+def _begun_sweep(
+    plan: Plan, request: Request, engine: Engine, folder: SweepFolder, console: Console, is_announced: bool
+) -> Sweep:
+    """Begin or resume a sweep in its folder. Return its driver, and import meanwhile what shows its rows."""
+    valid = folder.valid_rows(plan.cells, request.sweep.rerun)
+    left = replace(plan, cells=[cell for cell in plan.cells if cell.run not in valid.lines])
+    _print(console, *valid.sentences(len(plan.cells)), *shared_gpu_sentences(plan))
+    with console.status("importing the workloads"):  # on a terminal
+        _refuse_unusable_targets(left, engine)
+    _print(console, *folder.begin(plan.cells, valid, request.base))
+    earlier = folder.earlier_machines(plan.environment)
+    # pandas takes up to a second to import, which the driver has while the ranks are at work.
+    threading.Thread(target=import_module, args=("dcpbench.report.show",), daemon=True).start()
+    if left.cells:
+        first = () if is_announced else (cells_sentence(left, folder.path),)
+        _print(console, *first, ranks_sentence(left))
+    return Sweep(folder.path, plan, engine, console, RowLog(folder.path, valid.rows), earlier)
+
+
+def _print(console: Console, *sentences: str) -> None:
+    for sentence in sentences:
+        console.print(text_of(sentence), soft_wrap=True)
+
+
+def _refuse_unusable_targets(plan: Plan, engine: Engine) -> None:
+    """Import each `workload.target` in a process like a rank's, before the first cell runs.
+
+    Raises:
+        ConfigError: ranks cannot import or call one.
+    """
+    calls: defaultdict[str, dict[str, Config]] = defaultdict(dict)
+    for cell in plan.cells:
+        config = cell.config
+        if config.workload.target and not cell.skip:
+            calls[config.workload.target][f"{config.workload} {config.own_trainer} {config.device}"] = config
+    for target, configs in calls.items():
+        if error := engine.target_error([*configs.values()]):
+            raise ConfigError(f"workload.target={target}: {error}")
