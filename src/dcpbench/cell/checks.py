@@ -153,7 +153,7 @@ def _train_with_twin(
             with cell.phase("verify", "training"):
                 compared_steps.follow(cell.batches, uses)
     with cell.phase("verify", "training"):
-        for check, compared in compared_steps.results().items():
+        for check, compared in compared_steps.results(cell.batches).items():
             cell.record(check, compared, where, TWIN)
     if why := compared_steps.why_not_resumed:
         record.limits = replace(record.limits, why_not_resumed=why)
