@@ -11,8 +11,9 @@ from torch.utils.data import DataLoader
 
 from conftest import Finished, run, selected, tiered
 from dcpbench.analysis.causes import causes_of
+from dcpbench.cell.checks import differing
 from dcpbench.report.page.data import why_null
-from dcpbench.workloads.unsaved_values import UnsavedValues, differing
+from dcpbench.workloads.unsaved_values import UnsavedValues
 from support import forgotten
 
 PLACES = {

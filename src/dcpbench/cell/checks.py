@@ -49,7 +49,6 @@ from dcpbench.workloads.run_state import (
     retained_copy,
     retained_state,
 )
-from dcpbench.workloads.unsaved_values import differing
 
 HARMLESS = "save_harmless"
 """The check that saves change nothing."""
@@ -113,6 +112,14 @@ def leave_out_unlike_values(unsaved: Mapping[str, str], record: Story, until: in
     for name in differing(last, unsaved, ""):
         for values in record.unsaved_values.values() if first.get(name) == last[name] else ():
             values.pop(name, None)
+
+
+def differing(expected: Mapping[str, str], actual: Mapping[str, str], how: str) -> dict[str, str]:
+    """Return both texts of each value that differs, `how` before the actual one. Whole numbers come first: a
+    fraction can differ because losses do."""
+    names = sorted(expected, key=lambda name: not expected[name].isdigit())
+    texts = {name: (expected[name], actual.get(name, "absent")) for name in names}
+    return {name: f"{before}, {how} {now}" for name, (before, now) in texts.items() if before != now}
 
 
 def compare_without_saves(cell: Cell, never: State, saved: State) -> None:

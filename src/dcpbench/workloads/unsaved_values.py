@@ -93,14 +93,6 @@ class UnsavedValues:
 NOTHING_UNSAVED = UnsavedValues({})
 
 
-def differing(expected: Mapping[str, str], actual: Mapping[str, str], how: str) -> dict[str, str]:
-    """Return both texts of each value that differs, `how` before the actual one. Whole numbers come first: a
-    fraction can differ because losses do."""
-    names = sorted(expected, key=lambda name: not expected[name].isdigit())
-    texts = {name: (expected[name], actual.get(name, "absent")) for name in names}
-    return {name: f"{before}, {how} {now}" for name, (before, now) in texts.items() if before != now}
-
-
 @functools.cache
 def is_users(module: str) -> bool:
     """Return whether a Python module is a user's; not the one that a process was started with."""
