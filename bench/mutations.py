@@ -55,7 +55,7 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     "controls of steps always true": (_LOCKSTEP, "{name: name in reported for", "{name: True for"),
     "controls of batch losses always true": (
         _LOCKSTEP,
-        "usable and any(self._far(step, other) for other in losses)",
+        "usable and any(self._far(step, other) for other in others)",
         "True",
     ),
     "controls of dead gradients": (_LOCKSTEP, "if not self._alive:", "if False:"),
