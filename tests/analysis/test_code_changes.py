@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dcpbench.analysis.code_changes import code_changes
+from dcpbench.analysis.comparison import code_changes
 from dcpbench.analysis.frame import read_sweeps
 from dcpbench.records.row import Row
 from dcpbench.records.store import append_row, write_json

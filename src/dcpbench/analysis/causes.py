@@ -174,9 +174,10 @@ def causes_of(row: Mapping[str, Any]) -> list[str]:
     The load may have lost a position that cannot be read: loader (DataLoader)
     """
     failed = {check for check in CHECKS if row.get("status") == "fail" and row.get(check) is False}
-    values, unreadable = (
-        _of_ranks(row, key) if failed & _RESUMED else {} for key in ("in_no_state_dict", "unreadable")
-    )
+    values, unreadable = dict[str, object](), dict[str, object]()
+    for rank in _ranks(row) if failed & _RESUMED else ():
+        values |= dict_in(rank.get("in_no_state_dict"))
+        unreadable |= dict_in(rank.get("unreadable"))
     texts = [f"{name}: {value}" for name, value in values.items()]
     causes = [f"{listed(texts, _NAMED)}; in no state dict"] if values else []
     causes += [str(cause) for cause in list_in(dict_in(row.get("details")).get("likely"))]
@@ -194,16 +195,6 @@ def causes_of(row: Mapping[str, Any]) -> list[str]:
         return causes[:_MOST]
     named = listed([f"{name} ({kind})" for name, kind in unreadable.items()], _NAMED)
     return [*causes[: _MOST - 1], f"The load may have lost a position that cannot be read: {named}"]
-
-
-def likely(row: Mapping[str, Any]) -> list[str]:
-    """Return a line for each likely cause."""
-    return [f"likely: {cause}" for cause in causes_of(row)]
-
-
-def _of_ranks(row: Mapping[str, Any], key: str) -> dict[str, object]:
-    """Return the entries that the ranks of a row reported under a key."""
-    return {name: value for rank in _ranks(row) for name, value in dict_in(rank.get(key)).items()}
 
 
 def _ranks(row: Mapping[str, Any]) -> list[dict[str, Any]]:

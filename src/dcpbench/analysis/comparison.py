@@ -1,4 +1,4 @@
-"""Comparison of one side with an old one: statuses, configurations, costs, environments."""
+"""Comparison of one side with an old one: statuses, configurations, costs, environments, code."""
 
 import json
 from collections import Counter
@@ -19,7 +19,8 @@ from dcpbench.analysis.cell_identity import (
 from dcpbench.analysis.costs import CHANGED, costs, is_regression
 from dcpbench.analysis.frame import Sweeps, is_false, is_true, ok
 from dcpbench.analysis.runs import status_text, why_failed
-from dcpbench.code.sources import COMMITS, short
+from dcpbench.code.sources import COMMITS, DCPBENCH, changed_files, commits_text, recorded, short
+from dcpbench.config.text import listed
 from dcpbench.core.axes import AXES
 
 NEWLY_FAILING = "newly failing"
@@ -211,6 +212,24 @@ def differences(sides: Mapping[str, Sweeps]) -> pd.DataFrame:
     ]
     apart = [line for line in lines if len({line[name] for name in sides}) > 1]
     return pd.DataFrame(apart, columns=["what", *sides])
+
+
+def code_changes(old: Sweeps, new: Sweeps) -> list[str]:
+    """Return sentences, without a full stop, about the code that changed from some sweeps to others, as their
+    `environment.json` records it."""
+    before, now = ([recorded(one) for one in side.environments.values()] for side in (old, new))
+    packages = {name for one in before for name in one} & {name for one in now for name in one}
+    sentences = []
+    for package in sorted(packages, key=lambda name: (name == DCPBENCH, name)):
+        sides = [[one[package] for one in side if package in one] for side in (before, now)]
+        if names := changed_files(package, *sides):
+            what = "the code of dcpbench" if package == DCPBENCH else "your code"
+            files = "" if package == DCPBENCH else f": {listed(names)}"
+            commits = [{source.commit for source in side} for side in sides]
+            known = all(len(of_side) == 1 for of_side in commits)
+            since = commits_text(*map(set.pop, commits)) if known else ""
+            sentences.append(f"{what} changed{files}{since}")
+    return sentences
 
 
 def _values(sweeps: Sweeps) -> dict[str, list[str]]:

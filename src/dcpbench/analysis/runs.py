@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from dcpbench.analysis.causes import likely
+from dcpbench.analysis.causes import causes_of
 from dcpbench.analysis.cell_identity import cell_names, identity_keys, override_words, with_cells
 from dcpbench.analysis.frame import is_true, ok, records
 from dcpbench.config.text import program
@@ -117,7 +117,7 @@ def why_failed(frame: pd.DataFrame) -> dict[str, list[str]]:
     rows = records(frame[["status", "reason", "details", "parallel", "checkpointer", *CHECKS]])
     return {
         "reason": [short_reason(row) for row in rows],
-        "cause": ["\n".join(likely(row)) for row in rows],
+        "cause": ["\n".join(f"likely: {cause}" for cause in causes_of(row)) for row in rows],
         "again": commands(frame),
     }
 

@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 
 from dcpbench.analysis.cell_identity import cell_names, shown_axes
-from dcpbench.analysis.code_changes import code_changes
 from dcpbench.analysis.comparison import (
     FAIL_ON,
     MACHINE,
@@ -18,6 +17,7 @@ from dcpbench.analysis.comparison import (
     OTHER_CONFIGURATION,
     SAME,
     Comparison,
+    code_changes,
     compared,
     differences,
 )

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from dcpbench.analysis.causes import likely
+from dcpbench.analysis.causes import causes_of
 from dcpbench.analysis.frame import Sweeps, records, short_names
 from dcpbench.analysis.runs import again
 from dcpbench.config.text import clipped
@@ -59,7 +59,9 @@ def _case(row: dict[str, Any]) -> Element:
         message = _text(clipped(f"{what}: {reason}", _MESSAGE))
         found = SubElement(case, kind, type=_text(what), message=message)
         command = f"again: {again(row['overrides'], row['config_dir'], row['cwd'])}"
-        found.text = _text("\n".join(filter(None, [*likely(row), reason, command])))
+        found.text = _text(
+            "\n".join(filter(None, [*(f"likely: {cause}" for cause in causes_of(row)), reason, command]))
+        )
     if output := "\n".join(_output(row)):
         SubElement(case, "system-out").text = _text(output)
     return case

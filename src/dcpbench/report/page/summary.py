@@ -11,8 +11,7 @@ from typing import Any
 import pandas as pd
 
 from dcpbench.analysis.cell_identity import cell_names, identity_keys, with_cells
-from dcpbench.analysis.code_changes import code_changes
-from dcpbench.analysis.comparison import CHANGES, SAME, compared, differences
+from dcpbench.analysis.comparison import CHANGES, SAME, code_changes, compared, differences
 from dcpbench.analysis.costs import CHANGED, TOO_FEW, always_compared, is_regression
 from dcpbench.analysis.frame import Sweeps, as_text, ok, outcomes, records, short_names
 from dcpbench.analysis.runs import cell_numbers
