@@ -293,3 +293,13 @@ def test_full_disk_interrupts_between_rows(tmp_path: Path) -> None:
     assert ended.status == 0, ended.err
     assert (folder / "results.jsonl").read_bytes().startswith(kept)
     assert [item["seed"] for item in ended.rows] == list(range(1, 21))
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+def test_plan_of_a_resume_is_by_the_recorded_blocks(tmp_path: Path) -> None:
+    blocks = '+hydra.sweeper.matrix={first:{seed:"1,2"},second:{seed:"4"}}'
+    assert run(tmp_path / "s", PRETENDED, "parallel=none", "world_size=1", "device=cpu", blocks).status == 0
+    planned = resume(tmp_path / "s", PRETENDED, "plan=true", "plan_as=json")
+    found = json.loads(planned.out)["blocks"]
+    assert {name: block["done"] for name, block in found.items()} == {"first": 2, "second": 1}

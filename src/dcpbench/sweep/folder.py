@@ -10,7 +10,7 @@ import os
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -35,13 +35,14 @@ _MULTIRUN_YAML = "multirun.yaml"
 @dataclass(frozen=True)
 class Record:
     """The request for a sweep: the words of the command line about its cells, the folder in which they
-    were typed, the overrides of each cell by its name, and each `storage.root` in which the sweep has a
-    folder."""
+    were typed, the overrides of each cell by its name, each `storage.root` in which the sweep has a folder,
+    and the block of each cell that is of one."""
 
     arguments: list[str]
     cwd: str
     cells: dict[str, list[str]]
     storage: list[str]
+    blocks: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path) -> "Record":
@@ -50,9 +51,9 @@ class Record:
         if not folder.is_dir():
             raise ConfigError(f"{where}: there is no such folder")
         try:
-            known = parse(files.read(folder / SWEEP_JSON))
+            known = {"blocks": {}, **parse(files.read(folder / SWEEP_JSON))}
             record = cls(**{item.name: known[item.name] for item in fields(cls)})
-            lists = (record.arguments, record.storage, *record.cells.values())
+            lists = (record.arguments, record.storage, *record.cells.values(), [*record.blocks.values()])
             if not all(
                 isinstance(each, list) and all(isinstance(word, str) for word in each) for each in lists
             ):
@@ -149,7 +150,8 @@ class SweepFolder:
         words = {cell.name: cell.overrides for cell in cells}
         words |= {name: recorded[name] for cell in cells if cell.run in valid.lines and (name := cell.name)}
         storage = sorted([*(str(place.parent) for place in places), *self._record.storage])
-        self._record = replace(self._record, cells=words, storage=storage)
+        blocks = {cell.name: cell.block for cell in cells if cell.block}
+        self._record = replace(self._record, cells=words, storage=storage, blocks=blocks)
         self._record.write(self.path)
         if self.is_resumed:
             return self.keep(cells, valid)

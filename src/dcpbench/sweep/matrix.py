@@ -50,7 +50,8 @@ def words_of_cells(request: Request, covering: Covering) -> list[CellWords]:
         if item.is_sweep_override():
             raise ConfigError(f"{item.input_line}: applies to the complete sweep; pass one value")
     if request.is_resumed:
-        return [CellWords(words, name=name) for name, words in request.recorded.items()]
+        block_of = request.record.blocks
+        return [CellWords(words, block_of.get(name, ""), name) for name, words in request.recorded.items()]
     defaults = {f"{group}=null" for group, value in hydra.runtime.choices.items() if value is None}
 
     def combined(lists: Sequence[Sequence[str]], of_block: str | None) -> Iterable[Sequence[str]]:
