@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -115,24 +115,22 @@ class Disk:
     """The watched folder, as the events of all processes made it.
 
     `written` has for each file the save that it belongs to: how many steps were done when that began.
-    `saves` has the files of each save when it was complete, before the next one began. `unfinished` has the
-    process and path of each save that did not return.
+    `saves` has the files of each save, also of those that were replaced. `unfinished` has the process and
+    path of each save that did not return.
     """
 
     def __init__(self, events: Iterable[Event]) -> None:
         self.written: dict[str, int] = {}
-        self.saves: dict[int, set[str]] = {}
         self.unfinished: set[tuple[str, str]] = set()
+        changed: defaultdict[int, set[str]] = defaultdict(set)
         saving: dict[str, int] = {}
-        opened: dict[str, set[int]] = {}
+        saved: set[int] = set()
         now = 0
         for event in events:
             now = max(now, event["k"])
             kind, path, done = event["e"], event.get("path", ""), event["k"] or now
             if kind == "save":
-                if done not in self.saves and done > max(self.saves, default=-1):
-                    self._end_save()
-                    self.saves[done] = set()
+                saved.add(done)
                 saving[path] = max(done, saving.get(path, 0))
                 self.unfinished.add((event["process"], path))
             elif kind == "saved":
@@ -140,27 +138,23 @@ class Disk:
             elif kind == "open":
                 within = [step for place, step in saving.items() if is_in(path, place)]
                 self.written[path] = max(within, default=done)
-                opened.setdefault(path, set()).add(self.written[path])
+                changed[self.written[path]].add(path)
             elif kind in ("rename", "remove"):
                 for name in [name for name in self.written if is_in(name, path)]:
                     step = self.written.pop(name)
+                    if kind == "rename" or step == done:
+                        changed[step].discard(name)
                     if kind == "rename":
                         self.written[event["to"] + name[len(path) :]] = step
-        self._end_save()
+                        changed[step].add(event["to"] + name[len(path) :])
         # Files that change at other steps too, such as logs, are of no save.
-        others = {path for path, steps in opened.items() if not steps <= self.saves.keys()}
-        for paths in self.saves.values():
-            paths -= others
+        others = {path for step, paths in changed.items() if step not in saved for path in paths}
+        self.saves = {step: changed[step] - others for step in saved}
 
     def step_of(self, path: str) -> int | None:
         """Return the newest save that a file, or a file below a folder, belongs to."""
         below = [step for name, step in self.written.items() if is_in(name, path) or is_in(path, name)]
         return max(below, default=None)
-
-    def _end_save(self) -> None:
-        if self.saves:
-            newest = max(self.saves)
-            self.saves[newest] = {path for path, step in self.written.items() if step == newest}
 
 
 def number(step: Event) -> int:
