@@ -2,12 +2,14 @@
 
 python benchmarks/resumebench/chaos.py plain    # those whose command has one of these words
 
-It judges a script, not a stop: it ends the script at file events, and compares the last checkpoint. A verdict
-is right if it is a failure where `cases.json` expects one at some stop, and only there. Files cut to half are
-left out: each script that stops at one would be a failure, whatever its mistake is.
+It judges a script, not a stop: it ends the script at file events, and compares the values in the last
+checkpoint, since equal values can be other bytes in a file. A verdict is right if it is a failure where
+`cases.json` expects one at some stop, and only there. Files cut to half are left out: a script that
+stops at one would be a failure, whatever its mistake is.
 """
 
 import json
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -23,6 +25,9 @@ RESULTS = {
     "mixed.py": "step-12.pt",
     "ddp.py": "step-10.pt",
 }
+SHOW = (
+    "import sys, torch; torch.set_printoptions(17, 10**9); print(torch.load(sys.argv[1], map_location='cpu'))"
+)
 POINTS = 4
 
 
@@ -31,18 +36,10 @@ def fails(script, ranks, place):
     # It does not make the folder of the output.
     words = ["bash", "-c", 'mkdir -p "$0" && exec "$@"', "{out}", *command({"script": script})]
     result = f"{{out}}/{RESULTS[script.split()[0]]}"
-    options = [
-        "--result-file",
-        result,
-        "--max-points",
-        str(POINTS),
-        "--ranks",
-        str(ranks),
-        "--work",
-        str(place),
-    ]
+    shown = shlex.join([sys.executable, "-c", SHOW, result])
+    options = ["--result-cmd", shown, "--max-points", str(POINTS), "--ranks", str(ranks), "--modes", "before"]
     ended = subprocess.run(
-        [sys.executable, "-m", "ckpt_chaos", "run", *options, "--modes", "before", "--", *words],
+        [sys.executable, "-m", "ckpt_chaos", "run", *options, "--work", str(place), "--", *words],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if ended.returncode not in (0, 1) or "before any crash" in ended.stdout + ended.stderr:
