@@ -1,7 +1,10 @@
 """A plain loop on one process: AdamW, a schedule, dropout, a shuffled data set, one file a checkpoint."""
 
+import io
 import re
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -65,6 +68,12 @@ while step < 16:
         path = out / f"step-{step}.pt"
         if mistake == "not_atomic":
             torch.save(state, path)
+        elif mistake == "saves_into_memory":  # as fsspec does, and so Lightning
+            memory = io.BytesIO()
+            torch.save(state, memory)
+            with tempfile.NamedTemporaryFile(delete=False) as file:
+                file.write(memory.getvalue())
+            shutil.move(file.name, path)
         else:
             torch.save(state, path.with_suffix(".tmp"))
             path.with_suffix(".tmp").rename(path)

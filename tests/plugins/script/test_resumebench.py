@@ -21,6 +21,7 @@ CASES = {
 }
 KEPT = (
     "plain.py kill@15",
+    "plain.py saves_into_memory write@step-12:1",
     "plain.py sorted_as_text kill@15",
     "plain.py no_generator kill@11",
     "plain.py epoch_not_restored kill@11",
