@@ -35,8 +35,8 @@ KEPT = re.compile(r'"beside"|--beside|beside\\?\.|written, beside another|no mor
 LIMITS = {
     "README.md": 900,
     "CHANGELOG.md": 400,
-    "docs/findings/index.md": 920,
-    "docs/findings": 9_670,
+    "docs/findings/index.md": 930,
+    "docs/findings": 9_790,
     "docs/results": 1_900,
     "docs": 20_350,
 }
