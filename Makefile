@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Let Python keep the bytecode of modules and of tests that pytest has rewritten: later processes start faster.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run check test tests-of-check tests-of-test test-all test-exhaustive test-multinode test-slurm without lint docs samples bench mutants fuzz soak setup clean
+.PHONY: run check test tests-of-check tests-of-test test-all test-exhaustive test-frameworks test-multinode test-slurm without lint docs samples bench mutants fuzz soak setup clean
 
 # 20 cells in 84 s: five parallelisms, compiled or not, sync and async saves.
 run: $(VENV)/.ready
@@ -31,6 +31,7 @@ tests-of-test:
 test-all: lint
 	$(PYTEST) -m "$(ELSEWHERE)"
 	$(MAKE) test-exhaustive
+	$(MAKE) test-frameworks
 	$(MAKE) test-multinode
 	$(MAKE) test-slurm
 	$(MAKE) without
@@ -38,6 +39,11 @@ test-all: lint
 # Every cell of the models that the other tests only sample: most of an hour.
 test-exhaustive: $(VENV)/.ready
 	$(BIN)/python -m pytest --timeout=7200 -m exhaustive
+
+# Verdicts on scripts of frameworks. Installs transformers, Lightning and others.
+test-frameworks: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[frameworks]'
+	$(BIN)/python -m pytest tests/plugins/script/test_resumebench.py -k "hf_trainer or lightning or accelerated or lora"
 
 # Cells on several hosts: those that Ray simulates, and, as root, network namespaces. Installs Ray.
 test-multinode: $(VENV)/.ready

@@ -52,8 +52,6 @@ arguments = TrainingArguments(
     ignore_data_skip=mistake == "ignores_data_skip",
     eval_strategy="steps" if mistake == "evaluates" else "no",
     eval_steps=4,
-    torch_compile=mistake == "compiles",
-    torch_compile_backend="aot_eager" if mistake == "compiles" else None,
     gradient_checkpointing=mistake == "recomputes",
     bf16=mistake == "bf16",
     optim="adafactor" if mistake == "adafactor" else "adamw_torch",

@@ -1,10 +1,11 @@
 """Lightning: a module with dropout and its Trainer, a checkpoint every 4 steps, resumed from the last one."""
 
+import os
 import sys
 from pathlib import Path
 
 import torch
-from lightning import LightningModule, Trainer, seed_everything
+from lightning import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -30,6 +31,20 @@ class Regression(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
+class Averaged(Callback):
+    """Keep an average of the weights, and save it in each checkpoint."""
+
+    def on_train_start(self, trainer, module):
+        self.average = {name: value.detach().clone() for name, value in module.named_parameters()}
+
+    def on_train_batch_end(self, trainer, module, *others):
+        for name, value in module.named_parameters():
+            self.average[name].lerp_(value.detach(), 0.1)
+
+    def on_save_checkpoint(self, trainer, module, checkpoint):
+        checkpoint["average"] = self.average
+
+
 seed_everything(0)
 loader = DataLoader(TensorDataset(torch.randn(32, 4)), batch_size=8, shuffle=mistake == "shuffles")
 every = 6 if mistake == "mid_epoch" else 4  # an epoch has four steps
@@ -37,10 +52,14 @@ keeper = ModelCheckpoint(out, filename="{step}", every_n_train_steps=every, save
 trainer = Trainer(
     max_steps=20,
     accelerator="cpu",
-    callbacks=[keeper],
+    devices=int(os.environ.get("WORLD_SIZE", 1)),
+    callbacks=[Averaged(), keeper] if mistake == "average_not_restored" else [keeper],
     logger=False,
     enable_progress_bar=False,
     enable_model_summary=False,
 )
-last = out / "last.ckpt"
-trainer.fit(Regression(), loader, ckpt_path=last if last.exists() and mistake != "never_resumes" else None)
+last, module = out / "last.ckpt", Regression()
+if last.exists() and mistake == "weights_alone":
+    module = Regression.load_from_checkpoint(last)
+resumes = last.exists() and mistake not in ("never_resumes", "weights_alone")
+trainer.fit(module, loader, ckpt_path=last if resumes else None)

@@ -51,7 +51,7 @@ def test_verdict(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     spec.loader.exec_module(bench)
     out, case = io.StringIO(), CASES[name]
     if package := bench.missing(case):
-        pytest.skip(f"{package} is not installed")
+        pytest.skip(f"{package} is not installed: make test-frameworks")
     if not name.startswith("spawned"):  # its ranks are no forks
         monkeypatch.setattr(script, "Command", ForkedCommand)
         monkeypatch.setattr(script, "_LEAST_LIMIT_S", 20.0)
@@ -61,7 +61,7 @@ def test_verdict(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             bench.command(case),
             [case["stop"]],
             every=case.get("every", 1),
-            timeout=60,
+            timeout=200,
             grace=8,
             folder="results",
             as_json=True,
