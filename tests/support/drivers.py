@@ -16,7 +16,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -71,6 +70,7 @@ def _start(server: forkserver.ForkServer, **variables: str) -> None:
 
     imported = [
         "dcpbench.cli.by_hydra",
+        "dcpbench.cli.engine",
         "dcpbench.cli.run",
         "dcpbench.sweep.run",
         "dcpbench.report.document",
@@ -229,21 +229,14 @@ def _drive(
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     _forget_server()
-    os.environ.clear()
-    os.environ.update(variables)
-    os.chdir(cwd)
-    sys.path[:] = [cwd, *filter(None, variables["PYTHONPATH"].split(os.pathsep)), *map(str, _LIBRARY)]
-    import dcpbench.__main__ as program
+    from dcpbench.cli import engine
     from dcpbench.executors import interpreters
 
     if restarted:
         interpreters._agent = partial(_forked_agent, restarted, interpreters._agent)
-    sys.modules["__main__"] = program
-    sys.argv = [str(program.__file__), *words]
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest may be a background job of a script
     if prepare:
         prepare()
-    program.main()
+    engine.drive(words, cwd, variables, [*map(str, _LIBRARY)])
 
 
 class _Agent:
@@ -290,7 +283,10 @@ def _serve_as_agent(connection: Connection, variables: dict[str, str], prints: l
     _forget_server()
     os.environ.clear()
     os.environ.update(variables)
+    from dcpbench.cli import engine
     from dcpbench.executors import interpreter_agent
+
+    util.spawnv_passfds = engine.forked_server
 
     interpreter_agent.main(connection.fileno())
 
@@ -302,42 +298,3 @@ def _forget_server() -> None:
     forkserver._forkserver.__init__()
     resource_tracker._resource_tracker.__init__()
     process.current_process()._config.pop("tempdir", None)
-    util.spawnv_passfds = _forked
-
-
-_exec = util.spawnv_passfds
-
-
-def _forked(path: str, arguments: list[str], kept: list[int]) -> int:
-    """Do what `multiprocessing.util.spawnv_passfds` does, without importing everything again for a helper.
-
-    In any thread but the main one it is done as without this: what is forked while another thread holds a
-    lock, of a stream that it prints to or of a module that it imports, waits for that lock for ever.
-    """
-    in_group = any("spawn_main" in os.fsdecode(word) for word in arguments)  # its own would be in its way
-    if in_group or threading.current_thread() is not threading.main_thread():
-        return _exec(path, arguments, kept)
-    sys.stdout.flush()
-    if pid := os.fork():
-        return pid
-    status = 1
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):  # as after an exec
-        if callable(signal.getsignal(number)):
-            signal.signal(number, signal.SIG_DFL)
-    try:
-        first = 3
-        for file in sorted(kept):
-            os.closerange(first, file)
-            first = max(first, file + 1)
-        os.closerange(first, os.sysconf("SC_OPEN_MAX"))
-        forkserver._forkserver.__init__()
-        resource_tracker._resource_tracker.__init__()
-        exec(arguments[-1], {"__name__": "__main__"})
-        status = 0
-    except SystemExit:
-        status = 0
-    except BaseException:  # noqa: BLE001 - nothing else could report it
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stderr.flush()
-        os._exit(status)

@@ -88,17 +88,17 @@ def main() -> None:
         import_module(module)
     for line in sys.stdin:
         if not (pid := os.fork()):
+            os.setpgid(0, 0)
+            os.write(2, f"{os.getpid()}\n".encode())
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             words, folder, variables = json.loads(line)
-            _drive(words, folder, variables, library)
+            drive(words, folder, variables, library)
         _, status = os.waitpid(pid, 0)
         os.write(2, f"\0{os.waitstatus_to_exitcode(status)}\n".encode())
 
 
-def _drive(words: list[str], folder: str, variables: dict[str, str], library: list[str]) -> None:
-    """Be the driver that a new process would be."""
-    os.setpgid(0, 0)
-    os.write(2, f"{os.getpid()}\n".encode())
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+def drive(words: Sequence[str], folder: str, variables: Mapping[str, str], library: Sequence[str]) -> None:
+    """Be the driver that a new process would be; `library` is where Python searches after PYTHONPATH."""
     os.environ.clear()
     os.environ.update(variables)
     os.chdir(folder)
@@ -107,11 +107,11 @@ def _drive(words: list[str], folder: str, variables: dict[str, str], library: li
     program = sys.modules["__main__"] = import_module("dcpbench.__main__")
     sys.argv = [str(program.__file__), *words]
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ranks' modules ignore it
-    util.spawnv_passfds = _forked_server  # type: ignore[assignment]
+    util.spawnv_passfds = forked_server  # type: ignore[assignment]
     program.main()
 
 
-def _forked_server(path: Any, arguments: Sequence[Any], kept: list[int]) -> int:
+def forked_server(path: Any, arguments: Sequence[Any], kept: list[int]) -> int:
     """Fork the server of ranks from this process instead of importing everything again, and return its pid.
 
     Other programs are started; so is the server if a thread could hold a lock in it, and for another NCCL.
@@ -130,6 +130,9 @@ def _forked_server(path: Any, arguments: Sequence[Any], kept: list[int]) -> int:
         os.closerange(first, os.sysconf("SC_OPEN_MAX"))
         for helper in (forkserver._forkserver, resource_tracker._resource_tracker):
             helper.__init__()  # type: ignore[misc]
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):  # as for a new process
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         listener, alive = kept
