@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from conftest import tiered
-from dcpbench.analysis.cell_history import sweep_before
+from dcpbench.analysis.cell_identity import sweep_before
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.records.row import Row

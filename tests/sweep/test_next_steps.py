@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conftest import run
-from dcpbench.analysis.cell_history import sweep_before
+from dcpbench.analysis.cell_identity import sweep_before
 from dcpbench.cli.commands import main
 from dcpbench.config.text import command_text
 from dcpbench.records.store import append_row, write_csv

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -17,53 +16,18 @@ import pandas as pd
 from dcpbench.analysis.cell_identity import cell_names, config_differences, identity_keys, with_cells
 from dcpbench.analysis.change_points import Change, changes
 from dcpbench.analysis.costs import run_alike
-from dcpbench.analysis.frame import Sweeps, outcomes, read_sweeps, records
+from dcpbench.analysis.frame import Sweeps, outcomes, records
 from dcpbench.analysis.query import Condition, QueryError, select
 from dcpbench.code.sources import COMMITS, joined
 from dcpbench.core.axes import AXES
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import SEVERITY, SHOWN, StatusSpec
-from dcpbench.records.store import RESULTS_CSV, RESULTS_JSONL, ResultsError
-
-_LOOKED_AT = 10
-_LEAST_IN_COMMON = 0.5
+from dcpbench.records.store import RESULTS_JSONL
 
 KINDS = tuple(SHOWN.values())
 """The statuses that a cell is shown with, the worst first; the last is for a sweep without a row of it."""
 
 ABSENT = len(KINDS) - 1
-
-
-def sweep_before(folder: Path) -> Path | None:
-    """Return the newest earlier sweep in the same parent folder that has ended and has at least half of this
-    sweep's cells, or None."""
-    own = folder.resolve()
-    written = {path.parent: _written_ns(path) for path in own.parent.glob(f"*/{RESULTS_CSV}")}
-    limit = max(map(_written_ns, own.glob("results.*")), default=0)
-    ended = [place for place, at in written.items() if place != own and at <= limit]
-    frames = map(_rows_in, sorted(ended, key=written.__getitem__, reverse=True)[:_LOOKED_AT])
-    rows = _rows_in(own)
-    for other in frames if len(rows) else ():
-        if not len(other):
-            continue
-        began, then = (one["started_at"].dropna().min() for one in (rows, other))
-        keys = identity_keys(pd.concat([rows, other]))
-        cells, there = (with_cells(one, keys)["address"].drop_duplicates() for one in (rows, other))
-        if (pd.isna(began) or pd.isna(then) or then < began) and cells.isin(there).mean() >= _LEAST_IN_COMMON:
-            return Path(other["sweep"].iloc[0])
-    return None
-
-
-def _rows_in(folder: Path) -> pd.DataFrame:
-    with suppress(ResultsError):  # another user may own the folder
-        return read_sweeps(folder, details=False).frame
-    return pd.DataFrame()
-
-
-def _written_ns(path: Path) -> int:
-    with suppress(OSError):  # it can be removed at any time
-        return path.lstat().st_mtime_ns
-    return 0
 
 
 @dataclass(frozen=True)

@@ -6,19 +6,24 @@ overrides that are part of its identity: it pairs cells of different configurati
 
 import shlex
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from dcpbench.analysis.frame import as_text
+from dcpbench.analysis.frame import as_text, read_sweeps
 from dcpbench.analysis.query import QueryError
 from dcpbench.config.text import listed
 from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import CellKey, is_below
+from dcpbench.records.store import RESULTS_CSV, ResultsError
 
 _SEPARATOR = "\x1f"
 _QUOTED = frozenset("'\"\\")
+_LOOKED_AT = 10
+_LEAST_IN_COMMON = 0.5
 
 
 def override_words(overrides: object) -> list[str]:
@@ -147,3 +152,35 @@ def _mapped(column: "pd.Series[Any]", text: Callable[[Any], str], missing: str) 
 
 def _without(config: Mapping[str, Any], ignored: Collection[str]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if not is_below(key, ignored)}
+
+
+def sweep_before(folder: Path) -> Path | None:
+    """Return the newest earlier sweep in the same parent folder that has ended and has at least half of this
+    sweep's cells, or None."""
+    own = folder.resolve()
+    written = {path.parent: _written_ns(path) for path in own.parent.glob(f"*/{RESULTS_CSV}")}
+    limit = max(map(_written_ns, own.glob("results.*")), default=0)
+    ended = [place for place, at in written.items() if place != own and at <= limit]
+    frames = map(_rows_in, sorted(ended, key=written.__getitem__, reverse=True)[:_LOOKED_AT])
+    rows = _rows_in(own)
+    for other in frames if len(rows) else ():
+        if not len(other):
+            continue
+        began, then = (one["started_at"].dropna().min() for one in (rows, other))
+        keys = identity_keys(pd.concat([rows, other]))
+        cells, there = (with_cells(one, keys)["address"].drop_duplicates() for one in (rows, other))
+        if (pd.isna(began) or pd.isna(then) or then < began) and cells.isin(there).mean() >= _LEAST_IN_COMMON:
+            return Path(other["sweep"].iloc[0])
+    return None
+
+
+def _rows_in(folder: Path) -> pd.DataFrame:
+    with suppress(ResultsError):  # another user may own the folder
+        return read_sweeps(folder, details=False).frame
+    return pd.DataFrame()
+
+
+def _written_ns(path: Path) -> int:
+    with suppress(OSError):  # it can be removed at any time
+        return path.lstat().st_mtime_ns
+    return 0

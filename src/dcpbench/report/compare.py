@@ -96,7 +96,7 @@ def main(
         contents = [Content(headline="\n".join(code))] if code else []
         cells = [one.costs[one.costs["level"].eq("cell")] for one in found if len(one.costs)]
         runs = [side[["runs_old", "runs_new"]].max().min() for side in cells if len(side)]
-        contents += [Content(headline=_UNREPEATED)] if runs and max(runs) == 1 else []
+        contents += [Content(headline=_UNREPEATED)] if runs and max(runs) <= 1 else []
         contents.append(_environments(differing, bool(code), damaged, found))
         for one in found:
             contents.append(_statuses(one, all))

@@ -168,7 +168,7 @@ def _text(sweeps: Sweeps, view: View, written_as: str, file: TextIO) -> str:
     if written_as == "html":
         before = None
         if len(sweeps.environments) == 1 and not view.where:
-            from dcpbench.analysis.cell_history import sweep_before
+            from dcpbench.analysis.cell_identity import sweep_before
 
             before = _read(sweep_before(Path(*sweeps.environments)))
         return page(chosen, ", ".join(chosen.environments), before)

@@ -112,7 +112,7 @@ class Sweep:
 
     def _report(self) -> Path | None:
         """Write and print all reports, and which could not be written. Return the sweep to compare with."""
-        from dcpbench.analysis.cell_history import sweep_before
+        from dcpbench.analysis.cell_identity import sweep_before
         from dcpbench.report.show import print_report, write_reports
 
         before = sweep_before(self.folder)
