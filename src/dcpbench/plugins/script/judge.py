@@ -92,8 +92,7 @@ def _of_steps(reference: Run, stopped: Run, resumed: Run, second: Callable[[int]
         reason, cause = explained(compared, differences)
         if differences[0].kind == "checkpoint":
             word = "older" if loaded else "scratch"
-        elif loaded > (compared.newest or 0):
-            torn = stopped.cut or listed(compared.loaded_paths, 2)
+        elif loaded > (compared.newest or 0) and (torn := stopped.cut or listed(compared.loaded_paths, 2)):
             word, cause = "torn", _INCOMPLETE.format(torn)
             reason = f"takes a checkpoint that is not complete ({torn}): {reason}"
         reason += failure and f"; {failure}"

@@ -40,10 +40,10 @@ def _changes_of(reference: Run, save: int) -> list[tuple[float, str, int, int]]:
     for rank in reference.ranks:
         pairs: list[tuple[str, str]] = []
         events = reference.of_kind("open", "rename", "remove", rank=rank)
-        for event in events:
+        for place, event in enumerate(events):
             target = event.get("to") or event["path"]
             pairs.append((event["path"], target))
-            name = _renamed(target, [later for later in events if later["t"] > event["t"]])
+            name = _renamed(target, events[place + 1 :])
             if event["k"] == save and any(is_in(path, name) for path in saved):
                 number = sum(target in path or target in to for path, to in pairs)
                 length = reference.files.get(name, 0) if name in saved else -1

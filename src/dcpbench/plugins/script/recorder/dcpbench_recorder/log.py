@@ -65,7 +65,7 @@ class Log:
         if self._file is None:
             name = os.path.join(self.folder, f"{os.getpid()}-{time.time_ns()}.jsonl")
             self._file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        line = json.dumps({"e": event, "k": self.steps, "t": time.time(), **fields}, default=repr)
+        line = json.dumps({"e": event, "k": self.steps, "t": time.monotonic(), **fields}, default=repr)
         os.write(self._file, line.encode() + b"\n")
 
 
