@@ -234,6 +234,7 @@ def _drive(
 
     if restarted:
         interpreters._agent = partial(_forked_agent, restarted, interpreters._agent)
+    os.chdir(cwd)
     if prepare:
         prepare()
     engine.drive(words, cwd, variables, [*map(str, _LIBRARY)])

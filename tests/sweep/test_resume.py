@@ -1,8 +1,10 @@
 """An interrupted and resumed sweep equals an uninterrupted one: cell for cell, row for row."""
 
 import json
+import os
 import resource
 import shutil
+import signal
 import time
 from collections.abc import Callable
 from functools import partial
@@ -59,8 +61,10 @@ def resume(folder: Path, *overrides: str, cwd: Path | None = None) -> Finished:
     return dcpbench(*overrides, f"resume={folder}", folder=folder, cwd=cwd)
 
 
-def kill_when(words: list[str], cwd: Path, happened: Callable[[], bool]) -> None:
-    """Start a driver, and kill it as soon as something has happened."""
+def kill_when(
+    words: list[str], cwd: Path, happened: Callable[[], bool], beside: Callable[[], None] = lambda: None
+) -> None:
+    """Start a driver, stop it as soon as something has happened, call `beside`, and kill it."""
     driver = start(*words, cwd=cwd)
     try:
         deadline = time.monotonic() + 90
@@ -68,6 +72,8 @@ def kill_when(words: list[str], cwd: Path, happened: Callable[[], bool]) -> None
             assert driver.poll() is None, "it ended before that"
             assert time.monotonic() < deadline, "it did not happen in time"
             time.sleep(0.002)
+        os.kill(driver.pid, signal.SIGSTOP)
+        beside()
     finally:
         driver.kill()
         driver.communicate(60)
@@ -93,15 +99,12 @@ def test_killed_and_resumed_sweep_has_the_same_rows(unbroken: Finished) -> None:
     anew = words_of(folder, *ON_RANKS, f"storage.root={root}")
     again = [*anew, f"resume={folder}"]
 
-    def refused_beside_the_first() -> bool:
-        if not (folder / "sweep.json").exists():
-            return False
+    def is_refused() -> None:
         second = resume(folder)
         assert (second.status, second.out) == (2, "")
         assert "another dcpbench is using this folder" in second.err
-        return True
 
-    kill_when(anew, folder.parent, refused_beside_the_first)
+    kill_when(anew, folder.parent, (folder / "sweep.json").exists, beside=is_refused)
 
     # In a cell, with a checkpoint begun; it leaves more behind than one would think.
     kill_when(again, folder.parent, lambda: any(cell_under_way(folder, root / "repaired")))

@@ -92,16 +92,17 @@ def main() -> None:
             os.write(2, f"{os.getpid()}\n".encode())
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             words, folder, variables = json.loads(line)
+            os.chdir(folder)
             drive(words, folder, variables, library)
         _, status = os.waitpid(pid, 0)
         os.write(2, f"\0{os.waitstatus_to_exitcode(status)}\n".encode())
 
 
 def drive(words: Sequence[str], folder: str, variables: Mapping[str, str], library: Sequence[str]) -> None:
-    """Be the driver that a new process would be; `library` is where Python searches after PYTHONPATH."""
+    """Be the driver that a new process in this `folder` would be; `library` is where Python searches after
+    PYTHONPATH."""
     os.environ.clear()
     os.environ.update(variables)
-    os.chdir(folder)
     searched = filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))
     sys.path[:] = [folder, *searched, *library]
     program = sys.modules["__main__"] = import_module("dcpbench.__main__")

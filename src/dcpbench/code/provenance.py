@@ -223,8 +223,12 @@ def is_installed(file: str) -> bool:
 
 @cache
 def _installed_in(folder: Path) -> frozenset[str]:
-    """Return the names of files and folders in a folder that packages have brought there."""
-    installed = (Distribution.at(metadata).files or () for metadata in folder.glob("*.dist-info"))
+    """Return the names of files and folders in a folder that packages have brought there; none if it cannot
+    be read."""
+    try:
+        installed = [Distribution.at(metadata).files or () for metadata in folder.glob("*.dist-info")]
+    except OSError:
+        return frozenset()
     return frozenset(path.parts[0] for paths in installed for path in paths)
 
 
