@@ -52,7 +52,6 @@ def explained(compared: Compared, differences: Sequence[Difference]) -> tuple[st
         "near": any(abs(step - difference.step) == 1 for step in same),
         "held": listed(held, 2),
         "generators": " and ".join(generators),
-        "draws": not {"torch", "CUDA"}.isdisjoint(generators),
         "lr": all(name.endswith((" lr", " initial_lr")) for name in names),
         "fewer_calls": calls[0] < calls[1],
         "average": any(part in name.lower() for name in (difference.text, *names) for part in _AVERAGES),

@@ -74,13 +74,9 @@ class Compared:
 
     @property
     def generators(self) -> list[str]:
-        """Generators that differed at the first resumed step; not those that nothing seeds."""
-        names: set[str] = set()
-        for rank, steps in self.steps.items():
-            unseeded = different(steps[0], self._reference.ranks[rank][0]).get("generators", [])
-            now = different(steps[self._place], self._actual[rank][0]).get("generators", [])
-            names |= {*now} - {*unseeded}
-        return sorted(names)
+        """Generators of torch that differed at the first resumed step."""
+        firsts = [(self.steps[rank][self._place], steps[0]) for rank, steps in self._actual.items()]
+        return sorted({name for pair in firsts for name in different(*pair).get("generators", [])})
 
     def first(self, noise: Mapping[str, int]) -> list[Difference]:
         """Return the first difference, of each rank that has it. `noise` is not blamed on the resume."""

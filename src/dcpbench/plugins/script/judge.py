@@ -1,6 +1,6 @@
 """The verdict on a stop: does the resumed run continue as the uninterrupted one?"""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dcpbench.config.text import listed
@@ -26,7 +26,6 @@ class Verdict:
         reason: what happened, in a sentence; of an exact resume too.
         loaded, newest: the steps after which the loaded, and the newest complete checkpoint were saved.
         first: the first difference.
-        last: the last step that was compared.
     """
 
     word: str
@@ -35,8 +34,6 @@ class Verdict:
     loaded: int | None = None
     newest: int | None = None
     first: Difference | None = None
-    last: int | None = None
-    hints: Sequence[str] = ()
 
     @property
     def status(self) -> str:
@@ -82,11 +79,11 @@ def _of_steps(reference: Run, stopped: Run, resumed: Run, second: Callable[[int]
     loaded, last = compared.loaded, compared.last
     start = f"step {loaded}" if loaded else "the start: no checkpoint was complete"
     reason = f"from {start}; steps {loaded + 1} to {last} are equal"
-    verdict = Verdict("exact", reason, loaded=loaded, newest=compared.newest, last=last)
+    verdict = Verdict("exact", reason, loaded=loaded, newest=compared.newest)
     if resumed.status is None and all(difference.kind == "steps" for difference in differences):
         first = Difference(last + 1, 0, "steps")
         return replace(verdict, word="hangs", reason=f"hangs after step {last}", first=first)
-    failure = f"fails after its last step: {resumed.failure}" if resumed.status else ""
+    failure = f"; fails after its last step: {resumed.failure}" if resumed.status else ""
     if differences:
         word = "diverges"
         reason, cause = explained(compared, differences)
@@ -95,12 +92,9 @@ def _of_steps(reference: Run, stopped: Run, resumed: Run, second: Callable[[int]
         elif loaded > (compared.newest or 0) and (torn := stopped.cut or listed(compared.loaded_paths, 2)):
             word, cause = "torn", _INCOMPLETE.format(torn)
             reason = f"takes a checkpoint that is not complete ({torn}): {reason}"
-        reason += failure and f"; {failure}"
-        return replace(verdict, word=word, reason=reason, cause=cause, first=differences[0])
+        return replace(verdict, word=word, reason=reason + failure, cause=cause, first=differences[0])
     if kinds := [kind for kind in noise if kind in KINDS]:
         kind = min(kinds, key=lambda kind: (noise[kind], ORDER[kind]))
         reason = f"two uninterrupted runs differ from step {noise[kind]} on ({KINDS[kind]['name']})"
         return replace(verdict, word="not_deterministic", reason=reason)
-    names = " and ".join(compared.generators)
-    generators = f"differ after the load, without an effect here: generators of {names}" if names else ""
-    return replace(verdict, hints=[*filter(None, [failure, generators])])
+    return replace(verdict, reason=verdict.reason + failure)

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from dcpbench.code.provenance import SweepCode
 from dcpbench.config.errors import ConfigError
-from dcpbench.config.text import counted, listed, size_text
+from dcpbench.config.text import counted, listed, path_text, size_text
 from dcpbench.core.cell_key import digest_of
 from dcpbench.executors.stack_dumps import tail
 from dcpbench.plugins.script.judge import Verdict, judge
@@ -97,10 +97,8 @@ class Check:
             self._line(stop, verdict.word, style_of(row.status), verdict.reason, seconds)
             if verdict.cause:
                 self._print(f"    likely: {verdict.cause}")
-            for hint in verdict.hints:
-                self._print(f"    {hint}", "dim")
             if row.status == "fail":
-                self._print(f"    log: {_shown(log)}", "dim")
+                self._print(f"    log: {path_text(log)}", "dim")
             elif row.status == "pass":
                 files.remove_tree(self._place / name / "out")
             yield row
@@ -112,7 +110,7 @@ class Check:
         for place in (self._place / "reference", *self._place.glob("again-*")):
             files.remove_tree(place / "out")
         failed, exact = ([row for row in rows if row.status == status] for status in ("fail", "pass"))
-        page = _shown(self._place / "report.html")
+        page = path_text(self._place / "report.html")
         text = f"{len(exact)} of {counted(len(rows), 'stop')} exact; page: {page}"
         self._print(text, "bold red" if failed else "bold")
         return 1 if failed else 0 if len(exact) == len(rows) else WRONG_CONFIGURATION
@@ -137,7 +135,7 @@ class Check:
             where = f"below {OUT}" if self._command.has_out else "in the working folder"
             problem = f"saved nothing {where}: there is nothing to resume from"
         if problem:
-            raise ConfigError(f"the command {problem}; see {_shown(run.log)}")
+            raise ConfigError(f"the command {problem}; see {path_text(run.log)}")
         machine = {"host": platform.node(), "cpu_cores": psutil.cpu_count(), "dcpbench_commit": self._commit}
         about = {name: run.about[name] for name in ("torch", "python")}
         write_json(self._place / ENVIRONMENT_JSON, about | machine)
@@ -177,7 +175,6 @@ class Check:
         details = {
             "run": bar(self._reference, verdict),
             "likely": [verdict.cause] if verdict.cause else [],
-            "hints": [*verdict.hints],
             "log_tail": log if verdict.status == "fail" else [],
             "rank": first.rank if first else 0,
         }
@@ -225,7 +222,3 @@ class Check:
 
     def _print(self, text: str, style: str = "") -> None:
         self._console.print(text_of(text, style), soft_wrap=True)
-
-
-def _shown(path: Path) -> str:
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

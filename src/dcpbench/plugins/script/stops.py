@@ -1,59 +1,46 @@
 """Choose stops that tell something, from when the reference made its steps and its saves."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from itertools import pairwise
+from pathlib import PurePath
 
-from dcpbench.plugins.script.record import Event, Run, is_in
+from dcpbench.plugins.script.record import Run
 
 
 def chosen(reference: Run) -> list[str]:
     """Return one stop of each kind that applies: in the middle between two saves, and in a save."""
     last, saves = reference.length, reference.saved_steps or [0]
     # A later save shows what the script saves after the resume.
-    before = [step for step in saves if step < min(last, saves[-1])] or [
-        step for step in saves if step < last
-    ]
+    before = saves[:-1] or [step for step in saves if step < last] or [0]
     # Names that are sorted as text end with step 9, also when step 10 is saved.
-    longer = [step for earlier, step in pairwise(saves) if len(str(step)) > len(str(earlier))]
-    save = ([step for step in longer if step in before] or before[-1:] or [0])[0]
+    longer = [step for earlier, step in pairwise(before) if len(str(step)) > len(str(earlier))]
+    save = (longer or before[-1:])[0]
     after = next((step for step in saves if step > save), last)
-    step = min(save + (min(after, last) - save + 1) // 2 + 1, last)
+    step = min(save + (after - save + 1) // 2 + 1, last)
     stops = [f"kill@{step}", f"term@{step}"] + [f"rank1@{step}"] * (len(reference.ranks) > 1)
-    if changes := _changes_of(reference, saves[-1]):
-        _, path, number, _ = changes[-1]
-        stops.append(f"write@{path}:{number}")
-    changes = _changes_of(reference, save or saves[-1])
-    if changes and len({*reference.disk.written.values()} & {*saves}) > 1:  # an older one is kept
-        _, path, number, _ = max(changes, key=lambda change: change[3])
-        stops.append(f"torn@{path}:{number}")
+    names = {name for path in reference.disk.saves.get(saves[-1], ()) for name in PurePath(path).parts}
+    if change := _last_change(reference, saves[-1], names):
+        stops.append(f"write@{change}")
+    torn = save or saves[-1]
+    largest = max(
+        reference.disk.saves.get(torn, ()), key=lambda path: reference.files.get(path, 0), default=""
+    )
+    is_kept = len({*reference.disk.written.values()} & {*saves}) > 1  # an older one
+    if is_kept and (change := _last_change(reference, torn, {PurePath(largest).name})):
+        stops.append(f"torn@{change}")
     return stops
 
 
-def _changes_of(reference: Run, save: int) -> list[tuple[float, str, int, int]]:
-    """Return the changes of a save's files and of folders that hold them.
-
-    Returns:
-        of each its time, the path, its number as the recorder counts it (in its process, by a part of the
-        path), and the length of the file in bytes, -1 for a folder.
-    """
-    saved, changes = reference.disk.saves.get(save, ()), []
+def _last_change(reference: Run, save: int, names: Collection[str]) -> str:
+    """Return the last change in a save of a file or folder with one of these names: its path, and its number
+    as the recorder counts it, in its process by a part of the path. Empty if there is none."""
+    last = (0.0, "")
     for rank in reference.ranks:
-        pairs: list[tuple[str, str]] = []
-        events = reference.of_kind("open", "rename", "remove", rank=rank)
-        for place, event in enumerate(events):
+        paths: list[tuple[str, str]] = []
+        for event in reference.of_kind("open", "rename", "remove", rank=rank):
             target = event.get("to") or event["path"]
-            pairs.append((event["path"], target))
-            name = _renamed(target, events[place + 1 :])
-            if event["k"] == save and any(is_in(path, name) for path in saved):
-                number = sum(target in path or target in to for path, to in pairs)
-                length = reference.files.get(name, 0) if name in saved else -1
-                changes.append((event["t"], target, number, length))
-    return sorted(changes)
-
-
-def _renamed(path: str, events: Iterable[Event]) -> str:
-    """Return the name that a file has after these events, at the end of its save."""
-    for event in events:
-        if event["e"] == "rename" and is_in(path, event["path"]):
-            path = event["to"] + path[len(event["path"]) :]
-    return path
+            paths.append((event["path"], target))
+            if event["k"] == save and event["e"] != "remove" and PurePath(target).name in names:
+                number = sum(target in path or target in to for path, to in paths)
+                last = max(last, (event["t"], f"{target}:{number}"))
+    return last[1]

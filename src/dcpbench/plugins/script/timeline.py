@@ -8,6 +8,7 @@ from dcpbench.plugins.script.record import Run
 from dcpbench.records.row_reader import dict_in
 
 _MOST = 60
+"""The most steps that are shown, around the first difference."""
 
 
 def timeline(frame: pd.DataFrame) -> tuple[str, pd.DataFrame] | None:
@@ -26,19 +27,13 @@ def timeline(frame: pd.DataFrame) -> tuple[str, pd.DataFrame] | None:
 
 
 def bar(reference: Run, verdict: Verdict) -> str:
-    """Return a run with a character for each step, or for several: `....|....|==X`."""
+    """Return a run with a character for each step: `....|....|==X`."""
     steps = reference.length
     loaded = steps if verdict.loaded is None else verdict.loaded
     first = verdict.first.step if verdict.first else steps + 1
-    signs = [
-        "." if step <= loaded else "X" if step == first else "x" if step > first else
-        "=" if step <= (verdict.last or 0) else " "
-        for step in range(1, steps + 1)
-    ]  # fmt: skip
-    each = -(-steps // _MOST)
+    begin = max(1, min(first, loaded + 1) - _MOST // 2)
     text = ""
-    for begin in range(0, steps, each):
-        several = signs[begin : begin + each]
-        text += "X" if "X" in several else several[0]
-        text += "|" * any(begin < step <= begin + each for step in reference.saved_steps)
+    for step in range(begin, min(steps, begin + _MOST) + 1):
+        text += "." if step <= loaded else "=" if step < first else "X" if step == first else "x"
+        text += "|" * (step in reference.saved_steps)
     return text

@@ -9,14 +9,11 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-import pickle
-import random
 import re
 import struct
 import sys
 import threading
 import weakref
-import zlib
 from collections import Counter
 from typing import Any, Callable
 
@@ -233,14 +230,8 @@ def _hyperparameters(optimizer: Any) -> dict[str, Any]:
 
 
 def _generators() -> dict[str, Any]:
-    """Return digests of the states of the random generators."""
-    states: dict[str, Any] = {
-        "torch": torch.random.default_generator.get_state(),
-        "Python": random.getstate(),
-    }
+    """Return digests of the states of torch's random generators."""
+    states = {"torch": torch.random.default_generator.get_state()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         states["CUDA"] = torch.cuda.default_generators[torch.cuda.current_device()].get_state()
-    if hasattr(sys.modules.get("numpy"), "random"):
-        states["NumPy"] = sys.modules["numpy"].random.get_state()
-    tensors = digests({name: state for name, state in states.items() if torch.is_tensor(state)})
-    return {name: tensors.get(name) or zlib.crc32(pickle.dumps(state)) for name, state in states.items()}
+    return digests(states)
