@@ -76,8 +76,8 @@ class Run:
 
     @property
     def saved_steps(self) -> list[int]:
-        """The steps after which it saved; not the start."""
-        return sorted(step for step in self.disk.saves if step > 0)
+        """The steps after which it saved files; not the start."""
+        return sorted(step for step, paths in self.disk.saves.items() if step > 0 and paths)
 
     @property
     def cut(self) -> str:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -85,7 +86,8 @@ class Check:
             self._print(text)
         if offline := [f"{key}={value}" for key, value in OFFLINE.items() if key not in os.environ]:
             self._print(f"set for the script: {' '.join(offline)}", "dim")
-        self._second = self._reference = reference = self._uninterrupted(limit_s)
+        self._reference = reference = self._uninterrupted(limit_s)
+        self._again = cache(self._run_again)
         for stop in stops or chosen(reference):
             began = time.monotonic()
             name = re.sub(r"[^\w@.,=+:-]", "_", f"stop={stop}")[:80]
@@ -119,11 +121,9 @@ class Check:
         """Run the command uninterrupted, and write what it ran on."""
         began = time.monotonic()
         run = self._command.run(self._place / "reference", "reference", limit_s)
-        seconds, broken = (
-            time.monotonic() - began,
-            listed([event["error"] for event in run.of_kind("broken")]),
-        )
-        saves = [str(step) for step in sorted(run.disk.saves)]
+        seconds = time.monotonic() - began
+        broken = listed([event["error"] for event in run.of_kind("broken")])
+        saves = [str(step) for step, paths in sorted(run.disk.saves.items()) if paths]
         problem = ""
         if run.status is None:
             problem = f"hangs, or takes longer than {limit_s:g} s (--timeout)"
@@ -147,12 +147,9 @@ class Check:
             self._print(f"    not all was recorded: {broken}")
         return run
 
-    def _again(self, steps: int) -> Run:
-        """Return another uninterrupted run, which made at least these steps."""
-        if self._second is self._reference or self._second.length < steps:
-            place = self._place / f"again-{steps}"
-            self._second = self._command.run(place, "again", self._limit_s, f"kill@{steps + 1}")
-        return self._second
+    def _run_again(self, steps: int) -> Run:
+        """Return another uninterrupted run of these steps."""
+        return self._command.run(self._place / f"again-{steps}", "again", self._limit_s, f"kill@{steps + 1}")
 
     def _judged(self, stop: str, place: Path) -> tuple[Verdict, Path]:
         """Return the verdict on a stop, and the log of the last run that it needed."""

@@ -53,18 +53,13 @@ def digests(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fetched(parts: Parts) -> Parts:
-    """Return parts with digests as ints: one transfer for all that are on one device."""
-    by_device: dict[torch.device, list[torch.Tensor]] = {}
-    for values in parts.values():
-        for value in values.values():
-            if isinstance(value, torch.Tensor):
-                by_device.setdefault(value.device, []).append(value)
-    numbers = {device: iter(torch.stack(scalars).tolist()) for device, scalars in by_device.items()}
+    """Return parts with digests as ints: one transfer for all, from the device of the first."""
+    scalars = [value for values in parts.values() for value in values.values() if torch.is_tensor(value)]
+    numbers = iter(
+        torch.stack([scalar.to(scalars[0].device) for scalar in scalars]).tolist() if scalars else ()
+    )
     return {
-        kind: {
-            name: next(numbers[value.device]) if isinstance(value, torch.Tensor) else value
-            for name, value in values.items()
-        }
+        kind: {name: next(numbers) if torch.is_tensor(value) else value for name, value in values.items()}
         for kind, values in parts.items()
     }
 

@@ -25,6 +25,8 @@ CALLS = {
 }
 """What the recorded functions of a module do: `load`, or `save` their first argument; `save_file` opens the
 file outside Python, where the audit hook does not see it."""
+_MEMORY = "a buffer"
+"""The path of a save into memory: the files that are changed after the same step belong to it."""
 _inside = threading.local()
 _uploading: set[str] = set()
 """The paths of asynchronous saves in flight, whose threads call `save` too."""
@@ -48,7 +50,6 @@ def _opened(log: Log, path: Any, mode: Any, flags: int) -> None:
         if not os.path.isdir(path):
             log.write("read", path=place)
     elif not flags & os.O_APPEND:
-        _from_memory(log, place)
         log.write("open", path=place)
         log.stop.at_change(place, opens=True, truncates=bool(flags & os.O_TRUNC))
 
@@ -60,7 +61,6 @@ def _moved(log: Log, path: Any, to: Any = None, *descriptors: int) -> None:
         log.write("rename" if after else "remove", path=before, to=after)
     elif after:
         log.stop.at_change(after)
-        _from_memory(log, after)
         log.write("open", path=after)
 
 
@@ -89,7 +89,7 @@ def _recorded(function: Any, action: str, log: Log) -> Any:
         target, path = _target(log, (*args[saves:], *kwargs.values()))
         value, *others = (*args, *kwargs.values(), None)
         if action == "save_file" and any(isinstance(other, io.BytesIO) for other in others):
-            log.guarded(_saving, log, "", value)
+            path = _MEMORY
         if path is None or getattr(_inside, "on", False) or "torch" not in sys.modules:
             return function(*args, **kwargs)
         is_new = path not in _uploading
@@ -127,22 +127,11 @@ def _target(log: Log, arguments: tuple[Any, ...]) -> tuple[Any, str | None]:
 
 
 def _saving(log: Log, path: str, value: Any) -> None:
-    """Record what is saved; what is saved into memory, without a path, when that is written to a file."""
+    """Record what is saved."""
     from .digests import fetched, held  # imports torch
 
     open(log.save_mark, "w").close()
-    parts = fetched({"content": held(value)})
-    if path:
-        log.write("save", path=path, **parts)
-    else:
-        _inside.memory = parts
-
-
-def _from_memory(log: Log, path: str) -> None:
-    """Take what this thread has saved into memory for the content of the file that it writes next."""
-    if parts := _inside.__dict__.pop("memory", None):
-        log.write("save", path=path, **parts)
-        log.write("saved", path=path)
+    log.write("save", path=path, **fetched({"content": held(value)}))
 
 
 def _uploaded(log: Log, path: str, future: Any) -> None:
