@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from dcpbench.plugins.script.record import Run
-from dcpbench.plugins.script.stops import chosen
+from dcpbench.plugins.script.run import chosen
 from plugins.script.runs import Writer
 
 

@@ -23,8 +23,7 @@ from dcpbench.core.cell_key import digest_of
 from dcpbench.executors.stack_dumps import tail
 from dcpbench.plugins.script.judge import Verdict, judge
 from dcpbench.plugins.script.record import Run
-from dcpbench.plugins.script.run import OFFLINE, OUT, Command
-from dcpbench.plugins.script.stops import chosen
+from dcpbench.plugins.script.run import OFFLINE, OUT, Command, chosen
 from dcpbench.plugins.script.timeline import bar
 from dcpbench.records import files
 from dcpbench.records.row import INTERRUPTED, WRONG_CONFIGURATION, Row

@@ -13,6 +13,7 @@ import re
 import struct
 import sys
 import threading
+import traceback
 import weakref
 from collections import Counter
 from typing import Any, Callable
@@ -210,10 +211,8 @@ def install(log: Log) -> None:
 
 def _is_made_up() -> bool:
     """Tell whether DCP makes this step, to create the state of an optimizer."""
-    frame = sys._getframe()
-    while frame is not None and frame.f_code.co_name != "_init_optim_state":
-        frame = frame.f_back  # type: ignore[assignment]
-    return frame is not None
+    callers = traceback.walk_stack(sys._getframe())
+    return any(frame.f_code.co_name == "_init_optim_state" for frame, _ in callers)
 
 
 def _hyperparameters(optimizer: Any) -> dict[str, Any]:
