@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from dcpbench.plugins.script.compare import Difference
 from dcpbench.plugins.script.judge import Verdict, judge
 from dcpbench.plugins.script.record import Run
+from dcpbench.plugins.script.timeline import bar
 
 from .runs import Writer, ended, recorded, state
 
@@ -217,6 +219,15 @@ def test_stop_that_is_not_reached(tmp_path: Path) -> None:
     reference = recorded(tmp_path / "a", [Writer().train(1, 12)], SAVED)
     run = ended(reference)
     assert judge(reference, run, None, lambda steps: reference).word == "not_reached"
+
+
+def test_timeline_shows_the_steps_around_the_first_difference(tmp_path: Path) -> None:
+    reference = recorded(tmp_path / "a", [Writer().train(1, 200)], SAVED)
+    text = bar(reference, Verdict("diverges", "", loaded=88, first=Difference(150, 0, "loss")))
+    assert text.replace("|", "") == "=" * 30 + "X" + "x" * 29
+    text = bar(reference, Verdict("exact", "", loaded=88))
+    assert text.replace("|", "") == "." * 30 + "=" * 30
+    assert text.endswith("=|==")
 
 
 def test_state_is_what_a_step_depends_on() -> None:

@@ -8,7 +8,7 @@ from dcpbench.plugins.script.record import Run
 from dcpbench.records.row_reader import dict_in
 
 _MOST = 60
-"""The most steps that are shown, around the first difference."""
+"""The most steps that are shown, around the first difference, or else the load."""
 
 
 def timeline(frame: pd.DataFrame) -> tuple[str, pd.DataFrame] | None:
@@ -31,9 +31,9 @@ def bar(reference: Run, verdict: Verdict) -> str:
     steps = reference.length
     loaded = steps if verdict.loaded is None else verdict.loaded
     first = verdict.first.step if verdict.first else steps + 1
-    begin = max(1, min(first, loaded + 1) - _MOST // 2)
+    begin = max(1, (first if first <= steps else loaded + 1) - _MOST // 2)
     text = ""
-    for step in range(begin, min(steps, begin + _MOST) + 1):
+    for step in range(begin, min(steps + 1, begin + _MOST)):
         text += "." if step <= loaded else "=" if step < first else "X" if step == first else "x"
         text += "|" * (step in reference.saved_steps)
     return text

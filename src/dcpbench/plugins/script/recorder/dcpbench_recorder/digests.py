@@ -43,10 +43,12 @@ def digests(values: Mapping[str, Any]) -> dict[str, Any]:
             small.setdefault(tensor.device, {})[name] = words
         else:
             found[name] = sum(
-                (part * _weights(part)).sum() * (2 * at + 1) for at, part in enumerate(words.split(_CHUNK))
+                (part * _weights(part.device)[: len(part)]).sum() * (2 * at + 1)
+                for at, part in enumerate(words.split(_CHUNK))
             )
     for device, named in small.items():
-        sums = torch.cat([*named.values()]).mul(torch.cat([*map(_weights, named.values())])).cumsum(0)
+        weights = torch.cat([_weights(device)[: len(words)] for words in named.values()])
+        sums = torch.cat([*named.values()]).mul(weights).cumsum(0)
         ends = torch.tensor([*accumulate(map(len, named.values()))], device=device) - 1
         found |= zip(named, sums[ends].diff(prepend=sums.new_zeros(1)).unbind(), strict=True)
     return found
@@ -89,13 +91,9 @@ def _text_of(value: Any) -> str:
     return f"={text}" if len(text) < 100 else f"={zlib.crc32(text.encode())}"
 
 
-def _weights(words: torch.Tensor) -> torch.Tensor:
-    """Return odd numbers by which the words of a tensor are multiplied before they are added."""
-    return _all_weights(words.device)[: len(words)]
-
-
 @functools.cache
-def _all_weights(device: torch.device) -> torch.Tensor:
+def _weights(device: torch.device) -> torch.Tensor:
+    """Return odd numbers by which the words of a tensor are multiplied before they are added."""
     seeded = torch.Generator().manual_seed(9_176_543)  # the script's generators are not used
     numbers = torch.randint(-(2**62), 2**62, (_CHUNK,), dtype=torch.int64, device="cpu", generator=seeded)
     return (numbers * 2 + 1).to(device)

@@ -217,14 +217,11 @@ def _is_made_up() -> bool:
 
 def _hyperparameters(optimizer: Any) -> dict[str, Any]:
     """Return the numbers and texts in each group."""
-    groups = [
-        {key: value for key, value in group.items() if key not in ("params", "param_names")}
-        for group in optimizer.param_groups
-    ]
     return {
         f"group {place} {name}": value.item() if torch.is_tensor(value) else value
-        for place, group in enumerate(groups)
+        for place, group in enumerate(optimizer.param_groups)
         for name, value in leaves(group)
+        if name.partition(".")[0] not in ("params", "param_names")
     }
 
 
