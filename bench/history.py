@@ -91,7 +91,7 @@ def cells_of(number: int) -> Iterator[dict[str, Any]]:
             "seed": seed,
             "overrides": overrides,
             "cell": overrides.replace(" ", ","),
-            "repeat": None,
+            "repeat": 0,
         }
 
 
