@@ -3,8 +3,9 @@
 A plug-in is a module that defines `plugin = Plugin(...)`. It is `plugin.py` in a folder of
 `dcpbench/plugins/`, or a module of another package that is named by an entry point (group `dcpbench`) or in
 `DCPBENCH_PLUGINS` (comma-separated). All have the same rights. The module is imported whenever dcpbench
-starts, by the driver, the ranks and the report. It imports only `dcpbench.core` and names everything else as
-`package.module:name`, which is imported on first use, because the driver must not import torch.
+starts, by the driver, the ranks and the report. It imports only `dcpbench.core` or
+`dcpbench.api`, and names everything else as `package.module:name`, which is imported on first use, because
+the driver must not import torch.
 """
 
 import importlib

@@ -20,7 +20,7 @@ script = Command(
     it, the working folder is copied for each stop. Everything after -- is the command.
 
     A verdict is {", ".join(STATUS)}. The exit status is 0 if every stop is exact, 1 if one is not, 2 if the
-    command does not run, or nothing could be judged.""",
+    command does not run, or a stop could not be judged.""",
     click.Argument(["words"], nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND..."),
     click.Option(["--stop"], multiple=True, type=checked_stop, metavar="STOP",
                  help="kill@STEP, term@STEP, rank1@STEP (before that optimizer step), write@PART:N, "
