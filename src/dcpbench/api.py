@@ -44,7 +44,7 @@ from dcpbench.core.checks import CheckSpec
 from dcpbench.core.defects import Defect
 from dcpbench.core.metrics import MetricSpec
 from dcpbench.core.mismatch import Mismatch, Problem
-from dcpbench.core.plugins import CommandSpec, Plugin, load_plugins, plugins
+from dcpbench.core.plugins import CommandSpec, Plugin, TextSpec, load_plugins, plugins
 from dcpbench.core.rank_report import Compared, Skip
 from dcpbench.executors.base import Engine, Executor
 from dcpbench.records.row import WRONG_CONFIGURATION, exit_status
@@ -75,8 +75,8 @@ __all__ = [
     "AxisSpec", "Cell", "CellsFailedError", "CheckSpec", "Checkpointer", "CommandSpec", "Compared",
     "Component", "Config", "ConfigError", "Defect", "Engine", "Executor", "ExecutorConfig", "Expect",
     "FaultConfig", "MetricSpec", "Mismatch", "ParallelConfig", "Plugin", "Problem", "Ranks", "Result",
-    "SaveConfig", "ScenarioConfig", "Skip", "StageConfig", "StorageConfig", "Trainer", "Workload", "audit",
-    "check", "engine", "read_sweep", "sweep",
+    "SaveConfig", "ScenarioConfig", "Skip", "StageConfig", "StorageConfig", "TextSpec", "Trainer", "Workload",
+    "audit", "check", "engine", "read_sweep", "sweep",
 ]
 # fmt: on
 
