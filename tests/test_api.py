@@ -31,7 +31,7 @@ PUBLIC = """
 AxisSpec Cell CellsFailedError CheckSpec Checkpointer CommandSpec Compared Component Config ConfigError Defect
 Engine Executor ExecutorConfig Expect FaultConfig MetricSpec Mismatch ParallelConfig Plugin Problem Ranks
 Result
-SaveConfig ScenarioConfig Skip StageConfig StorageConfig Trainer Workload audit check
+SaveConfig ScenarioConfig Skip StageConfig StorageConfig TextSpec Trainer Workload audit check
 engine read_sweep sweep
 """
 WITHOUT_RANKS = dict([PRETENDED.split("=")])
