@@ -36,7 +36,7 @@ def register_groups(own: Path | None = None, asked: str = "") -> None:
         asked: the name of the experiment.
 
     Raises:
-        ConfigError: the experiment names another sweeper or launcher, of which Hydra ignores some.
+        ConfigError: the experiment names another sweeper or launcher; Hydra would ignore some.
     """
     OmegaConf.register_new_resolver("random_seeds", random_seeds, use_cache=True, replace=True)
     for name, target in (item for plugin in plugins() for item in plugin.resolvers.items()):

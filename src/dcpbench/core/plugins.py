@@ -3,9 +3,9 @@
 A plug-in is a module that defines `plugin = Plugin(...)`. It is `plugin.py` in a folder of
 `dcpbench/plugins/`, or a module of another package that is named by an entry point (group `dcpbench`) or in
 `DCPBENCH_PLUGINS` (comma-separated). All have the same rights. The module is imported whenever dcpbench
-starts, by the driver, the ranks and the report. It imports only `dcpbench.core` or
-`dcpbench.api`, and names everything else as `package.module:name`, which is imported on first use, because
-the driver must not import torch.
+starts, by the driver, the ranks and the report. It imports only `dcpbench.core` or `dcpbench.api`, and names
+everything else as `package.module:name`, which is imported on first use, because the driver must not import
+torch.
 """
 
 import importlib
@@ -83,7 +83,7 @@ class Plugin:
         conf: a folder laid out like `conf/`. Values of groups (scenario, executor, …) name their code as
             `target`. Files in `experiment/<name>/` are added to `experiment=<name>`, the entries of
             `known_failures.yaml` to those of dcpbench.
-        columns: axes, each of which is a key too (null by default), checks, metrics and texts.
+        columns: axes, which are keys too (null by default), checks, metrics and texts.
         values: by group, a function without arguments that returns further values of the group: their
             configurations by name.
         resolvers: functions by name, for OmegaConf.

@@ -120,7 +120,7 @@ class Plan:
 
     @property
     def titles(self) -> dict[str, str]:
-        """What to show for each cell, by its name: the overrides that not all cells have or, if it has no
+        """The text for each cell, by its name: the overrides that not all cells have or, if it has no
         others, its parallelism and ranks."""
         words = [set(cell.overrides) for cell in self.cells]
         shared = set.intersection(*words) if len(words) > 1 else set()

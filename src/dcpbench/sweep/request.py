@@ -39,7 +39,7 @@ _CONFIG_DIR = "--config-dir="
 
 @dataclass(frozen=True)
 class Request:
-    """What a command asks for: its words, those of a resumed sweep first, as in the folder where they were
+    """The request of a command: its words, those of a resumed sweep first, as in the folder where they were
     typed; and what Hydra has composed from them.
 
     Args:

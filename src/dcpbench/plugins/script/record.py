@@ -14,7 +14,7 @@ from dcpbench.config.text import clipped
 from dcpbench.records import files
 
 Event = dict[str, Any]
-"""What a process recorded: the kind `e` of event, how many steps it had made (`k`), the time `t`, and more. A
+"""An event of a process: the kind `e` of event, how many steps it had made (`k`), the time `t`, and more. A
 step has `parts`: for each kind of state its values by name; a kind that was not recorded is missing."""
 Named = Mapping[str, Any]
 _ERROR = re.compile(r"(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b.*)")
@@ -66,7 +66,7 @@ class Run:
 
     @property
     def about(self) -> Named:
-        """What the first rank knows about its torch and its models."""
+        """Facts of the first rank about its torch and its models."""
         return self.of_kind("about", rank=min(self.ranks))[0]
 
     @property

@@ -23,8 +23,8 @@ CALLS = {
     "safetensors": {"safe_open": "load"},
     "safetensors.torch": {"save_file": "save_file", "load_file": "load"},
 }
-"""What the recorded functions of a module do: `load`, or `save` their first argument; `save_file` opens the
-file outside Python, where the audit hook does not see it."""
+"""The effect of the recorded functions of a module: `load`, or `save` their first argument; `save_file`
+opens the file outside Python, where the audit hook does not see it."""
 _MEMORY = "a buffer"
 """The path of a save into memory: the files that are changed after the same step belong to it."""
 _inside = threading.local()

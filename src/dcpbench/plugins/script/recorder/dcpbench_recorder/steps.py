@@ -1,4 +1,4 @@
-"""What each optimizer step depends on, recorded right before it.
+"""The values that each optimizer step depends on, recorded right before it.
 
 A record has the digests of weights, gradients, optimizer state, frozen parameters and buffers, the
 hyperparameters, how many modules are in training mode, the batch (what entered the models) and the loss.
