@@ -59,6 +59,19 @@ def test_killed_save_over_a_checkpoint_loses_it(killed: dict[str, Any], name: st
     assert [each for each in checks if not row[each]] == [check]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["before_metadata_over_a_checkpoint"])
+def test_killed_save_that_loads_is_resumed(killed: dict[str, Any], name: str) -> None:
+    """The metadata of the checkpoint before fit the new data. The resumed run takes as many steps as any."""
+    row = killed[name]
+    assert (row["status"], row["reason"]) == ("pass", None)
+    assert all(row[check] is True for check in EQUAL)
+    resumed = [
+        {step: len(losses) for step, losses in rank["resumed"].items()} for rank in row["details"]["ranks"]
+    ]
+    assert resumed == [{"2": row["resume_steps"]}] * 2
+
+
 COMPLETE = {"__0_0.distcp": "100 bytes, a", "__1_0.distcp": "90 bytes, b", ".metadata": "9 bytes, c"}
 """Digests of the files of a complete checkpoint of two ranks."""
 NEW = {"__0_0.distcp": "100 bytes, d", "__1_0.distcp": "90 bytes, e"}

@@ -65,7 +65,7 @@ def go_on(cell: Cell, kill: Kill, at: str, folder: str) -> None:
     """Run the second stage: load the newest checkpoint that loads, train on, and save at the step of the
     killed save, if training reaches it."""
     killing = _killing(cell, kill, at)
-    cell, story = handover.take(cell, any_layout=True)
+    cell, story = handover.take(_with_killed_save(cell), any_layout=True)
     candidates = story.checkpoints
     _verify_killed(cell, killing, candidates, folder)
     if folder == "same":
@@ -89,6 +89,11 @@ def _killing(cell: Cell, kill: Kill, at: str) -> Killing:
     return Killing(cell.folder, cell.folder / _MARKS, At(at), tuple(ranks), kill == "uploader")
 
 
+def _with_killed_save(cell: Cell) -> Cell:
+    """Return the cell with the save that is killed, after those of the plan."""
+    return cell.vary(saves=cell.config.saves + 1)
+
+
 def _place(cell: Cell, folder: str, step: int) -> str:
     """Return the folder of the checkpoint of a step."""
     return str(cell.folder / ("checkpoint" if folder == "same" else f"step-{step:04d}"))
@@ -97,7 +102,7 @@ def _place(cell: Cell, folder: str, step: int) -> str:
 def _train_and_save(cell: Cell, folder: str) -> Run:
     """Train and save as planned, and train on until the save to be killed. Hand over to the next stage the
     results of a run that is not killed."""
-    plan = cell.vary(saves=cell.config.saves + 1)
+    plan = _with_killed_save(cell)
     reference = replace(steps.build(plan), ends=tuple(plan.config.save_steps))
     steps.advance(plan, reference, until=plan.config.last_step)
     with cell.phase("build"):
