@@ -36,7 +36,7 @@ _weight = partial(on_one_rank, Expect("model_equal", A_WEIGHT, -2), key=_WEIGHT)
 _moment = partial(on_one_rank, only=WITH_MOMENTS)
 _exp_avg = partial(_moment, _entry("exp_avg"), key=_EXP_AVG)
 _exp_avg_sq = partial(_moment, _entry("exp_avg_sq"), key=_EXP_AVG_SQ)
-_buffer = partial(on_one_rank, only=_BUFFERED)
+_buffer = partial(on_one_rank, only=_BUFFERED, rank=0)  # DDP overwrites buffers of all other ranks
 
 
 def _object(name: str, part: str, **options: Any) -> Callable[[Inject], Inject]:
@@ -55,7 +55,7 @@ def _on_rank(rank: int, check: str, name_of: str, **options: Any) -> Callable[[I
 @_weight(name="weight_exponent_bit", number=23)
 @_weight(name="weight_highest_bit", number=31)
 @on_one_rank(Expect("model_equal", A_BIAS, -2), name="bias_lowest_bit", key="model.*.bias", number=0)
-@_buffer(Expect("model_equal", "gain", -2), name="buffer_lowest_bit", key=_GAIN, number=0)
+@_buffer(Expect("model_equal", "gain", 0), name="buffer_lowest_bit", key=_GAIN, number=0)
 @_exp_avg(name="exp_avg_lowest_bit", number=0)
 @_exp_avg(name="exp_avg_highest_bit", number=31)
 @_exp_avg_sq(name="exp_avg_sq_lowest_bit", number=0)
@@ -112,7 +112,7 @@ def nudged(target: "Target", key: str, by: float) -> None:
     target.put(part, part + by)
 
 
-@_buffer(Expect("model_equal", "seen", -2), name="buffer_counts_one_more", key="model.seen")
+@_buffer(Expect("model_equal", "seen", 0), name="buffer_counts_one_more", key="model.seen")
 @_moment(_entry("step"), _STEPS_DISAGREE, name="step_off_by_one", key=_STEP)
 @staged(Expect("extra_equal", _DATA), name="object_staged_changed", key=_OBJECT)
 def one_more(target: "Target", key: str) -> None:
