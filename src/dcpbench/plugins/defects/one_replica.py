@@ -12,7 +12,7 @@ from dcpbench.cell.explained import Differences
 from dcpbench.config.schema import Config
 from dcpbench.core.defects import Defect, Moment
 from dcpbench.core.state import StatePart
-from dcpbench.plugins.defects._cells import loads_by_dcp, never_averages
+from dcpbench.plugins.defects._cells import fsdp1_sizes, loads_by_dcp, never_averages
 from dcpbench.verify.compare_layouts import gathered
 from dcpbench.verify.snapshot import DigestedLeaf, Leaf, Leaves, TensorLeaf, digested
 from dcpbench.workloads.build_run import seeded_workload
@@ -23,7 +23,8 @@ _PARTS = (StatePart.model, StatePart.optimizer)
 
 
 def _applies(config: Config) -> bool:
-    return never_averages(config) or loads_by_dcp(config)
+    shards_all = bool(fsdp1_sizes(config))  # also a parameter of which this rank happens to have all elements
+    return never_averages(config) or (loads_by_dcp(config) and not shards_all)
 
 
 def _expected(cell: Cell, moment: Moment, reference: Differences) -> Iterator[State]:
