@@ -1,11 +1,15 @@
 """The section of the page: the uninterrupted and the resumed run of each stop, step by step."""
 
+from typing import TYPE_CHECKING
+
 import pandas as pd
 
 from dcpbench.analysis.frame import records
-from dcpbench.plugins.script.judge import Verdict
-from dcpbench.plugins.script.record import Run
 from dcpbench.records.row_reader import dict_in
+
+if TYPE_CHECKING:  # every page imports this module
+    from dcpbench.plugins.script.judge import Verdict
+    from dcpbench.plugins.script.record import Run
 
 _MOST = 60
 """The most steps that are shown, around the first difference, or else the load."""
@@ -26,7 +30,7 @@ def timeline(frame: pd.DataFrame) -> tuple[str, pd.DataFrame] | None:
     return (title, pd.DataFrame(lines)) if lines else None
 
 
-def bar(reference: Run, verdict: Verdict) -> str:
+def bar(reference: "Run", verdict: "Verdict") -> str:
     """Return a run with a character for each step: `....|....|==X`."""
     steps = reference.length
     loaded = steps if verdict.loaded is None else verdict.loaded
