@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from dcpbench.analysis.causes import short_reason
 from dcpbench.config.groups import FaultConfig
 from dcpbench.core.mismatch import Mismatch, Problem, RaisedError
 from dcpbench.core.rank_report import CheckReport, RankReport
 from dcpbench.core.stage_end import StageEnd
-from dcpbench.records.short_reason import short_reason
 from dcpbench.sweep.known_failures import check_entry
 from dcpbench.verdict.attempt import Expected, verdict_of
 from dcpbench.verdict.known_failures import KnownError, KnownFailure, KnownMismatch

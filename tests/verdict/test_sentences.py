@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from dcpbench.analysis.causes import short_reason
 from dcpbench.core.mismatch import RESUMED, TWIN, LimitReached, Mismatch, Problem, Sides
 from dcpbench.core.rank_report import CheckReport, RankReport
 from dcpbench.core.sentences import describe
-from dcpbench.records.short_reason import short_reason
 from dcpbench.verdict.judge import failed_check
 from dcpbench.verdict.sentences import cause_sentence, check_sentence, rank_numbers
 

@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from conftest import ONE_STEP, Finished, blocks, run, selected, tiered
-from dcpbench.analysis.causes import causes_of
+from dcpbench.analysis.causes import causes_of, short_reason
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import WorkloadConfig
 from dcpbench.core.checks import CHECKS
-from dcpbench.records.short_reason import short_reason
 from dcpbench.report.page.data import why_null
 from dcpbench.sweep import validity
 from dcpbench.verdict.verdict import Verdict

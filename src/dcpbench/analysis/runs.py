@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from dcpbench.analysis.causes import causes_of
+from dcpbench.analysis.causes import causes_of, short_reason
 from dcpbench.analysis.cell_identity import cell_names, identity_keys, override_words, with_cells
 from dcpbench.analysis.frame import is_true, ok, records
 from dcpbench.config.text import program
@@ -17,7 +17,6 @@ from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.plugins import commands_of_plugins
 from dcpbench.core.statuses import SEVERITY, STATUSES, UNKNOWN
-from dcpbench.records.short_reason import short_reason
 
 _REPEAT = re.compile(r"(^|,)repeat=\d+(?=$|,)")
 _DIGITS = re.compile(r"[+-]?\d[\d.]*(?:e[+-]?\d+|x[0-9a-f]+)?")

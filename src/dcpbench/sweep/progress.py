@@ -10,9 +10,9 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from dcpbench.analysis.causes import short_reason
 from dcpbench.config.text import cells_text, clipped, counted, duration_text, path_text, visible
 from dcpbench.records.row import Row, cell_seconds
-from dcpbench.records.short_reason import short_reason
 from dcpbench.report.styles import style_of
 from dcpbench.sweep.plan import Plan
 

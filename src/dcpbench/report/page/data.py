@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from dcpbench.analysis.causes import causes_of
+from dcpbench.analysis.causes import causes_of, short_reason
 from dcpbench.analysis.cell_identity import identity_keys, override_values
 from dcpbench.analysis.frame import Sweeps, outcomes, records
 from dcpbench.analysis.runs import commands, seen_by, without_numbers
@@ -21,7 +21,6 @@ from dcpbench.core.sentences import described
 from dcpbench.core.statuses import SHOWN
 from dcpbench.records.row import columns
 from dcpbench.records.row_reader import dict_in, list_in
-from dcpbench.records.short_reason import short_reason
 from dcpbench.records.store import DETAILS_JSONL, RESULTS_JSONL
 from dcpbench.report.labels import plain
 from dcpbench.verdict.sentences import rank_numbers
