@@ -12,7 +12,7 @@ from dcpbench.config.text import listed
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import Problem
 from dcpbench.core.sentences import described
-from dcpbench.records.row_reader import dict_in, list_in
+from dcpbench.records.row import dict_in, list_in
 from dcpbench.verdict.sentences import OBSERVED, UNLISTED
 
 _MOST, _NAMED = 3, 3

@@ -11,9 +11,8 @@ import pandas as pd
 
 from dcpbench.core.statuses import StatusSpec, shown
 from dcpbench.records import files
-from dcpbench.records.row import column_types
-from dcpbench.records.row_reader import dict_in, list_in, parse
-from dcpbench.records.store import ENVIRONMENT_JSON, RESULTS_JSONL, SWEEP_JSON, ResultsError, read_rows
+from dcpbench.records.row import column_types, dict_in, list_in
+from dcpbench.records.store import ENVIRONMENT_JSON, RESULTS_JSONL, SWEEP_JSON, ResultsError, parse, read_rows
 
 _DTYPES = {bool: "boolean", int: "Int64", float: "float64", str: "string"}
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dcpbench.records.row_reader import dict_in, list_in
+from dcpbench.records.row import dict_in, list_in
 
 DCPBENCH = "dcpbench"
 DIRTY = "-dirty"

@@ -191,3 +191,13 @@ def exit_status(rows: Iterable[Row]) -> int:
     """Return 0 if every row is ok and at least one cell ran, else 1."""
     ended = [(row.is_ok, row.status != "skip") for row in rows]
     return 0 if all(ok for ok, _ in ended) and any(ran for _, ran in ended) else 1
+
+
+def dict_in(value: object) -> dict[str, Any]:
+    """Return a dict that a row may hold; an empty one for anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def list_in(value: object) -> list[Any]:
+    """Return a list that a row may hold; an empty one for anything else."""
+    return value if isinstance(value, list) else []

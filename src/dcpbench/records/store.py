@@ -24,8 +24,8 @@ from typing import Any
 from dcpbench.core.metrics import METRICS, Measurement
 from dcpbench.core.statuses import STATUSES
 from dcpbench.records import files
-from dcpbench.records.row import Row, Run, column_types, columns
-from dcpbench.records.row_reader import parse, read_row, value_text
+from dcpbench.records.plain_values import ColumnType
+from dcpbench.records.row import REQUIRED, SCHEMA_VERSION, Row, Run, column_types, columns
 
 RESULTS_JSONL = "results.jsonl"
 DETAILS_JSONL = "details.jsonl"
@@ -36,6 +36,13 @@ ENVIRONMENT_JSON = "environment.json"
 SWEEP_JSON = "sweep.json"
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_TYPE_NAMES = {
+    bool: "true or false",
+    int: "an integer of 64 bits",
+    float: "a finite number",
+    str: "a text",
+    dict: "an object",
+}
 _ATTEMPT = ("cell", "repeat", "started_at")
 """The columns that connect details with their row: the start distinguishes the attempts at a cell."""
 
@@ -250,3 +257,62 @@ def _writing(path: Path) -> Iterator[None]:
         wrong = ResultsError(f"{path} cannot be written to: {error.strerror}")
         wrong.no_room = error.errno in _NO_ROOM
         raise wrong from None
+
+
+def read_row(line: bytes, types: Mapping[str, ColumnType]) -> dict[str, Any]:
+    """Return the row in a line, given the `types` of all columns.
+
+    Raises:
+        ValueError: the line is not a row of this version; the message says why.
+    """
+    if len(line) == files.LONGEST_LINE:
+        raise ValueError(f"longer than the {len(line):,} bytes of any row, and hides all lines after it")
+    if not line.endswith(b"\n"):
+        raise ValueError("a torn row, whose write was interrupted")
+    row = parse(line)
+    if not isinstance(row, dict):
+        raise ValueError(f"{value_text(row)}, expected a row")
+    if row.get("schema_version") != SCHEMA_VERSION:
+        raise ValueError(_why_not_this_version(row))
+    for name, kind in types.items():
+        if (name in row or name in REQUIRED) and not kind.fits(row.get(name)):
+            value = f"{name} is {value_text(row[name])}" if name in row else f"no {name}"
+            raise ValueError(f"{value}, expected {_TYPE_NAMES[kind.python]}")
+    return dict.fromkeys(REQUIRED) | row
+
+
+def _why_not_this_version(row: dict[str, Any]) -> str:
+    version, commit = row.get("schema_version"), row.get("dcpbench_commit")
+    if version is None:
+        return "no schema_version, so not a row of dcpbench"
+    by = f"dcpbench at commit {commit}" if isinstance(commit, str) else "the dcpbench that wrote it"
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        by = "a newer dcpbench"
+    return f"schema version {value_text(version)}, this dcpbench reads {SCHEMA_VERSION}; {by} reads it"
+
+
+def parse(content: bytes) -> Any:
+    """Return the JSON value in a text. Unlike `json.loads`, refuse NaN, infinities and lone surrogates.
+
+    Raises:
+        ValueError: it is not JSON; the message names the place and the problem.
+    """
+    try:
+        value = json.loads(content.decode(), parse_constant=_refuse)
+        if b"\\ud" in content.lower():
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from None
+    return value
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number")
+
+
+def value_text(value: object) -> str:
+    """Return a short text for any value."""
+    if isinstance(value, list | dict):
+        return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:50]}... ({len(text):,} characters)"

@@ -16,8 +16,7 @@ from dcpbench.analysis.frame import Sweeps, records, short_names
 from dcpbench.analysis.runs import again
 from dcpbench.config.text import clipped
 from dcpbench.core.statuses import FLAKY, MISSED, shown
-from dcpbench.records.row import cell_seconds
-from dcpbench.records.row_reader import dict_in, list_in
+from dcpbench.records.row import cell_seconds, dict_in, list_in
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _MESSAGE = 2_000

@@ -23,7 +23,7 @@ from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import BAD, shown
-from dcpbench.records.row_reader import dict_in, list_in
+from dcpbench.records.row import dict_in, list_in
 from dcpbench.records.store import ResultsError
 from dcpbench.report.document import first_of, width_of
 from dcpbench.report.labels import quantity

@@ -15,7 +15,7 @@ from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import SHOWN
-from dcpbench.records.row_reader import dict_in
+from dcpbench.records.row import dict_in
 from dcpbench.report.document import Table
 from dcpbench.report.labels import checks_text, entry, plain
 

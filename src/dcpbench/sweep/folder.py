@@ -21,8 +21,7 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import Rerun
 from dcpbench.config.text import program
 from dcpbench.records import files, store
-from dcpbench.records.row_reader import parse
-from dcpbench.records.store import ENVIRONMENT_JSON, RESULTS_JSONL, SWEEP_JSON
+from dcpbench.records.store import ENVIRONMENT_JSON, RESULTS_JSONL, SWEEP_JSON, parse
 from dcpbench.sweep.plan import PlannedCell, attempts
 from dcpbench.sweep.valid_rows import ValidRows, valid_rows
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from dcpbench.analysis.frame import records
-from dcpbench.records.row_reader import dict_in
+from dcpbench.records.row import dict_in
 
 if TYPE_CHECKING:  # every page imports this module
     from dcpbench.plugins.script.judge import Verdict

@@ -19,8 +19,7 @@ from dcpbench.core.checks import CHECKS, CheckSpec
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.sentences import described
 from dcpbench.core.statuses import SHOWN
-from dcpbench.records.row import columns
-from dcpbench.records.row_reader import dict_in, list_in
+from dcpbench.records.row import columns, dict_in, list_in
 from dcpbench.records.store import DETAILS_JSONL, RESULTS_JSONL
 from dcpbench.report.labels import plain
 from dcpbench.verdict.sentences import rank_numbers

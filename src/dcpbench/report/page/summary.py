@@ -19,8 +19,7 @@ from dcpbench.code.sources import COMMITS, short
 from dcpbench.config.text import counted, duration_text, listed, visible
 from dcpbench.core.axes import AXES
 from dcpbench.core.statuses import SHOWN, StatusSpec
-from dcpbench.records.row import cell_seconds
-from dcpbench.records.row_reader import list_in
+from dcpbench.records.row import cell_seconds, list_in
 from dcpbench.report.labels import quantity
 from dcpbench.report.tables import shared_gpu_sentences
 
