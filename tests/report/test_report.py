@@ -4,7 +4,7 @@ from pathlib import Path
 
 from dcpbench.analysis.frame import read_sweep
 from dcpbench.analysis.runs import failures
-from dcpbench.report.labels import has_failed
+from dcpbench.report.document import has_failed
 from dcpbench.report.show import write_reports
 from dcpbench.report.tables import counts, detection, pivot_axes, status_pivot, summary
 from report.sweeps import folder_with

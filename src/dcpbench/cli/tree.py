@@ -65,7 +65,7 @@ def flag(option: str | Sequence[str], help: str) -> click.Option:
 
 
 def output(formats: Sequence[str], help: str) -> list[click.Parameter]:
-    """Return the options of `dcpbench.report.output`."""
+    """Return the options of `dcpbench.report.document`."""
     file = "Write to FILE, atomically; its suffix selects the format."
     return [
         click.Option(["--format"], type=click.Choice(formats), help=help),

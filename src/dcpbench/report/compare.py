@@ -36,9 +36,16 @@ from dcpbench.analysis.runs import of_a_kind
 from dcpbench.config.text import counted, listed
 from dcpbench.core.metrics import METRICS
 from dcpbench.records.store import ResultsError
-from dcpbench.report.document import Content, Table, document_text, first_of
-from dcpbench.report.labels import quantity
-from dcpbench.report.output import format_of, put_out, rows_text
+from dcpbench.report.document import (
+    Content,
+    Table,
+    document_text,
+    first_of,
+    format_of,
+    put_out,
+    quantity,
+    rows_text,
+)
 from dcpbench.report.styles import complain
 
 _FORMATS = {".txt": "table", ".md": "markdown", ".csv": "csv", ".json": "json"}

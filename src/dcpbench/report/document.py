@@ -1,9 +1,14 @@
-"""A report as tables, failures and sentences, written for a terminal, as plain lines or as Markdown."""
+"""A report as tables, failures and sentences, written for a terminal, as plain lines or as Markdown; the
+texts of its values; and where it is written."""
 
+import json
+import math
 import re
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+import sys
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any, TextIO
 
 import pandas as pd
@@ -13,17 +18,23 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from dcpbench.config.text import clipped, visible
+from dcpbench.analysis.frame import as_text, records
+from dcpbench.analysis.query import QueryError
+from dcpbench.config.text import clipped, size_text, visible
+from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import BAD
-from dcpbench.report.labels import has_failed
-from dcpbench.report.styles import style_of, text_of, without_trailing_blanks
+from dcpbench.records import files
+from dcpbench.report.styles import standard_output, style_of, text_of, without_trailing_blanks
 
 _MOST_DAMAGED = 5
 _FAILURES = ("status", "cell", "reason", "cause", "again", "more")
 _SPECIAL = re.compile(r"([\\`*\[\]|<>&@#])")
 _CHECKS = "checks"
 _WIDTH_OF_A_FILE, _UNFOLDED = 120, 1000
+_FAILED, _TRAINING = "failed: ", "training failed: "
+_FORMULA = (*"=+-@", *"\uff1d\uff0b\uff0d\uff20")
+"""The characters that begin a formula in a spreadsheet, in both widths."""
 
 
 @dataclass(frozen=True)
@@ -252,3 +263,106 @@ def _code(text: str) -> str:
     fence = "`" * (max((len(run) for run in re.findall("`+", flat)), default=0) + 1)
     space = " " if len(fence) > 1 or flat[:1] == "`" else ""
     return f"{fence}{space}{flat}{space}{fence}"
+
+
+def plain(value: object) -> str:
+    """Return the value of an axis as text, at most 80 characters of it."""
+    return clipped(as_text(value), 80)
+
+
+def checks_text(checks: Mapping[str, bool | None]) -> str:
+    """Name the first failed check of a cell and count the others, those of training separately; or count
+    those that passed."""
+    failed = [check for check, passed in checks.items() if passed is False]
+    passed = sum(value is True for value in checks.values())
+    if not failed:
+        return f"{passed} passed" if passed else "-"
+    training = [check for check in failed if CHECKS[check].training]
+    resume = [check for check in failed if check not in training]
+    of_kinds = ((_FAILED, resume), (_TRAINING, training))
+    counts = {kind: f", +{len(names) - 1}" if len(names) > 1 else "" for kind, names in of_kinds}
+    return "; ".join(f"{kind}{names[0]}{counts[kind]}" for kind, names in of_kinds if names)
+
+
+def has_failed(text: str) -> bool:
+    """Tell whether `checks_text` names failed checks."""
+    return text.startswith((_FAILED, _TRAINING))
+
+
+def quantity(metric: str, value: float) -> str:
+    """Return a value of a metric with its unit; `-` if it was not measured."""
+    unit = METRICS[metric].unit if metric in METRICS else ""
+    if pd.isna(value):
+        return "-"
+    if unit == "s":
+        return f"{value:#.3g} s" if value < 1 else f"{value:.3f} s"
+    if unit == "bytes":
+        return size_text(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def entry(metric: str, value: Any) -> str:
+    """Return a value of a metric for a separate column: seconds without their unit, others with it."""
+    if METRICS[metric].unit != "s":
+        return quantity(metric, value)
+    return "-" if pd.isna(value) else f"{value:.3f}"
+
+
+def change_style(metric: str, ratio: float) -> str:
+    """Return the style of a change: red if it is worse, green if it is better, none if it is neither."""
+    better = METRICS[metric].better if metric in METRICS else "lower"
+    if better is None or math.isnan(ratio):
+        return ""
+    return "red" if (ratio > 1) == (better == "lower") else "green"
+
+
+def format_of(format: str | None, output: Path | None, formats: Mapping[str, str]) -> str:
+    """Return the requested format, or the one of the file's suffix; raise QueryError if there is none."""
+    if format or output is None:
+        return format or "table"
+    if output.suffix in formats:
+        return formats[output.suffix]
+    *names, last = formats
+    endings = f"{', '.join(names)} or {last}"
+    raise QueryError(f"-o {output}: cannot infer the format; pass --format, or end the name in {endings}")
+
+
+def rows_text(table: pd.DataFrame, written_as: str) -> str:
+    """Return the rows of a table as JSON or CSV; CSV quotes formulas."""
+    if written_as == "csv":
+        table = table.copy()
+        for name in table.select_dtypes(["string", "object"]):
+            entries = [_csv_entry(value) for value in table[name]]
+            table[name] = pd.Series(entries, table.index, dtype=object)
+        return str(table.to_csv(index=False))
+    return json.dumps(records(table), indent=1, allow_nan=False) + "\n"
+
+
+def _csv_entry(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    shown = visible(value, but="\n\t")
+    if shown.lstrip()[:1] not in _FORMULA:
+        return shown
+    try:
+        float(shown)
+    except ValueError:
+        return f"'{shown}"
+    return shown
+
+
+def put_out(text: str, output: Path | None) -> None:
+    """Write to a file, atomically, or to standard output; raise ResultsError if that fails."""
+    if output is None:
+        encoding = sys.stdout.encoding or "utf-8"
+        with standard_output():
+            sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+            sys.stdout.flush()
+        return
+    try:
+        if output.exists() and not output.is_file():  # a pipe
+            output.write_text(text, encoding="utf-8")
+        else:
+            files.replace(output, [text.encode()])
+    except OSError as error:
+        raise QueryError(f"-o {output}: cannot be written: {error.strerror}") from None

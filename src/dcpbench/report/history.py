@@ -23,9 +23,18 @@ from dcpbench.code.sources import COMMITS, short
 from dcpbench.config.text import clipped, counted
 from dcpbench.core.metrics import METRICS
 from dcpbench.records.store import ResultsError
-from dcpbench.report.document import Content, Table, document_text, first_of, width_of
-from dcpbench.report.labels import change_style, plain, quantity
-from dcpbench.report.output import format_of, put_out
+from dcpbench.report.document import (
+    Content,
+    Table,
+    change_style,
+    document_text,
+    first_of,
+    format_of,
+    plain,
+    put_out,
+    quantity,
+    width_of,
+)
 
 _FORMATS = {".txt": "table", ".md": "markdown", ".json": "json"}
 

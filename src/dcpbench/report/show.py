@@ -16,9 +16,17 @@ from dcpbench.analysis.runs import failures, of_a_kind
 from dcpbench.config.text import counted, done_text
 from dcpbench.records.row import NESTED
 from dcpbench.records.store import ResultsError, write_whole
-from dcpbench.report.document import Content, Table, document_text, first_of, rendered
+from dcpbench.report.document import (
+    Content,
+    Table,
+    document_text,
+    first_of,
+    format_of,
+    put_out,
+    rendered,
+    rows_text,
+)
 from dcpbench.report.junit import junit
-from dcpbench.report.output import format_of, put_out, rows_text
 from dcpbench.report.page import page
 from dcpbench.report.styles import complain
 from dcpbench.report.tables import (

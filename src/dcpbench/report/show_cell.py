@@ -25,9 +25,7 @@ from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import BAD, shown
 from dcpbench.records.row import dict_in, list_in
 from dcpbench.records.store import ResultsError
-from dcpbench.report.document import first_of, width_of
-from dcpbench.report.labels import quantity
-from dcpbench.report.output import put_out
+from dcpbench.report.document import first_of, put_out, quantity, width_of
 from dcpbench.report.page.data import mismatches, why_null
 from dcpbench.report.styles import complain, text_of, without_trailing_blanks
 

@@ -16,8 +16,7 @@ from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import SHOWN
 from dcpbench.records.row import dict_in
-from dcpbench.report.document import Table
-from dcpbench.report.labels import checks_text, entry, plain
+from dcpbench.report.document import Table, checks_text, entry, plain
 
 _ALWAYS = [spec.name for spec in AXES.values() if spec.always]
 _ROWS = ["sweep", *(spec.name for spec in AXES.values() if spec.pivot == "rows")]

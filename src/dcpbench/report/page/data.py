@@ -21,7 +21,7 @@ from dcpbench.core.sentences import described
 from dcpbench.core.statuses import SHOWN
 from dcpbench.records.row import columns, dict_in, list_in
 from dcpbench.records.store import DETAILS_JSONL, RESULTS_JSONL
-from dcpbench.report.labels import plain
+from dcpbench.report.document import plain
 from dcpbench.verdict.sentences import rank_numbers
 
 _POINTS = 200

@@ -20,7 +20,7 @@ from dcpbench.config.text import counted, duration_text, listed, visible
 from dcpbench.core.axes import AXES
 from dcpbench.core.statuses import SHOWN, StatusSpec
 from dcpbench.records.row import cell_seconds, list_in
-from dcpbench.report.labels import quantity
+from dcpbench.report.document import quantity
 from dcpbench.report.tables import shared_gpu_sentences
 
 _LISTED = 300
