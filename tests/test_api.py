@@ -18,12 +18,11 @@ from dcpbench import api
 from dcpbench.config.overrides import overrides
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.plugins import plugins
-from dcpbench.records.json_schema import SCHEMA_FILE
 from dcpbench.records.store import ResultsError
 from dcpbench.sweep.folder import Record
 from report.sweeps import cell, folder_with
 from support import own_workload
-from support.commands import python
+from support.commands import ROOT, python
 from support.drivers import environment
 from support.pretended_engine import PRETENDED
 
@@ -37,6 +36,7 @@ engine read_sweep sweep
 WITHOUT_RANKS = dict([PRETENDED.split("=")])
 SMALL = {"device": "cpu", "world_size": 1, "saves": 1, **dict(word.split("=") for word in ONE_STEP)}
 CONF = TESTS / "conf"
+SCHEMA_FILE = Path(api.__file__).with_name("results.schema.json")
 
 
 def test_public_names_are_pinned() -> None:
@@ -305,10 +305,9 @@ def test_an_audit_of_no_checkpoint_is_one_line(tmp_path: Path) -> None:
 
 
 def test_the_schema_is_that_of_the_registries() -> None:
-    """`python -m dcpbench.records.json_schema` writes it; columns of a deleted plug-in can be left over."""
-    code = "import json; from dcpbench.records.json_schema import results_schema as s; print(json.dumps(s()))"
+    """`scripts/results_schema.py` prints it; columns of a deleted plug-in can be left over."""
     own = {name: value for name, value in os.environ.items() if name != "DCPBENCH_PLUGINS"}
-    ended = python("-c", code, check=True, env=own)
+    ended = python(str(ROOT / "scripts/results_schema.py"), check=True, env=own)
     made, shipped = json.loads(ended.stdout), json.loads(SCHEMA_FILE.read_text())
     absent = shipped["properties"].keys() - made["properties"].keys()
     here = {f"of the plug-in {plugin.name}" for plugin in plugins()}

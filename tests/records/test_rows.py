@@ -3,13 +3,13 @@
 import csv
 import json
 import math
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
 from dcpbench.core.axes import AXES, AxisSpec
 from dcpbench.core.statuses import BAD, SHOWN, STATUSES, shown
-from dcpbench.records.json_schema import SCHEMA_FILE
 from dcpbench.records.row import columns, exit_status
 from dcpbench.records.store import (
     ResultsError,
@@ -26,7 +26,7 @@ from support.rows import row
 
 def test_columns_keep_their_order() -> None:
     """The shipped schema has them in the order in which they are declared, those of a registry together."""
-    shipped = [*json.loads(SCHEMA_FILE.read_text())["properties"]]
+    shipped = [*json.loads((files("dcpbench") / "results.schema.json").read_text())["properties"]]
     assert [*columns()] == [name for name in shipped if name in columns()]
     assert columns()[:4] == ("cell", "status", "reason", "scenario")
     at = columns().index("scenario")

@@ -1,7 +1,9 @@
-"""The JSON Schema of `results.jsonl`, made from the registries of columns."""
+"""Prints the JSON Schema of `results.jsonl`, made from the registries of columns.
+
+python scripts/results_schema.py > src/dcpbench/results.schema.json
+"""
 
 import json
-from pathlib import Path
 from typing import Any
 
 from dcpbench.core.plugins import load_plugins, plugins
@@ -9,9 +11,6 @@ from dcpbench.core.statuses import STATUSES
 from dcpbench.records.row import REQUIRED, SCHEMA_VERSION, column_help, column_types
 
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", dict: "object"}
-
-SCHEMA_FILE = Path(__file__).parents[1] / "results.schema.json"
-"""The schema in the wheel; `python -m dcpbench.records.json_schema` writes it again."""
 
 
 def results_schema() -> dict[str, Any]:
@@ -44,4 +43,4 @@ def results_schema() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    SCHEMA_FILE.write_text(json.dumps(results_schema(), indent=1) + "\n")
+    print(json.dumps(results_schema(), indent=1))
