@@ -161,6 +161,24 @@ def test_files_are_verified_by_rank_0_only(rank: int, tmp_path: Path) -> None:
     assert found == ([] if rank else [("file", "one"), ("file", "other")])
 
 
+@pytest.mark.parametrize("comes", [False, True])
+def test_checkpoint_without_files_is_not_loaded(
+    comes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its save reported success; if its files come soon, they differ from those of then."""
+    monkeypatch.setattr(DcpCheckpointer, "unreadable", "nothing but its own load reads it")
+    cell, folder = bare_cell(tmp_path), tmp_path / "step-1"
+    folder.mkdir()
+    if comes:
+        (folder / "file").write_text("late")
+    checkpoint = Checkpoint(1, str(folder), {})
+    checkpoint_files.follow(cell, checkpoint, {})
+    assert checkpoint_files.remaining(cell, [checkpoint]) == [checkpoint] * comes
+    checkpoint_files.verify_files(cell)
+    names = [one.name for one in cell.report.checks["files_unchanged"].distinct.values()]
+    assert names == ["file" if comes else "step-1"]
+
+
 @pytest.mark.parametrize("name", ["model", "scheduler", "train_state"])
 def test_loading_its_own_state_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first, a middle or the last object is changed by its second load."""

@@ -56,6 +56,10 @@ def test_window_fits_into_a_short_job(most: int) -> None:
     assert window.last == min(most, 33)
 
 
+def test_save_in_the_next_epoch_can_be_the_newest() -> None:
+    assert chosen(9, exactly=True, saves=2).saves == (9, 10)
+
+
 KEYS: tuple[tuple[dict[str, Any], Window], ...] = (
     ({"saves": 1}, Window((7, 10), 23, 33)),
     ({"saves": 5}, Window((6, 7, 8, 9, 10), 23, 33)),

@@ -1,6 +1,7 @@
 """Retained snapshots: copies of small parts, digests of large ones, and what they can still show."""
 
 import math
+import threading
 from dataclasses import replace
 
 import pytest
@@ -241,8 +242,13 @@ def test_names_equal_dcps() -> None:
 
 
 def test_state_of_a_subclass_is_named() -> None:
-    state = {"moment": TwoTensor(torch.zeros(2), torch.ones(2))}
-    with pytest.raises(Skip, match="'moment' in the state, of type TwoTensor, cannot be compared"):
+    state = {"average": {"moment": TwoTensor(torch.zeros(2), torch.ones(2))}}
+    with pytest.raises(Skip, match=r"'average\.moment' in the state, of type TwoTensor, cannot be compared"):
         snapshot_nested(state)
     with pytest.raises(Skip, match=r"'edges' in the state, of type torch.sparse_coo, cannot be compared"):
         snapshot_nested({"edges": torch.eye(2).to_sparse()})
+
+
+def test_object_that_cannot_be_copied_is_named() -> None:
+    with pytest.raises(TypeError, match=r"'reader\.lock' in the state cannot be saved: cannot pickle"):
+        snapshot_nested({"reader": {"lock": threading.Lock()}})

@@ -1,11 +1,13 @@
 """Full tensors from the parts of four real ranks: cut flat as by FSDP1, unevenly, or not at all."""
 
 from collections.abc import Iterable
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from dcpbench.verify import whole_tensors
 from dcpbench.verify.layout import Extent, whole
 from dcpbench.verify.snapshot import Idle, Leaves, TensorLeaf
 from dcpbench.verify.whole_tensors import Exchange, Parts, assembled, real_elements, summed
@@ -147,22 +149,24 @@ def test_terms_are_summed_over_ranks(ask: Ask) -> None:
         assert found == expected, "float32 has no 4e9 + 6"
 
 
-def in_chunks() -> list[float]:
-    """Enough elements for several all-reduces."""
-    from dcpbench.verify import whole_tensors
-
-    whole_tensors._CHUNK, kept = 8, whole_tensors._CHUNK
-    try:
-        names = [str(number) for number in range(7)]
-        terms = {name: [torch.full((5,), float(name))] for name in names}
-        found = summed(names, terms, dict.fromkeys(names, 5), 1, here())
-        return [float(one.mean()) for _, _, (one,) in found]
-    finally:
-        whole_tensors._CHUNK = kept
+def in_chunks() -> tuple[list[float], list[int]]:
+    """Return sums of enough elements for several all-reduces, and how many elements each of these had."""
+    names = [str(number) for number in range(7)]
+    terms = {name: [torch.full((5,), float(name))] for name in names}
+    with (
+        mock.patch.object(whole_tensors, "_CHUNK", 10),
+        mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as all_reduce,
+    ):
+        sums = [*summed(names, terms, dict.fromkeys(names, 5), 1, here())]
+    return [float(total.mean()) for _, _, (total,) in sums], [
+        call.args[0].numel() for call in all_reduce.call_args_list
+    ]
 
 
 def test_many_tensors_are_summed_in_chunks(ask: Ask) -> None:
-    assert ask(in_chunks) == [[4.0 * number for number in range(7)]] * WORLD_SIZE
+    pair, last = 2 * (5 + 1), 5 + 1
+    expected = [4.0 * number for number in range(7)], [pair, pair, pair, last]
+    assert ask(in_chunks) == [expected] * WORLD_SIZE
 
 
 def test_single_rank_needs_no_group() -> None:

@@ -22,11 +22,11 @@ from dcpbench.workloads.build_run import build, build_twin, copy_state
 from dcpbench.workloads.lockstep import CHECKS, Lockstep
 from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.run import Use
-from dcpbench.workloads.twin import Inexact, Twin, inexact_steps
+from dcpbench.workloads.twin import Inexact, Twin, copy_run, inexact_steps
 from dcpbench.workloads.workload import batches_of
 from dcpbench.workloads.world import World
 from support.alone import config, world
-from support.gloo_ranks import Ask
+from support.gloo_ranks import WORLD_SIZE, Ask
 from support.ordinary_workloads import net
 
 ONCE: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
@@ -235,6 +235,30 @@ def test_copies_have_and_change_nothing_of_the_twin(takes_steps: bool, determini
     uses = (" before the optimizer, use 1", " before the optimizer, use 2") if takes_steps else ("",)
     names = {f"net.{name}{use}" for name in net().state_dict() for use in uses}
     assert results["gradient_close"].fired == dict.fromkeys(names, True)
+
+
+def test_copied_run_keeps_its_modules() -> None:
+    """Hooks and functions refer to the modules that they were made for."""
+    run, other = (build_twin(config(**ONCE), world(), 0) for _ in range(2))
+    before = [*other.model.modules()]
+    copy_run(run, other, steps=False)
+    assert len(before) > 2
+    assert [*map(id, other.model.modules())] == [*map(id, before)]
+
+
+def received_buffers() -> list[float]:
+    """Return the buffers of a twin after a step that begins with those of the first rank."""
+    here = on_ranks()
+    twin = Twin(build_twin(config(**ONCE), world(), 0), (), None, Inexact())
+    for name in ("first", "last"):
+        twin.run.model.register_buffer(name, torch.tensor(float(here.rank + 1)))
+    twin.begin(batches_of(config(**ONCE), here.device).at(1), here.group)
+    twin.taken(())
+    return [float(buffer) for buffer in twin.run.model.buffers()]
+
+
+def test_twin_receives_each_buffer_of_the_first_rank(ask: Ask) -> None:
+    assert ask(received_buffers) == [[1.0, 1.0]] * WORLD_SIZE
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
