@@ -6,8 +6,6 @@ import mmap
 import os
 import pickle
 import shutil
-import threading
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +18,7 @@ from dcpbench.plugins.faults.values import A_BIAS, A_WEIGHT, WITH_MOMENTS
 
 if TYPE_CHECKING:
     from dcpbench.plugins.faults.targets import Target
+    from dcpbench.verify.files import FileDigests
 
 _KEY = rf"model\.{A_BIAS}"
 _OF_DCP = {"checkpointer": Only(["dcp"], "it damages files as DCP lays them out")}
@@ -38,6 +37,7 @@ _lost = partial(
 _of_files = partial(written, Expect(phases=["load", "verify"]), Expect("checkpoint_whole", rank=0))
 _file = partial(_of_files, only=_OF_DCP)
 _metadata = partial(_file, Expect(phases=["save"]))
+_after_success = partial(written, Expect("files_unchanged", r".*\.distcp", 0), only=_OF_DCP)
 _safetensors = partial(
     _of_files,
     only={"storage": Only(["hf", "hf_sharded", "hf_consolidated"], "it damages files of safetensors")},
@@ -250,42 +250,29 @@ def load_served_from_memory(target: "Target") -> None:
             local.copy_(target.kept[target.folder.name][key])
 
 
-@written(
-    Expect("files_unchanged", r".*\.distcp", 0),
-    Expect(phases=["load"], error="UnpicklingError"),  # if a load reads the file too early
-    only=_OF_DCP,
-)
-def bytes_after_success(target: "Target") -> None:
-    """Fill the largest file with zeros until 80 ms after the save reports success."""
-    path = _largest(target)
-    content = path.read_bytes()
-    path.write_bytes(bytes(len(content)))
+@_after_success(name="bytes_after_success", mapped=False)
+@_after_success(name="file_overwritten_later", mapped=True)
+def changed_after_success(target: "Target", mapped: bool) -> None:
+    """Change a byte of the largest file that no load reads, when the save has reported success, by a write or
+    a shared mapping."""
+    name, checkpointer = _largest(target).name, target.checkpointer
+    digests = checkpointer.digests
 
-    def write() -> None:
-        with path.open("r+b") as file:
-            file.write(content)
+    def digest_and_change(checkpoint_id: str) -> "FileDigests":
+        then = digests(checkpoint_id)
+        vars(checkpointer)["digests"] = digests
+        with checkpointer.files(checkpoint_id) as folder:
+            with (folder / name).open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapping:
+                at = mapping.find(b"ZZZZ")  # records of a zip archive are aligned with Zs
+                if mapped:
+                    mapping[at] ^= 1
+                else:
+                    os.pwrite(file.fileno(), b"Y", at)
+            if checkpointer.objects:
+                checkpointer.objects.put_back(checkpoint_id, folder)
+        return then
 
-    _later(write)
-
-
-@written(Expect("files_unchanged", r".*\.distcp", 0), only=_OF_DCP)
-def file_overwritten_later(target: "Target") -> None:
-    """Change a byte of the largest file that no load reads, 80 ms after success, by a shared mapping."""
-    path = _largest(target)
-
-    def overwrite() -> None:
-        with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
-            # Records of a zip archive are aligned with Zs.
-            mapped[mapped.find(b"ZZZZ")] ^= 1
-
-    _later(overwrite)
-
-
-def _later(do: Callable[[], object]) -> None:
-    """Call a function in a thread after 80 ms."""
-    timer = threading.Timer(0.08, do)
-    timer.daemon = True
-    timer.start()
+    vars(checkpointer)["digests"] = digest_and_change
 
 
 @written(Expect("model_equal", r"[\w.]+"), saves=2)
