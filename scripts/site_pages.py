@@ -242,7 +242,7 @@ def _faults() -> str:
     ]
     for place, where in _PLACES.items():
         rows = [
-            (f"`{name}`", _what(spec), "one" if spec.on_one_rank else "all", _seen_by(spec), _only(spec))
+            (f"`{name}`", _what(spec), "all" if spec.rank is None else "one", _seen_by(spec), _only(spec))
             for name, spec in specs.items()
             if spec.at.value == place
         ]

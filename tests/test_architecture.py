@@ -34,7 +34,7 @@ def files_of(text: str) -> list[str]:
 def entered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """The files that the driver and the ranks of two cells entered: a pass, and a fault that is caught."""
     folder = tmp_path_factory.mktemp("entered")
-    words = ["run", "parallel=fsdp2", "fault=none,weight_zeroed", "saves=1", "device=cpu", "world_size=2"]
+    words = ["run", "parallel=fsdp2", "fault=none,weight_lowest_bit", "saves=1", "device=cpu", "world_size=2"]
     subprocess.run(
         [sys.executable, "-m", "dcpbench", *words, f"hydra.sweep.dir={folder}/sweep"],
         env={

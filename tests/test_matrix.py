@@ -133,7 +133,7 @@ def test_progress_and_table_agree_with_the_rows(matrix: Finished) -> None:
 @pytest.mark.extended
 def test_cells_do_not_depend_on_earlier_cells(tmp_path: Path) -> None:
     """Fresh ranks in one order and warm ones in another, among cells that die and cells with a fault."""
-    healthy = itertools.product(["ddp", "fsdp2"], ["even", "buffered"], ["none", "weight_zeroed"])
+    healthy = itertools.product(["ddp", "fsdp2"], ["even", "buffered"], ["none", "weight_lowest_bit"])
     cells = [f"{{parallel: {of}, model: {model}, fault: {fault}}}" for of, model, fault in healthy]
     cells += [f"{{parallel: fsdp2, model: {model}, compile: true}}" for model in ("even", "dummy")]
     dies = "scenario: dies, scenario.options.how: kill, scenario.options.phase: load"

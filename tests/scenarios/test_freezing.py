@@ -37,7 +37,7 @@ def test_moments_of_a_layer_frozen_later_are_lost() -> None:
 
 
 @pytest.mark.cell
-@pytest.mark.parametrize("fault", ["requires_grad_lost", "exp_avg_lowest_bit"])
+@pytest.mark.parametrize("fault", ["requires_grad_lost", "exp_avg_zeroed"])
 def test_defect_is_reported(fault: str) -> None:
     ran = chained("unfreezing", fault)
     assert (ran.verdict.status, ran.verdict.fault_seen) == ("fail", True), ran.verdict.reason

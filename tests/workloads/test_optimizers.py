@@ -105,9 +105,9 @@ def test_several_optimizers_act_as_one() -> None:
 
 
 @pytest.mark.cell
-def test_wrong_lr_of_one_of_several_is_reported() -> None:
+def test_groups_of_the_wrong_optimizer_are_reported() -> None:
     small: dict[str, Any] = {"model": "short", "saves": 1, "train_steps": 1, "resume_steps": 1}
-    ran = run_alone("lr_of_second_group", **small, optimizer="adam_and_sgd")
+    ran = run_alone("groups_exchanged", **small, optimizer="adam_and_sgd")
     assert ran.verdict.fault_seen is True, ran.verdict.reason
 
 

@@ -1,7 +1,6 @@
 """Let Hydra read the configuration of a sweep."""
 
 import os
-import pkgutil
 import random
 import re
 import sys
@@ -17,7 +16,6 @@ from omegaconf import DictConfig, OmegaConf
 from dcpbench.code.provenance import conf_folders
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import conf_folder, schema_class
-from dcpbench.core.plugins import plugins
 from dcpbench.sweep.request import Request, value_of
 from dcpbench.sweep.run import run_sweep
 
@@ -29,7 +27,7 @@ def random_seeds(count: int) -> str:
 
 def register_groups(own: Path | None = None, asked: str = "") -> None:
     """Register with Hydra the schema, every parallelism as a value of `load_parallel`, what plug-ins add to
-    experiments, and functions for experiments: `${random_seeds:10}` and those of plug-ins.
+    experiments, and the function `${random_seeds:10}` for experiments.
 
     Args:
         own: the user's `--config-dir`.
@@ -39,8 +37,6 @@ def register_groups(own: Path | None = None, asked: str = "") -> None:
         ConfigError: the experiment names another sweeper or launcher; Hydra would ignore some.
     """
     OmegaConf.register_new_resolver("random_seeds", random_seeds, use_cache=True, replace=True)
-    for name, target in (item for plugin in plugins() for item in plugin.resolvers.items()):
-        OmegaConf.register_new_resolver(name, pkgutil.resolve_name(target), replace=True)
     store = ConfigStore.instance()
     store.store(name="schema", node=schema_class())
     folders = conf_folders()

@@ -383,15 +383,14 @@ def rank_of(rank: int, world_size: int) -> int:
 class FaultConfig:
     """A fault that `target` injects, null for none, and how it must be detected.
 
-    It is injected at the place `at`, on all ranks or `on_one_rank`, which `rank` names (see `rank_of`). A
-    cell must write at least `saves` checkpoints, for a fault of an earlier one.
+    It is injected at the place `at`, on one `rank` (see `rank_of`), or on all if that is null. A cell must
+    write at least `saves` checkpoints, for a fault of an earlier one.
     """
 
     name: str = MISSING
     target: str | None = None
     at: Place = Place.restored
-    on_one_rank: bool = how_run(False)
-    rank: int = how_run(-2)
+    rank: int | None = how_run(None)
     saves: int = how_run(1)
     expects: list[Expect] = how_run(list)
     only: dict[str, Only] = how_run(dict)

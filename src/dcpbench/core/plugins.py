@@ -86,7 +86,6 @@ class Plugin:
         columns: axes, which are keys too (null by default), checks, metrics and texts.
         values: by group, a function without arguments that returns further values of the group: their
             configurations by name.
-        resolvers: functions by name, for OmegaConf.
         defects: a `Defect` by the name that `by` of a known failure has.
         commands: commands by name.
         sections: sections of the page: functions that take a frame of rows and return a heading and a table,
@@ -102,7 +101,6 @@ class Plugin:
     conf: Path | None = None
     columns: tuple[ColumnSpec, ...] = ()
     values: Mapping[str, str] = field(default_factory=dict)
-    resolvers: Mapping[str, str] = field(default_factory=dict)
     defects: Mapping[str, str] = field(default_factory=dict)
     commands: Mapping[str, CommandSpec] = field(default_factory=dict)
     sections: tuple[str, ...] = ()

@@ -61,13 +61,6 @@ def steps_shared(target: "Target") -> None:
         entries["step"] = first["step"]
 
 
-@fault(_flag("gradients"))
-def gradients_left(target: "Target") -> None:
-    """Give all parameters gradients of zeros."""
-    for parameter in target.state["model"].model.parameters():
-        parameter.grad = parameter.detach().clone().zero_()
-
-
 @on_one_rank(
     Expect("side_effect_free", rf"gradients\.{A_WEIGHT}", -2),
     only={"load_into": Only(["gradients"], "it needs gradients at the load")},
@@ -92,12 +85,6 @@ def training_mode_lost(target: "Target") -> None:
     target.state["model"].model.eval()
 
 
-@fault(_flag(r"defaults\.lr"))
-def defaults_changed(target: "Target") -> None:
-    """Change the default learning rate, which a group added later would get."""
-    target.state["optimizer"].optimizer.defaults["lr"] = 0.5
-
-
 @on_one_rank(Expect("flags_equal", r"hooks\.optimizer", -2, "value"))
 def hook_lost(target: "Target") -> None:
     """Remove a hook from the optimizer."""
@@ -105,20 +92,6 @@ def hook_lost(target: "Target") -> None:
     if "hook" not in target.kept:  # a later load finds it removed
         target.kept["hook"] = target.one_of(hooks)
     hooks.clear()
-
-
-@on_one_rank(Expect("flags_equal", r"hooks\.model", -2, "value"))
-def model_hook_added(target: "Target") -> None:
-    """Add a hook to the model."""
-    model = target.state["model"].model
-    if "model_hook" not in target.kept:  # a later load finds it added
-        target.kept["model_hook"] = model.register_forward_pre_hook(lambda *_: None)
-
-
-@fault(Expect("side_effect_free", r"generator\.cpu", 0), at=Place.live)
-def save_draws_default(target: "Target") -> None:
-    """Draw from the default random generator in a save."""
-    target.state["noise"].generator.get_state().float().uniform_()
 
 
 @on_one_rank(Expect("side_effect_free", A_WEIGHT, -2))

@@ -102,4 +102,4 @@ def inject_in_training(cell: Cell, run: Run) -> None:
 
 
 def _is_on_rank(fault: FaultConfig, ranks: Ranks) -> bool:
-    return not fault.on_one_rank or ranks.rank == rank_of(fault.rank, ranks.size)
+    return fault.rank is None or ranks.rank == rank_of(fault.rank, ranks.size)

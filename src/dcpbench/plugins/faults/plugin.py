@@ -11,7 +11,6 @@ plugin = Plugin(
     api=API,
     conf=Path(__file__).parent / "conf",
     values={"fault": f"{_HERE}.registry:load_faults"},
-    resolvers={"faults": f"{_HERE}.registry:listed"},
     hooks={
         "run": f"{_HERE}.inject:inject_in_training",
         "checkpointer": f"{_HERE}.inject:inject_in_saves",

@@ -4,9 +4,8 @@ checkpoint, which rank 0 damages."""
 import itertools
 import mmap
 import os
-import pickle
 import shutil
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,35 +13,21 @@ from typing import TYPE_CHECKING
 from dcpbench.checkpointers.dcp_metadata import DATA_SUFFIX, METADATA
 from dcpbench.config.groups import Expect, Only, Place
 from dcpbench.plugins.faults.registry import fault, staged, written
-from dcpbench.plugins.faults.values import A_BIAS, A_WEIGHT, WITH_MOMENTS
+from dcpbench.plugins.faults.values import A_BIAS, A_WEIGHT
 
 if TYPE_CHECKING:
     from dcpbench.plugins.faults.targets import Target
     from dcpbench.verify.files import FileDigests
 
-_KEY = rf"model\.{A_BIAS}"
 _OF_DCP = {"checkpointer": Only(["dcp"], "it damages files as DCP lays them out")}
-_FILES_OF_DATA = f"*{DATA_SUFFIX}"
+_ALL_DATA = (DATA_SUFFIX, ".safetensors")
 _DEEP = {"verify": Only(["deep"], "only a new process can detect it")}
 _UNEQUAL = tuple(
     Expect(check) for check in ("model_equal", "optim_equal", "extra_equal", "loss_resume_equal")
 )
 
-_lost = partial(
-    staged,
-    Expect("checkpoint_whole", _KEY, 0),
-    Expect("model_equal", A_BIAS),
-    Expect(phases=["load"], error="RuntimeError", message=_KEY),
-)
-_of_files = partial(written, Expect(phases=["load", "verify"]), Expect("checkpoint_whole", rank=0))
-_file = partial(_of_files, only=_OF_DCP)
-_metadata = partial(_file, Expect(phases=["save"]))
+_file = partial(written, Expect(phases=["load", "verify"]), Expect("checkpoint_whole", rank=0), only=_OF_DCP)
 _after_success = partial(written, Expect("files_unchanged", r".*\.distcp", 0), only=_OF_DCP)
-_safetensors = partial(
-    _of_files,
-    only={"storage": Only(["hf", "hf_sharded", "hf_consolidated"], "it damages files of safetensors")},
-    files="*.safetensors",
-)
 
 
 @staged(Expect("model_equal", r"[\w.]+"), saves=2)
@@ -70,24 +55,15 @@ def restored_run_saved_wrong(target: "Target") -> None:
                 group[key] *= 2
 
 
-def _bias(target: "Target") -> str:
-    """Return the name of the last bias."""
-    names: list[str] = [*target.state["model"]]
-    return target.one_of(name for name in reversed(names) if name.endswith(".bias"))
-
-
-@_lost()
+@staged(
+    Expect("checkpoint_whole", rf"model\.{A_BIAS}", 0),
+    Expect("model_equal", A_BIAS),
+    Expect(phases=["load"], error="RuntimeError", message=rf"model\.{A_BIAS}"),
+)
 def key_dropped(target: "Target") -> None:
-    """Leave a parameter out of the save."""
-    del target.state["model"][_bias(target)]
-
-
-@_lost()
-def key_renamed(target: "Target") -> None:
-    """Save a parameter under another name."""
+    """Leave the last bias out of the save."""
     model = target.state["model"]
-    name = _bias(target)
-    model[f"{name}_renamed"] = model.pop(name)
+    del model[target.one_of(name for name in reversed([*model]) if name.endswith(".bias"))]
 
 
 @staged(Expect("checkpoint_whole", r"model\.net9\.weight", 0))
@@ -108,114 +84,53 @@ def keys_exchanged(target: "Target") -> None:
     model[one], model[other] = model[other], model[one]
 
 
-def _largest(target: "Target", files: str = _FILES_OF_DATA) -> Path:
-    found = sorted(target.folder.glob(files), key=lambda path: path.stat().st_size)
-    return target.one_of(reversed(found))
-
-
-@_file(name="file_missing", files=_FILES_OF_DATA)
-@_metadata(name="metadata_missing", files=METADATA)
-@_safetensors(name="safetensors_missing")
-def missing(target: "Target", files: str) -> None:
-    """Delete the largest file."""
-    _largest(target, files).unlink()
-
-
-@_file(name="file_truncated", files=_FILES_OF_DATA)
-@_metadata(name="metadata_truncated", files=METADATA)
-@_safetensors(name="safetensors_truncated")
-def truncated(target: "Target", files: str) -> None:
-    """Cut off the last third of the largest file."""
-    path = _largest(target, files)
-    os.truncate(path, path.stat().st_size * 2 // 3)
+def _largest(target: "Target", suffixes: Sequence[str] = (DATA_SUFFIX,)) -> Path:
+    """Return the largest file of data."""
+    files = [path for path in target.folder.iterdir() if path.suffix in suffixes]
+    return target.one_of(sorted(files, key=lambda path: path.stat().st_size, reverse=True))
 
 
 @_file()
-def file_zeroed(target: "Target") -> None:
-    """Replace the second half of the largest file by zeros, like a write that was never flushed."""
-    path = _largest(target)
-    length = path.stat().st_size
-    os.truncate(path, length // 2)
-    os.truncate(path, length)
+def file_missing(target: "Target") -> None:
+    """Delete the largest file."""
+    _largest(target, _ALL_DATA).unlink()
+
+
+@_file(Expect(phases=["save"]))
+def metadata_missing(target: "Target") -> None:
+    """Delete `.metadata`."""
+    target.one_of(target.folder.glob(METADATA)).unlink()
+
+
+@_file()
+def file_truncated(target: "Target") -> None:
+    """Cut off the last third of the largest file."""
+    path = _largest(target, _ALL_DATA)
+    os.truncate(path, path.stat().st_size * 2 // 3)
 
 
 # A tensor with two names has two places in the files, and a load may read the other one.
 @_file(*_UNEQUAL, Expect("files_equal"))
 def file_bit(target: "Target") -> None:
     """Flip one bit of the data of one tensor in the largest file."""
-    path = _largest(target)
+    path = _largest(target, _ALL_DATA)
     content = bytearray(path.read_bytes())
-    # Tensors are zip archives: data follows the name of its record, aligned to 64 bytes.
-    at = content.index(b"data/0") + len(b"data/0")
-    at += -at % 64
-    while content[at : at + 4] == b"\0\0\0\0" or content[at] in b"FBZ":
-        at += 4
+    if path.suffix == DATA_SUFFIX:
+        # Tensors are zip archives: data follows the name of its record, aligned to 64 bytes.
+        at = content.index(b"data/0") + len(b"data/0")
+        at += -at % 64
+        while content[at : at + 4] == b"\0\0\0\0" or content[at] in b"FBZ":
+            at += 4
+    else:  # of safetensors: after the header's length and the header
+        at = 8 + int.from_bytes(content[:8], "little")
     content[at] ^= 1
     path.write_bytes(bytes(content))
-
-
-@_safetensors(*_UNEQUAL, Expect("files_equal"))
-def safetensors_bit(target: "Target", files: str) -> None:
-    """Flip one bit of the data of the first tensor in the largest file."""
-    path = _largest(target, files)
-    content = bytearray(path.read_bytes())
-    content[8 + int.from_bytes(content[:8], "little")] ^= 1  # after the header's length and the header
-    path.write_bytes(bytes(content))
-
-
-@_file(*_UNEQUAL)
-def files_exchanged(target: "Target") -> None:
-    """Exchange the names of two files; if there is only one, delete it."""
-    files = sorted(target.folder.glob(_FILES_OF_DATA))
-    if len(files) < 2:
-        target.one_of(files).unlink()
-        return
-    one, other = files[0].read_bytes(), files[-1].read_bytes()
-    files[0].write_bytes(other)
-    files[-1].write_bytes(one)
-
-
-@_file(*_UNEQUAL, saves=2)
-def file_of_first_save(target: "Target") -> None:
-    """Replace the largest file by that of the cell's first checkpoint."""
-    if target.first != target.folder:
-        shutil.copy(target.first / _largest(target).name, _largest(target))
-
-
-@written(Expect("optim_equal", r"state\.[\w.]+"), only=WITH_MOMENTS | _OF_DCP)
-def metadata_names_other_places(target: "Target") -> None:
-    """Exchange the places of moments of one size in `.metadata`, as if it belonged to another save."""
-    path = target.folder / METADATA
-    metadata = pickle.loads(path.read_bytes())  # noqa: S301 - this cell wrote it a moment ago
-    places = metadata.storage_data
-    for index in list(places):
-        if index.fqn.endswith(".exp_avg"):
-            other = replace(index, fqn=f"{index.fqn}_sq")
-            places[index], places[other] = places[other], places[index]
-    path.write_bytes(pickle.dumps(metadata))
 
 
 @written(Expect("checkpoint_whole", r"__9_9\.distcp", 0))
 def file_stray(target: "Target") -> None:
     """Add a file to the checkpoint's folder that no entry names."""
     (target.folder / "__9_9.distcp").write_bytes(b"stray")
-
-
-@written(Expect("checkpoint_whole", r"model\.net9\.weight .*", 0), only=_OF_DCP)
-def entry_without_key(target: "Target") -> None:
-    """Add a place to `.metadata` for a tensor that has no key."""
-    path = target.folder / METADATA
-    metadata = pickle.loads(path.read_bytes())  # noqa: S301 - this cell wrote it a moment ago
-    index, place = next(iter(metadata.storage_data.items()))
-    metadata.storage_data[replace(index, fqn="model.net9.weight")] = place
-    path.write_bytes(pickle.dumps(metadata))
-
-
-@staged(Expect("checkpoint_whole", r"tensor_object\.data", 0), Expect(phases=["load"]))
-def tensor_stored_as_bytes(target: "Target") -> None:
-    """Stage a tensor as a list of its elements."""
-    state = target.state["tensor_object"]
-    state["data"] = state["data"].tolist()
 
 
 @staged(Expect("checkpoint_whole", rank=0, problem="not_synced"))
@@ -230,24 +145,6 @@ def values_negated_twice(target: "Target") -> None:
     for part in target.parts("model.*").values():
         if part.local.is_floating_point():
             part.local.neg_()
-
-
-@fault(
-    Expect("files_equal", r"model\..*"),
-    at=Place.both,
-    only=_OF_DCP
-    | {"parallel": Only(["none", "ddp", "fsdp2", "hsdp2", "fsdp2_tp"], "their parts are saved unchanged")},
-)
-def load_served_from_memory(target: "Target") -> None:
-    """Write zeros to the files, and load the model from a copy in memory."""
-    parts = {key: part.local for key, part in target.parts("model.*").items()}
-    if isinstance(target.state["model"], dict):
-        target.kept[target.folder.name] = {key: local.clone() for key, local in parts.items()}
-        for local in parts.values():
-            local.zero_()
-    else:
-        for key, local in parts.items():
-            local.copy_(target.kept[target.folder.name][key])
 
 
 @_after_success(name="bytes_after_success", mapped=False)

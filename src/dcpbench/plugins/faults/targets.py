@@ -1,6 +1,5 @@
 """The state of one rank that a fault damages, with methods to find and change one part of it."""
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -13,14 +12,7 @@ from dcpbench.checkpointers.base import Checkpointer, Ranks
 from dcpbench.core.rank_report import NothingToInjectError
 from dcpbench.core.state import text_of
 from dcpbench.verify.compare_layouts import gathered
-from dcpbench.verify.perturb import perturbed
-from dcpbench.verify.snapshot import (
-    TensorLeaf,
-    has_extra_state,
-    snapshot_model,
-    snapshot_nested,
-    snapshot_optimizer,
-)
+from dcpbench.verify.snapshot import TensorLeaf, snapshot_model, snapshot_nested, snapshot_optimizer
 
 Found = TypeVar("Found")
 
@@ -78,16 +70,6 @@ class Target:
         """Return the elements of the largest of these parts in one dimension."""
         return self.one_of(leaf.local.view(-1) for leaf in self.parts(key).values())
 
-    def parameters(self) -> dict[str, TensorLeaf]:
-        """Return this rank's parts of the model's parameters, as `parts` does."""
-        return {name: leaf for name, leaf in self.parts("model.*").items() if leaf.kind == "param"}
-
-    def forget_extra_state(self) -> None:
-        """Change the extra state of the first module that has any."""
-        modules = self.state["model"].model.modules()
-        module = self.one_of(each for each in modules if has_extra_state(each))
-        module.set_extra_state(perturbed(module.get_extra_state()))
-
     def one_of(self, found: Iterable[Found]) -> Found:
         """Return the first item.
 
@@ -98,45 +80,35 @@ class Target:
             return item
         raise NothingToInjectError("there is no value that it could damage")
 
-    def put(self, part: torch.Tensor, values: torch.Tensor) -> None:
-        """Set the elements of a part.
-
-        Raises:
-            NothingToInjectError: it has elements, and all have these values already.
-        """
-        before = part.clone()
-        part.copy_(values)
-        if part.numel() and _bytes(part).equal(_bytes(before)):
-            raise NothingToInjectError("it would change nothing there")
-
-    def flip(self, flat: torch.Tensor, bit: int) -> None:
-        """Flip one bit of the element with the largest magnitude. Bits are numbered as in float32: 0 is one
-        unit in the last place, 31 the sign. In other dtypes, any bit in between is the lowest of the
-        exponent."""
+    def flip(self, flat: torch.Tensor) -> None:
+        """Flip the lowest bit of the element with the largest magnitude."""
         if not flat.numel():
             raise NothingToInjectError("this rank has no elements")
         integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
-        if flat.dtype != torch.float32 and bit:
-            lowest = round(-math.log2(torch.finfo(flat.dtype).eps))
-            bit = flat.element_size() * 8 - 1 if bit == 31 else lowest
-        index = int(flat.abs().argmax().item())
-        one = torch.tensor(1, dtype=torch.int64, device=flat.device)
-        flat.view(integers)[index] ^= one.bitwise_left_shift(bit).to(integers)
-
-    def draw_again(self, tensor: torch.Tensor) -> None:
-        """Fill a tensor with different random values."""
-        tensor.copy_(torch.rand(tensor.shape, generator=torch.Generator().manual_seed(99)))
+        flat.view(integers)[int(flat.abs().argmax().item())] ^= 1
 
     def of_rank_0(self, value: Any) -> Any:
-        """Return the value of rank 0 on every rank; collective."""
+        """Return the value of rank 0 on every rank; collective.
+
+        Raises:
+            NothingToInjectError: there is no other rank.
+        """
+        if self.ranks.size == 1:
+            raise NothingToInjectError("it needs several ranks")
         return gathered(value, self.ranks.group_of(0))[0]
 
     def exchange_with_last_rank(self, parts: list[torch.Tensor]) -> None:
         """Exchange the elements of rank 0 and the last rank, part after part, as far as both have any;
-        collective."""
+        collective.
+
+        Raises:
+            NothingToInjectError: both have the same.
+        """
         rank, size = self.ranks.rank, self.ranks.size
         everything = torch.cat([part.reshape(-1) for part in parts])
         theirs = gathered(everything.cpu(), self.ranks.group_of(0))
+        if theirs[0].equal(theirs[-1]):
+            raise NothingToInjectError("every rank has all parameters")
         if rank not in (0, size - 1):
             return
         partner: torch.Tensor = theirs[size - 1 - rank]
@@ -144,7 +116,3 @@ class Target:
         everything[:common] = partner[:common].to(everything.device)
         for part, values in zip(parts, everything.split([part.numel() for part in parts]), strict=True):
             part.copy_(values.reshape(part.shape))
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1).view(torch.uint8)
