@@ -87,32 +87,12 @@ class Target:
         integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
         flat.view(integers)[int(flat.abs().argmax().item())] ^= 1
 
-    def of_rank_0(self, value: Any) -> Any:
-        """Return the value of rank 0 on every rank; collective.
+    def gathered(self, value: Any) -> list[Any]:
+        """Return this value of each rank, on every rank; collective.
 
         Raises:
             NothingToInjectError: there is no other rank.
         """
         if self.ranks.size == 1:
             raise NothingToInjectError("it needs several ranks")
-        return gathered(value, self.ranks.group_of(0))[0]
-
-    def exchange_with_last_rank(self, parts: list[torch.Tensor]) -> None:
-        """Exchange the elements of rank 0 and the last rank, part after part, as far as both have any;
-        collective.
-
-        Raises:
-            NothingToInjectError: both have the same.
-        """
-        rank, size = self.ranks.rank, self.ranks.size
-        everything = torch.cat([part.reshape(-1) for part in parts])
-        theirs = gathered(everything.cpu(), self.ranks.group_of(0))
-        if theirs[0].equal(theirs[-1]):
-            raise NothingToInjectError("every rank has all parameters")
-        if rank not in (0, size - 1):
-            return
-        partner: torch.Tensor = theirs[size - 1 - rank]
-        common = min(everything.numel(), partner.numel())
-        everything[:common] = partner[:common].to(everything.device)
-        for part, values in zip(parts, everything.split([part.numel() for part in parts]), strict=True):
-            part.copy_(values.reshape(part.shape))
+        return gathered(value, self.ranks.group_of(0))

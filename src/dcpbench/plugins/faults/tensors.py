@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dcpbench.config.groups import Expect, Only, Place
+from dcpbench.core.rank_report import NothingToInjectError
 from dcpbench.plugins.faults.registry import fault, on_one_rank, staged
 from dcpbench.plugins.faults.values import A_WEIGHT, WITH_MOMENTS, component
 
@@ -99,9 +100,19 @@ def moments_exchanged(target: "Target") -> None:
     Expect("model_equal", r"[\w.]+", 3),
 )
 def shards_exchanged(target: "Target") -> None:
-    """Exchange the parts of the parameters of two ranks, one after the other, as far as both have any."""
-    parameters = {name: leaf for name, leaf in target.parts("model.*").items() if leaf.kind == "param"}
-    target.exchange_with_last_rank([leaf.local for _, leaf in sorted(parameters.items())])
+    """Exchange the parameters of rank 0 and the last rank, as far as both have elements."""
+    import torch
+
+    parts = [leaf.local for _, leaf in sorted(target.parts("model.*").items()) if leaf.kind == "param"]
+    elements = torch.cat([part.reshape(-1) for part in parts])
+    rank, ranks = target.ranks.rank, target.gathered(elements.cpu())
+    if ranks[0].equal(ranks[-1]):
+        raise NothingToInjectError("every rank has all parameters")
+    if rank in (0, len(ranks) - 1):
+        partner = ranks[len(ranks) - 1 - rank][: len(elements)]
+        elements[: len(partner)] = partner.to(elements.device)
+        for part, values in zip(parts, elements.split([part.numel() for part in parts]), strict=True):
+            part.copy_(values.reshape(part.shape))
 
 
 @fault(Expect("extra_equal", r"tensor_object\.data", 0, "dtype"))

@@ -2,10 +2,16 @@
 on twice, optimizer steps with wrong hyperparameters. Every parallel run of a cell has the fault and its twin
 does not, so the state is restored correctly although training is wrong."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from copy import copy
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
+from unittest import mock
 
 from dcpbench.config.groups import Expect, Only, Place
+from dcpbench.core.rank_report import NothingToInjectError
 from dcpbench.plugins.faults.registry import fault
 
 if TYPE_CHECKING:
@@ -19,19 +25,36 @@ _gradients = partial(fault, Expect("gradient_close"), at=Place.training)
 def gradients_scaled(target: "WrongTraining", factor: float | None, first_layer: bool = False) -> None:
     """Multiply gradients by a factor, all or those of the first layer that has any. The default factor is the
     number of ranks that share a batch, which makes the mean a sum."""
-    target.scale_gradients(factor or target.shares, first_layer)
+    times = factor or target.shares
+
+    @contextmanager
+    def scaled() -> Iterator[None]:
+        yield
+        gradients = target.gradients()
+        for layer, gradient in gradients:
+            if gradient is not None and (layer == gradients[0][0] or not first_layer):
+                gradient.mul_(times)
+
+    target.during("backward", scaled)
 
 
 @_gradients(only={"parallel": Only(["ddp"], "other layouts cannot leave out the average")})
 def gradients_not_averaged(target: "WrongTraining") -> None:
     """Leave each rank its local gradients, like a `no_sync` that is never left."""
-    target.keep_local_gradients()
+    if target.shares:
+        for module in target.run.model.modules():
+            if "require_backward_grad_sync" in vars(module):
+                vars(module)["require_backward_grad_sync"] = False
 
 
 @_gradients(Expect("batch_loss_close"))
 def share_trained_twice(target: "WrongTraining") -> None:
     """Replace the second share of each batch by the first."""
-    target.repeat_first_share()
+    run = target.run
+    if target.shares and run.world.dp_rank(run.sizes) == 1:
+        first = copy(run)
+        first.world = replace(run.world, rank=0)
+        run.share_of = first.share_of  # type: ignore[method-assign]
 
 
 @fault(Expect("step_equal"), at=Place.training, name="eps_tenfold", key="eps", factor=10.0)
@@ -45,4 +68,15 @@ def share_trained_twice(target: "WrongTraining") -> None:
 )
 def steps_otherwise(target: "WrongTraining", key: str, factor: float) -> None:
     """Multiply a hyperparameter during each step; the groups keep its correct value."""
-    target.step_with(key, factor)
+
+    @contextmanager
+    def changed() -> Iterator[None]:
+        groups = [group for group in target.run.optimizer.param_groups if group.get(key)]
+        if not groups:
+            raise NothingToInjectError(f"no group has {key}")
+        with ExitStack() as restored:
+            for group in groups:
+                restored.enter_context(mock.patch.dict(group, {key: group[key] * factor}))
+            yield
+
+    target.during("step", changed)

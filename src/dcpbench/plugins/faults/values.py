@@ -84,7 +84,7 @@ def generator_seeded_again(target: "Target") -> None:
 @fault(Expect("random_equal", r"random\.rank\d+\.cpu"))
 def generators_of_rank_0(target: "Target") -> None:
     """Give every rank the generators of rank 0."""
-    target.state["random"].states = target.of_rank_0(target.state["random"].states)
+    target.state["random"].states = target.gathered(target.state["random"].states)[0]
 
 
 @fault(Expect("extra_equal", r"scheduler\.last_epoch", 0), only=SCHEDULED)
