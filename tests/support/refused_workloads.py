@@ -92,6 +92,20 @@ def unready_optimizer() -> Workload:
     return Workload(net(), inputs, reversed_loss, lambda model: Unready(model.parameters(), 0.1))
 
 
+class CallsWrongly(torch.optim.SGD):
+    """Passes a closure on, and too many arguments with it."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self._update(closure, self.param_groups)  # type: ignore[call-arg]
+
+    def _update(self, closure: Any) -> None:
+        raise AssertionError(closure)
+
+
+def wrong_call_with_a_closure() -> Workload:
+    return Workload(net(), inputs, reversed_loss, lambda model: CallsWrongly(model.parameters(), 0.1))
+
+
 class LosesKey(NamesState):
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "state": {}["global"]}
@@ -110,6 +124,16 @@ def own_error_in_the_loss() -> Workload:
         raise RuntimeError("_chunk_cat expects non-empty tensor")
 
     return Workload(HasNothing(), inputs, loss)
+
+
+def own_storage_error() -> Workload:
+    """Raises the words that torch has for second derivatives under `fully_shard`."""
+
+    def loss(model: nn.Module, share: torch.Tensor) -> torch.Tensor:
+        model(share)
+        raise RuntimeError("setStorage: sizes [4] are out of bounds for storage of size 0")
+
+    return Workload(net(), inputs, loss)
 
 
 def own_error_in_optimizer() -> Workload:

@@ -263,6 +263,8 @@ WORDS = "list index out of range"
         ({"in_torch": True}, {"in_torch": True}, "xfail"),
         ({"in_torch": True}, {"in_torch": True, "code": "copy(model)"}, "xfail"),
         ({"in_torch": True}, {"code": "raise IndexError"}, "error"),
+        ({}, {"code": "loss.backward()", "in_torch": True}, "xfail"),
+        ({}, {"code": "raise IndexError"}, "error"),
         ({"in_torch": True, "code": ""}, {"in_torch": True}, "xfail"),
         ({"in_torch": True, "code": ""}, {"in_torch": True, "code": "model.load(state)"}, "error"),
         ({"of": ["Adam"]}, {"of": ("AdamW", "Adam", "Optimizer")}, "xfail"),

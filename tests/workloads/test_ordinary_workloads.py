@@ -22,6 +22,8 @@ REFUSED = {
     "average_of_a_model_without_copies": "TypeError: cannot pickle 'module' object",
     "own_key_error": " in save: KeyError: 'global' (support/refused_workloads.py:",
     "own_error_in_the_loss": ": RuntimeError: _chunk_cat expects non-empty tensor (support/refused_workloads",
+    "own_storage_error": ": RuntimeError: setStorage: sizes [4] are out of bounds for storage of size 0",
+    "wrong_call_with_a_closure": ": TypeError: CallsWrongly._update() takes 2 positional arguments but 3",
     "own_error_in_optimizer": ": TypeError: cannot pickle 'module' object (support/refused_workloads.py:",
     "unready_optimizer": " in train without a save: AssertionError (support/refused_workloads.py:",
     "packed_sequence": f"TypeError: contains a PackedSequence, {UNKNOWN}",

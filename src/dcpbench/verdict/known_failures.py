@@ -26,7 +26,8 @@ class KnownError:
         phases: the phases in which it is known.
         message: a regular expression for its full text.
         by: a defect that a plug-in recomputes, which must raise exactly this.
-        in_torch: True if torch must raise it, not code that torch calls.
+        in_torch: True if torch must raise it, not code that torch calls. So it is for every error that passes
+            through a user's code, unless `code` is set.
         of: what the model or the optimizer must be: regular expressions, each for one of `RaisedError.of`.
         each: a regular expression: wherever it matches in the text, its group must be one of these, too.
         code: a regular expression for the user's line of code that it comes from, empty if there is none.
@@ -39,19 +40,21 @@ class KnownError:
     in_torch: bool = False
     of: list[str] = field(default_factory=list)
     each: str | None = None
-    code: str = ".*"
+    code: str | None = None
 
     @property
     def patterns(self) -> list[str]:
         """All of its regular expressions."""
-        return [self.type, self.message, self.code, self.each or "", *self.of]
+        return [self.type, self.message, self.code or "", self.each or "", *self.of]
 
     def matches(self, error: RaisedError) -> bool:
         """Return whether a rank's exception is this one."""
         same = error.phase in self.phases and self.by in (None, error.by)
         same = same and re.fullmatch(self.type, error.type) is not None
-        same = same and re.fullmatch(self.code, error.code or "") is not None
-        same = same and (error.in_torch or not self.in_torch)
+        if self.code is not None:
+            same = same and re.fullmatch(self.code, error.code or "") is not None
+        must_be_in_torch = self.in_torch or (self.code is None and error.code is not None)
+        same = same and (error.in_torch or not must_be_in_torch)
         same = same and all(any(re.fullmatch(one, name) for name in error.of) for one in self.of)
         same = same and not (self.each and {*re.findall(self.each, error.message)} - {*error.of})
         return same and re.fullmatch(self.message, error.message) is not None
