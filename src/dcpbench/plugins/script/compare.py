@@ -69,7 +69,8 @@ class Compared:
         self.loaded = of_first[self._place]["k"]
         """After how many steps the loaded state was saved; 0: the start."""
         self.loaded_paths = [path for path, step in saves.items() if step == self.loaded]
-        self.last = self.loaded + min(len(of_first) - self._place, *map(len, self._actual.values()))
+        compared = min(len(of_first) - self._place, *map(len, self._actual.values()))
+        self.last = number(of_first[self._place + compared - 1])
         """The last step that was compared."""
 
     @property
@@ -117,6 +118,8 @@ class Compared:
             kinds = different(other, step)
             if place == 0 and rank and is_ddp:  # which gets them from rank 0 in the forward pass
                 kinds.pop("buffers", None)
+            if place == 0 and _continues_accumulation(other, step):
+                kinds = {kind: of for kind, of in kinds.items() if kind not in ("buffers", "batch", "loss")}
             for kind in sorted(kinds.keys() & ORDER, key=ORDER.__getitem__):
                 is_restored = place == 0 and kind in _RESTORED
                 if is_restored or number(other) < noise.get(kind, number(other) + 1):
@@ -145,6 +148,13 @@ class Compared:
                 holds = "holds another" if (done, name) in saves else "is missing, with"
                 yield Difference(done, rank, "saved", names, text=f"{name} {holds}")
                 return
+
+
+def _continues_accumulation(expected: Event, actual: Event) -> bool:
+    """Tell whether a step has the gradients of the expected one from fewer batches: the others were saved."""
+    of_expected, of_actual = expected["parts"], actual["parts"]
+    fewer = len(of_actual["batch"]) < len(of_expected["batch"])
+    return fewer and of_actual.get("gradients") == of_expected.get("gradients")
 
 
 def noise_of(reference: Run, *others: Run) -> dict[str, int]:

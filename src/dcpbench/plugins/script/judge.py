@@ -19,7 +19,7 @@ STATUS = {
 }
 """The status of a row, by its verdict."""
 _INCOMPLETE = "it reads {}, which is not complete: publish a checkpoint last, by renaming it"
-_AVERAGES = ("ema", "average", "avg_model", "swa", "shadow", "teacher")
+_AVERAGES = ("ema", "average", "avg_model", "swa_model", "shadow", "teacher")
 """Parts of the names that averages of weights have."""
 
 
@@ -68,7 +68,8 @@ def judge(reference: Run, stopped: Run, resumed: Run | None, second: Callable[[i
         torn.sort(key=lambda path: path != stopped.cut)
         cause = _INCOMPLETE.format(torn[0]) if torn else ""
         return Verdict("refuses", f"does not start: {resumed.failure}{after}", cause, newest=newest)
-    if newest == reference.length:
+    read = resumed.paths_read()
+    if reference.length in (newest, *map(stopped.disk.step_of, read)) and stopped.cut not in read:
         return Verdict("not_reached", "nothing was left to do: the last step was saved", newest=newest)
     first = Difference((newest or 0) + 1, 0, "steps")
     return Verdict("diverges", f"ends without a step{after}", newest=newest, first=first)
@@ -144,7 +145,7 @@ def _explained(compared: Compared, differences: Sequence[Difference]) -> tuple[s
         "near": any(abs(step - difference.step) == 1 for step in same),
         "held": listed(held, 2),
         "generators": " and ".join(generators),
-        "lr": all(name.endswith((" lr", " initial_lr")) for name in names),
+        "lr": any(name.endswith((" lr", " initial_lr")) for name in names),
         "fewer": len(actual) < len(expected),
         "average": any(part in name.lower() for name in (difference.text, *names) for part in _AVERAGES),
         "text": difference.text,

@@ -44,7 +44,9 @@ class Run:
             for line in files.lines(path):
                 with suppress(ValueError):  # a process was killed while it wrote the line
                     events.append({**json.loads(line), "process": path.stem})
-        return cls(sorted(events, key=lambda event: event["t"]), lengths, log, status)
+        events.sort(key=lambda event: event["t"])
+        _date_saves(events)
+        return cls(events, lengths, log, status)
 
     def of_kind(self, *kinds: str, rank: int | None = None) -> list[Event]:
         """Return the events of these kinds, of all processes or of that of a rank."""
@@ -162,10 +164,27 @@ def number(step: Event) -> int:
     return int(step["k"]) + (not step["optimizer"])
 
 
+def _date_saves(events: Sequence[Event]) -> None:
+    """Correct after how many steps each save was made, if a later thread or process wrote a copy: by the step
+    that had the saved weights."""
+    weights: defaultdict[int, list[set[Any]]] = defaultdict(list)
+    for event in events:
+        if event["e"] == "step" and event["optimizer"] == 0 and event["parts"].get("weights"):
+            weights[event["k"]].append({*event["parts"]["weights"].values()})
+    for save in (event for event in events if event["e"] == "save"):
+        content = {*save["content"].values()}
+        same = [done for done in weights if done <= save["k"] and any(of <= content for of in weights[done])]
+        if same and max(same) + 1 in weights:  # after the last step, weights are not known
+            save["k"] = max(same)
+
+
 def newest_complete(reference: Run, stopped: Run) -> int | None:
-    """Return the newest save whose files are all there, as in the reference."""
+    """Return the newest save whose files are all there: as in the reference, or one that the reference did not
+    make (on SIGTERM, by time) and the stop did not interrupt."""
     incomplete = [path for _, path in stopped.disk.unfinished] + [stopped.cut]
-    for done, paths in sorted(reference.disk.saves.items(), reverse=True):
+    stops = {event["k"] for event in stopped.of_kind("stop") if event["at"].startswith("at a change")}
+    more = {done: paths for done, paths in stopped.disk.saves.items() if done not in stops}
+    for done, paths in sorted((more | reference.disk.saves).items(), reverse=True):
         there = all(stopped.disk.written.get(path) == done and stopped.files.get(path) for path in paths)
         if paths and there and not any(is_in(path, place) for path in paths for place in incomplete):
             return done

@@ -50,11 +50,12 @@ def chosen(reference: Run) -> list[str]:
     # Names that are sorted as text end with step 9, also when step 10 is saved.
     longer = [step for earlier, step in pairwise(before) if len(str(step)) > len(str(earlier))]
     save = (longer or before[-1:])[0]
-    after = next((step for step in saves if step > save), last)
-    step = min(save + (after - save + 1) // 2 + 1, last)
-    stops = [f"kill@{step}", f"term@{step}"] + [f"rank1@{step}"] * (len(reference.ranks) > 1)
-    names = {name for path in reference.disk.saves.get(saves[-1], ()) for name in PurePath(path).parts}
-    if change := _last_change(reference, saves[-1], names):
+    newest = max((step for step in saves if step < last), default=0)
+    step, late = (_after(reference, place) for place in (save, newest))
+    stops = [f"kill@{late}", f"term@{step}"] + [f"rank1@{step}"] * (len(reference.ranks) > 1)
+    written = newest or saves[-1]
+    names = {name for path in reference.disk.saves.get(written, ()) for name in PurePath(path).parts}
+    if change := _last_change(reference, written, names):
         stops.append(f"write@{change}")
     torn = save or saves[-1]
     largest = max(
@@ -66,16 +67,24 @@ def chosen(reference: Run) -> list[str]:
     return stops
 
 
+def _after(reference: Run, save: int) -> int:
+    """Return the step in the middle between a save and the next one."""
+    after = next((step for step in reference.saved_steps if step > save), reference.length)
+    return min(save + (after - save + 1) // 2 + 1, reference.length)
+
+
 def _last_change(reference: Run, save: int, names: Collection[str]) -> str:
     """Return the last change in a save of a file or folder with one of these names: its path, and its number
     as the recorder counts it, in its process by a part of the path. Empty if there is none."""
     last = (0.0, "")
+    end = next((step for step in reference.saved_steps if step > save), reference.length + 1)
     for rank in reference.ranks:
         paths: list[tuple[str, str]] = []
         for event in reference.of_kind("open", "rename", "remove", rank=rank):
             target = event.get("to") or event["path"]
             paths.append((event["path"], target))
-            if event["k"] == save and event["e"] != "remove" and PurePath(target).name in names:
+            is_of_save = save <= event["k"] < end and PurePath(target).name in names
+            if is_of_save and event["e"] != "remove":
                 number = sum(target in path or target in to for path, to in paths)
                 last = max(last, (event["t"], f"{target}:{number}"))
     return last[1]

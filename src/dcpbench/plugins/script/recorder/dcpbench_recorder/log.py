@@ -22,12 +22,12 @@ class Log:
         self.root: str = known["watched"]
         self.every: int = known["every"]
         self.stop = Stop(self, known["stop"])
+        self.steps = 0
         self._begin()
         os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
         """Begin the file of a process: of this one, and of each that is forked from it."""
-        self.steps = 0
         self.stop.changes = 0
         self._file: int | None = None
 

@@ -72,7 +72,8 @@ class Steps:
     def before(self, optimizer: Any) -> None:
         """Record a step before it is made, and make the stop that is due."""
         number = self._optimizers.setdefault(optimizer, len(self._optimizers))
-        if number in self._recorded or _is_made_up():
+        has_trained = self._models or self._counts or self._parts["loss"]
+        if number in self._recorded or not has_trained or _is_made_up():
             return
         self._recorded.add(number)
         self._log.guarded(self._record, optimizer, number)
@@ -210,7 +211,7 @@ def install(log: Log) -> None:
 
 
 def _is_made_up() -> bool:
-    """Tell whether DCP makes this step, to create the state of an optimizer."""
+    """Tell whether DCP makes this step, to create the state of an optimizer. Scripts do so before all else."""
     callers = traceback.walk_stack(sys._getframe())
     return any(frame.f_code.co_name == "_init_optim_state" for frame, _ in callers)
 
