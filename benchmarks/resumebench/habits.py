@@ -1,9 +1,10 @@
-"""What scripts do around their saves: a thread, SIGTERM, accumulated gradients, a step before the load."""
+"""Saves in a thread, another folder, on SIGTERM, between steps; a step before the load; a root not called."""
 
 import copy
-import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -11,10 +12,27 @@ from pathlib import Path
 import torch
 from torch import nn
 
+
+class Model(nn.Module):
+    """A model with a parameter of its own, that is not called itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(8))
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def loss(self, batch: torch.Tensor) -> torch.Tensor:
+        """Return the loss of a batch."""
+        return self.second(self.first(batch).tanh() * self.scale).pow(2).mean()
+
+
 out, *words = sys.argv[1:]
+if {*out} & {*"=@:"}:
+    raise ValueError(f"{out}: as a value in an override of Hydra it is refused")
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+model = Model()
+parameters = dict(model.named_parameters())
+optimizer = torch.optim.AdamW(parameters.values(), lr=0.01)
 schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=14)
 path = Path(out, "last.pt")
 micro, period = 0, 5 if "between" in words else 8
@@ -27,8 +45,9 @@ writer = threading.Thread()
 def write(state: dict) -> None:
     """Write a state, then publish it."""
     time.sleep(0.04 if "thread" in words else 0)
-    torch.save(state, path.with_suffix(".part"))
-    os.replace(path.with_suffix(".part"), path)
+    with tempfile.TemporaryDirectory(dir=None if "elsewhere" in words else out) as folder:
+        torch.save(state, Path(folder, "part"))
+        shutil.move(Path(folder, "part"), path)
 
 
 if path.exists():
@@ -39,6 +58,11 @@ if path.exists():
         optimizer.zero_grad()
     state = torch.load(path)
     model.load_state_dict(state["model"])
+    if "other_order" in words:
+        parameters["scale"], parameters["first.bias"] = parameters["first.bias"], parameters["scale"]
+        optimizer = torch.optim.AdamW(parameters.values(), lr=0.01)
+    if "no_scale" in words:
+        model.scale.data.fill_(1)
     if "no_optimizer" not in words:
         optimizer.load_state_dict(state["optimizer"])
     if "no_schedule" not in words:
@@ -49,7 +73,7 @@ if path.exists():
     micro = state["micro"]
 while micro < 28 and not (is_ending.is_set() and micro % 2 == 0):
     batch = torch.randn(6, 4, generator=torch.Generator().manual_seed(micro))
-    model(batch).pow(2).mean().backward()
+    model.loss(batch).backward()
     time.sleep(0.02 if "thread" in words else 0)
     micro += 1
     if micro % 2 == 0:

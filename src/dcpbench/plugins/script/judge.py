@@ -55,7 +55,8 @@ def judge(reference: Run, stopped: Run, resumed: Run | None, second: Callable[[i
         second: returns another uninterrupted run, of at least so many steps.
     """
     if resumed is None:
-        how = "ran too long" if stopped.status is None else f"ended with exit status {stopped.status}"
+        ended = f"ended with {stopped.failure if stopped.status else 'exit status 0'}"
+        how = "ran too long" if stopped.status is None else ended
         return Verdict("not_reached", f"the run {how} before this stop")
     if resumed.ranks:
         return _of_steps(reference, stopped, resumed, second)

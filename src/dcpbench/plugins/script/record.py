@@ -179,8 +179,8 @@ def _date_saves(events: Sequence[Event]) -> None:
 
 
 def newest_complete(reference: Run, stopped: Run) -> int | None:
-    """Return the newest save whose files are all there: as in the reference, or one that the reference did not
-    make (on SIGTERM, by time) and the stop did not interrupt."""
+    """Return the newest save whose files are all there: as in the reference, or one that the reference did
+    not make (on SIGTERM, by time) and the stop did not interrupt."""
     incomplete = [path for _, path in stopped.disk.unfinished] + [stopped.cut]
     stops = {event["k"] for event in stopped.of_kind("stop") if event["at"].startswith("at a change")}
     more = {done: paths for done, paths in stopped.disk.saves.items() if done not in stops}

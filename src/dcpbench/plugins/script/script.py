@@ -91,7 +91,8 @@ class Check:
             began = time.monotonic()
             name = re.sub(r"[^\w@.,=+:-]", "_", f"stop={stop}")[:80]
             name = name if name == f"stop={stop}" else f"{name}-{digest_of(stop)[:4]}"
-            verdict, log = self._judged(stop, self._place / name)
+            place = self._place / re.sub(r"\W+", "-", name)  # Hydra takes no = and @ in {out}
+            verdict, log = self._judged(stop, place)
             seconds = time.monotonic() - began
             row = self._row(name, stop, verdict, seconds, tail(log))
             append_row(self._place, row)
@@ -101,7 +102,7 @@ class Check:
             if row.status == "fail":
                 self._print(f"    log: {path_text(log)}", "dim")
             elif row.status == "pass":
-                files.remove_tree(self._place / name / "out")
+                files.remove_tree(place / "out")
             yield row
 
     def end(self, rows: Sequence[Row]) -> int:

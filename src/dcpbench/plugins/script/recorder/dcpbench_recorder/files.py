@@ -7,7 +7,6 @@ pickle and safetensors know which of them belong to one save, and what is in it.
 from __future__ import annotations
 
 import functools
-import io
 import os
 import sys
 import threading
@@ -25,8 +24,9 @@ CALLS = {
 }
 """The effect of the recorded functions of a module: `load`, or `save` their first argument; `save_file`
 opens the file outside Python, where the audit hook does not see it."""
-_MEMORY = "a buffer"
-"""The path of a save into memory: the files that are changed after the same step belong to it."""
+_ELSEWHERE = "elsewhere"
+"""The path of a save into memory or another folder: the files that are changed after the same step belong to
+it."""
 _inside = threading.local()
 _uploading: set[str] = set()
 """The paths of asynchronous saves in flight, whose threads call `save` too."""
@@ -87,16 +87,15 @@ def _recorded(function: Any, action: str, log: Log) -> Any:
     @functools.wraps(function, updated=())
     def recorded(*args: Any, **kwargs: Any) -> Any:
         target, path = _target(log, (*args[saves:], *kwargs.values()))
-        value, *others = (*args, *kwargs.values(), None)
-        if action == "save_file" and any(isinstance(other, io.BytesIO) for other in others):
-            path = _MEMORY
+        if action == "save_file" and path is None:
+            path = _ELSEWHERE
         if path is None or getattr(_inside, "on", False) or "torch" not in sys.modules:
             return function(*args, **kwargs)
         is_new = path not in _uploading
         if is_new and not saves:
             log.write("load", path=path)
         elif is_new:
-            log.guarded(_saving, log, path, value)
+            log.guarded(_saving, log, path, *args[:1] or kwargs.values())
             if action == "save_file" and log.watched(target):
                 log.write("open", path=path)
                 log.stop.at_change(path, opens=True, truncates=True)
@@ -126,7 +125,7 @@ def _target(log: Log, arguments: tuple[Any, ...]) -> tuple[Any, str | None]:
     return None, None
 
 
-def _saving(log: Log, path: str, value: Any) -> None:
+def _saving(log: Log, path: str, value: Any, *others: Any) -> None:
     """Record what is saved."""
     from .digests import fetched, held  # imports torch
 

@@ -19,6 +19,7 @@ from collections import Counter
 from typing import Any, Callable
 
 import torch
+from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 
 from .digests import Parts, digests, fetched, held, leaves
@@ -36,6 +37,8 @@ class Steps:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._models: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
+        self._parents: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[torch.nn.Module]]
+        self._parents = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._counts: Counter[int] = Counter()
         self._recorded: set[int] = set()  # the optimizers that are making a step which is recorded
@@ -50,6 +53,8 @@ class Steps:
         """Record the input of an outermost call of a module with parameters."""
         if next(module.parameters(), None) is None:
             return
+        while (parent := self._parents.get(module, lambda: None)()) is not None:  # for names in the root
+            module = parent
         number = self._models.setdefault(module, len(self._models))
         if not self._calls:
             self._parts["generators"] = _generators()
@@ -60,6 +65,11 @@ class Steps:
             if not isinstance(value, str):
                 self._parts["batch"][f"call {self._calls}.{key}"] = value
         self._calls += 1
+
+    def registered(self, parent: torch.nn.Module, name: str, module: torch.nn.Module | None) -> None:
+        """Note which module is the parent of another one."""
+        if module is not None:
+            self._parents[module] = weakref.ref(parent)
 
     def backward(self, tensors: Any) -> None:
         """Record the loss that a backward pass begins with."""
@@ -72,6 +82,7 @@ class Steps:
     def before(self, optimizer: Any) -> None:
         """Record a step before it is made, and make the stop that is due."""
         number = self._optimizers.setdefault(optimizer, len(self._optimizers))
+        # A step before all else creates the state that a checkpoint is loaded into.
         has_trained = self._models or self._counts or self._parts["loss"]
         if number in self._recorded or not has_trained or _is_made_up():
             return
@@ -205,13 +216,14 @@ def install(log: Log) -> None:
     optimizers.register_optimizer_step_pre_hook(quiet(lambda *args: steps.hook_before(*args)))
     optimizers.register_optimizer_step_post_hook(quiet(lambda optimizer, *args: steps.after(optimizer)))
     torch.nn.Module.__call__ = steps.wrapped_call(torch.nn.Module.__call__)  # type: ignore[method-assign]
+    modules.register_module_module_registration_hook(steps.registered)
     for name in ("backward", "grad"):
         setattr(torch.autograd, name, steps.wrapped_backward(getattr(torch.autograd, name)))
     atexit.register(log.stop.before_step, 0)  # a file is cut to half after the last step too
 
 
 def _is_made_up() -> bool:
-    """Tell whether DCP makes this step, to create the state of an optimizer. Scripts do so before all else."""
+    """Tell whether DCP makes this step, to create the state of an optimizer."""
     callers = traceback.walk_stack(sys._getframe())
     return any(frame.f_code.co_name == "_init_optim_state" for frame, _ in callers)
 
