@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from dcpbench.config.groups import WorkloadConfig
-from dcpbench.core.mismatch import Problem
+from dcpbench.core.mismatch import SECOND_DERIVATIVES, Problem
 from dcpbench.core.rank_report import Compared
 from dcpbench.records.row import column_help
 from dcpbench.verify import compare_layouts
@@ -89,6 +89,30 @@ def test_autograd_is_watched_in_the_twin_of_fully_shard_alone(monkeypatch: pytes
         compared.follow(data, compared.train(data))
     assert [*is_honest.values()] == [[True, True], [True, False]]
     assert torch.autograd._engine_run_backward is honest
+
+
+@pytest.mark.parametrize(
+    ("differentiates", "wrong", "is_late"), [(2, 2, True), (2, 3, True), (2, 4, False), (3, 2, False)]
+)
+def test_wrong_gradient_beside_second_derivatives_is_theirs(
+    differentiates: int, wrong: int, is_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under `fully_shard`, in a step whose gradients have gradients and in the next one."""
+    compared, data, honest = lockstep(1), batches_of(config(**ONCE), world().device), OwnRun.loss_of
+
+    def loss_of(run: OwnRun, samples: Batch) -> torch.Tensor:
+        loss, step = honest(run, samples), run.train_state.step + 1
+        if step == differentiates:
+            torch.autograd.grad(loss, [*run.model.parameters()], create_graph=True)
+        return loss + (loss - loss.detach()) * (step == wrong and run is compared._run)
+
+    monkeypatch.setattr(OwnRun, "loss_of", loss_of)
+    monkeypatch.setattr(compared, "_is_fully_sharded", True)
+    for _ in range(3):
+        compared.follow(data, compared.train(data))
+    causes = {mismatch.by for mismatch in results_of(compared)["gradient_close"].found}
+    assert causes == {SECOND_DERIVATIVES if is_late else None}
+    assert bool(compared.why_not_resumed) == is_late
 
 
 def norms(parallel: str, **values: Any) -> tuple[float, float]:

@@ -85,7 +85,7 @@ def _train_trainer(cell: Cell, record: Story, exactly: bool) -> Cell:
     run = checks.build_without_saves(cell, record)
     assert isinstance(run, TrainerRun)
     built, stepped, newest = retained(run.attributes()), {}, State()
-    most = max(LONGEST, config.last_step if config.train_steps else 0)
+    most = max(LONGEST, config.last_step)
     looks_until = 0 if config.train_steps else _EPOCHS_WITHIN
 
     def chosen() -> Window:
