@@ -419,5 +419,7 @@ def test_irreproducible_step_tolerates_rounding() -> None:
 
 def test_loss_has_a_smaller_tolerance() -> None:
     assert loss_share([torch.float32]) == 32 * EPS
-    assert loss_share([torch.float32, torch.bfloat16]) == 2**-10
+    assert (
+        loss_share([torch.float32, torch.bfloat16]) == loss_share([torch.bfloat16, torch.float32]) == 2**-10
+    )
     assert loss_share([torch.float64]) == loss_share([]) == 32 * EPS

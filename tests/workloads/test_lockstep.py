@@ -1,5 +1,6 @@
 """Comparison of a run with its twin step by step, on one rank in this process."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,16 +14,17 @@ from dcpbench.config.groups import WorkloadConfig
 from dcpbench.core.mismatch import SECOND_DERIVATIVES, Problem
 from dcpbench.core.rank_report import Compared
 from dcpbench.records.row import column_help
-from dcpbench.verify import compare_layouts
+from dcpbench.verify import compare_layouts, whole_tensors
 from dcpbench.verify.layout import Extent
 from dcpbench.verify.snapshot import Leaves
+from dcpbench.verify.whole_tensors import Exchange
 from dcpbench.workloads import lockstep as lockstep_module
 from dcpbench.workloads.batch import Batch, share_of
 from dcpbench.workloads.build_run import build, build_twin, copy_state
 from dcpbench.workloads.lockstep import CHECKS, Lockstep
 from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.run import Use
-from dcpbench.workloads.twin import Inexact, Twin, copy_run, inexact_steps
+from dcpbench.workloads.twin import Inexact, Twin, _replace_gradient, copy_run, inexact_steps
 from dcpbench.workloads.workload import batches_of
 from dcpbench.workloads.world import World
 from support.alone import config, world
@@ -268,6 +270,29 @@ def test_copied_run_keeps_its_modules() -> None:
     copy_run(run, other, steps=False)
     assert len(before) > 2
     assert [*map(id, other.model.modules())] == [*map(id, before)]
+
+
+@pytest.mark.parametrize("gradient", [None, torch.zeros(2).to_sparse(), torch.zeros(2)])
+def test_twin_continues_with_the_ranks_gradient(gradient: torch.Tensor | None) -> None:
+    """A dense gradient stays the same tensor, which torch's clipping already has."""
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    parameter.grad = gradient
+    _replace_gradient(parameter, "weight", Use("", {}, full={"weight": torch.ones(2)}))
+    assert parameter.grad is not None
+    assert parameter.grad.tolist() == [1.0, 1.0]
+    assert (parameter.grad is gradient) == (gradient is not None and not gradient.is_sparse)
+
+
+def test_noise_of_gradients_is_that_of_every_jittered_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    terms: list[int] = []
+
+    def summed(names: Any, tensors: Any, shapes: Any, count: int, exchange: Exchange) -> Iterator[Any]:
+        terms.append(count)
+        return whole_tensors.summed(names, tensors, shapes, count, exchange)
+
+    monkeypatch.setattr(lockstep_module, "summed", summed)
+    lockstep(1, deterministic=False)
+    assert terms == [4], "gradient, magnitude and two steps"
 
 
 def received_buffers() -> list[float]:
