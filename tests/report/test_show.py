@@ -296,65 +296,16 @@ def test_causes_follow_the_reason(tmp_path: Path, format_: str, capsys: pytest.C
     assert f"{sign}fail{sign} parallel=fsdp save=async seed=0 (2 runs)" in said
 
 
-def test_unknown_checks_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Those of a plug-in that is not installed."""
-    checks = {"norms_kept": {"held": True}, "model_equal": {"held": True}, "\x1b[2J": {"held": True}}
-    rows = [cell(repeat=n, model_equal=True, details={"checks": checks}) for n in range(2)]
-    main([str(folder_with(tmp_path / "s", *rows)), "--format", "table"])
-    said = [line for line in lines_of(capsys) if "norms_kept" in line]
-    assert said == ["no installed plug-in has the checks norms_kept, \\x1b[2J; they are not counted"]
-
-
-def test_files_are_written_atomically(matrix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    report = matrix / "report.md"
-    assert main([str(matrix), "-o", str(report)]) == 0
-    before = report.read_text()
-    assert before.startswith("**all cells: compile=false**\n\n| parallel | save |")
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "replace", full)
-    assert main([str(matrix), "-o", str(report), "--cells"]) == 2
-    assert report.read_text() == before
-    assert sorted(path.name for path in matrix.iterdir()) == ["report.md", "results.jsonl"]
-
-
-def test_report_writes_no_file_without_o(
-    matrix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = {path.name: path.stat().st_mtime_ns for path in (matrix, *matrix.iterdir())}
-    for options in ([], ["--cells"], ["--format", "csv"], ["-o", str(tmp_path / "table.md")]):
-        assert main([str(matrix), *options]) == 0
-    assert {path.name: path.stat().st_mtime_ns for path in (matrix, *matrix.iterdir())} == before
-    assert (tmp_path / "table.md").read_text().startswith("**all cells: ")
-    assert capsys.readouterr().err == ""
-
-
 def test_again_commands_are_quoted_for_a_shell() -> None:
-    said = again("'model.options={a: 1, b: [2]}' ~fault 'seed=$(reboot)'", "my conf")
-    assert shlex.split(said)[2:] == [
-        "--config-dir",
-        "my conf",
-        "model.options={a: 1, b: [2]}",
-        "~fault",
-        "seed=$(reboot)",
-    ]
-    assert shlex.split(again("parallel=ddp it's", None))[2:] == ["parallel=ddp", "it's"], (
-        "not as a shell has it"
-    )
-    assert again(None, None) == "dcpbench run"
-    assert again("seed=1", None, "/my models") == "cd '/my models' && dcpbench run seed=1"
+    def words(overrides: str | None, **columns: str) -> str:
+        return again({"overrides": overrides, "config_dir": None, "cwd": None, **columns})
 
-
-def test_again_command_begins_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["/somewhere/dcpbench/__main__.py"])
-    monkeypatch.setattr(sys, "orig_argv", ["bin/python", "-m", "dcpbench"])
-    typed = "bin/python -m dcpbench run seed=1"
-    assert again("seed=1", None) == typed
-    assert again("seed=1", None, str(tmp_path)) == f"cd {tmp_path} && {typed}"
-    assert again("seed=1", None, "/other") == f"cd /other && {tmp_path}/{typed}", "valid in the other folder"
+    quoted = words("'model.options={a: 1, b: [2]}' ~fault 'seed=$(reboot)'", config_dir="my conf")
+    assert shlex.split(quoted)[2:4] == ["--config-dir", "my conf"]
+    assert shlex.split(quoted)[4:] == ["model.options={a: 1, b: [2]}", "~fault", "seed=$(reboot)"]
+    assert shlex.split(words("parallel=ddp it's"))[2:] == ["parallel=ddp", "it's"], "not as a shell has it"
+    assert words(None) == "dcpbench run"
+    assert words("seed=1", cwd="/my models") == "cd '/my models' && dcpbench run seed=1"
 
 
 @pytest.mark.slow

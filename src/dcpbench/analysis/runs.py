@@ -138,13 +138,9 @@ def of_a_kind(listed: pd.DataFrame) -> pd.DataFrame:
     return first.sort_values("again", key=lambda words: words.eq(""), kind="stable").reset_index(drop=True)
 
 
-def again(overrides: object, config_dir: object, cwd: object = None) -> str:
-    """Return the shell command that runs a cell again, from any folder.
-
-    Args:
-        config_dir: the user's folder of config groups, if any.
-        cwd: the folder of the user's modules, if known.
-    """
+def again(row: Mapping[str, Any]) -> str:
+    """Return the shell command that runs a row's cell again, from any folder."""
+    config_dir, cwd = row["config_dir"], row["cwd"]
     start, *module = program()
     there = ""
     if isinstance(cwd, str):
@@ -153,16 +149,14 @@ def again(overrides: object, config_dir: object, cwd: object = None) -> str:
             if "/" in start and cwd != str(Path.cwd()):
                 start = str(Path(start).absolute())
     folder = ["--config-dir", config_dir] if isinstance(config_dir, str) else []
-    words = override_words(overrides)
+    words = override_words(row["overrides"])
     run = [] if words[:1] and words[0] in commands_of_plugins() else ["run", *folder]
     return there + shlex.join([start, *module, *run, *words])
 
 
 def commands(frame: pd.DataFrame) -> list[str]:
     """Return the command that runs each row's cell `again`."""
-    return [
-        again(*words) for words in zip(frame["overrides"], frame["config_dir"], frame["cwd"], strict=True)
-    ]
+    return [*map(again, records(frame[["overrides", "config_dir", "cwd"]]))]
 
 
 def without_numbers(reason: str) -> str:

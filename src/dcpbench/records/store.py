@@ -272,23 +272,13 @@ def read_row(line: bytes, types: Mapping[str, ColumnType]) -> dict[str, Any]:
     row = parse(line)
     if not isinstance(row, dict):
         raise ValueError(f"{value_text(row)}, expected a row")
-    if row.get("schema_version") != SCHEMA_VERSION:
-        raise ValueError(_why_not_this_version(row))
+    if (version := row.get("schema_version")) != SCHEMA_VERSION:
+        raise ValueError(f"schema version {value_text(version)}, this dcpbench reads {SCHEMA_VERSION}")
     for name, kind in types.items():
         if (name in row or name in REQUIRED) and not kind.fits(row.get(name)):
             value = f"{name} is {value_text(row[name])}" if name in row else f"no {name}"
             raise ValueError(f"{value}, expected {_TYPE_NAMES[kind.python]}")
     return dict.fromkeys(REQUIRED) | row
-
-
-def _why_not_this_version(row: dict[str, Any]) -> str:
-    version, commit = row.get("schema_version"), row.get("dcpbench_commit")
-    if version is None:
-        return "no schema_version, so not a row of dcpbench"
-    by = f"dcpbench at commit {commit}" if isinstance(commit, str) else "the dcpbench that wrote it"
-    if isinstance(version, int) and version > SCHEMA_VERSION:
-        by = "a newer dcpbench"
-    return f"schema version {value_text(version)}, this dcpbench reads {SCHEMA_VERSION}; {by} reads it"
 
 
 def parse(content: bytes) -> Any:

@@ -57,7 +57,7 @@ def _case(row: dict[str, Any]) -> Element:
     if kind != "passed":
         message = _text(clipped(f"{what}: {reason}", _MESSAGE))
         found = SubElement(case, kind, type=_text(what), message=message)
-        command = f"again: {again(row['overrides'], row['config_dir'], row['cwd'])}"
+        command = f"again: {again(row)}"
         found.text = _text(
             "\n".join(filter(None, [*(f"likely: {cause}" for cause in causes_of(row)), reason, command]))
         )

@@ -39,7 +39,6 @@ from dcpbench.report.tables import (
     shown_metrics,
     status_pivot,
     summary,
-    unknown_checks,
     varying,
 )
 
@@ -153,7 +152,6 @@ def content(sweeps: Sweeps, view: View = View()) -> Content:
     more = [f"and {left} more kinds of failures; pass --cells to list them"] if left else []
     more += [_WHERE_TO_LOOK] if first["again"].ne("").any() else []
     more += shared_gpu_sentences(frame, sweeps.environments.values())
-    more += unknown_checks(frame["details"])
     across = f"{count} sweeps, " if (count := frame["sweep"].nunique()) > 1 else ""
     of = f" ({len(frame)} of {len(sweeps.frame)} rows)" if view.where else ""
     return Content(

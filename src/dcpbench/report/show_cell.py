@@ -148,7 +148,7 @@ def _end(row: dict[str, Any], runs: pd.DataFrame) -> Iterator[str]:
     with suppress(OSError, ValueError):  # the name of a cell can be any text
         if (log := Path(row["sweep"]) / str(row["cell"]) / f"rank{rank}.log").exists():
             yield f"log: {log}"
-    yield f"again: {again(row['overrides'], row['config_dir'], row['cwd'])}"
+    yield f"again: {again(row)}"
 
 
 def _table(heads: Sequence[str]) -> Table:

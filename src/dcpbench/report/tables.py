@@ -10,12 +10,11 @@ from pandas.api.typing import DataFrameGroupBy
 from dcpbench.analysis.cell_identity import override_words, shown_by_axes
 from dcpbench.analysis.frame import is_false, is_true, ok, records
 from dcpbench.analysis.runs import one_per_cell, runs_text, seen_by, severity, status_text
-from dcpbench.config.text import byte_unit, cells_text, names_shown
+from dcpbench.config.text import byte_unit, cells_text
 from dcpbench.core.axes import AXES
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import SHOWN
-from dcpbench.records.row import dict_in
 from dcpbench.report.document import Table, checks_text, entry, plain
 
 _ALWAYS = [spec.name for spec in AXES.values() if spec.always]
@@ -103,16 +102,6 @@ def shared_gpu_sentences(frame: pd.DataFrame, environments: Iterable[Mapping[str
         else f"{ranks} ranks shared each GPU (NCCL {versions}): NVLink and peer copies were not tested"
         for ranks, backend in sorted(how)
     ]
-
-
-def unknown_checks(details: Iterable[Any]) -> list[str]:
-    """Say which checks of these rows, given their details, nothing declares: those of an absent plug-in."""
-    known = (name for of in details for name in dict_in(dict_in(of).get("checks")))
-    unknown = [*dict.fromkeys(plain(name) for name in known if name not in CHECKS)]
-    if not unknown:
-        return []
-    named = f"check {unknown[0]}; it is" if len(unknown) == 1 else f"checks {names_shown(unknown)}; they are"
-    return [f"no installed plug-in has the {named} not counted"]
 
 
 def detection(frame: pd.DataFrame) -> pd.DataFrame:
