@@ -9,7 +9,6 @@ import json
 import os
 import re
 import signal
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -54,10 +53,6 @@ load_plugins()
 
 # What tests compute is small, and threads that wait for each other spin on cores that ranks need.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-# The key with which sweeps are signed is not the user's.
-_state = tempfile.TemporaryDirectory(prefix="dcpbench-tests-")
-os.environ["XDG_STATE_HOME"] = _state.name
 
 # A shell that starts the tests in the background has them ignore what comes from the terminal, and whatever
 # they start would too.

@@ -16,7 +16,6 @@ import pytest
 import yaml
 
 from conftest import tiered
-from dcpbench.analysis.frame import read_sweeps
 from dcpbench.cli import reference
 from dcpbench.code.provenance import conf_folders
 from dcpbench.core.checks import CHECKS
@@ -84,13 +83,6 @@ def test_timed_sample_ignores_only_times(tmp_path: Path) -> None:
         list(samples.differing(block.format("", "exit 1", "")))
 
 
-def test_page_provides_files_for_its_samples(tmp_path: Path) -> None:
-    file = "<!-- file: conf/a.yaml -->\n```yaml\na: 1\n```\n\n"
-    text = f"{file}<!-- sample -->\n```console\n$ cat conf/a.yaml\na: 1\n```\n"
-    samples = SAMPLES.Samples(tmp_path)
-    assert samples.made(text) == text
-
-
 def test_undescribed_column_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     pages = script("scripts/site_pages")
     assert "| `flaky` | true or false |" in pages._columns()
@@ -135,17 +127,6 @@ def test_avoided_phrases_are_found(name: str, text: str, found: int, tmp_path: P
     assert len([*script("scripts/words").avoided(tmp_path / name)]) == found
 
 
-def test_long_pages_are_found(tmp_path: Path) -> None:
-    (tmp_path / "docs/findings").mkdir(parents=True)
-    (tmp_path / "README.md").write_text("word " * 901)
-    (tmp_path / "docs/findings/one.md").write_text("word " * 9_791)
-    (tmp_path / "docs/reference.md").write_text("word " * 20_000)
-    assert [line.split(":")[0] for line in script("scripts/words").too_long(tmp_path)] == [
-        "README.md",
-        "docs/findings",
-    ]
-
-
 @pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "report.md"])
 def test_pictures_fit_the_theme(page: Path) -> None:
     text = page.read_text()
@@ -153,15 +134,6 @@ def test_pictures_fit_the_theme(page: Path) -> None:
     assert "<picture" not in on_site
     shown = [*re.findall(r'^<img src="\S*-(light|dark)\.png#only-(light|dark)" ', on_site, re.MULTILINE)]
     assert shown == [("light", "light"), ("dark", "dark")] * text.count("<picture>") != []
-
-
-def test_undescribed_value_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    pages = script("scripts/site_pages")
-    assert "`ddp`" in dict(pages.values_of("parallel"))
-    mute = reference.Key("parallel", "", "ddp", {"ddp": "DDP.", "mute": ""})
-    monkeypatch.setattr(reference, "groups", lambda: {"parallel": mute})
-    with pytest.raises(ValueError, match="mute"):
-        pages.values_of("parallel")
 
 
 def test_links_lead_somewhere_on_github(tmp_path: Path) -> None:
@@ -274,21 +246,3 @@ def test_recipes_log_each_cell_to_a_tracker(root: Path, monkeypatch: pytest.Monk
     writer = tensorboard.SummaryWriter.return_value.__enter__.return_value
     for logged in (writer.add_hparams, mlflow.log_params, mlflow.log_metrics, wandb.init):
         assert logged.call_count == 40
-
-
-def test_notebook_reads_the_sample_sweep() -> None:
-    assert NOTEBOOK.stat().st_size < 200_000
-    sample = read_sweeps([DOCS / "sample-sweep"])
-    assert (len(sample.frame), sample.left_out) == (40, [])
-
-
-def test_the_time_of_make_test_is_the_same_everywhere() -> None:
-    said = {
-        "README.md": r"make test +# the tests, (\d+) min",
-        "CONTRIBUTING.md": r"\| `make test` \|.*\| (\d+) min \|",
-        "Makefile": r"`test` \((\d+) min\)",
-    }
-    times = {name: re.findall(pattern, (ROOT / name).read_text()) for name, pattern in said.items()}
-    assert times == dict.fromkeys(said, times["README.md"])
-    (measured,) = re.findall(r"`make test` (\d+) s", (ROOT / "CONTRIBUTING.md").read_text())
-    assert times["README.md"] == [str(round(int(measured) / 60))]

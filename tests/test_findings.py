@@ -42,22 +42,6 @@ def test_a_finding_has_every_part(finding: object) -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", finding.seen)
 
 
-@pytest.mark.parametrize(
-    ("facts", "problem"),
-    [
-        ("severity: bad\nparallelism: any", "severity=bad: choose one of silent, lost, crash, error"),
-        ("severity: lost\nparallelism: DDP, FSDP3", "parallelism=FSDP3: choose from any, none, DDP,"),
-    ],
-)
-def test_an_unknown_fact_is_refused(
-    facts: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "new.md").write_text(f"---\n{facts}\ntorch: 2.11, 2.13\nseen: 2026-11-24\n---\n# New\n")
-    monkeypatch.setattr(INDEX, "FINDINGS", tmp_path)
-    with pytest.raises(ValueError, match=rf"^new\.md: {problem}"):
-        INDEX.findings()
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")

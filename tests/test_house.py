@@ -58,25 +58,3 @@ def test_no_files_import_each_other(house: ModuleType) -> None:
 
 def test_cells_take_few_names_from_verify(house: ModuleType) -> None:
     assert 0 < house.names_from("dcpbench.verify", sorted((SRC / "cell").glob("*.py"))) <= 15
-
-
-def test_circles_and_upward_arrows_are_found(house: ModuleType) -> None:
-    graph = {"x.a": {"x.b"}, "x.b": {"x.c.d"}, "x.c.d": {"x.a"}, "x.e": {"x.a"}}
-    assert house.circles(graph) == ["x.a <-> x.b <-> x.c.d"]
-    assert house.upward(graph, [["x.a", "x.b"], ["x.c"]]) == ["x.c.d -> x.a"]
-
-
-def test_names_are_counted_however_they_are_imported(house: ModuleType, tmp_path: Path) -> None:
-    file = tmp_path / "cell.py"
-    file.write_text(
-        "from dcpbench.verify import digest, files as of_files\n"
-        "from dcpbench.verify.flags import flags\n"
-        "print(digest.one, digest.one, digest.two, of_files.three, flags.four)\n"
-    )
-    assert house.names_from("dcpbench.verify", [file]) == 4
-
-
-def test_lines_of_code_are_counted(house: ModuleType, tmp_path: Path) -> None:
-    file = tmp_path / "code.py"
-    file.write_text('"""Two\nlines."""\n\n# one\nx = """a\n\nb"""  # three\n\n\ndef f():\n    """One."""\n')
-    assert house.code_lines([file]) == 4

@@ -8,7 +8,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
-from conftest import ONE_STEP, TESTS, run
+from conftest import TESTS, run
 from dcpbench.config.errors import ConfigError
 from dcpbench.sweep.cells import CellWords
 from dcpbench.sweep.matrix import jobs, repeated
@@ -105,18 +105,6 @@ def test_last_value_of_a_repeated_key_applies() -> None:
     ]
 
 
-@pytest.mark.slow
-@pytest.mark.extended
-def test_random_seeds_are_drawn_once(tmp_path: Path) -> None:
-    command = ("experiment=soak", "parallel=none", "model=dummy", "save=sync", "world_size=1", *ONE_STEP)
-    done = run(tmp_path / "sweep", *command, "device=cpu")
-    seeds = [row["seed"] for row in done.rows]
-    assert len(set(seeds)) == 14
-    assert {row["status"] for row in done.rows} == {"pass"}
-    again = run(tmp_path / "again", *done.rows[5]["overrides"].split())
-    assert [(row["seed"], row["status"]) for row in again.rows] == [(seeds[5], "pass")]
-
-
 def test_repeats_run_in_rounds() -> None:
     jobs = [CellWords(["parallel=ddp"], "one"), CellWords(["parallel=fsdp"], "other")]
     assert repeated(jobs, 1, for_all=True) == jobs
@@ -163,13 +151,3 @@ def test_repeat_of_a_block_can_run_alone() -> None:
 def test_block_with_two_repeats_is_refused(repeats: str) -> None:
     with pytest.raises(ConfigError, match="repeats="):
         repeated(jobs({"one": parsed("parallel=ddp", repeats)}, [], every), 1, for_all=False)
-
-
-@pytest.mark.slow
-def test_each_repeat_has_a_row(tmp_path: Path) -> None:
-    asked = ("parallel=none", "device=cpu", "world_size=1", "repeats=3", PRETENDED)
-    done = run(tmp_path / "sweep", *asked)
-    assert done.status == 0, done.err
-    assert [row["repeat"] for row in done.rows] == [0, 1, 2]
-    assert len({row["cell"] for row in done.rows}) == 3
-    assert len({row["config_digest"] for row in done.rows}) == 1

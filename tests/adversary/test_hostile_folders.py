@@ -5,7 +5,7 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,6 @@ from conftest import tiered
 from dcpbench.config.errors import ConfigError
 from dcpbench.core.metrics import Measurement
 from dcpbench.records import files, store
-from dcpbench.records.store import ResultsError
-from dcpbench.report.show import write_reports
 from dcpbench.sweep.folder import Record, SweepFolder
 from dcpbench.sweep.valid_rows import ValidRows
 from report.sweeps import cell, folder_of_lines, folder_with, line
@@ -117,23 +115,6 @@ def test_what_stands_in_place_of_a_file_is_told_in_a_line_and_never_followed(
                 assert plant is dangling_link or name in out, where
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("plant", [link_to_file, folder], ids=lambda one: one.__name__)
-def test_writing_reports_changes_only_the_folder(
-    plant: Callable[[Path, Path], None], outside: Path, tmp_path: Path
-) -> None:
-    for name in ("report.html", "junit.xml", "junit.xml.tmp"):
-        sweep = folder_with(tmp_path / f"sweep-{name}", cell())
-        plant(sweep / name, outside)
-        is_refused = plant is folder and not name.endswith("tmp")
-        with pytest.raises(ResultsError, match="Is a directory") if is_refused else nullcontext():
-            write_reports(sweep, None)
-        if not is_refused:
-            assert (sweep / "report.html").read_text().startswith("<!doctype html>")
-            assert not (sweep / "junit.xml").is_symlink()
-        assert not [path for path in sweep.iterdir() if files.is_temporary(path.name)]
-
-
 @pytest.mark.parametrize("name", WRITTEN)
 def test_what_a_driver_writes_never_goes_through_a_link(name: str, outside: Path, tmp_path: Path) -> None:
     """The link itself, one in place of a temporary file of a name that can be guessed, and a second name."""
@@ -226,13 +207,6 @@ def test_the_rest_of_a_folder_is_removed(tmp_path: Path) -> None:
     assert sentence == f"{folder} could not be removed: [Errno {errno.EBUSY}] busy: '{busy[0]}'"
     assert [str(path.relative_to(folder)) for path in folder.rglob("*")] == busy
     assert files.remove(folder, folder.parent) is None
-
-
-def test_lines_that_no_driver_wrote_are_taken_out_of_measurements(tmp_path: Path) -> None:
-    own = b'{"cell": "a"}\n'
-    (tmp_path / "measurements.jsonl").write_bytes(b"?\n" + own + b'{"cell": ["a"]}\n{"cell": "b"}\n[]\n')
-    store.keep_beside(tmp_path, {"a": 1})
-    assert (tmp_path / "measurements.jsonl").read_bytes() == own
 
 
 def test_going_on_removes_no_file_that_is_not_its_own(outside: Path, tmp_path: Path) -> None:

@@ -219,14 +219,6 @@ def test_too_few_runs_are_not_judged(sweep: Callable[..., Path], capsys: pytest.
     assert "1 on one side, and at least 3 are needed" in capsys.readouterr().out
 
 
-def test_unmeasured_costs_are_not_compared(
-    sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    old, new = sweep("old", asked("ddp", save_s=None)), sweep("new", asked("ddp", save_s=None))
-    verdicts = {line["verdict"] for line in lines(capsys, old, new) if line["metric"] == "save_s"}
-    assert verdicts == {"not measured"}
-
-
 def test_failures_are_explained_and_cost_nothing(
     sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -253,7 +245,6 @@ def test_sweeps_without_common_cells_say_why(
     [
         (["--fail-on", "slow"], "slow is not a kind of change; choose one of newly-failing"),
         (["--metric", "status"], "status is not a metric; choose one of save_s"),
-        (["-o", "x.pdf"], "cannot infer the format"),
     ],
 )
 def test_compare_errors_are_one_line(

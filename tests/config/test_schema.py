@@ -57,6 +57,10 @@ def is_group(config: type, name: str) -> bool:
         ({"model": ModelConfig("m", "x", batch_size=0)}, "model.batch_size=0: must be at least 1"),
         ({"executor": ExecutorConfig(hosts=0)}, "executor.hosts=0: must be at least 1"),
         ({"timeouts": TimeoutsConfig(save_s=0)}, "timeouts.save_s=0: must be a number of seconds"),
+        (
+            {"timeouts": TimeoutsConfig(cell_s=float("inf"))},
+            "timeouts.cell_s=inf: must be a number of seconds",
+        ),
         ({"retry": 2}, "retry=2: must be 0 or 1"),
         (
             {"workload": WorkloadConfig("src/mine.py::build")},

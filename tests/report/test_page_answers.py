@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 
 from conftest import tiered
-from dcpbench.analysis.cell_identity import sweep_before
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.records.row import Row
-from dcpbench.records.store import write_csv
 from dcpbench.report.show import write_reports
 from dcpbench.verdict.sentences import check_sentence
 from report.sweeps import folder_with
@@ -187,23 +185,6 @@ def test_changes_since_the_sweep_before_are_listed(show: Callable[..., Browser])
     assert "torch 2.12.0 \u2192 2.13.0" in against
     browser.all("#changes .link")[0].click()
     assert browser.text("#cell-title") == "parallel=fsdp,save=async,repeat=0"
-
-
-def test_sweep_before_is_found(browser: Browser, tmp_path: Path) -> None:
-    days = {"first": 18, "2026-11-19": 19, "other": 20, "own": 21, "later": 22}
-    for name, day in days.items():
-        began = f"2026-11-{day}T02:00:00+00:00"
-        rows = [cell("ddp", started_at=began), cell("fsdp", started_at=began)]
-        if name == "other":
-            rows = [cell("hsdp", started_at=began), cell("ddp", save="async", started_at=began)]
-        write_csv(folder_with(tmp_path / name, *rows))
-    (tmp_path / "own" / "results.jsonl").touch()
-    write_reports(tmp_path / "own", sweep_before(tmp_path / "own"))
-    browser.open(tmp_path / "own" / "report.html")
-    assert browser.text("#against") == (
-        "Compared with 2026-11-19: no status changed, and no cost beyond noise; "
-        "costs of single cells need 3 runs of each to be compared (repeats=5)."
-    )
 
 
 def test_cells_without_a_row_are_named(browser: Browser, tmp_path: Path) -> None:

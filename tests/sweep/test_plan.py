@@ -344,12 +344,7 @@ def test_plan_refuses_a_folder_in_use(tmp_path: Path) -> None:
     tiered(
         [
             ("isolation", "warm,fresh"),
-            ("restart", "true,false"),
             ("verify", "standard,deep"),
-            ("timeouts.cell_s", "60.0,70.0"),
-            ("storage.root", "/tmp/a,/tmp/b"),
-            ("sharing", "none,disjoint"),
-            ("retry", "0,1"),
         ],
         ("isolation", "warm,fresh"),
     ),
@@ -360,8 +355,7 @@ def test_cells_that_differ_only_in_how_they_run_are_refused(
     ended = sweep("parallel=ddp,fsdp2", f"{key}={values}", "device=cpu", PRETENDED)
     assert (ended.status, len(ended.err.splitlines())) == (2, 1), ended.err
     first, second = (f"{key}={value}" for value in values.split(","))
-    names = [re.sub(r"[^\w.,=]+", "_", f"parallel=ddp,{word.replace('.0', '')}") for word in (first, second)]
-    assert all(name in ended.err.replace(".0", "") for name in names)
+    assert all(f"parallel=ddp,{word}" in ended.err for word in (first, second))
     if key == "verify":  # a group: the key of it that differs is named
         first, second = "restart=false", "restart=true"
     assert f"({first} and {second}), and would count as repeats of one cell" in ended.err

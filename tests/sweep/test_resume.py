@@ -188,15 +188,8 @@ def test_changed_rows_run_again_with_reasons(pretended: Finished) -> None:
     [
         pytest.param(["resume={place}/nowhere"], "there is no such folder", marks=pytest.mark.extended),
         (["resume={place}"], "contains no sweep to resume"),
-        pytest.param(["resume=''"], "names no folder", marks=pytest.mark.extended),
         (["resume={folder}", "hydra.sweep.dir={place}/other"], "is another folder"),
-        pytest.param(
-            ["resume={folder}", "parallel=fsdp", "device=cpu"],
-            "leave out parallel=fsdp, or run another sweep",
-            marks=pytest.mark.extended,
-        ),
         (["rerun=failed"], "rerun=failed"),
-        pytest.param(["resume={folder}", "rerun=all"], "rerun", marks=pytest.mark.extended),
         (["resume={folder},{place}", "parallel=ddp"], "pass one value"),
         (["parallel=ddp", "hydra.sweep.dir={folder}"], "or run dcpbench resume"),
     ],
@@ -266,15 +259,6 @@ def test_digests_cover_what_decides_a_row() -> None:
     ]
     assert len({but(), *others}) == 7
     assert expected_digest(config, [failure]) != expected_digest(config, [])
-
-
-def test_differing_identities_are_listed_by_key() -> None:
-    one = identity_of(Config(model=ModelConfig(options={"sizes": [3, 4]})))
-    other = identity_of(Config(model=ModelConfig(options={"sizes": [3, 8], "more": True})))
-    assert one.differences(other) == {
-        "model.options.sizes": ("[3, 4]", "[3, 8]"),
-        "model.options.more": (None, True),
-    }
 
 
 @pytest.mark.slow
