@@ -1,0 +1,53 @@
+"""Digests of tensors on a device, computed here on the CPU."""
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from dcpbench.plugins.script.run import RECORDER
+
+
+@pytest.fixture
+def digests(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The recorder's module, with a chunk that is smaller than the largest tensor."""
+    monkeypatch.setattr(sys, "path", [str(RECORDER), *sys.path])
+    from dcpbench_recorder import digests
+
+    monkeypatch.setattr(digests, "_CHUNK", 1 << 14)
+    return digests
+
+
+def tensors() -> list[torch.Tensor]:
+    """Words of tensors: less than a row, a row, more, and several chunks."""
+    torch.manual_seed(1)
+    return [torch.randn(count).view(torch.int32) for count in (1, 10, 4096, 4097, 50_000)]
+
+
+def test_each_change_is_seen(digests: Any) -> None:
+    words = tensors()
+    before = digests._sums(words).tolist()
+    for number, changed in enumerate(words):
+        for at in {0, len(changed) // 2, len(changed) - 1}:
+            for bit in (0, 31):
+                other = changed.clone()
+                other[at] ^= torch.tensor(1 << bit).int()
+                after = digests._sums([*words[:number], other, *words[number + 1 :]]).tolist()
+                assert [place for place in range(len(words)) if before[place] != after[place]] == [number]
+
+
+def test_order_counts(digests: Any) -> None:
+    words = torch.arange(10_000, dtype=torch.int32)
+    swapped = [words.clone() for _ in range(3)]
+    for (first, second), other in zip([(0, 1), (0, 4096), (4095, 4096)], swapped, strict=True):
+        other[[first, second]] = other[[second, first]]
+    assert len({*digests._sums([words, *swapped, words.flip(0)]).tolist()}) == 5
+
+
+def test_a_digest_is_of_the_tensor_alone(digests: Any) -> None:
+    """A checkpoint has the same tensors under other names, in another order, and among others."""
+    words = tensors()
+    together = digests._sums(words).tolist()
+    assert digests._sums(words[::-1]).tolist() == together[::-1]
+    assert [digests._sums([other]).item() for other in words] == together
