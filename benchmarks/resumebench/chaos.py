@@ -38,6 +38,7 @@ def fails(script, ranks, place):
     result = f"{{out}}/{RESULTS[script.split()[0]]}"
     shown = shlex.join([sys.executable, "-c", SHOW, result])
     options = ["--result-cmd", shown, "--max-points", str(POINTS), "--ranks", str(ranks), "--modes", "before"]
+    options += ["--timeout", "120"]  # a script that hangs is a failure
     ended = subprocess.run(
         [sys.executable, "-m", "ckpt_chaos", "run", *options, "--work", str(place), "--", *words],
         capture_output=True, text=True, check=False,

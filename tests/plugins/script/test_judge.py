@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from dcpbench.plugins.script.compare import Difference
-from dcpbench.plugins.script.judge import Verdict, judge
+from dcpbench.plugins.script.judge import STATUS, Verdict, judge
 from dcpbench.plugins.script.record import Run
-from dcpbench.plugins.script.timeline import bar
+from dcpbench.plugins.script.script import bar
 
 from .runs import Writer, ended, recorded, state
 
@@ -31,7 +31,7 @@ def verdict(
     reference = recorded(folder / "reference", [Writer().train(1, 12)], [*SAVED, "step-12.pt"])
     stopped = Writer().train(1, 11)
     stopped.done -= 1
-    stopped.event("stop", at="before step 11", path="")
+    stopped.event("stop", change=False, path="")
     resumed = Writer()
     if reads is None and loaded:
         resumed.event("load", path=f"step-{loaded}.pt")
@@ -135,7 +135,7 @@ def test_too_many_steps(tmp_path: Path) -> None:
 def test_what_equal_runs_differ_in_is_not_blamed(tmp_path: Path) -> None:
     noise = {10: {"gradients": [0, 0]}}
     found = verdict(tmp_path, {10: {"gradients": [1, 1]}}, again=noise)
-    assert (found.word, found.status) == ("not_deterministic", "skip")
+    assert (found.word, STATUS[found.word]) == ("not_deterministic", "skip")
     assert "from step 10 on (gradients)" in found.reason
 
 
@@ -149,7 +149,7 @@ def test_restored_state_is_blamed_in_noisy_runs(tmp_path: Path) -> None:
 def test_later_saves_are_compared(tmp_path: Path) -> None:
     reference = recorded(tmp_path / "a", [Writer().train(1, 12)], SAVED)
     stopped = Writer().train(1, 10)
-    stopped.event("stop", at="", path="")
+    stopped.event("stop", change=False, path="")
     resumed = Writer()
     resumed.train(9, 11)
     resumed.step(12)
@@ -167,7 +167,7 @@ def test_checkpoints_in_flight_are_not_complete(tmp_path: Path, finished: bool) 
     stopped = Writer().train(1, 7)
     stopped.step(8)
     stopped.save("step-8.pt", {"model.a": 109, "ema.a": 18, "step": "=8"}, finished)
-    stopped.event("stop", at="", path="")
+    stopped.event("stop", change=False, path="")
     resumed = Writer().train(5, 12)
     runs = [ended(recorded(tmp_path / "b", [stopped], SAVED))]
     runs += [ended(recorded(tmp_path / "c", [resumed], SAVED))]
@@ -178,7 +178,7 @@ def test_checkpoints_in_flight_are_not_complete(tmp_path: Path, finished: bool) 
 def test_half_written_checkpoint_is_torn(tmp_path: Path) -> None:
     reference = recorded(tmp_path / "a", [Writer().train(1, 12)], SAVED)
     stopped = Writer().train(1, 9)
-    stopped.event("stop", at="cut to half", path="step-8.pt")
+    stopped.event("stop", change=False, path="step-8.pt")
     resumed = Writer()
     resumed.event("load", path="step-8.pt")
     resumed.train(9, 12, {9: {"moments": [1]}})
@@ -194,7 +194,7 @@ def test_difference_on_one_rank(tmp_path: Path) -> None:
 
     reference = recorded(tmp_path / "a", ranks(1, 12), SAVED)
     stopped = ranks(1, 10)
-    stopped[0].event("stop", at="", path="")
+    stopped[0].event("stop", change=False, path="")
     runs = [ended(recorded(tmp_path / "b", stopped, SAVED))]
     runs += [ended(recorded(tmp_path / "c", ranks(9, 12, {9: {"weights": [1, 209]}}), SAVED))]
     found = judge(reference, *runs, lambda steps: reference)
@@ -205,7 +205,7 @@ def test_difference_on_one_rank(tmp_path: Path) -> None:
 def test_run_that_does_not_start(tmp_path: Path) -> None:
     reference = recorded(tmp_path / "a", [Writer().train(1, 12)], SAVED)
     stopped = Writer().train(1, 10)
-    stopped.event("stop", at="", path="")
+    stopped.event("stop", change=False, path="")
     before = ended(recorded(tmp_path / "b", [stopped], SAVED))
     text = "Traceback\n[rank0]: KeyError: 'model'\nE1128 08:00 1 torch/distributed/elastic/x] failed\n"
     nothing = recorded(tmp_path / "c", [], SAVED)

@@ -8,8 +8,6 @@ from dcpbench.cli.tree import Command
 from dcpbench.plugins.script.judge import STATUS
 from dcpbench.plugins.script.run import checked_stop
 
-_LEAST_ONE = click.IntRange(1)
-
 script = Command(
     "script",
     "dcpbench.plugins.script.script",
@@ -27,11 +25,11 @@ script = Command(
                  "torn@PART:N (at the N-th change of a file with PART in its path). Default: one of each."),
     click.Option(["--resume-args"], metavar="WORDS", default="", type=shlex.split,
                  help="Words that the resume adds to the command."),
-    click.Option(["--every"], metavar="N", type=_LEAST_ONE, default=1, show_default=True,
+    click.Option(["--every"], metavar="N", type=click.IntRange(1), default=1, show_default=True,
                  help="Record weights, gradients and optimizer state at every N-th step."),
-    click.Option(["--timeout"], metavar="SECONDS", type=_LEAST_ONE, default=600, show_default=True,
+    click.Option(["--timeout"], metavar="SECONDS", type=click.IntRange(1), default=600, show_default=True,
                  help="Longest time of the uninterrupted run. A resumed run has ten times its time."),
-    click.Option(["--grace"], metavar="SECONDS", type=_LEAST_ONE, default=30, show_default=True,
+    click.Option(["--grace"], metavar="SECONDS", type=click.IntRange(1), default=30, show_default=True,
                  help="Time to end after SIGTERM, or after the death of a rank."),
     click.Option(["--dir", "folder"], type=click.Path(), metavar="FOLDER",
                  help="Folder of the results. Default: one below outputs/."),

@@ -1,18 +1,14 @@
-"""Compare a stopped and resumed run with the uninterrupted one, and find the first difference.
-
-A step of the resumed run is compared with the same step of the run that was stopped, which made the
-checkpoint, as far as that came; later steps with the reference run.
-"""
+"""Compare a stopped and resumed run with the uninterrupted one, and find the first difference."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
 import yaml
 
-from dcpbench.plugins.script.record import Event, Run, newest_complete, number
+from dcpbench.plugins.script.record import Event, Named, Run, newest_complete, number
 
 KINDS: dict[str, dict[str, Any]] = yaml.safe_load(
     files("dcpbench.plugins.script").joinpath("kinds.yaml").read_text(encoding="utf-8")
@@ -24,28 +20,21 @@ _RESTORED = ("weights", "frozen", "buffers", "moments")
 _OF_CALLED = ("frozen", "buffers", "modes", "generators")
 """Kinds of models that were called: some are called later than the first step."""
 _SCORES = {"weights": 3, "moments": 2, "batch": 1, "hyper": 1}
-_LOADED_SCORE = 3
 _RANDOM = re.compile("rng|random|generator", re.IGNORECASE)
 _NUMBER = re.compile(r"=(-?[\d.]+(e[+-]?\d+)?|True|False|inf)")
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The first difference of a resumed run.
-
-    Args:
-        step: of the uninterrupted run, from 1.
-        names: what differs, of a `kind` of `KINDS`.
-        expected, actual: the steps that differ, if it is in a step.
-        text: the path of what is saved; what is wrong with the number of steps.
-    """
+    """The first difference of a resumed run: at a `step` of the uninterrupted run, from 1; names of a kind of
+    `KINDS`, with the values of two steps; or a text, of what is saved or of the number of steps."""
 
     step: int
     rank: int
     kind: str
     names: Sequence[str] = ()
-    expected: Event | None = None
-    actual: Event | None = None
+    expected: Named = field(default_factory=dict)
+    actual: Named = field(default_factory=dict)
     text: str = ""
 
 
@@ -57,7 +46,8 @@ class Compared:
         self.failed = bool(resumed.status)
         self.newest = newest_complete(reference, stopped)
         self.steps = {}
-        """The steps of the uninterrupted run by rank: of the stopped run, then of the reference."""
+        """The steps of the uninterrupted run by rank: of the stopped run, which made the checkpoint, then of
+        the reference."""
         for rank in sorted(reference.ranks.keys() & resumed.ranks.keys()):
             steps = stopped.ranks.get(rank, [])
             self.steps[rank] = [*steps, *reference.ranks[rank][len(steps) :]]
@@ -72,30 +62,24 @@ class Compared:
         compared = min(len(of_first) - self._place, *map(len, self._actual.values()))
         self.last = number(of_first[self._place + compared - 1])
         """The last step that was compared."""
-
-    @property
-    def generators(self) -> list[str]:
+        firsts = [different(self.steps[rank][self._place], steps[0]) for rank, steps in self._actual.items()]
+        self.generators = sorted({name for kinds in firsts for name in kinds.get("generators", [])})
         """Generators of torch that differed at the first resumed step."""
-        firsts = [(self.steps[rank][self._place], steps[0]) for rank, steps in self._actual.items()]
-        return sorted({name for pair in firsts for name in different(*pair).get("generators", [])})
 
     def first(self, noise: Mapping[str, int]) -> list[Difference]:
         """Return the first difference, of each rank that has it. `noise` is not blamed on the resume."""
         if self.newest is not None and self.loaded < self.newest:
             return [Difference(self.loaded + 1, 0, "checkpoint")]
-        differences = [
-            difference
-            for rank in self.steps
-            for difference in (*self._in_steps(rank, noise), *self._in_saves(rank, noise))
-        ]
-        # What is saved after a step comes after the step.
-        differences.sort(key=lambda other: (other.step, ORDER[other.kind]))
-        first = differences[:1]
-        return [other for other in differences if (other.step, other.kind) == (first[0].step, first[0].kind)]
+        differences: dict[tuple[int, int], list[Difference]] = {}
+        for rank in self.steps:
+            for difference in (*self._in_steps(rank, noise), *self._in_saves(rank, noise)):
+                # What is saved after a step comes after the step.
+                differences.setdefault((difference.step, ORDER[difference.kind]), []).append(difference)
+        return differences[min(differences)] if differences else []
 
     def _begin(self, loaded: set[int | None]) -> int:
-        """Return the place in the uninterrupted run at which the resumed one begins, by what its first step
-        has in common with each step. `loaded` are the saves that it read, by their steps."""
+        """Return where in the uninterrupted run the resumed one begins: the step that has most in common with
+        its first one. `loaded` are the saves that it read, by their steps."""
 
         def score(place: int) -> int:
             points = 0
@@ -103,7 +87,7 @@ class Compared:
                 resumed = self._actual[rank][0]
                 if place >= len(steps) or steps[place]["optimizer"] != resumed["optimizer"]:
                     return -1
-                points += _LOADED_SCORE * (steps[place]["k"] in loaded)
+                points += _SCORES["weights"] * (steps[place]["k"] in loaded)
                 for kind, value in _SCORES.items():
                     points += value * (steps[place]["parts"].get(kind) == resumed["parts"].get(kind))
             return points
@@ -118,22 +102,23 @@ class Compared:
             kinds = different(other, step)
             if place == 0 and rank and is_ddp:  # which gets them from rank 0 in the forward pass
                 kinds.pop("buffers", None)
-            if place == 0 and _continues_accumulation(other, step):
+            fewer = len(step["parts"]["batch"]) < len(other["parts"]["batch"])
+            if place == 0 and fewer and "gradients" not in kinds:  # those of the other batches were saved
                 kinds = {kind: of for kind, of in kinds.items() if kind not in ("buffers", "batch", "loss")}
             for kind in sorted(kinds.keys() & ORDER, key=ORDER.__getitem__):
                 is_restored = place == 0 and kind in _RESTORED
                 if is_restored or number(other) < noise.get(kind, number(other) + 1):
-                    yield Difference(number(other), rank, kind, kinds[kind], other, step)
+                    yield Difference(
+                        number(other), rank, kind, kinds[kind], other["parts"][kind], step["parts"][kind]
+                    )
                     return
         if len(actual) != len(expected):
-            last = number(expected[min(len(expected), len(actual)) - 1])
-            end = number(expected[-1]) + len(actual) - len(expected)
-            text = f"ends after step {end}, the reference after step {number(expected[-1])}"
-            yield Difference(last + 1, rank, "steps", text=text)
+            end, last = number(expected[-1]) + len(actual) - len(expected), number(expected[-1])
+            text = f"ends after step {end}, the reference after step {last}"
+            yield Difference(min(end, last) + 1, rank, "steps", text=text)
 
     def _in_saves(self, rank: int, noise: Mapping[str, int]) -> Iterator[Difference]:
-        """Yield the first save of a rank that has something else in it. States of generators can differ
-        without an effect, and texts that the script saves, such as times. A save that is not made is empty if
+        """Yield the first save of a rank that has something else in it. A save that is not made is empty if
         the run failed: a process group can abort when all is done, and files can have other names."""
         contents = self._reference.contents(rank) | self.stopped.contents(rank)
         saves = self._resumed.contents(rank, self.loaded)
@@ -150,16 +135,8 @@ class Compared:
                 return
 
 
-def _continues_accumulation(expected: Event, actual: Event) -> bool:
-    """Tell whether a step has the gradients of the expected one from fewer batches: the others were saved."""
-    of_expected, of_actual = expected["parts"], actual["parts"]
-    fewer = len(of_actual["batch"]) < len(of_expected["batch"])
-    return fewer and of_actual.get("gradients") == of_expected.get("gradients")
-
-
 def noise_of(reference: Run, *others: Run) -> dict[str, int]:
-    """Return what differs between runs of the same command, as far as each came: kinds of state, and names of
-    saved values, with the first step."""
+    """Return in which kinds of state and saved values equal runs differ, each with the first step."""
     noise: dict[str, int] = {}
     for other in others:
         for rank in reference.ranks.keys() & other.ranks.keys():
@@ -189,7 +166,6 @@ def _unequal_names(expected: Mapping[str, Any], actual: Mapping[str, Any], commo
 
 
 def _decides(file: str, name: str, value: object) -> bool:
-    """Tell whether a saved value counts: a tensor, or a number of the script's own."""
-    if _RANDOM.search(file) or _RANDOM.search(name):
-        return False
-    return not isinstance(value, str) or (name.count(".") < 2 and bool(_NUMBER.fullmatch(value)))
+    """Tell whether a saved value counts: a tensor or a number of the script's own, no generator's state."""
+    is_own = not isinstance(value, str) or (name.count(".") < 2 and bool(_NUMBER.fullmatch(value)))
+    return is_own and not _RANDOM.search(file) and not _RANDOM.search(name)

@@ -1,16 +1,13 @@
-"""The verdict on a stop: does the resumed run continue as the uninterrupted one, and if not, why?
-
-A difference is described by the texts and signs of `kinds.yaml`.
-"""
+"""The verdict on a stop, whose texts are those of `kinds.yaml`."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from dcpbench.config.text import listed
 from dcpbench.plugins.script.compare import KINDS, ORDER, Compared, Difference, noise_of
-from dcpbench.plugins.script.record import Event, Named, Run, newest_complete, number
+from dcpbench.plugins.script.record import Named, Run, newest_complete, number
 
 STATUS = {
     "exact": "pass",
@@ -25,14 +22,8 @@ _AVERAGES = ("ema", "average", "avg_model", "swa_model", "shadow", "teacher")
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on a stop.
-
-    Args:
-        word: one of `STATUS`.
-        reason: what happened, in a sentence; of an exact resume too.
-        loaded, newest: the steps after which the loaded, and the newest complete checkpoint were saved.
-        first: the first difference.
-    """
+    """The verdict on a stop: one of `STATUS`, what happened, in a sentence, the likely cause, the steps after
+    which the loaded and the newest complete checkpoint were saved, and the first difference."""
 
     word: str
     reason: str
@@ -41,19 +32,10 @@ class Verdict:
     newest: int | None = None
     first: Difference | None = None
 
-    @property
-    def status(self) -> str:
-        """The status of its row."""
-        return STATUS[self.word]
-
 
 def judge(reference: Run, stopped: Run, resumed: Run | None, second: Callable[[int], Run]) -> Verdict:
-    """Judge a stop, after which the run was resumed.
-
-    Args:
-        resumed: None if the stop did not happen.
-        second: returns another uninterrupted run, of at least so many steps.
-    """
+    """Judge a stop, after which the run was resumed; it is None if the stop did not happen. `second` returns
+    another uninterrupted run, of at least so many steps."""
     if resumed is None:
         ended = f"ended with {stopped.failure if stopped.status else 'exit status 0'}"
         how = "ran too long" if stopped.status is None else ended
@@ -66,8 +48,7 @@ def judge(reference: Run, stopped: Run, resumed: Run | None, second: Callable[[i
         return Verdict("hangs", f"makes no step{after}", newest=newest)
     if resumed.status:
         torn = [path for path in resumed.paths_read() if (stopped.disk.step_of(path) or 0) > (newest or 0)]
-        torn.sort(key=lambda path: path != stopped.cut)
-        cause = _INCOMPLETE.format(torn[0]) if torn else ""
+        cause = _INCOMPLETE.format(stopped.cut if stopped.cut in torn else torn[0]) if torn else ""
         return Verdict("refuses", f"does not start: {resumed.failure}{after}", cause, newest=newest)
     read = resumed.paths_read()
     if reference.length in (newest, *map(stopped.disk.step_of, read)) and stopped.cut not in read:
@@ -109,23 +90,21 @@ def _of_steps(reference: Run, stopped: Run, resumed: Run, second: Callable[[int]
 
 
 def _explained(compared: Compared, differences: Sequence[Difference]) -> tuple[str, str]:
-    """Return what differs, in one sentence (`step 9, rank 1: the batch is that of step 1`), and its likely
-    cause. The differences are the same one, of several ranks."""
+    """Return the difference, of several ranks, in a sentence, and its likely cause."""
     difference, kind = differences[0], differences[0].kind
     names, ranks = difference.names, [str(of_rank.rank) for of_rank in differences]
-    expected, actual = (_parts(of, kind) for of in (difference.expected, difference.actual))
+    expected, actual = difference.expected, difference.actual
     missing = [name for name in names if name not in actual]
     differing = {name: actual[name] for name in names if name in actual}
     same = [] if missing or not names else _steps_with(compared, difference, differing)
     held = _held(compared, differing) if kind == "weights" else []
     pair: list[Any] = [of.get(names[0]) if names else None for of in (actual, expected)]
     ratio = float(pair[0]) / float(pair[1]) if kind == "loss" and all(pair) else math.nan
-    generators, total = compared.generators, len({**expected, **actual})
-    # Words of the texts, and signs, which hold where they are not empty.
-    facts: dict[str, Any] = {
+    total = len({**expected, **actual})
+    # Words of the texts, and signs, which hold where they are not empty; what was compared has more of them.
+    facts: dict[str, Any] = vars(compared) | {
         "any": True,
         "first": difference.step == compared.loaded + 1,
-        "later": difference.step > compared.loaded + 1,
         "names": listed(names),
         "count": len(names),
         "total": total,
@@ -145,48 +124,38 @@ def _explained(compared: Compared, differences: Sequence[Difference]) -> tuple[s
         "past": any(step < difference.step for step in same),
         "near": any(abs(step - difference.step) == 1 for step in same),
         "held": listed(held, 2),
-        "generators": " and ".join(generators),
+        "generators": " and ".join(compared.generators),
         "lr": any(name.endswith((" lr", " initial_lr")) for name in names),
         "fewer": len(actual) < len(expected),
         "average": any(part in name.lower() for name in (difference.text, *names) for part in _AVERAGES),
         "text": difference.text,
         "well": not compared.failed,
-        "loaded": compared.loaded,
         "loaded_paths": listed(compared.loaded_paths, 2) or "nothing",
-        "newest": compared.newest,
         "read": listed(compared.paths_read, 1),
         "sorted_as_text": str(compared.loaded) > str(compared.newest),
     }
-    likely = [
-        text for signs, text in KINDS[kind]["likely"].items() if all(facts[sign] for sign in signs.split())
-    ]
-    text = KINDS[kind]["text"].format(**facts)
-    when = {"checkpoint": "", "saved": "after "}.get(kind, "")
+    causes = KINDS[kind]["likely"].items()
+    likely = (text for signs, text in causes if all(facts[sign] for sign in signs.split()))
     where = "" if kind == "checkpoint" else f"step {difference.step}, rank {difference.rank}: "
-    return when + where + text, "".join(likely[:1]).format(**facts)
+    when = "after " if kind == "saved" else ""
+    return when + where + KINDS[kind]["text"].format(**facts), next(likely, "").format(**facts)
 
 
 def _steps_with(compared: Compared, difference: Difference, values: Named) -> list[int]:
     """Return the steps that have these values, the nearest first, the start before all."""
     steps = compared.steps[difference.rank]
-    fitting = {number(step) for step in steps if values.items() <= _parts(step, difference.kind).items()}
+    fitting = {
+        number(step) for step in steps if values.items() <= step["parts"].get(difference.kind, {}).items()
+    }
     if difference.kind == "batch" and not fitting:  # a part of it
         entered = {*values.values()}
-        fitting = {number(step) for step in steps if entered & {*_parts(step, "batch").values()}}
+        fitting = {number(step) for step in steps if entered & {*step["parts"]["batch"].values()}}
     return sorted(fitting, key=lambda step: (step != 1, abs(step - difference.step)))
 
 
 def _held(compared: Compared, values: Named) -> list[str]:
     """Return the names under which the checkpoint has these values."""
-    names = {
-        value: name
-        for rank in compared.stopped.ranks
-        for (done, _), content in compared.stopped.contents(rank).items()
-        for name, value in content.items()
-        if done == compared.loaded
-    }
+    saves = [save for rank in compared.stopped.ranks for save in compared.stopped.contents(rank).items()]
+    contents = [content for (done, _), content in saves if done == compared.loaded]
+    names = {value: name for content in contents for name, value in content.items()}
     return [names[value] for value in values.values() if value in names]
-
-
-def _parts(step: Event | None, kind: str) -> Mapping[str, Any]:
-    return step["parts"].get(kind, {}) if step else {}

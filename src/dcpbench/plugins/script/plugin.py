@@ -3,12 +3,6 @@
 from dcpbench.core.metrics import COUNTED, MetricSpec
 from dcpbench.core.plugins import API, CommandSpec, Plugin, TextSpec
 
-_STEPS = {
-    "loaded_step": "the step whose checkpoint it loaded",
-    "newest_step": "the step of the newest complete checkpoint",
-    "first_step": "the first step that differs",
-}
-
 plugin = Plugin(
     name="script",
     api=API,
@@ -20,10 +14,11 @@ plugin = Plugin(
         )
     },
     columns=(
-        *(
-            MetricSpec(name, f"of a script: {help}", shown="measured", **COUNTED)
-            for name, help in _STEPS.items()
+        MetricSpec("loaded_step", "of a script: step of the loaded checkpoint", shown="measured", **COUNTED),
+        MetricSpec(
+            "newest_step", "of a script: step of the newest complete one", shown="measured", **COUNTED
         ),
+        MetricSpec("first_step", "of a script: the first step that differs", shown="measured", **COUNTED),
         TextSpec("verdict", "of a script: exact, diverges, older, torn, refuses, scratch, hangs, ..."),
         TextSpec("first_kind", "of a script: the kind of state that differs first, in causal order"),
     ),

@@ -22,14 +22,8 @@ _ERROR = re.compile(r"(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception|Exit|
 
 @dataclass
 class Run:
-    """A run of the command.
-
-    Args:
-        events: those that all processes recorded, by time, each with its `process`.
-        files: the lengths of the files below the watched folder when it had ended, by path.
-        log: its output.
-        status: its exit status; None if it was ended because it took too long.
-    """
+    """A run of the command: the events of all processes by time, the lengths of the files below the watched
+    folder at the end, its output, and its exit status, None if it was ended because it took too long."""
 
     events: Sequence[Event]
     files: Mapping[str, int]
@@ -51,9 +45,8 @@ class Run:
     def of_kind(self, *kinds: str, rank: int | None = None) -> list[Event]:
         """Return the events of these kinds, of all processes or of that of a rank."""
         events = [event for event in self.events if event["e"] in kinds]
-        if rank is None:
-            return events
-        return [event for event in events if event["process"] == self._processes.get(rank)]
+        process = self._processes.get(rank) if rank is not None else None
+        return [event for event in events if rank is None or event["process"] == process]
 
     @cached_property
     def _processes(self) -> dict[int, str]:
@@ -114,12 +107,9 @@ class Run:
 
 
 class Disk:
-    """The watched folder, as the events of all processes made it.
-
-    `written` has for each file the save that it belongs to: how many steps were done when that began.
-    `saves` has the files of each save, also of those that were replaced. `unfinished` has the process and
-    path of each save that did not return.
-    """
+    """The watched folder, as the events of all processes made it: for each file the save that it belongs to,
+    by how many steps were done when that began; the files of each save, also of those that were replaced;
+    the process and path of each save that did not return."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         self.written: dict[str, int] = {}
@@ -132,8 +122,8 @@ class Disk:
             now = max(now, event["k"])
             kind, path, done = event["e"], event.get("path", ""), event["k"] or now
             if kind == "save":
-                saved.add(done)
                 saving[path] = max(done, saving.get(path, 0))
+                saved.add(done)
                 self.unfinished.add((event["process"], path))
             elif kind == "saved":
                 self.unfinished.discard((event["process"], path))
@@ -147,8 +137,9 @@ class Disk:
                     if kind == "rename" or step == done:
                         changed[step].discard(name)
                     if kind == "rename":
-                        self.written[event["to"] + name[len(path) :]] = step
-                        changed[step].add(event["to"] + name[len(path) :])
+                        renamed = event["to"] + name[len(path) :]
+                        self.written[renamed] = step
+                        changed[step].add(renamed)
         # Files that change at other steps too, such as logs, are of no save.
         others = {path for step, paths in changed.items() if step not in saved for path in paths}
         self.saves = {step: changed[step] - others for step in saved}
@@ -167,22 +158,20 @@ def number(step: Event) -> int:
 def _date_saves(events: Sequence[Event]) -> None:
     """Correct after how many steps each save was made, if a later thread or process wrote a copy: by the step
     that had the saved weights."""
-    weights: defaultdict[int, list[set[Any]]] = defaultdict(list)
-    for event in events:
-        if event["e"] == "step" and event["optimizer"] == 0 and event["parts"].get("weights"):
-            weights[event["k"]].append({*event["parts"]["weights"].values()})
+    steps = [event for event in events if event["e"] == "step" and event["parts"].get("weights")]
+    weights = [(step["k"], {*step["parts"]["weights"].values()}) for step in steps if not step["optimizer"]]
     for save in (event for event in events if event["e"] == "save"):
         content = {*save["content"].values()}
-        same = [done for done in weights if done <= save["k"] and any(of <= content for of in weights[done])]
-        if same and max(same) + 1 in weights:  # after the last step, weights are not known
-            save["k"] = max(same)
+        same = max((done for done, of in weights if done <= save["k"] and of <= content), default=-1)
+        if any(done == same + 1 > 0 for done, _ in weights):  # after the last step, weights are not known
+            save["k"] = same
 
 
 def newest_complete(reference: Run, stopped: Run) -> int | None:
-    """Return the newest save whose files are all there: as in the reference, or one that the reference did
-    not make (on SIGTERM, by time) and the stop did not interrupt."""
+    """Return the newest save whose files are all there: as in the reference, or one that it did not make (on
+    SIGTERM, by time) and the stop did not interrupt."""
     incomplete = [path for _, path in stopped.disk.unfinished] + [stopped.cut]
-    stops = {event["k"] for event in stopped.of_kind("stop") if event["at"].startswith("at a change")}
+    stops = {event["k"] for event in stopped.of_kind("stop") if event["change"]}
     more = {done: paths for done, paths in stopped.disk.saves.items() if done not in stops}
     for done, paths in sorted((more | reference.disk.saves).items(), reverse=True):
         there = all(stopped.disk.written.get(path) == done and stopped.files.get(path) for path in paths)

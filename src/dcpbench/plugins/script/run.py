@@ -8,7 +8,6 @@ import subprocess
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path, PurePath
 from typing import BinaryIO
 
@@ -30,38 +29,29 @@ _STOP = re.compile(r"((kill|term|rank\d{1,6})@|(write|torn)@.+:)[1-9]\d{0,8}", r
 
 
 def checked_stop(text: str) -> str:
-    """Return where a run is stopped, as it is typed: `kill` all ranks, `rank1`: kill one, `term`: send
-    SIGTERM, before an optimizer step; `write`: kill all at a change of a file, `torn`: cut it to half then.
-
-    Raises:
-        ConfigError: it is not a stop.
-    """
+    """Return a stop as it is typed, or raise a ConfigError."""
     if not _STOP.fullmatch(text):
-        expected = "kill@STEP, term@STEP, rank1@STEP, write@PART:N or torn@PART:N"
-        raise ConfigError(f"--stop {text}: expected {expected}")
+        raise ConfigError(
+            f"--stop {text}: expected kill@STEP, term@STEP, rank1@STEP, write@PART:N, torn@PART:N"
+        )
     return text
 
 
 def chosen(reference: Run) -> list[str]:
     """Return one stop of each kind that applies: in the middle between two saves, and in a save."""
-    last, saves = reference.length, reference.saved_steps or [0]
-    # A later save shows what the script saves after the resume.
-    before = saves[:-1] or [step for step in saves if step < last] or [0]
-    # Names that are sorted as text end with step 9, also when step 10 is saved.
-    longer = [step for earlier, step in pairwise(before) if len(str(step)) > len(str(earlier))]
-    save = (longer or before[-1:])[0]
-    newest = max((step for step in saves if step < last), default=0)
-    step, late = (_after(reference, place) for place in (save, newest))
+    saves = [0, *reference.saved_steps]
+    # After the newest save, names sorted as text show; after an earlier one, what is saved after the resume.
+    newest = max(step for step in saves if step < reference.length)
+    earlier = max((step for step in saves if 0 < step < newest), default=newest)
+    late, step = _after(reference, newest), _after(reference, earlier)
     stops = [f"kill@{late}", f"term@{step}"] + [f"rank1@{step}"] * (len(reference.ranks) > 1)
-    written = newest or saves[-1]
+    written, torn = newest or saves[-1], earlier or saves[-1]
     names = {name for path in reference.disk.saves.get(written, ()) for name in PurePath(path).parts}
     if change := _last_change(reference, written, names):
         stops.append(f"write@{change}")
-    torn = save or saves[-1]
-    largest = max(
-        reference.disk.saves.get(torn, ()), key=lambda path: reference.files.get(path, 0), default=""
-    )
-    is_kept = len({*reference.disk.written.values()} & {*saves}) > 1  # an older one
+    sizes = {path: reference.files.get(path, 0) for path in reference.disk.saves.get(torn, ())}
+    largest = max(sizes, key=sizes.__getitem__, default="")
+    is_kept = len({*reference.disk.written.values()} & {*saves[1:]}) > 1  # an older one
     if is_kept and (change := _last_change(reference, torn, {PurePath(largest).name})):
         stops.append(f"torn@{change}")
     return stops
@@ -74,19 +64,17 @@ def _after(reference: Run, save: int) -> int:
 
 
 def _last_change(reference: Run, save: int, names: Collection[str]) -> str:
-    """Return the last change in a save of a file or folder with one of these names: its path, and its number
-    as the recorder counts it, in its process by a part of the path. Empty if there is none."""
+    """Return the last change in a save of what has one of these names, as a stop counts it; empty without."""
     last = (0.0, "")
     end = next((step for step in reference.saved_steps if step > save), reference.length + 1)
     for rank in reference.ranks:
-        paths: list[tuple[str, str]] = []
+        changes = []
         for event in reference.of_kind("open", "rename", "remove", rank=rank):
             target = event.get("to") or event["path"]
-            paths.append((event["path"], target))
+            changes.append(f"{event['path']} {target}")
             is_of_save = save <= event["k"] < end and PurePath(target).name in names
             if is_of_save and event["e"] != "remove":
-                number = sum(target in path or target in to for path, to in paths)
-                last = max(last, (event["t"], f"{target}:{number}"))
+                last = max(last, (event["t"], f"{target}:{sum(target in change for change in changes)}"))
     return last[1]
 
 

@@ -21,18 +21,18 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.text import counted, listed, path_text, size_text
 from dcpbench.core.cell_key import digest_of
 from dcpbench.executors.stack_dumps import tail
-from dcpbench.plugins.script.judge import Verdict, judge
+from dcpbench.plugins.script.judge import STATUS, Verdict, judge
 from dcpbench.plugins.script.record import Run
 from dcpbench.plugins.script.run import OFFLINE, OUT, Command, chosen
-from dcpbench.plugins.script.timeline import bar
 from dcpbench.records import files
-from dcpbench.records.row import INTERRUPTED, WRONG_CONFIGURATION, Row
+from dcpbench.records.row import WRONG_CONFIGURATION, Row
 from dcpbench.records.store import ENVIRONMENT_JSON, append_row, write_csv, write_json
 from dcpbench.report.show import write_reports
-from dcpbench.report.styles import complain, style_of, text_of
+from dcpbench.report.styles import style_of, text_of
 
 _MOST_COPIED = 2 * 1024**3
 _LEAST_LIMIT_S, _FACTOR = 60.0, 10.0
+_MOST_SHOWN = 60
 _PARALLEL = {"DistributedDataParallel": "ddp", "FullyShardedDataParallel": "fsdp", "FSDPModule": "fsdp2"}
 
 
@@ -52,11 +52,7 @@ def main(
         raise ConfigError(f"--dir {folder}: is not empty")
     console = Console(file=sys.stderr if as_json else sys.stdout)
     check = Check(Command([*words], Path.cwd(), every, grace), resume_args, place, console)
-    try:
-        rows = [*check.rows(dict.fromkeys(stop), timeout)]
-    except KeyboardInterrupt:
-        complain(f"interrupted; rows so far are in {place}")
-        return INTERRUPTED
+    rows = [*check.rows(dict.fromkeys(stop), timeout)]
     if as_json:
         print(json.dumps([row.flat() for row in rows], indent=1))
     return check.end(rows)
@@ -66,17 +62,12 @@ class Check:
     """The check of one script in one folder."""
 
     def __init__(self, command: Command, resume_words: Sequence[str], place: Path, console: Console) -> None:
-        self._command, self._resume_words = command, resume_words
-        self._place, self._console = place, console
+        self._command, self._resume_words, self._place, self._console = command, resume_words, place, console
         self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._commit = SweepCode().dcpbench.commit
 
     def rows(self, stops: Collection[str], limit_s: float) -> Iterator[Row]:
-        """Run the reference, then each stop; yield its row when it is written.
-
-        Raises:
-            ConfigError: the command does not run, or its working folder is too large to be copied.
-        """
+        """Run the reference, then each stop; yield its row when it is written."""
         if not self._command.has_out:
             size = sum(files.file_lengths(self._command.cwd).values())
             text = f"the working folder ({size_text(size)}) is copied for each stop: the command has no {OUT}"
@@ -86,13 +77,21 @@ class Check:
         if offline := [f"{key}={value}" for key, value in OFFLINE.items() if key not in os.environ]:
             self._print(f"set for the script: {' '.join(offline)}", "dim")
         self._reference = reference = self._uninterrupted(limit_s)
-        self._again = cache(self._run_again)
+
+        @cache
+        def again(steps: int) -> Run:
+            place = self._place / f"again-{steps}"
+            return self._command.run(place, "again", self._limit_s, f"kill@{steps + 1}")
+
         for stop in stops or chosen(reference):
             began = time.monotonic()
             name = re.sub(r"[^\w@.,=+:-]", "_", f"stop={stop}")[:80]
             name = name if name == f"stop={stop}" else f"{name}-{digest_of(stop)[:4]}"
             place = self._place / re.sub(r"\W+", "-", name)  # Hydra takes no = and @ in {out}
-            verdict, log = self._judged(stop, place)
+            stopped, resumed = self._command.run(place, "stopped", self._limit_s, stop), None
+            if stopped.of_kind("stop"):
+                resumed = self._command.run(place, "resumed", self._limit_s, more=self._resume_words)
+            verdict, log = judge(reference, stopped, resumed, again), (resumed or stopped).log
             seconds = time.monotonic() - began
             row = self._row(name, stop, verdict, seconds, tail(log))
             append_row(self._place, row)
@@ -112,9 +111,9 @@ class Check:
         for place in (self._place / "reference", *self._place.glob("again-*")):
             files.remove_tree(place / "out")
         failed, exact = ([row for row in rows if row.status == status] for status in ("fail", "pass"))
+        text = f"{len(exact)} of {counted(len(rows), 'stop')} exact"
         page = path_text(self._place / "report.html")
-        text = f"{len(exact)} of {counted(len(rows), 'stop')} exact; page: {page}"
-        self._print(text, "bold red" if failed else "bold")
+        self._print(f"{text}; page: {page}", "bold red" if failed else "bold")
         return 1 if failed else 0 if len(exact) == len(rows) else WRONG_CONFIGURATION
 
     def _uninterrupted(self, limit_s: float) -> Run:
@@ -124,40 +123,24 @@ class Check:
         seconds = time.monotonic() - began
         broken = listed([event["error"] for event in run.of_kind("broken")])
         saves = [str(step) for step, paths in sorted(run.disk.saves.items()) if paths]
-        problem = ""
-        if run.status is None:
-            problem = f"hangs, or takes longer than {limit_s:g} s (--timeout)"
-        elif run.status:
-            problem = f"does not run: {run.failure}"
-        elif not run.ranks:
-            problem = f"made no optimizer step of torch{broken and f' ({broken})'}"
-        elif not saves:
-            where = f"below {OUT}" if self._command.has_out else "in the working folder"
-            problem = f"saved nothing {where}: there is nothing to resume from"
-        if problem:
+        where = f"below {OUT}" if self._command.has_out else "in the working folder"
+        problems = {
+            f"hangs, or takes longer than {limit_s:g} s (--timeout)": run.status is None,
+            f"does not run: {run.failure}": run.status,
+            f"made no optimizer step of torch{broken and f' ({broken})'}": not run.ranks,
+            f"saved nothing {where}: there is nothing to resume from": not saves,
+        }
+        if problem := next((text for text, applies in problems.items() if applies), ""):
             raise ConfigError(f"the command {problem}; see {path_text(run.log)}")
         machine = {"host": platform.node(), "cpu_cores": psutil.cpu_count(), "dcpbench_commit": self._commit}
-        about = {name: run.about[name] for name in ("torch", "python")}
-        write_json(self._place / ENVIRONMENT_JSON, about | machine)
+        machine |= {name: run.about[name] for name in ("torch", "python")}
+        write_json(self._place / ENVIRONMENT_JSON, machine)
         self._limit_s = min(limit_s, max(_LEAST_LIMIT_S, _FACTOR * seconds))
-        text = f"{counted(run.length, 'step')} on {counted(len(run.ranks), 'rank')}"
-        text += f", saves after step {listed(saves, 6)}"
-        self._line("reference", "", "", text, seconds)
+        size = f"{counted(run.length, 'step')} on {counted(len(run.ranks), 'rank')}"
+        self._line("reference", "", "", f"{size}, saves after step {listed(saves, 6)}", seconds)
         if broken:
             self._print(f"    not all was recorded: {broken}")
         return run
-
-    def _run_again(self, steps: int) -> Run:
-        """Return another uninterrupted run of these steps."""
-        return self._command.run(self._place / f"again-{steps}", "again", self._limit_s, f"kill@{steps + 1}")
-
-    def _judged(self, stop: str, place: Path) -> tuple[Verdict, Path]:
-        """Return the verdict on a stop, and the log of the last run that it needed."""
-        stopped = self._command.run(place, "stopped", self._limit_s, stop)
-        resumed = None
-        if stopped.of_kind("stop"):
-            resumed = self._command.run(place, "resumed", self._limit_s, more=self._resume_words)
-        return judge(self._reference, stopped, resumed, self._again), (resumed or stopped).log
 
     def _row(self, name: str, stop: str, verdict: Verdict, seconds: float, log: list[str]) -> Row:
         """Return the row of a stop."""
@@ -169,29 +152,27 @@ class Check:
         options = [f"--resume-args={resume}"] * bool(resume) + [f"--every={every}"] * (every > 1)
         config = {"script.command": shlex.join(words), "--stop": stop}
         config |= {"script.resume_args": resume} if resume else {}
+        status = STATUS[verdict.word]
         details = {
             "run": bar(self._reference, verdict),
             "likely": [verdict.cause] if verdict.cause else [],
-            "log_tail": log if verdict.status == "fail" else [],
+            "log_tail": log if status == "fail" else [],
             "rank": first.rank if first else 0,
         }
         return Row(
             cell=name,
-            status=verdict.status,
+            status=status,
             reason=None if verdict.word == "exact" else f"{verdict.word}: {verdict.reason}",
             axes={
                 "scenario": "script",
                 "parallel": "+".join(parallel) or "none",
                 "compile": "OptimizedModule" in about["classes"],
-                "save": "script",
                 "model": (scripts or [Path(words[0])])[0].name,
-                "storage": "script",
                 "world_size": about["world_size"],
                 "device": "+".join(about["devices"]) or None,
-                "seed": 0,
             },
             overrides=shlex.join(["script", *options, f"--stop={stop}", "--", *words]),
-            resume={"pass": True, "fail": False}.get(verdict.status),
+            resume={"pass": True, "fail": False}.get(status),
             first_mismatch=first.names[0] if first and first.names else None,
             metrics={
                 "cell_s": seconds,
@@ -219,3 +200,16 @@ class Check:
 
     def _print(self, text: str, style: str = "") -> None:
         self._console.print(text_of(text, style), soft_wrap=True)
+
+
+def bar(reference: Run, verdict: Verdict) -> str:
+    """Return a run with a character for each step, around the first difference or the load: `..|..|=X`."""
+    steps = reference.length
+    loaded = steps if verdict.loaded is None else verdict.loaded
+    first = verdict.first.step if verdict.first else steps + 1
+    begin = max(1, (first if first <= steps else loaded + 1) - _MOST_SHOWN // 2)
+    text = ""
+    for step in range(begin, min(steps + 1, begin + _MOST_SHOWN)):
+        text += "." if step <= loaded else "=" if step < first else "X" if step == first else "x"
+        text += "|" * (step in reference.saved_steps)
+    return text

@@ -45,8 +45,8 @@ def digests(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sums(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Return a sum of the words of each tensor, with kernels for many tensors at a time: rows of words, padded
-    with zeros. A word has the weight of its column and row, which are odd: each change changes the sum."""
+    """Return a sum of the words of each tensor, with kernels for many tensors at a time: rows, padded with
+    zeros. A word has the weights of its column and row, which are odd: each change changes the sum."""
     weights = _weights(tensors[0].device)
     columns, zeros = weights[:_ROW].int(), tensors[0].new_zeros(_ROW)
     chunks = [chunk for words in tensors for chunk in words.split(_CHUNK)]
@@ -89,9 +89,7 @@ def held(value: Any) -> dict[str, Any]:
     """Return the digests of tensors, not fetched yet, and other plain values as texts, by name."""
     named = dict(islice(leaves(value), _MOST_VALUES))
     tensors = digests({name: leaf for name, leaf in named.items() if torch.is_tensor(leaf)})
-    return {
-        name: tensors[name] if name in tensors else f"={leaf!r}"[:100] for name, leaf in named.items()
-    }
+    return {name: tensors[name] if name in tensors else f"={leaf!r}"[:100] for name, leaf in named.items()}
 
 
 @functools.cache

@@ -1,8 +1,4 @@
-"""Which files below the watched folder were changed and read, and what was saved and loaded, by which call.
-
-An audit hook of Python sees files as they are opened, renamed and removed. Wrapped functions of torch, DCP,
-pickle and safetensors know which of them belong to one save, and what is in it.
-"""
+"""Files below the watched folder: an audit hook sees their changes, wrapped functions saves and loads."""
 
 from __future__ import annotations
 
@@ -25,8 +21,7 @@ CALLS = {
 """The effect of the recorded functions of a module: `load`, or `save` their first argument; `save_file`
 opens the file outside Python, where the audit hook does not see it."""
 _ELSEWHERE = "elsewhere"
-"""The path of a save into memory or another folder: the files that are changed after the same step belong to
-it."""
+"""The path of a save into memory or another folder: files that are changed after the same step are its."""
 _inside = threading.local()
 _uploading: set[str] = set()
 """The paths of asynchronous saves in flight, whose threads call `save` too."""
@@ -34,12 +29,9 @@ _uploading: set[str] = set()
 
 def watch(log: Log) -> None:
     """Record changes and reads of files of this process."""
-
-    def audit(event: str, args: tuple[Any, ...]) -> None:
-        if event in _EVENTS:
-            log.guarded(_EVENTS[event], log, *args)
-
-    sys.addaudithook(audit)
+    sys.addaudithook(
+        lambda event, args: log.guarded(_EVENTS[event], log, *args) if event in _EVENTS else None
+    )
 
 
 def _opened(log: Log, path: Any, mode: Any, flags: int) -> None:
@@ -86,7 +78,8 @@ def _recorded(function: Any, action: str, log: Log) -> Any:
 
     @functools.wraps(function, updated=())
     def recorded(*args: Any, **kwargs: Any) -> Any:
-        target, path = _target(log, (*args[saves:], *kwargs.values()))
+        values = (*args, *kwargs.values())
+        path = _path(log, values[saves:])
         if action == "save_file" and path is None:
             path = _ELSEWHERE
         if path is None or getattr(_inside, "on", False) or "torch" not in sys.modules:
@@ -95,8 +88,8 @@ def _recorded(function: Any, action: str, log: Log) -> Any:
         if is_new and not saves:
             log.write("load", path=path)
         elif is_new:
-            log.guarded(_saving, log, path, *args[:1] or kwargs.values())
-            if action == "save_file" and log.watched(target):
+            log.guarded(_saving, log, path, *values[:1])
+            if action == "save_file" and any(map(log.watched, values[1:2])):
                 log.write("open", path=path)
                 log.stop.at_change(path, opens=True, truncates=True)
         _inside.on = True
@@ -107,7 +100,13 @@ def _recorded(function: Any, action: str, log: Log) -> Any:
         upload = getattr(result, "upload_completion", result)
         if saves and hasattr(upload, "add_done_callback"):
             _uploading.add(path)
-            upload.add_done_callback(functools.partial(_uploaded, log, path))
+
+            def uploaded(future: Any) -> None:
+                _uploading.discard(path)
+                if not future.exception():
+                    log.write("saved", path=path)
+
+            upload.add_done_callback(uploaded)
         elif saves and is_new:
             log.write("saved", path=path)
         return result
@@ -115,25 +114,15 @@ def _recorded(function: Any, action: str, log: Log) -> Any:
     return recorded
 
 
-def _target(log: Log, arguments: tuple[Any, ...]) -> tuple[Any, str | None]:
-    """Return the argument that is below the watched folder, and its path: itself, or that of an open file or
-    of a storage of DCP."""
-    for argument in arguments:
-        for place in (argument, getattr(argument, "name", None), getattr(argument, "path", None)):
-            if path := log.watched(place):
-                return argument, path
-    return None, None
+def _path(log: Log, arguments: tuple[Any, ...]) -> str | None:
+    """Return the path below the watched folder that an argument is or, as a file or storage of DCP, has."""
+    others = [getattr(argument, name, None) for argument in arguments for name in ("name", "path")]
+    return next(filter(None, map(log.watched, [*arguments, *others])), None)
 
 
-def _saving(log: Log, path: str, value: Any, *others: Any) -> None:
+def _saving(log: Log, path: str, value: Any) -> None:
     """Record what is saved."""
     from .digests import fetched, held  # imports torch
 
     open(log.save_mark, "w").close()
     log.write("save", path=path, **fetched({"content": held(value)}))
-
-
-def _uploaded(log: Log, path: str, future: Any) -> None:
-    _uploading.discard(path)
-    if not future.exception():
-        log.write("saved", path=path)

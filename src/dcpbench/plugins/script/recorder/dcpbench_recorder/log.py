@@ -70,11 +70,8 @@ class Log:
 
 
 class Stop:
-    """The end that dcpbench prepared for the run, as it is typed: `kill@9` before step 9, `write@PART:2` at
-    the second change of a file with PART in its path.
-
-    To be killed, a process stops, with all its threads, where it is: dcpbench then kills all processes.
-    """
+    """The end that dcpbench prepared for the run, as it is typed. To be killed, a process stops, with all its
+    threads, where it is: dcpbench then kills all processes."""
 
     def __init__(self, log: Log, text: str) -> None:
         self._log = log
@@ -91,9 +88,9 @@ class Stop:
             with suppress(OSError):
                 torn = os.path.join(self._log.root, self._cut)
                 os.truncate(torn, os.path.getsize(torn) // 2)
-            self._end("cut to half", path=self._cut)
+            self._end(path=self._cut)
         elif number == self._number and self._kind in signals:
-            self._end(f"before step {number}", signals[self._kind])
+            self._end(signals[self._kind])
 
     def at_change(self, path: str, to: str = "", opens: bool = False, truncates: bool = False) -> None:
         """Make the stop that is due at a change of a file. A file that is opened is empty then; what else is
@@ -103,20 +100,18 @@ class Stop:
         if not self._part or (self._part not in path and self._part not in to):
             return
         self.changes += 1
-        if self.changes != self._number:
-            return
-        if self._kind == "torn":
+        if self.changes == self._number and self._kind == "torn":
             self._cut = to or path
-            return
-        if opens:
-            flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if truncates else 0)
-            os.close(os.open(os.path.join(self._log.root, path), flags, 0o666))
-        self._end(f"at a change of {to or path}", path=path if opens else "")
+        elif self.changes == self._number:
+            if opens:
+                flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if truncates else 0)
+                os.close(os.open(os.path.join(self._log.root, path), flags, 0o666))
+            self._end(path=path if opens else "", change=True)
 
-    def _end(self, why: str, number: int = signal.SIGSTOP, path: str = "") -> None:
+    def _end(self, number: int = signal.SIGSTOP, path: str = "", change: bool = False) -> None:
         """Signal this process, the first time that a launcher starts it."""
         marker = os.path.join(self._log.folder, f"stopped-{self._log.rank}")
         if not os.path.exists(marker):
-            self._log.write("stop", at=why, path=path)
+            self._log.write("stop", path=path, change=change)
             open(marker, "w").close()
             signal.raise_signal(number)  # to this thread, which does not run on

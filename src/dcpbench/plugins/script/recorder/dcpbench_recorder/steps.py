@@ -1,8 +1,4 @@
-"""The values that each optimizer step depends on, recorded right before it.
-
-A record has the digests of weights, gradients, optimizer state, frozen parameters and buffers, the
-hyperparameters, how many modules are in training mode, the batch (what entered the models) and the loss.
-"""
+"""The values that each optimizer step depends on, recorded right before it."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ import atexit
 import functools
 import os
 import re
-import struct
 import sys
 import threading
 import traceback
@@ -31,14 +26,12 @@ _WRAPPERS = re.compile(
 
 
 class Steps:
-    """The optimizer steps of this process. Models and optimizers have numbers, in the order of their first
-    calls and steps."""
+    """The optimizer steps of this process. Models and optimizers are numbered as they are first used."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self._models: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
-        self._parents: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[torch.nn.Module]]
-        self._parents = weakref.WeakKeyDictionary()
+        self._parents: weakref.WeakKeyDictionary[torch.nn.Module, Any] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._counts: Counter[int] = Counter()
         self._recorded: set[int] = set()  # the optimizers that are making a step which is recorded
@@ -57,13 +50,16 @@ class Steps:
             module = parent
         number = self._models.setdefault(module, len(self._models))
         if not self._calls:
-            self._parts["generators"] = _generators()
+            states = {"torch": torch.random.default_generator.get_state()}
+            if torch.cuda.is_available() and torch.cuda.is_initialized():
+                states["CUDA"] = torch.cuda.default_generators[torch.cuda.current_device()].get_state()
+            self._parts["generators"] = digests(states)
             self._parts["buffers"] = digests(dict(self._named("named_buffers").values()))
         mode = sum(inner.training for inner in module.modules())
         self._parts["modes"].setdefault(f"{type(module).__name__} {number}", mode)
-        for key, value in held([args, kwargs]).items():
+        for key, value in held({f"call {self._calls}": [args, kwargs]}).items():
             if not isinstance(value, str):
-                self._parts["batch"][f"call {self._calls}.{key}"] = value
+                self._parts["batch"][key] = value
         self._calls += 1
 
     def registered(self, parent: torch.nn.Module, name: str, module: torch.nn.Module | None) -> None:
@@ -82,9 +78,10 @@ class Steps:
     def before(self, optimizer: Any) -> None:
         """Record a step before it is made, and make the stop that is due."""
         number = self._optimizers.setdefault(optimizer, len(self._optimizers))
-        # A step before all else creates the state that a checkpoint is loaded into.
+        # DCP makes steps to create the state that a checkpoint is loaded into; scripts do so at the start.
+        callers = {frame.f_code.co_name for frame, _ in traceback.walk_stack(sys._getframe())}
         has_trained = self._models or self._counts or self._parts["loss"]
-        if number in self._recorded or not has_trained or _is_made_up():
+        if number in self._recorded or not has_trained or "_init_optim_state" in callers:
             return
         self._recorded.add(number)
         self._log.guarded(self._record, optimizer, number)
@@ -101,14 +98,20 @@ class Steps:
             self._begin()  # without what a closure did in the step
 
     def _record(self, optimizer: Any, number: int) -> None:
-        parts = {"hyper": _hyperparameters(optimizer), **self._parts}
+        hyper = {
+            f"group {place} {name}": value.item() if torch.is_tensor(value) else value
+            for place, group in enumerate(optimizer.param_groups)
+            for name, value in leaves(group)
+            if name.partition(".")[0] not in ("params", "param_names")
+        }
+        parts = {"hyper": hyper, **self._parts}
         if self._counts[number] % self._log.every == 0 or os.path.exists(self._log.save_mark):
             parts |= self._state(optimizer)
         if not self._counts:
             self._log.write("about", **self._about())
         parts = fetched(parts)
         for name, bits in parts["loss"].items():  # as text, in which NaN equals NaN
-            parts["loss"][name] = repr(struct.unpack("d", struct.pack("q", bits))[0])
+            parts["loss"][name] = repr(torch.tensor(bits, device="cpu").view(torch.float64).item())
         self._log.write("step", rank=self._log.rank, optimizer=number, parts=parts)
         self._begin()
 
@@ -149,8 +152,7 @@ class Steps:
         is_parallel = distributed.is_available() and distributed.is_initialized()
         modules = [module for model in [*self._models] for module in model.modules()]
         classes = {kind.__name__ for module in modules for kind in type(module).__mro__}
-        if any(getattr(module, "_compiled_call_impl", None) is not None for module in modules):
-            classes.add("OptimizedModule")
+        classes |= {"OptimizedModule" for module in modules if getattr(module, "_compiled_call_impl", None)}
         return {
             "torch": torch.__version__,
             "python": sys.version.split()[0],
@@ -174,8 +176,8 @@ class Steps:
             self.before(optimizer)
             return result
 
-        others = {key: value for key, value in kwargs.items() if key != "closure"}
-        return (optimizer, recorded, *args[2:]), others
+        kwargs.pop("closure", None)
+        return (optimizer, recorded, *args[2:]), kwargs
 
     def wrapped_call(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return `Module.__call__`, which records outermost calls. A compiler does not see the difference."""
@@ -221,27 +223,3 @@ def install(log: Log) -> None:
     for name in ("backward", "grad"):
         setattr(torch.autograd, name, steps.wrapped_backward(getattr(torch.autograd, name)))
     atexit.register(log.stop.before_step, 0)  # a file is cut to half after the last step too
-
-
-def _is_made_up() -> bool:
-    """Tell whether DCP makes this step, to create the state of an optimizer."""
-    callers = traceback.walk_stack(sys._getframe())
-    return any(frame.f_code.co_name == "_init_optim_state" for frame, _ in callers)
-
-
-def _hyperparameters(optimizer: Any) -> dict[str, Any]:
-    """Return the numbers and texts in each group."""
-    return {
-        f"group {place} {name}": value.item() if torch.is_tensor(value) else value
-        for place, group in enumerate(optimizer.param_groups)
-        for name, value in leaves(group)
-        if name.partition(".")[0] not in ("params", "param_names")
-    }
-
-
-def _generators() -> dict[str, Any]:
-    """Return digests of the states of torch's random generators."""
-    states = {"torch": torch.random.default_generator.get_state()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        states["CUDA"] = torch.cuda.default_generators[torch.cuda.current_device()].get_state()
-    return digests(states)
