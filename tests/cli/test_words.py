@@ -146,6 +146,7 @@ def test_value_with_a_dot_is_a_value(tmp_path: Path) -> None:
         ("plan resume", "resume: to plan a resume: dcpbench plan resume=FOLDER"),
         ("plan outputs/x", "to plan a resume: dcpbench plan resume=outputs/x"),
         ("plan night", "to plan a resume: dcpbench plan resume=night"),
+        ("plan night.old", "to plan a resume: dcpbench plan resume=night.old"),
         ("run outputs/x", "to resume a sweep: dcpbench resume outputs/x"),
         ("outputs/x", "to resume a sweep: dcpbench resume outputs/x"),
         ("resum outputs/x", "resum: not a command and not key=value; did you mean dcpbench resume?"),
@@ -173,8 +174,9 @@ def test_wrong_words_get_one_line_with_a_hint(
 ) -> None:
     monkeypatch.setattr(run, "main", lambda *_: pytest.fail("it was run"))
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "night").mkdir()
-    Record([], "", {}, []).write(tmp_path / "night")
+    for name in ("night", "night.old"):
+        (tmp_path / name).mkdir()
+        Record([], "", {}, []).write(tmp_path / name)
     assert main(words.split()) == 2
     said = capsys.readouterr()
     assert (said.out, said.err.count("\n")) == ("", 1)

@@ -32,7 +32,7 @@ def of_word(word: str, following: str = "", command: str = "run", own: Path | No
     meant |= {name: f"dcpbench {name}" for name in commands}
     meant |= {value: f"{name}={value}" for value, name in of_groups.items()}
     near = near_name(word, meant, 0.75)
-    target = as_target(word)
+    target = None if Path(word).is_dir() else as_target(word)
     is_folder = "/" in word or word in (path.parent.name for path in Path().glob(f"*/{SWEEP_JSON}"))
     is_plan = command == "plan"
     wrong = f"{word.strip() or repr(word)}: not a command and not key=value"
