@@ -4,15 +4,19 @@ import itertools
 import json
 import math
 import random
+import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.text import Text
 
 from dcpbench.core.cell_key import digest_of
 from dcpbench.records.store import append_row, write_json
+from report.sweeps import Terminal
 from support.commands import main
 from support.rows import row
 
@@ -208,6 +212,20 @@ def test_statuses_are_compared_with_the_old_sweep(
     old, new = sweep("old", asked("ddp")), sweep("new", asked("ddp", status="fail", reason="now"))
     (line,) = statuses(capsys, old, new, "--earlier", before)
     assert (line["verdict"], line["old"], line["new"]) == ("newly failing", "pass", "fail")
+
+
+def test_compared_costs_fit_the_terminal(sweep: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = sweep("old", *measured(1)), sweep("new", *measured(2, slower=1.15))
+    for width, detectable in (80, "in this terminal: smallest detectable"), (120, "smallest\n"):
+        for name, value in {"COLUMNS": str(width), "TERM": "xterm"}.items():
+            monkeypatch.setenv(name, value)
+        terminal = Terminal()
+        monkeypatch.setattr(sys, "stdout", terminal)
+        assert compared(old, new) == 0
+        said = re.sub(r" +\n", "\n", Text.from_ansi(terminal.getvalue()).plain)
+        assert max(map(len, said.splitlines())) <= width
+        assert detectable in said
+        assert "slower" in said
 
 
 @pytest.mark.slow

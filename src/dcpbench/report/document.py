@@ -30,7 +30,7 @@ from dcpbench.report.styles import standard_output, style_of, text_of, without_t
 _MOST_DAMAGED = 5
 _FAILURES = ("status", "cell", "reason", "cause", "again", "more")
 _SPECIAL = re.compile(r"([\\`*\[\]|<>&@#])")
-_CHECKS = "checks"
+_CHECKS, _OF_COSTS = "checks", ("rounds", "smallest\ndetectable")
 _WIDTH_OF_A_FILE, _UNFOLDED = 120, 1000
 _FAILED, _TRAINING = "failed: ", "training failed: "
 _FORMULA = (*"=+-@", *"\uff1d\uff0b\uff0d\uff20")
@@ -120,7 +120,7 @@ def rendered(content: Content, file: TextIO) -> str:
             for text in below:
                 line(text)
             if shown.left_out:
-                left_out = ", ".join(shown.left_out)
+                left_out = ", ".join(shown.left_out).replace("\n", " ")
                 line(text_of(f"not shown, for lack of columns in this terminal: {left_out}", "dim"))
             console.print()
     for item in content.failures.to_dict("records"):
@@ -150,13 +150,15 @@ def _widths(shown: Table) -> Measurement:
 
 def _fitted(shown: Table, width: int) -> Table:
     """Break the checks of a table into lines if it does not fit, then leave the last metrics out; if there
-    are none left, break the checks between words too."""
-    if _CHECKS not in shown.table or _widths(shown).maximum <= width:
+    are none left, break the checks between words too. Of compared costs, leave out what the verdict says."""
+    if _widths(shown).maximum <= width:
         return shown
-    table = shown.table.assign(**{_CHECKS: shown.table[_CHECKS].str.replace("; ", ";\n")})
-    shown, metrics = replace(shown, table=table), [name for name in table.columns if name in METRICS]
-    while metrics and _widths(shown).minimum > width:
-        left_out = (metrics.pop(), *shown.left_out)
+    optional = [name for name in _OF_COSTS if name in shown.table]
+    if _CHECKS in shown.table:
+        table = shown.table.assign(**{_CHECKS: shown.table[_CHECKS].str.replace("; ", ";\n")})
+        shown, optional = replace(shown, table=table), [name for name in table.columns if name in METRICS]
+    while optional and _widths(shown).minimum > width:
+        left_out = (optional.pop(), *shown.left_out)
         shown = replace(shown, table=shown.table.drop(columns=left_out[0]), left_out=left_out)
     return shown if _widths(shown).minimum <= width else replace(shown, folded=(*shown.folded, _CHECKS))
 
