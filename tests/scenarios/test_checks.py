@@ -141,6 +141,16 @@ def test_losses_of_an_unrestored_run_must_be_reported(unrestored: list[float], f
     assert [*compared.fired.values()] == fired
 
 
+@pytest.mark.cell
+@pytest.mark.parametrize("options", [{}, {"lr": 0.0}])
+def test_each_loss_has_a_control(options: dict[str, float]) -> None:
+    workload = {"target": "support.ordinary_workloads.zero_head", "options": options}
+    _, report = alone(workload=workload, save_at=0, train_steps=1, saves=1, resume_steps=1)
+    for check in ("batch_loss_close", "loss_resume_equal"):
+        controls = report.checks[check].control.values()
+        assert all(fired for of_place in controls for fired in of_place.values()), check
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_files_are_verified_by_rank_0_only(rank: int, tmp_path: Path) -> None:
     cell = bare_cell(tmp_path, seen_by=world(rank, 2))

@@ -1,6 +1,6 @@
 """Comparison of a run with its twin step by step, on one rank in this process."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -62,8 +62,8 @@ def lockstep(steps: int, **values: Any) -> Lockstep:
     return compared
 
 
-def results_of(compared: Lockstep) -> dict[str, Compared]:
-    return compared.results(batches_of(config(**ONCE), world().device))
+def results_of(compared: Lockstep, unrestored: Sequence[float] = (5.0,)) -> dict[str, Compared]:
+    return compared.results(unrestored)
 
 
 @pytest.mark.parametrize("zero", [False, True])
@@ -325,12 +325,11 @@ def test_model_that_cannot_be_copied_has_no_twin_where_bounds_are_measured(deter
         assert compared.not_applied[check].startswith(why)
 
 
-@pytest.mark.parametrize("steps", [1, 2])
-def test_control_of_a_loss_is_that_of_another_step(steps: int) -> None:
-    """Of a single step, that of the twin's next one."""
-    losses = results_of(lockstep(steps))["batch_loss_close"]
+@pytest.mark.parametrize(("steps", "unrestored"), [(1, [5.0]), (2, []), (1, [])])
+def test_control_of_a_loss_is_that_of_another_step_or_run(steps: int, unrestored: list[float]) -> None:
+    losses = results_of(lockstep(steps), unrestored)["batch_loss_close"]
     names = [f"loss of step {step}" for step in range(1, steps + 1)]
-    assert (losses.found, losses.fired) == ([], dict.fromkeys(names, True))
+    assert (losses.found, losses.fired) == ([], dict.fromkeys(names, steps > 1 or bool(unrestored)))
 
 
 def test_control_of_a_loss_can_be_before_the_twin() -> None:
@@ -341,7 +340,7 @@ def test_control_of_a_loss_can_be_before_the_twin() -> None:
     copy_state(run, twin)
     compared = Lockstep(given, here, run, twin, None)
     compared.follow(data, compared.train(data))
-    losses = results_of(compared)["batch_loss_close"]
+    losses = results_of(compared, [])["batch_loss_close"]
     assert (losses.found, losses.fired) == ([], {"loss of step 2": True})
 
 

@@ -159,8 +159,9 @@ def _train_with_twin(
         if compared_steps.follows:
             with cell.phase("verify", "training"):
                 compared_steps.follow(cell.batches, uses)
+    others = unrestored_losses(cell, record)
     with cell.phase("verify", "training"):
-        for check, compared in compared_steps.results(cell.batches).items():
+        for check, compared in compared_steps.results(others).items():
             cell.record(check, compared, where, TWIN)
     if why := compared_steps.why_not_resumed:
         record.limits = replace(record.limits, why_not_resumed=why)

@@ -137,17 +137,20 @@ def build_twin(config: Config, world: World, seed: int) -> OwnRun:
 
 
 def build_unrestored(config: Config, world: World, seed: int) -> Run:
-    """Build a run from another seed, for negative controls. It draws the noise of the cell, so that it
+    """Build a run from another seed, for negative controls, with other values of all trained parameters than
+    its model begins with: those may be the same for each seed. It draws the noise of the cell, so that it
     differs from a restored run only in restored state, and trains on shares of batches, as a loss may accept
-    nothing else. A user's trainer has other weights instead."""
+    nothing else."""
+    unrestored: Run
     if config.own_trainer:
-        other = TrainerRun(config, world, seed)
-        with torch.no_grad():
-            for parameter in other.model.parameters():
+        unrestored = TrainerRun(config, world, seed)
+    else:
+        unrestored = build_twin(config, world, seed)
+        unrestored.noise.load_state_dict(Noise(config.seed).state_dict())
+    with torch.no_grad():
+        for parameter in unrestored.model.parameters():
+            if parameter.requires_grad:
                 local_part(parameter).mul_(1.0625).add_(0.0625)
-        return other
-    unrestored = build_twin(config, world, seed)
-    unrestored.noise.load_state_dict(Noise(config.seed).state_dict())
     return unrestored
 
 

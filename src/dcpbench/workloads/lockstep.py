@@ -277,9 +277,9 @@ class Lockstep:
         self._results[STEP] += Compared(mismatches, compared_names(actual), fired)
         return bool(mismatches)
 
-    def results(self, batches: Batches) -> dict[str, Compared]:
+    def results(self, unrestored: Sequence[float]) -> dict[str, Compared]:
         """Return the results by check, after the last step; collective. Gradients that are all zero prove
-        nothing."""
+        nothing. Losses of an `unrestored` run are for the control of losses."""
         made = {**self._results}
         late = any(mismatch.by == SECOND_DERIVATIVES for mismatch in made[GRADIENT].found)
         if self._second_derivatives and any_rank(late, Exchange(self._world.group)):
@@ -287,19 +287,17 @@ class Lockstep:
         if not self._alive:
             made[GRADIENT] += Compared((), {}, dict.fromkeys(made[GRADIENT].fired, False))
         if LOSS not in self.not_applied:
-            made[LOSS] = self._compare_losses(batches)
+            made[LOSS] = self._compare_losses(unrestored)
         made[REPLICAS] = self._compare_replicas()
         if not made[REPLICAS].fired:
             self.not_applied[REPLICAS] = NO_REPLICAS
         return {check: compared for check, compared in made.items() if check not in self.not_applied}
 
-    def _compare_losses(self, batches: Batches) -> Compared:
-        """Compare the losses. The control of each is the loss of another step, also before these, or of the
-        twin's next one if the run took a single step; a loss that is not finite, or zero, or has no gradient
-        proves nothing."""
-        losses = others = self._run.train_state.losses
-        if len(losses) == 1:
-            others = self._twin.run.train(batches, self._twin.run.train_state.step + 1)
+    def _compare_losses(self, unrestored: Sequence[float]) -> Compared:
+        """Compare the losses. The control of each is the loss of another step, also before these, or of a run
+        with other parameters; a loss that is not finite, or zero, or has no gradient proves nothing."""
+        losses = self._run.train_state.losses
+        others = [*losses, *unrestored]
         alive = self._run.alive[-len(self.twin_losses) :]
         mismatches, fired = list[Mismatch](), dict[str, bool]()
         for (step, twin), lives in zip(self.twin_losses.items(), alive, strict=True):
