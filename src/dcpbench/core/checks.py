@@ -77,7 +77,7 @@ _OWN = (
     CheckSpec(
         "batch_loss_close",
         "each step's loss equals the mean of the twin's losses of the shares, within its rounding bound",
-        "the loss of another step", _TWIN, training=True,
+        "the loss of another step or of other weights", _TWIN, training=True,
     ),
     CheckSpec(
         "contract_held", "DCP does what the scenario requires in addition to equality",
