@@ -16,6 +16,7 @@ from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.steps import Story
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
+from dcpbench.config.groups import WorkloadConfig
 from dcpbench.core.checks import CheckSpec
 from dcpbench.core.defects import Defect
 from dcpbench.core.mismatch import Mismatch, Problem
@@ -169,6 +170,12 @@ def test_files_are_verified_by_rank_0_only(rank: int, tmp_path: Path) -> None:
     }
     found = [(one.name, one.where) for one in report.distinct.values()]
     assert found == ([] if rank else [("file", "one"), ("file", "other")])
+
+
+def test_value_in_no_state_dict_is_told_after_a_resume() -> None:
+    workload = WorkloadConfig("support.forgotten.build", options={"where": "attribute"})
+    (report,) = run_alone(workload=workload, train_steps=1, resume_steps=1, saves=1).reports
+    assert report.in_no_state_dict == {"model.0.calls": "2, resumed 1"}
 
 
 @pytest.mark.parametrize("comes", [False, True])

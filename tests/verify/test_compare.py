@@ -253,3 +253,10 @@ def test_same_leaves_compares_absence() -> None:
     """In another process, too."""
     expected = {"gone": pickle.loads(pickle.dumps(ABSENT)), "kept": ABSENT, "array": np.zeros(2)}
     assert same_leaves(expected, {"kept": 1.0, "array": np.zeros(2)}) == {"gone", "array"}
+
+
+def test_order_of_a_list_matters_unless_it_names_parameters() -> None:
+    params, other = ("param_groups", 0, "params"), ("param_groups", 0, "betas")
+    assert not compare({params: ["a", "b"]}, {params: ["b", "a"]})
+    assert compare({params: ["a", "b"]}, {params: ["a", "c"]})
+    assert compare({other: [1, 2]}, {other: [2, 1]})
