@@ -407,8 +407,7 @@ def items(nested: Any, prefix: Name = ()) -> Iterator[tuple[Any, Any, Name]]:
         return
     numbers = {str(name) for name in nested if not isinstance(name, str)}
     for name, value in [*nested.items()]:
-        last = repr(name) if name in numbers else name
-        yield name, value, (*prefix, last if isinstance(last, str | int) else str(last))
+        yield name, value, (*prefix, repr(name) if name in numbers else str(name))
 
 
 def slots(nested: Any, prefix: Name = ()) -> Iterator[tuple[Any, Any, Name]]:
