@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from dcpbench.cell.steps import Story
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.checkpointers.torch_save import TorchSaveCheckpointer
 from dcpbench.config.groups import WorkloadConfig
+from dcpbench.core import defects
 from dcpbench.core.checks import CheckSpec
 from dcpbench.core.defects import Defect
 from dcpbench.core.mismatch import Mismatch, Problem
@@ -170,6 +172,12 @@ def test_files_are_verified_by_rank_0_only(rank: int, tmp_path: Path) -> None:
     }
     found = [(one.name, one.where) for one in report.distinct.values()]
     assert found == ([] if rank else [("file", "one"), ("file", "other")])
+
+
+def test_each_plugin_gives_its_defects(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugins = [SimpleNamespace(defects={by: f"dcpbench.core.defects:{by}"}) for by in ("Defect", "Moment")]
+    monkeypatch.setattr(explained, "plugins", lambda: plugins)
+    assert explained._defects.__wrapped__() == {"Defect": defects.Defect, "Moment": defects.Moment}
 
 
 def test_value_in_no_state_dict_is_told_after_a_resume() -> None:

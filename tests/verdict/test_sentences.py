@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from dcpbench.analysis.causes import short_reason
-from dcpbench.core.mismatch import RESUMED, TWIN, LimitReached, Mismatch, Problem, Sides
+from dcpbench.core.mismatch import RESUMED, TWIN, Gap, GapKind, LimitReached, Mismatch, Problem, Sides
 from dcpbench.core.rank_report import CheckReport, RankReport
 from dcpbench.core.sentences import describe
 from dcpbench.verdict.judge import failed_check
-from dcpbench.verdict.sentences import cause_sentence, check_sentence, rank_numbers
+from dcpbench.verdict.sentences import cause_sentence, check_sentence, gap_sentence, rank_numbers
 
 WORST = {"name": "net.weight", "problem": "differs", "max_abs_diff": 0.01234, "rank": 2}
 
@@ -155,3 +155,10 @@ def test_sentence_says_what_was_compared(
 @pytest.mark.parametrize("sides", [("only one",), (1, 2), "ab{}", 3, {"{0.__class__}": 1}])
 def test_odd_sides_do_not_break_a_sentence(sides: Any) -> None:
     assert "5" in describe(Mismatch("w", Problem.value, facts=VALUES, sides=sides))
+
+
+@pytest.mark.parametrize(("count", "others"), [(1, ""), (2, " (and 1 more)")])
+def test_first_gap_is_told_and_others_are_counted(count: int, others: str) -> None:
+    gaps = [Gap(GapKind.no_control, f"in the checkpoint of step {step}") for step in range(count)]
+    first = "model_equal: no control ran in the checkpoint of step 0"
+    assert gap_sentence("model_equal", gaps) == first + others
