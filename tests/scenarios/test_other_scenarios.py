@@ -16,7 +16,7 @@ from dcpbench.cell import handover
 from dcpbench.cell.steps import Story
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.core.rank_report import CheckReport, Skip
-from dcpbench.scenarios import fine_tune, in_place, partial_load, refused_saves, stateful_objects
+from dcpbench.scenarios import fine_tune, in_place, partial_load, refused_saves, stateful_objects, sub_groups
 from dcpbench.verify.compare import compare
 from dcpbench.verify.perturb import controllable
 from dcpbench.verify.process_state import ProcessState
@@ -31,6 +31,18 @@ from support.planted import DEFECTS
 pytestmark = pytest.mark.cell
 
 SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 1}
+
+
+@pytest.mark.parametrize(
+    ("size", "halves"), [(1, [(0, 0, 1)]), (3, [(0, 0, 1), (1, 0, 2), (1, 1, 2)])], ids=["1", "3"]
+)
+def test_every_rank_is_in_one_half(
+    size: int, halves: list[tuple[int, int, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sub_groups, "new_group", tuple)
+    for rank, half in enumerate(halves):
+        number, of_half = sub_groups._half(bare_cell(tmp_path, seen_by=world(rank, size)))
+        assert (number, of_half.rank, of_half.size) == half
 
 
 def load_adds_a_key() -> AbstractContextManager[Any]:
