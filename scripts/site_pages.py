@@ -234,7 +234,7 @@ def _statuses() -> str:
 
 
 def _faults() -> str:
-    specs = declared_values().get("fault", {})
+    specs = declared_values("fault")
     parts = [
         f"The {len(specs)} bugs that `fault=<name>` [injects](plugins/faults.md) into a cell. "
         "`detected by` is the check that must report it, or the exception that must refuse it; "

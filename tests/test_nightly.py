@@ -52,7 +52,7 @@ def test_steps_of_the_workflow_are_clean(tmp_path: Path) -> None:
 
 def test_the_experiment_names_values_that_there_are() -> None:
     """Composing all of its cells takes a minute: here only the names in its lists are looked up."""
-    folders, faults = conf_folders(), declared_values().get("fault", {})
+    folders, faults = conf_folders(), declared_values("fault")
     night = yaml.safe_load((folders[0] / "experiment/nightly.yaml").read_text())
     added = [path for folder in folders for path in sorted(folder.glob("experiment/nightly/*.yaml"))]
     parts = [night, *(yaml.safe_load(path.read_text()) for path in added)]

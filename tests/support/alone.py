@@ -61,10 +61,9 @@ def config(fault: str = "none", **values: Any) -> Config:
     made = OmegaConf.to_object(base)
     assert isinstance(made, Config)
     if fault != "none":
-        declared = declared_values()
-        if "fault" not in declared:
+        if not (declared := declared_values("fault")):
             pytest.skip("the plug-in that declares faults was deleted")
-        made.fault = declared["fault"][fault]
+        made.fault = declared[fault]
     return made
 
 

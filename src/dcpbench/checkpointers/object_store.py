@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
-from dcpbench.config.groups import StorageConfig
 from dcpbench.records.files import files_below
 
 
@@ -23,11 +22,6 @@ class ObjectStore:
 
     url: str
     options: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, config: StorageConfig) -> Optional["ObjectStore"]:
-        """Return the store of a storage; None if its checkpoints are stored in folders."""
-        return cls(config.url, config.options.get("file_system", {})) if config.url else None
 
     @cached_property
     def _client(self) -> Any:

@@ -84,7 +84,7 @@ def fsspec(folder: Path, config: StorageConfig, save: SaveConfig) -> Storage:
     options: dict[str, Any] = dict(config.options)
     options.pop("url", None)
     of_store: dict[str, Any] = options.pop("file_system", {})
-    objects = ObjectStore.of(config)
+    objects = ObjectStore(config.url, of_store) if config.url else None
     place = objects.place if objects else str
     writer = FsspecWriter(
         place(str(folder)),

@@ -1,7 +1,9 @@
 """The commands. Each names the module whose `main` it calls; that is imported when the command runs."""
 
+import os
+import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -9,7 +11,6 @@ import click
 
 import dcpbench
 from dcpbench.cli import completion
-from dcpbench.cli.streams import open_standard_streams
 from dcpbench.cli.tree import PATH, PURPOSE, Command, Run, Tree, flag, output, places, several
 from dcpbench.config.errors import ConfigError
 from dcpbench.core.plugins import PluginError, load_plugins
@@ -23,7 +24,7 @@ _JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print everything
 
 def main(words: Sequence[str]) -> int:
     """Run the command that these words name and return the exit status."""
-    open_standard_streams()
+    _open_standard_streams()
     prints_only = not {"-h", "--help", "--version", "--completion"}.isdisjoint(words)
     try:
         load_plugins()
@@ -38,6 +39,19 @@ def main(words: Sequence[str]) -> int:
     except (ConfigError, PluginError, ResultsError) as error:
         complain(str(error))
         return WRONG_CONFIGURATION
+
+
+def _open_standard_streams() -> None:
+    """Open descriptors 0, 1 and 2 if the process was started without them, before another file, such as a
+    pipe to a rank, gets one of these numbers."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            with suppress(OSError):
+                os.fstat(number)
+                continue
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
 def _print(ctx: click.Context, param: click.Parameter, value: Any) -> None:

@@ -120,7 +120,7 @@ def _values(group: str, folders: Sequence[Path]) -> dict[str, str]:
     place = AXES[group].values_in if group in AXES else group
     found = (path for folder in folders for path in folder.glob(f"{place}/*.yaml"))
     values = {path.stem: _comment(path) for path in sorted(found, key=attrgetter("stem"))}
-    return values | dict.fromkeys(declared_values().get(place, ()), "")
+    return values | dict.fromkeys(declared_values(place), "")
 
 
 def _comment(path: Path) -> str:

@@ -9,14 +9,15 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, TextIO
 
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from dcpbench.cli.streams import SafeStream
 from dcpbench.cli.words import one_line
 from dcpbench.config.errors import ConfigError
 from dcpbench.executors import fork_server
@@ -33,7 +34,7 @@ _DECIDE_LATER = {"experiment", "executor", "nccl", "resume"}
 def main(overrides: Sequence[Override], config_dir: Path | None = None, cfg: str | None = None) -> int:
     """Run the cells that these words select, or print this part of their configuration. Return the exit
     status."""
-    sys.stderr = SafeStream(sys.stderr)
+    sys.stderr = _SafeStream(sys.stderr)
     signals, began = Signals(), time.monotonic()
     status = 0
     try:
@@ -88,3 +89,22 @@ def _start_server(overrides: Sequence[Override]) -> None:
         compiles = words.get("compile", "false") != "false"
         is_plan = words.get("plan") == "true"
         fork_server.fork_server([] if is_plan else fork_server.rank_imports(compiles))
+
+
+class _SafeStream:
+    """A text stream to which writes never fail, even if it is full, closed or broken."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

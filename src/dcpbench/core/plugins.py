@@ -147,16 +147,15 @@ def plugins() -> list[Plugin]:
     return [_plugin(module) for module in plugin_names()]
 
 
-def declared_values() -> dict[str, Mapping[str, Any]]:
-    """Return, by group, the configurations by name that plug-ins declare in Python (`Plugin.values`)."""
-    found: dict[str, Mapping[str, Any]] = {}
+def declared_values(group: str) -> dict[str, Any]:
+    """Return the configurations of a group by name that plug-ins declare in Python (`Plugin.values`)."""
+    found: dict[str, Any] = {}
     for plugin in plugins():
-        for group, target in plugin.values.items():
+        if target := plugin.values.get(group):
             try:
-                values = pkgutil.resolve_name(target)()
+                found |= pkgutil.resolve_name(target)()
             except ImportError as error:  # what it needs can be of a plug-in that is absent
                 raise PluginError(f"plug-in {plugin.name}: {target} cannot be imported: {error}") from None
-            found[group] = {**found.get(group, {}), **values}
     return found
 
 

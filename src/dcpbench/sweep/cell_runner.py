@@ -14,7 +14,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dcpbench.checkpointers.object_store import ObjectStore
 from dcpbench.config.groups import Isolation, KeepCheckpoints, StorageConfig
 from dcpbench.config.schema import Config
 from dcpbench.config.text import counted
@@ -211,7 +210,10 @@ def _remove_all(storage: StorageConfig, checkpoints: Path) -> list[str]:
 
 def remove_objects(storage: StorageConfig, checkpoints: Path) -> str | None:
     """Remove a cell's checkpoints from a store; return a sentence if that failed."""
-    if objects := ObjectStore.of(storage):
+    if storage.url:
+        from dcpbench.checkpointers.object_store import ObjectStore
+
+        objects = ObjectStore(storage.url, storage.options.get("file_system", {}))
         try:
             objects.remove(str(checkpoints))
         except Exception as error:  # noqa: BLE001 - whatever a client raises

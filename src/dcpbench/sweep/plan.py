@@ -354,7 +354,7 @@ def _code_paths(key: str, name: str) -> frozenset[str]:
     group = AXES[key].values_in if key in AXES else key
     paths = (folder / group / f"{name}.yaml" for folder in conf_folders() if Path(name).name == name)
     contents = [yaml.safe_load(path.read_text("utf-8")) for path in paths if path.is_file()]
-    values = texts_in([*contents, declared_values().get(group, {}).get(name)])
+    values = texts_in(contents or declared_values(group).get(name))
     return frozenset(filter(is_code_path, (text for _, text in values)))
 
 

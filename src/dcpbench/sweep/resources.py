@@ -59,10 +59,12 @@ def places(cells: Sequence[PlannedCell], gpus: int, memory: int | None = None) -
 def shared_gpu_sentences(plan: Plan) -> list[str]:
     """Return `4 ranks share 1 GPU (NCCL 2.30.7)` for each number of ranks that do so, or with
     gloo if that NCCL does not support it."""
-    sharing, nccl = {cell.world_size for cell in plan.cells if cell.shares_gpus}, plan.machine.nccl
+    sharing = {cell.world_size for cell in plan.cells if cell.shares_gpus}
+    if not sharing:
+        return []
+    nccl, gpus = plan.machine.nccl, counted(plan.machine.gpus, "GPU")
     can_share = shared_gpus.nccl_can_share(nccl)
     backend = f"NCCL {nccl}" if can_share else f"gloo, because NCCL is {nccl or 'missing'}"
-    gpus = counted(plan.machine.gpus, "GPU")
     return [f"{ranks} ranks share {gpus} ({backend})" for ranks in sorted(sharing)]
 
 

@@ -2,7 +2,7 @@
 start."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -62,7 +62,7 @@ class DeclaredSource(ConfigSource):
         return ConfigResult(self.provider, self.full_path(), config, header={"package": None})
 
     def is_group(self, config_path: str) -> bool:
-        return config_path == "" or config_path in declared_values()
+        return config_path == "" or config_path in _groups()
 
     def is_config(self, config_path: str) -> bool:
         values, name = _declared(config_path)
@@ -73,8 +73,8 @@ class DeclaredSource(ConfigSource):
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         if config_path == "":
-            return [] if results_filter is ObjectType.CONFIG else [*declared_values()]
-        return [] if results_filter is ObjectType.GROUP else [*declared_values().get(config_path, {})]
+            return [] if results_filter is ObjectType.CONFIG else [*_groups()]
+        return [] if results_filter is ObjectType.GROUP else [*declared_values(config_path)]
 
 
 @dataclass
@@ -87,10 +87,15 @@ class SweeperConfig:
     matrix: dict[str, dict[Any, Any]] = field(default_factory=dict)
 
 
-def _declared(config_path: str) -> tuple[Mapping[str, Any], str]:
+def _groups() -> set[str]:
+    """Return the groups of which plug-ins declare values."""
+    return {group for plugin in plugins() for group in plugin.values}
+
+
+def _declared(config_path: str) -> tuple[dict[str, Any], str]:
     """Return the declared values of a group and a value's name, given a path such as `fault/lost`."""
     group, _, name = config_path.removesuffix(".yaml").rpartition("/")
-    return declared_values().get(group, {}), name
+    return declared_values(group), name
 
 
 _store = ConfigStore.instance()
