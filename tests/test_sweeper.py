@@ -98,13 +98,6 @@ def test_printed_command_runs_only_that_cell(tmp_path: Path) -> None:
     assert [row["overrides"] for row in second.rows] == [first.rows[1]["overrides"]]
 
 
-def test_last_value_of_a_repeated_key_applies() -> None:
-    """`hydra.sweeper.params` comes before the command line: a list there is what holds without another."""
-    assert chosen("seed=1,2", "scenario=convert", "seed=7") == [
-        "scenario=convert parallel=hsdp load_parallel=fsdp seed=7"
-    ]
-
-
 def test_repeats_run_in_rounds() -> None:
     jobs = [CellWords(["parallel=ddp"], "one"), CellWords(["parallel=fsdp"], "other")]
     assert repeated(jobs, 1, for_all=True) == jobs

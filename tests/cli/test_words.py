@@ -34,6 +34,7 @@ from dcpbench.sweep.folder import Record
         ("hydra.run.dir=elsewhere", "hydra.run.dir=elsewhere: dcpbench starts cells itself"),
         ("hydra/launcher=joblib", "hydra/launcher=joblib: dcpbench starts cells itself"),
         ("hydra/sweeper=basic", "hydra/sweeper=basic: dcpbench starts cells itself"),
+        ("hydra.sweep.subdir=x", "hydra.sweep.subdir=x: dcpbench starts cells itself"),
         ("parallel=[ddp", "has a [ without a closing ]"),
         ("model.options={a:[1}", "has a [ without a closing ]"),
         ("parallel=ddp)", "has a ) without a ("),

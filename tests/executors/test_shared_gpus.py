@@ -153,10 +153,8 @@ def test_cells_without_gloo_skip_under_older_nccl(values: dict[str, str]) -> Non
 
 
 def test_nccl_of_a_loading_interpreter_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("validity", "plan"):
-        monkeypatch.setattr(
-            f"dcpbench.sweep.{module}.versions_of", lambda python: Versions("3.12.3", "2.11.0", OLD)
-        )
+    versions = Versions("3.12.3", "2.11.0", OLD)
+    monkeypatch.setattr("dcpbench.executors.interpreters.versions_of", lambda python: versions)
     cell = planned(machine(1, NEW, has_interpreters=True), scenario="convert", load_python="python")
     assert "under NCCL 2.28.9" in str(cell.skip)
 

@@ -274,11 +274,6 @@ def test_flags_are_written_the_same_however_typed(hydra_loader: ConfigLoader) ->
     assert other.overrides[1] == "deterministic=false"
 
 
-def test_other_names_of_cell_folders_are_refused(hydra_loader: ConfigLoader) -> None:
-    named = "hydra.sweep.subdir=${hydra.job.num}"
-    with pytest.raises(
-        ConfigError, match=r"subdir=\$\{hydra.job.num\}: leave it out; the folder of a cell has"
-    ):
-        CellMaker(hydra_loader, sweep(hydra_loader, named))
+def test_other_folders_of_cells_are_refused(hydra_loader: ConfigLoader) -> None:
     with pytest.raises(ConfigError, match=r"hydra\.sweep\.subdir=x: applies to the complete sweep"):
         made(hydra_loader, sweep(hydra_loader), [["hydra.sweep.subdir=x", "seed=1"]])

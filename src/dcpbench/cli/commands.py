@@ -117,7 +117,7 @@ _COMMANDS = (
     Run(
         "plan",
         """Show what a run would do and how long it would take, and start nothing. Above 50 cells, a line
-        is a block of the sweep, or the cells of one scenario or other axis.
+        is a block of the sweep, or the cells of one scenario.
 
         Exits with 1 if every cell would be skipped.""",
         _plan_words,

@@ -29,7 +29,7 @@ from dcpbench.config.overrides import refuse_choice
 from dcpbench.config.schema import is_about_the_sweep, is_how_run
 from dcpbench.config.text import choices, did_you_mean, names_shown, visible
 
-_OURS = ("hydra/launcher", "hydra/sweeper", "hydra.mode", "hydra.run.dir")
+_OURS = ("hydra/launcher", "hydra/sweeper", "hydra.mode", "hydra.run.dir", "hydra.sweep.subdir")
 """Settings of Hydra that dcpbench relies on, or that nothing reads."""
 _NOISE = (
     ("^Error merging override ", ""),

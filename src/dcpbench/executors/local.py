@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.context import ForkServerContext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
@@ -14,10 +14,12 @@ from dcpbench.core.stage_end import StageEnd
 from dcpbench.executors import cleanup, fork_server
 from dcpbench.executors.base import Engine, Executor, OnPhase
 from dcpbench.executors.fork_server import Machine
-from dcpbench.executors.interpreters import OtherInterpreter
 from dcpbench.executors.rank_group import Part, RankGroup, store_file
 from dcpbench.executors.shared_gpus import ranks_per_gpu
 from dcpbench.rank.messages import CellSpec, WorldKind
+
+if TYPE_CHECKING:
+    from dcpbench.executors.interpreters import OtherInterpreter
 
 
 class LocalEngine(Engine):
@@ -79,7 +81,7 @@ class LocalExecutor(Executor):
     modules: Sequence[str] = ()
     python: str | None = None
     _groups: dict[WorldKind, RankGroup] = field(default_factory=dict)
-    _others: dict[str, OtherInterpreter] = field(default_factory=dict)
+    _others: "dict[str, OtherInterpreter]" = field(default_factory=dict)
     interrupted: bool = False
 
     def run(self, kind: WorldKind, spec: CellSpec, timeouts: TimeoutsConfig, on_phase: OnPhase) -> StageEnd:
@@ -122,11 +124,13 @@ class LocalExecutor(Executor):
             with suppress(OSError):
                 other.start()
 
-    def _other(self, kind: WorldKind) -> OtherInterpreter | None:
+    def _other(self, kind: WorldKind) -> "OtherInterpreter | None":
         """Return the other interpreter that runs ranks of this kind; None if this one does."""
         if kind.python in (None, self.python):
             return None
         if kind.python not in self._others:
+            from dcpbench.executors.interpreters import OtherInterpreter
+
             self._others[kind.python] = OtherInterpreter(kind.python, self.modules, self.gpus)
         return self._others[kind.python]
 

@@ -25,10 +25,9 @@ from dcpbench.executors.base import Executor, HostsLostError
 from dcpbench.rank.messages import CellSpec, RunId
 from dcpbench.records import files
 from dcpbench.records.row import Row
-from dcpbench.report.styles import text_of
 from dcpbench.sweep.cells import write_hydra_folder
 from dcpbench.sweep.plan import PlannedCell, own_packages
-from dcpbench.sweep.progress import ProgressDisplay
+from dcpbench.sweep.progress import ProgressDisplay, say
 from dcpbench.sweep.resources import bytes_in, too_little_space
 from dcpbench.sweep.row_builder import Attempt, row_of
 from dcpbench.verdict.attempt import verdict_of
@@ -96,25 +95,33 @@ class CellRunner:
         if how in self.repeated:
             first.verdict.details["no_second_try"] = f"repeated by a second attempt in {self.repeated[how]}"
         if self.executor.interrupted or how in self.repeated or not is_due(first, cell.config):
-            self._print(*clear(cell.config, not first.is_ok, checkpoints))
+            say(self.console, *clear(cell.config, not first.is_ok, checkpoints))
             return [first]
         try:
             set_aside(cell.folder)
             of_second.mkdir()
         except OSError as error:
-            self._print(f"{cell.name}: no second attempt: {error}")
+            say(self.console, f"{cell.name}: no second attempt: {error}")
             return [first]
         self.display.begin(cell.name, "second attempt")
         try:
             second = self._attempt(cell, 1, of_second)
         except HostsLostError as error:
             first.verdict.details["no_second_try"] = str(error)
-            self._print(*clear(cell.config, True, checkpoints), *_remove_all(cell.config.storage, of_second))
+            say(
+                self.console,
+                *clear(cell.config, True, checkpoints),
+                *_remove_all(cell.config.storage, of_second),
+            )
             return [first]
         flaky = first.verdict.status != second.verdict.status
         if how and how == _mismatches(cell.config, second.verdict):
             self.repeated.setdefault(how, cell.name)
-        self._print(*clear(cell.config, not second.is_ok, of_second), *clear(cell.config, flaky, checkpoints))
+        say(
+            self.console,
+            *clear(cell.config, not second.is_ok, of_second),
+            *clear(cell.config, flaky, checkpoints),
+        )
         return [first, second]
 
     def _attempt(self, cell: PlannedCell, number: int, checkpoints: Path) -> Attempt:
@@ -125,10 +132,10 @@ class CellRunner:
         except Exception as error:  # noqa: BLE001 - a scenario's report may hold anything
             text = f"{type(error).__name__}: {error}"
             verdict = Verdict("error", f"the ranks' reports cannot be judged: {text}")
-        self._print(*(f"{cell.name}: {message}" for end in ends for message in end.dropped))
+        say(self.console, *(f"{cell.name}: {message}" for end in ends for message in end.dropped))
         if left := [name for end in ends for name in end.left]:
             what = counted(len(left), "segment") + " of shared memory, which another program may have made"
-            self._print(f"{cell.name}: did not remove {what}: {', '.join(left[:_NAMED])}")
+            say(self.console, f"{cell.name}: did not remove {what}: {', '.join(left[:_NAMED])}")
         disk_bytes, cell_s = bytes_in(checkpoints), time.monotonic() - started
         attempt = Attempt(verdict, started_at, ends, cell_s, disk_bytes)
         # An injected fault that was detected damaged only the state of its cell.
@@ -140,7 +147,7 @@ class CellRunner:
         """Run the stages of a cell up to the first that does not end as expected."""
         ends: list[StageEnd] = []
         # An earlier attempt, or a sweep that was interrupted, can have left objects.
-        self._print(remove_objects(cell.config.storage, checkpoints))
+        say(self.console, remove_objects(cell.config.storage, checkpoints))
         on_phase = partial(self.display.phase, cell.name)
         self.executor.keep_only(set(cell.kinds))
         code = f"{own_packages(cell.config)} {cell.config.device}"
@@ -157,10 +164,6 @@ class CellRunner:
             if stopped or any(report.skip for report in ends[-1].reports):
                 break
         return ends
-
-    def _print(self, *sentences: str | None) -> None:
-        for sentence in filter(None, sentences):
-            self.console.print(text_of(sentence), soft_wrap=True)
 
 
 def is_due(attempt: Attempt, config: Config) -> bool:

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import yaml
 from hydra.core.config_loader import ConfigLoader
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
@@ -19,8 +19,6 @@ from dcpbench.sweep import validity
 from dcpbench.sweep.composer import Composer
 
 _LONGEST_NAME = 150  # bytes, of the 255 that a folder's name can have
-_SUBDIR = "${hydra.job.id}"
-"""The folder of a cell in conf/config.yaml: the job's id is the cell's name."""
 
 
 class CellWords(NamedTuple):
@@ -73,11 +71,7 @@ def _save(plain: Any, path: Path) -> None:
 
 
 class CellMaker:
-    """Make the cells of a sweep.
-
-    Raises:
-        ConfigError: `base` sets the folders of cells.
-    """
+    """Make the cells of a sweep."""
 
     def __init__(self, loader: ConfigLoader, base: DictConfig) -> None:
         self.composer = Composer(loader, base)
@@ -86,11 +80,6 @@ class CellMaker:
         self._hosts = _hosts(base.executor)
         self._config_dir = next((str(one.path) for one in sources if one.provider == "command-line"), None)
         self._names: Counter[str] = Counter()
-        subdir = cast("dict[str, str]", OmegaConf.to_container(base.hydra.sweep))["subdir"]
-        if subdir != _SUBDIR:
-            raise ConfigError(
-                f"hydra.sweep.subdir={subdir}: leave it out; the folder of a cell has the cell's name"
-            )
 
     def cells(self, words: Sequence[CellWords]) -> list[SweepCell]:
         """Return the cells with these words, under their names, or others that differ; raise the errors of

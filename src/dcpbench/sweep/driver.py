@@ -19,10 +19,9 @@ from dcpbench.executors.base import Engine, Executor, HostsLostError
 from dcpbench.records import files, store
 from dcpbench.records.row import INTERRUPTED, Run, exit_status
 from dcpbench.records.store import ResultsError, RowLog, stored_rows, write_csv
-from dcpbench.report.styles import text_of
 from dcpbench.sweep.cell_runner import CellRunner, Finished, Mismatches
 from dcpbench.sweep.plan import Plan, PlannedCell
-from dcpbench.sweep.progress import ProgressDisplay
+from dcpbench.sweep.progress import ProgressDisplay, say
 from dcpbench.sweep.resources import Times, places, stretches
 from dcpbench.sweep.signals import uninterrupted
 
@@ -93,19 +92,21 @@ class Sweep:
         done, complete = done_text(len(rows), len(self.plan.cells), what), len(rows) == len(self.plan.cells)
         if error := self.interrupted_by:
             first = "free disk space, then " if isinstance(error, ResultsError) and error.no_room else ""
-            self._print(f"interrupted: {done}: {error}; {first}run: {command_text('resume', self.folder)}")
+            say(
+                self.console,
+                f"interrupted: {done}: {error}; {first}run: {command_text('resume', self.folder)}",
+            )
             return 1
         before = None
         if rows:
             before = self._report()
             if not is_part and all(row.status == "skip" for row in rows):
-                self._print("every cell was skipped: nothing was measured")
+                say(self.console, "every cell was skipped: nothing was measured")
             spent_s = time.monotonic() - began
-            self._print(f"{counted(self.written, what)} in {spent_s:.1f} s, written to {self.folder}")
-        for sentence in next_steps(self.folder, before, complete):
-            self._print(sentence)
+            say(self.console, f"{counted(self.written, what)} in {spent_s:.1f} s, written to {self.folder}")
+        say(self.console, *next_steps(self.folder, before, complete))
         if not complete:
-            self._print(f"{'interrupted: ' if status == INTERRUPTED else ''}{done}")
+            say(self.console, f"{'interrupted: ' if status == INTERRUPTED else ''}{done}")
         if is_part:
             return status or int(not complete or not all(row.is_ok for row in rows))
         return status or (exit_status(rows) if complete else 1)
@@ -120,11 +121,8 @@ class Sweep:
             try:
                 show(self.folder)
             except ResultsError as error:
-                self._print(str(error))
+                say(self.console, str(error))
         return before
-
-    def _print(self, sentence: str) -> None:
-        self.console.print(text_of(sentence), soft_wrap=True)
 
     def _describe_machine(self) -> None:
         described = {**self.plan.environment}
@@ -190,8 +188,7 @@ class Sweep:
             checkpoints = [one for one in finished.cell.checkpoints if os.path.lexists(one)]
             if not checkpoints:
                 raise
-            for sentence in filter(None, (files.remove(one, one.parent) for one in checkpoints)):
-                self._print(sentence)
+            say(self.console, *(files.remove(one, one.parent) for one in checkpoints))
             if not is_measured:
                 store.append_measurements(self.folder, row, finished.measurements)
             note = "its checkpoints were removed to make room for this row"

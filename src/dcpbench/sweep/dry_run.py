@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +28,28 @@ _WOULD = {"run": "would run", "skip": "would be skipped", "done": "are done"}
 _STYLES = {"done": style_of("pass"), "skip": style_of("skip")}
 _MOST_CELLS = 50
 """With more cells, blocks are shown unless all cells are requested."""
-_MOST_GROUPS = 24
-"""An axis with more values makes groups that are too small."""
 
 
 @dataclass(frozen=True)
 class CellPlan:
-    """The plan for a cell of a `block`: it would `run`, be a `skip` or is `done`; the estimated seconds, None
-    if unknown; the reason; and the `known` failures that are expected of it."""
+    """The plan for a cell: it would `run`, be a `skip` or is `done`; the estimated seconds, None if unknown;
+    the reason; and the `known` failures that are expected of it."""
 
-    cell: str
-    block: str
+    cell: PlannedCell
     would: str
-    seconds: float | None
-    because: str
+    because: str = ""
+    seconds: float | None = None
     known: tuple[str, ...] = ()
+
+    @property
+    def block(self) -> str:
+        """The line of a plan by blocks that the cell is in."""
+        return self.cell.block or f"scenario={self.cell.config.scenario.name}"
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """Everything about it in plain values."""
+        return {**vars(self), "cell": self.cell.name, "block": self.block}
 
 
 def print_plan(sweep: Plan, folder: Path, valid: ValidRows, shown: PlanAs) -> int:
@@ -53,37 +60,32 @@ def print_plan(sweep: Plan, folder: Path, valid: ValidRows, shown: PlanAs) -> in
         the exit status of a run, as far as it is known: 1 if every cell would be a skip, or a cell that would
         run has a target that no file defines.
     """
-    done, cells, gpus = valid.rows, sweep.cells, sweep.machine.gpus
+    done, gpus = valid.rows, sweep.machine.gpus
     superseded = [line.row for line in valid.superseded if line.row]
     # The times of rows that are no longer valid are still good for an estimate.
-    replaced = [*stored_rows(folder, SUPERSEDED_JSONL), *superseded]
-    times = Times([*replaced, *done.values()])
-    plans = [
-        _cell_plan(cell, block, done.get(cell.run), times)
-        for cell, block in zip(cells, _groups(cells), strict=True)
-    ]
-    planned = [*zip(cells, plans, strict=True)]
-    to_run = [cell for cell, plan in planned if plan.would == "run"]
+    times = Times([*stored_rows(folder, SUPERSEDED_JSONL), *superseded, *done.values()])
+    plans = [_cell_plan(cell, done.get(cell.run), times) for cell in sweep.cells]
+    to_run = _to_run(plans)
     targets = {target: file for cell in to_run for target, file in cell.targets.items()}
     by_block = {
-        block: _block([(cell, plan) for cell, plan in planned if plan.block == block], times, gpus)
+        block: _block([plan for plan in plans if plan.block == block], times, gpus)
         for block in dict.fromkeys(plan.block for plan in plans)
     }
     with standard_output():
         if shown is PlanAs.json:
             content = {
-                "cells": [*map(asdict, plans)],
+                "cells": [plan.as_json for plan in plans],
                 "blocks": by_block,
                 "seconds": times.left(to_run, gpus),
                 "targets": targets,
             }
             sys.stdout.write(f"{json.dumps(content, indent=1)}\n")
         else:
-            _print(cells, plans, by_block, shown)
-            sentences = valid.sentences(len(cells))
+            _print(plans, by_block, is_complete=shown is PlanAs.cells or len(plans) <= _MOST_CELLS)
+            sentences = valid.sentences(len(plans))
             counts = Counter(plan.would for plan in plans)
             parts = [f"{counts[would]} {words}" for would, words in _WOULD.items() if counts[would]]
-            sentences.append(f"{cells_text(sweep.distinct, len(cells))}: {', '.join(parts)}")
+            sentences.append(f"{cells_text(sweep.distinct, len(plans))}: {', '.join(parts)}")
             if to_run:
                 sentences.append(_estimate(to_run, times, gpus))
             elif not done:
@@ -94,42 +96,27 @@ def print_plan(sweep: Plan, folder: Path, valid: ValidRows, shown: PlanAs) -> in
     return int(missing) if to_run else exit_status(done.values())
 
 
-def _block(planned: Sequence[tuple[PlannedCell, CellPlan]], times: Times, gpus: int) -> dict[str, Any]:
+def _to_run(plans: Iterable[CellPlan]) -> list[PlannedCell]:
+    return [plan.cell for plan in plans if plan.would == "run"]
+
+
+def _block(plans: Sequence[CellPlan], times: Times, gpus: int) -> dict[str, Any]:
     """Return the cells of a block by plan, and the estimated seconds for all of them."""
-    counts = Counter(plan.would for _, plan in planned)
-    seconds = times.left((cell for cell, plan in planned if plan.would == "run"), gpus)
-    return {"cells": len(planned), **{would: counts[would] for would in _WOULD}, "seconds": seconds}
+    counts = Counter(plan.would for plan in plans)
+    seconds = times.left(_to_run(plans), gpus)
+    return {"cells": len(plans), **{would: counts[would] for would in _WOULD}, "seconds": seconds}
 
 
-def _groups(cells: Sequence[PlannedCell]) -> list[str]:
-    """Return the group of each cell: its block; without blocks its scenario, or else its value of the axis
-    that is swept over most values, but not too many."""
-    if all(cell.block for cell in cells):
-        return [cell.block for cell in cells]
-    lists = [dict(item.partition("=")[::2] for item in cell.overrides) for cell in cells]
-    keys = dict.fromkeys(key for each in lists for key in each)
-    values = {key: {each.get(key) for each in lists} for key in keys}
-    several = [key for key, found in values.items() if 1 < len(found) <= _MOST_GROUPS]
-    if not several:
-        return ["all"] * len(cells)
-    best = max(several, key=lambda key: (key == "scenario", len(values[key])))
-    return [f"{best}={each[best]}" if best in each else f"no {best}" for each in lists]
-
-
-def _cell_plan(cell: PlannedCell, block: str, done: Row | None, times: Times) -> CellPlan:
+def _cell_plan(cell: PlannedCell, done: Row | None, times: Times) -> CellPlan:
     """Return the plan for a cell, given its row if it is done, and the times of cells so far."""
-    name = cell.name
     if done:
-        return CellPlan(
-            name, block, "done", None, f"{done.status}: {done.reason}" if done.reason else done.status
-        )
-    skip = cell.skip or too_little_space(cell.config.storage, cell.checkpoints[0])
-    if skip:
-        return CellPlan(name, block, "skip", None, skip)
+        return CellPlan(cell, "done", f"{done.status}: {done.reason}" if done.reason else done.status)
+    if skip := cell.skip or too_little_space(cell.config.storage, cell.checkpoints[0]):
+        return CellPlan(cell, "skip", skip)
     failures = [failure for failure in cell.known_failures if failure.always]
     known = tuple(f"{failure.id}: {failure.reason}" for failure in failures)
     because = "; ".join(f"known failure {failure.id}" for failure in failures)
-    return CellPlan(name, block, "run", times.seconds(cell), because, known)
+    return CellPlan(cell, "run", because, times.seconds(cell), known)
 
 
 def _target(target: str, file: str | None) -> str:
@@ -138,29 +125,26 @@ def _target(target: str, file: str | None) -> str:
     return f"{target}: not found in {Path.cwd()}, nor installed; cells that need it would be errors"
 
 
-def _print(
-    cells: Sequence[PlannedCell],
-    plans: Sequence[CellPlan],
-    by_block: dict[str, dict[str, Any]],
-    shown: PlanAs,
-) -> None:
-    if shown is PlanAs.cells or (shown is PlanAs.auto and len(plans) <= _MOST_CELLS):
-        _print_cells(cells, plans)
+def _print(plans: Sequence[CellPlan], by_block: dict[str, dict[str, Any]], is_complete: bool) -> None:
+    """Print the cells if the plan is to be complete, else the blocks and the reasons for skips."""
+    if is_complete:
+        _print_cells(plans)
     else:
         print_table(_blocks(by_block), fits=True)
         _print_reasons("would be skipped", (plan.because for plan in plans if plan.would == "skip"))
-    _print_reasons("known failures, which are expected", (one for plan in plans for one in plan.known))
+    _print_reasons("known failures, which are expected", (text for plan in plans for text in plan.known))
     _print_line("")
-    if shown is PlanAs.auto and len(plans) > _MOST_CELLS:
+    if not is_complete:
         _print_line("--all shows every cell, --json all of it")
 
 
-def _print_cells(cells: Sequence[PlannedCell], plans: Sequence[CellPlan]) -> None:
+def _print_cells(plans: Sequence[CellPlan]) -> None:
     """Print the table of a run, with the plan in place of results. Repeats of a cell with the same plan are
     one line."""
     from dcpbench.analysis.frame import frame_of  # pandas takes up to a second to import
     from dcpbench.report.tables import told_apart
 
+    cells = [plan.cell for plan in plans]
     values: dict[str, list[Any]] = {axis: [cell.columns.get(axis) for cell in cells] for axis in AXES}
     words = ((word for word in cell.overrides if not word.startswith("repeat=")) for cell in cells)
     title, shown_cells = told_apart(frame_of({**values, "overrides": [*map(shlex.join, words)]}))

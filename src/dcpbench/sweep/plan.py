@@ -22,7 +22,6 @@ from dcpbench.core.cell_key import CellKey, digest_of, is_code_path
 from dcpbench.core.plugins import Plugin, declared_values, plugin_names, plugins
 from dcpbench.executors import shared_gpus
 from dcpbench.executors.fork_server import Machine
-from dcpbench.executors.interpreters import versions_of
 from dcpbench.rank.messages import Backend, WorldKind
 from dcpbench.records.row import Run
 from dcpbench.sweep import known_failures, validity
@@ -171,7 +170,7 @@ def _planned(
     skip = validity.why_skip(cell.config, config, machine, several_sizes, cell.overrides)
     own = config.known_failures
     known = known_failures.read(Path(own)) if own else known_failures.listed()
-    loads = versions_of(config.load_python) if config.load_python else None
+    loads = validity.loading_versions(config)
     key, kinds = identity_of(config), kinds_of(config, machine)
     columns = _columns(cell, config, key) | {
         "dcpbench_commit": code.dcpbench.commit,

@@ -13,12 +13,18 @@ from rich.text import Text
 from dcpbench.analysis.causes import short_reason
 from dcpbench.config.text import cells_text, clipped, counted, duration_text, path_text, visible
 from dcpbench.records.row import Row, cell_seconds
-from dcpbench.report.styles import style_of
+from dcpbench.report.styles import style_of, text_of
 from dcpbench.sweep.plan import Plan
 
 _FAILURES_SHOWN = 5
 _LEFT_EVERY_S = 1.0
 _WORTH_TELLING_S = 60.0
+
+
+def say(console: Console, *sentences: str | None) -> None:
+    """Print sentences, each on a line that only the terminal wraps; None is left out."""
+    for sentence in filter(None, sentences):
+        console.print(text_of(sentence), soft_wrap=True)
 
 
 def cells_sentence(plan: Plan, folder: Path) -> str:

@@ -149,11 +149,10 @@ class Request:
     def may_compile(self) -> bool:
         """Whether a cell compiles, guessed before cells are composed. It only decides what is imported early:
         a wrong guess costs time and nothing else."""
-        typed = [item for item in self.overrides if item.key_or_group == "compile"]
-        blocks = [block for block in self.base.hydra.sweeper.matrix.values() if "compile" in block]
-        of_blocks = [str(block.compile) for block in blocks] or [str(self.base.compile)]
-        texts = [str(item.input_line).partition("=")[2] for item in typed] or of_blocks
-        return any(text.lower() != "false" for text in texts)
+        blocks = [block.get("compile", False) for block in self.base.hydra.sweeper.matrix.values()]
+        typed = [str(item.input_line) for item in self.overrides if item.key_or_group == "compile"]
+        texts = typed or map(str, [self.base.compile, *blocks])
+        return any("true" in text.lower() for text in texts)
 
 
 _OF_ONE_COMMAND = tuple(item.name for item in fields(SweepConfig) if item.metadata.get(ONE_COMMAND))

@@ -23,13 +23,12 @@ from dcpbench.executors.fork_server import Machine
 from dcpbench.rank.nccl import NCCL_PATH
 from dcpbench.records.row import INTERRUPTED
 from dcpbench.records.store import ResultsError, RowLog
-from dcpbench.report.styles import text_of
 from dcpbench.sweep.cells import CellMaker, SweepCell
 from dcpbench.sweep.driver import Sweep
 from dcpbench.sweep.folder import SweepFolder
 from dcpbench.sweep.matrix import words_of_cells
 from dcpbench.sweep.plan import Plan, part_numbers, part_of, plan_of
-from dcpbench.sweep.progress import cells_sentence, ranks_sentence
+from dcpbench.sweep.progress import cells_sentence, ranks_sentence, say
 from dcpbench.sweep.request import Request
 from dcpbench.sweep.resources import shared_gpu_sentences
 from dcpbench.sweep.signals import interrupted
@@ -105,13 +104,13 @@ def _cells(
         from dcpbench.sweep import pairwise
 
         found = pairwise.covering(maker.composer, probe(), engine.hosts_of, lists)
-        _print(console, pairwise.sentence(lists, found))
+        say(console, pairwise.sentence(lists, found))
         return found.rows
 
     words = words_of_cells(request, covering)
     if len(words) > _MANY:
         doing = "planning" if request.sweep.plan else "composing"
-        _print(console, f"{counted(len(words), 'cell')}: {doing}")
+        say(console, f"{counted(len(words), 'cell')}: {doing}")
     return maker.cells(words), probe
 
 
@@ -124,7 +123,7 @@ def _announced(cells: Sequence[SweepCell], request: Request, folder: SweepFolder
     with suppress(ConfigError):  # reported once the machine is known
         plan = plan_of(cells, Machine(0, {"torch": "0"}, has_interpreters=True))
         folder.refuse_unusable(plan.cells)
-        _print(console, cells_sentence(plan, folder.path))
+        say(console, cells_sentence(plan, folder.path))
         return True
     return False
 
@@ -145,22 +144,17 @@ def _begun_sweep(
     """Begin or resume a sweep in its folder. Return its driver, and import meanwhile what shows its rows."""
     valid = folder.valid_rows(plan.cells, request.sweep.rerun)
     left = replace(plan, cells=[cell for cell in plan.cells if cell.run not in valid.lines])
-    _print(console, *valid.sentences(len(plan.cells)), *shared_gpu_sentences(plan))
+    say(console, *valid.sentences(len(plan.cells)), *shared_gpu_sentences(plan))
     with console.status("importing the workloads"):  # on a terminal
         _refuse_unusable_targets(left, engine)
-    _print(console, *folder.begin(plan.cells, valid, request.base))
+    say(console, *folder.begin(plan.cells, valid, request.base))
     earlier = folder.earlier_machines(plan.environment)
     # pandas takes up to a second to import, which the driver has while the ranks are at work.
     threading.Thread(target=import_module, args=("dcpbench.report.show",), daemon=True).start()
     if left.cells:
         first = () if is_announced else (cells_sentence(left, folder.path),)
-        _print(console, *first, ranks_sentence(left))
+        say(console, *first, ranks_sentence(left))
     return Sweep(folder.path, plan, engine, console, RowLog(folder.path, valid.rows), earlier)
-
-
-def _print(console: Console, *sentences: str) -> None:
-    for sentence in sentences:
-        console.print(text_of(sentence), soft_wrap=True)
 
 
 def _refuse_unusable_targets(plan: Plan, engine: Engine) -> None:

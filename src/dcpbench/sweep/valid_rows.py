@@ -97,7 +97,7 @@ def _why_again(cell: PlannedCell, row: Row, rerun: Rerun, code: Mapping[str, Sou
         if row[version] != (is_now := now.get(version)):
             return f"{what} was {row[version]} and is {is_now}"
     if row.code_digest not in (now["code_digest"], code_digest(cell.config, hooks=False)):
-        return _changed_code(cell, row, code)
+        return _changed_code(cell, code)
     if row.run != cell.run:
         return f"its configuration has changed{_changed_keys(cell, row)}"
     if row.expected_digest != now["expected_digest"]:
@@ -126,7 +126,7 @@ def _changed_keys(cell: PlannedCell, row: Row) -> str:
     return f": {listed(sentences)}" if sentences else ""
 
 
-def _changed_code(cell: PlannedCell, row: Row, code: Mapping[str, Source]) -> str:
+def _changed_code(cell: PlannedCell, code: Mapping[str, Source]) -> str:
     """Say which code of a cell has changed since its row was written."""
     sentences = []
     for package in sorted(cell.code.keys() & code.keys(), key=lambda name: (name == DCPBENCH, name)):
@@ -134,12 +134,4 @@ def _changed_code(cell: PlannedCell, row: Row, code: Mapping[str, Source]) -> st
         if names := changed_files(package, [was], [now]):
             what = "dcpbench's source" if package == DCPBENCH else f"the source of {listed(names)}"
             sentences.append(f"{what} has changed{commits_text(was.commit, now.commit)}")
-    if sentences:
-        return ", and ".join(sentences)
-    # An earlier version of dcpbench has recorded no code but its commit.
-    own, commit = sorted(cell.code.keys() - {DCPBENCH}), row.dcpbench_commit
-    commits = commits_text(commit, cell.code[DCPBENCH].commit)
-    if own and commit and not commits:
-        return f"the source of {listed(own)} has changed"
-    what = f"the source of {listed(own)}, or that of dcpbench," if own else "dcpbench's source"
-    return f"{what} has changed{commits}"
+    return ", and ".join(sentences) or "its code has changed"

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import Field, fields, is_dataclass, replace
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omegaconf import MISSING
 
@@ -31,8 +31,10 @@ from dcpbench.config.text import as_target, counted, is_dotted
 from dcpbench.core.axes import AXES
 from dcpbench.executors import shared_gpus
 from dcpbench.executors.fork_server import Machine
-from dcpbench.executors.interpreters import versions_of
 from dcpbench.rank.messages import Backend
+
+if TYPE_CHECKING:
+    from dcpbench.executors.interpreters import Versions
 
 RANKS_BY_DEFAULT = 4
 
@@ -250,6 +252,15 @@ def _limits_of_cells(
         yield Limit(f"compile=true on the CPU {needs}")
 
 
+def loading_versions(config: Config) -> "Versions | None":
+    """Return the versions that `load_python` has; None if it is not set."""
+    if not config.load_python:
+        return None
+    from dcpbench.executors import interpreters  # few cells need it
+
+    return interpreters.versions_of(config.load_python)
+
+
 def backend_of(config: Config, machine: Machine) -> Backend:
     """Return what carries collectives: NCCL on GPUs, but gloo where several ranks share one and their NCCL
     cannot do that, and on the CPU."""
@@ -261,8 +272,9 @@ def backend_of(config: Config, machine: Machine) -> Backend:
 
 def _nccl(config: Config, machine: Machine) -> str | None:
     """Return the version of NCCL that ranks use, or the one of `load_python` if that cannot share GPUs."""
-    versions = [versions_of(config.load_python).nccl] if config.load_python else []
-    return next((one for one in versions if not shared_gpus.nccl_can_share(one)), machine.nccl)
+    if (loads := loading_versions(config)) and not shared_gpus.nccl_can_share(loads.nccl):
+        return loads.nccl
+    return machine.nccl
 
 
 def _limits_of_shared_gpus(config: Config, machine: Machine) -> Iterator[Limit]:

@@ -23,7 +23,6 @@ from dcpbench.core.plugins import declared_values, plugins
 class DcpbenchSweeper(Sweeper):
     """Hand over what Hydra has composed to the task function, which makes the cells and runs them."""
 
-    params: dict[Any, Any] | None
     matrix: dict[str, dict[Any, Any]]
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
@@ -79,11 +78,9 @@ class DeclaredSource(ConfigSource):
 
 @dataclass
 class SweeperConfig:
-    """`params`: lists by key, as of Hydra's basic sweeper; `matrix`: the blocks by name, each a mapping from
-    keys to lists, `{save: [sync, async]}`."""
+    """`matrix`: the blocks by name, each a mapping from keys to lists, `{save: [sync, async]}`."""
 
     _target_: str = "hydra_plugins.dcpbench_sweeper.sweeper.DcpbenchSweeper"
-    params: dict[Any, Any] | None = None
     matrix: dict[str, dict[Any, Any]] = field(default_factory=dict)
 
 
