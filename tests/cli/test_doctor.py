@@ -35,9 +35,12 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
 
 
 @pytest.mark.slow
-def test_doctor_checks_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_checks_this_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Which runs the tests."""
-    status = main(["doctor", "--folder", str(tmp_path / "later")])
+    monkeypatch.chdir(tmp_path)
+    status = main(["doctor"])
     shown = capsys.readouterr().out
     assert shown.count("\n") == 6
     assert status == 0

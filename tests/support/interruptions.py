@@ -22,7 +22,7 @@ from dcpbench.scenarios.save_load import save_load
 from support.drivers import plant
 
 IN_DRIVER = {
-    "composing": ("dcpbench.sweep.cells", "CellMaker.cells"),
+    "composing": ("dcpbench.sweep.run", "cells_of"),
     "probe": ("dcpbench.executors.fork_server", "probe"),
     "planning": ("dcpbench.sweep.plan", "_planned"),
     "begin": ("dcpbench.sweep.folder", "Record.write"),

@@ -20,7 +20,7 @@ from conftest import tiered
 from dcpbench.cli.by_hydra import register_groups
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.schema import conf_folder, config_class
-from dcpbench.sweep.cells import CellMaker, CellWords, SweepCell, write_hydra_folder
+from dcpbench.sweep.cells import CellWords, SweepCell, cells_of, write_hydra_folder
 from dcpbench.sweep.composer import Composer, typed
 
 pytestmark = pytest.mark.slow
@@ -54,7 +54,7 @@ def sweep(loader: ConfigLoader, *words: str, groups: Path = OWN_GROUPS) -> DictC
 
 
 def made(loader: ConfigLoader, base: DictConfig, cells: list[list[str]]) -> list[SweepCell]:
-    return CellMaker(loader, base).cells([CellWords(words) for words in cells])
+    return cells_of(Composer(loader, base), base, [CellWords(words) for words in cells])
 
 
 @contextmanager

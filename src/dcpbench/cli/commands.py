@@ -206,7 +206,6 @@ _COMMANDS = (
         "dcpbench.cli.doctor",
         """Check whether this machine can run cells: torch, GPUs and their links, memory, disk,
         compiler. Print how to fix what is missing. Exits with 1 if anything is bad.""",
-        click.Option(["--folder"], type=PATH, metavar="FOLDER", help="Folder for checkpoints (outputs)."),
     ),
 )
 for _command in _COMMANDS:

@@ -44,12 +44,12 @@ class Line:
     fix: str = ""
 
 
-def main(folder: Path | None = None) -> int:
-    """Check this machine for a sweep into `folder`. Return 1 if anything is bad."""
+def main() -> int:
+    """Check this machine for a sweep. Return 1 if anything is bad."""
     lines = []
     console = Console(soft_wrap=not sys.stdout.isatty())
     with standard_output():
-        for line in examined(folder or Path("outputs")):
+        for line in examined(Path("outputs")):
             lines.append(line)
             seen = f"{line.seen}{f': {line.fix}' if line.fix else ''}"
             state = Text(f"{line.state:9}", style_of(_STYLES[line.state]))

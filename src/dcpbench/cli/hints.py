@@ -47,12 +47,11 @@ def of_word(word: str, following: str = "", command: str = "run", own: Path | No
     yield True, f"{wrong}; see dcpbench --help"
 
 
-def of_option(word: str, following: str, keys: Container[str]) -> Hints:
-    """Yield hints for a word that can be an option, or one of these keys written like an option."""
-    name, _, value = word.partition("=")
+def of_option(option: str, following: str, keys: Container[str]) -> Hints:
+    """Yield hints for an option, which can be one of these keys written like one."""
+    name, _, value = option.partition("=")
     key = name.lstrip("-").replace("-", "_")
-    is_key = name.startswith("-") and key in keys
-    yield is_key, f"{name}: write {key}={value or following or 'VALUE'}"
+    yield key in keys, f"{name}: write {key}={value or following or 'VALUE'}"
 
 
 def of_place(place: str) -> Hints:

@@ -183,10 +183,11 @@ class Run(Once):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the options; one that is named as a key is reported with the word to write instead."""
-        known = {*reference.keys(), *reference.group_names(), *reference.keys_of_groups()} - NEVER_SUGGESTED
-        if not ctx.resilient_parsing:
-            for word, following in pairwise([*args, ""]):
-                if hint := hints.first(hints.of_option(word, following, known)):
+        options = [pair for pair in pairwise([*args, ""]) if pair[0].startswith("-")]
+        if options and not ctx.resilient_parsing:
+            known = {*reference.keys(), *reference.group_names(), *reference.keys_of_groups()}
+            for option in options:
+                if hint := hints.first(hints.of_option(*option, known - NEVER_SUGGESTED)):
                     raise click.UsageError(hint)
         return super().parse_args(ctx, args)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
-from hydra.core.config_loader import ConfigLoader
 from omegaconf import DictConfig
 
 from dcpbench.config.errors import ConfigError
@@ -70,52 +69,55 @@ def _save(plain: Any, path: Path) -> None:
         yaml.dump(plain, file, _Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
 
 
-class CellMaker:
-    """Make the cells of a sweep."""
+def cells_of(composer: Composer, base: DictConfig, words: Sequence[CellWords]) -> list[SweepCell]:
+    """Return the cells with these words, under their names, or others that differ.
 
-    def __init__(self, loader: ConfigLoader, base: DictConfig) -> None:
-        self.composer = Composer(loader, base)
-        self._sweep = Path(str(base.hydra.sweep.dir)).resolve()
-        sources = base.hydra.runtime.config_sources
-        self._hosts = _hosts(base.executor)
-        self._config_dir = next((str(one.path) for one in sources if one.provider == "command-line"), None)
-        self._names: Counter[str] = Counter()
+    Args:
+        base: the composition of the sweep.
 
-    def cells(self, words: Sequence[CellWords]) -> list[SweepCell]:
-        """Return the cells with these words, under their names, or others that differ; raise the errors of
-        `Composer`."""
-        configs = [self._config(cell.overrides) for cell in words]
-        named = [
-            [_with_flag(item, config) for item in cell.overrides if not item.lstrip("+~").startswith("hydra")]
-            for cell, config in zip(words, configs, strict=True)
-        ]
-        common = set.intersection(*map(set, named)) if len(named) > 1 else set()
-        cells = []
-        for cell, shown, config in zip(words, named, configs, strict=True):
-            name = cell.name or self._name(shown, common)
-            place = self._sweep / name
-            cells.append(SweepCell(name, shown, config, place, self._config_dir, block=cell.block))
-        return cells
+    Raises:
+        ConfigError, hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: a word is wrong.
+    """
+    sweep, sources = Path(str(base.hydra.sweep.dir)).resolve(), base.hydra.runtime.config_sources
+    config_dir = next((str(one.path) for one in sources if one.provider == "command-line"), None)
+    hosts = _hosts(base.executor)
+    configs = [_config(composer, cell.overrides, hosts) for cell in words]
+    named = [
+        [_with_flag(item, config) for item in cell.overrides if not item.lstrip("+~").startswith("hydra")]
+        for cell, config in zip(words, configs, strict=True)
+    ]
+    common = set.intersection(*map(set, named)) if len(named) > 1 else set()
+    numbers: Counter[str] = Counter()
+    cells = []
+    for cell, shown, config in zip(words, named, configs, strict=True):
+        if not (name := cell.name):
+            name = _name(shown, common)
+            numbers[name] += 1
+            name += f"#{numbers[name]}" if numbers[name] > 1 else ""
+        cells.append(SweepCell(name, shown, config, sweep / name, config_dir, block=cell.block))
+    return cells
 
-    def _config(self, overrides: Sequence[str]) -> Config:
-        config = self.composer.config(overrides)
-        validity.check(config)
-        if (own := _hosts(config.executor)) != self._hosts:
-            key, value = next(item for item in own.items() if item not in self._hosts.items())
+
+def _config(composer: Composer, overrides: Sequence[str], hosts: dict[str, int | None]) -> Config:
+    """Return the configuration of a cell; refuse one that does not have the sweep's `hosts`."""
+    config = composer.config(overrides)
+    validity.check(config)
+    for key, value in _hosts(config.executor).items():
+        if value != hosts[key]:
             raise ConfigError(f"{key}={value}: applies to the complete sweep; pass one value")
-        if wrong := [word for word in overrides if word.lstrip("+~").startswith("hydra.sweep.")]:
-            raise ConfigError(f"{wrong[0]}: applies to the complete sweep; pass one value")
-        return config
+    if wrong := [word for word in overrides if word.lstrip("+~").startswith("hydra.sweep.")]:
+        raise ConfigError(f"{wrong[0]}: applies to the complete sweep; pass one value")
+    return config
 
-    def _name(self, overrides: list[str], common: set[str]) -> str:
-        """Return a name for a cell that is safe as the name of its folder: its overrides, with a number if an
-        earlier cell has the same. A long name leaves out the overrides that are `common` to all cells."""
-        name = _joined([item for item in overrides if not item.startswith("experiment=")] or overrides)
-        if len(name.encode()) > _LONGEST_NAME:
-            varying = [item for item in overrides if item not in common]
-            name = _joined(varying or overrides).encode()[:_LONGEST_NAME].decode(errors="ignore")
-        self._names[name] += 1
-        return name if self._names[name] == 1 else f"{name}#{self._names[name]}"
+
+def _name(overrides: list[str], common: set[str]) -> str:
+    """Return a name for a cell that is safe as the name of its folder: its overrides. A long one leaves out
+    the overrides that are `common` to all cells."""
+    name = _joined([item for item in overrides if not item.startswith("experiment=")] or overrides)
+    if len(name.encode()) <= _LONGEST_NAME:
+        return name
+    varying = [item for item in overrides if item not in common]
+    return _joined(varying or overrides).encode()[:_LONGEST_NAME].decode(errors="ignore")
 
 
 def _with_flag(override: str, config: Config) -> str:

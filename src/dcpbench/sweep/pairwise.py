@@ -137,58 +137,41 @@ class Search:
         return tuple(chosen[axis] for axis in range(len(self._lists)))
 
 
-class Runnable:
-    """Tell which cells of the product of some lists of overrides this machine can run.
-
-    Raises:
-        ConfigError, hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: an override is
-            wrong, whatever the others are.
-    """
-
-    def __init__(
-        self,
-        composer: Composer,
-        machine: Machine,
-        hosts_of: Callable[[int, str], int],
-        lists: Sequence[Sequence[str]],
-    ) -> None:
-        self._composer, self._machine, self._hosts_of = composer, machine, hosts_of
-        common = [values[0] for values in lists if len(values) == 1]
-        swept = [value for values in lists if len(values) > 1 for value in values]
-        self._alone = {value: composer.config([*common, value]) for value in swept}
-        self._several_sizes = validity.has_several_sizes(self._alone.values())
-
-    def runs(self, overrides: Sequence[str]) -> bool:
-        """Return whether a cell with these overrides would run."""
-        try:
-            asked = self._composer.config(overrides)
-            validity.check(asked)
-            resolved = validity.resolve(asked, self._machine, self._hosts_of)
-            return validity.why_skip(asked, resolved, self._machine, self._several_sizes, overrides) is None
-        except ConfigError:
-            return False
-
-    def excludes(self, one: str, other: str) -> bool:
-        """Return whether one of two values is declared not to run with the other."""
-        return self._refuses(one, other) or self._refuses(other, one)
-
-    def _refuses(self, one: str, other: str) -> bool:
-        if one not in self._alone or other not in self._alone:
-            return False
-        axis = _key(other)
-        only: dict[str, Only] = getattr(getattr(self._alone[one], _key(one), None), "only", {})
-        return axis in only and self._alone[other].value_of(axis) not in only[axis].values
-
-
 def covering(
     composer: Composer,
     machine: Machine,
     hosts_of: Callable[[int, str], int],
     lists: Sequence[Sequence[str]],
 ) -> Covering:
-    """Return jobs with every two values of these lists that can run together."""
-    runnable = Runnable(composer, machine, hosts_of, lists)
-    return Search(lists, runnable.runs, runnable.excludes).found()
+    """Return jobs with every two values of these lists that can run together on this machine.
+
+    Raises:
+        ConfigError, hydra.errors.HydraException, omegaconf.errors.OmegaConfBaseException: an override is
+            wrong, whatever the others are.
+    """
+    common = [values[0] for values in lists if len(values) == 1]
+    swept = [value for values in lists if len(values) > 1 for value in values]
+    alone = {value: composer.config([*common, value]) for value in swept}
+    several_sizes = validity.has_several_sizes(alone.values())
+
+    def runs(overrides: Sequence[str]) -> bool:
+        try:
+            asked = composer.config(overrides)
+            validity.check(asked)
+            resolved = validity.resolve(asked, machine, hosts_of)
+            return validity.why_skip(asked, resolved, machine, several_sizes, overrides) is None
+        except ConfigError:
+            return False
+
+    def refuses(value: str, other: str) -> bool:
+        """Return whether a value is declared not to run with another one."""
+        if value not in alone or other not in alone:
+            return False
+        axis = _key(other)
+        only: dict[str, Only] = getattr(getattr(alone[value], _key(value), None), "only", {})
+        return axis in only and alone[other].value_of(axis) not in only[axis].values
+
+    return Search(lists, runs, lambda *pair: refuses(*pair) or refuses(*reversed(pair))).found()
 
 
 def sentence(lists: Sequence[Sequence[str]], found: Covering) -> str:

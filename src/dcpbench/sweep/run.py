@@ -23,7 +23,8 @@ from dcpbench.executors.fork_server import Machine
 from dcpbench.rank.nccl import NCCL_PATH
 from dcpbench.records.row import INTERRUPTED
 from dcpbench.records.store import ResultsError, RowLog
-from dcpbench.sweep.cells import CellMaker, SweepCell
+from dcpbench.sweep.cells import SweepCell, cells_of
+from dcpbench.sweep.composer import Composer
 from dcpbench.sweep.driver import Sweep
 from dcpbench.sweep.folder import SweepFolder
 from dcpbench.sweep.matrix import words_of_cells
@@ -93,7 +94,7 @@ def _cells(
     request: Request, engine: Engine, console: Console
 ) -> tuple[list[SweepCell], Callable[[], Machine]]:
     """Return the cells of a request, and a function that describes the machine, which is probed once."""
-    maker = CellMaker(request.loader, request.base)
+    composer = Composer(request.loader, request.base)
 
     @cache
     def probe() -> Machine:
@@ -103,7 +104,7 @@ def _cells(
     def covering(lists: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
         from dcpbench.sweep import pairwise
 
-        found = pairwise.covering(maker.composer, probe(), engine.hosts_of, lists)
+        found = pairwise.covering(composer, probe(), engine.hosts_of, lists)
         say(console, pairwise.sentence(lists, found))
         return found.rows
 
@@ -111,7 +112,7 @@ def _cells(
     if len(words) > _MANY:
         doing = "planning" if request.sweep.plan else "composing"
         say(console, f"{counted(len(words), 'cell')}: {doing}")
-    return maker.cells(words), probe
+    return cells_of(composer, request.base, words), probe
 
 
 def _announced(cells: Sequence[SweepCell], request: Request, folder: SweepFolder, console: Console) -> bool:
