@@ -30,8 +30,6 @@ _COMMANDS: dict[str, str] = {
     "history": "show each cell over many sweeps",
     "doctor": "check whether this machine can run cells",
 }
-ALMOST_AXES = ("executor", "experiment")
-"""Groups that no cell differs in."""
 _EXPERIMENT = "a sweep that is defined in a file; other overrides select some of its cells"
 
 
@@ -69,11 +67,6 @@ def groups(own: Path | None = None) -> dict[str, Key]:
         for name, default in chosen.items()
         if name in texts
     }
-
-
-def group_names() -> list[str]:
-    """Return the names of all groups, without reading their files."""
-    return [*(name for name, spec in AXES.items() if spec.group), *ALMOST_AXES]
 
 
 def keys() -> dict[str, Key]:

@@ -15,9 +15,10 @@ from click.shell_completion import CompletionItem
 
 from dcpbench.cli import completion, hints, reference
 from dcpbench.config.errors import ConfigError
+from dcpbench.config.schema import ALMOST_AXES, group_names
 from dcpbench.config.text import NEVER_SUGGESTED, choices, visible
 from dcpbench.core.axes import AXES
-from dcpbench.core.plugins import plugins
+from dcpbench.core.plugins import commands_of_plugins, plugins
 
 PURPOSE = """\
 Check that training resumed from a PyTorch Distributed Checkpoint continues exactly as if it had never
@@ -93,7 +94,8 @@ class Tree(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         first = args[0] if args else ""
-        known = first in (*reference.commands(), "-h", "--help", "--version", "--completion")
+        added = commands_of_plugins()
+        known = first in {*self.commands, *added, "-h", "--help", "--version", "--completion"}
         if first == "--" or (first and not known and first[0] not in "-~" and "=" not in first):
             following = args[1] if len(args) > 1 and "=" not in args[1] else ""
             raise click.UsageError(hints.first(hints.of_word(first, following)))
@@ -185,7 +187,7 @@ class Run(Once):
         """Parse the options; one that is named as a key is reported with the word to write instead."""
         options = [pair for pair in pairwise([*args, ""]) if pair[0].startswith("-")]
         if options and not ctx.resilient_parsing:
-            known = {*reference.keys(), *reference.group_names(), *reference.keys_of_groups()}
+            known = {*reference.keys(), *group_names(), *reference.keys_of_groups()}
             for option in options:
                 if hint := hints.first(hints.of_option(*option, known - NEVER_SUGGESTED)):
                     raise click.UsageError(hint)
@@ -217,7 +219,7 @@ class Run(Once):
             own = ctx.params.get("config_dir")
             known = reference.keys() | reference.groups(own and Path(own))
             with formatter.section("Axes, with their defaults"):
-                axes = [known[name] for name in (*AXES, *reference.ALMOST_AXES)]
+                axes = [known[name] for name in (*AXES, *ALMOST_AXES)]
                 lines = [(f"{key.name}={key.default}", _in_one_line(key.help, formatter)) for key in axes]
                 formatter.write_dl(lines, col_max=30)
             with formatter.section("More"):

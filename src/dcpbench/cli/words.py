@@ -23,10 +23,10 @@ from omegaconf.errors import (
     ValidationError,
 )
 
-from dcpbench.cli import hints, reference
+from dcpbench.cli import hints
 from dcpbench.config.errors import ConfigError, value_text
 from dcpbench.config.overrides import refuse_choice
-from dcpbench.config.schema import is_about_the_sweep, is_how_run
+from dcpbench.config.schema import group_names, is_about_the_sweep, is_how_run
 from dcpbench.config.text import choices, did_you_mean, names_shown, visible
 
 _OURS = ("hydra/launcher", "hydra/sweeper", "hydra.mode", "hydra.run.dir", "hydra.sweep.subdir")
@@ -53,7 +53,7 @@ def check(
         ConfigError: a word is not `key=value`, cannot be parsed, has no value, selects null or a list in
             brackets for a group, or sets a key that another word sets.
     """
-    parser, groups = OverridesParser.create(), reference.group_names()
+    parser, groups = OverridesParser.create(), group_names()
     first: dict[tuple[str, str | None, bool], Override] = {}
     for word, following in zip_longest(words, words[1:], fillvalue=""):
         bare = "" if _has_key(following) else following

@@ -23,6 +23,9 @@ FEWEST_STEPS = 2
 SEED_STRIDE = 1_000_003
 """The distance between the seeds of batches of two seeds; the seed of a step's batch is one more."""
 
+ALMOST_AXES = ("executor", "experiment")
+"""Groups that no cell differs in."""
+
 _WITH_AXES = "ConfigWithAxes"
 
 
@@ -261,6 +264,11 @@ class SweepConfig:
         "with plan=true: a line for each cell, or JSON; auto: a line for each block above 50 cells (auto, "
         "cells, json)",
     )
+
+
+def group_names() -> list[str]:
+    """Return the names of all groups of `conf/`."""
+    return [*(name for name, spec in AXES.items() if spec.group), *ALMOST_AXES]
 
 
 def is_about_the_sweep(key: str) -> bool:
