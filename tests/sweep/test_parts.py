@@ -103,7 +103,7 @@ def test_part_without_cells_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "night").exists()
 
 
-def test_similar_cells_are_dealt_out_evenly() -> None:
+def test_cells_are_dealt_out_with_their_repeats() -> None:
     """Every second cell of the product would be all of one world size."""
     axes = itertools.product((False, True), range(4), (2, 4), (0, 1))
     jobs = [
@@ -120,6 +120,6 @@ def test_similar_cells_are_dealt_out_evenly() -> None:
     assert sorted(map(id, itertools.chain(*parts))) == sorted(map(id, jobs))
     for part in parts:
         assert part == [job for job in jobs if job in part]
-        kinds = Counter((job.asked.compile, job.asked.world_size) for job in part)
-        assert kinds == dict.fromkeys(itertools.product((False, True), (2, 4)), 4)
+        assert len(part) == len(jobs) / 2
+        assert {job.asked.world_size for job in part} == {2, 4}
         assert {*Counter(tuple(job.overrides[:3]) for job in part).values()} == {2}

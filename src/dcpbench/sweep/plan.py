@@ -322,23 +322,18 @@ def part_numbers(text: str) -> tuple[int, int]:
 def part_of(cells: Sequence[PlannedCell], number: int, count: int) -> list[PlannedCell]:
     """Return the cells of a part of a sweep, in their order.
 
-    Cells that are likely to take equally long are dealt out in turn, so that parts take equally long. All
-    repeats of a cell are in one part: they show the noise of one machine. Every driver deals out the same, on
-    any machine: a cell is known by its configuration before device and world size are decided.
+    Cells are dealt out in the order of their digests, which mixes them. All repeats of a cell are in one
+    part: they show the noise of one machine. Every driver deals out the same, on any machine: a cell is known
+    by its configuration before device and world size are decided.
 
     Raises:
         ConfigError: it has none.
     """
     digests = [identity_of(cell.asked).digest for cell in cells]
-    order = {digest: (_likeness(cell.asked), digest) for digest, cell in zip(digests, cells, strict=True)}
-    mine = {*sorted(order, key=order.__getitem__)[number - 1 :: count]}
+    mine = {*sorted({*digests})[number - 1 :: count]}
     if not mine:
         raise ConfigError(f"part={number}/{count}: has none of {counted(len(cells), 'cell')}")
     return [cell for digest, cell in zip(digests, cells, strict=True) if digest in mine]
-
-
-def _likeness(asked: Config) -> tuple[str, ...]:
-    return asked.scenario.name, str(asked.compile), str(asked.world_size), asked.parallel.name
 
 
 def identity_of(config: Config) -> CellKey:
