@@ -1,13 +1,11 @@
 """What a cell does to its own process changes neither where its files go, nor what is told of it."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from conftest import SMALL, Finished, dcpbench, run
-from dcpbench.records import files
 from support.adversary import ESCAPES
 from support.commands import program
 
@@ -127,18 +125,3 @@ def test_a_tree_that_is_too_deep_costs_no_row(place: Path) -> None:
     assert [row["status"] for row in again.rows] == ["error", "pass"], again.err
     assert "its folders are nested too deeply" in again.err
     assert "Traceback" not in ended.err + again.err
-
-
-def test_folders_that_are_too_deep_are_an_error(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    deep = place / "deep"
-    deep.mkdir()
-    monkeypatch.chdir(deep)
-    for _ in range(1500):
-        Path("d").mkdir()
-        os.chdir("d")
-    for visit in (files.files_below, files.everything_below, files.remove_tree):
-        with pytest.raises(OSError, match="nested too deeply"):
-            visit(deep)
-    sentence = files.remove(deep, place)
-    assert sentence
-    assert "could not be removed" in sentence

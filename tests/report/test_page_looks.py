@@ -79,17 +79,6 @@ def test_print_is_light_without_controls(show: Callable[..., Browser]) -> None:
     assert "3 of 4" in browser.text("#cell")
 
 
-def test_print_counts_unlisted_cells(show: Callable[..., Browser]) -> None:
-    browser = show([cell("ddp", seed=seed, status="skip", reason="no such ranks") for seed in range(12)])
-    browser.emulate(media="print")
-    visible = (
-        "const it = document.querySelector('#known .more'); return it.checkVisibility() && it.textContent"
-    )
-    assert browser.js(visible) == "and 8 more"
-    browser.emulate(media="screen")
-    assert browser.js(visible) is False, "it is folded"
-
-
 def test_costs_have_dots_and_can_be_sorted(show: Callable[..., Browser]) -> None:
     slow = cell("hsdp", save_s=2.0, load_s=None)
     untimed = cell("ddp", repeat=2, **dict.fromkeys(("save_s", "save_stall_s", "load_s")))

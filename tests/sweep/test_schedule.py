@@ -1,13 +1,10 @@
 """Which cells run at once, and that they do not notice each other."""
 
 import itertools
-import re
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from unittest import mock
 
-import psutil
 import pytest
 
 from conftest import SMALL, Finished, alive_in
@@ -93,25 +90,6 @@ def test_sharing_cells_do_not_affect_each_other(sweep: Callable[..., Finished]) 
         }
         if each["scenario"] == "kills_itself":
             assert "rank 2 was killed by SIGKILL" in each["reason"]
-    assert alive_in(ended.folder) == []
-
-
-@pytest.mark.slow
-@pytest.mark.extended
-def test_leaks_of_dead_ranks_are_removed(sweep: Callable[..., Finished]) -> None:
-    """Ranks die and leave children and shared memory, in one worker and in the other at the same time."""
-    lists = ("scenario.options.how=leaves_child,not,leaves_shared_memory", "seed=1,2,3", "retry=0")
-    where = ("scenario=dies", "scenario.options.phase=load", "parallel=ddp", "world_size=2", "saves=1")
-    ended = sweep("-m", *lists, *where, *SMALL, "device=cpu", "sharing=correctness")
-    seen = [(how, row["status"]) for row in ended.rows for how in re.findall(r"how=(\w+)", row["overrides"])]
-    dead = [(how, "crash") for how in ("leaves_child", "leaves_shared_memory") for _ in range(3)]
-    assert sorted(seen) == sorted([*dead, *[("not", "pass")] * 3]), ended.err
-    children = [int(path.read_text()) for path in ended.folder.glob("*/checkpoints/child.pid")]
-    assert len(children) == 3
-    assert [pid for pid in children if psutil.pid_exists(pid)] == []
-    segments = " ".join(path.read_text() for path in ended.folder.glob("*/checkpoints/segments")).split()
-    assert len(segments) == 9
-    assert [name for name in segments if Path("/dev/shm", name).exists()] == []
     assert alive_in(ended.folder) == []
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from conftest import Finished, dcpbench, run, tiered
+from conftest import Finished, run, tiered
 from dcpbench.code.provenance import installation, package_digest
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import ExecutorConfig
@@ -308,22 +308,6 @@ INVALID = {
     "executor.hosts=2": "executor=local runs on this host only; choose another executor",
     "executor.hosts=1,2": "applies to the complete sweep; pass one value",
 }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ((), "2 cells: 2 are done"),
-        pytest.param(("executor.hosts=2",), "2 cells: 2 are done", marks=pytest.mark.extended),
-        (("executor.ranks_per_host=1",), "leave out executor.ranks_per_host=1, or run another sweep"),
-    ],
-)
-def test_resumed_sweep_uses_the_requested_hosts(
-    asked: Finished, words: tuple[str, ...], message: str
-) -> None:
-    ended = dcpbench(f"resume={asked.folder}", "plan=true", PRETENDED, *words, folder=asked.folder)
-    assert message in ended.out + ended.err
 
 
 @pytest.mark.slow
