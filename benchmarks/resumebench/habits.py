@@ -47,6 +47,8 @@ def write(state: dict) -> None:
     time.sleep(0.04 if "thread" in words else 0)
     with tempfile.TemporaryDirectory(dir=None if "elsewhere" in words else out) as folder:
         torch.save(state, Path(folder, "part"))
+        if "backup" in words and path.exists():
+            path.replace(Path(out, "previous.pt"))
         shutil.move(Path(folder, "part"), path)
 
 

@@ -37,6 +37,8 @@ KEPT = (
     "habits.py sigterm no_optimizer term@7",
     "habits.py between kill@9",
     "habits.py elsewhere kill@11",
+    "habits.py backup no_optimizer kill@7",
+    "habits.py backup write@last.pt:3",
     "habits.py other_order kill@11",
     "ddp.py other_weights_on_rank_1 kill@8 2",
     "fsdp2.py {out} async kill@13 2",

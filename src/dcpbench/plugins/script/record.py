@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -109,11 +109,13 @@ class Run:
 class Disk:
     """The watched folder, as the events of all processes made it: for each file the save that it belongs to,
     by how many steps were done when that began; the files of each save, also of those that were replaced;
-    the process and path of each save that did not return."""
+    the process and path of each save that did not return; earlier paths of files that a later save moved."""
 
-    def __init__(self, events: Iterable[Event]) -> None:
+    def __init__(self, events: Sequence[Event]) -> None:
+        dates = {event["k"] for event in events if event["e"] == "save"}
         self.written: dict[str, int] = {}
         self.unfinished: set[tuple[str, str]] = set()
+        self.backups: dict[str, str] = {}
         changed: defaultdict[int, set[str]] = defaultdict(set)
         saving: dict[str, int] = {}
         saved: set[int] = set()
@@ -134,12 +136,16 @@ class Disk:
             elif kind in ("rename", "remove"):
                 for name in [name for name in self.written if is_in(name, path)]:
                     step = self.written.pop(name)
-                    if kind == "rename" or step == done:
+                    publishes = kind == "rename" and not any(step < other <= done for other in dates)
+                    if publishes or step == done:
                         changed[step].discard(name)
                     if kind == "rename":
                         renamed = event["to"] + name[len(path) :]
                         self.written[renamed] = step
-                        changed[step].add(renamed)
+                        if publishes:
+                            changed[step].add(renamed)
+                        else:  # a later save moves it out of the way
+                            self.backups[renamed] = self.backups.get(name, name)
         # Files that change at other steps too, such as logs, are of no save.
         others = {path for step, paths in changed.items() if step not in saved for path in paths}
         self.saves = {step: changed[step] - others for step in saved}
@@ -174,8 +180,12 @@ def newest_complete(reference: Run, stopped: Run) -> int | None:
     stops = {event["k"] for event in stopped.of_kind("stop") if event["change"]}
     more = {done: paths for done, paths in stopped.disk.saves.items() if done not in stops}
     for done, paths in sorted((more | reference.disk.saves).items(), reverse=True):
-        there = all(stopped.disk.written.get(path) == done and stopped.files.get(path) for path in paths)
-        if paths and there and not any(is_in(path, place) for path in paths for place in incomplete):
+        written = [
+            path for path, step in stopped.disk.written.items() if step == done and stopped.files.get(path)
+        ]
+        there = {stopped.disk.backups.get(path, path): path for path in written}
+        is_complete = bool(paths) and paths <= there.keys()
+        if is_complete and not any(is_in(there[path], place) for path in paths for place in incomplete):
             return done
     return None
 

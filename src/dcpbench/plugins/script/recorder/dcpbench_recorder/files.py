@@ -20,7 +20,7 @@ CALLS = {
 }
 """The effect of the recorded functions of a module: `load`, or `save` their first argument; `save_file`
 opens the file outside Python, where the audit hook does not see it."""
-_ELSEWHERE = "elsewhere"
+_ELSEWHERE = "the saved state"
 """The path of a save into memory or another folder: files that are changed after the same step are its."""
 _inside = threading.local()
 _uploading: set[str] = set()
