@@ -97,7 +97,9 @@ def _explained(compared: Compared, differences: Sequence[Difference]) -> tuple[s
     missing = [name for name in names if name not in actual]
     differing = {name: actual[name] for name in names if name in actual}
     same = [] if missing or not names else _steps_with(compared, difference, differing)
-    held = _held(compared, differing) if kind == "weights" else []
+    saves = [save for rank in compared.stopped.ranks for save in compared.stopped.contents(rank).items()]
+    contents = [content for (done, _), content in saves if done == compared.loaded and kind == "weights"]
+    saved = {value: name for content in contents for name, value in content.items()}
     pair: list[Any] = [of.get(names[0]) if names else None for of in (actual, expected)]
     ratio = float(pair[0]) / float(pair[1]) if kind == "loss" and all(pair) else math.nan
     total = len({**expected, **actual})
@@ -123,7 +125,7 @@ def _explained(compared: Compared, differences: Sequence[Difference]) -> tuple[s
         "start": 1 in same,  # the values of a run that has just begun
         "past": any(step < difference.step for step in same),
         "near": any(abs(step - difference.step) == 1 for step in same),
-        "held": listed(held, 2),
+        "held": listed([saved[value] for value in differing.values() if value in saved], 2),
         "generators": " and ".join(compared.generators),
         "lr": any(name.endswith((" lr", " initial_lr")) for name in names),
         "fewer": len(actual) < len(expected),
@@ -151,11 +153,3 @@ def _steps_with(compared: Compared, difference: Difference, values: Named) -> li
         entered = {*values.values()}
         fitting = {number(step) for step in steps if entered & {*step["parts"]["batch"].values()}}
     return sorted(fitting, key=lambda step: (step != 1, abs(step - difference.step)))
-
-
-def _held(compared: Compared, values: Named) -> list[str]:
-    """Return the names under which the checkpoint has these values."""
-    saves = [save for rank in compared.stopped.ranks for save in compared.stopped.contents(rank).items()]
-    contents = [content for (done, _), content in saves if done == compared.loaded]
-    names = {value: name for content in contents for name, value in content.items()}
-    return [names[value] for value in values.values() if value in names]

@@ -107,9 +107,8 @@ class Run:
 
 
 class Disk:
-    """The watched folder, as the events of all processes made it: for each file the save that it belongs to,
-    by how many steps were done when that began; the files of each save, also of those that were replaced;
-    the process and path of each save that did not return; earlier paths of files that a later save moved."""
+    """The watched folder by the events of all processes: the save of each file, which is how many steps were
+    done when it began; the files of each save, also replaced ones; saves in flight; files moved later."""
 
     def __init__(self, events: Sequence[Event]) -> None:
         dates = {event["k"] for event in events if event["e"] == "save"}
@@ -162,8 +161,7 @@ def number(step: Event) -> int:
 
 
 def _date_saves(events: Sequence[Event]) -> None:
-    """Correct after how many steps each save was made, if a later thread or process wrote a copy: by the step
-    that had the saved weights."""
+    """Correct after how many steps a save was made that a later thread or process wrote, by its weights."""
     steps = [event for event in events if event["e"] == "step" and event["parts"].get("weights")]
     weights = [(step["k"], {*step["parts"]["weights"].values()}) for step in steps if not step["optimizer"]]
     for save in (event for event in events if event["e"] == "save"):
@@ -179,13 +177,11 @@ def newest_complete(reference: Run, stopped: Run) -> int | None:
     incomplete = [path for _, path in stopped.disk.unfinished] + [stopped.cut]
     stops = {event["k"] for event in stopped.of_kind("stop") if event["change"]}
     more = {done: paths for done, paths in stopped.disk.saves.items() if done not in stops}
+    files = [path for path, length in stopped.files.items() if length and path in stopped.disk.written]
+    whole = [path for path in files if not any(is_in(path, place) for place in incomplete)]
     for done, paths in sorted((more | reference.disk.saves).items(), reverse=True):
-        written = [
-            path for path, step in stopped.disk.written.items() if step == done and stopped.files.get(path)
-        ]
-        there = {stopped.disk.backups.get(path, path): path for path in written}
-        is_complete = bool(paths) and paths <= there.keys()
-        if is_complete and not any(is_in(there[path], place) for path in paths for place in incomplete):
+        there = {stopped.disk.backups.get(path, path) for path in whole if stopped.disk.written[path] == done}
+        if paths and paths <= there:
             return done
     return None
 

@@ -1,7 +1,6 @@
 """Start the recorder in a process of the script, then run the sitecustomize that this one hides.
 
-Python imports this module before the script, because its folder is first in PYTHONPATH. It never breaks the
-script: an error is printed, and nothing is recorded.
+Its folder is first in PYTHONPATH. It never breaks the script: an error is printed, and nothing is recorded.
 """
 
 import importlib.util

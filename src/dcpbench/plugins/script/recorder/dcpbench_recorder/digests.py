@@ -1,7 +1,4 @@
-"""Digests of tensors, computed where they are stored. Those of a device are fetched together.
-
-A digest tells whether two tensors have the same bits. It is an int, or a scalar on a device until `fetched`.
-"""
+"""Digests of tensors, equal if their bits are: ints, computed on their device and scalars until `fetched`."""
 
 from __future__ import annotations
 
