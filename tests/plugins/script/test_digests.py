@@ -16,24 +16,29 @@ def digests(monkeypatch: pytest.MonkeyPatch) -> Any:
     from dcpbench_recorder import digests
 
     monkeypatch.setattr(digests, "_CHUNK", 1 << 14)
+    monkeypatch.setattr(digests, "_SMALL", 4096)
     return digests
 
 
 def tensors() -> list[torch.Tensor]:
-    """Words of tensors: less than a row, a row, more, and several chunks."""
+    """Words of tensors: small ones, larger ones, and several chunks."""
     torch.manual_seed(1)
     return [torch.randn(count).view(torch.int32) for count in (1, 10, 4096, 4097, 50_000)]
 
 
+def numbers(sums: list[Any]) -> list[int]:
+    return [int(total) for total in sums]
+
+
 def test_each_change_is_seen(digests: Any) -> None:
     words = tensors()
-    before = digests._sums(words).tolist()
+    before = numbers(digests._sums(words))
     for number, changed in enumerate(words):
         for at in {0, len(changed) // 2, len(changed) - 1}:
             for bit in (0, 31):
                 other = changed.clone()
                 other[at] ^= torch.tensor(1 << bit).int()
-                after = digests._sums([*words[:number], other, *words[number + 1 :]]).tolist()
+                after = numbers(digests._sums([*words[:number], other, *words[number + 1 :]]))
                 assert [place for place in range(len(words)) if before[place] != after[place]] == [number]
 
 
@@ -42,12 +47,12 @@ def test_order_counts(digests: Any) -> None:
     swapped = [words.clone() for _ in range(3)]
     for (first, second), other in zip([(0, 1), (0, 4096), (4095, 4096)], swapped, strict=True):
         other[[first, second]] = other[[second, first]]
-    assert len({*digests._sums([words, *swapped, words.flip(0)]).tolist()}) == 5
+    assert len({*numbers(digests._sums([words, *swapped, words.flip(0)]))}) == 5
 
 
 def test_a_digest_is_of_the_tensor_alone(digests: Any) -> None:
     """A checkpoint has the same tensors under other names, in another order, and among others."""
     words = tensors()
-    together = digests._sums(words).tolist()
-    assert digests._sums(words[::-1]).tolist() == together[::-1]
-    assert [digests._sums([other]).item() for other in words] == together
+    together = numbers(digests._sums(words))
+    assert numbers(digests._sums(words[::-1])) == together[::-1]
+    assert [int(digests._sums([other])[0]) for other in words] == together

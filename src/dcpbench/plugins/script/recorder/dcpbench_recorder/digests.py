@@ -5,25 +5,24 @@ from __future__ import annotations
 import ctypes
 import functools
 import zlib
-from itertools import accumulate, groupby, islice
+from itertools import accumulate, islice
 from typing import Any, Iterator, Mapping
 
 import torch
 
 Parts = dict[str, dict[str, Any]]
 """Values by name, by kind."""
-_ROW = 1 << 12
 _CHUNK = 1 << 22
-"""About how many words are copied at a time: a device can have little memory to spare."""
-_MOST_ROWS = 1 << 20
+"""How many words are multiplied at a time: a device can have little memory to spare."""
+_SMALL = 1 << 14
 _MOST_VALUES = 20_000
-_INTEGERS = {1: torch.uint8, 2: torch.int16}
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def digests(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the digests of tensors by name; of a DTensor that of its shard."""
     found: dict[str, Any] = dict.fromkeys(values, 0)
-    alike: dict[Any, dict[str, torch.Tensor]] = {}
+    elsewhere: dict[torch.device, dict[str, torch.Tensor]] = {}
     for name, value in values.items():
         tensor = getattr(value, "_local_tensor", value).detach()
         if tensor.device.type == "meta" or not tensor.numel():
@@ -34,28 +33,30 @@ def digests(values: Mapping[str, Any]) -> dict[str, Any]:
         if tensor.device.type == "cpu":
             found[name] = zlib.crc32((ctypes.c_char * (count * size)).from_address(tensor.data_ptr()), count)
         else:
-            words = tensor.view(-1).view(_INTEGERS.get(size, torch.int32))
-            alike.setdefault((words.device, words.dtype), {})[name] = words
-    for named in alike.values():
-        found |= zip(named, _sums([*named.values()]).unbind(), strict=True)
+            elsewhere.setdefault(tensor.device, {})[name] = tensor.view(-1).view(_INTEGERS[size])
+    for named in elsewhere.values():
+        found |= zip(named, _sums([*named.values()]), strict=True)
     return found
 
 
-def _sums(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Return a sum of the words of each tensor, with kernels for many tensors at a time: rows, padded with
-    zeros. A word has the weights of its column and row, which are odd: each change changes the sum."""
+def _sums(tensors: list[torch.Tensor]) -> list[Any]:
+    """Return a sum of the words of each tensor on a device. The weight of a word's place is odd, so that each
+    change changes the sum. Small tensors are summed together: it takes as long for one as for all."""
     weights = _weights(tensors[0].device)
-    columns, zeros = weights[:_ROW].int(), tensors[0].new_zeros(_ROW)
-    chunks = [chunk for words in tensors for chunk in words.split(_CHUNK)]
-    sums = []
-    ends = zip(accumulate(map(len, chunks)), chunks, strict=True)
-    for _, batch in groupby(ends, lambda end: end[0] // _CHUNK):
-        padded = [part for _, chunk in batch for part in (chunk, zeros[: -len(chunk) % _ROW])]
-        sums.append((torch.cat(padded).view(-1, _ROW) * columns).sum(1))
-    rows = [-(-len(words) // _ROW) for words in tensors]
-    totals = (torch.cat(sums) * torch.cat([weights[:count] for count in rows])).cumsum(0)
-    lasts = torch.tensor([*accumulate(rows)], device=weights.device) - 1
-    return totals[lasts].diff(prepend=totals.new_zeros(1))
+    small = [words for words in tensors if len(words) <= _SMALL]
+    together: Iterator[torch.Tensor] = iter(())
+    if small:
+        sums = (torch.cat(small) * torch.cat([weights[: len(words)] for words in small])).cumsum(0)
+        ends = torch.tensor([*accumulate(map(len, small))], device=weights.device) - 1
+        together = iter(sums[ends].diff(prepend=sums.new_zeros(1)).unbind())
+    return [
+        next(together)
+        if len(words) <= _SMALL
+        else sum(
+            (part * weights[: len(part)]).sum() * (2 * at + 1) for at, part in enumerate(words.split(_CHUNK))
+        )
+        for words in tensors
+    ]
 
 
 def fetched(parts: Parts) -> Parts:
@@ -91,7 +92,7 @@ def held(value: Any) -> dict[str, Any]:
 
 @functools.cache
 def _weights(device: torch.device) -> torch.Tensor:
-    """Return odd numbers: the weights of rows, and of columns."""
+    """Return odd numbers, by which words are multiplied before they are added."""
     seeded = torch.Generator().manual_seed(9_176_543)  # the script's generators are not used
-    numbers = torch.randint(-(2**62), 2**62, (_MOST_ROWS,), dtype=torch.int64, device="cpu", generator=seeded)
+    numbers = torch.randint(-(2**62), 2**62, (_CHUNK,), dtype=torch.int64, device="cpu", generator=seeded)
     return (numbers * 2 + 1).to(device)
