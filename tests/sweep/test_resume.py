@@ -164,7 +164,7 @@ def test_changed_rows_run_again_with_reasons(pretended: Finished) -> None:
     torch = pretended.rows[0]["torch_version"]
     reasons = (
         f"1 cell again: torch was 1.0 and is {torch}",
-        "1 cell again: dcpbench's source has changed",
+        "1 cell again: its code has changed",
         "2 cells again: its configuration has changed",
         "2 cells again: its line is not a row of this version",
     )
