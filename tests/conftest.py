@@ -80,6 +80,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         of_file[item.path] += seconds.get(item.nodeid, 0)
     sweeps = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: (-of_file[item.path], item.path not in sweeps))
+    if any(item.get_closest_marker("extended") for item in items):
+        for item in items:  # whose shared sweep has cells for all of them: it can take a quarter of an hour
+            if not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(1300))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
