@@ -183,7 +183,7 @@ def dcpbench(
     cwd: Path | None = None,
     own_process: bool = False,
     prepare: Callable[[], object] | None = None,
-    timeout_s: float = 240,
+    timeout_s: float = 1200,
 ) -> Finished:
     """Run `python -m dcpbench` with these words, which leaves a sweep in `folder`."""
     cwd = cwd or folder.parent

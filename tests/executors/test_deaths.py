@@ -30,11 +30,11 @@ pytestmark = pytest.mark.slow
 LINE = r" \(support/deaths.py:\d+\)"
 ON_ONE = "rank 1 in upload: CheckpointException: on rank 1:"
 CAUSES = {
-    ("raises", "build"): ("error", f"rank 0 in build: ValueError: planted{LINE}"),
+    ("raises", "build"): ("error", f"rank 0 in build without a save: ValueError: planted{LINE}"),
     ("raises", "upload"): ("error", f"{ON_ONE} ValueError: planted{LINE}"),
     ("raises_unprintable", "train"): (
         "error",
-        f"rank 1 in train before .*: Unprintable{LINE} .*",
+        f"rank 1 in train without a save: Unprintable{LINE} .*",
     ),
     ("raises_end_of_file", "load"): ("error", f"rank 1 in load: EOFError: Ran out of input{LINE}"),
     ("sys_exit", "save"): ("error", f"rank 0 in save: SystemExit: 3{LINE}"),

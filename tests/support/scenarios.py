@@ -10,6 +10,7 @@ import torch.distributed as dist
 from dcpbench.cell import steps
 from dcpbench.cell.cell import Cell
 from dcpbench.core.rank_report import Compared
+from dcpbench.core.state import text_of
 from dcpbench.verify.compare import compare
 from dcpbench.verify.compare_layouts import digests
 from dcpbench.verify.perturb import all_different
@@ -52,5 +53,5 @@ def layouts(cell: Cell) -> None:
         expected, _ = digests(plain, None)
         content, wrong = digests(snapshot_model(reference.trained.model), group)
         control = compare(plain, all_different(plain))
-        found = [*wrong, *compare(expected, content)]
-        cell.record("model_equal", Compared.of(found, control, list(expected)), "as it was built")
+        found = [*wrong.values(), *compare(expected, content)]
+        cell.record("model_equal", Compared.of(found, control, map(text_of, expected)), "as it was built")
