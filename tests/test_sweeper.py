@@ -8,7 +8,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
-from conftest import TESTS, run
+from conftest import ONE_STEP, TESTS, run
 from dcpbench.config.errors import ConfigError
 from dcpbench.sweep.cells import CellWords
 from dcpbench.sweep.matrix import jobs, repeated
@@ -96,6 +96,25 @@ def test_printed_command_runs_only_that_cell(tmp_path: Path) -> None:
     words = again.split(f" run --config-dir {TESTS / 'conf'} ")[1].split()
     second = run(tmp_path / "second", *words)
     assert [row["overrides"] for row in second.rows] == [first.rows[1]["overrides"]]
+
+
+def test_last_value_of_a_repeated_key_applies() -> None:
+    """`hydra.sweeper.params` comes before the command line: a list there is what holds without another."""
+    assert chosen("seed=1,2", "scenario=convert", "seed=7") == [
+        "scenario=convert parallel=hsdp load_parallel=fsdp seed=7"
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+def test_random_seeds_are_drawn_once(tmp_path: Path) -> None:
+    command = ("experiment=soak", "parallel=none", "model=dummy", "save=sync", "world_size=1", *ONE_STEP)
+    done = run(tmp_path / "sweep", *command, "device=cpu")
+    seeds = [row["seed"] for row in done.rows]
+    assert len(set(seeds)) == 14
+    assert {row["status"] for row in done.rows} == {"pass"}
+    again = run(tmp_path / "again", *done.rows[5]["overrides"].split())
+    assert [(row["seed"], row["status"]) for row in again.rows] == [(seeds[5], "pass")]
 
 
 def test_repeats_run_in_rounds() -> None:

@@ -229,6 +229,7 @@ def _drive(
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     _forget_server()
+    globals()["__file__"] = "drivers.py"  # else ranks forked from here have it as a module of the user's
     from dcpbench.cli import engine
     from dcpbench.executors import interpreters
 

@@ -42,7 +42,9 @@ def words_of_cells(request: Request, covering: Covering) -> list[CellWords]:
     hydra, sweeper = request.base.hydra, request.base.hydra.sweeper
     parse = OverridesParser.create(config_loader=request.loader).parse_overrides
     typed = [replace(item, config_loader=request.loader) for item in request.overrides]
-    given = [item for item in typed if not item.is_hydra_override()]
+    given = parse(of_block("params", sweeper.params or {})) + [
+        item for item in typed if not item.is_hydra_override()
+    ]
     about_all = {item.key_or_group: item for item in given if is_about_the_sweep(item.key_or_group)}
     for item in about_all.values():
         if item.is_sweep_override():
@@ -83,9 +85,10 @@ def jobs(
 
     Args:
         blocks: the overrides of each block, by its name.
-        given: the overrides of the command line. If a block sweeps the key, the override selects among the
-            block's values, and drops the block if it has none of them; otherwise it applies to all jobs of
-            the block. Overrides that are exactly those of one job select it alone: to run a cell again.
+        given: the overrides of the command line, after those of `hydra.sweeper.params`; of a key that comes
+            twice the last one counts. If a block sweeps the key, the override selects among the block's
+            values, and drops the block if it has none of them; otherwise it applies to all jobs of the block.
+            Overrides that are exactly those of one job select it alone: to run a cell again.
         combined: combines lists into jobs, given the block's own `matrix`, if it has one.
 
     Returns:
@@ -94,6 +97,7 @@ def jobs(
     Raises:
         ConfigError: no block has a job left, or a block has several `repeats`.
     """
+    given = list({override.get_key_element(): override for override in given}.values())
     union: dict[tuple[str, ...], CellWords] = {}
     for name, block in blocks.items():
         for overrides in _block_jobs(block, given, combined):
@@ -105,17 +109,17 @@ def jobs(
 
 
 def listed(overrides: Sequence[Override]) -> list[list[str]]:
-    """Return the overrides of each key.
+    """Return the overrides of each key; of a key that comes twice the last one counts.
 
     Raises:
         ConfigError: a sweep is not a list.
     """
-    return [
-        _items(item)
-        if item.is_sweep_override()
-        else [f"{item.get_key_element()}={item.get_value_element_as_str()}"]
-        for item in overrides
-    ]
+    lists: dict[str, list[str]] = {}
+    for override in overrides:
+        key = override.get_key_element()
+        swept = override.is_sweep_override()
+        lists[key] = _items(override) if swept else [f"{key}={override.get_value_element_as_str()}"]
+    return [*lists.values()]
 
 
 def repeated(jobs: Sequence[CellWords], repeats: int, for_all: bool) -> list[CellWords]:

@@ -23,6 +23,7 @@ from dcpbench.core.plugins import declared_values, plugins
 class DcpbenchSweeper(Sweeper):
     """Hand over what Hydra has composed to the task function, which makes the cells and runs them."""
 
+    params: dict[Any, Any] | None
     matrix: dict[str, dict[Any, Any]]
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
@@ -78,9 +79,11 @@ class DeclaredSource(ConfigSource):
 
 @dataclass
 class SweeperConfig:
-    """`matrix`: the blocks by name, each a mapping from keys to lists, `{save: [sync, async]}`."""
+    """`params`: lists by key, as of Hydra's basic sweeper; `matrix`: the blocks by name, each a mapping from
+    keys to lists, `{save: [sync, async]}`."""
 
     _target_: str = "hydra_plugins.dcpbench_sweeper.sweeper.DcpbenchSweeper"
+    params: dict[Any, Any] | None = None
     matrix: dict[str, dict[Any, Any]] = field(default_factory=dict)
 
 
