@@ -88,7 +88,7 @@ class SweeperConfig:
 
 
 def _groups() -> set[str]:
-    """Return the groups of which plug-ins declare values."""
+    """Return the groups for which plug-ins declare values."""
     return {group for plugin in plugins() for group in plugin.values}
 
 

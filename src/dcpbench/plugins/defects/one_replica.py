@@ -23,7 +23,7 @@ _PARTS = (StatePart.model, StatePart.optimizer)
 
 
 def _applies(config: Config) -> bool:
-    shards_all = bool(fsdp1_sizes(config))  # also a parameter of which this rank happens to have all elements
+    shards_all = bool(fsdp1_sizes(config))  # also one that fits on this rank whole
     return never_averages(config) or (loads_by_dcp(config) and not shards_all)
 
 
