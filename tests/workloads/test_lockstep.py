@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch._functorch import config as functorch_config
 
 from dcpbench.config.groups import WorkloadConfig
 from dcpbench.core.mismatch import SECOND_DERIVATIVES, Problem
@@ -344,9 +345,9 @@ def test_control_of_a_loss_can_be_before_the_twin() -> None:
     assert (losses.found, losses.fired) == ([], {"loss of step 2": True})
 
 
-def test_redrawn_dropout_in_the_backward_pass_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_redrawn_dropout_in_the_backward_pass_is_not_compared() -> None:
     why = lockstep_module.why_drawn(compiled=True)
-    monkeypatch.setattr("torch._functorch.config.activation_memory_budget", 0.5)
-    more = lockstep_module.why_drawn(compiled=True).removeprefix(why)
+    with functorch_config.patch(activation_memory_budget=0.5):
+        more = lockstep_module.why_drawn(compiled=True).removeprefix(why)
     assert more.startswith("; with activation_memory_budget=0.5 the backward pass can draw others as well")
     assert lockstep_module.why_drawn(compiled=False) == why
