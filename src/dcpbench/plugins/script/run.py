@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from pathlib import Path, PurePath
 from typing import BinaryIO
 
 from dcpbench.config.errors import ConfigError
-from dcpbench.executors import cleanup
+from dcpbench.plugins.script.process import Process
 from dcpbench.plugins.script.record import Run
 from dcpbench.records.files import file_lengths
 from dcpbench.records.store import write_json
@@ -122,22 +121,16 @@ class Command:
         environment = OFFLINE | os.environ | {"PYTHONPATH": path, "DCPBENCH_SCRIPT": str(settings)}
         cwd = self.cwd if self.has_out else settings.with_name("out")
         is_stopped = False
-        cleanup.adopt_orphans()
         try:
-            process = subprocess.Popen(
-                words, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=output,
-                stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
-            while process.poll() is None:
-                if not is_stopped and any(settings.parent.glob(f"{settings.stem}-records/stopped-*")):
-                    is_stopped = True
-                    # A process that is to be killed has stopped.
-                    deadline = time.monotonic() + (self.grace_s if stop.startswith(_GENTLE) else 0)
-                if time.monotonic() > deadline:
-                    return -signal.SIGKILL if is_stopped else None
-                time.sleep(_POLL_S)
-            return process.returncode
+            with Process(words, cwd, environment, output) as process:
+                while (status := process.poll()) is None:
+                    if not is_stopped and any(settings.parent.glob(f"{settings.stem}-records/stopped-*")):
+                        is_stopped = True
+                        # A process that is to be killed has stopped.
+                        deadline = time.monotonic() + (self.grace_s if stop.startswith(_GENTLE) else 0)
+                    if time.monotonic() > deadline:
+                        return -signal.SIGKILL if is_stopped else None
+                    time.sleep(_POLL_S)
+                return status
         except OSError as error:
             raise ConfigError(f"{words[0]}: cannot be started: {error.strerror}") from None
-        finally:
-            cleanup.end_orphans()

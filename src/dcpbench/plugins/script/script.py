@@ -25,10 +25,11 @@ from dcpbench.plugins.script.judge import STATUS, Verdict, judge
 from dcpbench.plugins.script.record import Run
 from dcpbench.plugins.script.run import OFFLINE, OUT, Command, chosen
 from dcpbench.records import files
-from dcpbench.records.row import WRONG_CONFIGURATION, Row
+from dcpbench.records.row import INTERRUPTED, WRONG_CONFIGURATION, Row
 from dcpbench.records.store import ENVIRONMENT_JSON, append_row, write_csv, write_json
 from dcpbench.report.show import write_reports
 from dcpbench.report.styles import style_of, text_of
+from dcpbench.sweep.signals import Signals
 
 _MOST_COPIED = 2 * 1024**3
 _LEAST_LIMIT_S, _FACTOR = 60.0, 10.0
@@ -51,11 +52,19 @@ def main(
     if place.exists() and any(place.iterdir()):
         raise ConfigError(f"--dir {folder}: is not empty")
     console = Console(file=sys.stderr if as_json else sys.stdout)
-    check = Check(Command([*words], Path.cwd(), every, grace), resume_args, place, console)
-    rows = [*check.rows(dict.fromkeys(stop), timeout)]
-    if as_json:
-        print(json.dumps([row.flat() for row in rows], indent=1))
-    return check.end(rows)
+    check, signals = (
+        Check(Command([*words], Path.cwd(), every, grace), resume_args, place, console),
+        Signals(),
+    )
+    signals.obey()
+    try:
+        rows = [*check.rows(dict.fromkeys(stop), timeout)]
+        if as_json:
+            print(json.dumps([row.flat() for row in rows], indent=1))
+        return check.end(rows)
+    except KeyboardInterrupt:
+        console.print(f"interrupted; logs and rows: {path_text(place)}", style="bold", soft_wrap=True)
+        return signals.status(INTERRUPTED)
 
 
 class Check:

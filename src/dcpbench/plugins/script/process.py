@@ -1,0 +1,156 @@
+"""Start, signal and end the command and all processes below it.
+
+A guardian, forked from dcpbench, is between dcpbench and the command. It adopts orphans, and ends every
+process below it as soon as its pipe to dcpbench closes: at the end of a run, and if dcpbench is killed.
+"""
+
+import os
+import select
+import signal
+import struct
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import psutil
+
+from dcpbench.executors import cleanup
+from dcpbench.sweep.signals import ENDING_SIGNALS
+
+_POLL_S = 0.02
+_LEFT_S = 2.0
+"""How long processes that the command leaves have to end: helpers end after it, as a resource tracker."""
+_STOP_LIMIT_S, _STOP_ROUND_S = 10.0, 0.2
+_NUMBER = struct.Struct("i")
+
+
+class Process:
+    """The running command. The end of the context ends it, and all that it started.
+
+    Raises:
+        OSError: the command cannot be started.
+    """
+
+    def __init__(
+        self, words: Sequence[str], cwd: Path, environment: Mapping[str, str], output: BinaryIO
+    ) -> None:
+        hold, self._hold = os.pipe()
+        self._results, results = os.pipe()
+        self._status: int | None = None
+        self._guardian = os.fork()
+        if not self._guardian:
+            try:
+                os.setsid()
+                # Only these are kept: a pipe of dcpbench's caller would stay open.
+                os.dup2(output.fileno(), 1)
+                os.dup2(output.fileno(), 2)
+                _close_others({1, 2, hold, results})
+                _guard(words, cwd, environment, hold, results)
+            finally:
+                os._exit(0)
+        os.close(hold)
+        os.close(results)
+        if error := self._result():
+            self.end()
+            raise OSError(error, os.strerror(error))
+
+    def __enter__(self) -> "Process":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def poll(self) -> int | None:
+        """Return the exit status of the command, minus the number of a signal that ended it; None while it
+        runs, or a process that it left has time to end."""
+        if self._status is None and select.select([self._results], [], [], 0)[0]:
+            self._status = self._result()
+        return self._status
+
+    def descendants(self) -> list[psutil.Process]:
+        """Return the command's process and all below it, orphans too."""
+        with suppress(psutil.Error):
+            return psutil.Process(self._guardian).children(recursive=True)
+        return []
+
+    def signal_all(self, number: int) -> bool:
+        """Signal all descendants, and return whether all their threads are stopped or have ended."""
+        states = set()
+        for process in self.descendants():
+            with suppress(psutil.Error, OSError):
+                process.send_signal(number)
+                for stat in Path(f"/proc/{process.pid}/task").glob("*/stat"):
+                    states.add(stat.read_text(errors="replace").rpartition(")")[2].split()[0])
+        return states <= {*"TtZX"}
+
+    def stop_all(self) -> bool:
+        """Stop all descendants with SIGSTOP. Return whether each of their threads has stopped in time."""
+        deadline = time.monotonic() + _STOP_LIMIT_S
+        while time.monotonic() < deadline:
+            round_ends = time.monotonic() + _STOP_ROUND_S
+            while time.monotonic() < round_ends:
+                # Twice: one can have started another in the meantime.
+                if self.signal_all(signal.SIGSTOP) and self.signal_all(signal.SIGSTOP):
+                    return True
+                time.sleep(0.001)
+            # A thread in vfork waits for its child, which is stopped, and cannot stop before it.
+            self.continue_all()
+            time.sleep(0.005)
+        return False
+
+    def continue_all(self) -> None:
+        """Continue all descendants with SIGCONT."""
+        self.signal_all(signal.SIGCONT)
+
+    def end(self) -> None:
+        """End all descendants, stopped ones too, and the guardian."""
+        if self._hold >= 0:
+            os.close(self._hold)
+            self._hold = -1
+            os.waitpid(self._guardian, 0)
+            os.close(self._results)
+
+    def _result(self) -> int:
+        """Return the next number from the guardian: an errno or 0, then the exit status."""
+        found = os.read(self._results, _NUMBER.size)
+        return int(_NUMBER.unpack(found)[0]) if found else -signal.SIGKILL  # it was killed
+
+
+def _close_others(kept: set[int]) -> None:
+    for descriptor in {int(name) for name in os.listdir("/proc/self/fd")} - kept:  # noqa: PTH208 - numbers
+        with suppress(OSError):
+            os.close(descriptor)
+
+
+def _guard(words: Sequence[str], cwd: Path, environment: Mapping[str, str], hold: int, results: int) -> None:
+    """Run the command until it has ended or the pipe `hold` closes, and end all processes then."""
+    for number in ENDING_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # the command inherits what is ignored
+            signal.signal(number, lambda *_: None)
+    cleanup.adopt_orphans()
+    try:
+        process = subprocess.Popen(
+            words, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+    except OSError as error:
+        os.write(results, _NUMBER.pack(error.errno))
+        return
+    os.write(results, _NUMBER.pack(0))
+    status, due = None, 0.0
+    while not select.select([hold], [], [], _POLL_S)[0]:
+        pid = -1
+        while pid:
+            try:
+                pid, raw = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:  # none is left
+                pid = 0
+                due = 0.0
+            if pid == process.pid:
+                status, due = os.waitstatus_to_exitcode(raw), time.monotonic() + _LEFT_S
+        if status is not None and time.monotonic() >= due:
+            os.write(results, _NUMBER.pack(status))
+            status = None
+    cleanup.end_orphans()
