@@ -103,6 +103,22 @@ def test_wrong_use(tmp_path: Path, words: list[str], message: str) -> None:
     assert "Traceback" not in ended.err
 
 
+@pytest.mark.parametrize(
+    "words", [["pkg/train.py", "{out}"], ["-m", "pkg.train", "{out}"], ["-m", "pkg.train"]]
+)
+def test_modules_beside_the_script_are_imported(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "beside.py").touch()
+    (tmp_path / "pkg" / "train.py").write_text(
+        "if __package__: import pkg.beside\n"
+        "else: import beside\n"
+        "import os; print('runs', {'PYTHONSAFEPATH'} & os.environ.keys())\n"
+    )
+    ended = script(tmp_path / "x", "--", sys.executable, *words, own_process=True)
+    assert (ended.status, "made no optimizer step" in ended.err) == (2, True), ended.err
+    assert (tmp_path / "x" / "reference" / "reference.log").read_text() == "runs set()\n"
+
+
 def test_large_working_folder_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "large").open("wb") as file:
         os.truncate(file.fileno(), 3 * 1024**3)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import BinaryIO
 
+from dcpbench import SAFE_PATH
 from dcpbench.config.errors import ConfigError
 from dcpbench.plugins.script.process import Process
 from dcpbench.plugins.script.record import Run
@@ -119,6 +120,8 @@ class Command:
         """Return the exit status; None where it took too long."""
         path = os.pathsep.join(filter(None, [str(RECORDER), os.environ.get("PYTHONPATH")]))
         environment = OFFLINE | os.environ | {"PYTHONPATH": path, "DCPBENCH_SCRIPT": str(settings)}
+        if SAFE_PATH in environment.items():  # of dcpbench alone: the script imports what is beside it
+            del environment[SAFE_PATH[0]]
         cwd = self.cwd if self.has_out else settings.with_name("out")
         is_stopped = False
         try:

@@ -210,8 +210,9 @@ class Steps:
         return recorded
 
 
+@functools.lru_cache(maxsize=None)
 def install(log: Log) -> None:
-    """Hook into torch, right after its import."""
+    """Hook into torch, right after its import; once, if it is reloaded."""
     steps = Steps(log)
     # A compiler takes functions, not methods, and must not look into them.
     quiet: Callable[..., Any] = torch._disable_dynamo
