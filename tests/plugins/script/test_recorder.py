@@ -57,7 +57,7 @@ def test_spec_that_is_found_and_not_imported(tmp_path: Path) -> None:
         "dcp.save({'model': model.state_dict()}, checkpoint_id='out/e')\n",
     )
     kinds = [event["e"] for event in events]
-    assert kinds.count("step") == 1
+    assert [kinds.count(kind) for kind in ("process", "torch", "optimizer", "step")] == [1, 1, 1, 1]
     assert "broken" not in kinds
     saved = [event["path"] for event in events if event["e"] == "save"]
     assert saved == ["a.pt", "b.pt", "c.safetensors", "d.pkl", "e"]
@@ -79,4 +79,4 @@ def test_import_that_fails_first(tmp_path: Path) -> None:
         "safetensors.safe_open('out/x')\n",
         FAIL="1",
     )
-    assert [(event["e"], event.get("path")) for event in events] == [("load", "x")]
+    assert [(event["e"], event.get("path")) for event in events] == [("process", None), ("load", "x")]

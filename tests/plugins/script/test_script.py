@@ -92,8 +92,27 @@ def test_hanging_script_is_ended(tmp_path: Path) -> None:
     [
         (["--stop=kill@x", "--", "true"], "expected kill@STEP"),
         (["--", "no-such-command", "{out}"], "cannot be started"),
-        (["--", sys.executable, "-c", "raise ValueError('{out}'[:0])"], "exit status 1: ValueError"),
-        (["--", sys.executable, "-c", "'{out}'"], "made no optimizer step"),
+        (
+            ["--", sys.executable, "-c", "raise ValueError('{out}'[:0])"],
+            "with or without dcpbench's recorder: exit status 1: ValueError",
+        ),
+        (
+            [
+                "--",
+                sys.executable,
+                "-c",
+                "import os; '{out}'; 'DCPBENCH_SCRIPT' in os.environ and exit('recorded')",
+            ],
+            "but not with it: a fault of dcpbench: exit status 1: recorded; see",
+        ),
+        (
+            ["--", sys.executable, "-c", "print('{out}'[:0] + 'needs two GPUs')"],
+            "made no optimizer step: it did not import torch; the last line of its log: needs two GPUs",
+        ),
+        (
+            ["--", sys.executable, "-I", "-c", "'{out}'"],
+            "none of its Python processes was recorded: python -I",
+        ),
         ([], "Missing argument"),
     ],
 )

@@ -14,8 +14,9 @@ script = Command(
     f"""Stop your own training script, resume it with the same command, and compare it with the uninterrupted
     run.
 
-    The script is not changed. Write {{out}} where the command names the folder of its checkpoints; without
-    it, the working folder is copied for each stop. Everything after -- is the command.
+    The script is not changed. Write {{out}} where the command names the folder of its checkpoints, as in
+    -- env LOGDIR={{out}} python train.py if a variable names it; without it, the working folder is copied
+    for each stop. Everything after -- is the command.
 
     A verdict is {", ".join(STATUS)}. The exit status is 0 if every stop is exact, 1 if one is not, 2 if the
     command does not run, or a stop could not be judged.""",

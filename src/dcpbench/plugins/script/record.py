@@ -19,6 +19,9 @@ step has `parts`: for each kind of state its values by name; a kind that was not
 Named = Mapping[str, Any]
 _ERROR = re.compile(r"(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b.*)")
 
+_CODE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-Z^-~])")
+_CUT = re.compile(r"(?:\[enforce fail at [^]]*\] ?\. )?PytorchStreamReader failed reading zip archive.*")
+
 
 @dataclass
 class Run:
@@ -80,12 +83,17 @@ class Run:
         return next((event["path"] for event in self.of_kind("stop")), "")
 
     @property
-    def failure(self) -> str:
-        """The exit status, and the first line of the log that names an error."""
-        lines = self.log.read_text(errors="replace").splitlines()
+    def said(self) -> str:
+        """The first line of the log that names an error, or its last line, without a terminal's codes."""
+        lines = _CODE.sub("", self.log.read_text(errors="replace")).splitlines()
         errors = [match[1] for match in map(_ERROR.match, lines) if match]
-        error = [*errors, *filter(str.strip, lines[-1:]), "it printed nothing"][0]
-        return f"exit status {self.status}: {clipped(error, 200)}"
+        line = [*errors, *[*filter(str.strip, lines)][-1:], "it printed nothing"][0]
+        return clipped(_CUT.sub("not a zip archive: cut", line), 200)
+
+    @property
+    def failure(self) -> str:
+        """The exit status, and what it said."""
+        return f"exit status {self.status}: {self.said}"
 
     @cached_property
     def disk(self) -> "Disk":

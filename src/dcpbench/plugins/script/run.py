@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import signal
 import time
 from collections.abc import Collection, Sequence
@@ -14,6 +13,7 @@ from dcpbench import SAFE_PATH
 from dcpbench.config.errors import ConfigError
 from dcpbench.plugins.script.process import Process
 from dcpbench.plugins.script.record import Run
+from dcpbench.plugins.script.working_folder import WorkingFolder
 from dcpbench.records.files import file_lengths
 from dcpbench.records.store import write_json
 
@@ -86,6 +86,7 @@ class Command:
     cwd: Path
     every: int = 1
     grace_s: float = 30.0
+    is_recorded: bool = True
 
     @property
     def has_out(self) -> bool:
@@ -100,16 +101,13 @@ class Command:
         if self.has_out:
             out.mkdir(exist_ok=True)
         elif not out.exists():
-            left_out = {self.cwd / ".git", place.parent}
-            shutil.copytree(
-                self.cwd, out, symlinks=True,
-                ignore=lambda folder, names: [name for name in names if Path(folder, name) in left_out],
-            )  # fmt: skip
+            WorkingFolder(self.cwd, place.parent).copy(out)
         settings = place / f"{name}.json"
         # A resumed run is recorded at each step: it is compared where the uninterrupted one is recorded.
         every = 1 if name == "resumed" else self.every
         write_json(settings, {"records": str(records), "watched": str(out), "every": every, "stop": stop})
         words = [word.replace(OUT, str(out)) for word in (*self.words, *more)]
+        words = words if self.has_out else WorkingFolder(self.cwd, place.parent).words(words, out)
         with log.open("wb") as output:
             status = self._status(words, output, settings, time.monotonic() + limit_s, stop)
         return Run.read(records, file_lengths(out), log, status)
@@ -119,8 +117,10 @@ class Command:
     ) -> int | None:
         """Return the exit status; None where it took too long."""
         path = os.pathsep.join(filter(None, [str(RECORDER), os.environ.get("PYTHONPATH")]))
-        environment = OFFLINE | os.environ | {"PYTHONPATH": path, "DCPBENCH_SCRIPT": str(settings)}
-        if SAFE_PATH in environment.items():  # of dcpbench alone: the script imports what is beside it
+        environment = OFFLINE | os.environ
+        if self.is_recorded:
+            environment |= {"PYTHONPATH": path, "DCPBENCH_SCRIPT": str(settings)}
+        if SAFE_PATH in environment.items():  # of dcpbench alone: a script imports its neighbours
             del environment[SAFE_PATH[0]]
         cwd = self.cwd if self.has_out else settings.with_name("out")
         is_stopped = False

@@ -23,7 +23,9 @@ from dcpbench.core.cell_key import digest_of
 from dcpbench.executors.stack_dumps import tail
 from dcpbench.plugins.script.judge import STATUS, Verdict, judge
 from dcpbench.plugins.script.record import Run
+from dcpbench.plugins.script.reference import problem_of
 from dcpbench.plugins.script.run import OFFLINE, OUT, Command, chosen
+from dcpbench.plugins.script.working_folder import WorkingFolder
 from dcpbench.records import files
 from dcpbench.records.row import INTERRUPTED, WRONG_CONFIGURATION, Row
 from dcpbench.records.store import ENVIRONMENT_JSON, append_row, write_csv, write_json
@@ -78,7 +80,7 @@ class Check:
     def rows(self, stops: Collection[str], limit_s: float) -> Iterator[Row]:
         """Run the reference, then each stop; yield its row when it is written."""
         if not self._command.has_out:
-            size = sum(files.file_lengths(self._command.cwd).values())
+            size = WorkingFolder(self._command.cwd, self._place).size
             text = f"the working folder ({size_text(size)}) is copied for each stop: the command has no {OUT}"
             if size > _MOST_COPIED:
                 raise ConfigError(f"{text}; that is too much: write {OUT} for the folder of its output")
@@ -133,13 +135,10 @@ class Check:
         broken = listed([event["error"] for event in run.of_kind("broken")])
         saves = [str(step) for step, paths in sorted(run.disk.saves.items()) if paths]
         where = f"below {OUT}" if self._command.has_out else "in the working folder"
-        problems = {
-            f"hangs, or takes longer than {limit_s:g} s (--timeout)": run.status is None,
-            f"does not run: {run.failure}": run.status,
-            f"made no optimizer step of torch{broken and f' ({broken})'}": not run.ranks,
-            f"saved nothing {where}: there is nothing to resume from": not saves,
-        }
-        if problem := next((text for text, applies in problems.items() if applies), ""):
+        problem = problem_of(run, self._command, self._place / "unrecorded", limit_s, seconds)
+        if not saves:
+            problem = problem or f"saved nothing {where}: there is nothing to resume from"
+        if problem:
             raise ConfigError(f"the command {problem}; see {path_text(run.log)}")
         machine = {"host": platform.node(), "cpu_cores": psutil.cpu_count(), "dcpbench_commit": self._commit}
         machine |= {name: run.about[name] for name in ("torch", "python")}

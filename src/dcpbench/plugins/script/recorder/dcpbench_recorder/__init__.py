@@ -58,6 +58,7 @@ class _Loader:
 def start(settings: str) -> None:
     """Record this process, as the JSON file `settings` says."""
     log = Log(settings)
+    log.write("process")
     for name in [name for name in _HOOKS if name in sys.modules]:
         log.guarded(_HOOKS[name], sys.modules[name], log)
     sys.meta_path.insert(0, _Finder(log))

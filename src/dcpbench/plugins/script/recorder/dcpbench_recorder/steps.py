@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import itertools
 import os
 import re
 import sys
@@ -222,4 +223,14 @@ def install(log: Log) -> None:
     modules.register_module_module_registration_hook(steps.registered)
     for name in ("backward", "grad"):
         setattr(torch.autograd, name, steps.wrapped_backward(getattr(torch.autograd, name)))
+    log.write("torch")
+    create, created = torch.optim.Optimizer.__init__, itertools.count()
+
+    @functools.wraps(create)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        create(self, *args, **kwargs)
+        if not next(created):
+            log.write("optimizer")
+
+    torch.optim.Optimizer.__init__ = __init__  # type: ignore[method-assign]
     atexit.register(log.stop.before_step, 0)  # a file is cut to half after the last step too

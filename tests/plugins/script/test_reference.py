@@ -1,0 +1,51 @@
+"""References that are of no use, and the reasons."""
+
+from pathlib import Path
+
+import pytest
+
+from dcpbench.plugins.script.record import Run
+from dcpbench.plugins.script.reference import problem_of
+from dcpbench.plugins.script.run import Command
+
+COMMAND = Command(["python", "train.py", "--to={out}"], Path())
+
+
+def run_of(folder: Path, kinds: str, log: str, status: int | None = 0) -> Run:
+    (folder / "log").write_text(log)
+    events = [{"e": kind, "k": 0, "t": 0.0, "process": "0", "error": "E1"} for kind in kinds.split()]
+    return Run(events, {}, folder / "log", status)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "reason"),
+    [
+        ("", "none of its Python processes was recorded"),
+        ("process", "it did not import torch; the last line of its log: bye"),
+        ("process torch", "it has no optimizer of torch.optim"),
+        ("process torch optimizer", "it ended before a step of its optimizer"),
+        ("process broken torch optimizer", "E1"),
+    ],
+)
+def test_reason_without_a_step(tmp_path: Path, kinds: str, reason: str) -> None:
+    problem = problem_of(run_of(tmp_path, kinds, "hi\nbye\n\n"), COMMAND, tmp_path, 600.0, 1.0)
+    assert problem.startswith(f"made no optimizer step: {reason}"), problem
+
+
+def test_later_failure(tmp_path: Path) -> None:
+    late = run_of(tmp_path, "process torch", "\x1b[31mOSError\x1b[0m: \x1b]8;;x\x1b\\full\x1b]8;;\x1b\\\n", 1)
+    problem = problem_of(late, COMMAND, tmp_path, 600.0, 121.0)
+    expected = "exit status 1: OSError: full; try it without dcpbench: python train.py --to=NEW_FOLDER"
+    assert problem == f"does not run: {expected}"
+
+
+def test_hang(tmp_path: Path) -> None:
+    problem = problem_of(run_of(tmp_path, "process", "", None), COMMAND, tmp_path, 5.0, 5.0)
+    assert problem == "hangs, or takes longer than 5 s (--timeout)"
+
+
+def test_archive_that_was_cut(tmp_path: Path) -> None:
+    text = (
+        "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory. " * 3
+    )
+    assert run_of(tmp_path, "", text, 1).failure == "exit status 1: RuntimeError: not a zip archive: cut"
