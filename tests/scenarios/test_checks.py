@@ -327,12 +327,12 @@ def test_control_differs_in_values_only(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(module, name, compare)
 
     def compare_step(
-        step: int, twin: Leaves, actual: Leaves, elsewhere: Any = (), tolerances: Any = None
+        step: int, twin: Leaves, actual: Leaves, elsewhere: Any = (), tolerances: Any = None, **how: bool
     ) -> list[Mismatch]:
         seen.append("compare_step")
         assert twin.keys() >= actual.keys()
         assert twin.keys() == {*actual, *elsewhere}
-        return training.compare_step(step, twin, actual, elsewhere, tolerances)
+        return training.compare_step(step, twin, actual, elsewhere, tolerances, **how)
 
     watch(compare_layouts, "compare")
     watch(perturb, "compare")

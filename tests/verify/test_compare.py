@@ -64,6 +64,37 @@ def test_changed_byte_is_located(
     assert "1 of " in describe(found)
 
 
+@settings(deadline=None, max_examples=60)
+@given(
+    drawn=st.lists(
+        st.tuples(st.sampled_from(DTYPES), st.integers(0, 6), st.sampled_from(["same", "bit", "strides"])),
+        min_size=2,
+        max_size=12,
+    )
+)
+def test_many_small_tensors_are_compared_as_one_by_one(drawn: list[tuple[torch.dtype, int, str]]) -> None:
+    saved, restored, wrong = Leaves(), Leaves(), []
+    for number, (dtype, numel, change) in enumerate(drawn):
+        one = torch.arange(2 * numel).to(dtype).reshape(numel, 2)
+        other = one.t().contiguous().t() if change == "strides" else one.clone()
+        if change == "bit" and numel:
+            bits(other)[number % bits(other).numel()] ^= 1
+            wrong.append(f"w{number}")
+        saved[f"w{number}",], restored[f"w{number}",] = leaf(one), leaf(other)
+    for closely in (True, False):
+        assert [found.name for found in compare(saved, restored, closely=closely)] == wrong
+
+
+def test_equal_small_tensors_are_one_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: Leaves = {("w", number): leaf(torch.full((4,), float(number))) for number in range(50)}
+    restored = {name: replace(one, local=one.local.clone()) for name, one in saved.items()}
+    calls: list[object] = []
+    honest = torch.equal
+    monkeypatch.setattr(torch, "equal", lambda *both: calls.append(both) or honest(*both))
+    assert compare(saved, restored) == []
+    assert len(calls) == 1
+
+
 def test_bits_distinguish_zeros_and_equate_nan() -> None:
     nan = torch.tensor([math.nan])
     assert torch.equal(bits(nan), bits(nan.clone()))

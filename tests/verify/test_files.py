@@ -92,6 +92,20 @@ def test_control_detects_a_weaker_comparison(monkeypatch: pytest.MonkeyPatch) ->
     assert fired(lambda name, then, now: then is not None) == [*files, "a file that went"]
 
 
+def test_no_file_is_compared_for_each_other_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer can write a file for each parameter."""
+    honest, compared = files_module._differing, list[int]()
+
+    def compare(then: dict[str, str], now: dict[str, str]) -> list[Mismatch]:
+        compared.append(len(then))
+        return honest(then, now)
+
+    monkeypatch.setattr(files_module, "_differing", compare)
+    files = {str(number): str(number) for number in range(500)}
+    assert all(compare_files(files, files).fired.values())
+    assert sum(compared) < 10 * len(files)
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_changed_file_is_named(folder: Path, change: str) -> None:
     then = digest_files(folder)

@@ -64,11 +64,11 @@ def open_before(cell: Cell, again: bool) -> Callable[[], Compared]:
     overlaps = config.overlap_saves or config.own_trainer
     counted = again and not overlaps and not config.storage.url
     kinds = ("open_files", "threads", "descriptors") if counted else ("open_files",)
-    device, below = cell.world.device, f"{cell.folder.resolve()}{os.sep}"
-    before = ProcessState.now(device)
+    below = f"{cell.folder.resolve()}{os.sep}"
+    before = ProcessState.of_resources()
 
     def compared() -> Compared:
-        left = before.left_open(device, kinds, below)
+        left = before.left_open(kinds, below)
         names: Leaves = {("process", kind): left.get(kind, []) for kind in kinds}
         return compare_controlled({name: [] for name in names}, names)
 

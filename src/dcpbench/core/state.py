@@ -2,6 +2,7 @@
 
 from collections.abc import Container, Iterable, Mapping
 from enum import StrEnum
+from functools import lru_cache
 from typing import TypeVar
 
 Name = tuple[str | int, ...]
@@ -37,6 +38,7 @@ _KEY_PREFIXES = {StatePart.model: "model.", StatePart.optimizer: "optimizer."}
 """The prefixes of the flattened keys of each part in a checkpoint."""
 
 
+@lru_cache(maxsize=2**14)
 def text_of(name: Name | str) -> str:
     """Return a name as messages have it; a flattened key, or an FQN alone, is its own text.
 

@@ -86,7 +86,7 @@ def left_behind(before: ProcessState, device: torch.device) -> list[str]:
     Settings that each stage sets are left out, and so are sockets, pipes and new process groups, which are
     kept for the next cell with the same mesh."""
 
-    left = before.left_open(device, ("threads", "processes", "open_files"))
+    left = before.left_open(("threads", "processes", "open_files"))
     now = ProcessState.now(device)
     return [
         *(

@@ -3,7 +3,8 @@ gradients and hooks."""
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from dcpbench.verify.layout import ParameterParts
 from dcpbench.verify.snapshot import Leaves, TensorLeaf, named_parts, plain_fqn, snapshot_nested
 
 _OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_CONTAINERS = {dict, OrderedDict, list, tuple}
 _OF_PARALLELISMS = ("torch.distributed.", "torch._")
 """Modules whose hooks depend on the layout and on whether a step was taken."""
 
@@ -41,8 +43,8 @@ def snapshot_flags(
     flags: Leaves = {("requires_grad", name): value.requires_grad for name, value in parameters.items()}
     hooks = [one for name, value in parameters.items() for one in _hooks(name, value)]
     for name, module in model.named_modules(remove_duplicate=False):
-        fqn = plain_fqn(model, f"{name}.").rstrip(".")
-        flags["training", f"model.{fqn}".rstrip(".")] = module.training
+        fqn = plain_fqn(model, name) if name else ""
+        flags["training", f"model.{fqn}" if fqn else "model"] = module.training
         hooks += _hooks(fqn, module)
     several = getattr(optimizer, "optimizers", None) or [optimizer]
     of_optimizers = [hook for one in several for hook in _hooks("", one)]
@@ -68,18 +70,23 @@ def snapshot_gradients(parts: ParameterParts) -> Leaves:
     return snapshot_nested(dense, ("gradients",))
 
 
-def _hooks(name: str, owner: object) -> Iterator[str]:
-    """Yield the hooks on a module, a parameter or an optimizer in the order of their calls: kind and code."""
-    is_tensor = isinstance(owner, torch.Tensor)
-    attributes = {kind: getattr(owner, kind) for kind in _OF_TENSORS} if is_tensor else vars(owner)
-    for kind, hooks in attributes.items():
+def _hooks(name: str, owner: object) -> list[str]:
+    """Return the hooks on a module, a parameter or an optimizer in the order of their calls: kind and
+    code."""
+    if isinstance(owner, torch.Tensor):
+        kinds = [(kind, hooks) for kind in _OF_TENSORS if (hooks := getattr(owner, kind))]
+    else:  # most are empty, which takes less to find out than the kind
+        kinds = [one for one in vars(owner).items() if type(one[1]) not in _CONTAINERS or one[1]]
+    found = list[str]()
+    for kind, hooks in kinds:
         if kind.endswith("_hooks") and hooks and isinstance(hooks, Mapping | list | tuple):
             # DDP lists each communication hook with its state; they belong to the layout.
             called = hooks.values() if isinstance(hooks, Mapping) else hooks
             codes = [_code_of(hook) for hook in called if callable(hook)]
-            yield from (
+            found += (
                 f"{name} {kind} {code}".lstrip() for code in codes if not code.startswith(_OF_PARALLELISMS)
             )
+    return found
 
 
 def _code_of(hook: Callable[..., Any]) -> str:
@@ -103,16 +110,17 @@ def _span(tensor: torch.Tensor) -> int:
 def sharing_memory(state: Leaves) -> list[list[str]]:
     """Return the names of tensors whose bytes overlap, each set in the order of `state`. Parts of one storage
     that do not overlap, such as FSDP1's views, share nothing."""
-    places = []
-    for order, (name, leaf) in enumerate(state.items()):
-        if isinstance(leaf, TensorLeaf) and leaf.local.numel():
+    names, places = [*state], []
+    for order, leaf in enumerate(state.values()):
+        if type(leaf) is TensorLeaf and leaf.local.nbytes:
             begin, local = leaf.local.data_ptr(), leaf.local
-            places.append((begin, begin + _span(local), order, text_of(name)))
-    shared: list[list[tuple[int, str]]] = []
+            places.append((begin, begin + _span(local), order))
+    places.sort()
+    shared: list[list[int]] = []
     reached = 0
-    for begin, end, order, text in sorted(places):
+    for begin, end, order in places:
         if begin >= reached:
             shared.append([])
-        shared[-1].append((order, text))
-        reached = max(reached, end)
-    return sorted([text for _, text in sorted(one)] for one in shared if len(one) > 1)
+        shared[-1].append(order)
+        reached = end if end > reached else reached
+    return sorted([text_of(names[order]) for order in sorted(one)] for one in shared if len(one) > 1)

@@ -68,8 +68,12 @@ class Extent:
 
 def whole(tensor: torch.Tensor) -> Extent:
     """Return the extent of a tensor that is not sharded."""
-    shape = tuple(tensor.shape)
-    return Extent(shape, (0,) * len(shape), shape, 0, tensor.numel())
+    return _whole(tuple(tensor.shape))
+
+
+@functools.cache
+def _whole(shape: tuple[int, ...]) -> Extent:
+    return Extent(shape, (0,) * len(shape), shape, 0, math.prod(shape))
 
 
 def extent_of(tensor: torch.Tensor) -> Extent:

@@ -282,12 +282,14 @@ def compare_controlled(
 def compared_names(saved: Leaves) -> dict[str, bool]:
     """Return the names to compare, as texts, and whether this rank has a part: not if its shard is empty. A
     tensor without any elements is left out."""
-    extents = {name: getattr(leaf, "extent", None) for name, leaf in saved.items()}
-    return {
-        text_of(name): extent is None or extent.numel > 0
-        for name, extent in extents.items()
-        if not isinstance(saved[name], Idle) and (extent is None or math.prod(extent.shape))
-    }
+    names: dict[str, bool] = {}
+    for name, leaf in saved.items():
+        if type(leaf) is TensorLeaf or type(leaf) is DigestedLeaf:
+            if 0 not in leaf.extent.shape:
+                names[text_of(name)] = leaf.extent.numel > 0
+        elif type(leaf) is not Idle:
+            names[text_of(name)] = True
+    return names
 
 
 def controllable(saved: Leaves) -> list[str]:

@@ -62,6 +62,11 @@ class ProcessState(NamedTuple):
         """Return the present state."""
         return cls(_settings(device), _resources())
 
+    @classmethod
+    def of_resources(cls) -> "ProcessState":
+        """Return the present resources, without settings."""
+        return cls({}, _resources())
+
     def minus(self, before: "ProcessState") -> "ProcessState":
         """Return the settings that differ from an earlier state, and the resources added since."""
         now, then = self.settings, before.settings
@@ -74,12 +79,12 @@ class ProcessState(NamedTuple):
                 added[kind] = more
         return ProcessState(changed, added)
 
-    def left_open(self, device: torch.device, kinds: Iterable[str], below: str = "") -> dict[str, list[str]]:
+    def left_open(self, kinds: Iterable[str], below: str = "") -> dict[str, list[str]]:
         """Return the names of these kinds of resources that were added since this state, after waiting
         for them to end; of files, those whose path begins with `below`."""
 
         def added() -> dict[str, list[str]]:
-            more = ProcessState.now(device).minus(self).resources
+            more = ProcessState.of_resources().minus(self).resources
             names = {kind: sorted(more[kind].elements()) for kind in kinds if kind in more}
             if "open_files" in names:
                 names["open_files"] = [name for name in names["open_files"] if name.startswith(below)]

@@ -14,7 +14,6 @@ a tensor or a mapping at any depth. Any other value has one key.
 """
 
 import copy
-import math
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -48,6 +47,11 @@ BLOCK = 2**22
 
 _UNCHANGING = (int, float, str, type(None))
 """Types of values that are not copied, because they are immutable and numerous."""
+SCALARS = frozenset({bool, *_UNCHANGING})
+"""The same types without their subclasses. Most values have one of them, and `type(value) in SCALARS` takes a
+tenth of the time of `isinstance`."""
+_UNDIVIDED = SCALARS | {torch.Tensor, nn.Parameter, DTensor}
+"""Types of values that are never containers."""
 
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 """Parts of a name that wrappers of a module add."""
@@ -119,7 +123,7 @@ def snapshot_model(model: nn.Module, parts: ParameterParts | None = None) -> Lea
         for prefix, module in model.named_modules()
         if has_extra_state(module)
     }
-    return {**parameters, **buffers, **snapshot_nested(extra)}
+    return {**parameters, **buffers, **(snapshot_nested(extra) if extra else {})}
 
 
 def snapshot_parameters(parts: ParameterParts) -> dict[str, TensorLeaf]:
@@ -152,14 +156,14 @@ def snapshot_optimizer(
         if not isinstance(parameter, torch.Tensor):  # state that belongs to no parameter
             leaves |= snapshot_nested({parameter: entries}, ("state",))
             continue
-        local_shape = local_part(parameter).shape
+        local_shape = _local_shape(parameter)
         for holder, entry, path in slots(entries):
             value = holder[entry]
             # A moment has the layout of its parameter; a step counter or a factored moment does not.
-            like = isinstance(value, torch.Tensor) and local_part(value).shape == local_shape
+            like = isinstance(value, torch.Tensor) and _local_shape(value) == local_shape
             lies = bool(like and local_shape)
             for name, part in parts_by_id[id(parameter)].items():
-                idle = part.extent.numel == 0 and math.prod(part.extent.shape) > 0
+                idle = part.extent.numel == 0 and 0 not in part.extent.shape
                 extent = part.extent if lies else None
                 leaf = _leaf(part.of(value) if lies else value, str(entry), extent)
                 leaves["state", name, *path] = Idle(leaf) if idle else leaf
@@ -197,7 +201,11 @@ def may_be_absent(name: Name, actual: Leaves) -> bool:
 
 def snapshot_nested(nested: Mapping[Any, Any], prefix: Name = ()) -> Leaves:
     """Return the values in nested containers by name."""
-    return {name: _leaf(holder[key], str(key), name=name) for holder, key, name in slots(nested, prefix)}
+    leaves: Leaves = {}
+    for holder, key, name in slots(nested, prefix):
+        value = holder[key]
+        leaves[name] = value if type(value) in SCALARS else _leaf(value, str(key), name=name)
+    return leaves
 
 
 def of_kind(kind: str, leaves: Mapping[Key, Leaf]) -> dict[Key, Leaf]:
@@ -216,9 +224,10 @@ def retained(leaves: Leaves) -> Leaves:
     large = {
         name: leaf
         for name, leaf in leaves.items()
-        if isinstance(leaf, TensorLeaf) and leaf.local.nbytes > LARGE_BYTES
+        if type(leaf) is TensorLeaf and leaf.local.nbytes > LARGE_BYTES
     }
-    return {name: _copied(leaf) for name, leaf in {**leaves, **digested(large)}.items()}
+    kept = {**leaves, **digested(large)} if large else leaves
+    return {name: leaf if type(leaf) in SCALARS else _copied(leaf) for name, leaf in kept.items()}
 
 
 def digested(leaves: Mapping[Key, Leaf]) -> dict[Key, Leaf]:
@@ -258,7 +267,8 @@ def _copied(leaf: Leaf) -> Leaf:
     if isinstance(leaf, Idle):
         return Idle(_copied(leaf.leaf))
     if isinstance(leaf, TensorLeaf):
-        return replace(leaf, local=leaf.local.clone(memory_format=torch.contiguous_format))
+        local = leaf.local.clone(memory_format=torch.contiguous_format)
+        return TensorLeaf(local, leaf.extent, leaf.placements, leaf.kind)
     return leaf
 
 
@@ -294,16 +304,18 @@ def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     return {
         plain_fqn(model, f"{prefix}.{name}".lstrip(".")): value
         for prefix, module in model.named_modules(remove_duplicate=False)
-        for name, value in module.named_buffers(recurse=False, remove_duplicate=False)
-        if name not in module._non_persistent_buffers_set
+        for name, value in module._buffers.items()
+        if value is not None and name not in module._non_persistent_buffers_set
     }
 
 
 def plain_fqn(model: nn.Module, name: str) -> str:
     """Return the name of a parameter in the unwrapped model."""
     module: Any = model
-    parts = []
-    for part in name.split("."):
+    parts, path = [], name.split(".")
+    if _WRAPPERS.isdisjoint(path) and "module" not in path:
+        return name
+    for part in path:
         if part not in _WRAPPERS and not (part == "module" and isinstance(module, DistributedDataParallel)):
             parts.append(part)
         module = getattr(module, "_modules", {}).get(part)
@@ -332,16 +344,19 @@ def _named_as_saved(module: nn.Module, *args: Any, **options: Any) -> Iterator[t
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a tensor, detached, not copied."""
-    if not isinstance(tensor, DTensor):
-        return tensor.detach()
-    with torch.no_grad():
-        return tensor.to_local().detach()
+    # `to_local` returns a separate view for a parameter, and needs the gradient mode changed.
+    return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def _local_shape(tensor: torch.Tensor) -> torch.Size:
+    return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).shape
 
 
 def is_composite(tensor: torch.Tensor) -> bool:
     """Return whether a tensor consists of others: a nested or sparse one, or one of a subclass."""
-    is_plain = tensor.layout is torch.strided and not tensor.is_nested
-    return not is_plain or is_traceable_wrapper_subclass(tensor)
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return True
+    return type(tensor) is not torch.Tensor and is_traceable_wrapper_subclass(tensor)
 
 
 def kind_of(name: Name, leaf: Leaf) -> str:
@@ -359,6 +374,8 @@ def _leaf(value: Any, kind: str, extent: Extent | None = None, name: Name = ()) 
     if not isinstance(value, torch.Tensor):
         if isinstance(value, _UNCHANGING):
             return value
+        if type(value) is list and SCALARS.issuperset(map(type, value)):
+            return value.copy()
         try:
             if callable(value):  # deepcopy accepts every function
                 pickle.dumps(value)
@@ -372,12 +389,8 @@ def _leaf(value: Any, kind: str, extent: Extent | None = None, name: Name = ()) 
     if is_composite(local):
         of = type(local).__name__ if local.layout is torch.strided else local.layout
         raise Skip(f"{text_of(name or kind)!r} in the state, of type {of}, cannot be compared")
-    return TensorLeaf(
-        local=local,
-        extent=extent or extent_of(value),
-        placements=str(value.placements) if isinstance(value, DTensor) else None,
-        kind=kind,
-    )
+    placements = str(value.placements) if isinstance(value, DTensor) else None
+    return TensorLeaf(local, extent or extent_of(value), placements, kind)
 
 
 def expected_of(leaves: Mapping[Key, Leaf]) -> dict[str, Entry]:
@@ -394,29 +407,35 @@ def expected_of(leaves: Mapping[Key, Leaf]) -> dict[str, Entry]:
 
 def is_gone_into(value: Any) -> bool:
     """Return whether DCP flattens a value; any other value is stored under one key."""
+    if type(value) in _UNDIVIDED:
+        return False
     if isinstance(value, list):
-        return any(isinstance(item, torch.Tensor) or is_gone_into(item) for item in value)
+        plain = SCALARS.issuperset(map(type, value))
+        return not plain and any(isinstance(item, torch.Tensor) or is_gone_into(item) for item in value)
     return isinstance(value, Mapping)
 
 
-def items(nested: Any, prefix: Name = ()) -> Iterator[tuple[Any, Any, Name]]:
-    """Yield the key or index, the value and the name of each item of a container. A text keeps its
+def items(nested: Any, prefix: Name = ()) -> list[tuple[Any, Any, Name]]:
+    """Return the key or index, the value and the name of each item of a container. A text keeps its
     quotes if there is a number with the same digits: DCP gives both the same key."""
     if isinstance(nested, list):
-        yield from ((number, value, (*prefix, number)) for number, value in enumerate(nested))
-        return
-    numbers = {str(name) for name in nested if not isinstance(name, str)}
-    for name, value in [*nested.items()]:
-        yield name, value, (*prefix, repr(name) if name in numbers else str(name))
+        return [(number, value, (*prefix, number)) for number, value in enumerate(nested)]
+    numbers = {str(name) for name in nested if type(name) is not str and not isinstance(name, str)}
+    return [
+        (name, value, (*prefix, repr(name) if name in numbers else str(name)))
+        for name, value in nested.items()
+    ]
 
 
-def slots(nested: Any, prefix: Name = ()) -> Iterator[tuple[Any, Any, Name]]:
-    """Yield the place of each value: its container, its key or index there, and its name."""
+def slots(nested: Any, prefix: Name = ()) -> list[tuple[Any, Any, Name]]:
+    """Return the place of each value: its container, its key or index there, and its name."""
+    places: list[tuple[Any, Any, Name]] = []
     for key, value, name in items(nested, prefix):
-        if is_gone_into(value):
-            yield from slots(value, name)
+        if type(value) not in _UNDIVIDED and is_gone_into(value):
+            places += slots(value, name)
         else:
-            yield nested, key, name
+            places.append((nested, key, name))
+    return places
 
 
 def flattened(nested: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ on the same gradients.
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,14 @@ import torch
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import Name, text_of
-from dcpbench.verify.compare import Absence, compare_elements, same_value, share_of, unlike_tensors
+from dcpbench.verify.compare import (
+    Absence,
+    compare_elements,
+    equal_together,
+    same_value,
+    share_of,
+    unlike_tensors,
+)
 from dcpbench.verify.snapshot import Idle, Leaf, Leaves, TensorLeaf, kind_of, may_be_absent
 from dcpbench.verify.whole_tensors import real_elements
 
@@ -209,6 +216,7 @@ def compare_step(
     actual: Leaves,
     elsewhere: Collection[Name] = (),
     tolerances: Mapping[Name, torch.Tensor] | None = None,
+    closely: bool = True,
 ) -> list[Mismatch]:
     """Compare the state after a step with the twin's, bit for bit.
 
@@ -218,18 +226,35 @@ def compare_step(
         elsewhere: names that only other ranks have.
         tolerances: by name, a full tensor with the tolerance of each element, if the step is not
             reproducible.
+        closely: False for a control, which needs only the names.
     """
-    found = [
-        finding
-        for name, leaf in actual.items()
-        if not isinstance(leaf, Idle) and (finding := _compare_with_twin(name, twin, leaf, tolerances or {}))
-    ]
+    tolerances = tolerances or {}
+    found = list[Mismatch]()
+    same = equal_together(_parts_with_twin(twin, actual))
+    for name, leaf in actual.items():
+        if same.get(name) or isinstance(leaf, Idle):
+            continue
+        if name in same and name not in tolerances and not closely:
+            found.append(Mismatch(text_of(name), Problem.differs, leaf.kind))
+        elif finding := _compare_with_twin(name, twin, leaf, tolerances):
+            found.append(finding)
     found += [
         Mismatch(text_of(name), Problem.only_twin, kind_of(name, leaf))
         for name, leaf in twin.items()
         if name not in actual and name not in elsewhere and not may_be_absent(name, actual)
     ]
     return [replace(one, facts={"step": step, **one.facts}) for one in found]
+
+
+def _parts_with_twin(twin: Leaves, actual: Leaves) -> Iterator[tuple[Name, torch.Tensor, torch.Tensor]]:
+    """Yield the tensors that both have, as this rank's parts."""
+    for name, leaf in actual.items():
+        expected = twin.get(name)
+        if type(leaf) is TensorLeaf and type(expected) is TensorLeaf:
+            if leaf.extent is expected.extent:
+                yield name, expected.local, leaf.local
+            elif leaf.extent.shape == expected.extent.shape:
+                yield name, leaf.extent.take(expected.local), leaf.local.reshape(-1)
 
 
 def _compare_with_twin(

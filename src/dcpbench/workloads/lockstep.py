@@ -272,7 +272,8 @@ class Lockstep:
         mismatches = compare_step(step, twin, actual, elsewhere, tolerances)
         due = [text for text in controllable(actual) if not proven.get(text)]
         other = changed_beyond(all_different({name: actual[name] for name in named(actual, due)}), tolerances)
-        reported = {mismatch.name for mismatch in compare_step(step, twin, other, twin)}
+        control = compare_step(step, twin, other, twin, closely=False) if due else ()
+        reported = {mismatch.name for mismatch in control}
         fired = {name: name in reported for name in due}
         self._results[STEP] += Compared(mismatches, compared_names(actual), fired)
         return bool(mismatches)
