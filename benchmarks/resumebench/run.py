@@ -3,6 +3,8 @@
 python benchmarks/resumebench/run.py              # all cases
 python benchmarks/resumebench/run.py extras ddp   # those whose script and stop have one of these words
 
+A case has the verdict and, where that is not enough, the first difference (`step`, `kind`, `name`, `rank`),
+the step that is `loaded`, words of the `likely` cause or of the `reason`, and words that are `never` in them.
 Cases of a framework that is not installed are left out: pip install 'dcpbench[frameworks]'.
 """
 
@@ -15,7 +17,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-COLUMNS = ("verdict", "step", "kind", "name", "rank")
+COLUMNS = ("verdict", "step", "kind", "name", "rank", "loaded")
 NEEDS = {
     "accelerated.py": "accelerate",
     "hf_trainer.py": "transformers",
@@ -27,9 +29,10 @@ NEEDS = {
 
 
 def command(case):
-    """Return the words that start a case's script."""
+    """Return the words that start a case's script: a file, or `-m` and a module of this folder."""
     script, *words = case["script"].split()
-    words = [str(HERE / script), *(words if "{out}" in words else ["{out}", *words])]
+    start = [script, words.pop(0)] if script == "-m" else [str(HERE / script)]
+    words = [*start, *(words if {"{out}", "."} & {*words} else ["{out}", *words])]
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={case.get('ranks', 1)}"]
     return [sys.executable, *(launcher if "ranks" in case else []), *words]
 
@@ -40,12 +43,23 @@ def missing(case):
     return package if package and importlib.util.find_spec(package) is None else None
 
 
+def working_folder(case, place):
+    """Return the folder in which a case's command is typed. `place` is an empty one, for cases that have data
+    in it: `prepare` is the word that makes the data."""
+    if "prepare" in case:
+        subprocess.run([*command(case), case["prepare"]], cwd=place, check=True)
+        return place
+    return HERE
+
+
 def run(case, place):
     """Return the row of a case, and the exit status."""
-    options = ["--json", "--dir", str(place), "--stop", case["stop"], "--grace", "10"]
-    options.append(f"--every={case.get('every', 1)}")
+    options = ["--json", "--dir", str(place / "results"), "--stop", case["stop"], "--grace", "10"]
+    options += [f"--every={case.get('every', 1)}", "--resume-args", case.get("resume_args", "")]
     words = [sys.executable, "-m", "dcpbench", "script", *options, "--", *command(case)]
-    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    (place / "work").mkdir(parents=True)
+    cwd = working_folder(case, place / "work")
+    ended = subprocess.run(words, cwd=cwd, capture_output=True, text=True, check=False)
     if not ended.stdout:
         return {"verdict": None, "reason": ended.stderr.strip()[-300:]}, ended.returncode
     return json.loads(ended.stdout)[0], ended.returncode
@@ -56,11 +70,16 @@ def wrong(case, row, status):
     details = row.get("details", {})
     seen = {"verdict": row["verdict"], "step": row.get("first_step"), "kind": row.get("first_kind")}
     seen |= {"name": row.get("first_mismatch"), "rank": details.get("rank")}
-    seen["likely"] = " ".join(details.get("likely", ()))
+    seen["loaded"] = row.get("loaded_step")
+    likely = " ".join(details.get("likely", ()))
     found = [f"{name} {seen[name]!r}" for name in COLUMNS if name in case and case[name] != seen[name]]
-    if case.get("likely", "") not in seen["likely"]:
-        found.append(f"likely {seen['likely']!r}")
-    expected = {"exact": 0, "not_reached": 2, "not_deterministic": 2}.get(case["verdict"], 1)
+    if case.get("likely", "") not in likely:
+        found.append(f"likely {likely!r}")
+    text = f"{row['reason']} {likely}"
+    if case.get("reason", "") not in text or case.get("never", "-" * 9) in text:
+        found.append(f"reason {text!r}")
+    expected = {"exact": 0, "restored": 0, "not_reached": 2, "not_deterministic": 2, "vacuous": 2}
+    expected = expected.get(case["verdict"], 1)
     return found + ([f"exit status {status}"] if status != expected else [])
 
 

@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import io
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ pytestmark = pytest.mark.slow
 
 BENCH = TESTS.parent / "benchmarks" / "resumebench"
 CASES = {
-    " ".join([case["script"], case["stop"], *(["2"] if "ranks" in case else [])]): case
+    " ".join(str(case[key]) for key in ("script", "stop", "ranks", "resume_args") if key in case): case
     for case in json.loads((BENCH / "cases.json").read_text())
 }
+NO_FORKS = ("spawned", "parts", "-m", "keeps.py . ")
+"""Scripts with spawned ranks, with modules of their own, or without {out}, which no forked command has."""
 KEPT = (
     "plain.py kill@15",
     "plain.py saves_into_memory write@step-12:1",
@@ -60,10 +63,11 @@ def test_verdict(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     out, case = io.StringIO(), CASES[name]
     if package := bench.missing(case):
         pytest.skip(f"{package} is not installed: make test-frameworks")
-    if not name.startswith("spawned"):  # its ranks are no forks
+    if not name.startswith(NO_FORKS):
         monkeypatch.setattr(script, "Command", ForkedCommand)
         monkeypatch.setattr(script, "_LEAST_LIMIT_S", 20.0)
-    monkeypatch.chdir(tmp_path)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(bench.working_folder(case, tmp_path / "work"))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
         status = script.main(
             bench.command(case),
@@ -71,7 +75,8 @@ def test_verdict(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             every=case.get("every", 1),
             timeout=200,
             grace=8,
-            folder="results",
+            resume_args=shlex.split(case.get("resume_args", "")),
+            folder=str(tmp_path / "results"),
             as_json=True,
         )
     (row,) = json.loads(out.getvalue())

@@ -1,0 +1,1 @@
+"""A package: a script and a module that it imports."""
