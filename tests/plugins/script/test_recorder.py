@@ -2,29 +2,36 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from dcpbench.plugins.script.run import RECORDER
 
 Event = dict[str, Any]
 
 
-def events_of(folder: Path, code: str, *words: str, **variables: str) -> list[Event]:
-    """Run code in a recorded process in `folder`, whose `out` is watched, and return its events."""
+def events_of(folder: Path, code: str, status: int = 0, **variables: str) -> list[Event]:
+    """Run code in a recorded process in `folder`, whose `out` is watched, and return its events. Files that
+    are there before are protected."""
     for name in ("records", "out"):
         (folder / name).mkdir(exist_ok=True)
     known = {"records": f"{folder}/records", "watched": f"{folder}/out", "every": 1, "stop": ""}
+    known |= {"began": time.time(), "own": [f"{folder}/records", f"{folder}/out"], "named": [str(folder)]}
     (folder / "settings.json").write_text(json.dumps(known))
     (folder / "code.py").write_text(code)
     path = os.pathsep.join([str(RECORDER), os.environ.get("PYTHONPATH", "")])
     settings = {"PYTHONPATH": path, "DCPBENCH_SCRIPT": f"{folder}/settings.json"}
     ran = subprocess.run(
-        [sys.executable, "code.py", *words],
-        cwd=folder, env=os.environ | settings | variables, check=True, capture_output=True, text=True,
+        [sys.executable, "code.py"],
+        cwd=folder, env=os.environ | settings | variables, check=False, capture_output=True, text=True,
     )  # fmt: skip
+    assert ran.returncode == status, ran.stderr
     assert "not recorded" not in ran.stderr
     lines = [line for path in (folder / "records").glob("*.jsonl") for line in path.read_text().splitlines()]
     return [json.loads(line) for line in lines]
@@ -80,3 +87,93 @@ def test_import_that_fails_first(tmp_path: Path) -> None:
         FAIL="1",
     )
     assert [(event["e"], event.get("path")) for event in events] == [("process", None), ("load", "x")]
+
+
+@pytest.fixture
+def users(tmp_path: Path) -> Path:
+    """A folder with files of the user, to which a link in `out` leads."""
+    users = tmp_path / "users"
+    (users / "below").mkdir(parents=True)
+    (tmp_path / "out").mkdir()
+    for path in ("last.pt", "log.txt", "below/data.bin"):
+        (users / path).write_text("mine")
+    (tmp_path / "out" / "link").symlink_to("../users")
+    time.sleep(0.02)  # longer than a tick of the file system's clock
+    return users
+
+
+@pytest.mark.parametrize(
+    ("code", "path"),
+    [
+        ("open('users/last.pt', 'wb')", "last.pt"),
+        ("open('users/log.txt', 'a')", "log.txt"),
+        ("os.open('users/last.pt', os.O_RDWR)", "last.pt"),
+        ("open('out/link/last.pt', 'w')", "last.pt"),
+        ("os.truncate('users/last.pt', 0)", "last.pt"),
+        ("open('new', 'w').close(); os.replace('new', 'users/last.pt')", "last.pt"),
+        ("pathlib.Path('users/last.pt').rename('users/old.pt')", "last.pt"),
+        ("os.rename('users/below', 'users/before')", "below/data.bin"),
+        ("pathlib.Path('users/last.pt').unlink()", "last.pt"),
+        ("os.unlink('last.pt', dir_fd=os.open('users', os.O_RDONLY))", "last.pt"),
+        ("shutil.rmtree('users/below')", "below/data.bin"),
+        ("import torch; torch.save(1, 'users/last.pt')", "last.pt"),
+        ("os.fork() or open('users/last.pt', 'wb'); os.wait(); os.kill(os.getpid(), 9)", "last.pt"),
+    ],
+)
+def test_file_of_the_user_is_not_changed(tmp_path: Path, users: Path, code: str, path: str) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("from .serialization import save")
+    (tmp_path / "torch" / "serialization.py").write_text(  # a write that raises no audit event of files
+        "import subprocess\ndef save(obj, f): subprocess.run(['sh', '-c', f'echo > {f}'])\n"
+        "def load(f): pass\n"
+    )
+    events = events_of(tmp_path, f"import os, pathlib, shutil\n{code}", status=-signal.SIGKILL)
+    assert [event["path"] for event in events if event["e"] == "harm"] == [str(users / path)]
+    assert (tmp_path / "records" / "harm").exists()
+    assert (users / path).read_text() == "mine"
+
+
+def test_what_is_not_protected(tmp_path: Path, users: Path) -> None:
+    """Reads, files that the run makes, its output, caches, temporary folders, and locks."""
+    places = ("hf/hub", ".cache/x", "__pycache__", "model_cache", "tmp", "wandb")
+    for place in places:
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "file").write_text("cached")
+    (users / "data.lock").touch()
+    (tmp_path / "out" / "old.pt").write_text("of a resume")
+    events = events_of(
+        tmp_path,
+        "import os, shutil\n"
+        "assert open('users/last.pt').read() + open('users/log.txt', 'rb').read().decode() == 'minemine'\n"
+        "for path in ('users/new.pt', 'users/data.lock', 'out/old.pt', '/dev/null'):\n"
+        "    open(path, 'w').write('x')\n"
+        "    open(path, 'a').write('x')\n"
+        "os.replace('out/old.pt', 'users/new.pt')\n"
+        "os.rename('users/new.pt', 'users/newer.pt')\n"
+        "os.unlink('users/newer.pt')\n"
+        "os.makedirs('users/made/below')\n"
+        "open('users/made/below/x', 'w').write('x')\n"
+        "shutil.rmtree('users/made')\n"
+        f"for place in {places}:\n"
+        "    open(f'{place}/file', 'w').write('x')\n"
+        "    shutil.rmtree(place)\n",
+        HF_HOME=str(tmp_path / "hf"),
+        TMPDIR=str(tmp_path / "tmp"),
+    )
+    assert [event for event in events if event["e"] in ("harm", "broken")] == []
+
+
+def test_syncs(tmp_path: Path) -> None:
+    events = events_of(
+        tmp_path,
+        "import os\n"
+        "file = open('out/x.tmp', 'w')\n"
+        "os.fsync(file)\n"
+        "os.fdatasync(file.fileno())\n"
+        "other = open('elsewhere', 'w'); os.fsync(other.fileno())\n"
+        "os.rename('out/x.tmp', 'out/x')\n"
+        "os.fsync(file.fileno())\n"
+        "os.sync()\n",
+    )
+    paths = [event["path"] for event in events if event["e"] == "sync"]
+    assert paths == ["x.tmp", "x.tmp", "x", ""]

@@ -13,6 +13,7 @@ from dcpbench.records.store import read_rows
 
 pytestmark = pytest.mark.slow
 
+SECRET = "k-0123456789"
 BENCH = TESTS.parent / "benchmarks" / "resumebench"
 
 
@@ -26,7 +27,14 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """A loop whose optimizer is not restored, killed, and torn in a save."""
     folder = tmp_path_factory.mktemp("script") / "results"
     stops = [f"--stop={stop}" for stop in ("kill@11", "write@step-4.pt:1", "kill@99")]
-    command = [sys.executable, str(BENCH / "plain.py"), "{out}", "no_optimizer"]
+    command = [
+        "env",
+        f"MY_API_KEY={SECRET}",
+        sys.executable,
+        str(BENCH / "plain.py"),
+        "{out}",
+        "no_optimizer",
+    ]
     return script(folder, *stops, "--", *command)
 
 
@@ -54,6 +62,24 @@ def test_printed_verdicts(checked: Finished) -> None:
     assert "likely: the optimizer's state is not restored: it is not saved, or not loaded" in text
     assert "write@step-4.pt:1 exact from the start: no checkpoint was complete" in text
     assert all(line == line.rstrip() for line in checked.out.splitlines())
+
+
+def test_secrets_are_written_nowhere(checked: Finished) -> None:
+    assert "env MY_API_KEY=*** " in read_rows(checked.folder)[0][0].overrides
+    assert SECRET not in checked.out + checked.err
+    written = [path for path in checked.folder.rglob("*") if path.is_file()]
+    assert [path for path in written if SECRET.encode() in path.read_bytes()] == []
+
+
+def test_file_of_the_user_is_not_written_over(tmp_path: Path) -> None:
+    """Neither by the reference, nor without the recorder."""
+    (tmp_path / "last.pt").write_text("mine")
+    code = "import sys; open(sys.argv[2], 'w')"
+    ended = script(tmp_path / "x", "--", sys.executable, "-c", code, "{out}", str(tmp_path / "last.pt"))
+    assert ended.status == 2
+    text = f"before it changes {tmp_path}/last.pt, which was there before (open): the command names it by"
+    assert text in ended.err
+    assert (tmp_path / "last.pt").read_text() == "mine"
 
 
 def test_reports_of_stops(checked: Finished) -> None:
@@ -112,6 +138,10 @@ def test_hanging_script_is_ended(tmp_path: Path) -> None:
         (
             ["--", sys.executable, "-I", "-c", "'{out}'"],
             "none of its Python processes was recorded: python -I",
+        ),
+        (
+            ["--", "torchrun", "--nnodes=2", "train.py", "{out}"],
+            "nnodes=2: dcpbench script checks commands that",
         ),
         ([], "Missing argument"),
     ],

@@ -92,7 +92,9 @@ class Run:
 
     @property
     def failure(self) -> str:
-        """The exit status, and what it said."""
+        """The exit status and what it said, or the file of the user that it was about to change."""
+        if harm := self.of_kind("harm"):
+            return f"ended before it changes {harm[0]['path']}, which was there before ({harm[0]['change']})"
         return f"exit status {self.status}: {self.said}"
 
     @cached_property

@@ -7,6 +7,7 @@ from pathlib import Path
 from dcpbench.config.text import path_text
 from dcpbench.plugins.script.record import Run
 from dcpbench.plugins.script.run import OUT, Command
+from dcpbench.plugins.script.words import leads_to
 
 _EARLY_S = 120.0
 _SHORT_S, _FACTOR = 30.0, 3.0
@@ -24,6 +25,10 @@ def problem_of(run: Run, command: Command, place: Path, limit_s: float, seconds:
 
     A command that fails early is run once more without the recorder, in the folder `place`.
     """
+    if harm := run.of_kind("harm"):
+        word = leads_to(harm[0]["path"], command.words, command.cwd)
+        why = f"the command names it by {word!r}" if word else "no word of the command names it"
+        return f"was {run.failure}: {why}; write {OUT} for the folder of its output"
     if run.status is None:
         return f"hangs, or takes longer than {limit_s:g} s (--timeout)"
     if run.status and not run.ranks and seconds < _EARLY_S:

@@ -5,7 +5,7 @@ import re
 import signal
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import BinaryIO
 
@@ -13,6 +13,7 @@ from dcpbench import SAFE_PATH
 from dcpbench.config.errors import ConfigError
 from dcpbench.plugins.script.process import Process
 from dcpbench.plugins.script.record import Run
+from dcpbench.plugins.script.words import paths_of
 from dcpbench.plugins.script.working_folder import WorkingFolder
 from dcpbench.records.files import file_lengths
 from dcpbench.records.store import write_json
@@ -87,6 +88,8 @@ class Command:
     every: int = 1
     grace_s: float = 30.0
     is_recorded: bool = True
+    began: float = field(default_factory=time.time)
+    """Seconds of the epoch: files of the user that were there before are protected."""
 
     @property
     def has_out(self) -> bool:
@@ -105,7 +108,9 @@ class Command:
         settings = place / f"{name}.json"
         # A resumed run is recorded at each step: it is compared where the uninterrupted one is recorded.
         every = 1 if name == "resumed" else self.every
-        write_json(settings, {"records": str(records), "watched": str(out), "every": every, "stop": stop})
+        known = {"records": str(records), "watched": str(out), "every": every, "stop": stop}
+        named = [str(self.cwd), *paths_of([*self.words, *more], self.cwd)]
+        write_json(settings, known | {"began": self.began, "own": [str(place.parent)], "named": named})
         words = [word.replace(OUT, str(out)) for word in (*self.words, *more)]
         words = words if self.has_out else WorkingFolder(self.cwd, place.parent).words(words, out)
         with log.open("wb") as output:
@@ -127,6 +132,8 @@ class Command:
         try:
             with Process(words, cwd, environment, output) as process:
                 while (status := process.poll()) is None:
+                    if settings.with_name(f"{settings.stem}-records").joinpath("harm").exists():
+                        return -signal.SIGKILL
                     if not is_stopped and any(settings.parent.glob(f"{settings.stem}-records/stopped-*")):
                         is_stopped = True
                         # A process that is to be killed has stopped.

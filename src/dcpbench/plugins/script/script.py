@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import psutil
@@ -25,6 +25,7 @@ from dcpbench.plugins.script.judge import STATUS, Verdict, judge
 from dcpbench.plugins.script.record import Run
 from dcpbench.plugins.script.reference import problem_of
 from dcpbench.plugins.script.run import OFFLINE, OUT, Command, chosen
+from dcpbench.plugins.script.words import hidden, other_hosts, secrets_of
 from dcpbench.plugins.script.working_folder import WorkingFolder
 from dcpbench.records import files
 from dcpbench.records.row import INTERRUPTED, WRONG_CONFIGURATION, Row
@@ -51,6 +52,8 @@ def main(
 ) -> int:
     """Check a script, and return the exit status."""
     place = Path(folder or Path("outputs", datetime.now(UTC).strftime("%Y-%m-%d_%H-%M-%S_%f"))).resolve()
+    if host := other_hosts(words, os.environ, Path.cwd()):
+        raise ConfigError(f"{host}: dcpbench script checks commands that run on one host, which is this one")
     if place.exists() and any(place.iterdir()):
         raise ConfigError(f"--dir {folder}: is not empty")
     console = Console(file=sys.stderr if as_json else sys.stdout)
@@ -74,6 +77,7 @@ class Check:
 
     def __init__(self, command: Command, resume_words: Sequence[str], place: Path, console: Console) -> None:
         self._command, self._resume_words, self._place, self._console = command, resume_words, place, console
+        self._hidden = partial(hidden, secrets=secrets_of([*command.words, *resume_words]))
         self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._commit = SweepCode().dcpbench.commit
 
@@ -139,7 +143,7 @@ class Check:
         if not saves:
             problem = problem or f"saved nothing {where}: there is nothing to resume from"
         if problem:
-            raise ConfigError(f"the command {problem}; see {path_text(run.log)}")
+            raise ConfigError(self._hidden(f"the command {problem}; see {path_text(run.log)}"))
         machine = {"host": platform.node(), "cpu_cores": psutil.cpu_count(), "dcpbench_commit": self._commit}
         machine |= {name: run.about[name] for name in ("torch", "python")}
         write_json(self._place / ENVIRONMENT_JSON, machine)
@@ -158,19 +162,19 @@ class Check:
         parallel = [name for kind, name in _PARALLEL.items() if kind in about["classes"]]
         first, resume = verdict.first, shlex.join(self._resume_words)
         options = [f"--resume-args={resume}"] * bool(resume) + [f"--every={every}"] * (every > 1)
-        config = {"script.command": shlex.join(words), "--stop": stop}
-        config |= {"script.resume_args": resume} if resume else {}
+        config = {"script.command": self._hidden(shlex.join(words)), "--stop": stop}
+        config |= {"script.resume_args": self._hidden(resume)} if resume else {}
         status = STATUS[verdict.word]
         details = {
             "run": bar(self._reference, verdict),
             "likely": [verdict.cause] if verdict.cause else [],
-            "log_tail": log if status == "fail" else [],
+            "log_tail": [*map(self._hidden, log)] if status == "fail" else [],
             "rank": first.rank if first else 0,
         }
         return Row(
             cell=name,
             status=status,
-            reason=None if verdict.word == "exact" else f"{verdict.word}: {verdict.reason}",
+            reason=None if verdict.word == "exact" else self._hidden(f"{verdict.word}: {verdict.reason}"),
             axes={
                 "scenario": "script",
                 "parallel": "+".join(parallel) or "none",
@@ -182,7 +186,7 @@ class Check:
                 "device": "+".join(about["devices"]) or None,
                 "seed": 0,
             },
-            overrides=shlex.join(["script", *options, f"--stop={stop}", "--", *words]),
+            overrides=self._hidden(shlex.join(["script", *options, f"--stop={stop}", "--", *words])),
             resume={"pass": True, "fail": False}.get(status),
             first_mismatch=first.names[0] if first and first.names else None,
             metrics={
@@ -206,11 +210,11 @@ class Check:
 
     def _line(self, name: str, word: str, style: str, text: str, seconds: float) -> None:
         """Print what a run showed."""
-        line = text_of(f"{name:9}  ").append(f"{word:8}", style).append(f"  {text}", "")
+        line = text_of(f"{name:9}  ").append(f"{word:8}", style).append(f"  {self._hidden(text)}", "")
         self._console.print(line.append(f"  {seconds:.1f} s", "dim"), soft_wrap=True)
 
     def _print(self, text: str, style: str = "") -> None:
-        self._console.print(text_of(text, style), soft_wrap=True)
+        self._console.print(text_of(self._hidden(text), style), soft_wrap=True)
 
 
 def bar(reference: Run, verdict: Verdict) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import sys
 import threading
 from typing import Any, Callable
 
 from .log import Log
+from .protection import CHANGES
 
 CALLS = {
     "torch.serialization": {"save": "save_file", "load": "load"},
@@ -28,10 +30,43 @@ _uploading: set[str] = set()
 
 
 def watch(log: Log) -> None:
-    """Record changes and reads of files of this process."""
-    sys.addaudithook(
-        lambda event, args: log.guarded(_EVENTS[event], log, *args) if event in _EVENTS else None
-    )
+    """Record changes and reads of files of this process, and end it before it changes one of the user."""
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if event in CHANGES:
+            log.guarded(_protect, log, event, *args)
+        if event in _EVENTS:
+            log.guarded(_EVENTS[event], log, *args)
+
+    sys.addaudithook(hook)
+    for name in ("fsync", "fdatasync", "sync"):  # no audit event
+        setattr(os, name, _synced(log, getattr(os, name)))
+
+
+def _synced(log: Log, function: Any) -> Any:
+    @functools.wraps(function)
+    def recorded(*args: Any) -> Any:
+        result = function(*args)
+        log.guarded(_sync, log, *args)
+        return result
+
+    return recorded
+
+
+def _sync(log: Log, file: Any = None) -> None:
+    """Record that what was written to a file, or to all, is on the disk."""
+    number = file if file is None or isinstance(file, int) else file.fileno()
+    path = "" if number is None else log.watched(os.readlink(f"/proc/self/fd/{number}"))
+    if path is not None:
+        log.write("sync", path=path)
+
+
+def _protect(log: Log, event: str, *args: Any) -> None:
+    """End this process at once if the event would change a file of the user."""
+    if path := log.protection.harmed(event, args):
+        log.write("harm", path=path, change=event)
+        open(log.harm_mark, "w").close()
+        signal.raise_signal(signal.SIGKILL)
 
 
 def _opened(log: Log, path: Any, mode: Any, flags: int) -> None:
@@ -79,6 +114,8 @@ def _recorded(function: Any, action: str, log: Log) -> Any:
     @functools.wraps(function, updated=())
     def recorded(*args: Any, **kwargs: Any) -> Any:
         values = (*args, *kwargs.values())
+        if action == "save_file" and len(values) > 1:
+            log.guarded(_protect, log, "open", values[1], "w", os.O_WRONLY)
         path = _path(log, values[saves:])
         if action == "save_file" and path is None:
             path = _ELSEWHERE

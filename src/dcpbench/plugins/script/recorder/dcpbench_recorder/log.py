@@ -10,6 +10,8 @@ import time
 from contextlib import suppress
 from typing import Any, Callable
 
+from .protection import Protection
+
 
 class Log:
     """Append events to the file of this process: one JSON object a line, with the number of optimizer steps
@@ -21,6 +23,7 @@ class Log:
         self.folder: str = known["records"]
         self.root: str = known["watched"]
         self.every: int = known["every"]
+        self.protection = Protection(known)
         self.stop = Stop(self, known["stop"])
         self.steps = 0
         self._begin()
@@ -43,6 +46,11 @@ class Log:
     def save_mark(self) -> str:
         """The path of a file that exists if any rank has saved after these steps: one may save for all."""
         return os.path.join(self.folder, f"saved-{self.steps}")
+
+    @property
+    def harm_mark(self) -> str:
+        """The path of a file that exists if a process was ended before it changed a file of the user."""
+        return os.path.join(self.folder, "harm")
 
     def watched(self, path: Any) -> str | None:
         """Return the path of a file below the watched folder; None of others, and of what is no path."""

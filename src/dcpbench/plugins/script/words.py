@@ -1,0 +1,86 @@
+"""The words of a command: the secrets, hosts and files that they name."""
+
+import os
+import re
+import shlex
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_LEAST_HIDDEN = 8
+"""Length of the shortest value that is masked wherever it is; a shorter one can be an ordinary word."""
+_NAME = (
+    r"(?:[\w.-]*(?:token|key|secret|passw(?:or)?d|passphrase|credentials?)"
+    r"|[\w.-]*(?:api|access|secret|private)_?key[\w.-]*)"
+)
+_SECRET = re.compile(
+    rf"""(?i)(?<![\w.-])(-+{_NAME}["']?,?\s+(?!["']?-)|[-+~]*{_NAME}(?:=|["']\s*:\s*))"""
+    r"""("[^"]*"|'[^']*'|[^\s"',&}\]]+)"""
+)
+"""An option and the next word, an assignment, or an entry of JSON: all before the value, and the value."""
+_QUOTED = re.compile(rf"(?i)(?<=')([-+~]*{_NAME}=)([^']+)")
+"""An assignment in quotes, whose value can have spaces."""
+_HOSTS = re.compile(
+    r"(?i)\b(?:pet_)?"
+    r"(?:(?:nnodes|num[_-](?:machines|nodes)|slurm_(?:job_num_|n)nodes)[= ](?:\d+:)?(?P<count>\d+)\b"
+    r"|(?:rdzv[_-]endpoint|master[_-]addr|main[_-]process[_-]ip)[= ](?P<host>\[.*?\]|[^\s:]+)"
+    r"|(?:hostfile|config[_-]file)[= ](?P<file>\S+))"
+)
+
+
+def secrets_of(words: Sequence[str]) -> frozenset[str]:
+    """Return the values of words and variables that are named like a token, key, secret or password."""
+    text = shlex.join(words)
+    return frozenset(match[2].strip("\"'") for way in (_QUOTED, _SECRET) for match in way.finditer(text))
+
+
+def hidden(text: str, secrets: frozenset[str]) -> str:
+    """Mask secrets in a text, which can quote the command."""
+    for value in sorted(secrets, key=len, reverse=True):
+        text = text.replace(value, "***") if len(value) >= _LEAST_HIDDEN else text
+    return _SECRET.sub(r"\1***", _QUOTED.sub(r"\1***", text))
+
+
+def other_hosts(words: Sequence[str], variables: Mapping[str, str], cwd: Path) -> str:
+    """Return the words, variable, or line of a file that start the command on other hosts too; else empty."""
+    for text in (" ".join(words), *(f"{name}={value}" for name, value in variables.items())):
+        for match in _HOSTS.finditer(text):
+            count, host, file = match["count"], match["host"], match["file"]
+            if (count and int(count) > 1) or (host and not _is_here(host)):
+                return match[0]
+            if file and (cwd / file).is_file():  # of mpirun or DeepSpeed, or of accelerate
+                lines = [
+                    line for line in (cwd / file).read_text(errors="replace").splitlines() if line[:1] > "#"
+                ]
+                machines = [line for line in lines if re.match(r"num_machines:\s*(?!1\b)\d", line)]
+                if machines or (match[0].startswith("hostfile") and len(lines) > 1):
+                    return f"{file}: {[*machines, lines[1]][0]}"
+    return ""
+
+
+def _is_here(host: str) -> bool:
+    """Tell whether a host, by name or address, is this one: only its own addresses can be bound."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.bind((host.strip("[]"), 0))
+    except OSError:
+        return host.lower() in (socket.gethostname().lower(), socket.getfqdn().lower())
+    return True
+
+
+def paths_of(words: Sequence[str], cwd: Path) -> dict[str, str]:
+    """Return the words that are the path of a file or folder, or assign it, by the path."""
+    values = [(word.rpartition("=")[2], word) for word in words]
+    return {
+        os.path.realpath(cwd / value): word
+        for value, word in values
+        if value and ((cwd / value).exists() or (os.sep in value and (cwd / value).parent.is_dir()))
+    }
+
+
+def leads_to(path: str, words: Sequence[str], cwd: Path) -> str:
+    """Return the word that names a file, or the closest folder that it is below; else empty."""
+    named = paths_of(words, cwd)
+    above = [place for place in named if f"{path}/".startswith(place.rstrip("/") + "/")]
+    return named[max(above, key=len)] if above else ""
