@@ -40,7 +40,7 @@ class CellTest(DTensorTestBase):
         world = World(self.rank, config.world_size, device, *groups)
         folder = str(Path(os.environ[CELL]).parent)
         report = RankReport(self.rank)
-        spec = CellSpec(RunId("bench", "cell", 0, 0), config, folder, folder)
+        spec = CellSpec(RunId("bench", "cell", 0), config, folder, folder)
         run_cell(spec, world, report, say_nothing, say_nothing)
         assert not any(check.count for check in report.checks.values())
 

@@ -3,9 +3,9 @@
     python bench/soak.py [--cells N] [--seed N]
 
 A sweep of many small cells on CPU ranks. A rank is killed or stopped again and again; now and then the
-driver is killed and the sweep resumed. Exits with 1 unless every cell has exactly one complete row, the row
-of each cell that was hit says so, even if its second attempt passed, all other cells passed, and no process
-or file is leaked.
+driver is killed and the sweep resumed. Exits with 1 unless every cell has exactly one complete row besides
+that of a retry, the row of each run that was hit says so, all other runs passed, and no process or file is
+leaked.
 """
 
 # ruff: noqa: T201
@@ -30,8 +30,6 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
-FIRST_TRY = "first-try"
-"""Where the logs of a cell's first try are moved, while ranks that leave may still write them."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP)
 CELL_LIMIT_S = 8
@@ -115,8 +113,7 @@ class Soak:
         chosen = self.chance.choice(SIGNALS)
         with suppress(ProcessLookupError):
             os.kill(pid, chosen)
-            cell = next(part.name for part in log.parents if part.name != FIRST_TRY)
-            self.hits.append(Hit(cell, int(log.stem.removeprefix("rank")), chosen.name))
+            self.hits.append(Hit(log.parent.name, int(log.stem.removeprefix("rank")), chosen.name))
 
     def ranks(self, driver: "subprocess.Popen[bytes]") -> Iterator[tuple[int, Path]]:
         """The rank processes and their logs."""
@@ -170,51 +167,39 @@ def read(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 def judge(rows: list[dict[str, Any]], hits: list[Hit], cells: int, status: int) -> Iterator[str]:
     """What is not as it must be."""
-    counted = Counter(row["cell"] for row in rows)
+    counted = Counter(row["cell"] for row in rows if row["retry_of"] is None)
     if len(counted) != cells:
         yield f"{len(counted)} of {cells} cells have a row"
     yield from (f"{number} rows of {cell}" for cell, number in counted.items() if number > 1)
     before = ""
     for row in rows:
-        for tried in tries(row):
-            if tried["status"] == "pass":
-                continue
+        if row["status"] != "pass":
             # A rank that was hit before it began the cell still wrote to the log of the one before.
             here = [hit for hit in hits if hit.cell in (row["cell"], before)]
-            if not any(explains(hit, tried) for hit in here):
-                yield f"{row['cell']}: {tried['status']} without a cause: {tried['reason']}; {here}"
-        if row["status"] == "pass" and row["flaky"] is False:
-            yield f"{row['cell']}: passed twice"
+            if not any(explains(hit, row) for hit in here):
+                yield f"{row['cell']}: {row['status']} without a cause: {row['reason']}; {here}"
         before = row["cell"]
-    if status != int(any(row["status"] != "pass" or row["flaky"] for row in rows)):
+    if status != int(any(row["status"] != "pass" for row in rows)):
         yield f"exit status {status}"
 
 
-def tries(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """The outcomes of a cell: of its first try and of its second, or of its only one."""
-    first = row["details"].get("first_try")
-    return [first, row] if first else [row]
-
-
-def explains(hit: Hit, tried: dict[str, Any]) -> bool:
-    """Whether an outcome says what was done to a rank."""
-    reason = tried["reason"]
+def explains(hit: Hit, row: dict[str, Any]) -> bool:
+    """Whether a row says what was done to a rank."""
+    reason = row["reason"]
     if hit.name == "SIGSTOP":
         stopped = re.search(rf"rank [\d, ]*\b{hit.rank}\b[\d, ]* stopped by a signal", reason)
-        return tried["status"] == "timeout" and stopped is not None
-    return tried["status"] == "crash" and reason.startswith(f"rank {hit.rank} was killed by {hit.name} in ")
+        return row["status"] == "timeout" and stopped is not None
+    return row["status"] == "crash" and reason.startswith(f"rank {hit.rank} was killed by {hit.name} in ")
 
 
 def report(rows: list[dict[str, Any]], soak: Soak, spent_s: float) -> None:
     """What happened, in figures."""
     sent = ", ".join(f"{number} {name}" for name, number in Counter(hit.name for hit in soak.hits).items())
     came_to = Counter(f"{row['status']}{' (flaky)' if row['flaky'] else ''}" for row in rows)
-    print(f"{len(rows)} cells in {spent_s:.0f} s, {soak.drivers} drivers, {len(soak.hits)} hits ({sent})")
+    print(f"{len(rows)} runs in {spent_s:.0f} s, {soak.drivers} drivers, {len(soak.hits)} hits ({sent})")
     print(", ".join(f"{number} {status}" for status, number in came_to.most_common()))
-    first = Counter(tried["status"] for row in rows for tried in tries(row) if tried["status"] != "pass")
-    print(
-        "tries that failed: " + (", ".join(f"{number} {status}" for status, number in first.items()) or "0")
-    )
+    first = Counter(row["status"] for row in rows if row["status"] != "pass")
+    print("runs that failed: " + (", ".join(f"{number} {status}" for status, number in first.items()) or "0"))
 
 
 def shared_memory() -> set[str]:

@@ -147,12 +147,12 @@ class Finished:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The rows with their details, in the order of the sweep's cells."""
+        """The rows with their details, in the order of the sweep's cells, retries last."""
         if not (self.folder / "results.jsonl").exists():
             return []
         cells = [*json.loads((self.folder / "sweep.json").read_text())["cells"]]
         rows = [row.flat() for row in read_rows(self.folder)[0]]
-        return sorted(rows, key=lambda row: cells.index(row["cell"]))
+        return sorted(rows, key=lambda row: [*cells, row["cell"]].index(row["cell"]))
 
     def measurements(self, cell: str, metric: str) -> list[dict[str, Any]]:
         """What was measured of a metric in a cell."""

@@ -137,10 +137,11 @@ class Result:
     def __repr__(self) -> str:
         """Return the folder, and the line that counts the cells and their statuses."""
         try:
+            from dcpbench.analysis.frame import planned
             from dcpbench.report.tables import headline
 
             left = sum(map(len, self._sweep.not_run().values()))
-            counts = headline(self.rows, left)
+            counts = headline(planned(self.rows), left)
         except Exception as error:  # noqa: BLE001 - a debugger or an assertion can ask at any time
             counts = f"{type(error).__name__}: {error}"
         return f"Result({str(self.folder)!r}: {counts})"
@@ -168,10 +169,10 @@ class Result:
         """
         if self.ok:
             return
-        from dcpbench.analysis.frame import ok, records
+        from dcpbench.analysis.frame import ok, planned, records
         from dcpbench.analysis.runs import names_of, why_failed
 
-        rows = self.rows
+        rows = planned(self.rows)
         failed = rows[~ok(rows)]
         if len(failed):
             head = f"{len(failed)} of {counted(len(rows), 'cell')} failed"
@@ -286,7 +287,7 @@ def read_sweep(folder: str | Path) -> Result:
     rows = read_rows(Path(folder), details=False)[0]
     status = exit_status(rows)
     with suppress(ConfigError):  # rows alone, copied from elsewhere
-        if len({row.run for row in rows}) < len(Record.read(Path(folder)).cells):
+        if len({row.run for row in rows if row.retry_of is None}) < len(Record.read(Path(folder)).cells):
             status = 1
     return Result(Path(folder), status)
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -58,14 +59,23 @@ def test_rows_without_new_columns_are_complete(tmp_path: Path) -> None:
     assert read.row.reason is None
 
 
+def test_sweep_of_another_version_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    folder_of_lines(tmp_path / "old", [line(schema_version=4)] * 9)
+    expected = f"{tmp_path / 'old'}: all of its rows have schema version 4, this dcpbench reads 5"
+    with pytest.raises(ResultsError, match=f"^{re.escape(expected)}$"):
+        read_sweeps(tmp_path / "old")
+    folder_of_lines(tmp_path / "new", [line()])
+    assert read_sweeps(tmp_path).left_out == [expected]
+
+
 @pytest.mark.parametrize(
     ("damaged", "told"),
     [
         (b'{"cell": "torn", "sta', "whose write was interrupted"),
         (b"[1, 2]\n", "a list of 2, expected a row"),
         (b'"a row"\n', '"a row", expected a row'),
-        (b"{}\n", "schema version null, this dcpbench reads 4; ignored"),
-        (line(schema_version=5), "schema version 5, this dcpbench reads 4; ignored"),
+        (b"{}\n", "schema version null, this dcpbench reads 5; ignored"),
+        (line(schema_version=4), "schema version 4, this dcpbench reads 5; ignored"),
         (line()[:-40] + b"\0" * 40 + b"\n", "not JSON: Expecting property"),
         (b"__import__('os')\n", "not JSON: Expecting value: line 1 column 1 (char 0); ignored"),
         (b'{"a": 1\n', "not JSON: Expecting ',' delimiter: line 2 column 1 (char 8); ignored"),

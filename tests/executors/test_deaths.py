@@ -5,7 +5,6 @@ import itertools
 import os
 import re
 import subprocess
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -174,50 +173,46 @@ def test_next_cell_begins_soon_after_a_death(deaths: Finished) -> None:
     assert max(gaps.values()) < SOON_S, gaps
 
 
-def test_second_attempt_that_passes_is_flaky(sweep: Callable[..., Finished]) -> None:
+def test_retry_that_passes_is_flaky(sweep: Callable[..., Finished]) -> None:
     retried = sweep(*experiment("tried_again", ["once"]), *SMALL)
-    (row,) = retried.rows
-    assert row["status"] == "pass"
-    assert row["flaky"] is True
-    assert row["reason"] == "flaky: the first attempt ended as crash: rank 1 was killed by SIGKILL in load"
-    assert row["details"]["first_try"]["status"] == "crash"
-    assert row["model_equal"] is True
+    first, retry = retried.rows
+    assert (first["status"], first["flaky"], first["retry_of"]) == ("crash", True, None)
+    assert first["reason"] == "rank 1 was killed by SIGKILL in load"
+    assert (retry["status"], retry["flaky"], retry["retry_of"]) == ("pass", None, 0)
+    assert retry["model_equal"] is True
     assert retried.status == 1
-    assert "pass (flaky)" in retried.err
-    assert "1 flaky" in retried.out.splitlines()[-1]
-    assert "the first attempt ended as crash" in retried.out
-    cell = _folder(retried, row)
-    assert (cell / "first-try" / "rank1.log").exists()
-    assert list(cell.glob("checkpoints/step-*/.metadata")), "the checkpoints of the first attempt are kept"
-    assert not (cell / "checkpoints.second-try").exists()
+    assert "crash (flaky)" in retried.err
+    assert retried.out.splitlines()[-1] == "1 cell: 1 crash, 1 flaky"
+    for row in retried.rows:
+        assert (_folder(retried, row) / "rank1.log").exists()
+    assert list(_folder(retried, first).glob("checkpoints/step-*/.metadata")), (
+        "those of the failed run are kept"
+    )
+    assert not (_folder(retried, retry) / "checkpoints").exists()
 
 
 @pytest.mark.extended
-def test_second_attempt_that_fails_is_not_flaky(sweep: Callable[..., Finished]) -> None:
+def test_retry_that_fails_in_the_same_way_is_not_flaky(sweep: Callable[..., Finished]) -> None:
     retried = sweep(*experiment("tried_again", ["always"]), *SMALL)
-    (row,) = retried.rows
-    assert row["status"] == "error"
-    assert row["flaky"] is False
-    reason = row["reason"]
-    assert reason == row["details"]["first_try"]["reason"]
-    assert re.fullmatch(f"rank 0 in train without a save: ValueError: planted{LINE}", reason)
-    kept = [path.name for path in _folder(retried, row).rglob("checkpoints*")]
-    assert kept == ["checkpoints.second-try"]
+    first, retry = retried.rows
+    assert (first["status"], first["flaky"], retry["status"]) == ("error", False, "error")
+    assert first["reason"] == retry["reason"]
+    assert re.fullmatch(f"rank 0 in train without a save: ValueError: planted{LINE}", first["reason"])
+    assert [(_folder(retried, row) / "checkpoints").exists() for row in (first, retry)] == [True, False]
 
 
 def test_repeated_mismatch_is_not_retried(tmp_path: Path) -> None:
-    names, attempts = {"a": "w", "b": "w", "c": "v"}, Counter[str]()
+    names = {"a": "w", "b": "w", "c": "v"}
 
     def end(spec: CellSpec) -> StageEnd:
-        attempts[spec.run.cell] += 1
-        return healthy(WorldKind(1, "cpu", False), Mismatch(names[spec.run.cell], Problem.differs))
+        return healthy(WorldKind(1, "cpu", False), Mismatch(names[spec.run.cell[0]], Problem.differs))
 
     sweep, _ = sweep_of(tmp_path, jobs_in(tmp_path, *names, retry=1), end)
     sweep.run()
-    assert attempts == {"a": 2, "b": 1, "c": 2}
     rows = {row["cell"]: row.flat() for row in read_rows(tmp_path)[0]}
-    assert rows["b"]["details"]["no_second_try"] == "repeated by a second attempt in a"
-    assert {name: row["flaky"] for name, row in rows.items()} == {"a": False, "b": None, "c": False}
+    assert [*rows] == ["a", "a,repeat=1", "b", "c", "c,repeat=1"]
+    assert rows["b"]["details"]["no_retry"] == "repeated by a retry in a"
+    assert {name: rows[name]["flaky"] for name in names} == {"a": False, "b": None, "c": False}
 
 
 def test_rank_that_never_joins_times_out(tmp_path: Path) -> None:

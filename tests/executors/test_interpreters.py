@@ -96,7 +96,7 @@ def test_wrong_path_ends_a_sweep_before_it_starts(sweep: Callable[..., Finished]
 def test_interpreter_that_exits_is_an_error(tmp_path: Path) -> None:
     ranks = OtherInterpreter(_program(tmp_path, "exit 3"), (), ())
     kind = WorldKind(1, "cpu", False)
-    spec = CellSpec(RunId("tests", "cell", 0, 0), config(), str(tmp_path), str(tmp_path))
+    spec = CellSpec(RunId("tests", "cell", 0), config(), str(tmp_path), str(tmp_path))
     end = ranks.run(kind, spec, TimeoutsConfig(), lambda rank, phase: None)
     assert end.not_run is not None
     assert "could not be run" in end.not_run

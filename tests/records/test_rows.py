@@ -65,7 +65,7 @@ def test_rows_are_read_as_written(tmp_path: Path) -> None:
 def test_rows_are_made_of_what_json_has(tmp_path: Path) -> None:
     details = {"a": [1.5, math.inf], "b": {"c\udcff": math.nan}}
     verdict = Verdict("fail", "no file a\udcff", max_abs_diff=math.nan, details=details)
-    made = row_of(job(repeat=0, config_digest="d"), [Attempt(verdict, "2026-11-28")])
+    made = row_of(job(repeat=0, config_digest="d"), Attempt(verdict, "2026-11-28"))
     append_row(tmp_path, made)
     assert read_rows(tmp_path) == ([made], [])
     assert (made.reason, made.max_abs_diff) == ("no file a?", None)

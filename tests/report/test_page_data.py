@@ -36,7 +36,7 @@ _DRAWN = {"index", "kind", "text", "place"}
 )
 def test_names_tell_what_varies(axes: dict[str, list[Any]], names: list[str], numbers: list[str]) -> None:
     named_by = distinguishing(axes, [name for name in ("parallel", "save") if name in axes])
-    assert run_names(axes, named_by, [*range(len(names))]) == (names, numbers)
+    assert run_names(axes, named_by, [f"repeat {n}" for n in range(len(names))]) == (names, numbers)
 
 
 def test_scripts_read_the_fields_of_the_data(tmp_path: Path) -> None:

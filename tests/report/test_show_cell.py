@@ -44,7 +44,6 @@ DETAILS: dict[str, Any] = {
         }
     ],
     "phases": {"train": 0.25, "load": 0.5},
-    "first_try": {"status": "timeout", "reason": "after 2 s"},
     "rank": 1,
     "log_tail": ["Traceback", "  Bang"],
 }
@@ -111,7 +110,6 @@ def test_cells_are_printed_in_full(sweep: Path, capsys: pytest.CaptureFixture[st
     assert said.startswith("fail parallel=fsdp save=async: a check failed\n")
     assert sections["reason"][1:2] == [FAILED["reason"]]
     assert sections["likely cause"][1].startswith("State that no checkpoint contains was lost")
-    assert sections["first attempt"][1] == "timeout: after 2 s"
     assert sections["checks (resume failed)"][2:5] == [
         "model_equal passed 2 of 2 parameters and persistent buffers were restored bit for bit",
         "loss_resume_equal failed 1 of 1 resumed losses equal the uninterrupted run's, bit for bit",
@@ -218,7 +216,7 @@ def test_texts_of_others_stay_text(tmp_path: Path, capsys: pytest.CaptureFixture
         "phases": {nasty: 1.0},
         "rank": nasty,
     }
-    details |= {"log_tail": [nasty, 3], "first_try": {"reason": nasty}}
+    details["log_tail"] = [nasty, 3]
     bad = cell(cell=nasty, status="fail", model_equal=False, reason=nasty, details=details, overrides=nasty)
     assert main(["show", str(folder_with(tmp_path / "s", bad))]) == 0
     said = capsys.readouterr().out

@@ -114,7 +114,7 @@ def run_alone(fault: str = "none", seen_by: World | None = None, **values: Any) 
         checkpoints.mkdir()
         try:
             for stage in range(len(given.stages)):
-                spec = CellSpec(RunId("tests", "cell", 0, stage), given, folder, str(checkpoints))
+                spec = CellSpec(RunId("tests", "cell", stage), given, folder, str(checkpoints))
                 ran.reports.append(RankReport(0))
                 tell = ran.announced.append, lambda since: ran.uploads.append(len(since))
                 run_cell(spec, seen_by or world(), ran.reports[-1], *tell)

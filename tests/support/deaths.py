@@ -36,9 +36,9 @@ _TOLD_S = 30.0
 
 
 def dies(cell: Cell, how: str, phase: str, rank: int, once: bool = False) -> None:
-    """`save_load`, in which `rank` dies in `phase`; `once` leaves the second try alone."""
+    """`save_load`, in which `rank` dies in `phase`; `once` leaves the retry alone."""
     died = cell.folder.parent / "died"
-    if once and (cell.folder.parent / "first-try").exists():
+    if once and cell.config.repeat:
         how = "not"
     if how == "not" or cell.world.rank != rank:
         save_load(cell)
@@ -205,9 +205,9 @@ def _cuts_link(cell: Cell) -> None:
 
 
 def _writes_late(cell: Cell) -> None:
-    """It is cut off, and still writes its checkpoint, once that of the second try is complete."""
+    """It is cut off, and still writes its checkpoint, once that of the retry is complete."""
     _cut_link()
-    while not (complete := [*cell.folder.parent.glob("*/step-*/.metadata")]):
+    while not (complete := [*cell.folder.parents[1].glob("*/*/step-*/.metadata")]):
         time.sleep(0.005)
     late = cell.folder / complete[0].parent.name
     late.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Which cells are tried again, and what becomes of the checkpoints of either try."""
+"""Retries of cells, and the checkpoints that are kept."""
 
 import os
 import tempfile
@@ -9,22 +9,27 @@ from unittest import mock
 
 import pytest
 
-from dcpbench.config.groups import FaultConfig, KeepCheckpoints, StorageConfig
+from dcpbench.config.groups import FaultConfig, KeepCheckpoints, Rerun, StorageConfig
 from dcpbench.config.schema import Config
 from dcpbench.core.metrics import PHASE_S, Measurement
+from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import RankReport
-from dcpbench.core.stage_end import StageEnd
+from dcpbench.core.stage_end import RankEnd, StageEnd
 from dcpbench.core.statuses import STATUSES
 from dcpbench.executors.base import Executor, HostsLostError
-from dcpbench.rank.messages import CellSpec
-from dcpbench.records.row import exit_status
-from dcpbench.sweep.cell_runner import CellRunner, clear, is_due, set_aside
+from dcpbench.rank.messages import CellSpec, WorldKind
+from dcpbench.records.row import Row, exit_status
+from dcpbench.records.store import append_row, read_lines, read_rows
+from dcpbench.sweep.cell_runner import CellRunner, clear, is_due
+from dcpbench.sweep.plan import _one_per_run, code_digest
 from dcpbench.sweep.row_builder import Attempt, row_of
+from dcpbench.sweep.valid_rows import valid_rows
 from dcpbench.verdict.verdict import Verdict
 from support import alone
 from support.ends import reported
 from support.jobs import job
-from support.rows import row
+from support.pretended import jobs_in, sweep_of
+from support.pretended_engine import healthy
 
 NOBODY = 65534
 
@@ -32,60 +37,90 @@ NOBODY = 65534
 def tried(status: str, reason: str | None = None, fault_seen: bool | None = None) -> Attempt:
     checks = {"model_equal": status != "crash"}
     verdict = Verdict(status, reason, checks, fault_seen=fault_seen)
-    return Attempt(verdict, "2026-11-21T00:00:00+00:00")
+    return Attempt(verdict, "2026-11-21T00:00:00+00:00", [StageEnd()])
 
 
 @pytest.mark.parametrize("status", STATUSES)
-def test_cells_that_are_not_ok_have_two_attempts_without_fault(status: str) -> None:
+def test_cells_that_are_not_ok_are_retried_without_fault(status: str) -> None:
     assert is_due(tried(status), Config()) is (status not in ("pass", "xfail", "skip"))
     assert not is_due(tried(status), Config(retry=0))
+    assert not is_due(replace(tried(status), ends=()), Config()), "its ranks never ran"
     planted = Config(fault=FaultConfig(name="lr_not_restored", target="x.y"))
     for seen in (True, False):
         assert not is_due(tried(status, fault_seen=seen), planted)
 
 
-@pytest.mark.parametrize(("first", "second", "flaky"), [("crash", "pass", True), ("fail", "fail", False)])
-def test_row_has_both_attempts(first: str, second: str, flaky: bool) -> None:
-    reason = None if second == "pass" else "net1.weight differs"
-    first_try = replace(tried(first, "rank 2 died"), cell_s=2.0)
-    first_try = replace(first_try, verdict=replace(first_try.verdict, checks={"model_equal": False}))
-    settled = row_of(job(), [first_try, tried(second, reason)])
-    assert settled.status == second
-    assert settled.flaky is flaky
-    assert settled.details["first_try"]["status"] == first
-    assert settled.details["first_try"]["reason"] == "rank 2 died"
-    assert settled.details["first_try"]["cell_s"] == 2.0
-    assert settled.details["first_try"]["failed_checks"] == ["model_equal"]
-    assert ("rank 2 died" in (settled.reason or "")) is flaky
-    assert exit_status([settled, row(status="pass")]) == 1
+KIND = WorldKind(1, "cpu", False)
+ENDS = {
+    "pass": healthy(KIND),
+    "fail": healthy(KIND, Mismatch("w", Problem.differs)),
+    "crash": StageEnd((RankEnd(0, 0, "here", exited_at=1.0, exit_status=-9),)),
+    "error": StageEnd(not_run="they were unwell"),
+}
 
 
-def test_logs_of_the_first_attempt_are_moved(tmp_path: Path) -> None:
-    (tmp_path / "rank0.log").write_text("of the first try")
-    set_aside(tmp_path)
-    assert list(tmp_path.glob("*.log")) == []
-    assert (tmp_path / "first-try" / "rank0.log").read_text() == "of the first try"
+def run_twice(folder: Path, first: str, second: str, keep: str) -> tuple[list[Row], list[Path]]:
+    """Run a cell whose runs end with these statuses; return their rows, and the checkpoints that are left."""
+
+    def end(spec: CellSpec) -> StageEnd:
+        (Path(spec.checkpoints) / "step-0002").mkdir()
+        return ENDS[second if spec.config.repeat else first]
+
+    (planned,) = jobs_in(folder, "a", retry=1, keep_checkpoints=KeepCheckpoints[keep])
+    sweep, _ = sweep_of(folder, [planned], end)
+    sweep.run()
+    kept = [run for run in (planned, planned.retry) if run.checkpoints.exists()]
+    return read_rows(folder)[0], [run.folder for run in kept]
 
 
 @pytest.mark.parametrize(
-    ("keep", "status", "flaky", "left"),
+    ("first", "second", "keep", "left"),
     [
-        ("none", "fail", False, []),
-        ("failed", "pass", True, ["first"]),
-        ("failed", "fail", False, ["second"]),
-        ("failed", "fail", True, ["first", "second"]),
-        ("all", "pass", True, ["first", "second"]),
+        ("fail", "fail", "none", []),
+        ("crash", "pass", "failed", ["a"]),
+        ("crash", "crash", "failed", ["a"]),
+        ("crash", "fail", "failed", ["a", "a,repeat=1"]),
+        ("crash", "pass", "all", ["a", "a,repeat=1"]),
     ],
 )
-def test_kept_checkpoints_of_both_attempts(
-    tmp_path: Path, keep: str, status: str, flaky: bool, left: list[str]
-) -> None:
-    for name in ("first", "second"):
-        (tmp_path / name / "step-0002").mkdir(parents=True)
-    config = Config(keep_checkpoints=KeepCheckpoints[keep])
-    assert clear(config, not tried(status).is_ok, tmp_path / "second") == []
-    assert clear(config, flaky, tmp_path / "first") == []
-    assert sorted(path.name for path in tmp_path.iterdir()) == left
+def test_retry_is_another_run(tmp_path: Path, first: str, second: str, keep: str, left: list[str]) -> None:
+    (before, after), kept = run_twice(tmp_path, first, second, keep)
+    assert (before.status, before.flaky, before.retry_of) == (first, first != second, None)
+    assert (after.status, after.flaky, after.retry_of) == (second, None, 0)
+    assert (after.cell, after.repeat, after.config_digest) == ("a,repeat=1", 1, before.config_digest)
+    assert after.overrides.endswith("repeat=1")
+    assert exit_status([before, after]) == 1
+    assert [folder.name for folder in kept] == left
+    assert (tmp_path / after.cell / ".hydra" / "overrides.yaml").exists()
+
+
+def test_retries_come_after_all_planned_runs(tmp_path: Path) -> None:
+    first, second = jobs_in(tmp_path, "save=sync,repeat=0", "save=sync,repeat=1", retry=1)
+    second = replace(second, config=replace(second.config, repeat=1))
+    planned = _one_per_run([first, second])
+    retries = [run.retry for run in planned]
+    assert [(run.name, run.config.repeat, run.columns["retry_of"]) for run in retries] == [
+        ("save=sync,repeat=2", 2, 0),
+        ("save=sync,repeat=3", 3, 1),
+    ]
+
+
+@pytest.mark.parametrize("rerun", Rerun)
+def test_retry_is_as_valid_as_its_run(tmp_path: Path, rerun: Rerun) -> None:
+    (planned,) = jobs_in(tmp_path, "a", retry=1)
+    columns = {
+        **planned.columns,
+        "config_digest": planned.key.digest,
+        "code_digest": code_digest(planned.config),
+        "expected_digest": "e",
+    }
+    planned = replace(planned, columns=columns)
+    append_row(tmp_path, row_of(planned, tried("fail")), row_of(planned.retry, tried("pass")))
+    found = valid_rows(read_lines(tmp_path), [planned], rerun, {})
+    kept = rerun is not Rerun.failed
+    assert [len(found.lines), len(found.superseded)] == ([2, 0] if kept else [0, 2])
+    assert found.sentences(1)[0] == f"resume: {int(kept)} of 1 cells are done"
+    assert found.foreign == 0
 
 
 @pytest.fixture
@@ -132,31 +167,30 @@ def test_phases_are_those_of_the_slowest_rank() -> None:
     save = reported([report(0, build=1.0, save=2.0), report(1, build=2.5, save=0.25)])
     load = reported([report(0, build=1.0, verify_twin=0.5, verify_power=0.25), report(1, build=1.0)])
     of_two_stages = replace(tried("pass"), ends=[save, load], cell_s=6.0)
-    phases = row_of(job(), [of_two_stages]).details["phases"]
+    phases = row_of(job(), of_two_stages).details["phases"]
     assert phases == {"build": 2.0, "save": 2.0, "verify": 0.75}
-    assert "phases" not in row_of(job(), [tried("skip")]).details
+    assert "phases" not in row_of(job(), tried("skip")).details
 
 
 @pytest.mark.parametrize("keep", ["all", "none"])
-def test_second_attempt_without_hosts_leaves_nothing(keep: str, tmp_path: Path) -> None:
+def test_retry_without_hosts_leaves_nothing(keep: str, tmp_path: Path) -> None:
     store = tmp_path / "store"
     config = alone.config(keep_checkpoints=keep)
     config.storage = StorageConfig(options={"url": f"file://{store}"})
-    one = job(config)
-    one = replace(one, folder=tmp_path / "cell")
+    planned = replace(job(config), folder=tmp_path / "cell")
 
     def run(kind: object, spec: CellSpec, *_: object) -> StageEnd:
         place = Path(f"{store}{spec.checkpoints}")
         place.mkdir(parents=True)
         (place / "object").touch()
         (Path(spec.checkpoints) / "file").touch()
-        if spec.run.attempt:
+        if spec.config.repeat:
             raise HostsLostError("they are gone")
-        return StageEnd(not_run="they were unwell")
+        return ENDS["error"]
 
     executor = mock.Mock(Executor, run=run, interrupted=False)
     runner = CellRunner(tmp_path, executor, mock.Mock(), mock.Mock())
-    finished = runner.run(one).row
-    assert (finished.status, finished.details["no_second_try"]) == ("error", "they are gone")
+    (finished,) = runner.run(planned)
+    assert (finished.row.status, finished.row.details["no_retry"]) == ("error", "they are gone")
     left = {path.parent.name for path in tmp_path.rglob("*") if path.is_file()}
     assert left - {".hydra"} == (set() if keep == "none" else {"checkpoints"})

@@ -16,7 +16,7 @@ import pandas as pd
 from dcpbench.analysis.cell_identity import cell_names, config_differences, identity_keys, with_cells
 from dcpbench.analysis.change_points import Change, changes
 from dcpbench.analysis.costs import run_alike
-from dcpbench.analysis.frame import Sweeps, outcomes, records
+from dcpbench.analysis.frame import Sweeps, outcomes, planned, records
 from dcpbench.analysis.query import Condition, QueryError, select
 from dcpbench.code.sources import COMMITS, joined
 from dcpbench.core.axes import AXES
@@ -117,7 +117,7 @@ def history(
     Raises:
         dcpbench.analysis.query.QueryError: no row meets every condition.
     """
-    rows = select(sweeps.named().frame.assign(folder=sweeps.frame["sweep"]), where)
+    rows = select(planned(sweeps.named().frame.assign(folder=sweeps.frame["sweep"])), where)
     if rows.empty:
         every = f"{len(sweeps.frame):,} rows in {len(sweeps.environments):,} sweeps"
         raise QueryError(f"--where: none of {every} meets every condition")

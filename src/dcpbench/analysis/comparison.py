@@ -17,7 +17,7 @@ from dcpbench.analysis.cell_identity import (
     with_cells,
 )
 from dcpbench.analysis.costs import CHANGED, costs, is_regression
-from dcpbench.analysis.frame import Sweeps, is_false, is_true, ok
+from dcpbench.analysis.frame import Sweeps, is_false, is_true, ok, planned
 from dcpbench.analysis.runs import status_text, why_failed
 from dcpbench.code.sources import COMMITS, DCPBENCH, changed_files, commits_text, recorded, short
 from dcpbench.config.text import listed
@@ -104,7 +104,8 @@ def compared(
         dcpbench.analysis.query.QueryError: cells of one sweep differ only in what is ignored.
     """
     sides = {"earlier": earlier, "old": old, "new": new}
-    rows = pd.concat([side.assign(side=of) for of, side in sides.items() if side is not None and len(side)])
+    runs = {of: planned(side) for of, side in sides.items() if side is not None and len(side)}
+    rows = pd.concat([side.assign(side=of) for of, side in runs.items()])
     cells = with_cells(rows.reset_index(drop=True), identity_keys(rows), ignored)
     measured, after = cells[cells["side"] != "new"], cells[cells["side"] == "new"]
     before = cells[cells["side"] == "old"]
@@ -140,8 +141,8 @@ class _Outcome(NamedTuple):
 def status_changes(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
     """Return one line for each cell of either side, in the order of `CHANGES`, unchanged cells last.
 
-    A cell is flaky if only some of its runs are ok, or if one needed a second attempt. `failing`: it is not
-    ok on the new side; `reason`, `cause` and `again` are of the first such run. A new cell replaces a cell of
+    A cell is flaky if only some of its runs are ok, or if a retry had another status. `failing`: it is not ok
+    on the new side; `reason`, `cause` and `again` are of the first such run. A new cell replaces a cell of
     the old side at the same address with another configuration: that one has no line, and its key is
     `before`.
 

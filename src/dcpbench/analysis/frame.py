@@ -134,6 +134,11 @@ def as_text(value: object) -> str:
     return str(value).lower() if pd.api.types.is_bool(value) else str(value)
 
 
+def planned(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows without retries, which count neither as cells nor in costs and histories."""
+    return frame[frame["retry_of"].isna()].reset_index(drop=True)
+
+
 def outcomes(frame: pd.DataFrame) -> list[StatusSpec]:
     """Return what each row is shown as."""
     return [shown(**row) for row in records(frame[["status", "flaky", "fault_seen"]])]

@@ -23,7 +23,7 @@ _DIGITS = re.compile(r"[+-]?\d[\d.]*(?:e[+-]?\d+|x[0-9a-f]+)?")
 
 
 def status_text(frame: pd.DataFrame) -> "pd.Series[str]":
-    """Return the status, and whether a second attempt changed it."""
+    """Return the status, and whether a retry had another."""
     return frame["status"].mask(is_true(frame["flaky"]), frame["status"] + " (flaky)")
 
 
@@ -76,7 +76,7 @@ def runs_text(cells: pd.DataFrame) -> "pd.Series[str]":
 
 
 def failures(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return every run that is not a pass at the first attempt or a detected fault: its status, cell by the
+    """Return every run that is not a pass or a detected fault: its status, cell by the
     axes that vary, short reason, likely `cause`, one a line (can be empty), and the command to run it again.
 
     Runs of one cell with the same reason, except for numbers, are one row; its column `runs` counts them if

@@ -12,7 +12,7 @@ BAD = "bold red"
 class StatusSpec:
     """Declaration of a status.
 
-    >>> STATUSES["xfail"].ok, shown("pass", flaky=True).label
+    >>> STATUSES["xfail"].ok, shown("fail", flaky=True).label
     (True, 'flaky')
 
     Args:
@@ -44,7 +44,7 @@ class StatusSpec:
 
 UNKNOWN = StatusSpec("unknown", "?", "a status that this version of dcpbench does not know", stored=False)
 MISSED = StatusSpec("missed", "M", "no check detected the injected fault", "fault missed", stored=False)
-FLAKY = StatusSpec("flaky", "~", "two attempts had different statuses", stored=False)
+FLAKY = StatusSpec("flaky", "~", "its retry had another status", stored=False)
 SEEN = StatusSpec(
     "seen", "D", "the injected fault was detected as expected", "fault detected",
     ok=True, style="green", junit="passed", stored=False,
@@ -97,8 +97,8 @@ SEVERITY = {name: place for place, name in enumerate(SHOWN)}
 def shown(status: str, flaky: bool | None = None, fault_seen: bool | None = None) -> StatusSpec:
     """Return what a row is shown as.
 
-    A flaky row is never ok, because its second attempt does not explain the first. A row with an injected
-    fault is ok if the fault was detected as expected.
+    A flaky row is never ok, because its retry does not explain it. A row with an injected fault is ok if the
+    fault was detected as expected.
     """
     if flaky:
         return FLAKY

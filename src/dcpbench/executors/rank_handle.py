@@ -60,7 +60,7 @@ class Rank:
         that an earlier stage forked can send one."""
         content, end = message.content, self.end
         if message.rank != self.number or message.run not in (None, self.stage.run) or not end.waiting:
-            stage = f"{message.run.cell}, attempt {message.run.attempt + 1}" if message.run else "no cell"
+            stage = message.run.cell if message.run else "no cell"
             sender = f"{type(content).__name__} of rank {message.rank}, {stage}"
             self.dropped.append(f"rank {self.number}: dropped a message of another stage: {sender}")
             return False

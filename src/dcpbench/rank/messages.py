@@ -17,11 +17,10 @@ OF_RANK = "DCPBENCH_RANK_PID"
 
 @dataclass(frozen=True)
 class RunId:
-    """One stage of one attempt of one cell of one sweep."""
+    """One stage of one run of a cell of a sweep; `cell` is the name of the run."""
 
     sweep: str
     cell: str
-    attempt: int
     stage: int
 
 

@@ -12,7 +12,7 @@ from dcpbench.core.plugins import REGISTRIES, ColumnSpec, TextSpec
 from dcpbench.core.statuses import shown
 from dcpbench.records.plain_values import ColumnType
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 Run = tuple[str, int]
 """The identity of a run of a cell, in any sweep: the digest of the cell's `CellKey`, and the repeat."""
@@ -37,8 +37,7 @@ class Row:
 
     Times are seconds, sizes bytes. Values that were not measured, or do not apply, are null.
 
-    Rows that differ only in `repeat` are repeats of one cell. After a second attempt the row describes that
-    one, and `details` the first.
+    Rows that differ only in `repeat` are repeats of one cell, and so are a run that was not ok and its retry.
     """
 
     cell: str = _column("the cell's name: its differences from the defaults", MISSING)
@@ -48,7 +47,8 @@ class Row:
     )
     axes: Mapping[str, Any] = field(default_factory=dict)
     overrides: str = _column("the command line words that run this cell again", "")
-    repeat: int = _column("which of `repeats` runs this is, from 0", 0)
+    repeat: int = _column("which run of its cell this is, from 0", 0)
+    retry_of: int | None = _column("of a retry: the `repeat` of the run that failed")
     checks: Mapping[str, bool | None] = field(default_factory=dict)
     resume: bool | None = _column(
         "every check of saving and resuming passed and was able to fail; null where none was made"
@@ -56,7 +56,7 @@ class Row:
     training: bool | None = _column("the same for checks of training")
     powered: bool | None = _column("every check has been shown, in this cell, to be able to fail")
     fault_seen: bool | None = _column("the injected fault was detected as expected; null without one")
-    flaky: bool | None = _column("the retry gave a different status; null if there was no retry")
+    flaky: bool | None = _column("its retry had another status; null if it was not retried")
     gradient_bound: str | None = _column(
         "how gradients were compared with the twin's: `rounding_of_sum` or `measured_noise`"
     )
@@ -97,7 +97,7 @@ class Row:
         "the commit of the checkout that holds the user's target, `-dirty` if it was changed; "
         "name and version of an installed one; null without a target"
     )
-    started_at: str | None = _column("the start of the cell's first attempt, UTC")
+    started_at: str | None = _column("the start of the run, UTC")
     config_digest: str = _column("of the cell's identity: rows compare where it is equal", "")
     expected_digest: str | None = _column(
         "of the known failures listed for the cell, and of how its fault must be detected"

@@ -35,6 +35,7 @@ SUPERSEDED_JSONL = "superseded.jsonl"
 ENVIRONMENT_JSON = "environment.json"
 SWEEP_JSON = "sweep.json"
 
+_VERSION = "schema version"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TYPE_NAMES = {
     bool: "true or false",
@@ -44,7 +45,7 @@ _TYPE_NAMES = {
     dict: "an object",
 }
 _ATTEMPT = ("cell", "repeat", "started_at")
-"""The columns that connect details with their row: the start distinguishes the attempts at a cell."""
+"""The columns that connect details with their row: the start distinguishes runs before and after a resume."""
 
 Details = Mapping[tuple[object, ...], dict[str, Any]]
 
@@ -80,22 +81,23 @@ class RowLog:
         self._folder = folder
         self.rows = {**(valid or {})}
 
-    def append(self, row: Row) -> None:
-        """Write a row; raise a ResultsError if that fails, and leave no part of it."""
-        append_row(self._folder, row)
-        self._remember(replace(row, details={}))
+    def append(self, *rows: Row) -> None:
+        """Write rows; raise a ResultsError if that fails, and leave no part of them."""
+        append_row(self._folder, *rows)
+        for row in rows:
+            self._remember(replace(row, details={}))
 
     def _remember(self, row: Row) -> None:
         self.rows[row.run] = row
 
 
-def append_row(folder: Path, row: Row) -> None:
-    """Append a row to `results.jsonl` in a single write, after its details to `details.jsonl`; then both are
+def append_row(folder: Path, *rows: Row) -> None:
+    """Append rows to `results.jsonl` in a single write, after their details to `details.jsonl`; then both are
     on disk."""
-    flat = row.flat()
-    if details := flat.pop("details"):
-        _append(folder / DETAILS_JSONL, [{name: flat[name] for name in _ATTEMPT} | {"details": details}])
-    _append(folder / RESULTS_JSONL, [flat])
+    lines = [row.flat() for row in rows]
+    details = [({name: line[name] for name in _ATTEMPT}, line.pop("details")) for line in lines]
+    _append(folder / DETAILS_JSONL, [about | {"details": of} for about, of in details if of])
+    _append(folder / RESULTS_JSONL, lines)
 
 
 def append_measurements(folder: Path, row: Row, measurements: Iterable[Measurement]) -> None:
@@ -139,14 +141,20 @@ def write_json(path: Path, content: Any) -> None:
 
 def read_rows(folder: Path, details: bool = True) -> tuple[list[Row], list[str]]:
     """Return the rows of a sweep's folder, with their `details` or without, and a sentence for each damaged
-    line."""
+    line.
+
+    Raises:
+        ResultsError: the folder has no sweep, or one of another version.
+    """
     rows: list[Row] = []
     damaged: list[str] = []
     line_of: dict[Run, int] = {}
+    ignored: set[str] = set()
     try:
         known, damaged = _read_details(folder) if details else (None, [])
         for number, line in enumerate(_lines(folder / RESULTS_JSONL, known), start=1):
             remarks = [f"{line.ignored}; ignored"] if line.ignored else []
+            ignored.add(line.ignored)
             if line.row:
                 rows.append(line.row)
                 if (status := line.row.status) not in STATUSES:
@@ -162,6 +170,8 @@ def read_rows(folder: Path, details: bool = True) -> tuple[list[Row], list[str]]
         if folder.is_file():
             why = f"a file, not the folder of a sweep: try {folder.parent}"
         raise ResultsError(f"{folder}: {why}") from None
+    if not rows and len(ignored) == 1 and (version := ignored.pop()).startswith(_VERSION):
+        raise ResultsError(f"{folder}: all of its rows have {version}")
     return rows, damaged
 
 
@@ -273,7 +283,7 @@ def read_row(line: bytes, types: Mapping[str, ColumnType]) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise ValueError(f"{value_text(row)}, expected a row")
     if (version := row.get("schema_version")) != SCHEMA_VERSION:
-        raise ValueError(f"schema version {value_text(version)}, this dcpbench reads {SCHEMA_VERSION}")
+        raise ValueError(f"{_VERSION} {value_text(version)}, this dcpbench reads {SCHEMA_VERSION}")
     for name, kind in types.items():
         if (name in row or name in REQUIRED) and not kind.fits(row.get(name)):
             value = f"{name} is {value_text(row[name])}" if name in row else f"no {name}"

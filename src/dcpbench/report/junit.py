@@ -78,13 +78,6 @@ def _output(row: dict[str, Any]) -> Iterable[str]:
     details = dict_in(row["details"])
     if row["fault_seen"]:
         yield f"injected fault {row['fault']} was detected: {row['reason']}"
-    if first := dict_in(details.get("first_try")):
-        yield f"first attempt: {first.get('status')}: {first.get('reason')}"
-        yield from _log(first)
-    yield from _log(details)
-
-
-def _log(details: dict[str, Any]) -> Iterable[str]:
     if log := list_in(details.get("log_tail")):
         yield f"end of the log of rank {details.get('rank', '?')}:"
         yield from map(str, log)

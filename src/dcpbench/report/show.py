@@ -10,7 +10,7 @@ from typing import TextIO
 
 import pandas as pd
 
-from dcpbench.analysis.frame import Sweeps, read_sweeps
+from dcpbench.analysis.frame import Sweeps, planned, read_sweeps
 from dcpbench.analysis.query import Condition, QueryError, known_column, known_metric, names_in, parse, select
 from dcpbench.analysis.runs import failures, of_a_kind
 from dcpbench.config.text import counted, done_text
@@ -145,6 +145,8 @@ def print_report(folder: Path) -> None:
 def content(sweeps: Sweeps, view: View = View()) -> Content:
     """Return the tables, failures and sentences of a report."""
     frame = _shown(sweeps, view.where).frame
+    if all(condition.column != "retry_of" for condition in view.where):
+        frame = planned(frame)
     tables, by_cell = _tables(frame, view)
     listed = of_a_kind(failures(frame))
     first = listed if by_cell else listed.groupby(listed["again"].eq("")).head(_MOST_KINDS)

@@ -76,9 +76,6 @@ def _sections(row: dict[str, Any]) -> Iterator[Section]:
         yield "reason", [_line(row["reason"])]
     if causes := causes_of(row):
         yield f"likely cause{'s' if len(causes) > 1 else ''}", [*map(_line, causes)]
-    if first := dict_in(details.get("first_try")):
-        reason = "the same" if first.get("reason") == row["reason"] else first.get("reason")
-        yield "first attempt", [_line(f"{first.get('status')}: {reason}")]
     yield from _of_checks(row, details)
     ranks = [dict_in(rank) for rank in list_in(details.get("ranks"))]
     values = {
@@ -141,8 +138,10 @@ def _losses(rank: dict[str, Any]) -> Table | None:
 def _end(row: dict[str, Any], runs: pd.DataFrame) -> Iterator[str]:
     """Yield the other runs of the cell, its log and its command."""
     if len(runs) > 1:
-        each = zip(runs["repeat"], status_text(runs), strict=True)
-        listed = ", ".join(f"repeat={repeat} {status}" for repeat, status in each)
+        each = zip(runs["repeat"], status_text(runs), runs["retry_of"].notna(), strict=True)
+        listed = ", ".join(
+            f"repeat={repeat} {status}{' (retry)' * is_retry}" for repeat, status, is_retry in each
+        )
         yield f"the worst of {counted(len(runs), 'run')}: {listed}"
     rank = dict_in(row["details"]).get("rank", 0)
     with suppress(OSError, ValueError):  # the name of a cell can be any text

@@ -1,9 +1,9 @@
 """Run one cell after another on one executor, from its plan to its row.
 
-A cell that is not ok is attempted once more, on fresh ranks and with another folder for checkpoints, so that
-earlier cells cannot affect its verdict. If the first attempt ended with another status, the row is `flaky`
-and not ok. A mismatch that a second attempt has repeated is not random: later cells that fail in the same way
-are not attempted again.
+A run that is not ok is repeated, on fresh ranks and in another folder, so that earlier cells cannot affect
+the verdict of its retry, which has a row of its own. If that has another status, the run is `flaky`; it is
+not ok in either case. A mismatch that a retry has repeated is not random: later cells that fail in the same
+way are not retried.
 """
 
 import datetime
@@ -34,7 +34,6 @@ from dcpbench.verdict.attempt import verdict_of
 from dcpbench.verdict.first_cause import stop_of
 from dcpbench.verdict.verdict import Verdict
 
-FIRST_ATTEMPT = "first-try"
 _NAMED = 10
 """How many segments of shared memory are named; the rest are only counted."""
 Mismatches = tuple[tuple[str, ...], frozenset[tuple[str, str, Problem]]]
@@ -43,7 +42,7 @@ Mismatches = tuple[tuple[str, ...], frozenset[tuple[str, str, Problem]]]
 
 @dataclass(frozen=True)
 class Finished:
-    """A cell that has ended: its row, and the measurements of the attempt that the row describes."""
+    """A run of a cell that has ended: its row, and its measurements."""
 
     cell: PlannedCell
     row: Row
@@ -60,73 +59,72 @@ class CellRunner:
     display: ProgressDisplay
     shared: bool = False
     repeated: dict[Mismatches, str] = field(default_factory=dict)
-    """Mismatches that a second attempt has repeated, with its cell; shared by the runners of a sweep."""
+    """Mismatches that a retry has repeated, with its cell; shared by the runners of a sweep."""
     imports: dict[str, Imports] = field(default_factory=dict)
     """Packages that the first ranks of a user's code have imported, by its targets and device."""
 
-    def run(self, cell: PlannedCell) -> Finished:
-        """Run a cell, and once more if it is not ok."""
-        self.display.begin(cell.name)
+    def run(self, cell: PlannedCell) -> list[Finished]:
+        """Run a cell, and once more if it is not ok. Return the end of this run, and of its retry."""
+        first, retry, second = self._run(cell, cell.name), cell.retry, None
+        flaky = None
+        if is_due(first, cell.config) and not self.executor.interrupted:
+            second, not_again = self._retried(retry, first, cell.name)
+            if not_again:
+                first.verdict.details["no_retry"] = not_again
+        if second:
+            flaky = first.verdict.status != second.verdict.status
+            # What has failed twice in the same way is kept once.
+            say(self.console, *clear(cell.config, not second.is_ok and flaky, retry.checkpoints))
+        say(self.console, *clear(cell.config, not first.is_ok, cell.checkpoints))
+        ended = [self._finished(cell, first, flaky)]
+        return [*ended, self._finished(retry, second)] if second else ended
+
+    def _retried(
+        self, retry: PlannedCell, first: Attempt, shown_as: str
+    ) -> tuple[Attempt | None, str | None]:
+        """Run a cell again, or return why not."""
+        how = _mismatches(retry.config, first.verdict)
+        if how in self.repeated:
+            return None, f"repeated by a retry in {self.repeated[how]}"
         try:
-            attempts = self._attempts(cell)
-        except (OSError, RecursionError) as error:  # as of a network file system that is gone
-            self.executor.keep_only(set())
-            attempts = [Attempt(Verdict("error", f"the cell could not be run: {error}"), _now())]
+            second = self._run(retry, shown_as, "retry")
+        except HostsLostError as error:
+            say(self.console, *_remove_all(retry.config.storage, retry.checkpoints))
+            return None, str(error)
+        if not second.ends:
+            return None, second.verdict.reason
+        if how and how == _mismatches(retry.config, second.verdict):
+            self.repeated.setdefault(how, shown_as)
+        return second, None
+
+    def _finished(self, cell: PlannedCell, end: Attempt, flaky: bool | None = None) -> Finished:
         try:
-            row = row_of(cell, attempts, self.shared)
+            row = row_of(cell, end, self.shared, flaky)
         except Exception as error:  # noqa: BLE001 - a scenario's report may hold anything
             text = f"the ranks' reports cannot be put into a row: {type(error).__name__}: {error}"
-            attempts = [replace(one, ends=()) for one in attempts]
-            attempts[-1] = replace(attempts[-1], verdict=Verdict("error", text))
-            row = row_of(cell, attempts, self.shared)
-        return Finished(cell, row, attempts[-1].measurements)
+            end = replace(end, ends=(), verdict=Verdict("error", text))
+            row = row_of(cell, end, self.shared, flaky)
+        return Finished(cell, row, end.measurements)
 
-    def _attempts(self, cell: PlannedCell) -> list[Attempt]:
-        checkpoints, of_second = cell.checkpoints
-        if skip := cell.skip or too_little_space(cell.config.storage, checkpoints):
-            return [Attempt(Verdict("skip", skip), _now())]
+    def _run(self, cell: PlannedCell, shown_as: str, note: str = "") -> Attempt:
+        """Run a cell once; the progress is shown with this name and note. Without ranks it has no ends."""
+        self.display.begin(shown_as, note)
         try:
-            write_hydra_folder(cell.folder, cell.overrides, cell.asked)
-            checkpoints.mkdir(parents=True)
-        except OSError as error:
-            return [Attempt(Verdict("error", f"the cell's folder could not be made: {error}"), _now())]
-        first = self._attempt(cell, 0, checkpoints)
-        how = _mismatches(cell.config, first.verdict)
-        if how in self.repeated:
-            first.verdict.details["no_second_try"] = f"repeated by a second attempt in {self.repeated[how]}"
-        if self.executor.interrupted or how in self.repeated or not is_due(first, cell.config):
-            say(self.console, *clear(cell.config, not first.is_ok, checkpoints))
-            return [first]
-        try:
-            set_aside(cell.folder)
-            of_second.mkdir()
-        except OSError as error:
-            say(self.console, f"{cell.name}: no second attempt: {error}")
-            return [first]
-        self.display.begin(cell.name, "second attempt")
-        try:
-            second = self._attempt(cell, 1, of_second)
-        except HostsLostError as error:
-            first.verdict.details["no_second_try"] = str(error)
-            say(
-                self.console,
-                *clear(cell.config, True, checkpoints),
-                *_remove_all(cell.config.storage, of_second),
-            )
-            return [first]
-        flaky = first.verdict.status != second.verdict.status
-        if how and how == _mismatches(cell.config, second.verdict):
-            self.repeated.setdefault(how, cell.name)
-        say(
-            self.console,
-            *clear(cell.config, not second.is_ok, of_second),
-            *clear(cell.config, flaky, checkpoints),
-        )
-        return [first, second]
+            if skip := cell.skip or too_little_space(cell.config.storage, cell.checkpoints):
+                return Attempt(Verdict("skip", skip), _now())
+            try:
+                write_hydra_folder(cell.folder, cell.overrides, cell.asked)
+                cell.checkpoints.mkdir(parents=True)
+            except OSError as error:
+                return Attempt(Verdict("error", f"the cell's folder could not be made: {error}"), _now())
+            return self._attempt(cell, shown_as)
+        except (OSError, RecursionError) as error:  # as of a network file system that is gone
+            self.executor.keep_only(set())
+            return Attempt(Verdict("error", f"the cell could not be run: {error}"), _now())
 
-    def _attempt(self, cell: PlannedCell, number: int, checkpoints: Path) -> Attempt:
+    def _attempt(self, cell: PlannedCell, shown_as: str) -> Attempt:
         started_at, started = _now(), time.monotonic()
-        ends = self._stages(cell, number, checkpoints)
+        ends = self._stages(cell, shown_as)
         try:
             verdict = verdict_of(cell.expected, ends)
         except Exception as error:  # noqa: BLE001 - a scenario's report may hold anything
@@ -136,24 +134,24 @@ class CellRunner:
         if left := [name for end in ends for name in end.left]:
             what = counted(len(left), "segment") + " of shared memory, which another program may have made"
             say(self.console, f"{cell.name}: did not remove {what}: {', '.join(left[:_NAMED])}")
-        disk_bytes, cell_s = bytes_in(checkpoints), time.monotonic() - started
+        disk_bytes, cell_s = bytes_in(cell.checkpoints), time.monotonic() - started
         attempt = Attempt(verdict, started_at, ends, cell_s, disk_bytes)
         # An injected fault that was detected damaged only the state of its cell.
         if not attempt.is_ok or cell.config.isolation is not Isolation.warm or cell.runs_own_code:
             self.executor.keep_only(set())
         return attempt
 
-    def _stages(self, cell: PlannedCell, attempt: int, checkpoints: Path) -> list[StageEnd]:
+    def _stages(self, cell: PlannedCell, shown_as: str) -> list[StageEnd]:
         """Run the stages of a cell up to the first that does not end as expected."""
         ends: list[StageEnd] = []
-        # An earlier attempt, or a sweep that was interrupted, can have left objects.
-        say(self.console, remove_objects(cell.config.storage, checkpoints))
-        on_phase = partial(self.display.phase, cell.name)
+        # A sweep that was interrupted can have left objects.
+        say(self.console, remove_objects(cell.config.storage, cell.checkpoints))
+        on_phase = partial(self.display.phase, shown_as)
         self.executor.keep_only(set(cell.kinds))
         code = f"{own_packages(cell.config)} {cell.config.device}"
         for number, kind in enumerate(cell.kinds):
-            run = RunId(self.folder.name, cell.name, attempt, number)
-            spec = CellSpec(run, cell.config, str(cell.folder), str(checkpoints))
+            run = RunId(self.folder.name, cell.name, number)
+            spec = CellSpec(run, cell.config, str(cell.folder), str(cell.checkpoints))
             kind = replace(kind, imports=self.imports.get(code, Imports()))
             ends.append(self.executor.run(kind, spec, cell.config.timeouts, on_phase))
             if cell.runs_own_code and ends[-1].reports:
@@ -167,9 +165,9 @@ class CellRunner:
 
 
 def is_due(attempt: Attempt, config: Config) -> bool:
-    """Return whether a cell is attempted once more. A cell with an injected fault never is: the fault would
-    be there again."""
-    return config.retry > 0 and config.fault.target is None and not attempt.is_ok
+    """Return whether a run is repeated: its ranks have run, and it is not ok. A cell with an injected fault
+    is not: the fault would be there again."""
+    return config.retry > 0 and config.fault.target is None and bool(attempt.ends) and not attempt.is_ok
 
 
 def _mismatches(config: Config, verdict: Verdict) -> Mismatches | None:
@@ -181,24 +179,12 @@ def _mismatches(config: Config, verdict: Verdict) -> Mismatches | None:
     return axes, frozenset(differing)
 
 
-def set_aside(folder: Path) -> None:
-    """Move the logs of the first attempt away.
-
-    Raises:
-        OSError: they cannot be moved.
-    """
-    aside = folder / FIRST_ATTEMPT
-    aside.mkdir()
-    for log in folder.glob("rank*.log"):
-        log.rename(aside / log.name)
-
-
 def clear(config: Config, failed: bool, checkpoints: Path) -> list[str]:
-    """Remove the checkpoints of an attempt, unless they are to be kept, from their folder and from their
-    store. Return a sentence for each of these that could not be removed.
+    """Remove the checkpoints of a run, unless they are to be kept, from their folder and from their store.
+    Return a sentence for each of these that could not be removed.
 
     Args:
-        failed: the attempt is not ok; of a first attempt: it has another status than the second.
+        failed: the run is not ok.
     """
     keep = config.keep_checkpoints
     if keep is KeepCheckpoints.all or (keep is KeepCheckpoints.failed and failed):

@@ -60,7 +60,8 @@ class Sweep:
         to_run = [cell for cell in self.plan.cells if cell.run not in self.log.rows]
         left = {cell.run: cell for cell in to_run}
         self._describe_machine()
-        of_all = len(self.plan.cells), len(self.log.rows), self.plan.titles
+        done = len(self.plan.cells) - len(to_run)
+        of_all = len(self.plan.cells), done, self.plan.titles
         with ProgressDisplay(self.console, *of_all) as display:
             for together in stretches(to_run):
                 self._run_together(together, display, left)
@@ -89,7 +90,8 @@ class Sweep:
             self.interrupted_by = self.interrupted_by or wrong
             rows = [*self.log.rows.values()]
         what = "run" if self.plan.distinct < len(self.plan.cells) else "cell"
-        done, complete = done_text(len(rows), len(self.plan.cells), what), len(rows) == len(self.plan.cells)
+        number = sum(row.retry_of is None for row in rows)
+        done, complete = done_text(number, len(self.plan.cells), what), number == len(self.plan.cells)
         if error := self.interrupted_by:
             first = "free disk space, then " if isinstance(error, ResultsError) and error.no_room else ""
             say(
@@ -149,7 +151,7 @@ class Sweep:
         runners = [CellRunner(self.folder, executor, *common) for executor in executors]
         idle = deque(runners)
 
-        def run(cell: PlannedCell) -> Finished:
+        def run(cell: PlannedCell) -> list[Finished]:
             runner = idle.popleft()
             try:
                 return runner.run(cell)
@@ -160,39 +162,44 @@ class Sweep:
             try:
                 for ended in as_completed([threads.submit(run, cell) for cell in together]):
                     finished = ended.result()
-                    left.pop(finished.row.run, None)
-                    self._times.add(finished.row)
+                    row = finished[0].row
+                    left.pop(row.run, None)
+                    self._times.add(row)
                     with uninterrupted():  # written and remembered, or neither
                         self._write(finished)
                         self.written += 1
-                    display.end(finished.row, lambda: self._times.left(left.values(), gpus))
+                    display.end(row, lambda: self._times.left(left.values(), gpus))
             except BaseException:  # an interrupt, or a row that cannot be written
                 threads.shutdown(wait=False, cancel_futures=True)
                 for runner in runners:
                     runner.executor.interrupt()
                 raise
 
-    def _write(self, finished: Finished) -> None:
-        """Write the measurements of a cell, and its row last. If the disk is full, the checkpoints of the
-        cell are removed to make room for its row.
+    def _write(self, finished: Sequence[Finished]) -> None:
+        """Write the measurements of a run of a cell and of its retry, and their rows last. If the disk is
+        full, their checkpoints are removed to make room for them.
 
         Raises:
-            ResultsError: it cannot be written even so.
+            ResultsError: they cannot be written even so.
         """
-        row, is_measured = finished.row, False
+        rows, measured = [one.row for one in finished], deque(finished)
+
+        def append() -> None:
+            while measured:
+                store.append_measurements(self.folder, measured[0].row, measured[0].measurements)
+                measured.popleft()
+            self.log.append(*rows)
+
         try:
-            store.append_measurements(self.folder, row, finished.measurements)
-            is_measured = True
-            self.log.append(row)
+            append()
         except ResultsError:
-            checkpoints = [one for one in finished.cell.checkpoints if os.path.lexists(one)]
+            checkpoints = [place for one in finished if os.path.lexists(place := one.cell.checkpoints)]
             if not checkpoints:
                 raise
             say(self.console, *(files.remove(one, one.parent) for one in checkpoints))
-            if not is_measured:
-                store.append_measurements(self.folder, row, finished.measurements)
             note = "its checkpoints were removed to make room for this row"
-            self.log.append(replace(row, reason="; ".join(filter(None, (row.reason, note)))))
+            rows = [replace(row, reason="; ".join(filter(None, (row.reason, note)))) for row in rows]
+            append()
 
 
 def next_steps(folder: Path, before: Path | None, complete: bool) -> list[str]:

@@ -111,7 +111,7 @@ def _cell_plan(cell: PlannedCell, done: Row | None, times: Times) -> CellPlan:
     """Return the plan for a cell, given its row if it is done, and the times of cells so far."""
     if done:
         return CellPlan(cell, "done", f"{done.status}: {done.reason}" if done.reason else done.status)
-    if skip := cell.skip or too_little_space(cell.config.storage, cell.checkpoints[0]):
+    if skip := cell.skip or too_little_space(cell.config.storage, cell.checkpoints):
         return CellPlan(cell, "skip", skip)
     failures = [failure for failure in cell.known_failures if failure.always]
     known = tuple(f"{failure.id}: {failure.reason}" for failure in failures)

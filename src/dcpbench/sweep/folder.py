@@ -22,7 +22,7 @@ from dcpbench.config.groups import Rerun
 from dcpbench.config.text import program
 from dcpbench.records import files, store
 from dcpbench.records.store import ENVIRONMENT_JSON, RESULTS_JSONL, SWEEP_JSON, parse
-from dcpbench.sweep.plan import PlannedCell, attempts
+from dcpbench.sweep.plan import PlannedCell
 from dcpbench.sweep.valid_rows import ValidRows, valid_rows
 
 DIR = "hydra.sweep.dir"
@@ -165,9 +165,9 @@ class SweepFolder:
             store.keep_lines(self.path, valid.lines.values(), valid.superseded)
         store.keep_beside(self.path, {row.cell for row in valid.rows.values()})
         roots = [Path(root) / self.path.name for root in self._record.storage]
-        again = [cell for cell in cells if cell.run not in valid.lines]
-        folders = [(cell.folder, self.path) for cell in again]
-        folders += [(own, root) for cell in again for root in roots for own in attempts(root / cell.name)]
+        again = [run for cell in cells if cell.run not in valid.lines for run in (cell, cell.retry)]
+        folders = [(run.folder, self.path) for run in again]
+        folders += [(root / run.name, root) for run in again for root in roots]
         return [*filter(None, (_clear(folder, within) for folder, within in folders))]
 
     def earlier_machines(self, now: dict[str, Any]) -> list[dict[str, Any]]:

@@ -29,6 +29,8 @@ from dcpbench.sweep.cells import SweepCell
 from dcpbench.verdict.attempt import Expected
 from dcpbench.verdict.known_failures import KnownFailure
 
+_REPEAT = "repeat="
+
 
 @dataclass(frozen=True)
 class PlannedCell(SweepCell):
@@ -40,6 +42,7 @@ class PlannedCell(SweepCell):
         kinds: the ranks of each of its stages.
         ranks_per_gpu: the largest number of ranks on one GPU; None on the CPU.
         code: the source of each package that its ranks run.
+        retry_as: the `repeat` of its retry, after those of all planned runs of the cell.
     """
 
     asked: Config
@@ -50,6 +53,7 @@ class PlannedCell(SweepCell):
     kinds: tuple[WorldKind, ...]
     ranks_per_gpu: int | None = None
     code: Mapping[str, Source] = field(default_factory=dict)
+    retry_as: int = 1
 
     @property
     def run(self) -> Run:
@@ -88,21 +92,30 @@ class PlannedCell(SweepCell):
         )
 
     @property
-    def checkpoints(self) -> tuple[Path, Path]:
-        """The folders of the checkpoints of its first and its second attempt. They differ: a host that was
-        cut off during the first attempt can still write."""
-        root = self.config.storage.root
-        own = (
-            Path(root).resolve() / self.folder.parent.name / self.name
-            if root
-            else self.folder / "checkpoints"
+    def checkpoints(self) -> Path:
+        """The folder of its checkpoints."""
+        if root := self.config.storage.root:
+            return Path(root).resolve() / self.folder.parent.name / self.name
+        return self.folder / "checkpoints"
+
+    @property
+    def retry(self) -> "PlannedCell":
+        """The retry of this run: another run of the same cell. Its folders differ too: a host that was cut
+        off during the first run can still write."""
+        repeat = f"{_REPEAT}{self.retry_as}"
+        overrides = [word for word in self.overrides if not word.lstrip("+").startswith(_REPEAT)] + [repeat]
+        name, numbered = re.subn(rf"(^|,)\+*{_REPEAT}\d+", rf"\g<1>{repeat}", self.name, count=1)
+        name = name if numbered else f"{name},{repeat}"
+        columns = {"cell": name, "repeat": self.retry_as, "overrides": shlex.join(overrides)}
+        return replace(
+            self,
+            name=name,
+            overrides=overrides,
+            folder=self.folder.with_name(name),
+            asked=replace(self.asked, repeat=self.retry_as),
+            config=replace(self.config, repeat=self.retry_as),
+            columns={**self.columns, **columns, "retry_of": self.config.repeat},
         )
-        return attempts(own)
-
-
-def attempts(own: Path) -> tuple[Path, Path]:
-    """Return the folders of the checkpoints of a cell's first and second attempt, given the first."""
-    return own, own.with_name(f"{own.name}.second-try")
 
 
 @dataclass(frozen=True)
@@ -235,7 +248,10 @@ def _one_per_run(cells: Sequence[PlannedCell]) -> list[PlannedCell]:
                 both = f"{key}={value_text(value)} and {key}={value_text(another)}"
                 why = f"differ only in how they run ({both}), and would count as repeats of one cell"
                 raise ConfigError(f"{other.name} and {cell.name} {why}; run a sweep for each value")
-    return [*first.values()]
+    last: dict[str, int] = {}
+    for digest, repeat in first:
+        last[digest] = max(repeat, last.get(digest, 0))
+    return [replace(cell, retry_as=last[digest] + 1 + repeat) for (digest, repeat), cell in first.items()]
 
 
 def expected_digest(config: Config, expected: Sequence[KnownFailure]) -> str:

@@ -79,8 +79,8 @@ class Times:
             self.add(row)
 
     def add(self, row: Row) -> None:
-        """Add a cell that has ended; one that did not run has no effect."""
-        if (seconds := cell_seconds(row)) is not None:
+        """Add a cell that has ended; one that did not run has no effect, nor has a retry."""
+        if (seconds := cell_seconds(row)) is not None and row.retry_of is None:
             self._seconds[row["scenario"], row["world_size"]].append(seconds)
 
     def seconds(self, cell: PlannedCell) -> float | None:

@@ -1,4 +1,4 @@
-"""Make the row of a cell from its plan and the attempts at it."""
+"""Make the row of a cell from its plan and the end of its run."""
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,8 +17,6 @@ from dcpbench.verdict.verdict import Verdict
 
 _OF_VERDICT = {one.name for one in fields(Verdict)} & {one.name for one in fields(Row)} - {"checks"}
 """The columns that a verdict sets."""
-_FIRST_CAUSE = ("rank", "host", "local_rank", "phase", "upload_under_way", "limit", "doing", "log_tail")
-
 _OVER_SAVES: dict[str, Callable[[list[float]], float]] = {
     "median": statistics.median,
     "max": max,
@@ -66,37 +64,31 @@ class Attempt:
         return [one for report in self.reports for one in report.measurements] + of_driver
 
 
-def row_of(cell: PlannedCell, attempts: Sequence[Attempt], shared: bool = False) -> Row:
-    """Make the row of a cell: of its last attempt, with the end of the first if there were two.
+def row_of(cell: PlannedCell, run: Attempt, shared: bool = False, flaky: bool | None = None) -> Row:
+    """Make the row of a run of a cell.
 
     Args:
         shared: other cells ran on the same devices, so its times are not recorded.
+        flaky: its retry had another status; None if it was not retried.
     """
-    first, last = attempts[0], attempts[-1]
-    verdict, flaky = last.verdict, None
+    verdict = run.verdict
     columns = {name: getattr(verdict, name) for name in _OF_VERDICT}
     columns["details"] = details = dict(verdict.details)
-    if dropped := [message for one in attempts for end in one.ends for message in end.dropped]:
+    if dropped := [message for end in run.ends for message in end.dropped]:
         details["dropped_messages"] = dropped
-    if hosts := [asdict(host) for host in last.hosts]:
+    if hosts := [asdict(host) for host in run.hosts]:
         details["hosts"] = hosts
-    if phases := _phases(last.ends):
+    if phases := _phases(run.ends):
         details["phases"] = phases
-    if first is not last:
-        flaky = first.verdict.status != verdict.status
-        details["first_try"] = _first_attempt(first)
-        if flaky:
-            was = f"the first attempt ended as {first.verdict.status}: {first.verdict.reason}"
-            columns["reason"] = f"{verdict.reason}; {was}" if verdict.reason else f"flaky: {was}"
-    metrics = _aggregated(last.measurements)
+    metrics = _aggregated(run.measurements)
     if shared:
         kept = {name: None if spec.unit == "s" else metrics[name] for name, spec in METRICS.items()}
         metrics = kept | {SHARED_CELL_S: metrics["cell_s"]}
-    of_trainer: dict[str, Any] = next((report.steps for report in last.reports if report.steps), {})
-    bounds: dict[str, Any] = next((report.bounds for report in last.reports if report.bounds), {})
-    about = {**cell.columns, **of_trainer, "flaky": flaky, "started_at": last.started_at}
-    flat = {**about, **columns, **verdict.checks, **metrics, **_losses(last.reports), **bounds}
-    observed = (report for end in last.ends for report in end.observed)
+    of_trainer: dict[str, Any] = next((report.steps for report in run.reports if report.steps), {})
+    bounds: dict[str, Any] = next((report.bounds for report in run.reports if report.bounds), {})
+    about = {**cell.columns, **of_trainer, "flaky": flaky, "started_at": run.started_at}
+    flat = {**about, **columns, **verdict.checks, **metrics, **_losses(run.reports), **bounds}
+    observed = (report for end in run.ends for report in end.observed)
     return _row(flat, [f"rank {report.rank}: {one}" for report in observed for one in report.replaced])
 
 
@@ -137,18 +129,6 @@ def _phases(ends: Sequence[StageEnd]) -> dict[str, float]:
             phase = (one.phase or "").partition("/")[0]
             seconds[phase] = seconds.get(phase, 0.0) + one.value
     return seconds
-
-
-def _first_attempt(first: Attempt) -> dict[str, Any]:
-    verdict = first.verdict
-    return {
-        "status": verdict.status,
-        "reason": verdict.reason,
-        "started_at": first.started_at,
-        "cell_s": first.cell_s,
-        "failed_checks": [check for check, held in verdict.checks.items() if held is False],
-        **{key: verdict.details[key] for key in _FIRST_CAUSE if key in verdict.details},
-    }
 
 
 def _losses(reports: Sequence[RankReport]) -> dict[str, Any]:

@@ -44,7 +44,8 @@ class ValidRows:
         """Describe the valid rows and reruns of a resumed sweep with this number of cells."""
         if not self.is_resumed:
             return []
-        sentences = [f"resume: {len(self.lines)} of {cells} cells are done"]
+        done = sum(row.retry_of is None for row in self.rows.values())
+        sentences = [f"resume: {done} of {cells} cells are done"]
         for why, number in self.reasons.items():
             sentences.append(f"resume: {counted(number, 'cell')} again: {why}")
         if self.foreign:
@@ -68,6 +69,11 @@ def valid_rows(
     for line in lines:
         if line.torn:
             valid.torn = True
+            continue
+        if line.row and line.row.retry_of is not None:  # as valid as the run before it, which it repeats
+            is_valid = (line.row.config_digest, line.row.retry_of) in valid.lines
+            valid.superseded += [] if is_valid else [line]
+            valid.lines |= {line.row.run: line} if is_valid else {}
             continue
         # A row of no cell's run is of a cell whose configuration has changed, if one has its name.
         cell = (by_run.get(line.row.run) or by_name.get(line.row.cell)) if line.row else None

@@ -42,7 +42,7 @@ def agents(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[HostAgent]]:
 
 def _spec(folder: Path, given: Config) -> CellSpec:
     (folder / "checkpoints").mkdir(parents=True)
-    return CellSpec(RunId("tests", "cell", 0, 0), given, str(folder), str(folder / "checkpoints"))
+    return CellSpec(RunId("tests", "cell", 0), given, str(folder), str(folder / "checkpoints"))
 
 
 def _run(agent: HostAgent, epoch: int, spec: CellSpec) -> list[Event]:

@@ -111,7 +111,7 @@ def host(name: str, events: Sequence[Any] = (), **like: Any) -> Answers:
 def placed(cluster: Cluster, kind: WorldKind = TWO_RANKS) -> dict[str, range]:
     """Return the placement of the ranks of a cell that starts now."""
     executor = cluster.executor(())
-    spec = CellSpec(RunId("tests", "cell", 0, 0), config(), "", "")
+    spec = CellSpec(RunId("tests", "cell", 0), config(), "", "")
     executor._ready(kind, spec)
     return {one.agent.name: one.ranks for one in executor._groups[kind]}
 
@@ -151,7 +151,7 @@ def _reported(rank: int) -> StageEnd:
 def _run(executor: HostsExecutor) -> tuple[StageEnd, list[tuple[int, str]]]:
     """Run a stage, and return its ends and the phases that began."""
     phases: list[tuple[int, str]] = []
-    spec = CellSpec(RunId("tests", "cell", 0, 0), config(), "", "")
+    spec = CellSpec(RunId("tests", "cell", 0), config(), "", "")
     end = executor.run(TWO_RANKS, spec, TimeoutsConfig(cell_s=60), lambda *phase: phases.append(phase))
     return end, phases
 
@@ -207,7 +207,7 @@ def test_delayed_driver_gives_up_no_agent(monkeypatch: pytest.MonkeyPatch) -> No
         threading.Timer(0.5, a.silent[0].set_result, [[_reported(0)]]).start()
 
     executor = Cluster(ExecutorConfig("ray"), [a, b]).executor(())
-    spec = CellSpec(RunId("tests", "cell", 0, 0), config(), "", "")
+    spec = CellSpec(RunId("tests", "cell", 0), config(), "", "")
     assert executor.run(TWO_RANKS, spec, TimeoutsConfig(cell_s=60), hold_up).is_complete
 
 

@@ -99,17 +99,17 @@ def test_folder_that_is_not_shared_is_a_skip(swept: Finished, hosts: list[Namesp
         assert f"host {hosts[1].address} does not see" in str(row["reason"])
 
 
-def test_disconnected_host_leaves_second_attempt_alone(
+def test_disconnected_host_leaves_the_retry_alone(
     ray: RayDaemons, swept: Finished, hosts: list[Namespace], tmp_path: Path
 ) -> None:
     once = ("scenario.options.how=writes_late", "scenario.options.once=true")
     ended = ray.run(tmp_path / "sweep", *words_of(tmp_path / "sweep", *IN_SAVE, *once))
-    row = ended.row(scenario="dies")
-    assert (row["status"], row["flaky"]) == ("pass", True), row["reason"]
-    assert re.fullmatch(f"flaky: the first attempt ended as crash: {_given_up(hosts[1])}", str(row["reason"]))
+    row, retry = (ended.row(scenario="dies", repeat=repeat) for repeat in (0, 1))
+    assert (row["status"], row["flaky"], retry["status"]) == ("crash", True, "pass"), row["reason"]
+    assert re.fullmatch(_given_up(hosts[1]), str(row["reason"]))
     wrote = ended.folder / row["cell"] / "late"
     wait_for(wrote.exists)
-    assert {host["name"] for host in row["details"]["hosts"]} == {hosts[0].address}
+    assert {host["name"] for host in retry["details"]["hosts"]} == {hosts[0].address}
     _come_back(ray, ray.hosts[1])
 
 

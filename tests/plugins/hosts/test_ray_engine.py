@@ -93,24 +93,26 @@ def deaths(two: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Finished:
 @pytest.mark.parametrize(
     ("how", "was"),
     {
-        "kill": r"crash: rank 3 \(local rank 1 of host 127\.0\.0\.3\) was killed by SIGKILL in load",
-        "raises": r"error: rank 3 \(local rank 1 of host 127\.0\.0\.3\) in load: ValueError: planted",
-        "kills_actor": r"crash: rank 2 \(local rank 0 of host 127\.0\.0\.3\) was lost with the actor of its "
+        "kill": r"rank 3 \(local rank 1 of host 127\.0\.0\.3\) was killed by SIGKILL in load",
+        "raises": r"rank 3 \(local rank 1 of host 127\.0\.0\.3\) in load: ValueError: planted",
+        "kills_actor": r"rank 2 \(local rank 0 of host 127\.0\.0\.3\) was lost with the actor of its "
         r"host, which died, last heard of in \w+",
-        "loops": r"timeout: after 6 s \(timeouts\.load_s=6\) still in load \(rank .*3\); "
+        "loops": r"after 6 s \(timeouts\.load_s=6\) still in load \(rank .*3\); "
         r".*rank 3 of host 127\.0\.0\.3 at _loops .*",
-        "stops_actor": r"crash: rank 2 \(local rank 0 of host 127\.0\.0\.3\) was abandoned with its "
+        "stops_actor": r"rank 2 \(local rank 0 of host 127\.0\.0\.3\) was abandoned with its "
         r"host, which did not answer within 5 s, last heard of in \w+",
     }.items(),
 )
 def test_first_cause_names_its_host_and_retry_passes(deaths: Finished, how: str, was: str) -> None:
-    (row,) = [row for row in deaths.rows if f"how={how} " in row["overrides"]]
-    assert (row["status"], row["flaky"]) == ("pass", True), row["reason"]
-    assert re.fullmatch(f"flaky: the first attempt ended as {was}.*", row["reason"]), row["reason"]
+    row, retry = [row for row in deaths.rows if f"how={how} " in row["overrides"]]
+    assert row["status"] == {"raises": "error", "loops": "timeout"}.get(how, "crash"), row["reason"]
+    assert (row["flaky"], retry["retry_of"], retry["status"]) == (True, 0, "pass"), retry["reason"]
+    assert re.fullmatch(f"{was}.*", row["reason"]), row["reason"]
 
 
 def test_every_cell_has_one_row(deaths: Finished) -> None:
-    assert len(deaths.rows) == len({row["cell"] for row in deaths.rows}) == 6
+    assert len(deaths.rows) == len({row["cell"] for row in deaths.rows}) == 11
+    assert len({row["config_digest"] for row in deaths.rows}) == 6
     (healthy,) = [row for row in deaths.rows if "how=not " in row["overrides"]]
     assert (healthy["status"], healthy["flaky"]) == ("pass", None)
     assert alive_in(deaths.folder) == []
@@ -166,20 +168,19 @@ def test_sweep_continues_while_hosts_have_slots(tmp_path: Path) -> None:
     with hosts(3) as three:
         room = (*three.words, "executor.ranks_per_host=2")
         ended = run(folder, *asked, "scenario.options.how=kills_host,not", *room)
-        (row,) = ended.rows
-        assert row["status"] == "crash", row["reason"]
-        where = r"rank 2 \(local rank 0 of host 127\.0\.0\.4\)"
-        died = rf"{where} was lost with its host, which died, last heard of in \w+"
-        assert re.fullmatch(died, row["reason"]), row["reason"]
-        assert row["details"]["first_try"]["host"] == "127.0.0.3"
+        assert [(row["status"], row["retry_of"]) for row in ended.rows] == [("crash", None), ("crash", 0)]
+        for host, row in zip((3, 4), ended.rows, strict=True):
+            where = rf"rank 2 \(local rank 0 of host 127\.0\.0\.{host}\)"
+            died = rf"{where} was lost with its host, which died, last heard of in \w+"
+            assert re.fullmatch(died, row["reason"]), row["reason"]
         assert ended.status == 1
         left = "4 ranks have no room on the hosts that are left: 127.0.0.2 is"
         assert f"interrupted: 1 of 2 cells done, 1 left: {left}; run: " in ended.err
         three.add()
         resumed = dcpbench(f"resume={folder}", *room, folder=folder)
-    assert [row["status"] for row in resumed.rows] == ["crash", "pass"], resumed.err
+    assert [row["status"] for row in resumed.rows] == ["crash", "pass", "crash"], resumed.err
     assert {host["name"] for host in resumed.rows[1]["details"]["hosts"]} == {"127.0.0.2", "127.0.0.5"}
-    assert resumed.rows[0] == row
+    assert [resumed.rows[0], resumed.rows[2]] == ended.rows
 
 
 def test_cells_for_two_hosts_never_run_on_one(tmp_path: Path) -> None:
@@ -191,7 +192,7 @@ def test_cells_for_two_hosts_never_run_on_one(tmp_path: Path) -> None:
         ended = run(folder, *asked, *words, prepare=soon)
         left = "4 ranks have no room on the hosts that are left (executor.hosts=2): 127.0.0.2 is"
         (row,) = ended.rows
-        assert (row["status"], row["details"]["no_second_try"]) == ("crash", left), row["reason"]
+        assert (row["status"], row["details"]["no_retry"]) == ("crash", left), row["reason"]
         assert f"interrupted: 1 of 2 cells done, 1 left: {left}; run: " in ended.err
         two.add(environment=copy_dcpbench(tmp_path / "other", changed=True))
         refused = dcpbench(f"resume={folder}", *two.words, folder=folder)

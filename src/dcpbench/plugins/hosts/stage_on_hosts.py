@@ -62,7 +62,7 @@ class StageOnHosts:
         """Prepare the stage, without starting it. `answers` can still receive answers about earlier
         stages."""
         self._epoch, self._answers = epoch, answers
-        self._name = f"{about.cell}, try {about.attempt + 1}, epoch {epoch}"
+        self._name = f"{about.cell}, epoch {epoch}"
         self._watches = {one.agent: Watch(one, math.inf) for one in placed}
         self.dropped: list[str] = []
         """Late answers of agents that were declared lost, as sentences."""

@@ -43,7 +43,6 @@ function cellParts(app, run) {
     part("Position of each rank", places(run)),
     part("Trace and log", logTail(run.ending.log_tail), logPath(app, run)),
     part("Run it again", againLine(run)),
-    part("First attempt", firstTry(run)),
     part("Checks", checkTable(app, run)),
     part("Losses", lossChart(run.losses), facts(run, LOSSES, (value) => String(value))),
     el("div", { class: "pair" },
@@ -172,19 +171,6 @@ function phaseTable(run) {
     el("tfoot", {}, line(["cell_s", total], true)));
 }
 
-function firstTry(run) {
-  const first = run.ending.first_try;
-  if (!first) return null;
-  const checks = first.failed_checks ?? [];
-  return el("div", {},
-    el("p", {}, badge(kindOf(first.status)), ` ${plain(first.status)}`,
-      isMeasured(first.cell_s) ? ` after ${seconds(first.cell_s)}` : "",
-      checks.length ? `; failed: ${checks.join(", ")}` : "",
-      first.same.length ? `; same ${first.same.join(" and ")}` : ""),
-    first.reason ? el("p", { class: "reason" }, visible(first.reason)) : null,
-    logTail(first.log_tail));
-}
-
 // The last line of each rank when a time limit was reached.
 function places(run) {
   const ranks = Object.entries(run.ending.doing ?? {});
@@ -198,6 +184,6 @@ function logTail(lines) {
 
 function configurationOf(app, run) {
   return el("div", {},
-    facts(run, [...app.names, "repeat"], plain),
+    facts(run, [...app.names, "repeat", "retry_of"], plain),
     el("p", {}, "Overrides: ", el("code", {}, plain(run.overrides))));
 }

@@ -34,7 +34,8 @@ function isMeasured(value) {
   return value !== null && value !== undefined;
 }
 
-function drawCosts(app, shown) {
+function drawCosts(app, all) {
+  const shown = all.filter((run) => run.retry_of === null);
   const costs = costsOf(app).map((cost) => ({ ...cost, all: measuredIn(shown, cost.of) })).filter((cost) => cost.all.length);
   const section = byId("costs");
   section.hidden = costs.length === 0;

@@ -86,7 +86,11 @@ def page_data(sweeps: Sweeps, changes: list[dict[str, Any]], characters: int) ->
     axes = {name: values[name] for name in (*["sweep"] * several, *AXES, *others)}
     important = sorted((spec for spec in AXES.values() if spec.place), key=lambda spec: spec.place)
     named_by = distinguishing(axes, [spec.name for spec in important])
-    names, numbers = run_names(axes, named_by, values["repeat"])
+    labels = [
+        f"repeat {row['repeat']}" if row["retry_of"] is None else f"retry of repeat {row['retry_of']}"
+        for row in rows
+    ]
+    names, numbers = run_names(axes, named_by, labels)
     values |= {
         "key": [f"{row['sweep']}/{row['cell']}" if several else str(row["cell"]) for row in rows],
         "name": names,
@@ -154,13 +158,13 @@ def distinguishing(axes: Mapping[str, Sequence[Any]], important: Sequence[str]) 
 
 
 def run_names(
-    axes: Mapping[str, Sequence[Any]], named_by: Sequence[str], repeats: Sequence[Any]
+    axes: Mapping[str, Sequence[Any]], named_by: Sequence[str], labels: Sequence[str]
 ) -> tuple[list[str], list[str]]:
     """Return the name of the configuration of each run, and the name of the run among those of its
-    configuration, empty if that has a single run. Configurations of one name are numbered; numbers and
-    booleans are shown with the name of their axis.
+    configuration: its label, if others differ, and empty if it is the only one. Configurations of one name
+    are numbered; numbers and booleans are shown with the name of their axis.
 
-    >>> run_names({"save": ["sync", "sync"], "saves": [1, 1]}, ["save", "saves"], [0, 1])
+    >>> run_names({"save": ["sync", "sync"], "saves": [1, 1]}, ["save", "saves"], ["repeat 0", "repeat 1"])
     (['sync \u00b7 saves=1', 'sync \u00b7 saves=1'], ['repeat 0', 'repeat 1'])
     """
 
@@ -172,16 +176,16 @@ def run_names(
         " \u00b7 ".join(text(axis, of) for axis, of in zip(named_by, values, strict=True) if of is not None)
         for values in zip(*(axes[axis] for axis in named_by), strict=True)
     ]
-    runs = pd.DataFrame({"name": names, "repeat": [*map(str, repeats)]}, dtype=object)
+    runs = pd.DataFrame({"name": names, "label": [*labels]}, dtype=object)
     runs["place"] = pd.factorize(pd.Series([*zip(*axes.values(), strict=True)], dtype=object))[0]
     by_name, by_place = runs.groupby("name"), runs.groupby("place")
     place = by_name["place"].transform(lambda of: pd.factorize(of)[0] + 1).astype(str)
     alone = (by_name["place"].transform("nunique") == 1) & runs["name"].ne("")
     named = runs["name"].where(alone, runs["name"].replace("", "cell") + " (" + place + ")")
-    size = by_place["repeat"].transform("size")
-    by_repeat = by_place["repeat"].transform("nunique") == size
+    size = by_place["label"].transform("size")
+    by_label = by_place["label"].transform("nunique") == size
     count = (by_place.cumcount() + 1).astype(str)
-    number = ("repeat " + runs["repeat"]).where(by_repeat, "run " + count).where(size > 1, "")
+    number = runs["label"].where(by_label, "run " + count).where(size > 1, "")
     return named.tolist(), number.tolist()
 
 
@@ -297,25 +301,11 @@ def _losses(details: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _ending(row: dict[str, Any], characters: int) -> dict[str, Any]:
-    """Return where and how the attempt ended, and the first attempt; equal texts only once: `same` names what
-    is equal but for numbers."""
-
-    def tail(details: dict[str, Any], message: str) -> list[str]:
-        lines = _without_message([*map(str, list_in(details.get("log_tail")))], message)
-        return [cut(line, characters // 10) for line in lines[-(characters // 130) :]]
-
-    details, reason = row["details"], str(row["reason"] or "")
-    known: dict[str, Any] = {key: details[key] for key in ("rank", "doing", "phases") if key in details}
-    known["log_tail"] = log = tail(details, reason)
-    if first := dict_in(details.get("first_try")):
-        reason_before, same = str(first.get("reason") or ""), list[str]()
-        log_before = tail(first, reason_before)
-        if reason_before and without_numbers(reason_before) in without_numbers(reason):
-            same, reason_before = ["reason"], ""
-        if log_before and [*map(without_numbers, log_before)] == [*map(without_numbers, log)]:
-            same, log_before = [*same, "log"], []
-        known["first_try"] = {**first, "reason": reason_before, "log_tail": log_before, "same": same}
-    return known
+    """Return where and how the run ended, and the end of its log."""
+    details = row["details"]
+    lines = _without_message([*map(str, list_in(details.get("log_tail")))], str(row["reason"] or ""))
+    log = [cut(line, characters // 10) for line in lines[-(characters // 130) :]]
+    return {key: details[key] for key in ("rank", "doing", "phases") if key in details} | {"log_tail": log}
 
 
 def _without_message(lines: list[str], reason: str) -> list[str]:

@@ -13,7 +13,7 @@ import pandas as pd
 from dcpbench.analysis.cell_identity import cell_names, identity_keys, with_cells
 from dcpbench.analysis.comparison import CHANGES, SAME, code_changes, compared, differences
 from dcpbench.analysis.costs import CHANGED, TOO_FEW, always_compared, is_regression
-from dcpbench.analysis.frame import Sweeps, as_text, ok, outcomes, records, short_names
+from dcpbench.analysis.frame import Sweeps, as_text, ok, outcomes, planned, records, short_names
 from dcpbench.analysis.runs import cell_numbers
 from dcpbench.code.sources import COMMITS, short
 from dcpbench.config.text import counted, duration_text, listed, visible
@@ -119,6 +119,7 @@ def changes_since(before: Sweeps, now: Sweeps) -> dict[str, Any]:
 
 
 def _verdict(frame: pd.DataFrame, complete: bool) -> str:
+    frame = planned(frame)
     if frame.empty:
         return "This sweep has no rows yet."
     cells = cell_numbers(frame).nunique()
