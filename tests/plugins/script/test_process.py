@@ -125,8 +125,17 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize("state", ["running", "stopped"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "state"),
+    [
+        (signal.SIGKILL, "running"),
+        (signal.SIGKILL, "stopped"),
+        (signal.SIGTERM, "stopped"),
+        (signal.SIGHUP, "running"),
+        (signal.SIGINT, "stopped"),
+    ],
+)
 def test_nothing_is_left_of_a_driver_that_ends(log: Path, number: signal.Signals, state: str) -> None:
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, str(log), FAMILY, state],
@@ -137,3 +146,19 @@ def test_nothing_is_left_of_a_driver_that_ends(log: Path, number: signal.Signals
     driver.send_signal(number)
     assert driver.wait(30) == (-number if number == signal.SIGKILL else 128 + number)
     until(lambda: not marked(str(log.parent)), 20.0)
+
+
+@pytest.mark.slow
+def test_command_line_that_is_terminated(log: Path) -> None:
+    """As by the limit of a CI's job."""
+    words = ["script", "--dir=x", "--", sys.executable, "-c", FAMILY, "ready", "{out}"]
+    driver = subprocess.Popen(
+        [sys.executable, "-m", "dcpbench", *words],
+        stdout=subprocess.PIPE, text=True, env=os.environ | {MARK: str(log.parent)}, cwd=log.parent,
+    )  # fmt: skip
+    until((log.parent / "ready").exists)
+    driver.terminate()
+    out, _ = driver.communicate(timeout=60)
+    assert driver.returncode == 128 + signal.SIGTERM
+    assert out.endswith("interrupted; logs and rows: x\n")
+    assert marked(str(log.parent)) == []

@@ -37,6 +37,7 @@ def events_of(folder: Path, code: str, status: int = 0, **variables: str) -> lis
     return [json.loads(line) for line in lines]
 
 
+@pytest.mark.slow
 def test_spec_that_is_found_and_not_imported(tmp_path: Path) -> None:
     """As by `datasets`, in threads too; torch and torch.save are recorded when they are imported later."""
     events = events_of(
