@@ -6,7 +6,7 @@ import click
 
 from dcpbench.cli.tree import Command
 from dcpbench.plugins.script.judge import STATUS
-from dcpbench.plugins.script.run import checked_stop
+from dcpbench.plugins.script.stops import checked_stop
 
 script = Command(
     "script",

@@ -1,32 +1,42 @@
-"""Compare a stopped and resumed run with the uninterrupted one, and find the first difference."""
+"""Compare a resumed run with the run that wrote its checkpoint, step by step."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.resources import files
+from itertools import pairwise
 from typing import Any
 
 import yaml
 
-from dcpbench.plugins.script.record import Event, Named, Run, newest_complete, number
+from dcpbench.plugins.script.checkpoints import Event, Family, Member, Named, folded
+from dcpbench.plugins.script.copies import Copy
+from dcpbench.plugins.script.record import Run, number
 
 KINDS: dict[str, dict[str, Any]] = yaml.safe_load(
     files("dcpbench.plugins.script").joinpath("kinds.yaml").read_text(encoding="utf-8")
 )
 """The compared kinds, in causal order, with their texts."""
 ORDER = {kind: place for place, kind in enumerate(KINDS)}
-_RESTORED = ("weights", "frozen", "buffers", "moments")
+LOADED = ("weights", "frozen", "buffers", "moments", "hyper")
 """Kinds that the first resumed step gets from the checkpoint alone."""
+HINT = "generators"
+"""A kind that good scripts can differ in: it explains, and shows what two runs draw differently."""
+COMPUTED = ("weights", "buffers", "moments", "loss", "gradients", "saved")
+"""Kinds that follow from an earlier computation."""
 _OF_CALLED = ("frozen", "buffers", "modes", "generators")
 """Kinds of models that were called: some are called later than the first step."""
-_SCORES = {"weights": 3, "moments": 2, "batch": 1, "hyper": 1}
+_SCORES = {"weights": 6, "moments": 4, "batch": 2, "hyper": 2}
+_READ = 3
 _RANDOM = re.compile("rng|random|generator", re.IGNORECASE)
 _NUMBER = re.compile(r"=(-?[\d.]+(e[+-]?\d+)?|True|False|inf)")
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The first difference of a resumed run: at a `step` of the uninterrupted run, from 1; names of a kind of
+    """A difference of a resumed run: at a `step` of the uninterrupted run, from 1; names of a kind of
     `KINDS`, with the values of two steps; or a text, of what is saved or of the number of steps."""
 
     step: int
@@ -37,67 +47,115 @@ class Difference:
     actual: Named = field(default_factory=dict)
     text: str = ""
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where it is in causal order."""
+        # What is saved after a step comes after the step.
+        return self.step, ORDER[self.kind]
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A run at a stop: its events until then, its files, and the steps that are expected of its resume.
+
+    Args:
+        run: the run until the stop.
+        copy: its folder.
+        whole: the run that goes on after the stop, whose later steps are expected; None if there is none.
+    """
+
+    run: Run
+    copy: Copy
+    whole: Run | None
+
+    @cached_property
+    def steps(self) -> dict[int, list[Event]]:
+        """The expected steps of each rank."""
+        if not self.whole:
+            return self.run.ranks
+        ranks = self.run.ranks
+        return {
+            rank: [*ranks.get(rank, []), *steps[len(ranks.get(rank, [])) :]]
+            for rank, steps in self.whole.ranks.items()
+        }
+
 
 class Compared:
     """The comparison of a resumed run, which made at least one step."""
 
-    def __init__(self, reference: Run, stopped: Run, resumed: Run) -> None:
-        self.stopped, self._reference, self._resumed = stopped, reference, resumed
+    def __init__(self, stopped: Stopped, resumed: Run) -> None:
+        self.stopped, self.resumed = stopped, resumed
         self.failed = bool(resumed.status)
-        self.newest = newest_complete(reference, stopped)
-        self.steps = {}
-        """The steps of the uninterrupted run by rank: of the stopped run, which made the checkpoint, then of
-        the reference."""
-        for rank in sorted(reference.ranks.keys() & resumed.ranks.keys()):
-            steps = stopped.ranks.get(rank, [])
-            self.steps[rank] = [*steps, *reference.ranks[rank][len(steps) :]]
-        self._actual = {rank: resumed.ranks[rank] for rank in self.steps}
+        self.steps = {
+            rank: stopped.steps[rank] for rank in sorted(stopped.steps.keys() & resumed.ranks.keys())
+        }
+        """The expected steps by rank."""
+        self.actual = {rank: resumed.ranks[rank] for rank in self.steps}
         self.paths_read = resumed.paths_read()
-        saves = {path: stopped.disk.step_of(path) for path in self.paths_read}
-        self._place = self._begin({*saves.values()})
+        self._place = self._begin()
         of_first = next(iter(self.steps.values()))
-        self.loaded = of_first[self._place]["k"]
+        last = number(of_first[-1]) if of_first else 0
+        self.loaded = of_first[self._place]["k"] if self._place < len(of_first) else last
         """After how many steps the loaded state was saved; 0: the start."""
-        self.loaded_paths = [path for path, step in saves.items() if step == self.loaded]
-        compared = min(len(of_first) - self._place, *map(len, self._actual.values()))
-        self.last = number(of_first[self._place + compared - 1])
+        self.family = family(stopped, self.paths_read, self.loaded)
+        self.newest = self.family.newest
+        self.loaded_paths = self.family.paths(self.loaded)
+        compared = max(0, min(len(of_first) - self._place, *map(len, self.actual.values())))
+        self.last = number(of_first[self._place + compared - 1]) if compared else self.loaded
         """The last step that was compared."""
-        firsts = [different(self.steps[rank][self._place], steps[0]) for rank, steps in self._actual.items()]
-        self.generators = sorted({name for kinds in firsts for name in kinds.get("generators", [])})
-        """Generators of torch that differed at the first resumed step."""
+        firsts = [
+            different(steps[self._place], self.actual[rank][0])
+            for rank, steps in self.steps.items()
+            if self._place < len(steps)
+        ]
+        self.generators = sorted({name for kinds in firsts for name in kinds.get(HINT, [])})
+        """Generators that differ at the first resumed step."""
+        saves = [save for save in stopped.run.disk.saves if save.date == self.loaded]
+        self.saved = {value for save in saves for value in save.content.values()}
+        """The values in the checkpoint that was loaded."""
+        given = [event for event in resumed.of_kind("generator") if event["digest"] in self.saved]
+        self.restored_generators = {event["name"] for event in given}
+        self.restored: set[str] = set()
+        """Kinds of state that are in the checkpoint, where no step after it is known."""
 
-    def first(self, noise: Mapping[str, int]) -> list[Difference]:
-        """Return the first difference, of each rank that has it. `noise` is not blamed on the resume."""
-        if self.newest is not None and self.loaded < self.newest:
-            return [Difference(self.loaded + 1, 0, "checkpoint")]
-        differences: dict[tuple[int, int], list[Difference]] = {}
-        for rank in self.steps:
-            for difference in (*self._in_steps(rank, noise), *self._in_saves(rank, noise)):
-                # What is saved after a step comes after the step.
-                differences.setdefault((difference.step, ORDER[difference.kind]), []).append(difference)
-        return differences[min(differences)] if differences else []
-
-    def _begin(self, loaded: set[int | None]) -> int:
+    def _begin(self) -> int:
         """Return where in the uninterrupted run the resumed one begins: the step that has most in common with
-        its first one. `loaded` are the saves that it read, by their steps."""
+        its first one. What was read decides between steps that have the same in common."""
+        disk, time = self.stopped.run.disk, self.stopped.copy.time
+        read = {
+            version.date
+            for version in disk.versions
+            for path in version.paths_at(time)
+            if version.content
+            and any(path == name or path.startswith(f"{name}/") for name in self.paths_read)
+        }
 
         def score(place: int) -> int:
             points = 0
             for rank, steps in self.steps.items():
-                resumed = self._actual[rank][0]
+                resumed = self.actual[rank][0]
                 if place >= len(steps) or steps[place]["optimizer"] != resumed["optimizer"]:
                     return -1
-                points += _SCORES["weights"] * (steps[place]["k"] in loaded)
+                points += _READ * (steps[place]["k"] in read)
                 for kind, value in _SCORES.items():
                     points += value * (steps[place]["parts"].get(kind) == resumed["parts"].get(kind))
             return points
 
-        return max(range(max(map(len, self.steps.values()))), key=lambda place: (score(place), place))
+        length = max(map(len, self.steps.values()))
+        best = max(range(length), key=lambda place: (score(place), place))
+        if self.stopped.whole or score(best) >= _SCORES["weights"]:
+            return best
+        return length  # the run ended with a save, and nothing is known of the step after it
 
-    def _in_steps(self, rank: int, noise: Mapping[str, int]) -> Iterator[Difference]:
-        """Yield the first difference of a rank in its steps, if there is one."""
-        expected, actual = self.steps[rank][self._place :], self._actual[rank]
-        is_ddp = "DistributedDataParallel" in self._resumed.about["classes"]
+    def differences(self) -> Iterator[Difference]:
+        """Yield all differences, in no order."""
+        for rank in self.steps:
+            yield from self._in_steps(rank)
+            yield from self._in_saves(rank)
+
+    def _in_steps(self, rank: int) -> Iterator[Difference]:
+        expected, actual = self.steps[rank][self._place :], self.actual[rank]
+        is_ddp = "DistributedDataParallel" in self.resumed.about["classes"]
         for place, (step, other) in enumerate(zip(actual, expected, strict=False)):
             kinds = different(other, step)
             if place == 0 and rank and is_ddp:  # which gets them from rank 0 in the forward pass
@@ -105,49 +163,92 @@ class Compared:
             fewer = len(step["parts"]["batch"]) < len(other["parts"]["batch"])
             if place == 0 and fewer and "gradients" not in kinds:  # those of the other batches were saved
                 kinds = {kind: of for kind, of in kinds.items() if kind not in ("buffers", "batch", "loss")}
-            for kind in sorted(kinds.keys() & ORDER, key=ORDER.__getitem__):
-                is_restored = place == 0 and kind in _RESTORED
-                if is_restored or number(other) < noise.get(kind, number(other) + 1):
-                    yield Difference(
-                        number(other), rank, kind, kinds[kind], other["parts"][kind], step["parts"][kind]
-                    )
-                    return
-        if len(actual) != len(expected):
+            for kind in kinds.keys() & ORDER.keys() - {HINT}:
+                yield Difference(
+                    number(other), rank, kind, kinds[kind], other["parts"][kind], step["parts"][kind]
+                )
+        if self.stopped.whole and len(actual) != len(expected):
             end, last = number(expected[-1]) + len(actual) - len(expected), number(expected[-1])
             text = f"ends after step {end}, the reference after step {last}"
             yield Difference(min(end, last) + 1, rank, "steps", text=text)
 
-    def _in_saves(self, rank: int, noise: Mapping[str, int]) -> Iterator[Difference]:
-        """Yield the first save of a rank that has something else in it. A save that is not made is empty if
+    def _in_saves(self, rank: int) -> Iterator[Difference]:
+        """Yield the saves of a rank that have something else in them. A save that is not made is empty if
         the run failed: a process group can abort when all is done, and files can have other names."""
-        contents = self._reference.contents(rank) | self.stopped.contents(rank)
-        saves = self._resumed.contents(rank, self.loaded)
-        for (done, name), expected in sorted(contents.items(), key=lambda item: item[0]):
-            actual = saves.get((done, name), {} if self.failed else expected)
+        whole = self.stopped.whole or self.stopped.run
+        saves = self.resumed.contents(rank, self.loaded)
+        same = {(done, folded(path)): content for (done, path), content in saves.items()}
+        for (done, path), expected in whole.contents(rank).items():
+            actual = saves.get((done, path), same.get((done, folded(path)), {} if self.failed else expected))
+            name = path.rpartition("/")[2]
             names = [
                 key
                 for key in _unequal_names(expected, actual)
-                if f"saved {key}" not in noise and _decides(name, key, expected.get(key, actual.get(key)))
+                if _decides(name, key, expected.get(key, actual.get(key)))
             ]
             if names and done > self.loaded:
-                holds = "holds another" if (done, name) in saves else "is missing, with"
-                yield Difference(done, rank, "saved", names, text=f"{name} {holds}")
-                return
+                holds = "holds another" if actual else "is missing, with"
+                yield Difference(done, rank, "saved", names, expected, actual, f"{name} {holds}")
+
+    def has_generator_of_rank_0(self, rank: int) -> bool:
+        """Tell whether a rank begins with the expected state of rank 0's generator, and not with its own."""
+        if not rank or 0 not in self.steps or self._place >= len(self.steps[0]):
+            return False
+        others = self.steps[0][self._place]["parts"].get(HINT, {})
+        mine = self.actual[rank][0]["parts"].get(HINT, {})
+        return any(name in self.generators and mine.get(name) == value for name, value in others.items())
+
+    def kinds(self) -> dict[str, int]:
+        """Return how many values of each kind were compared at the first step that was recorded for it."""
+        counts: dict[str, int] = {}
+        for rank, steps in self.steps.items():
+            for expected, actual in zip(steps[self._place :], self.actual[rank], strict=False):
+                for kind in expected["parts"].keys() & actual["parts"].keys():
+                    counts.setdefault(
+                        kind, len(expected["parts"][kind].keys() & actual["parts"][kind].keys())
+                    )
+        return counts
+
+    def changes(self, kind: str) -> int:
+        """Return how many different values of a kind the resumed run has."""
+        return max(
+            len({repr(step["parts"][kind]) for step in steps if kind in step["parts"]})
+            for steps in self.actual.values()
+        )
 
 
-def noise_of(reference: Run, *others: Run) -> dict[str, int]:
-    """Return in which kinds of state and saved values equal runs differ, each with the first step."""
-    noise: dict[str, int] = {}
-    for other in others:
-        for rank in reference.ranks.keys() & other.ranks.keys():
-            for expected, actual in zip(reference.ranks[rank], other.ranks[rank], strict=False):
-                for kind in different(expected, actual):
-                    noise[kind] = min(noise.get(kind, number(expected)), number(expected))
-            contents = reference.contents(rank)
-            for key, content in other.contents(rank).items():
-                for name in _unequal_names(content, contents.get(key, content)):
-                    noise.setdefault(f"saved {name}", key[0])
-    return noise
+def family(stopped: Stopped, opened: Sequence[str], taken: int | None = None) -> Family:
+    """Return the checkpoints from which a resume chose."""
+    copy, runs = stopped.copy, [stopped.run, *([stopped.whole] if stopped.whole else [])]
+    state = set[Any]().union(*(run.state for run in runs))
+    return Family([run.disk for run in runs], copy.time, opened, copy.cut, state, taken)
+
+
+def likely_checkpoints(run: Run) -> Sequence[Member]:
+    """Return the checkpoints of a run of which no resume is known: what has most of the state."""
+    return Family([run.disk], math.inf, (), (), run.state, None).members
+
+
+def first_noise(some: Run, others: Run, base: int = 0) -> Difference | None:
+    """Return the first difference between two runs of the same, which begin after `base` steps.
+
+    Generators that no step of the runs draws from are left out.
+    """
+    found = []
+    for rank in some.ranks.keys() & others.ranks.keys():
+        steps, other_steps = some.ranks[rank], others.ranks[rank]
+        used = {name for before, after in pairwise(steps) for name in different(before, after).get(HINT, [])}
+        for expected, actual in zip(steps, other_steps, strict=False):
+            kinds = different(expected, actual)
+            kinds[HINT] = [name for name in kinds.get(HINT, []) if name in used]
+            found += [
+                Difference(
+                    number(expected) + base, rank, kind, names, expected["parts"][kind], actual["parts"][kind]
+                )
+                for kind, names in kinds.items()
+                if names and kind in ORDER
+            ]
+    return min(found, key=lambda difference: difference.place, default=None)
 
 
 def different(expected: Event, actual: Event) -> dict[str, list[str]]:

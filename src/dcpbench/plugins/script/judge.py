@@ -1,21 +1,33 @@
 """The verdict on a stop, whose texts are those of `kinds.yaml`."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dcpbench.config.text import listed
-from dcpbench.plugins.script.compare import KINDS, ORDER, Compared, Difference, noise_of
-from dcpbench.plugins.script.record import Named, Run, newest_complete, number
+from dcpbench.plugins.script.checkpoints import Named
+from dcpbench.plugins.script.compare import (
+    COMPUTED,
+    HINT,
+    KINDS,
+    LOADED,
+    Compared,
+    Difference,
+    Stopped,
+    family,
+    first_noise,
+)
+from dcpbench.plugins.script.record import Run, number
 
 STATUS = {
-    "exact": "pass",
+    **dict.fromkeys(("exact", "restored"), "pass"),
     **dict.fromkeys(("diverges", "older", "torn", "refuses", "scratch", "hangs"), "fail"),
-    **dict.fromkeys(("not_deterministic", "not_reached"), "skip"),
+    **dict.fromkeys(("vacuous", "not_reached"), "skip"),
 }
 """The status of a row, by its verdict."""
-_INCOMPLETE = "it reads {}, which is not complete: publish a checkpoint last, by renaming it"
+_CLOSE = 1e-5
+"""Relative difference of losses that the order of a sum can make."""
 _AVERAGES = ("ema", "average", "avg_model", "swa_model", "shadow", "teacher")
 """Parts of the names that averages of weights have."""
 
@@ -23,7 +35,8 @@ _AVERAGES = ("ema", "average", "avg_model", "swa_model", "shadow", "teacher")
 @dataclass(frozen=True)
 class Verdict:
     """The verdict on a stop: one of `STATUS`, what happened, in a sentence, the likely cause, the steps after
-    which the loaded and the newest complete checkpoint were saved, and the first difference."""
+    which the loaded and the newest complete checkpoint were saved, the first difference, and how many values
+    of each kind were compared."""
 
     word: str
     reason: str
@@ -31,116 +44,333 @@ class Verdict:
     loaded: int | None = None
     newest: int | None = None
     first: Difference | None = None
+    compared: dict[str, int] = field(default_factory=dict)
 
 
-def judge(reference: Run, stopped: Run, resumed: Run | None, second: Callable[[int], Run]) -> Verdict:
-    """Judge a stop, after which the run was resumed; it is None if the stop did not happen. `second` returns
-    another uninterrupted run, of at least so many steps."""
-    if resumed is None:
-        ended = f"ended with {stopped.failure if stopped.status else 'exit status 0'}"
-        how = "ran too long" if stopped.status is None else ended
-        return Verdict("not_reached", f"the run {how} before this stop")
-    if resumed.ranks:
-        return _of_steps(reference, stopped, resumed, second)
-    newest = newest_complete(reference, stopped)
+@dataclass(frozen=True)
+class Runs:
+    """Further runs that a verdict can need: the resume of the untouched copy once more, and an uninterrupted
+    run beside the one that is expected."""
+
+    second: Callable[[], Run]
+    reference: Callable[[], Run]
+
+
+def judge(stopped: Stopped, resumed: Run, runs: Runs, words: Collection[str] = ()) -> Verdict:
+    """Judge the resume of a stopped run. `words` are those of the command and its resume."""
+    verdict = _of_steps(stopped, resumed, runs, words) if resumed.ranks else _without_steps(stopped, resumed)
+    broken = [*dict.fromkeys([*stopped.run.broken, *resumed.broken])]
+    if broken and STATUS[verdict.word] == "fail":
+        return replace(
+            verdict, word="vacuous", reason=f"the recorder failed ({listed(broken)}): {verdict.reason}"
+        )
+    return (
+        replace(verdict, reason=f"{verdict.reason}; the recorder failed: {listed(broken)}")
+        if broken
+        else verdict
+    )
+
+
+def _without_steps(stopped: Stopped, resumed: Run) -> Verdict:
+    """Judge a resumed run that made no step."""
+    read = resumed.paths_read()
+    chosen = family(stopped, read)
+    newest = chosen.newest
+    incomplete = [member for member in chosen.members if member.missing and member.date > (newest or 0)]
     after = f"; complete: step {newest}" if newest is not None else "; no checkpoint was complete"
     if resumed.status is None:
         return Verdict("hangs", f"makes no step{after}", newest=newest)
     if resumed.status:
-        torn = [path for path in resumed.paths_read() if (stopped.disk.step_of(path) or 0) > (newest or 0)]
-        cause = _INCOMPLETE.format(stopped.cut if stopped.cut in torn else torn[0]) if torn else ""
+        torn = [member for member in incomplete if chosen.paths(member.date)]
+        cause = KINDS["checkpoint"]["torn"].format(torn[0].missing) if torn else ""
         return Verdict("refuses", f"does not start: {resumed.failure}{after}", cause, newest=newest)
-    read = resumed.paths_read()
-    if reference.length in (newest, *map(stopped.disk.step_of, read)) and stopped.cut not in read:
+    whole = stopped.whole or stopped.run
+    if newest == whole.length or any(
+        chosen.paths(member.date) for member in chosen.members if member.date == whole.length
+    ):
         return Verdict("not_reached", "nothing was left to do: the last step was saved", newest=newest)
     first = Difference((newest or 0) + 1, 0, "steps")
     return Verdict("diverges", f"ends without a step{after}", newest=newest, first=first)
 
 
-def _of_steps(reference: Run, stopped: Run, resumed: Run, second: Callable[[int], Run]) -> Verdict:
+def _of_steps(stopped: Stopped, resumed: Run, runs: Runs, words: Collection[str]) -> Verdict:
     """Judge a resumed run that made steps."""
-    compared = Compared(reference, stopped, resumed)
-    differences = compared.first(noise_of(reference, stopped))
-    noise: dict[str, int] = {}
-    if differences and differences[0].kind not in ("checkpoint", "steps"):
-        noise = noise_of(reference, stopped, second(differences[0].step))
-        differences = compared.first(noise)
-    loaded, last = compared.loaded, compared.last
-    start = f"step {loaded}" if loaded else "the start: no checkpoint was complete"
-    reason = f"from {start}; steps {loaded + 1} to {last} are equal"
-    verdict = Verdict("exact", reason, loaded=loaded, newest=compared.newest)
+    compared = Compared(stopped, resumed)
+    loaded, last, chosen = compared.loaded, compared.last, compared.family
+    kinds = compared.kinds()
+    verdict = Verdict("exact", "", loaded=loaded, newest=chosen.newest, compared=kinds)
+    failure = f"; fails after its last step: {resumed.failure}" if resumed.status else ""
+    start = f"from step {loaded}" if loaded else "from the start: no checkpoint was complete"
+    equal = f"steps {loaded + 1} to {last} are equal" if last > loaded else "no step was compared"
+    differences, noise = _blamed(compared, runs)
+    if compared.newest is not None and loaded < compared.newest:
+        first = Difference(loaded + 1, 0, "checkpoint")
+        reason, cause = _explained(compared, [first], words)
+        beside = f"; then {_explained(compared, differences, words)[0]}" if loaded and differences else ""
+        word = "older" if loaded else "scratch"
+        return replace(verdict, word=word, reason=reason + beside + failure, cause=cause, first=first)
+    if not loaded and chosen.lost:
+        first = Difference(1, 0, "checkpoint")
+        reason = f"trains from the start: the complete checkpoint of step {chosen.lost} was removed too early"
+        cause = KINDS["checkpoint"]["lost"]
+        return replace(verdict, word="scratch", reason=reason + failure, cause=cause, first=first)
+    if handler := stopped.run.of_kind("handler"):
+        reason = (
+            f"takes step {loaded}: on SIGTERM nothing was saved, the handler failed: {handler[0]['error']}"
+        )
+        first = Difference(loaded + 1, 0, "checkpoint")
+        return replace(verdict, word="older", reason=reason, first=first)
     if resumed.status is None and all(difference.kind == "steps" for difference in differences):
         first = Difference(last + 1, 0, "steps")
         return replace(verdict, word="hangs", reason=f"hangs after step {last}", first=first)
-    failure = f"; fails after its last step: {resumed.failure}" if resumed.status else ""
     if differences:
-        word = "diverges"
-        reason, cause = _explained(compared, differences)
-        if differences[0].kind == "checkpoint":
-            word = "older" if loaded else "scratch"
-        elif loaded > (compared.newest or 0) and (torn := stopped.cut or listed(compared.loaded_paths, 2)):
-            word, cause = "torn", _INCOMPLETE.format(torn)
-            reason = f"takes a checkpoint that is not complete ({torn}): {reason}"
-        return replace(verdict, word=word, reason=reason + failure, cause=cause, first=differences[0])
-    if kinds := [kind for kind in noise if kind in KINDS]:
-        kind = min(kinds, key=lambda kind: (noise[kind], ORDER[kind]))
-        reason = f"two uninterrupted runs differ from step {noise[kind]} on ({KINDS[kind]['name']})"
-        return replace(verdict, word="not_deterministic", reason=reason)
-    return replace(verdict, reason=verdict.reason + failure)
+        reason, cause = _explained(compared, differences, words)
+        missing = chosen.missing(loaded)
+        if missing and loaded > (chosen.newest or 0) and compared.loaded_paths:
+            cause = KINDS["checkpoint"]["torn"].format(missing)
+            reason = f"takes step {loaded}, which is not complete ({missing}): {reason}"
+            verdict = replace(verdict, word="torn")
+        else:
+            verdict = replace(verdict, word="diverges")
+        return replace(verdict, reason=reason + failure, cause=cause, first=differences[0])
+    if nothing := _powerless(compared, kinds):
+        return replace(verdict, word="vacuous", reason=f"{start}; {equal}, but {nothing}{failure}")
+    if noise:
+        return replace(
+            verdict, word="restored", reason=f"{start}; {noise}; {_counts(compared, kinds)}{failure}"
+        )
+    return replace(verdict, reason=f"{start}; {equal}: {_counts(compared, kinds)}{failure}")
 
 
-def _explained(compared: Compared, differences: Sequence[Difference]) -> tuple[str, str]:
-    """Return the difference, of several ranks, in a sentence, and its likely cause."""
+def _blamed(compared: Compared, runs: Runs) -> tuple[list[Difference], str]:
+    """Return the first differences that are the resume's fault, of each rank that has them; and why the rest
+    is not, in words, if the computation does not repeat.
+
+    Differences that a second resume of the same files has too are the resume's fault. So are all of them if
+    two uninterrupted runs are equal. What is computed after the first step that does not repeat is left out.
+    """
+    stopped, loaded = compared.stopped, compared.loaded
+    found = sorted(compared.differences(), key=lambda difference: difference.place)
+    if not stopped.whole:
+        found = sorted([*found, *_not_saved(compared)], key=lambda difference: difference.place)
+    if not found and stopped.whole:
+        return [], ""
+    if found and not loaded and not compared.newest and stopped.whole and found[0].kind in LOADED:
+        repeated = first_noise(runs.reference(), stopped.whole)
+        if repeated and repeated.step == 1 and repeated.kind in LOADED:
+            return [], "the run is not seeded, and begins with other weights each time"
+    if found and found[0].kind in LOADED and found[0].step == loaded + 1:
+        return _first(found), ""
+    if stopped.whole:
+        reference = runs.reference()
+        repeated = first_noise(reference, stopped.whole)
+        if repeated is None:
+            noise = _unequal_saved(reference, stopped.whole)
+            return _first(_without(found, noise)), ""
+    second = runs.second()
+    between = first_noise(compared.resumed, second, loaded)
+    other = Compared(stopped, second)
+    repeats = {(difference.place, difference.rank): difference.actual for difference in other.differences()}
+    noise = _unequal_saved(compared.resumed, second)
+    faults = [
+        difference
+        for difference in _without(found, noise)
+        if between is None
+        or _before(difference, between)
+        or (difference.kind not in COMPUTED and (difference.place, difference.rank) in repeats)
+        or (difference.kind == "saved" and _whole_numbers(difference))
+    ]
+    if faults:
+        return _first(faults), ""
+    if between is None:
+        return (
+            [],
+            "" if stopped.whole else "the run does not repeat up to this stop, and two resumes are equal",
+        )
+    if _is_random(between):
+        return [replace(between, text="random")], ""
+    if stopped.whole and not (repeated and (repeated.step == 1 or repeated.kind == between.kind)):
+        return _first(found), ""
+    name = KINDS[between.kind]["name"]
+    return [], f"from step {between.step} on two resumes differ ({name}), as two uninterrupted runs do"
+
+
+def _not_saved(compared: Compared) -> list[Difference]:
+    """Return the state at the first resumed step that the loaded checkpoint does not contain, for a run that
+    ended with it. A kind none of whose values is there is saved in another form, and not compared."""
+    found = []
+    saved = compared.saved
+    for rank, steps in compared.actual.items():
+        for kind in ("weights", "moments") if compared.last == compared.loaded else ():
+            parts = {
+                name: value
+                for name, value in steps[0]["parts"].get(kind, {}).items()
+                if isinstance(value, int)
+            }
+            names = [name for name, value in parts.items() if value not in saved]
+            if names and len(names) < len(parts):
+                found.append(Difference(compared.loaded + 1, rank, kind, names, {}, parts))
+            elif parts and not names:
+                compared.restored.add(kind)
+    return found
+
+
+def _first(differences: Sequence[Difference]) -> list[Difference]:
+    """Return the first differences, and those of the same step that follow."""
+    return [difference for difference in differences if difference.step == differences[0].step]
+
+
+def _before(difference: Difference, noise: Difference) -> bool:
+    """Tell whether a difference comes before the computation stops to repeat."""
+    return difference.place < noise.place
+
+
+def _is_random(noise: Difference) -> bool:
+    """Tell whether resumes differ in what is drawn, not in how it is computed."""
+    if noise.kind == "loss":
+        pairs = zip(noise.expected.values(), noise.actual.values(), strict=False)
+        return not all(math.isclose(float(one), float(other), rel_tol=_CLOSE) for one, other in pairs)
+    return noise.kind not in COMPUTED
+
+
+def _unequal_saved(some: Run, others: Run) -> set[str]:
+    """Return the names of saved values in which two runs of the same differ."""
+    noise = set()
+    for rank in some.ranks.keys() & others.ranks.keys():
+        contents = others.contents(rank)
+        for key, content in some.contents(rank).items():
+            other = contents.get(key, content)
+            noise |= {name for name in {**content, **other} if content.get(name) != other.get(name)}
+    return noise
+
+
+def _without(differences: Sequence[Difference], noise: Collection[str]) -> list[Difference]:
+    """Return the differences without saved values that do not repeat."""
+    left = []
+    for difference in differences:
+        names = [name for name in difference.names if difference.kind != "saved" or name not in noise]
+        if names or difference.kind != "saved":
+            left.append(replace(difference, names=names))
+    return left
+
+
+def _whole_numbers(difference: Difference) -> bool:
+    """Tell whether only whole numbers of the script differ in what is saved."""
+    values = [str(difference.actual.get(name, difference.expected.get(name))) for name in difference.names]
+    return all(value.startswith("=") and value[1:].lstrip("-").isdigit() for value in values)
+
+
+def _powerless(compared: Compared, kinds: Named) -> str:
+    """Return why equal steps prove nothing; empty if they could have differed."""
+    if compared.last == compared.loaded and not compared.restored:
+        return "there is no step to compare"
+    if compared.last > compared.loaded and not kinds.get("batch") and not kinds.get("loss"):
+        return "neither batch nor loss was recorded"
+    weights = [step for steps in compared.actual.values() for step in steps if step["parts"].get("weights")]
+    if len(weights) > 1 and compared.changes("weights") == 1:
+        return "the weights change in none of them"
+    return ""
+
+
+def _counts(compared: Compared, kinds: Named) -> str:
+    """Say what was compared."""
+    texts = [f"{KINDS[kind]['name']} {kinds[kind]}" for kind in ("weights", "moments") if kinds.get(kind)]
+    if compared.last == compared.loaded:
+        return f"as saved: {listed([KINDS[kind]['name'] for kind in sorted(compared.restored)])}"
+    for kind in ("buffers", "batch", "loss"):
+        texts.append(KINDS[kind]["name"].removeprefix("the ") if kinds.get(kind) else f"no {kind}")
+    if kinds.get("batch") and compared.last > compared.loaded + 1 and compared.changes("batch") == 1:
+        texts.append("the batch is the same in each step: a lost position would not show")
+    return ", ".join(texts)
+
+
+def _explained(
+    compared: Compared, differences: Sequence[Difference], words: Collection[str]
+) -> tuple[str, str]:
+    """Return what differs at a step, the first in causal order, in a sentence, and its likely cause."""
     difference, kind = differences[0], differences[0].kind
-    names, ranks = difference.names, [str(of_rank.rank) for of_rank in differences]
+    same_kind = [of_rank for of_rank in differences if of_rank.place == difference.place]
+    names, ranks = (
+        difference.names,
+        [str(rank) for rank in dict.fromkeys(of_rank.rank for of_rank in same_kind)],
+    )
     expected, actual = difference.expected, difference.actual
     missing = [name for name in names if name not in actual]
     differing = {name: actual[name] for name in names if name in actual}
     same = [] if missing or not names else _steps_with(compared, difference, differing)
-    saves = [save for rank in compared.stopped.ranks for save in compared.stopped.contents(rank).items()]
+    saves = [
+        save for rank in compared.stopped.run.ranks for save in compared.stopped.run.contents(rank).items()
+    ]
     contents = [content for (done, _), content in saves if done == compared.loaded and kind == "weights"]
     saved = {value: name for content in contents for name, value in content.items()}
     pair: list[Any] = [of.get(names[0]) if names else None for of in (actual, expected)]
     ratio = float(pair[0]) / float(pair[1]) if kind == "loss" and all(pair) else math.nan
     total = len({**expected, **actual})
+    first = difference.step == compared.loaded + 1
+    generators = [name for name in compared.generators if name not in compared.restored_generators]
+    named = [word for word in words for path in compared.loaded_paths if _names(word, path)]
+    dates = [str(member.date) for member in compared.family.members if not member.missing]
     # Words of the texts, and signs, which hold where they are not empty; what was compared has more of them.
-    facts: dict[str, Any] = vars(compared) | {
-        "any": True,
-        "first": difference.step == compared.loaded + 1,
-        "names": listed(names),
-        "count": len(names),
-        "total": total,
-        "all": len(names) == total,
-        "differ": "missing" if len(missing) == len(names) else "differ",
-        "missing": bool(missing),
-        "none": len(missing) == total,
-        "actual": pair[0],
-        "expected": pair[1],
-        "ratio": ratio,
-        "scaled": ratio != 1 and math.frexp(abs(ratio))[0] == 0.5,  # by a power of two
-        "ranks": listed(ranks),
-        "some_ranks": len(ranks) < len(compared.steps),
-        "same": f"step {same[0]}" if same else "",
-        "batch": f"step {same[0]}" if same else "no step of the reference",
-        "start": 1 in same,  # the values of a run that has just begun
-        "past": any(step < difference.step for step in same),
-        "near": any(abs(step - difference.step) == 1 for step in same),
-        "held": listed([saved[value] for value in differing.values() if value in saved], 2),
-        "generators": " and ".join(compared.generators),
-        "lr": any(name.endswith((" lr", " initial_lr")) for name in names),
-        "fewer": len(actual) < len(expected),
-        "average": any(part in name.lower() for name in (difference.text, *names) for part in _AVERAGES),
-        "text": difference.text,
-        "well": not compared.failed,
-        "loaded_paths": listed(compared.loaded_paths, 2) or "nothing",
-        "read": listed(compared.paths_read, 1),
-        "sorted_as_text": str(compared.loaded) > str(compared.newest),
-    }
+    facts: dict[str, Any] = (
+        vars(compared)
+        | {
+            "any": True,
+            "first": first,
+            "names": listed(names),
+            "count": len(names),
+            "total": total,
+            "all": len(names) == total,
+            "differ": "missing" if len(missing) == len(names) else "differ",
+            "missing": bool(missing),
+            "none": len(missing) == total,
+            "actual": pair[0],
+            "expected": pair[1],
+            "ratio": ratio,
+            "scaled": ratio != 1 and math.frexp(abs(ratio))[0] == 0.5,  # by a power of two
+            "ranks": listed(ranks),
+            "some_ranks": len(ranks) < len(compared.steps),
+            "same": f"step {same[0]}" if same else "",
+            "batch": f"step {same[0]}" if same else "no step of the reference",
+            "start": 1 in same,  # the values of a run that has just begun
+            "past": any(step < difference.step for step in same),
+            "twice": first and same[:1] == [difference.step - 1],
+            "skipped": first and same[:1] == [difference.step + 1],
+            "rank": difference.rank,
+            "near": any(abs(step - difference.step) == 1 for step in same),
+            "held": listed([saved[value] for value in differing.values() if value in saved], 2),
+            "generators": " and ".join(generators),
+            "restored": " and ".join(sorted({*compared.generators} - {*generators})),
+            "rank_0": compared.has_generator_of_rank_0(difference.rank),
+            "random": difference.text == "random",
+            "lr": any(name.endswith((" lr", " initial_lr")) for name in names),
+            "fewer": len(actual) < len(expected),
+            "average": any(part in name.lower() for name in (difference.text, *names) for part in _AVERAGES),
+            "text": difference.text,
+            "well": not compared.failed,
+            "loaded_paths": listed(compared.loaded_paths, 2) or "nothing",
+            "read": listed(compared.paths_read, 1),
+            "named": named[0] if named else "",
+            "sorted_as_text": len(dates) > 1 and max(dates) == str(compared.loaded),
+        }
+    )
+    if facts["random"]:
+        where = f"step {difference.step}, rank {difference.rank}: "
+        return f"{where}two resumes differ ({KINDS[kind]['name']})", KINDS[HINT]["random"]
     causes = KINDS[kind]["likely"].items()
     likely = (text for signs, text in causes if all(facts[sign] for sign in signs.split()))
     where = "" if kind == "checkpoint" else f"step {difference.step}, rank {difference.rank}: "
     when = "after " if kind == "saved" else ""
-    return when + where + KINDS[kind]["text"].format(**facts), next(likely, "").format(**facts)
+    also = [KINDS[other]["name"] for other in dict.fromkeys(of.kind for of in differences)
+            if other != kind and other not in ("loss", "gradients", "saved", "steps")]  # fmt: skip
+    also += [f"generator of {name}" for name in generators] if first and kind in LOADED else []
+    beside = f"; also: {', '.join(also)}" if also else ""
+    return when + where + KINDS[kind]["text"].format(**facts) + beside, next(likely, "").format(**facts)
+
+
+def _names(word: str, path: str) -> bool:
+    """Tell whether a word of the command ends with the path of a file, or of a folder that it is in."""
+    parts = path.split("/")
+    return any(f"/{word}".endswith(f"/{'/'.join(parts[:end])}") for end in range(1, len(parts) + 1))
 
 
 def _steps_with(compared: Compared, difference: Difference, values: Named) -> list[int]:

@@ -1,21 +1,23 @@
-"""Choose where the command is stopped, start it, stop it, and end all processes that it started."""
+"""Run the command: to its end, frozen at stops on the way, or to a stop that ends it."""
 
+import json
 import os
-import re
+import shutil
 import signal
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePath
-from typing import BinaryIO
+from pathlib import Path
+from typing import Any, BinaryIO
 
 from dcpbench import SAFE_PATH
 from dcpbench.config.errors import ConfigError
+from dcpbench.plugins.script.copies import Copy, open_for_writing, size_of
 from dcpbench.plugins.script.process import Process
 from dcpbench.plugins.script.record import Run
+from dcpbench.plugins.script.stops import GENTLE
 from dcpbench.plugins.script.words import paths_of
 from dcpbench.plugins.script.working_folder import WorkingFolder
-from dcpbench.records.files import file_lengths
 from dcpbench.records.store import write_json
 
 OUT = "{out}"
@@ -23,68 +25,58 @@ OFFLINE = {"WANDB_MODE": "offline", "NEPTUNE_MODE": "offline", "CLEARML_OFFLINE_
 """Variables that keep these runs out of the loggers of a team, set where the user has not set them."""
 RECORDER = Path(__file__).parent / "recorder"
 """The folder that starts the recorder, first in PYTHONPATH."""
-_POLL_S = 0.02
-_GENTLE = ("term", "rank")
-"""Kinds of stops after which the command has some time to end, as a scheduler allows."""
-_STOP = re.compile(r"((kill|term|rank\d{1,6})@|(write|torn)@.+:)[1-9]\d{0,8}", re.ASCII)
+_POLL_S = 0.005
+_LONGEST_COPY_S = 10.0
+_BYTES_PER_S = 300e6
+"""Assumed speed of the first copy."""
 
 
-def checked_stop(text: str) -> str:
-    """Return a stop as it is typed, or raise a ConfigError."""
-    if not _STOP.fullmatch(text):
-        raise ConfigError(
-            f"--stop {text}: expected kill@STEP, term@STEP, rank1@STEP, write@PART:N, torn@PART:N"
-        )
-    return text
+@dataclass
+class Freezer:
+    """What happens at the stops of a run: all its processes are stopped, its folder is copied, and they
+    continue. `copies` has the copies by their stops. A stop whose copy would take too long has none."""
+
+    stops: Sequence[str]
+    folders: Mapping[str, Path]
+    copies: dict[str, Copy] = field(default_factory=dict)
+    frozen_s: float = 0.0
+    _speed: float = _BYTES_PER_S
+
+    def freeze(self, process: Process, out: Path, records: Path, due: Collection[int]) -> None:
+        """Copy the folder for the stops that are due, and continue the run."""
+        began = time.monotonic()
+        is_stopped = process.stop_all()
+        at, size = time.monotonic(), size_of(out)
+        for index in _marked(records, "due", len(self.stops)):
+            stop = self.stops[index]
+            if stop not in self.copies and is_stopped and size / self._speed < _LONGEST_COPY_S:
+                event = json.loads((records / f"due-{index}").read_text())
+                writing = open_for_writing(process.descendants(), out)
+                begins = time.monotonic()
+                self.copies[stop] = Copy.taken(out, self.folders[stop], at, event, writing)
+                seconds = time.monotonic() - begins
+                if size > 1e8:
+                    self._speed = size / seconds
+            (records / f"done-{index}").touch()
+        waiting = _marked(records, "done", len(self.stops))
+        while process.poll() is None and _marked(records, "on", len(self.stops)) != waiting:
+            process.continue_all()  # again: one can stop itself after it was continued
+            time.sleep(0.001)
+        self.frozen_s += time.monotonic() - began
 
 
-def chosen(reference: Run) -> list[str]:
-    """Return one stop of each kind that applies: in the middle between two saves, and in a save."""
-    saves = [0, *reference.saved_steps]
-    # After the newest save, names sorted as text show; after an earlier one, what is saved after the resume.
-    newest = max(step for step in saves if step < reference.length)
-    earlier = max((step for step in saves if 0 < step < newest), default=newest)
-    late, step = _after(reference, newest), _after(reference, earlier)
-    stops = [f"kill@{late}", f"term@{step}"] + [f"rank1@{step}"] * (len(reference.ranks) > 1)
-    written, torn = newest or saves[-1], earlier or saves[-1]
-    names = {name for path in reference.disk.saves.get(written, ()) for name in PurePath(path).parts}
-    if change := _last_change(reference, written, names):
-        stops.append(f"write@{change}")
-    sizes = {path: reference.files.get(path, 0) for path in reference.disk.saves.get(torn, ())}
-    largest = max(sizes, key=sizes.__getitem__, default="")
-    is_kept = len({*reference.disk.written.values()} & {*saves[1:]}) > 1  # an older one
-    if is_kept and (change := _last_change(reference, torn, {PurePath(largest).name})):
-        stops.append(f"torn@{change}")
-    return stops
-
-
-def _after(reference: Run, save: int) -> int:
-    """Return the step in the middle between a save and the next one."""
-    after = next((step for step in reference.saved_steps if step > save), reference.length)
-    return min(save + (after - save + 1) // 2 + 1, reference.length)
-
-
-def _last_change(reference: Run, save: int, names: Collection[str]) -> str:
-    """Return the last change in a save of what has one of these names, as a stop counts it; empty without."""
-    last = (0.0, "")
-    end = next((step for step in reference.saved_steps if step > save), reference.length + 1)
-    for rank in reference.ranks:
-        changes = []
-        for event in reference.of_kind("open", "rename", "remove", rank=rank):
-            target = event.get("to") or event["path"]
-            changes.append(f"{event['path']} {target}")
-            is_of_save = save <= event["k"] < end and PurePath(target).name in names
-            if is_of_save and event["e"] != "remove":
-                last = max(last, (event["t"], f"{target}:{sum(target in change for change in changes)}"))
-    return last[1]
+def _marked(records: Path, word: str, count: int) -> list[int]:
+    return [index for index in range(count) if (records / f"{word}-{index}").exists()]
 
 
 @dataclass(frozen=True)
 class Command:
-    """The script's command: its words, the folder in which it was typed, and how it is recorded."""
+    """The script's command: its words, the folder in which it was typed, where its results go, and how it is
+    recorded. Every run uses the folder `out`: links, pointers and saved arguments can have its path."""
 
     words: Sequence[str]
     cwd: Path
+    place: Path
     every: int = 1
     grace_s: float = 30.0
     is_recorded: bool = True
@@ -96,29 +88,63 @@ class Command:
         """Whether it names the folder of its output."""
         return any(OUT in word for word in self.words)
 
-    def run(self, place: Path, name: str, limit_s: float, stop: str = "", more: Sequence[str] = ()) -> Run:
-        """Run the command in the folder of a run to its end, to a stop, or for as long as it may take. Its
-        output is in `out`: an empty folder at first, or a copy of the working folder."""
-        records, out, log = place / f"{name}-records", place / "out", place / f"{name}.log"
+    @property
+    def out(self) -> Path:
+        """The folder of the output of each run: empty at first, or a copy of the working folder."""
+        return self.place / "run" / "out"
+
+    @property
+    def _working(self) -> WorkingFolder:
+        return WorkingFolder(self.cwd, self.place)
+
+    def run(
+        self,
+        folder: Path,
+        name: str,
+        limit_s: float,
+        stops: Sequence[str] = (),
+        freezer: Freezer | None = None,
+        source: Copy | None = None,
+        more: Sequence[str] = (),
+    ) -> Run:
+        """Run the command for at most `limit_s` seconds, frozen by a `freezer` at its stops, or else ended by
+        the first stop.
+
+        Args:
+            folder: where its log and its records go.
+            name: what the run is for, in the names of files.
+            source: the folder with which it begins.
+            more: words that a resume adds.
+        """
+        records, log = folder / f"{name}-records", folder / f"{name}.log"
         records.mkdir(parents=True)
-        if self.has_out:
-            out.mkdir(exist_ok=True)
-        elif not out.exists():
-            WorkingFolder(self.cwd, place.parent).copy(out)
-        settings = place / f"{name}.json"
+        shutil.rmtree(self.out, ignore_errors=True)
+        if source:
+            source.put(self.out)
+        elif self.has_out:
+            self.out.mkdir(parents=True)
+        else:
+            self._working.copy(self.out)
+        settings = folder / f"{name}.json"
         # A resumed run is recorded at each step: it is compared where the uninterrupted one is recorded.
-        every = 1 if name == "resumed" else self.every
-        known = {"records": str(records), "watched": str(out), "every": every, "stop": stop}
+        known: dict[str, Any] = {"records": str(records), "watched": str(self.out), "every": 1 if source else self.every}
         named = [str(self.cwd), *paths_of([*self.words, *more], self.cwd)]
-        write_json(settings, known | {"began": self.began, "own": [str(place.parent)], "named": named})
-        words = [word.replace(OUT, str(out)) for word in (*self.words, *more)]
-        words = words if self.has_out else WorkingFolder(self.cwd, place.parent).words(words, out)
+        known |= {"began": self.began, "own": [str(self.place)], "named": named, "stops": [*stops]}
+        write_json(settings, known)
+        words = [word.replace(OUT, str(self.out)) for word in (*self.words, *more)]
+        words = words if self.has_out else self._working.words(words, self.out)
         with log.open("wb") as output:
-            status = self._status(words, output, settings, time.monotonic() + limit_s, stop)
-        return Run.read(records, file_lengths(out), log, status)
+            status = self._status(words, output, settings, time.monotonic() + limit_s, stops, freezer)
+        return Run.read(records, log, status)
 
     def _status(
-        self, words: Sequence[str], output: BinaryIO, settings: Path, deadline: float, stop: str
+        self,
+        words: Sequence[str],
+        output: BinaryIO,
+        settings: Path,
+        deadline: float,
+        stops: Sequence[str],
+        freezer: Freezer | None,
     ) -> int | None:
         """Return the exit status; None where it took too long."""
         path = os.pathsep.join(filter(None, [str(RECORDER), os.environ.get("PYTHONPATH")]))
@@ -127,20 +153,49 @@ class Command:
             environment |= {"PYTHONPATH": path, "DCPBENCH_SCRIPT": str(settings)}
         if SAFE_PATH in environment.items():  # of dcpbench alone: a script imports its neighbours
             del environment[SAFE_PATH[0]]
-        cwd = self.cwd if self.has_out else settings.with_name("out")
-        is_stopped = False
+        cwd = self.cwd if self.has_out else self.out
         try:
             with Process(words, cwd, environment, output) as process:
-                while (status := process.poll()) is None:
-                    if settings.with_name(f"{settings.stem}-records").joinpath("harm").exists():
-                        return -signal.SIGKILL
-                    if not is_stopped and any(settings.parent.glob(f"{settings.stem}-records/stopped-*")):
-                        is_stopped = True
-                        # A process that is to be killed has stopped.
-                        deadline = time.monotonic() + (self.grace_s if stop.startswith(_GENTLE) else 0)
-                    if time.monotonic() > deadline:
-                        return -signal.SIGKILL if is_stopped else None
-                    time.sleep(_POLL_S)
-                return status
+                return self._wait(process, settings, deadline, stops, freezer)
         except OSError as error:
             raise ConfigError(f"{words[0]}: cannot be started: {error.strerror}") from None
+
+    def _wait(
+        self, process: Process, settings: Path, deadline: float, stops: Sequence[str], freezer: Freezer | None
+    ) -> int | None:
+        """Wait until the command ends, or a stop or the deadline ends it."""
+        records = settings.parent / f"{settings.stem}-records"
+        is_stopped = False
+        while (status := process.poll()) is None:
+            if (records / "harm").exists():
+                return -signal.SIGKILL
+            done = _marked(records, "done", len(stops))
+            due = [index for index in _marked(records, "due", len(stops)) if index not in done]
+            if due and freezer:
+                began = time.monotonic()
+                freezer.freeze(process, self.out, records, due)
+                deadline += time.monotonic() - began
+            elif due:
+                process.stop_all()
+                writing = open_for_writing(process.descendants(), self.out)
+                write_json(settings.with_name(f"{settings.stem}-writing.json"), sorted(writing))
+                return -signal.SIGKILL
+            if not is_stopped and any(records.glob("stopped-*")):
+                is_stopped, deadline = True, time.monotonic() + self.grace_s
+            if time.monotonic() > deadline:
+                return -signal.SIGKILL if is_stopped else None
+            time.sleep(_POLL_S)
+        return status
+
+    def stop(self, folder: Path, stop: str, limit_s: float) -> tuple[Run, Copy | None]:
+        """Run the command to a stop that ends it, and return the folder that it left; None if the run ended
+        before."""
+        run = self.run(folder, "stopped", limit_s, [stop])
+        due, writing = folder / "stopped-records" / "due-0", folder / "stopped-writing.json"
+        events = run.of_kind("stop")
+        if due.exists() and not stop.startswith(GENTLE):
+            events = [json.loads(due.read_text())]
+        if not events:
+            return run, None
+        paths = json.loads(writing.read_text()) if writing.exists() else []
+        return run, Copy.moved(self.out, folder / "out", float("inf"), events[0], paths)

@@ -8,7 +8,8 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
@@ -21,10 +22,12 @@ from dcpbench.config.errors import ConfigError
 from dcpbench.config.text import counted, listed, path_text, size_text
 from dcpbench.core.cell_key import digest_of
 from dcpbench.executors.stack_dumps import tail
-from dcpbench.plugins.script.judge import STATUS, Verdict, judge
+from dcpbench.plugins.script.compare import Stopped, first_noise, likely_checkpoints
+from dcpbench.plugins.script.judge import STATUS, Runs, Verdict, judge
 from dcpbench.plugins.script.record import Run
 from dcpbench.plugins.script.reference import problem_of
-from dcpbench.plugins.script.run import OFFLINE, OUT, Command, chosen
+from dcpbench.plugins.script.run import OFFLINE, OUT, Command, Freezer
+from dcpbench.plugins.script.stops import GENTLE, chosen
 from dcpbench.plugins.script.words import hidden, other_hosts, secrets_of
 from dcpbench.plugins.script.working_folder import WorkingFolder
 from dcpbench.records import files
@@ -58,7 +61,7 @@ def main(
         raise ConfigError(f"--dir {folder}: is not empty")
     console = Console(file=sys.stderr if as_json else sys.stdout)
     check, signals = (
-        Check(Command([*words], Path.cwd(), every, grace), resume_args, place, console),
+        Check(Command([*words], Path.cwd(), place, every, grace), resume_args, place, console),
         Signals(),
     )
     signals.obey()
@@ -82,31 +85,33 @@ class Check:
         self._commit = SweepCode().dcpbench.commit
 
     def rows(self, stops: Collection[str], limit_s: float) -> Iterator[Row]:
-        """Run the reference, then each stop; yield its row when it is written."""
+        """Run the command uninterrupted, resume it at each stop, and yield a row when it is written."""
         if not self._command.has_out:
             size = WorkingFolder(self._command.cwd, self._place).size
-            text = f"the working folder ({size_text(size)}) is copied for each stop: the command has no {OUT}"
+            text = f"the working folder ({size_text(size)}) is copied for each run: the command has no {OUT}"
             if size > _MOST_COPIED:
                 raise ConfigError(f"{text}; that is too much: write {OUT} for the folder of its output")
             self._print(text)
         if offline := [f"{key}={value}" for key, value in OFFLINE.items() if key not in os.environ]:
             self._print(f"set for the script: {' '.join(offline)}", "dim")
-        self._reference = reference = self._uninterrupted(limit_s)
+        self._limit_s = limit_s
+        if not stops:
+            reference = self._uninterrupted("reference")
+            stops = chosen(reference)
+        self._frozen_at(stops)
 
         @cache
-        def again(steps: int) -> Run:
-            place = self._place / f"again-{steps}"
-            return self._command.run(place, "again", self._limit_s, f"kill@{steps + 1}")
+        def other() -> Run:
+            """Return an uninterrupted run beside the frozen one."""
+            self._says("once more uninterrupted: do two runs repeat?")
+            return self._command.run(self._place / "reference", "again", self._limit_s)
 
-        for stop in stops or chosen(reference):
+        for stop in stops:
             began = time.monotonic()
             name = re.sub(r"[^\w@.,=+:-]", "_", f"stop={stop}")[:80]
             name = name if name == f"stop={stop}" else f"{name}-{digest_of(stop)[:4]}"
-            place = self._place / re.sub(r"\W+", "-", name)  # Hydra takes no = and @ in {out}
-            stopped, resumed = self._command.run(place, "stopped", self._limit_s, stop), None
-            if stopped.of_kind("stop"):
-                resumed = self._command.run(place, "resumed", self._limit_s, more=self._resume_words)
-            verdict, log = judge(reference, stopped, resumed, again), (resumed or stopped).log
+            reference_of = other if self._reference is self._frozen else lambda: self._reference
+            verdict, log = self._judged(stop, reference_of)
             seconds = time.monotonic() - began
             row = self._row(name, stop, verdict, seconds, tail(log))
             append_row(self._place, row)
@@ -116,31 +121,87 @@ class Check:
             if row.status == "fail":
                 self._print(f"    log: {path_text(log)}", "dim")
             elif row.status == "pass":
-                files.remove_tree(place / "out")
+                files.remove_tree(self._folder(stop) / "out")
             yield row
+
+    def _frozen_at(self, stops: Collection[str]) -> None:
+        """Make the run that is frozen at stops, and copied; it is the reference if there is none."""
+        places = [stop for stop in stops if not stop.startswith(GENTLE)]
+        self._freezer = Freezer(places, {stop: self._folder(stop) / "out" for stop in places})
+        if hasattr(self, "_reference"):
+            count = 1 + len(places) + 2 * (len(stops) - len(places))
+            seconds = count * self._seconds
+            self._says(f"{counted(len(stops), 'stop')}: {counted(count, 'more run')}, about {seconds:.0f} s")
+            self._says(f"frozen and copied at {listed(places)}")
+            self._frozen = self._command.run(
+                self._place / "frozen", "frozen", self._limit_s, places, self._freezer
+            )
+        else:
+            self._frozen = self._uninterrupted("frozen", places)
+
+    def _judged(self, stop: str, reference: Callable[[], Run]) -> tuple[Verdict, Path]:
+        """Resume a stopped run, and return the verdict with the log of its last run."""
+        folder, frozen = self._folder(stop), self._frozen
+        copy, is_due = self._freezer.copies.get(stop), stop.startswith(GENTLE)
+        if not is_due and copy is None:
+            records = self._place / "frozen" / "frozen-records"
+            is_due = (records / f"due-{self._freezer.stops.index(stop)}").exists()
+        run: Run = frozen
+        if copy:
+            stopped = Stopped(frozen.until(copy.time), copy, frozen)
+        elif is_due:
+            self._says(f"{stop}: a run of its own")
+            run, copy = self._command.stop(folder, stop, self._limit_s)
+        if copy is None:
+            ended = f"ended with {run.failure if run.status else 'exit status 0'}"
+            how = "ran too long" if run.status is None else ended
+            return Verdict("not_reached", f"the run {how} before this stop"), run.log
+        if run is not frozen:
+            before = run.until(copy.event["t"])
+            stopped = Stopped(run, copy, None if first_noise(before, frozen) else frozen)
+
+        def resume(name: str, text: str) -> Run:
+            self._says(f"{stop}: {text}")
+            return self._command.run(folder, name, self._limit_s, source=copy, more=self._resume_words)
+
+        resumed = resume("resumed", "resumed")
+        runs = Runs(cache(lambda: resume("again", "resumed once more: does it repeat?")), reference)
+        words = [word.replace(OUT, "") for word in (*self._command.words, *self._resume_words) if OUT in word]
+        return judge(stopped, resumed, runs, words), resumed.log
+
+    def _folder(self, stop: str) -> Path:
+        """Return the folder of the records of a stop."""
+        name = re.sub(r"[^\w-]+", "-", f"stop-{stop}")[:80]
+        return self._place / f"{name}-{digest_of(stop)[:4]}"
+
+    def _says(self, text: str) -> None:
+        """Print what runs now."""
+        self._print(f"    {text}", "dim")
 
     def end(self, rows: Sequence[Row]) -> int:
         """Write the reports, and return the exit status."""
         write_csv(self._place)
         write_reports(self._place, None)
-        for place in (self._place / "reference", *self._place.glob("again-*")):
-            files.remove_tree(place / "out")
+        files.remove_tree(self._place / "run")
         failed, exact = ([row for row in rows if row.status == status] for status in ("fail", "pass"))
-        text = f"{len(exact)} of {counted(len(rows), 'stop')} exact"
+        words = Counter(row.texts["verdict"] for row in rows)
+        text = f"{words['exact']} of {counted(len(rows), 'stop')} exact"
+        text += f", {words['restored']} restored" if words["restored"] else ""
         page = path_text(self._place / "report.html")
         self._print(f"{text}; page: {page}", "bold red" if failed else "bold")
         return 1 if failed else 0 if len(exact) == len(rows) else WRONG_CONFIGURATION
 
-    def _uninterrupted(self, limit_s: float) -> Run:
-        """Run the command uninterrupted, and write what it ran on."""
-        began = time.monotonic()
-        run = self._command.run(self._place / "reference", "reference", limit_s)
-        seconds = time.monotonic() - began
-        broken = listed([event["error"] for event in run.of_kind("broken")])
-        saves = [str(step) for step, paths in sorted(run.disk.saves.items()) if paths]
+    def _uninterrupted(self, name: str, stops: Sequence[str] = ()) -> Run:
+        """Run the command to its end, perhaps frozen at stops, and write what it ran on."""
+        began, limit_s = time.monotonic(), self._limit_s
+        self._says("uninterrupted" + (f", frozen and copied at {listed([*stops])}" if stops else ""))
+        run = self._command.run(self._place / name, name, limit_s, stops, self._freezer if stops else None)
+        self._seconds = seconds = time.monotonic() - began
+        broken = listed(run.broken)
+        saves = [str(date) for date in sorted({member.date for member in likely_checkpoints(run)})]
         where = f"below {OUT}" if self._command.has_out else "in the working folder"
         problem = problem_of(run, self._command, self._place / "unrecorded", limit_s, seconds)
-        if not saves:
+        if not run.disk.versions:
             problem = problem or f"saved nothing {where}: there is nothing to resume from"
         if problem:
             raise ConfigError(self._hidden(f"the command {problem}; see {path_text(run.log)}"))
@@ -149,7 +210,9 @@ class Check:
         write_json(self._place / ENVIRONMENT_JSON, machine)
         self._limit_s = min(limit_s, max(_LEAST_LIMIT_S, _FACTOR * seconds))
         size = f"{counted(run.length, 'step')} on {counted(len(run.ranks), 'rank')}"
-        self._line("reference", "", "", f"{size}, saves after step {listed(saves, 6)}", seconds)
+        saved = f"saves after step {listed(saves, 6)}" if saves else "no save was recognized"
+        self._line(name, "", "", f"{size}, {saved}", seconds)
+        self._reference = run
         if broken:
             self._print(f"    not all was recorded: {broken}")
         return run
@@ -168,7 +231,8 @@ class Check:
         details = {
             "run": bar(self._reference, verdict),
             "likely": [verdict.cause] if verdict.cause else [],
-            "log_tail": [*map(self._hidden, log)] if status == "fail" else [],
+            "compared": verdict.compared,
+            "log_tail": log if status == "fail" else [],
             "rank": first.rank if first else 0,
         }
         return Row(
@@ -219,12 +283,12 @@ class Check:
 
 def bar(reference: Run, verdict: Verdict) -> str:
     """Return a run with a character for each step, around the first difference or the load: `..|..|=X`."""
-    steps = reference.length
+    steps, saved = reference.length, {member.date for member in likely_checkpoints(reference)}
     loaded = steps if verdict.loaded is None else verdict.loaded
     first = verdict.first.step if verdict.first else steps + 1
     begin = max(1, (first if first <= steps else loaded + 1) - _MOST_SHOWN // 2)
     text = ""
     for step in range(begin, min(steps + 1, begin + _MOST_SHOWN)):
         text += "." if step <= loaded else "=" if step < first else "X" if step == first else "x"
-        text += "|" * (step in reference.saved_steps)
+        text += "|" * (step in saved)
     return text

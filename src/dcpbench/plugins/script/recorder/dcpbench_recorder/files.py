@@ -81,11 +81,35 @@ def _opened(log: Log, path: Any, mode: Any, flags: int) -> None:
         log.stop.at_change(place, opens=True, truncates=bool(flags & os.O_TRUNC))
 
 
-def _moved(log: Log, path: Any, to: Any = None, *descriptors: int) -> None:
+def _copied(log: Log, path: Any, to: Any) -> None:
     before, after = log.watched(path), log.watched(to)
-    if before:
+    if before and after:
+        log.write("copy", path=before, to=after)
+
+
+def _linked(log: Log, path: Any, to: Any, path_fd: int = -1, to_fd: int = -1) -> None:
+    _changed(log, "link", _place(log, path, path_fd), _place(log, to, to_fd))
+
+
+def _renamed(log: Log, path: Any, to: Any, path_fd: int = -1, to_fd: int = -1) -> None:
+    _changed(log, "rename", _place(log, path, path_fd), _place(log, to, to_fd))
+
+
+def _removed(log: Log, path: Any, path_fd: int | None = -1) -> None:
+    _changed(log, "remove", _place(log, path, path_fd), None)
+
+
+def _place(log: Log, path: Any, folder: int | None) -> str | None:
+    """Return the watched path that a call names, relative to an open folder or to the current one."""
+    if folder is not None and folder >= 0:
+        path = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), os.fsdecode(path))
+    return log.watched(path, names_link=True)
+
+
+def _changed(log: Log, event: str, before: str | None, after: str | None) -> None:
+    if before and (after or event != "link"):
         log.stop.at_change(before, after or "")
-        log.write("rename" if after else "remove", path=before, to=after)
+        log.write(event if after else "remove", path=before, to=after)
     elif after:
         log.stop.at_change(after)
         log.write("open", path=after)
@@ -93,7 +117,10 @@ def _moved(log: Log, path: Any, to: Any = None, *descriptors: int) -> None:
 
 _EVENTS: dict[str, Callable[..., None]] = {
     "open": _opened,
-    **dict.fromkeys(("os.rename", "os.link", "os.remove", "os.rmdir", "shutil.rmtree"), _moved),
+    "shutil.copyfile": _copied,
+    "os.link": _linked,
+    "os.rename": _renamed,
+    **dict.fromkeys(("os.remove", "os.rmdir", "shutil.rmtree"), _removed),
 }
 
 

@@ -6,8 +6,8 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
-from contextlib import suppress
 from typing import Any, Callable
 
 from .protection import Protection
@@ -15,7 +15,8 @@ from .protection import Protection
 
 class Log:
     """Append events to the file of this process: one JSON object a line, with the number of optimizer steps
-    done (`k`) and the time (`t`). Paths are relative to the watched folder."""
+    done (`k`), the time (`t`), and the thread, if it is not the one that makes the steps. Paths are relative
+    to the watched folder."""
 
     def __init__(self, settings: str) -> None:
         with open(settings) as file:
@@ -24,14 +25,16 @@ class Log:
         self.root: str = known["watched"]
         self.every: int = known["every"]
         self.protection = Protection(known)
-        self.stop = Stop(self, known["stop"])
+        self.stop = Stop(self, known["stops"])
         self.steps = 0
         self._begin()
         os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
         """Begin the file of a process: of this one, and of each that is forked from it."""
-        self.stop.changes = 0
+        self.stop.forget_changes()
+        self.trains_in: int | None = None
+        """The thread that makes optimizer steps."""
         self._file: int | None = None
 
     @property
@@ -52,14 +55,18 @@ class Log:
         """The path of a file that exists if a process was ended before it changed a file of the user."""
         return os.path.join(self.folder, "harm")
 
-    def watched(self, path: Any) -> str | None:
-        """Return the path of a file below the watched folder; None of others, and of what is no path."""
+    def watched(self, path: Any, names_link: bool = False) -> str | None:
+        """Return the path of a file below the watched folder; None of others, and of what is not a path. A
+        link is followed, unless the call is about the link itself."""
         try:
             full = os.path.abspath(os.fsdecode(path))
         except (TypeError, ValueError):
             return None
-        is_watched = full.startswith(self.root + os.sep) and "__pycache__" not in full
-        return full[len(self.root) + 1 :] if is_watched else None
+        if not full.startswith(self.root + os.sep) or "__pycache__" in full:
+            return None
+        if not names_link:
+            full = os.path.realpath(full)
+        return full[len(self.root) + 1 :] if full.startswith(self.root + os.sep) else None
 
     def guarded(self, function: Callable[..., None], *args: Any) -> None:
         """Call a function of the recorder. If it fails the script continues, and the log has the error."""
@@ -73,53 +80,83 @@ class Log:
         if self._file is None:
             name = os.path.join(self.folder, f"{os.getpid()}-{time.time_ns()}.jsonl")
             self._file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        line = json.dumps({"e": event, "k": self.steps, "t": time.monotonic(), **fields}, default=repr)
+        thread = threading.get_ident()
+        known = {"e": event, "k": self.steps, "t": time.monotonic()}
+        if thread != self.trains_in:
+            known["thread"] = thread
+        line = json.dumps({**known, **fields}, default=repr)
         os.write(self._file, line.encode() + b"\n")
 
 
 class Stop:
-    """The end that dcpbench prepared for the run, as it is typed. To be killed, a process stops, with all its
-    threads, where it is: dcpbench then kills all processes."""
+    """The places at which dcpbench stops the run, as they are typed.
 
-    def __init__(self, log: Log, text: str) -> None:
+    At `kill@`, `write@` and `torn@` the process that is first stops itself, with all its threads, where it
+    is. dcpbench then stops the others, copies the folder or ends the run, and lets all continue. What a cut
+    leaves of a file is made in the copy. At `term@` and `rank1@` the process gets the signal.
+    """
+
+    def __init__(self, log: Log, texts: list[str]) -> None:
         self._log = log
-        self._kind, _, place = text.partition("@")
-        self._part, _, number = place.rpartition(":")
-        self._number = int(number or 0)
-        self.changes = 0
-        self._cut = ""
+        self._places: list[dict[str, Any]] = []
+        for text in texts:
+            kind, _, place = text.partition("@")
+            part, _, number = place.rpartition(":")
+            self._places.append({"kind": kind, "part": part, "number": int(number), "seen": 0, "torn": ""})
+
+    def forget_changes(self) -> None:
+        """Count changes of files from zero, in a process that was just forked."""
+        for place in self._places:
+            place["seen"] = 0
 
     def before_step(self, number: int) -> None:
-        """Make the stop that is due before an optimizer step, counted from 1."""
-        signals = {"kill": signal.SIGSTOP, "term": signal.SIGTERM, f"rank{self._log.rank}": signal.SIGKILL}
-        if self._cut:
-            with suppress(OSError):
-                torn = os.path.join(self._log.root, self._cut)
-                os.truncate(torn, os.path.getsize(torn) // 2)
-            self._end(path=self._cut)
-        elif number == self._number and self._kind in signals:
-            self._end(signals[self._kind])
+        """Make the stops that are due before an optimizer step, counted from 1."""
+        signals = {"term": signal.SIGTERM, f"rank{self._log.rank}": signal.SIGKILL}
+        for index, place in enumerate(self._places):
+            if place["torn"]:
+                self._freeze(index, path=place["torn"], cut="half")
+                place["torn"] = ""
+            elif number == place["number"] and place["kind"] == "kill":
+                self._freeze(index)
+            elif number == place["number"] and place["kind"] in signals:
+                self._signal(signals[place["kind"]])
 
     def at_change(self, path: str, to: str = "", opens: bool = False, truncates: bool = False) -> None:
-        """Make the stop that is due at a change of a file. A file that is opened is empty then; what else is
-        changed is not changed any longer."""
-        if to and f"{self._cut}/".startswith(f"{path}/"):
-            self._cut = to + self._cut[len(path) :]
-        if not self._part or (self._part not in path and self._part not in to):
-            return
-        self.changes += 1
-        if self.changes == self._number and self._kind == "torn":
-            self._cut = to or path
-        elif self.changes == self._number:
-            if opens:
-                flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if truncates else 0)
-                os.close(os.open(os.path.join(self._log.root, path), flags, 0o666))
-            self._end(path=path if opens else "", change=True)
+        """Make the stops that are due at a change of a file. In the copy, a file that is opened is empty."""
+        for index, place in enumerate(self._places):
+            if to and f"{place['torn']}/".startswith(f"{path}/"):
+                place["torn"] = to + place["torn"][len(path) :]
+            if not place["part"] or (place["part"] not in path and place["part"] not in to):
+                continue
+            place["seen"] += 1
+            if place["seen"] == place["number"] and place["kind"] == "torn":
+                place["torn"] = to or path
+            elif place["seen"] == place["number"]:
+                cut = "empty" if truncates else "made" if opens else ""
+                self._freeze(index, path=path if opens else "", cut=cut, change=True)
 
-    def _end(self, number: int = signal.SIGSTOP, path: str = "", change: bool = False) -> None:
+    def _freeze(self, index: int, path: str = "", cut: str = "", change: bool = False) -> None:
+        """Stop this process, unless another one was first; then wait until dcpbench has seen to the stop."""
+        own, due, done, on = (
+            os.path.join(self._log.folder, f"{word}-{index}") for word in (os.getpid(), "due", "done", "on")
+        )
+        event = {"e": "stop", "k": self._log.steps, "t": time.monotonic(), "pid": os.getpid()}
+        with open(own, "w") as file:
+            json.dump({**event, "path": path, "cut": cut, "change": change}, file)
+        try:
+            os.link(own, due)
+        except FileExistsError:
+            on = own
+        else:
+            signal.raise_signal(signal.SIGSTOP)
+        while not os.path.exists(done):  # not copied yet, or continued too early by another program
+            time.sleep(0.002)
+        open(on, "w").close()
+
+    def _signal(self, number: int) -> None:
         """Signal this process, the first time that a launcher starts it."""
         marker = os.path.join(self._log.folder, f"stopped-{self._log.rank}")
         if not os.path.exists(marker):
-            self._log.write("stop", path=path, change=change)
+            self._log.write("stop", path="", cut="", change=False)
             open(marker, "w").close()
             signal.raise_signal(number)  # to this thread, which does not run on

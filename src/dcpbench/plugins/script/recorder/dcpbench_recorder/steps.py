@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import atexit
 import functools
 import itertools
@@ -11,6 +12,7 @@ import sys
 import threading
 import traceback
 import weakref
+import zlib
 from collections import Counter
 from typing import Any, Callable
 
@@ -34,6 +36,8 @@ class Steps:
         self._models: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
         self._parents: weakref.WeakKeyDictionary[torch.nn.Module, Any] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._acting: weakref.WeakKeyDictionary[torch.nn.Module, list[Any]]
+        self._acting = weakref.WeakKeyDictionary()  # the modules inside a called one whose mode acts
         self._counts: Counter[int] = Counter()
         self._recorded: set[int] = set()  # the optimizers that are making a step which is recorded
         self._inside = threading.local()
@@ -47,16 +51,16 @@ class Steps:
         """Record the input of an outermost call of a module with parameters."""
         if next(module.parameters(), None) is None:
             return
+        if (acting := self._acting.get(module)) is None:
+            acting = [weakref.ref(inner) for inner in module.modules() if _reads_mode(inner)]
+            self._acting[module] = acting
+        mode = sum(inner.training for inner in (reference() for reference in acting) if inner is not None)
         while (parent := self._parents.get(module, lambda: None)()) is not None:  # for names in the root
             module = parent
         number = self._models.setdefault(module, len(self._models))
         if not self._calls:
-            states = {"torch": torch.random.default_generator.get_state()}
-            if torch.cuda.is_available() and torch.cuda.is_initialized():
-                states["CUDA"] = torch.cuda.default_generators[torch.cuda.current_device()].get_state()
-            self._parts["generators"] = digests(states)
+            self._parts["generators"] = _generators()
             self._parts["buffers"] = digests(dict(self._named("named_buffers").values()))
-        mode = sum(inner.training for inner in module.modules())
         self._parts["modes"].setdefault(f"{type(module).__name__} {number}", mode)
         for key, value in held({f"call {self._calls}": [args, kwargs]}).items():
             if not isinstance(value, str):
@@ -85,6 +89,7 @@ class Steps:
         if number in self._recorded or not has_trained or "_init_optim_state" in callers:
             return
         self._recorded.add(number)
+        self._log.trains_in = threading.get_ident()
         self._log.guarded(self._record, optimizer, number)
         if number == 0:  # unguarded: a signal's handler may raise what the script expects
             self._log.stop.before_step(self._log.steps + 1)
@@ -211,6 +216,40 @@ class Steps:
         return recorded
 
 
+def _generators() -> dict[str, Any]:
+    """Return digests of the states of the global generators of torch, its devices, Python and NumPy."""
+    states = {"torch": torch.random.default_generator.get_state()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states["CUDA"] = torch.cuda.default_generators[torch.cuda.current_device()].get_state()
+    named = digests(states)
+    for name, module in (("Python", "random"), ("NumPy", "numpy.random")):
+        if module in sys.modules:
+            state = getattr(sys.modules[module], "getstate" if name == "Python" else "get_state")()
+            keys = array.array("Q", state[1]) if name == "Python" else state[1].tobytes()
+            named[name] = zlib.crc32(bytes(keys), zlib.crc32(repr(state[2:]).encode()))
+    return named
+
+
+def _restores(function: Callable[..., Any], name: str, log: Log) -> Callable[..., Any]:
+    """Return a function that sets the state of a generator, and records it before the first step."""
+
+    @functools.wraps(function)
+    def recorded(new_state: Any, *args: Any, **kwargs: Any) -> Any:
+        if not log.steps:
+            log.guarded(
+                lambda: log.write("generator", name=name, rank=log.rank, **digests({"digest": new_state}))
+            )
+        return function(new_state, *args, **kwargs)
+
+    return recorded
+
+
+def _reads_mode(module: torch.nn.Module) -> bool:
+    """Tell whether a module computes something else in training mode: its forward reads it."""
+    code = getattr(getattr(type(module).forward, "__wrapped__", type(module).forward), "__code__", None)
+    return "training" in getattr(code, "co_names", ()) and getattr(module, "p", None) != 0
+
+
 @functools.lru_cache(maxsize=None)
 def install(log: Log) -> None:
     """Hook into torch, right after its import; once, if it is reloaded."""
@@ -223,6 +262,10 @@ def install(log: Log) -> None:
     modules.register_module_module_registration_hook(steps.registered)
     for name in ("backward", "grad"):
         setattr(torch.autograd, name, steps.wrapped_backward(getattr(torch.autograd, name)))
+    for module, name in ((torch.random, "torch"), (torch.cuda.random, "CUDA")):
+        restores = _restores(module.set_rng_state, name, log)
+        for place in (module, torch if name == "torch" else torch.cuda):
+            place.set_rng_state = restores  # type: ignore[attr-defined]
     log.write("torch")
     create, created = torch.optim.Optimizer.__init__, itertools.count()
 

@@ -1,0 +1,396 @@
+"""Checkpoints of a run: the contents that its files had, and which of them a resume chooses from.
+
+A checkpoint is not known by its format: it is what the run wrote after its first step and the resumed run
+opens before its own.
+"""
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from dcpbench.config.text import listed
+
+Event = dict[str, Any]
+"""An event of a process: the kind `e` of event, how many steps it had made (`k`), the time `t`, and more. A
+step has `parts`: for each kind of state its values by name; a kind that was not recorded is missing."""
+Named = Mapping[str, Any]
+_WORDS = re.compile(r"[A-Za-z0-9]+")
+
+
+@dataclass(eq=False)
+class Save:
+    """A call that saves: its process and path, after how many steps, the values, when it began and ended."""
+
+    process: str
+    path: str
+    date: int
+    content: Named
+    began: float
+    ended: float = math.inf
+
+    def is_in_flight(self, time: float) -> bool:
+        """Tell whether it has begun and not ended; never, if the process was killed in it."""
+        return self.began <= time and (time < self.ended or self.ended == math.inf)
+
+
+@dataclass(eq=False)
+class Version:
+    """A content of a file: after how many steps it was written, the call that saved it, and the file's paths
+    with the times from and until which they had this content, and whether it was renamed then."""
+
+    date: int
+    save: Save | None = None
+    paths: list[tuple[str, float, float, bool]] = field(default_factory=list)
+
+    @property
+    def content(self) -> Named:
+        """The values that it contains; empty if they were not recorded."""
+        return self.save.content if self.save else {}
+
+    def paths_at(self, time: float) -> list[str]:
+        """Return the paths at which the file has this content at a time."""
+        return [
+            path
+            for path, begins, ends, _ in self.paths
+            if begins <= time and (time < ends or ends == math.inf)
+        ]
+
+
+class Disk:
+    """The contents of the files of a run below the watched folder, by the events of all its processes."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        self.versions: list[Version] = []
+        self.saves: list[Save] = []
+        self._current: dict[str, Version] = {}
+        self._dates = _Dates(events)
+        active: dict[tuple[str, str], Save] = {}  # by process and path
+        elsewhere: dict[str, Save] = {}  # by process: saves into memory or another folder
+        copied: dict[str, Version] = {}
+        for event in events:
+            self._dates.see(event)
+            kind, path, time, process = event["e"], event.get("path", ""), event["t"], event["process"]
+            if kind == "save" and not any(place == path and key != process for key, place in active):
+                save = Save(process, path, self._dates.of_save(event), event["content"], time)
+                self.saves.append(save)
+                version = self._current.get(path)
+                if version and version.date == save.date and not version.save:  # opened before it is saved
+                    version.save = save
+                active[process, path] = elsewhere[process] = save
+            elif kind == "saved" and (process, path) in active:
+                active.pop((process, path)).ended = time
+            elif kind == "open":
+                around = [save for save in active.values() if is_in(path, save.path)]
+                save_of = around[-1] if around else elsewhere.pop(process, None)
+                date = self._dates.of(event)
+                if not around and save_of and save_of.date != date and "thread" not in event:
+                    save_of = None
+                version = copied.pop(path, None) or Version(save_of.date if save_of else date, save_of)
+                self._put(version, path, time)
+            elif kind == "copy":
+                if path in self._current:
+                    copied[event["to"]] = self._current[path]
+            elif kind in ("rename", "remove", "link"):
+                for name in [name for name in self._current if is_in(name, path)]:
+                    version = self._current[name]
+                    if kind != "link":
+                        self._end(name, time, is_renamed=kind == "rename")
+                    if kind != "remove":
+                        self._put(version, event["to"] + name[len(path) :], time)
+
+    def _put(self, version: Version, path: str, time: float) -> None:
+        self._end(path, time)
+        self._current[path] = version
+        version.paths.append((path, time, math.inf, False))
+        if len(version.paths) == 1:
+            self.versions.append(version)
+
+    def _end(self, path: str, time: float, is_renamed: bool = False) -> None:
+        if version := self._current.pop(path, None):
+            place = next(
+                place for place, had in enumerate(version.paths) if had[0] == path and had[2] == math.inf
+            )
+            version.paths[place] = (*version.paths[place][:2], time, is_renamed)
+
+
+class _Dates:
+    """After how many steps something was written. A thread that makes no steps, and another process, write
+    later than they were asked to: the weights that they save tell after which step."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        steps = [event for event in events if event["e"] == "step"]
+        self._makes_steps = {event["process"] for event in steps}
+        recorded = [event for event in steps if event["parts"].get("weights") and not event["optimizer"]]
+        self._weights = [(event["k"], {*event["parts"]["weights"].values()}) for event in recorded]
+        self._now = 0
+        self._last: dict[tuple[str, int], int] = {}  # by process and thread
+        self._of_path: dict[str, int] = {}
+
+    def see(self, event: Event) -> None:
+        """Follow the steps."""
+        self._now = max(self._now, event["k"])
+
+    def of(self, event: Event) -> int:
+        """Return the date of a write."""
+        if self._is_exact(event):
+            return int(event["k"])
+        return self._last.get((event["process"], event.get("thread", 0)), event["k"] or self._now)
+
+    def of_save(self, event: Event) -> int:
+        """Return the date of a call that saves."""
+        date, name = event["k"] or self._now, folded(event["path"])
+        if not self._is_exact(event):
+            content = {*event["content"].values()}
+            same = max((done for done, of in self._weights if done <= date and of <= content), default=0)
+            # After the last step weights are not known, and an average can have those of an earlier one.
+            date = same if same > self._of_path.get(name, 0) else date
+            self._last[event["process"], event.get("thread", 0)] = date
+        self._of_path[name] = date
+        return int(date)
+
+    def _is_exact(self, event: Event) -> bool:
+        return (event["process"] in self._makes_steps and "thread" not in event) or not self._now
+
+
+@dataclass(frozen=True)
+class Member:
+    """A checkpoint of a family: after how many steps it was saved, its versions, and what it lacks."""
+
+    date: int
+    versions: Sequence[Version]
+    missing: str
+
+
+class Family:
+    """The checkpoints that a resume chooses from, as they are when it begins.
+
+    Files are in one class if their names differ in digits, times or hashes, if the script renames, links or
+    copies one into the other, or if they take turns. Classes with the same dates are parts of one checkpoint.
+
+    Args:
+        disks: what the runs wrote that have the script's checkpoints; the first wrote what is resumed.
+        time: when the run was stopped.
+        opened: the paths that the resume opened before its first step.
+        cut: the paths that somebody was writing, or that a stop cut.
+        state: digests of weights and optimizer states.
+        taken: after how many steps the state was saved with which the resume began; None if not known.
+    """
+
+    def __init__(
+        self,
+        disks: Sequence[Disk],
+        time: float,
+        opened: Collection[str],
+        cut: Collection[str],
+        state: Collection[Any],
+        taken: int | None,
+    ) -> None:
+        self._time, self._opened, self._cut, self._state = time, opened, cut, state
+        self._own = {*disks[0].versions}
+        self._classes = _classes([version for disk in disks for version in disk.versions])
+        chosen = self._chosen(taken)
+        self.members = [*self._members(chosen, time)]
+        """The checkpoints, the newest first."""
+        self.newest = next((member.date for member in self.members if not member.missing), None)
+        """The date of the newest complete one."""
+        self.lost = 0 if self.newest is not None else self._lost(chosen)
+        """The date of one that was complete, where none is any longer."""
+
+    def paths(self, date: int) -> list[str]:
+        """Return the opened paths of a checkpoint."""
+        return [*dict.fromkeys(
+            path
+            for member in self.members if member.date == date
+            for version in member.versions
+            for path in version.paths_at(self._time) if self._is_opened(path)
+        )]  # fmt: skip
+
+    def missing(self, date: int) -> str:
+        """Return what is missing of a checkpoint; empty if it is complete, or there is none."""
+        return next((member.missing for member in self.members if member.date == date), "")
+
+    def _is_opened(self, path: str) -> bool:
+        return any(is_in(path, opened) for opened in self._opened)
+
+    def _chosen(self, taken: int | None) -> list["_Class"]:
+        """Return the classes of the family."""
+        opened = [
+            of
+            for of in self._classes
+            if any(self._is_opened(path) for version in self._own & {*of.versions}
+                   for path in version.paths_at(self._time))
+            and any(version.date for version in of.versions)
+        ]  # fmt: skip
+        state = [of for of in opened or self._classes if of.contains(self._state)]
+        if not opened:  # then those that have most: exports and best weights are not meant to be resumed
+            most = max((of.size for of in state), default=0)
+            state = [of for of in state if 2 * of.size > most]
+        families: dict[tuple[int, ...], list[_Class]] = {}
+        for of in state or [of for of in opened if of.size] or opened:
+            key = next((key for key in families if _same_dates(key, of.dates)), tuple(of.dates))
+            families.setdefault(key, []).append(of)
+
+        def fits(key: tuple[int, ...]) -> tuple[bool, bool, int]:
+            members = self._members(families[key], self._time)
+            newest = next((member.date for member in members if not member.missing), None)
+            return taken in key, taken == newest, sum(of.size for of in families[key])
+
+        if not families:
+            return []
+        dates = max(families, key=fits)
+        # A file without a state, such as a pointer or a scheduler's, is part if it is written each time.
+        return families[dates] + [
+            of
+            for of in opened
+            if of not in families[dates] and {*dates[:-1]} <= {*of.dates} and not of.contains(self._state)
+        ]
+
+    def _members(self, classes: Sequence["_Class"], time: float) -> Iterator[Member]:
+        """Yield the checkpoints at a time, the newest first."""
+        dates = {version.date for of in classes for version in self._own & {*of.versions}}
+        for date in sorted(dates, reverse=True):
+            missing, versions = [], []
+            for of in classes:
+                own = [version for version in of.versions if version in self._own]
+                files = of.files([version for version in own if version.date == date])
+                versions += [version for version in own if version.date == date]
+                if not of.size and any(
+                    self._is_whole(of, [version], time) for version in own if version.date >= date
+                ):
+                    continue  # a pointer that is written over is there
+                bad = [path for path, written in files.items() if not self._is_whole(of, written, time)]
+                is_cut = any(is_in(path, cut) for path in bad for cut in self._cut)
+                missing += [f"{path or of.name} is {'cut' if is_cut else 'missing'}" for path in bad]
+                if not bad and len(files) < of.least:
+                    missing.append(f"of {of.name} there are {len(files)} of {of.least}")
+            yield Member(date, versions, listed(missing, 2))
+
+    def _is_whole(self, of: "_Class", versions: Iterable[Version], time: float) -> bool:
+        """Tell whether one of these versions has a path that is not temporary, and is not being written."""
+        cut = self._cut if time == self._time else ()
+        return any(
+            not any(is_in(path, place) for place in cut)
+            and not (version.save and version.save.is_in_flight(time))
+            for version in versions
+            for path in of.published(version.paths_at(time))
+        )
+
+    def _lost(self, classes: Sequence["_Class"]) -> int:
+        """Return the date of a checkpoint that was complete until a file of it was removed or overwritten."""
+        ends = {end for of in classes for version in self._own & {*of.versions}
+                for _, _, end, _ in version.paths if end <= self._time}  # fmt: skip
+        return max(
+            (
+                member.date
+                for end in ends
+                for member in self._members(classes, math.nextafter(end, 0))
+                if not member.missing
+            ),
+            default=0,
+        )
+
+
+class _Class:
+    """Files that are one another's older or newer versions."""
+
+    def __init__(self, name: str, versions: Sequence[Version], published: Collection[str]) -> None:
+        self.name, self.versions, self._published = name, versions, published
+        self.dates = sorted({version.date for version in versions})
+        self.size = max((len(version.content) for version in versions), default=0)
+        """How many values a version contains."""
+        counts = [len(self.files([version for version in versions if version.date == date]))
+                  for date in self.dates[:-1]]  # fmt: skip
+        self.least = min(counts or [1])
+        """How many files each checkpoint has, but perhaps for the last, which can be in flight."""
+
+    def files(self, versions: Iterable[Version]) -> dict[str, list[Version]]:
+        """Return versions by the first path at which they are not temporary; empty if there is none."""
+        files: dict[str, list[Version]] = {}
+        for version in versions:
+            path = next(iter(self.published(path for path, *_ in version.paths)), "")
+            files.setdefault(path, []).append(version)
+        return files
+
+    def contains(self, state: Collection[Any]) -> bool:
+        """Tell whether a version contains weights or an optimizer's state."""
+        return any(value in state for version in self.versions for value in version.content.values())
+
+    def published(self, paths: Iterable[str]) -> list[str]:
+        """Return the paths that are not temporary."""
+        return [path for path in paths if folded(path) in self._published]
+
+
+def _classes(versions: Sequence[Version]) -> list[_Class]:
+    """Return the classes of files that a run published."""
+    groups: defaultdict[str, list[Version]] = defaultdict(list)
+    left: Counter[str] = Counter()
+    for version in versions:
+        for name, is_renamed in {
+            folded(path): is_renamed for path, _, _, is_renamed in version.paths
+        }.items():
+            groups[name].append(version)
+            left[name] += is_renamed
+    # From a temporary name each version is moved away; from a backup's, or a slot's, not the last one.
+    published = {name for name, of in groups.items() if left[name] < len(of)} or {*groups}
+    parents = {name: name for name in published}
+
+    def root(name: str) -> str:
+        while parents[name] != name:
+            name = parents[name]
+        return name
+
+    for version in versions:
+        names = [name for path, *_ in version.paths if (name := folded(path)) in published]
+        for name in names[1:]:
+            parents[root(name)] = root(names[0])
+    for name in published:
+        for other in published:
+            if name < other and _take_turns(groups[name], groups[other]):
+                parents[root(other)] = root(name)
+    classes: defaultdict[str, list[str]] = defaultdict(list)
+    for name in published:
+        classes[root(name)].append(name)
+    return [
+        _Class(names[0], [*dict.fromkeys(version for name in names for version in groups[name])], names)
+        for names in classes.values()
+    ]
+
+
+def _take_turns(some: Sequence[Version], others: Sequence[Version]) -> bool:
+    """Tell whether two names take turns in having the same values, as two slots do."""
+    turns = sorted([(version.date, 0) for version in some] + [(version.date, 1) for version in others])
+    keys = {frozenset(version.content) for version in (*some, *others)}
+    steps = {after[0] - before[0] for before, after in pairwise(turns)}
+    alternates = all(before[1] != after[1] for before, after in pairwise(turns))
+    return len(turns) > 2 and alternates and len(steps) == 1 and len(keys) == 1 and bool(*keys)
+
+
+def _same_dates(some: Sequence[int], others: Sequence[int]) -> bool:
+    """Tell whether two files are saved together; the newest of one can be in flight."""
+    last = max([*some, *others], default=0)
+    return {*some} - {last} == {*others} - {last}
+
+
+def folded(path: str) -> str:
+    """Return a path without what differs between saves: digits, times, hashes.
+
+    >>> folded("run-20261128/step-8/model-3fa9c2d1.pt")
+    'run-#/step-#/model-#.pt'
+    """
+
+    def fold(match: re.Match[str]) -> str:
+        word = match[0]
+        is_hash = len(word) >= 6 and bool(re.fullmatch(r"[0-9a-fA-F]+", word)) and any(map(str.isdigit, word))
+        is_mixed = len(re.findall(r"\d+", word)) > 1
+        return "#" if is_hash or is_mixed else re.sub(r"\d+", "#", word)
+
+    return _WORDS.sub(fold, path)
+
+
+def is_in(path: str, folder: str) -> bool:
+    """Tell whether a path is another one, or below it."""
+    return path == folder or path.startswith(f"{folder}/")

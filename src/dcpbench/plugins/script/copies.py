@@ -1,0 +1,123 @@
+"""A folder as a crash leaves it: copied while all its processes are stopped, and put back to be resumed."""
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from dcpbench.plugins.script.checkpoints import Event
+from dcpbench.records import files
+
+_TOUCH_S = 10.0
+"""Longest time for giving files the order in which they were changed."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """The folder of a run at a stop.
+
+    Args:
+        folder: a copy of it.
+        time: when the processes were stopped, by the clock of the records.
+        event: where the stopped process was.
+        cut: paths in it that somebody was writing, or that the stop cut.
+        changed: paths in it in the order of their change times, which a copy does not keep.
+    """
+
+    folder: Path
+    time: float
+    event: Event
+    cut: frozenset[str] = frozenset()
+    changed: Sequence[tuple[int, str]] = field(default=(), repr=False)
+
+    @classmethod
+    def taken(cls, out: Path, folder: Path, at: float, event: Event, writing: Iterable[str]) -> "Copy":
+        """Copy a folder, and cut the file that the stop cuts."""
+        changed = change_times(out)
+        copy_folder(out, folder)
+        return cls._cut(folder, at, event, writing, changed)
+
+    @classmethod
+    def moved(cls, out: Path, folder: Path, at: float, event: Event, writing: Iterable[str]) -> "Copy":
+        """Move the folder of a run that has ended, and cut the file that the stop cuts."""
+        changed = change_times(out)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        out.rename(folder)
+        return cls._cut(folder, at, event, writing, changed)
+
+    @classmethod
+    def _cut(
+        cls, folder: Path, at: float, event: Event, writing: Iterable[str], changed: Sequence[tuple[int, str]]
+    ) -> "Copy":
+        cut = {*writing}
+        if how := event.get("cut"):
+            cut.add(event["path"])
+            with suppress(OSError), (folder / event["path"]).open("ab") as file:
+                file.truncate({"half": file.tell() // 2, "empty": 0, "made": None}[how])
+        return cls(folder, at, event, frozenset(cut), changed)
+
+    def put(self, out: Path) -> None:
+        """Put the folder back, with the order of its change times: scripts choose by them."""
+        shutil.rmtree(out, ignore_errors=True)
+        copy_folder(self.folder, out)
+        last, last_changed, deadline = 0, 0, time.monotonic() + _TOUCH_S
+        for changed, path in self.changed:
+            place = out / path
+            with suppress(OSError):
+                status = place.lstat()
+                times = (status.st_atime_ns, status.st_mtime_ns)
+                os.utime(place, ns=times, follow_symlinks=False)
+                # The clock of a file system moves in steps of milliseconds.
+                while (now := place.lstat().st_ctime_ns) <= last and changed > last_changed:
+                    if time.monotonic() > deadline:
+                        break
+                    time.sleep(0.001)
+                    os.utime(place, ns=times, follow_symlinks=False)
+                last, last_changed = now, changed
+
+
+def copy_folder(source: Path, target: Path) -> None:
+    """Copy a folder with its times, links, hard links and holes; by reference where the file system can."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["cp", "-a", "--reflink=auto", "--", source, target], check=True, stdin=subprocess.DEVNULL)
+
+
+def change_times(folder: Path) -> list[tuple[int, str]]:
+    """Return the change times, in nanoseconds, and paths of all that is below a folder, the oldest first."""
+    found = []
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            found.append((path.lstat().st_ctime_ns, str(path.relative_to(folder))))
+    return sorted(found)
+
+
+def open_for_writing(processes: Iterable[psutil.Process], folder: Path) -> set[str]:
+    """Return the paths below a folder that processes have open, or mapped, to write; not to append."""
+    paths = set()
+    for process in processes:
+        proc = Path(f"/proc/{process.pid}")
+        with suppress(OSError):
+            for descriptor in (proc / "fd").iterdir():
+                with suppress(OSError, ValueError, StopIteration):
+                    lines = (proc / "fdinfo" / descriptor.name).read_text().splitlines()
+                    flags = int(next(line for line in lines if line.startswith("flags:")).split()[1], 8)
+                    if flags & os.O_ACCMODE != os.O_RDONLY and not flags & os.O_APPEND:
+                        paths.add(str(descriptor.readlink()))
+        with suppress(OSError):
+            for line in (proc / "maps").read_text(errors="replace").splitlines():
+                columns = line.split(maxsplit=5)
+                if len(columns) == 6 and "w" in columns[1] and "s" in columns[1]:
+                    paths.add(columns[5])
+    prefix = f"{folder}/"
+    return {path.removeprefix(prefix) for path in paths if path.startswith(prefix)}
+
+
+def size_of(folder: Path) -> int:
+    """Return how many bytes the files below a folder take."""
+    return sum(files.file_lengths(folder).values())

@@ -1,0 +1,67 @@
+"""Where a run is stopped: as a user types it, or chosen from the reference."""
+
+import re
+from collections.abc import Collection
+from pathlib import PurePath
+
+from dcpbench.config.errors import ConfigError
+from dcpbench.plugins.script.checkpoints import Version
+from dcpbench.plugins.script.compare import likely_checkpoints
+from dcpbench.plugins.script.record import Run
+
+GENTLE = ("term", "rank")
+"""Kinds of stops to which the command reacts: it has some time to end, as a scheduler allows."""
+_STOP = re.compile(r"((kill|term|rank\d{1,6})@|(write|torn)@.+:)[1-9]\d{0,8}", re.ASCII)
+
+
+def checked_stop(text: str) -> str:
+    """Return a stop as it is typed, or raise a ConfigError."""
+    if not _STOP.fullmatch(text):
+        raise ConfigError(
+            f"--stop {text}: expected kill@STEP, term@STEP, rank1@STEP, write@PART:N, torn@PART:N"
+        )
+    return text
+
+
+def chosen(reference: Run) -> list[str]:
+    """Return one stop of each kind that applies: in the middle between two saves, and in a save."""
+    members = [member for member in likely_checkpoints(reference) if member.date]
+    saves = [0, *sorted({member.date for member in members})]
+    # After the newest save, names sorted as text show; after an earlier one, what is saved after the resume.
+    newest = max((step for step in saves if step < reference.length), default=0)
+    earlier = max((step for step in saves if 0 < step < newest), default=newest)
+    late, step = _after(reference, saves, newest), _after(reference, saves, earlier)
+    stops = [f"kill@{late}", f"term@{step}"] + [f"rank1@{step}"] * (len(reference.ranks) > 1)
+    versions = [
+        version for member in members if member.date == (newest or saves[-1]) for version in member.versions
+    ]
+    if change := _last_change(reference, versions):
+        stops.append(f"write@{change}")
+    return stops
+
+
+def _after(reference: Run, saves: Collection[int], save: int) -> int:
+    """Return the step in the middle between a save and the next one."""
+    after = next((step for step in saves if step > save), reference.length)
+    return min(save + (after - save + 1) // 2 + 1, reference.length)
+
+
+def _last_change(reference: Run, versions: Collection[Version]) -> str:
+    """Return the last change that wrote or published these versions, as a stop counts it; empty without."""
+    times = {(path, begins) for version in versions for path, begins, _, _ in version.paths}
+    names = {name for version in versions for path, *_ in version.paths for name in PurePath(path).parts}
+    last = (0.0, "")
+    processes = dict.fromkeys(event["process"] for event in reference.of_kind("open", "rename", "link"))
+    for process in processes:
+        changes = []
+        for event in reference.of_kind("open", "rename", "link", "remove"):
+            if event["process"] != process:
+                continue
+            target = event.get("to") or event["path"]
+            changes.append(f"{event['path']} {target}")
+            is_of_save = any(
+                path == target or path.startswith(f"{target}/") for path, at in times if at == event["t"]
+            )
+            if is_of_save and event["e"] != "remove" and PurePath(target).name in names:
+                last = max(last, (event["t"], f"{target}:{sum(target in change for change in changes)}"))
+    return last[1]
