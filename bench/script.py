@@ -55,7 +55,7 @@ def measured(options: argparse.Namespace, recorded: bool) -> list[float]:
         environment = dict(os.environ)
         if recorded:
             settings = Path(folder, "settings.json")
-            known = {"records": folder, "watched": f"{folder}/out", "every": options.every, "stop": ""}
+            known = {"records": folder, "watched": f"{folder}/out", "every": options.every, "stops": []}
             settings.write_text(json.dumps(known))
             environment |= {"DCPBENCH_SCRIPT": str(settings), "PYTHONPATH": str(RECORDER)}
         ended = subprocess.run(words, env=environment, stdout=subprocess.PIPE, text=True, check=True)

@@ -5,30 +5,31 @@ starts the ranks and ends them when one of them dies.
 """
 
 import atexit
+import contextlib
 import importlib
 import os
 import runpy
 import signal
 import socket
 import sys
-import time
 import traceback
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy
+import psutil
 import torch._dynamo
 import torch.distributed.checkpoint.state_dict
 import torch.distributed.fsdp
-import torch.utils.data.distributed
+import torch.utils.data.distributed  # noqa: F401
 
+from dcpbench.plugins.script.process import Process
 from dcpbench.plugins.script.run import RECORDER, Command
 
 
 class ForkedCommand(Command):
     """A command `python script.py …`, or `torchrun --nproc-per-node=N script.py …`."""
 
-    def _status(self, words, output, settings, deadline, stop) -> int | None:
+    def _status(self, words, output, settings, deadline, stops, freezer) -> int | None:
         at = next(place for place, word in enumerate(words) if word.endswith(".py"))
         ranks = next((int(word[-1]) for word in words if word.startswith("--nproc-per-node")), 0)
         with socket.socket() as free:
@@ -40,35 +41,44 @@ class ForkedCommand(Command):
             if not (pid := os.fork()):
                 _child(words[at:], settings, output, rank if ranks else None, ranks, port)
             pids.append(pid)
-        grace_s = self.grace_s if stop.startswith(("term", "rank")) else 0
-        return _wait(pids, settings.with_name(f"{settings.stem}-records"), deadline, grace_s)
+        process = ForkedRanks(pids)
+        try:
+            return self._wait(process, settings, deadline, stops, freezer)
+        finally:
+            process.end()
 
 
-def _wait(pids: list[int], records: Path, deadline: float, grace_s: float) -> int | None:
-    left, status, signalled = set(pids), 0, False
-    while left:
-        for pid in [*left]:
+class ForkedRanks(Process):
+    """Ranks that were forked from this process. If one fails, the others are ended."""
+
+    def __init__(self, pids: list[int]) -> None:
+        self._left, self._exit = set(pids), 0
+
+    def poll(self) -> int | None:
+        for pid in [*self._left]:
             ended, raw = os.waitpid(pid, os.WNOHANG)
             if ended:
-                left.discard(pid)
+                self._left.discard(pid)
                 code = os.waitstatus_to_exitcode(raw)
                 if code:
-                    status = status or code
-                    _kill(left)
-        if not signalled and any(records.glob("stopped-*")):
-            signalled, deadline = True, time.monotonic() + grace_s
-        if time.monotonic() > deadline:
-            _kill(left)
-            for other in left:
-                os.waitpid(other, 0)
-            return -signal.SIGKILL if signalled else None
-        time.sleep(0.01)
-    return status
+                    self._exit = self._exit or code
+                    for other in self._left:
+                        os.kill(other, signal.SIGKILL)
+        return None if self._left else self._exit
 
+    def descendants(self) -> list[psutil.Process]:
+        with contextlib.suppress(psutil.Error):
+            ranks = [psutil.Process(pid) for pid in self._left]
+            return [*ranks, *(child for rank in ranks for child in rank.children(recursive=True))]
+        return []
 
-def _kill(pids: set[int]) -> None:
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+    def end(self) -> None:
+        for process in self.descendants():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        for pid in self._left:
+            os.waitpid(pid, 0)
+        self._left = set()
 
 
 def _child(
@@ -86,8 +96,6 @@ def _child(
             names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_PORT": port}
             os.environ.update({name: str(value) for name, value in names.items()}, MASTER_ADDR="localhost")
         atexit._clear()
-        torch.seed()  # forks have equal generators, processes have not
-        numpy.random.seed()
         sys.path.insert(0, str(RECORDER))
         importlib.import_module("dcpbench_recorder").start(str(settings))
         runpy.run_path(words[0], run_name="__main__")

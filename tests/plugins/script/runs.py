@@ -6,6 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from dcpbench.plugins.script.compare import Stopped
+from dcpbench.plugins.script.copies import Copy
+from dcpbench.plugins.script.judge import Runs
 from dcpbench.plugins.script.record import Run
 
 Event = dict[str, Any]
@@ -78,13 +83,28 @@ class Writer:
         return self
 
 
-def recorded(folder: Path, writers: Iterable[Writer], files: Iterable[str]) -> Run:
+def recorded(folder: Path, writers: Iterable[Writer]) -> Run:
     """Write the processes of a run, and read them."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     for number, writer in enumerate(writers):
         lines = [json.dumps(event) for event in writer.events]
         (folder / f"{number}.jsonl").write_text("\n".join([*lines, '{"e": "step", "k"', ""]))
-    return Run.read(folder, dict.fromkeys(files, 10), folder / "log")
+    return Run.read(folder, folder / "log")
+
+
+def stopped_at(frozen: Run, step: int, cut: Iterable[str] = (), change: str = "") -> Stopped:
+    """Return a run as it was before a step, or right before the change of a file."""
+    events = frozen.of_kind("step") if not change else frozen.of_kind("open", "rename")
+    fits = (
+        event for event in events if event.get("path") == change or (not change and event["k"] == step - 1)
+    )
+    time = next(fits)["t"] + (0 if change else 0.5)
+    return Stopped(frozen.until(time), Copy(Path(), time, {"t": time}, frozenset(cut)), frozen)
+
+
+def runs(reference: Run, second: Run | None = None) -> Runs:
+    """Return the further runs of a verdict."""
+    return Runs(lambda: second or pytest.fail("a second resume was made"), lambda: reference)
 
 
 def ended(run: Run, status: int | None = 0, text: str = "") -> Run:

@@ -11,9 +11,8 @@ from dcpbench.plugins.script.judge import STATUS, Verdict, judge
 from dcpbench.plugins.script.record import Run
 from dcpbench.plugins.script.script import bar
 
-from .runs import Writer, ended, recorded, state
+from .runs import Writer, ended, recorded, runs, state, stopped_at
 
-SAVED = ("step-4.pt", "step-8.pt")
 Changes = Mapping[int, Mapping[str, Any]]
 
 
@@ -23,39 +22,38 @@ def verdict(
     loaded: int = 8,
     last: int = 12,
     again: Changes | None = None,
-    reads: str | None = None,
+    second: Changes | None = None,
     status: int = 0,
     saves_last: bool = True,
 ) -> Verdict:
-    """Judge a run that was killed before step 11 and resumed, with changes of its steps."""
-    reference = recorded(folder / "reference", [Writer().train(1, 12)], [*SAVED, "step-12.pt"])
-    stopped = Writer().train(1, 11)
-    stopped.done -= 1
-    stopped.event("stop", change=False, path="")
-    resumed = Writer()
-    if reads is None and loaded:
-        resumed.event("load", path=f"step-{loaded}.pt")
-    resumed.train(loaded + 1, last, changed)
-    if not saves_last:
-        resumed.events = [event for event in resumed.events if event.get("path") != "step-12.pt"]
-    runs = [ended(recorded(folder / "stopped", [stopped], SAVED), -9)]
-    runs += [ended(recorded(folder / "resumed", [resumed], SAVED), status)]
+    """Judge a run that was killed before step 11 and resumed, with changes of its steps, of those of the
+    reference (`again`) and of those of a second resume."""
+    frozen = recorded(folder / "frozen", [Writer().train(1, 12)])
+    reference = recorded(folder / "reference", [Writer().train(1, 12, again)])
 
-    def second(steps: int) -> Run:
-        return recorded(folder / "again", [Writer().train(1, steps, again)], SAVED)
+    def resume(name: str, changes: Changes | None) -> Run:
+        resumed = Writer()
+        if loaded:
+            resumed.event("load", path=f"step-{loaded}.pt")
+        resumed.train(loaded + 1, last, changes)
+        if not saves_last:
+            resumed.events = [event for event in resumed.events if event.get("path") != "step-12.pt"]
+        return ended(recorded(folder / name, [resumed]), status)
 
-    return judge(reference, runs[0], runs[1], second)
+    further = runs(reference, resume("second", second) if second else None)
+    return judge(stopped_at(frozen, 11), resume("resumed", changed), further)
 
 
 def test_equal_steps_are_exact(tmp_path: Path) -> None:
     found = verdict(tmp_path)
     assert (found.word, found.loaded, found.newest, found.first) == ("exact", 8, 8, None)
-    assert found.reason == "from step 8; steps 9 to 12 are equal"
+    assert found.reason == (
+        "from step 8; steps 9 to 12 are equal: weights 2, optimizer state 1, buffers, batch, loss"
+    )
+    assert found.compared["weights"] == 2
 
 
 def test_failure_at_the_end_counts_if_the_last_save_is_missing(tmp_path: Path) -> None:
-    for name in ("saved", "lost"):
-        (tmp_path / name).mkdir()
     saved = verdict(tmp_path / "saved", status=1)
     assert saved.word == "exact"
     assert "; fails after its last step: exit status 1" in saved.reason
@@ -111,9 +109,12 @@ def test_scaled_loss_is_a_scalers(tmp_path: Path) -> None:
 
 
 def test_older_checkpoint(tmp_path: Path) -> None:
-    found = verdict(tmp_path, loaded=4)
+    found = verdict(tmp_path, {9: {"batch": [1]}}, loaded=4)
     assert (found.word, found.loaded, found.newest, found.first.kind) == ("older", 4, 8, "checkpoint")
-    assert "step-4.pt" in found.reason
+    assert found.reason == (
+        "takes step 4 (step-4.pt), though step 8 was complete; then step 9, rank 0: the batch is that of no "
+        "step of the reference"
+    )
 
 
 def test_start_from_scratch(tmp_path: Path) -> None:
@@ -122,107 +123,169 @@ def test_start_from_scratch(tmp_path: Path) -> None:
     assert "no checkpoint is read" in found.cause
 
 
-def test_too_few_steps(tmp_path: Path) -> None:
-    found = verdict(tmp_path, last=10)
-    assert (found.word, found.first.step, found.first.kind) == ("diverges", 11, "steps")
+@pytest.mark.parametrize(("last", "step"), [(10, 11), (14, 13)])
+def test_other_number_of_steps(tmp_path: Path, last: int, step: int) -> None:
+    found = verdict(tmp_path, last=last)
+    assert (found.word, found.first.step, found.first.kind) == ("diverges", step, "steps")
 
 
-def test_too_many_steps(tmp_path: Path) -> None:
-    found = verdict(tmp_path, last=14)
-    assert (found.word, found.first.step, found.first.kind) == ("diverges", 13, "steps")
+NOISE = {10: {"gradients": [0, 0]}, 11: {"weights": [0, 0], "loss": ["911.0000001"]}}
+OTHER = {10: {"gradients": [1, 1]}, 11: {"weights": [1, 1], "loss": ["911.0000002"]}}
 
 
-def test_what_equal_runs_differ_in_is_not_blamed(tmp_path: Path) -> None:
-    noise = {10: {"gradients": [0, 0]}}
-    found = verdict(tmp_path, {10: {"gradients": [1, 1]}}, again=noise)
-    assert (found.word, STATUS[found.word]) == ("not_deterministic", "skip")
-    assert "from step 10 on (gradients)" in found.reason
+def test_computation_that_does_not_repeat_is_restored(tmp_path: Path) -> None:
+    found = verdict(tmp_path, NOISE, second=OTHER, again={3: {"gradients": [7, 7]}})
+    assert (found.word, STATUS[found.word]) == ("restored", "pass"), found.reason
+    assert "from step 10 on two resumes differ (gradients), as two uninterrupted runs do" in found.reason
+
+
+def test_noise_that_two_uninterrupted_runs_do_not_have_is_the_resumes(tmp_path: Path) -> None:
+    found = verdict(tmp_path, NOISE)
+    assert (found.word, found.first.kind) == ("diverges", "gradients")
+
+
+@pytest.mark.parametrize("kind", ["batch", "hyper", "modes"])
+def test_what_repeats_is_compared_after_the_noise_too(tmp_path: Path, kind: str) -> None:
+    wrong = {12: {kind: [1]}}
+    found = verdict(tmp_path, NOISE | wrong, second=OTHER | wrong, again={3: {"gradients": [7, 7]}})
+    assert (found.word, found.first.step, found.first.kind) == ("diverges", 12, kind)
+
+
+def test_what_two_resumes_compute_alike_by_chance_is_not_blamed(tmp_path: Path) -> None:
+    alike = {12: {"weights": [5, 5]}}
+    found = verdict(tmp_path, NOISE | alike, second=OTHER | alike, again={3: {"gradients": [7, 7]}})
+    assert found.word == "restored", found.reason
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({9: {"batch": [1]}}, {9: {"batch": [2]}}),
+        ({9: {"loss": ["1.0"], "torch": 1}}, {9: {"loss": ["2.0"], "torch": 2}}),
+        ({9: {"loss": ["1.0"]}}, {9: {"loss": ["1.1"]}}),
+    ],
+)
+def test_what_is_drawn_anew_in_each_resume_is_not_restored(
+    tmp_path: Path, first: Changes, second: Changes
+) -> None:
+    found = verdict(tmp_path, first, second=second, again={1: {"weights": [7, 7]}})
+    assert (found.word, found.first.step) == ("diverges", 9)
+    assert "two resumes differ" in found.reason
+    assert "neither restored nor seeded" in found.cause
 
 
 def test_restored_state_is_blamed_in_noisy_runs(tmp_path: Path) -> None:
-    """The stopped run wrote the checkpoint: noise between runs explains no difference after the load."""
     noise = {step: {"weights": [step, step]} for step in range(2, 12)}
     found = verdict(tmp_path, {9: {"weights": [101, 201]}}, again=noise)
     assert (found.word, found.first.kind) == ("diverges", "weights")
 
 
-def test_later_saves_are_compared(tmp_path: Path) -> None:
-    reference = recorded(tmp_path / "a", [Writer().train(1, 12)], SAVED)
-    stopped = Writer().train(1, 10)
-    stopped.event("stop", change=False, path="")
+def test_run_that_is_not_seeded_and_has_no_checkpoint_is_restored(tmp_path: Path) -> None:
+    frozen = recorded(tmp_path / "frozen", [Writer().train(1, 12)])
+    reference = recorded(tmp_path / "reference", [Writer().train(1, 12, {1: {"weights": [3, 3]}})])
+    resumed = recorded(tmp_path / "resumed", [Writer().train(1, 12, {1: {"weights": [4, 4]}})])
+    found = judge(stopped_at(frozen, 3), resumed, runs(reference))
+    assert (found.word, found.loaded) == ("restored", 0), found.reason
+
+
+@pytest.mark.parametrize(
+    ("same", "reason"),
+    [
+        ({"weights": [5, 5]}, "the weights change in none of them"),
+        ({"batch": [], "loss": []}, "neither batch nor loss was recorded"),
+    ],
+)
+def test_what_could_not_differ_is_vacuous(tmp_path: Path, same: Mapping[str, Any], reason: str) -> None:
+    changes = dict.fromkeys(range(1, 13), same)
+    frozen = recorded(tmp_path / "frozen", [Writer().train(1, 12, changes)])
     resumed = Writer()
+    resumed.event("load", path="step-8.pt")
+    run = recorded(tmp_path / "resumed", [resumed.train(9, 12, changes)])
+    found = judge(stopped_at(frozen, 11), run, runs(frozen))
+    assert (found.word, STATUS[found.word]) == ("vacuous", "skip"), found.reason
+    assert reason in found.reason
+
+
+def test_same_batch_in_each_step_is_said(tmp_path: Path) -> None:
+    changes = {step: {"batch": [5]} for step in range(1, 13)}
+    frozen = recorded(tmp_path / "frozen", [Writer().train(1, 12, changes)])
+    resumed = Writer()
+    resumed.event("load", path="step-8.pt")
+    run = recorded(tmp_path / "resumed", [resumed.train(9, 12, changes)])
+    found = judge(stopped_at(frozen, 11), run, runs(frozen))
+    assert found.word == "exact"
+    assert "a lost position would not show" in found.reason
+
+
+def test_failure_of_the_recorder_is_no_fault_of_the_script(tmp_path: Path) -> None:
+    frozen = recorded(tmp_path / "frozen", [Writer().train(1, 12)])
+    resumed = Writer()
+    resumed.event("broken", error="KeyError('x')")
+    run = recorded(tmp_path / "resumed", [resumed.train(9, 12, {9: {"batch": [1]}})])
+    found = judge(stopped_at(frozen, 11), run, runs(frozen))
+    assert (found.word, "the recorder failed (KeyError('x'))" in found.reason) == ("vacuous", True)
+
+
+def test_later_saves_are_compared(tmp_path: Path) -> None:
+    frozen = recorded(tmp_path / "a", [Writer().train(1, 12)])
+    resumed = Writer()
+    resumed.event("load", path="step-8.pt")
     resumed.train(9, 11)
     resumed.step(12)
     resumed.save("step-12.pt", {"model.a": 113, "ema.a": 1, "step": "=12", "time": "='10:00'", "rng": 5})
-    runs = [ended(recorded(tmp_path / "b", [stopped], SAVED))]
-    runs += [ended(recorded(tmp_path / "c", [resumed], SAVED))]
-    found = judge(reference, *runs, lambda steps: reference)
+    found = judge(stopped_at(frozen, 11), recorded(tmp_path / "c", [resumed]), runs(frozen))
     assert (found.first.kind, found.first.step, found.first.names[0]) == ("saved", 12, "ema.a")
     assert "EMA" in found.cause
 
 
 @pytest.mark.parametrize("finished", [True, False])
 def test_checkpoints_in_flight_are_not_complete(tmp_path: Path, finished: bool) -> None:
-    reference = recorded(tmp_path / "a", [Writer().train(1, 12)], SAVED)
-    stopped = Writer().train(1, 7)
-    stopped.step(8)
-    stopped.save("step-8.pt", {"model.a": 109, "ema.a": 18, "step": "=8"}, finished)
-    stopped.event("stop", change=False, path="")
-    resumed = Writer().train(5, 12)
-    runs = [ended(recorded(tmp_path / "b", [stopped], SAVED))]
-    runs += [ended(recorded(tmp_path / "c", [resumed], SAVED))]
-    found = judge(reference, *runs, lambda steps: reference)
+    writer = Writer().train(1, 7)
+    writer.step(8)
+    writer.save("step-8.pt", {"model.a": 109, "ema.a": 18, "step": "=8"}, finished)
+    frozen = recorded(tmp_path / "a", [writer.train(9, 12)])
+    resumed = Writer()
+    resumed.event("load", path="step-4.pt")
+    run = recorded(tmp_path / "c", [resumed.train(5, 12)])
+    found = judge(stopped_at(frozen, 9), run, runs(frozen))
     assert (found.word, found.newest) == (("older", 8) if finished else ("exact", 4))
 
 
 def test_half_written_checkpoint_is_torn(tmp_path: Path) -> None:
-    reference = recorded(tmp_path / "a", [Writer().train(1, 12)], SAVED)
-    stopped = Writer().train(1, 9)
-    stopped.event("stop", change=False, path="step-8.pt")
+    frozen = recorded(tmp_path / "a", [Writer().train(1, 12)])
     resumed = Writer()
     resumed.event("load", path="step-8.pt")
-    resumed.train(9, 12, {9: {"moments": [1]}})
-    runs = [ended(recorded(tmp_path / "b", [stopped], SAVED))]
-    runs += [ended(recorded(tmp_path / "c", [resumed], SAVED))]
-    found = judge(reference, *runs, lambda steps: reference)
+    run = recorded(tmp_path / "c", [resumed.train(9, 12, {9: {"moments": [1]}})])
+    found = judge(stopped_at(frozen, 11, cut=["step-8.pt"]), run, runs(frozen))
     assert (found.word, found.newest, found.first.kind) == ("torn", 4, "moments")
+    assert "step-8.pt is cut" in found.cause
 
 
 def test_difference_on_one_rank(tmp_path: Path) -> None:
     def ranks(first: int, last: int, changed: Changes | None = None) -> list[Writer]:
         return [Writer().train(first, last), Writer(1).train(first, last, changed)]
 
-    reference = recorded(tmp_path / "a", ranks(1, 12), SAVED)
-    stopped = ranks(1, 10)
-    stopped[0].event("stop", change=False, path="")
-    runs = [ended(recorded(tmp_path / "b", stopped, SAVED))]
-    runs += [ended(recorded(tmp_path / "c", ranks(9, 12, {9: {"weights": [1, 209]}}), SAVED))]
-    found = judge(reference, *runs, lambda steps: reference)
+    frozen = recorded(tmp_path / "a", ranks(1, 12))
+    resumed = ranks(9, 12, {9: {"weights": [1, 209], "torch": 9}})
+    resumed[0].events.insert(0, {"e": "load", "k": 0, "t": 0, "path": "step-8.pt"})
+    found = judge(stopped_at(frozen, 11), recorded(tmp_path / "c", resumed), runs(frozen))
     assert (found.word, found.first.rank, found.first.names[0]) == ("diverges", 1, "a")
     assert "step 9, rank 1: weights differ: a (1 of 2)" in found.reason
 
 
 def test_run_that_does_not_start(tmp_path: Path) -> None:
-    reference = recorded(tmp_path / "a", [Writer().train(1, 12)], SAVED)
-    stopped = Writer().train(1, 10)
-    stopped.event("stop", change=False, path="")
-    before = ended(recorded(tmp_path / "b", [stopped], SAVED))
+    frozen = recorded(tmp_path / "a", [Writer().train(1, 12)])
     text = "Traceback\n[rank0]: KeyError: 'model'\nE1128 08:00 1 torch/distributed/elastic/x] failed\n"
-    nothing = recorded(tmp_path / "c", [], SAVED)
-    runs = [ended(nothing, status, text) for status in (1, None)]
-    refused, hung = (judge(reference, before, run, lambda steps: reference) for run in runs)
+    nothing = recorded(tmp_path / "c", [])
+    refused, hung = (
+        judge(stopped_at(frozen, 11), ended(nothing, status, text), runs(frozen)) for status in (1, None)
+    )
     assert (refused.word, hung.word) == ("refuses", "hangs")
     assert refused.reason == "does not start: exit status 1: KeyError: 'model'; complete: step 8"
 
 
-def test_stop_that_is_not_reached(tmp_path: Path) -> None:
-    reference = recorded(tmp_path / "a", [Writer().train(1, 12)], SAVED)
-    run = ended(reference)
-    assert judge(reference, run, None, lambda steps: reference).word == "not_reached"
-
-
 def test_timeline_shows_the_steps_around_the_first_difference(tmp_path: Path) -> None:
-    reference = recorded(tmp_path / "a", [Writer().train(1, 200)], SAVED)
+    reference = recorded(tmp_path / "a", [Writer().train(1, 200)])
     text = bar(reference, Verdict("diverges", "", loaded=88, first=Difference(150, 0, "loss")))
     assert text.replace("|", "") == "=" * 30 + "X" + "x" * 29
     text = bar(reference, Verdict("exact", "", loaded=88))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from conftest import TESTS, Finished, dcpbench
-from dcpbench.plugins.script.run import checked_stop
+from dcpbench.plugins.script.stops import checked_stop
 from dcpbench.records.store import read_rows
 
 pytestmark = pytest.mark.slow

@@ -6,10 +6,10 @@ opens before its own.
 
 import math
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
 from dcpbench.config.text import listed
@@ -172,7 +172,8 @@ class Family:
     copies one into the other, or if they take turns. Classes with the same dates are parts of one checkpoint.
 
     Args:
-        disks: what the runs wrote that have the script's checkpoints; the first wrote what is resumed.
+        disk: what the stopped run wrote.
+        known: what a run wrote that was not stopped: it shows which names are temporary.
         time: when the run was stopped.
         opened: the paths that the resume opened before its first step.
         cut: the paths that somebody was writing, or that a stop cut.
@@ -182,7 +183,8 @@ class Family:
 
     def __init__(
         self,
-        disks: Sequence[Disk],
+        disk: Disk,
+        known: Disk,
         time: float,
         opened: Collection[str],
         cut: Collection[str],
@@ -190,8 +192,8 @@ class Family:
         taken: int | None,
     ) -> None:
         self._time, self._opened, self._cut, self._state = time, opened, cut, state
-        self._own = {*disks[0].versions}
-        self._classes = _classes([version for disk in disks for version in disk.versions])
+        self._own = {*disk.versions}
+        self._classes = _classes(disk.versions, known.versions)
         chosen = self._chosen(taken)
         self.members = [*self._members(chosen, time)]
         """The checkpoints, the newest first."""
@@ -230,7 +232,8 @@ class Family:
             most = max((of.size for of in state), default=0)
             state = [of for of in state if 2 * of.size > most]
         families: dict[tuple[int, ...], list[_Class]] = {}
-        for of in state or [of for of in opened if of.size] or opened:
+        others = opened if taken is not None or opened else [of for of in self._classes if of.dates[-1]]
+        for of in state or [of for of in others if of.size] or others:
             key = next((key for key in families if _same_dates(key, of.dates)), tuple(of.dates))
             families.setdefault(key, []).append(of)
 
@@ -324,18 +327,13 @@ class _Class:
         return [path for path in paths if folded(path) in self._published]
 
 
-def _classes(versions: Sequence[Version]) -> list[_Class]:
-    """Return the classes of files that a run published."""
-    groups: defaultdict[str, list[Version]] = defaultdict(list)
-    left: Counter[str] = Counter()
-    for version in versions:
-        for name, is_renamed in {
-            folded(path): is_renamed for path, _, _, is_renamed in version.paths
-        }.items():
-            groups[name].append(version)
-            left[name] += is_renamed
+def _classes(own: Sequence[Version], known: Sequence[Version]) -> list[_Class]:
+    """Return the classes of files that are not temporary."""
+    of_known, groups = _by_name(known), _by_name(dict.fromkeys((*known, *own)))
     # From a temporary name each version is moved away; from a backup's, or a slot's, not the last one.
-    published = {name for name, of in groups.items() if left[name] < len(of)} or {*groups}
+    published = sorted(
+        name for name, of in groups.items() if not all(is_renamed for _, is_renamed in of_known.get(name, of))
+    )
     parents = {name: name for name in published}
 
     def root(name: str) -> str:
@@ -343,21 +341,29 @@ def _classes(versions: Sequence[Version]) -> list[_Class]:
             name = parents[name]
         return name
 
-    for version in versions:
-        names = [name for path, *_ in version.paths if (name := folded(path)) in published]
+    for version in (*known, *own):
+        names = [name for path, *_ in version.paths if (name := folded(path)) in parents]
         for name in names[1:]:
             parents[root(name)] = root(names[0])
-    for name in published:
-        for other in published:
-            if name < other and _take_turns(groups[name], groups[other]):
-                parents[root(other)] = root(name)
+    for name, other in combinations(published, 2):
+        if _take_turns(*([version for version, _ in of_known.get(of, ())] for of in (name, other))):
+            parents[root(other)] = root(name)
     classes: defaultdict[str, list[str]] = defaultdict(list)
     for name in published:
         classes[root(name)].append(name)
     return [
-        _Class(names[0], [*dict.fromkeys(version for name in names for version in groups[name])], names)
+        _Class(names[0], [*dict.fromkeys(version for name in names for version, _ in groups[name])], names)
         for names in classes.values()
     ]
+
+
+def _by_name(versions: Iterable[Version]) -> dict[str, list[tuple[Version, bool]]]:
+    """Return the versions that had each folded name, and whether they were renamed to another one."""
+    groups: defaultdict[str, list[tuple[Version, bool]]] = defaultdict(list)
+    for version in versions:
+        for name, is_renamed in {folded(path): renamed for path, _, _, renamed in version.paths}.items():
+            groups[name].append((version, is_renamed))
+    return groups
 
 
 def _take_turns(some: Sequence[Version], others: Sequence[Version]) -> bool:

@@ -61,12 +61,19 @@ class Stopped:
     Args:
         run: the run until the stop.
         copy: its folder.
-        whole: the run that goes on after the stop, whose later steps are expected; None if there is none.
+        frozen: the run that was frozen at stops, and went on.
+        repeats: whether the run is the frozen one, or equal to it until the stop.
     """
 
     run: Run
     copy: Copy
-    whole: Run | None
+    frozen: Run
+    repeats: bool = True
+
+    @property
+    def whole(self) -> Run | None:
+        """The run that goes on after the stop, whose later steps are expected; None if there is none."""
+        return self.frozen if self.repeats else None
 
     @cached_property
     def steps(self) -> dict[int, list[Event]]:
@@ -219,14 +226,14 @@ class Compared:
 
 def family(stopped: Stopped, opened: Sequence[str], taken: int | None = None) -> Family:
     """Return the checkpoints from which a resume chose."""
-    copy, runs = stopped.copy, [stopped.run, *([stopped.whole] if stopped.whole else [])]
-    state = set[Any]().union(*(run.state for run in runs))
-    return Family([run.disk for run in runs], copy.time, opened, copy.cut, state, taken)
+    run, copy = stopped.run, stopped.copy
+    state = run.state | stopped.frozen.state
+    return Family(run.disk, stopped.frozen.disk, copy.time, opened, copy.cut, state, taken)
 
 
 def likely_checkpoints(run: Run) -> Sequence[Member]:
     """Return the checkpoints of a run of which no resume is known: what has most of the state."""
-    return Family([run.disk], math.inf, (), (), run.state, None).members
+    return Family(run.disk, run.disk, math.inf, (), (), run.state, None).members
 
 
 def first_noise(some: Run, others: Run, base: int = 0) -> Difference | None:

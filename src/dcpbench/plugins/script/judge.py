@@ -170,16 +170,17 @@ def _blamed(compared: Compared, runs: Runs) -> tuple[list[Difference], str]:
     second = runs.second()
     between = first_noise(compared.resumed, second, loaded)
     other = Compared(stopped, second)
-    repeats = {(difference.place, difference.rank): difference.actual for difference in other.differences()}
+    again = {(difference.place, difference.rank): difference.actual for difference in other.differences()}
     noise = _unequal_saved(compared.resumed, second)
-    faults = [
-        difference
-        for difference in _without(found, noise)
-        if between is None
-        or _before(difference, between)
-        or (difference.kind not in COMPUTED and (difference.place, difference.rank) in repeats)
-        or (difference.kind == "saved" and _whole_numbers(difference))
-    ]
+    faults = []
+    for difference in _without(found, noise):
+        values = again.get((difference.place, difference.rank))
+        if between is None or difference.place < between.place:
+            faults.append(difference)
+        elif difference.kind not in COMPUTED and values is not None:
+            faults.append(difference if values == difference.actual else replace(difference, text="random"))
+        elif difference.kind == "saved" and _whole_numbers(difference):
+            faults.append(difference)
     if faults:
         return _first(faults), ""
     if between is None:
@@ -218,11 +219,6 @@ def _not_saved(compared: Compared) -> list[Difference]:
 def _first(differences: Sequence[Difference]) -> list[Difference]:
     """Return the first differences, and those of the same step that follow."""
     return [difference for difference in differences if difference.step == differences[0].step]
-
-
-def _before(difference: Difference, noise: Difference) -> bool:
-    """Tell whether a difference comes before the computation stops to repeat."""
-    return difference.place < noise.place
 
 
 def _is_random(noise: Difference) -> bool:

@@ -158,7 +158,7 @@ class Check:
             return Verdict("not_reached", f"the run {how} before this stop"), run.log
         if run is not frozen:
             before = run.until(copy.event["t"])
-            stopped = Stopped(run, copy, None if first_noise(before, frozen) else frozen)
+            stopped = Stopped(run, copy, frozen, repeats=first_noise(before, frozen) is None)
 
         def resume(name: str, text: str) -> Run:
             self._says(f"{stop}: {text}")
