@@ -115,8 +115,9 @@ class Compared:
             for rank, steps in self.steps.items()
             if self._place < len(steps)
         ]
-        self.generators = sorted({name for kinds in firsts for name in kinds.get(HINT, [])})
-        """Generators that differ at the first resumed step."""
+        used = {name for steps in self.steps.values() for name in _used_generators(steps)}
+        self.generators = sorted(used & {name for kinds in firsts for name in kinds.get(HINT, [])})
+        """Generators that differ at the first resumed step, and are drawn from."""
         saves = [save for save in stopped.run.disk.saves if save.date == self.loaded]
         self.saved = {value for save in saves for value in save.content.values()}
         """The values in the checkpoint that was loaded."""
@@ -244,7 +245,7 @@ def first_noise(some: Run, others: Run, base: int = 0) -> Difference | None:
     found = []
     for rank in some.ranks.keys() & others.ranks.keys():
         steps, other_steps = some.ranks[rank], others.ranks[rank]
-        used = {name for before, after in pairwise(steps) for name in different(before, after).get(HINT, [])}
+        used = _used_generators(steps)
         for expected, actual in zip(steps, other_steps, strict=False):
             kinds = different(expected, actual)
             kinds[HINT] = [name for name in kinds.get(HINT, []) if name in used]
@@ -256,6 +257,11 @@ def first_noise(some: Run, others: Run, base: int = 0) -> Difference | None:
                 if names and kind in ORDER
             ]
     return min(found, key=lambda difference: difference.place, default=None)
+
+
+def _used_generators(steps: Sequence[Event]) -> set[str]:
+    """Return the generators whose state changes from step to step."""
+    return {name for before, after in pairwise(steps) for name in different(before, after).get(HINT, [])}
 
 
 def different(expected: Event, actual: Event) -> dict[str, list[str]]:

@@ -114,10 +114,10 @@ def _of_steps(stopped: Stopped, resumed: Run, runs: Runs, words: Collection[str]
         reason = f"trains from the start: the complete checkpoint of step {chosen.lost} was removed too early"
         cause = KINDS["checkpoint"]["lost"]
         return replace(verdict, word="scratch", reason=reason + failure, cause=cause, first=first)
-    if handler := stopped.run.of_kind("handler"):
-        reason = (
-            f"takes step {loaded}: on SIGTERM nothing was saved, the handler failed: {handler[0]['error']}"
-        )
+    handler = stopped.run.of_kind("handler")
+    if handler and not any(saved["t"] > handler[0]["t"] for saved in stopped.run.of_kind("saved")):
+        error = handler[0]["error"]
+        reason = f"takes step {loaded}: the handler of SIGTERM saved nothing, it failed: {error}"
         first = Difference(loaded + 1, 0, "checkpoint")
         return replace(verdict, word="older", reason=reason, first=first)
     if resumed.status is None and all(difference.kind == "steps" for difference in differences):

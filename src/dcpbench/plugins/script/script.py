@@ -136,6 +136,9 @@ class Check:
             self._frozen = self._command.run(
                 self._place / "frozen", "frozen", self._limit_s, places, self._freezer
             )
+            if self._frozen.status:  # a collective timed out meanwhile, perhaps
+                self._says(f"it failed, so each stop has a run of its own: {self._frozen.failure}")
+                self._frozen, self._freezer.copies = self._reference, {}
         else:
             self._frozen = self._uninterrupted("frozen", places)
 

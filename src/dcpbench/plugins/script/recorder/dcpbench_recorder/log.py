@@ -159,4 +159,8 @@ class Stop:
         if not os.path.exists(marker):
             self._log.write("stop", path="", cut="", change=False)
             open(marker, "w").close()
-            signal.raise_signal(number)  # to this thread, which does not run on
+            try:
+                signal.raise_signal(number)  # to this thread, which does not run on
+            except Exception as error:
+                self._log.write("handler", error=repr(error))
+                raise
