@@ -16,6 +16,7 @@ import traceback
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy
 import psutil
 import torch._dynamo
 import torch.distributed.checkpoint.state_dict

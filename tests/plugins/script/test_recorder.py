@@ -21,7 +21,7 @@ def events_of(folder: Path, code: str, status: int = 0, **variables: str) -> lis
     are there before are protected."""
     for name in ("records", "out"):
         (folder / name).mkdir(exist_ok=True)
-    known = {"records": f"{folder}/records", "watched": f"{folder}/out", "every": 1, "stop": ""}
+    known = {"records": f"{folder}/records", "watched": f"{folder}/out", "every": 1, "stops": []}
     known |= {"began": time.time(), "own": [f"{folder}/records", f"{folder}/out"], "named": [str(folder)]}
     (folder / "settings.json").write_text(json.dumps(known))
     (folder / "code.py").write_text(code)

@@ -8,13 +8,13 @@ from dcpbench.plugins.script.record import Run
 from dcpbench.plugins.script.reference import problem_of
 from dcpbench.plugins.script.run import Command
 
-COMMAND = Command(["python", "train.py", "--to={out}"], Path())
+COMMAND = Command(["python", "train.py", "--to={out}"], Path(), Path())
 
 
 def run_of(folder: Path, kinds: str, log: str, status: int | None = 0) -> Run:
     (folder / "log").write_text(log)
     events = [{"e": kind, "k": 0, "t": 0.0, "process": "0", "error": "E1"} for kind in kinds.split()]
-    return Run(events, {}, folder / "log", status)
+    return Run(events, folder / "log", status)
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,7 @@ def test_working_folder_is_copied(tmp_path: Path) -> None:
     )
     ended = script(tmp_path / "x", "--stop=kill@4", "--", sys.executable, "train.py")
     assert ended.status == 0, ended.out + ended.err
-    assert "is copied for each stop" in ended.out
+    assert "is copied for each run" in ended.out
     assert not (tmp_path / "last.pt").exists()
 
 

@@ -127,7 +127,11 @@ class Command:
             self._working.copy(self.out)
         settings = folder / f"{name}.json"
         # A resumed run is recorded at each step: it is compared where the uninterrupted one is recorded.
-        known: dict[str, Any] = {"records": str(records), "watched": str(self.out), "every": 1 if source else self.every}
+        known: dict[str, Any] = {
+            "records": str(records),
+            "watched": str(self.out),
+            "every": 1 if source else self.every,
+        }
         named = [str(self.cwd), *paths_of([*self.words, *more], self.cwd)]
         known |= {"began": self.began, "own": [str(self.place)], "named": named, "stops": [*stops]}
         write_json(settings, known)
