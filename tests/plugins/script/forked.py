@@ -21,7 +21,7 @@ import psutil
 import torch._dynamo
 import torch.distributed.checkpoint.state_dict
 import torch.distributed.fsdp
-import torch.utils.data.distributed  # noqa: F401
+import torch.utils.data.distributed
 
 from dcpbench.plugins.script.process import Process
 from dcpbench.plugins.script.run import RECORDER, Command
@@ -97,6 +97,8 @@ def _child(
             names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_PORT": port}
             os.environ.update({name: str(value) for name, value in names.items()}, MASTER_ADDR="localhost")
         atexit._clear()
+        torch.seed()  # forks have equal generators, processes have not
+        numpy.random.seed()
         sys.path.insert(0, str(RECORDER))
         importlib.import_module("dcpbench_recorder").start(str(settings))
         runpy.run_path(words[0], run_name="__main__")
