@@ -170,7 +170,7 @@ def test_what_is_drawn_anew_in_each_resume_is_not_restored(
 ) -> None:
     found = verdict(tmp_path, first, second=second, again={1: {"weights": [7, 7]}})
     assert (found.word, found.first.step) == ("diverges", 9)
-    assert "two resumes differ" in found.reason
+    assert "is another one in each resume" in found.reason
     assert "neither restored nor seeded" in found.cause
 
 

@@ -18,6 +18,8 @@ Event = dict[str, Any]
 """An event of a process: the kind `e` of event, how many steps it had made (`k`), the time `t`, and more. A
 step has `parts`: for each kind of state its values by name; a kind that was not recorded is missing."""
 Named = Mapping[str, Any]
+ELSEWHERE = "the saved state"
+"""The path of a save into memory or another folder, as the recorder writes it."""
 _WORDS = re.compile(r"[A-Za-z0-9]+")
 
 
@@ -80,7 +82,9 @@ class Disk:
                 version = self._current.get(path)
                 if version and version.date == save.date and not version.save:  # opened before it is saved
                     version.save = save
-                active[process, path] = elsewhere[process] = save
+                active[process, path] = save
+                if path == ELSEWHERE:
+                    elsewhere[process] = save
             elif kind == "saved" and (process, path) in active:
                 active.pop((process, path)).ended = time
             elif kind == "open":
@@ -227,10 +231,14 @@ class Family:
                    for path in version.paths_at(self._time))
             and any(version.date for version in of.versions)
         ]  # fmt: skip
-        state = [of for of in opened or self._classes if of.contains(self._state)]
+        state = [of for of in self._classes if of.contains(self._state)]
         if not opened:  # then those that have most: exports and best weights are not meant to be resumed
             most = max((of.size for of in state), default=0)
             state = [of for of in state if 2 * of.size > most]
+        elif found := [of for of in state if of in opened]:
+            state = found
+        else:  # it failed before it read them, perhaps
+            state = [of for of in state if any(_same_dates(of.dates, other.dates) for other in opened)]
         families: dict[tuple[int, ...], list[_Class]] = {}
         others = opened if taken is not None or opened else [of for of in self._classes if of.dates[-1]]
         for of in state or [of for of in others if of.size] or others:

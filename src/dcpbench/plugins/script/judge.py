@@ -181,15 +181,17 @@ def _blamed(compared: Compared, runs: Runs) -> tuple[list[Difference], str]:
             faults.append(difference if values == difference.actual else replace(difference, text="random"))
         elif difference.kind == "saved" and _whole_numbers(difference):
             faults.append(difference)
-    if faults:
+    is_random = between is not None and _is_random(between)
+    if faults and not (between and is_random and between.place < faults[0].place):
         return _first(faults), ""
     if between is None:
         return (
             [],
             "" if stopped.whole else "the run does not repeat up to this stop, and two resumes are equal",
         )
-    if _is_random(between):
-        return [replace(between, text="random")], ""
+    if is_random:
+        of = f" (generator of {' and '.join(between.names)})" if between.kind == HINT else ""
+        return [replace(found[0], text=f"random{of}")], ""
     if stopped.whole and not (repeated and (repeated.step == 1 or repeated.kind == between.kind)):
         return _first(found), ""
     name = KINDS[between.kind]["name"]
@@ -337,7 +339,7 @@ def _explained(
             "generators": " and ".join(generators),
             "restored": " and ".join(sorted({*compared.generators} - {*generators})),
             "rank_0": compared.has_generator_of_rank_0(difference.rank),
-            "random": difference.text == "random",
+            "random": difference.text.startswith("random"),
             "lr": any(name.endswith((" lr", " initial_lr")) for name in names),
             "fewer": len(actual) < len(expected),
             "average": any(part in name.lower() for name in (difference.text, *names) for part in _AVERAGES),
@@ -351,7 +353,9 @@ def _explained(
     )
     if facts["random"]:
         where = f"step {difference.step}, rank {difference.rank}: "
-        return f"{where}two resumes differ ({KINDS[kind]['name']})", KINDS[HINT]["random"]
+        of = difference.text.removeprefix("random")
+        text = f"{where}{KINDS[kind]['name']} is another one in each resume"
+        return text, KINDS[HINT]["random"].format(of)
     causes = KINDS[kind]["likely"].items()
     likely = (text for signs, text in causes if all(facts[sign] for sign in signs.split()))
     where = "" if kind == "checkpoint" else f"step {difference.step}, rank {difference.rank}: "

@@ -241,7 +241,7 @@ class Check:
         return Row(
             cell=name,
             status=status,
-            reason=None if verdict.word == "exact" else self._hidden(f"{verdict.word}: {verdict.reason}"),
+            reason=self._hidden(f"{verdict.word}: {verdict.reason}"),
             axes={
                 "scenario": "script",
                 "parallel": "+".join(parallel) or "none",

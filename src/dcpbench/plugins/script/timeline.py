@@ -13,7 +13,7 @@ def timeline(frame: pd.DataFrame) -> tuple[str, pd.DataFrame] | None:
             "stop": row["cell"].removeprefix("stop="),
             "verdict": row["verdict"],
             "run": dict_in(row["details"]).get("run", ""),
-            "first difference": row["reason"] or "none",
+            "reason": row["reason"],
         }
         for row in records(frame[frame["scenario"].eq("script")])
     ]

@@ -24,6 +24,10 @@ def digests(values: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = dict.fromkeys(values, 0)
     elsewhere: dict[torch.device, dict[str, torch.Tensor]] = {}
     for name, value in values.items():
+        if hasattr(value, "local_shards"):  # of a ShardedTensor, which is not a tensor of its shards' kind
+            shards = {str(place): shard.tensor for place, shard in enumerate(value.local_shards())}
+            found[name] = sum(digests(shards).values())
+            continue
         tensor = getattr(value, "_local_tensor", value).detach()
         if tensor.device.type == "meta" or not tensor.numel():
             continue

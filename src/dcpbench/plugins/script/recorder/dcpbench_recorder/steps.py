@@ -235,7 +235,7 @@ def _restores(function: Callable[..., Any], name: str, log: Log) -> Callable[...
 
     @functools.wraps(function)
     def recorded(new_state: Any, *args: Any, **kwargs: Any) -> Any:
-        if not log.steps:
+        if not log.steps and not torch._C._len_torch_dispatch_stack():  # a compiler's states are not real
             log.guarded(
                 lambda: log.write("generator", name=name, rank=log.rank, **digests({"digest": new_state}))
             )
