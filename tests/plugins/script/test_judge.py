@@ -223,7 +223,7 @@ def test_failure_of_the_recorder_is_no_fault_of_the_script(tmp_path: Path) -> No
     resumed.event("broken", error="KeyError('x')")
     run = recorded(tmp_path / "resumed", [resumed.train(9, 12, {9: {"batch": [1]}})])
     found = judge(stopped_at(frozen, 11), run, runs(frozen))
-    assert (found.word, "the recorder failed (KeyError('x'))" in found.reason) == ("vacuous", True)
+    assert (found.word, "the recorder failed: KeyError('x')" in found.reason) == ("vacuous", True)
 
 
 def test_later_saves_are_compared(tmp_path: Path) -> None:

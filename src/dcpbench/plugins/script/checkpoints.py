@@ -180,7 +180,7 @@ class Family:
         known: what a run wrote that was not stopped: it shows which names are temporary.
         time: when the run was stopped.
         opened: the paths that the resume opened before its first step.
-        cut: the paths that somebody was writing, or that a stop cut.
+        cut: the paths that a process was writing, or that a stop cut.
         state: digests of weights and optimizer states.
         taken: after how many steps the state was saved with which the resume began; None if not known.
     """

@@ -61,7 +61,7 @@ class Stopped:
     Args:
         run: the run until the stop.
         copy: its folder.
-        frozen: the run that was frozen at stops, and went on.
+        frozen: the run that was frozen at stops, and continued.
         repeats: whether the run is the frozen one, or equal to it until the stop.
     """
 
@@ -72,7 +72,7 @@ class Stopped:
 
     @property
     def whole(self) -> Run | None:
-        """The run that goes on after the stop, whose later steps are expected; None if there is none."""
+        """The run that continues after the stop, whose later steps are expected; None if there is none."""
         return self.frozen if self.repeats else None
 
     @cached_property

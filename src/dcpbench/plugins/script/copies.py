@@ -26,7 +26,7 @@ class Copy:
         folder: a copy of it.
         time: when the processes were stopped, by the clock of the records.
         event: where the stopped process was.
-        cut: paths in it that somebody was writing, or that the stop cut.
+        cut: paths in it that a process was writing, or that the stop cut.
         changed: paths in it in the order of their change times, which a copy does not keep.
     """
 

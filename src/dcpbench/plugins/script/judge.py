@@ -49,8 +49,8 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Runs:
-    """Further runs that a verdict can need: the resume of the untouched copy once more, and an uninterrupted
-    run beside the one that is expected."""
+    """Further runs that a verdict can need: a second resume of the untouched copy, and an uninterrupted run
+    in addition to the expected one."""
 
     second: Callable[[], Run]
     reference: Callable[[], Run]
@@ -60,15 +60,10 @@ def judge(stopped: Stopped, resumed: Run, runs: Runs, words: Collection[str] = (
     """Judge the resume of a stopped run. `words` are those of the command and its resume."""
     verdict = _of_steps(stopped, resumed, runs, words) if resumed.ranks else _without_steps(stopped, resumed)
     broken = [*dict.fromkeys([*stopped.run.broken, *resumed.broken])]
-    if broken and STATUS[verdict.word] == "fail":
-        return replace(
-            verdict, word="vacuous", reason=f"the recorder failed ({listed(broken)}): {verdict.reason}"
-        )
-    return (
-        replace(verdict, reason=f"{verdict.reason}; the recorder failed: {listed(broken)}")
-        if broken
-        else verdict
-    )
+    if not broken:
+        return verdict
+    reason = f"{verdict.reason}; the recorder failed: {listed(broken)}"
+    return replace(verdict, word="vacuous" if STATUS[verdict.word] == "fail" else verdict.word, reason=reason)
 
 
 def _without_steps(stopped: Stopped, resumed: Run) -> Verdict:
@@ -102,23 +97,22 @@ def _of_steps(stopped: Stopped, resumed: Run, runs: Runs, words: Collection[str]
     failure = f"; fails after its last step: {resumed.failure}" if resumed.status else ""
     start = f"from step {loaded}" if loaded else "from the start: no checkpoint was complete"
     equal = f"steps {loaded + 1} to {last} are equal" if last > loaded else "no step was compared"
-    differences, noise = _blamed(compared, runs)
-    if compared.newest is not None and loaded < compared.newest:
-        first = Difference(loaded + 1, 0, "checkpoint")
-        reason, cause = _explained(compared, [first], words)
-        beside = f"; then {_explained(compared, differences, words)[0]}" if loaded and differences else ""
-        word = "older" if loaded else "scratch"
-        return replace(verdict, word=word, reason=reason + beside + failure, cause=cause, first=first)
+    first = Difference(loaded + 1, 0, "checkpoint")
     if not loaded and chosen.lost:
-        first = Difference(1, 0, "checkpoint")
         reason = f"trains from the start: the complete checkpoint of step {chosen.lost} was removed too early"
         cause = KINDS["checkpoint"]["lost"]
         return replace(verdict, word="scratch", reason=reason + failure, cause=cause, first=first)
+    is_older = compared.newest is not None and loaded < compared.newest
+    differences, noise = _blamed(compared, runs) if loaded or not is_older else ([], "")
+    if is_older:
+        reason, cause = _explained(compared, [first], words)
+        then = f"; then {_explained(compared, differences, words)[0]}" if differences else ""
+        word = "older" if loaded else "scratch"
+        return replace(verdict, word=word, reason=reason + then + failure, cause=cause, first=first)
     handler = stopped.run.of_kind("handler")
     if handler and not any(saved["t"] > handler[0]["t"] for saved in stopped.run.of_kind("saved")):
         error = handler[0]["error"]
         reason = f"takes step {loaded}: the handler of SIGTERM saved nothing, it failed: {error}"
-        first = Difference(loaded + 1, 0, "checkpoint")
         return replace(verdict, word="older", reason=reason, first=first)
     if resumed.status is None and all(difference.kind == "steps" for difference in differences):
         first = Difference(last + 1, 0, "steps")
@@ -185,13 +179,10 @@ def _blamed(compared: Compared, runs: Runs) -> tuple[list[Difference], str]:
     if faults and not (between and is_random and between.place < faults[0].place):
         return _first(faults), ""
     if between is None:
-        return (
-            [],
-            "" if stopped.whole else "the run does not repeat up to this stop, and two resumes are equal",
-        )
-    if is_random:
+        return [], "" if stopped.whole else "the run does not repeat until this stop, two resumes do"
+    if is_random:  # in the first step that it changes
         of = f" (generator of {' and '.join(between.names)})" if between.kind == HINT else ""
-        return [replace(found[0], text=f"random{of}")], ""
+        return [replace(found[0] if found else between, text=f"random{of}")], ""
     if stopped.whole and not (repeated and (repeated.step == 1 or repeated.kind == between.kind)):
         return _first(found), ""
     name = KINDS[between.kind]["name"]

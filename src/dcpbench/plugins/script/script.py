@@ -102,8 +102,8 @@ class Check:
 
         @cache
         def other() -> Run:
-            """Return an uninterrupted run beside the frozen one."""
-            self._says("once more uninterrupted: do two runs repeat?")
+            """Return a second uninterrupted run."""
+            self._says("uninterrupted once more: do two runs repeat?")
             return self._command.run(self._place / "reference", "again", self._limit_s)
 
         for stop in stops:
