@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from typing import Any, Callable
 
 from .protection import Protection
@@ -73,7 +74,9 @@ class Log:
         try:
             function(*args)
         except Exception as error:  # noqa: BLE001
-            self.write("broken", error=repr(error))
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{os.path.basename(frame.filename)}:{frame.lineno}"
+            self.write("broken", error=f"{error!r} ({place})")
 
     def write(self, event: str, **fields: Any) -> None:
         """Append an event."""

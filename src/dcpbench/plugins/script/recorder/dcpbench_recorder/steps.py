@@ -222,11 +222,12 @@ def _generators() -> dict[str, Any]:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         states["CUDA"] = torch.cuda.default_generators[torch.cuda.current_device()].get_state()
     named = digests(states)
-    for name, module in (("Python", "random"), ("NumPy", "numpy.random")):
-        if module in sys.modules:
-            state = getattr(sys.modules[module], "getstate" if name == "Python" else "get_state")()
-            keys = array.array("Q", state[1]) if name == "Python" else state[1].tobytes()
-            named[name] = zlib.crc32(bytes(keys), zlib.crc32(repr(state[2:]).encode()))
+    if random := sys.modules.get("random"):
+        _, keys, gauss = random.getstate()
+        named["Python"] = zlib.crc32(array.array("L", keys), zlib.crc32(repr(gauss).encode()))
+    if numpy := sys.modules.get("numpy.random"):
+        _, keys, *place = numpy.get_state()
+        named["NumPy"] = zlib.crc32(keys, zlib.crc32(repr(place).encode()))
     return named
 
 
