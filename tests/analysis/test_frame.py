@@ -137,7 +137,7 @@ def test_duplicate_cells_are_shown_twice(tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "s", cell(), cell("fsdp"), cell())
     sweeps = read_sweeps([folder])
     assert "results.jsonl:3: repeats the run of line 1; both are shown" in sweeps.left_out[0]
-    assert [*content(sweeps).tables[0].table["runs"]] == ["2", "1"]
+    assert [*content(sweeps).sections[0].table["runs"]] == ["2", "1"]
 
 
 def test_damaged_lines_are_summarized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,7 +227,7 @@ def test_several_sweeps_are_one_frame(tmp_path: Path) -> None:
     sweeps = read_sweeps([tmp_path / "a", tmp_path / "b", tmp_path / "b" / "seeds"])
     assert len(sweeps.frame) == 6, "a sweep that is named twice is read once"
     assert list(short_names(sweeps.environments).values()) == ["a/matrix", "b/matrix", "seeds"]
-    assert list(content(sweeps).tables[0].table["sweep"])[::2] == ["a/matrix", "b/matrix", "seeds"]
+    assert list(content(sweeps).sections[0].table["sweep"])[::2] == ["a/matrix", "b/matrix", "seeds"]
     with pytest.raises(ResultsError):
         read_sweeps([tmp_path / "a", tmp_path / "c"])
 

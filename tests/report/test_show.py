@@ -175,7 +175,7 @@ def test_many_cells_are_a_pivot(tmp_path: Path, cells: int, is_pivot: bool) -> N
     assert ("status by parallel" in said) is is_pivot
     assert f"{cells} pass" in said
     assert (len(said.splitlines()) < 20) is is_pivot
-    assert len(content(sweeps, View(cells=True)).tables[0].table) == cells
+    assert len(content(sweeps, View(cells=True)).sections[0].table) == cells
 
 
 def test_pivots_count_the_worst_first(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_cells_are_printed_in_full(sweep: Path, capsys: pytest.CaptureFixture[st
         "loss_resume_equal failed 1 of 1 resumed losses equal the uninterrupted run's, bit for bit",
         "files_equal passed 1 of 2 the files contain the saved state, read without DCP",
     ]
-    assert [one.partition(";")[0] for one in sections["mismatches of loss_resume_equal (4)"]][1::2] == [
+    assert [one.partition(";")[0] for one in sections["mismatches of loss_resume_equal (4)"]][1:3] == [
         "loss of step 5 after the checkpoint of step 4",
         "loss of step 6 after the checkpoint of step 4",
     ]
@@ -182,6 +182,14 @@ def test_only_cells_need_no_name(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err == f"dcpbench: {tmp_path / 'empty'}: no rows yet\n"
     assert main(["show", str(tmp_path / "nowhere"), "ddp"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_cell_in_markdown_has_titles_and_tables(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = printed(capsys, sweep, "fsdp", "--format", "markdown").splitlines()
+    assert said[0] == "- fail parallel=fsdp save=async: a check failed"
+    assert "**checks (resume failed)**" in said
+    assert "| check | result | control caught | proves, if it passed |" in said
+    assert said[-1] == "- `again: dcpbench run parallel=fsdp save=async repeat=1`"
 
 
 def test_json_is_the_row_with_its_cause(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import click
 
 import dcpbench
 from dcpbench.cli import completion
-from dcpbench.cli.tree import PATH, PURPOSE, Command, Run, Tree, flag, output, places, several
+from dcpbench.cli.tree import PATH, PURPOSE, Command, Run, Tree, flag, formats, output, places, several
 from dcpbench.config.errors import ConfigError
 from dcpbench.core.plugins import PluginError, load_plugins
 from dcpbench.records.row import INTERRUPTED, WRONG_CONFIGURATION
@@ -19,7 +19,6 @@ from dcpbench.records.store import ResultsError
 from dcpbench.report.styles import complain, standard_output
 
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-_JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print everything as JSON.")
 
 
 def main(words: Sequence[str]) -> int:
@@ -83,9 +82,9 @@ def tree() -> None:
     """Collect the commands."""
 
 
-def _plan_words(words: Sequence[str], all: bool, as_json: bool) -> Sequence[str]:
-    shown = [f"plan_as={'json' if as_json else 'cells'}"] if all or as_json else []
-    return [*words, "plan=true", *shown]
+def _plan_words(words: Sequence[str], all: bool, format: str | None, as_json: bool) -> Sequence[str]:
+    shown = "json" if as_json else format if format in ("json", "markdown") else "cells" if all else None
+    return [*words, "plan=true", *([f"plan_as={shown}"] if shown else [])]
 
 
 def _resume_words(words: Sequence[str]) -> Sequence[str]:
@@ -122,7 +121,7 @@ _COMMANDS = (
         Exits with 1 if every cell would be skipped.""",
         _plan_words,
         flag("--all", "Print every cell, however many there are."),
-        _JSON,
+        *formats("table", "markdown", "json"),
     ),
     Run(
         "resume",
@@ -158,7 +157,7 @@ _COMMANDS = (
         (parallel=ddp async). Leave it out if the sweep has one cell.""",
         click.Argument(["folder"], type=PATH),
         click.Argument(["cell"], nargs=-1, metavar="[CELL]..."),
-        _JSON,
+        *formats("table", "markdown", "json"),
     ),
     Command(
         "compare",
@@ -206,6 +205,7 @@ _COMMANDS = (
         "dcpbench.cli.doctor",
         """Check whether this machine can run cells: torch, GPUs and their links, memory, disk,
         compiler. Print how to fix what is missing. Exits with 1 if anything is bad.""",
+        *formats("table", "markdown"),
     ),
 )
 for _command in _COMMANDS:

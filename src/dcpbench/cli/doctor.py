@@ -24,7 +24,7 @@ from dcpbench.config.groups import StorageConfig
 from dcpbench.config.text import size_text
 from dcpbench.executors import fork_server
 from dcpbench.executors.shared_gpus import how_to_get, nccl_can_share
-from dcpbench.report.styles import standard_output, style_of, text_of
+from dcpbench.report.styles import style_of
 from dcpbench.sweep.validity import RANKS_BY_DEFAULT as RANKS
 from dcpbench.sweep.validity import cpp_compiler
 
@@ -44,16 +44,26 @@ class Line:
     fix: str = ""
 
 
-def main() -> int:
+def main(format: str | None = None) -> int:
     """Check this machine for a sweep. Return 1 if anything is bad."""
-    lines = []
-    console = Console(soft_wrap=not sys.stdout.isatty())
-    with standard_output():
-        for line in examined(Path("outputs")):
-            lines.append(line)
-            seen = f"{line.seen}{f': {line.fix}' if line.fix else ''}"
-            state = Text(f"{line.state:9}", style_of(_STYLES[line.state]))
-            console.print(Text(f"{line.what:15}") + state + text_of(seen))
+    with Console(stderr=True).status("checking; importing torch takes the longest"):  # on a terminal
+        lines = [*examined(Path("outputs"))]
+    import pandas as pd
+
+    from dcpbench.report.document import Content, Table, document_text, put_out
+
+    rows = [
+        (
+            line.what,
+            Text(line.state, style_of(_STYLES[line.state])),
+            f"{line.seen}{': ' * bool(line.fix)}{line.fix}",
+        )
+        for line in lines
+    ]
+    table = pd.DataFrame(rows, columns=["check", "state", "found"])
+    put_out(
+        document_text([Content([Table("", table, folded=("found",))])], format or "table", sys.stdout), None
+    )
     return int(any(line.state == "bad" for line in lines))
 
 

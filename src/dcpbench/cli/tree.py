@@ -74,6 +74,12 @@ def output(formats: Sequence[str], help: str) -> list[click.Parameter]:
     ]
 
 
+def formats(*names: str) -> list[click.Parameter]:
+    """Return the option that selects how a command prints; with `json`, also a flag for that."""
+    flags = [click.Option(["--json", "as_json"], is_flag=True, help="Print everything as JSON.")]
+    return [click.Option(["--format"], type=click.Choice(names)), *flags * ("json" in names)]
+
+
 def places(name: str, metavar: str) -> click.Argument:
     """Return an argument of one or more folders."""
 

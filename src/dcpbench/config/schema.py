@@ -261,8 +261,7 @@ class SweepConfig:
     plan: bool = of_one_command(False, "true: show what would run and how long it would take; start nothing")
     plan_as: groups.PlanAs = of_one_command(
         groups.PlanAs.auto,
-        "with plan=true: a line for each cell, or JSON; auto: a line for each block above 50 cells (auto, "
-        "cells, json)",
+        "with plan=true: a line for each cell, Markdown, or JSON; auto: a line for each block above 50 cells",
     )
 
 

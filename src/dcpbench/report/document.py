@@ -1,11 +1,11 @@
-"""A report as tables, failures and sentences, written for a terminal, as plain lines or as Markdown; the
+"""A report as sections, failures and sentences, written for a terminal, as plain lines or as Markdown; the
 texts of its values; and where it is written."""
 
 import json
 import math
 import re
 import sys
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -43,24 +43,38 @@ class Table:
 
     Args:
         statuses: the columns that contain statuses.
+        numbers: columns that are aligned on the right, besides those of metrics.
         heading: a column that in the terminal is printed above the rows with the same value.
         below: a column that in the terminal is printed below these rows, after the value of the first column.
         folded: columns whose entries can be broken between words.
         left_out: columns for which a terminal is too narrow.
+        indent: the blanks before each of its lines.
     """
 
     title: str
     table: pd.DataFrame
     statuses: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
     heading: str = ""
     below: str = ""
     folded: tuple[str, ...] = ("overrides",)
     left_out: tuple[str, ...] = ()
+    indent: int = 0
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Lines of text, or of `rich.text.Text`, below a title. `unbroken` lines, which are to be copied, are
+    broken by a terminal alone."""
+
+    title: str
+    lines: Sequence[str | Text]
+    unbroken: bool = False
 
 
 @dataclass(frozen=True)
 class Content:
-    """Tables, then failures, then sentences.
+    """Sections, then failures, then sentences.
 
     Args:
         failures: `status`, `cell`, `reason`, `more`, and `cause` (one a line) and `again`, which can be
@@ -70,7 +84,7 @@ class Content:
         headline: how many cells ended with which result.
     """
 
-    tables: list[Table] = field(default_factory=list)
+    sections: Sequence[Table | Lines] = ()
     failures: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=_FAILURES))
     more: str = ""
     damaged: Sequence[str] = ()
@@ -86,9 +100,8 @@ def first_of(sentences: Sequence[str]) -> list[str]:
 
 def document_text(contents: Iterable[Content], written_as: str, file: TextIO) -> str:
     """Return a document as Markdown, or as the terminal or file shows it."""
-    return "\n".join(
-        markdown(content) if written_as == "markdown" else rendered(content, file) for content in contents
-    )
+    written = (markdown(one) if written_as == "markdown" else rendered(one, file) for one in contents)
+    return "\n".join(written).rstrip("\n") + "\n"
 
 
 def width_of(file: TextIO) -> int:
@@ -101,37 +114,36 @@ def rendered(content: Content, file: TextIO) -> str:
     """Return a report for this file: with styles for a terminal, whose tables fit its width."""
     console = Console(file=file)
     width = console.width if console.is_terminal else None
-    if width:
-        content = replace(content, tables=[_fitted(shown, width) for shown in content.tables])
-    console.width = max([console.width, *(_widths(shown).maximum for shown in content.tables)])
+    sections = [
+        _fitted(shown, width) if width and isinstance(shown, Table) else shown for shown in content.sections
+    ]
+    widths = [_widths(shown).maximum + shown.indent for shown in sections if isinstance(shown, Table)]
+    console.width = max([console.width, *widths])
     console.begin_capture()
 
-    def line(text: Text, wrapped: int | None = width) -> None:
-        console.print(text, soft_wrap=wrapped is None, width=wrapped)
+    def line(text: Text, wrapped: int | None = width, indent: int = 0) -> None:
+        if wrapped:
+            console.print(Padding(text, (0, 0, 0, indent)), width=wrapped)
+        else:
+            console.print(Text(" " * indent).append_text(text), soft_wrap=True)
 
-    for shown in content.tables:
+    for shown, following in zip_longest(sections, sections[1:]):
         if shown.title:
             line(text_of(shown.title, "bold"))
-        for heading, table, below in _parts(shown):
-            if heading:
-                line(text_of(heading, "bold"))
-            limit = max(width, _widths(shown).minimum) if width and _CHECKS in shown.table else None
-            console.print(table, width=limit)
-            for text in below:
-                line(text)
-            if shown.left_out:
-                left_out = ", ".join(shown.left_out).replace("\n", " ")
-                line(text_of(f"not shown, for lack of columns in this terminal: {left_out}", "dim"))
-            console.print()
+        if isinstance(shown, Table):
+            _print_table(console, shown, width, line)
+        else:
+            for text in shown.lines:
+                of = text if isinstance(text, Text) else text_of(text)
+                line(of, None if shown.unbroken else width, 2 if shown.title else 0)
+            if shown.title or not isinstance(following, Table) or following.title:
+                console.print()
     for item in content.failures.to_dict("records"):
         reason = clipped(item["reason"])
         failure = text_of(f"{item['status']} ", style_of(item["status"]))
         line(failure.append(visible(f"{item['cell']}{_counted(item)}: {reason}"), style="default"))
         for cause in item["cause"].splitlines():
-            if width:
-                console.print(Padding(text_of(cause), (0, 0, 0, 4)), width=width)
-            else:
-                line(text_of(f"    {cause}"))
+            line(text_of(cause), indent=4)
         if item["again"]:  # one line, to be copied as it is
             line(text_of(f"    again: {item['again']}", "dim"), None)
     for sentence in content.damaged:
@@ -139,6 +151,22 @@ def rendered(content: Content, file: TextIO) -> str:
     for sentence in filter(None, [content.more, content.headline]):
         line(Text(visible(sentence, but="\n")))
     return without_trailing_blanks(console.end_capture())
+
+
+def _print_table(console: Console, shown: Table, width: int | None, line: Callable[[Text], None]) -> None:
+    """Print a table and what is left out of it. One whose words can be broken fits a terminal's width."""
+    fits = width and any(name in shown.table for name in (_CHECKS, *shown.folded))
+    for heading, table, below in _parts(shown):
+        if heading:
+            line(text_of(heading, "bold"))
+        least = _widths(shown).minimum + shown.indent
+        console.print(Padding(table, (0, 0, 0, shown.indent)), width=max(width or 0, least) if fits else None)
+        for text in below:
+            line(text)
+        if shown.left_out:
+            left_out = ", ".join(shown.left_out).replace("\n", " ")
+            line(text_of(f"not shown, for lack of columns in this terminal: {left_out}", "dim"))
+        console.print()
 
 
 def _widths(shown: Table) -> Measurement:
@@ -190,7 +218,7 @@ def _table(shown: Table, rows: pd.DataFrame, widths: Sequence[int] = ()) -> Rich
         unbroken = bool(widths) or head not in shown.folded
         least = width or max(_width(value, not unbroken) for value in (head, *rows.iloc[:, number]))
         title = Text(visible(head, but="\n"))
-        justify: Any = "right" if head in METRICS else "left"
+        justify: Any = "right" if head in METRICS or head in shown.numbers else "left"
         table.add_column(title, justify=justify, min_width=least, no_wrap=unbroken, overflow="fold")
     for values in rows.to_dict("records"):
         known = any(str(values[head]) == "xfail" for head in shown.statuses)
@@ -219,9 +247,13 @@ def _entry(value: Any, is_status: bool, is_known: bool) -> Text:
 def markdown(content: Content) -> str:
     """Return a report as Markdown; texts of rows are escaped in tables, and code elsewhere."""
     parts = []
-    for shown in content.tables:
+    for shown in content.sections:
         parts += [f"**{_escaped(shown.title)}**"] if shown.title else []
-        parts.append(_markdown_table(shown))
+        if isinstance(shown, Table):
+            parts.append(_markdown_table(shown))
+        else:
+            written = _code if shown.unbroken else _escaped
+            parts.append("\n".join(f"- {written(str(text))}" for text in shown.lines))
     if len(content.failures):
         parts.append("\n".join(map(_markdown_failure, content.failures.to_dict("records"))))
     texts = ([_escaped(line) for line in text.splitlines()] for text in (content.more, content.headline))
@@ -236,7 +268,7 @@ def _markdown_table(shown: Table) -> str:
         once = table[shown.heading].mask(table[shown.heading].duplicated(), "")
         table = table.assign(**{shown.heading: once})
     heads = [_escaped(str(column)) for column in table.columns]
-    rules = ["---:" if column in METRICS else "---" for column in table.columns]
+    rules = ["---:" if column in (*METRICS, *shown.numbers) else "---" for column in table.columns]
     lines = [[_markdown_entry(value) for value in line] for line in table.to_numpy().tolist()]
     return "\n".join(f"| {' | '.join(line)} |" for line in [heads, rules, *lines])
 

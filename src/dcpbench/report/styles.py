@@ -5,16 +5,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
 from rich.text import Text
 
 from dcpbench.config.text import visible
 from dcpbench.core.statuses import BAD, SHOWN
 from dcpbench.records.store import ResultsError
-
-_UNFOLDED = 1000
 
 
 def style_of(status: str) -> str:
@@ -42,16 +37,6 @@ def standard_output() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
             raise ResultsError(f"standard output cannot be written to: {error.strerror}") from None
-
-
-def print_table(table: Table, fits: bool = False) -> None:
-    """Print a table with unbroken lines; with `fits` a terminal's lines are folded to its width."""
-    console, wide = Console(), Console(width=_UNFOLDED)
-    if not (fits and console.is_terminal):
-        console.width = max(console.width, Measurement.get(wide, wide.options, table).maximum)
-    with console.capture() as shown:
-        console.print(table)
-    print(without_trailing_blanks(shown.get()), end="")
 
 
 def without_trailing_blanks(text: str) -> str:

@@ -5,13 +5,11 @@ import json
 import shlex
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from dcpbench.config.groups import PlanAs
@@ -19,10 +17,13 @@ from dcpbench.config.text import cells_text, duration_text
 from dcpbench.core.axes import AXES
 from dcpbench.records.row import Row, exit_status
 from dcpbench.records.store import SUPERSEDED_JSONL, stored_rows
-from dcpbench.report.styles import print_table, standard_output, style_of, text_of
+from dcpbench.report.styles import style_of
 from dcpbench.sweep.plan import Plan, PlannedCell
 from dcpbench.sweep.resources import Times, too_little_space
 from dcpbench.sweep.valid_rows import ValidRows
+
+if TYPE_CHECKING:
+    from dcpbench.report.document import Lines, Table
 
 _WOULD = {"run": "would run", "skip": "would be skipped", "done": "are done"}
 _STYLES = {"done": style_of("pass"), "skip": style_of("skip")}
@@ -71,27 +72,32 @@ def print_plan(sweep: Plan, folder: Path, valid: ValidRows, shown: PlanAs) -> in
         block: _block([plan for plan in plans if plan.block == block], times, gpus)
         for block in dict.fromkeys(plan.block for plan in plans)
     }
-    with standard_output():
-        if shown is PlanAs.json:
-            content = {
-                "cells": [plan.as_json for plan in plans],
-                "blocks": by_block,
-                "seconds": times.left(to_run, gpus),
-                "targets": targets,
-            }
-            sys.stdout.write(f"{json.dumps(content, indent=1)}\n")
-        else:
-            _print(plans, by_block, is_complete=shown is PlanAs.cells or len(plans) <= _MOST_CELLS)
-            sentences = valid.sentences(len(plans))
-            counts = Counter(plan.would for plan in plans)
-            parts = [f"{counts[would]} {words}" for would, words in _WOULD.items() if counts[would]]
-            sentences.append(f"{cells_text(sweep.distinct, len(plans))}: {', '.join(parts)}")
-            if to_run:
-                sentences.append(_estimate(to_run, times, gpus))
-            elif not done:
-                sentences.append("every cell would be skipped: nothing would be measured")
-            for sentence in [*itertools.starmap(_target, targets.items()), *sentences]:
-                _print_line(sentence)
+    from dcpbench.report.document import Content, document_text, put_out  # pandas takes up to a second
+
+    if shown is PlanAs.json:
+        plain = {
+            "cells": [plan.as_json for plan in plans],
+            "blocks": by_block,
+            "seconds": times.left(to_run, gpus),
+            "targets": targets,
+        }
+        text = f"{json.dumps(plain, indent=1)}\n"
+    else:
+        sentences = [*itertools.starmap(_target, targets.items()), *valid.sentences(len(plans))]
+        counts = Counter(plan.would for plan in plans)
+        parts = [f"{counts[would]} {words}" for would, words in _WOULD.items() if counts[would]]
+        sentences.append(f"{cells_text(sweep.distinct, len(plans))}: {', '.join(parts)}")
+        if to_run:
+            sentences.append(_estimate(to_run, times, gpus))
+        elif not done:
+            sentences.append("every cell would be skipped: nothing would be measured")
+        is_complete = shown is PlanAs.cells or len(plans) <= _MOST_CELLS
+        sections = [*_sections(plans, None if is_complete else by_block)]
+        more = "" if is_complete else "--all shows every cell, --json all of it"
+        written_as = "markdown" if shown is PlanAs.markdown else "table"
+        content = Content(sections, more=more, headline="\n".join(sentences))
+        text = document_text([content], written_as, sys.stdout)
+    put_out(text, None)
     missing = None in targets.values()
     return int(missing) if to_run else exit_status(done.values())
 
@@ -125,23 +131,26 @@ def _target(target: str, file: str | None) -> str:
     return f"{target}: not found in {Path.cwd()}, nor installed; cells that need it would be errors"
 
 
-def _print(plans: Sequence[CellPlan], by_block: dict[str, dict[str, Any]], is_complete: bool) -> None:
-    """Print the cells if the plan is to be complete, else the blocks and the reasons for skips."""
-    if is_complete:
-        _print_cells(plans)
+def _sections(
+    plans: Sequence[CellPlan], by_block: dict[str, dict[str, Any]] | None
+) -> "Iterator[Table | Lines]":
+    """Yield the cells, or blocks if they are given with the reasons for skips, and the known failures."""
+    if by_block is None:
+        yield _cells(plans)
     else:
-        print_table(_blocks(by_block), fits=True)
-        _print_reasons("would be skipped", (plan.because for plan in plans if plan.would == "skip"))
-    _print_reasons("known failures, which are expected", (text for plan in plans for text in plan.known))
-    _print_line("")
-    if not is_complete:
-        _print_line("--all shows every cell, --json all of it")
+        yield _blocks(by_block)
+        yield from _reasons("would be skipped:", (plan.because for plan in plans if plan.would == "skip"))
+    known = (text for plan in plans for text in plan.known)
+    yield from _reasons("known failures, which are expected:", known)
 
 
-def _print_cells(plans: Sequence[CellPlan]) -> None:
-    """Print the table of a run, with the plan in place of results. Repeats of a cell with the same plan are
+def _cells(plans: Sequence[CellPlan]) -> "Table":
+    """Return the table of a run, with the plan in place of results. Repeats of a cell with the same plan are
     one line."""
-    from dcpbench.analysis.frame import frame_of  # pandas takes up to a second to import
+    import pandas as pd
+
+    from dcpbench.analysis.frame import frame_of
+    from dcpbench.report.document import Table
     from dcpbench.report.tables import told_apart
 
     cells = [plan.cell for plan in plans]
@@ -151,49 +160,41 @@ def _print_cells(plans: Sequence[CellPlan]) -> None:
     lines: defaultdict[tuple[str, ...], list[CellPlan]] = defaultdict(list)
     for texts, plan in zip(shown_cells.to_numpy().tolist(), plans, strict=True):
         lines[*texts, plan.would, plan.because].append(plan)
-    runs = ["runs"] if len(lines) < len(plans) else []
-    reasons = ["because"] if any(plan.because for plan in plans) else []
-    table = Table(*shown_cells.columns, "would", *runs, "about", *reasons, box=None, pad_edge=False)
-    table.header_style = "bold"
-    for column in table.columns:
-        column.overflow = "fold"
+    rows = []
     for (*texts, would, because), equal in lines.items():
         seconds = [plan.seconds for plan in equal if plan.seconds is not None]
         about = _about(sum(seconds) if seconds else None) if would == "run" else ""
-        how = Text(would, style=_STYLES.get(would, "default"), no_wrap=True)
-        counts = [str(len(equal)) for _ in runs]
-        table.add_row(*map(text_of, texts), how, *counts, about, *(text_of(because) for _ in reasons))
-    if title:
-        _print_line(title, "bold")
-    print_table(table, fits=True)
+        rows.append([*texts, Text(would, _STYLES.get(would, "")), str(len(equal)), about, because])
+    table = pd.DataFrame(rows, columns=[*shown_cells.columns, "would", "runs", "about", "because"])
+    left_out = ["runs"] * (len(lines) == len(plans))
+    left_out += ["because"] * (not any(plan.because for plan in plans))
+    return Table(title, table.drop(columns=left_out), folded=(*shown_cells.columns, "because"))
 
 
-def _blocks(by_block: dict[str, dict[str, Any]]) -> Table:
-    table = Table("block", box=None, pad_edge=False, header_style="bold")
-    for column in ("cells", *_WOULD, "about"):
-        table.add_column(column, justify="right")
-    for name, block in by_block.items():
-        numbers = [str(block[column] or "") for column in ("cells", *_WOULD)]
-        table.add_row(text_of(name), *numbers, _about(block["seconds"]) if block["run"] else "")
-    return table
+def _blocks(by_block: dict[str, dict[str, Any]]) -> "Table":
+    import pandas as pd
+
+    from dcpbench.report.document import Table
+
+    rows = [
+        [name, *(str(block[column] or "") for column in ("cells", *_WOULD)), _about(block["seconds"])]
+        for name, block in by_block.items()
+    ]
+    table = pd.DataFrame(rows, columns=["block", "cells", *_WOULD, "about"])
+    table["about"] = table["about"].where(table["run"].ne(""), "")
+    return Table("", table, numbers=(*table.columns[1:],), folded=("block",))
+
+
+def _reasons(title: str, reasons: Iterable[str]) -> "Iterator[Lines]":
+    """Yield each reason once, with the number of its cells."""
+    from dcpbench.report.document import Lines
+
+    if counts := Counter(reasons):
+        yield Lines(title, [f"{cells} × {reason}" for reason, cells in counts.most_common()])
 
 
 def _about(seconds: float | None) -> str:
     return "?" if seconds is None else duration_text(seconds)
-
-
-def _print_reasons(heading: str, reasons: Iterable[str]) -> None:
-    """Print each reason once, with the number of its cells."""
-    for number, (reason, cells) in enumerate(Counter(reasons).most_common()):
-        if not number:
-            _print_line("")
-            _print_line(f"{heading}:")
-        _print_line(f"  {cells} × {reason}")
-
-
-def _print_line(sentence: str, style: str = "") -> None:
-    console = Console()
-    console.print(text_of(sentence, style), soft_wrap=not console.is_terminal)
 
 
 def _estimate(to_run: Sequence[PlannedCell], times: Times, gpus: int) -> str:

@@ -5,20 +5,22 @@ import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from dcpbench.checkpointers.on_disk import Audited, FolderState, audited, newest_first
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.text import counted, size_text
 from dcpbench.core.sentences import mismatch_sentence
 from dcpbench.records.store import ResultsError
-from dcpbench.report.styles import complain, print_table, standard_output, style_of, text_of
+from dcpbench.report.styles import complain, standard_output, style_of, text_of
+
+if TYPE_CHECKING:
+    from dcpbench.report.document import Table
 
 _MOST_SHOWN = 20
 _EXIT_STATUS = {FolderState.complete: 0, FolderState.damaged: 1, FolderState.torn: 1, FolderState.none: 2}
@@ -31,6 +33,7 @@ def main(
     data: bool = False,
     beside: Sequence[str] = (),
     all: bool = False,
+    format: str | None = None,
     as_json: bool = False,
 ) -> int:
     """Audit checkpoints, or all checkpoints in folders. Return 0 if all are complete, 1 if one is not, 2 if a
@@ -40,21 +43,27 @@ def main(
     look = partial(audited, data=data, required=beside)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names can contain any character
-    if newest and (bad or all or as_json):
-        raise ConfigError("--newest prints one path; leave out --all, --bad and --json")
+    if newest and (bad or all or as_json or format):
+        raise ConfigError("--newest prints one path; leave out --all, --bad, --format and --json")
     if newest:
         return _print_newest(checkpoints, look)
     audits = [audit for folder in checkpoints for audit in [*newest_first([folder], look)] or [look(folder)]]
     shown = [audit for audit in audits if not (bad and audit.state is FolderState.complete)]
-    with standard_output():
-        if as_json:
-            print(json.dumps([_plain(audit) for audit in shown], indent=1))
-        else:
-            for audit in shown:
-                _show(audit, all)
-                if all or len(audits) == 1:  # with several, only their states matter
-                    _show_keys(audit, all)
-            print(_summary(audits))
+    from dcpbench.report.document import Content, Lines, document_text, put_out  # pandas takes up to a second
+
+    if as_json or format == "json":
+        put_out(json.dumps([_plain(audit) for audit in shown], indent=1) + "\n", None)
+    else:
+        of_one = all or len(audits) == 1  # of several, only their states matter
+        sections: list[Lines | Table] = []
+        lines: list[str | Text] = []
+        for audit in shown:
+            lines += _lines(audit, all)
+            if of_one and audit.entries:
+                sections += [Lines("", lines), _keys(audit, all)]
+                lines = []
+        content = Content([*sections, Lines("", [*lines, _summary(audits)])])
+        put_out(document_text([content], format or "table", sys.stdout), None)
     return max(_EXIT_STATUS[audit.state] for audit in audits)
 
 
@@ -92,39 +101,41 @@ def _summary(audits: Iterable[Audited]) -> str:
     return f"{counted_states}; not a checkpoint: {counted(others, 'path')}" if others else counted_states
 
 
-def _show(one: Audited, all_keys: bool) -> None:
-    console = Console(soft_wrap=not sys.stdout.isatty())
+def _lines(one: Audited, all_keys: bool) -> Iterator[str | Text]:
+    """Yield the state of a checkpoint, what is in it, and what is wrong."""
     style = style_of("pass" if one.state is FolderState.complete else "fail")
     state = "" if one.state is FolderState.none else one.state
-    console.print(text_of(": ".join(filter(None, (str(one.folder), state, one.because))), style))
+    yield text_of(": ".join(filter(None, (str(one.folder), state, one.because))), style)
     if one.entries:
         tensors = [entry for entry in one.entries.values() if entry.shape is not None]
         elements = sum(math.prod(entry.shape or ()) for entry in tensors)
         files, values = len(one.files) - len(one.beside), len(one.entries) - len(tensors)
         content = f"{counted(len(tensors), 'tensor')} with {elements:,} elements, {counted(values, 'value')}"
-        console.print(f"  {size_text(one.size)} in {counted(files, 'file')}; {content}")
+        yield f"  {size_text(one.size)} in {counted(files, 'file')}; {content}"
     for finding in one.findings[: None if all_keys else _MOST_SHOWN]:
-        console.print(text_of(f"  {mismatch_sentence(finding)}"))
+        yield f"  {mismatch_sentence(finding)}"
     if not all_keys and len(one.findings) > _MOST_SHOWN:
-        console.print(f"  and {len(one.findings) - _MOST_SHOWN} more: --all shows them")
+        yield f"  and {len(one.findings) - _MOST_SHOWN} more: --all shows them"
     if one.beside:
         names = ", ".join([*one.beside][:3]) + (", ..." if len(one.beside) > 3 else "")
         unreferenced = counted(len(one.beside), "unreferenced file")
-        console.print(text_of(f"  {size_text(sum(one.beside.values()))} in {unreferenced}: {names}"))
+        yield f"  {size_text(sum(one.beside.values()))} in {unreferenced}: {names}"
 
 
-def _show_keys(one: Audited, all_keys: bool) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("  key", "dtype", "shape", "chunks"):
-        table.add_column(column, justify="right" if column == "chunks" else "left")
+def _keys(one: Audited, all_keys: bool) -> "Table":
+    import pandas as pd
+
+    from dcpbench.report.document import Table
+
+    rows = []
     for key, entry in [*one.entries.items()][: None if all_keys else _MOST_SHOWN]:
         shape = "" if entry.shape is None else str([*entry.shape])
         dtype = (entry.dtype or "value").removeprefix("torch.")
-        table.add_row(text_of(f"  {key}"), text_of(dtype), shape, str(len(entry.chunks)))
-    if one.entries:
-        print_table(table)
+        rows.append((f"  {key}", dtype, shape, str(len(entry.chunks))))
     if not all_keys and len(one.entries) > _MOST_SHOWN:
-        print(f"  and {len(one.entries) - _MOST_SHOWN} more: --all shows them")
+        rows.append((f"  and {len(one.entries) - _MOST_SHOWN} more: --all shows them", "", "", ""))
+    table = pd.DataFrame(rows, columns=["  key", "dtype", "shape", "chunks"])
+    return Table("", table, numbers=("chunks",), folded=())
 
 
 def _plain(one: Audited) -> dict[str, Any]:

@@ -1,8 +1,6 @@
 """The command `audit`."""
 
-import click
-
-from dcpbench.cli.tree import Command, flag, places, several
+from dcpbench.cli.tree import Command, flag, formats, places, several
 
 audit = Command(
     "audit",
@@ -25,5 +23,5 @@ audit = Command(
     flag("--data", "Read the data too, and compare it with the checksums that torch.save has written."),
     several("--beside", "FILE", "Another file that has to exist, such as Lightning's meta.pt."),
     flag("--all", "Print all keys and all mismatches."),
-    click.Option(["--json", "as_json"], is_flag=True, help="Print JSON."),
+    *formats("table", "markdown", "json"),
 )
