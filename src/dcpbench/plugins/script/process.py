@@ -10,7 +10,7 @@ import signal
 import struct
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -24,6 +24,7 @@ _POLL_S = 0.02
 _LEFT_S = 2.0
 """How long processes that the command leaves have to end: helpers end after it, as a resource tracker."""
 _STOP_LIMIT_S, _STOP_ROUND_S = 10.0, 0.2
+_TERM_S = 1.0
 _NUMBER = struct.Struct("i")
 
 
@@ -105,6 +106,16 @@ class Process:
         """Continue all descendants with SIGCONT."""
         self.signal_all(signal.SIGCONT)
 
+    def terminate(self, ranks: Collection[int]) -> None:
+        """Send SIGTERM to all descendants, to these processes last. The others, such as the workers of a
+        loader, have time to end: ranks that cannot go without them show it each time."""
+        others = [process for process in self.descendants() if process.pid not in ranks]
+        _terminate(others)
+        deadline = time.monotonic() + _TERM_S
+        while any(map(_is_alive, others)) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        _terminate([process for process in self.descendants() if process.pid in ranks])
+
     def end(self) -> None:
         """End all descendants, stopped ones too, and the guardian."""
         if self._hold >= 0:
@@ -117,6 +128,18 @@ class Process:
         """Return the next number from the guardian: an errno or 0, then the exit status."""
         found = os.read(self._results, _NUMBER.size)
         return int(_NUMBER.unpack(found)[0]) if found else -signal.SIGKILL  # it was killed
+
+
+def _terminate(processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.Error):
+            process.terminate()
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 def _close_others(kept: set[int]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dcpbench.config.text import clipped
-from dcpbench.plugins.script.checkpoints import Disk, Event, Named
+from dcpbench.plugins.script.checkpoints import Disk, Event, Named, is_in
 from dcpbench.records import files
 
 _ERROR = re.compile(r"(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b.*)")
@@ -43,6 +43,28 @@ class Run:
     def until(self, time: float) -> "Run":
         """Return the run as it was at a time."""
         return replace(self, events=[event for event in self.events if event["t"] <= time])
+
+    def split(self, time: float) -> tuple["Run", "Run"]:
+        """Return the parts of a run whose launcher starts it again after a time: the processes that were
+        started before, and those that were started later."""
+        first = {event["process"]: event["t"] for event in reversed(self.events)}
+        parts = [[event for event in self.events if (first[event["process"]] > time) is later]
+                 for later in (False, True)]  # fmt: skip
+        return replace(self, events=parts[0]), replace(self, events=parts[1])
+
+    def synced(self, stop: Event) -> bool:
+        """Tell whether the file that a stop cuts was on the disk before it was published, or before another
+        file was changed: then no power loss leaves it cut."""
+        path, is_published = stop["path"], False
+        for event in reversed(self.until(stop["t"]).of_kind("open", "rename", "link", "remove", "sync")):
+            if event["e"] == "sync" and event["path"] in ("", path):
+                return is_published
+            if event["e"] == "open" and event["path"] == path:
+                return False
+            if event["e"] in ("rename", "link") and is_in(path, event["to"]):
+                path = event["path"] + path[len(event["to"]) :]
+            is_published |= event["e"] != "sync"
+        return False
 
     def of_kind(self, *kinds: str, rank: int | None = None) -> list[Event]:
         """Return the events of these kinds, of all processes or of that of a rank."""

@@ -26,6 +26,8 @@ OFFLINE = {"WANDB_MODE": "offline", "NEPTUNE_MODE": "offline", "CLEARML_OFFLINE_
 RECORDER = Path(__file__).parent / "recorder"
 """The folder that starts the recorder, first in PYTHONPATH."""
 _POLL_S = 0.005
+_APART_S = 5.0
+"""How long the first rank waits for the others at a stop before a step."""
 _LONGEST_COPY_S = 10.0
 _BYTES_PER_S = 300e6
 """Assumed speed of the first copy."""
@@ -169,7 +171,7 @@ class Command:
     ) -> int | None:
         """Wait until the command ends, or a stop or the deadline ends it."""
         records = settings.parent / f"{settings.stem}-records"
-        is_stopped = False
+        is_stopped, longest = False, deadline
         while (status := process.poll()) is None:
             if (records / "harm").exists():
                 return -signal.SIGKILL
@@ -184,8 +186,18 @@ class Command:
                 writing = open_for_writing(process.descendants(), self.out)
                 write_json(settings.with_name(f"{settings.stem}-writing.json"), sorted(writing))
                 return -signal.SIGKILL
-            if not is_stopped and any(records.glob("stopped-*")):
-                is_stopped, deadline = True, time.monotonic() + self.grace_s
+            if at_stop := [path for path in records.glob("stopped-*") if not path.suffix]:
+                if not is_stopped:
+                    is_stopped, began = True, time.monotonic()
+                    deadline = began + self.grace_s
+                known = [path.read_text().split() for path in at_stop]  # world size and process
+                is_apart = len(known) < int(known[0][0]) and time.monotonic() < began + _APART_S
+                if not is_apart and not (records / "signalled").exists():
+                    if stops[0].startswith("term"):
+                        process.terminate([int(pid) for _, pid in known])
+                    (records / "signalled").touch()
+                if (records / "restarted").exists():  # by its launcher, which resumes it
+                    deadline = longest
             if time.monotonic() > deadline:
                 return -signal.SIGKILL if is_stopped else None
             time.sleep(_POLL_S)

@@ -144,7 +144,10 @@ class Check:
 
     def _judged(self, stop: str, reference: Callable[[], Run]) -> tuple[Verdict, Path]:
         """Resume a stopped run, and return the verdict with the log of its last run."""
-        folder, frozen = self._folder(stop), self._frozen
+        folder, frozen, ranks = self._folder(stop), self._frozen, len(self._reference.ranks)
+        if stop.startswith("rank") and int(stop[4:].partition("@")[0]) >= ranks:
+            text = "there is one rank" if ranks == 1 else f"there are {ranks} ranks"
+            return Verdict("not_reached", f"{text}, from 0"), frozen.log
         copy, is_due = self._freezer.copies.get(stop), stop.startswith(GENTLE)
         if not is_due and copy is None:
             records = self._place / "frozen" / "frozen-records"
@@ -159,7 +162,13 @@ class Check:
             ended = f"ended with {run.failure if run.status else 'exit status 0'}"
             how = "ran too long" if run.status is None else ended
             return Verdict("not_reached", f"the run {how} before this stop"), run.log
+        if copy.event.get("cut") == "half" and run.synced(copy.event):
+            text = "was synced before it was published, so that a power loss does not cut it"
+            return Verdict("not_reached", f"{copy.event['path']} {text}"), run.log
+        restarted: Run | None = None
         if run is not frozen:
+            until_stop, later = run.split(copy.event["t"])
+            run, restarted = (until_stop, later) if later.ranks else (run, None)
             before = run.until(copy.event["t"])
             stopped = Stopped(run, copy, frozen, repeats=first_noise(before, frozen) is None)
 
@@ -167,8 +176,17 @@ class Check:
             self._says(f"{stop}: {text}")
             return self._command.run(folder, name, self._limit_s, source=copy, more=self._resume_words)
 
-        resumed = resume("resumed", "resumed")
-        runs = Runs(cache(lambda: resume("again", "resumed once more: does it repeat?")), reference)
+        def restart() -> Run:
+            self._says(f"{stop}: once more: does it repeat?")
+            again, copy = self._command.stop(folder / "again", stop, self._limit_s)
+            return again.split(copy.event["t"])[1] if copy else again
+
+        if restarted:
+            self._says(f"{stop}: its launcher resumed it")
+            resumed, runs = restarted, Runs(cache(restart), reference)
+        else:
+            resumed = resume("resumed", "resumed")
+            runs = Runs(cache(lambda: resume("again", "resumed once more: does it repeat?")), reference)
         words = [word.replace(OUT, "") for word in (*self._command.words, *self._resume_words) if OUT in word]
         return judge(stopped, resumed, runs, words), resumed.log
 
@@ -235,7 +253,7 @@ class Check:
             "run": bar(self._reference, verdict),
             "likely": [verdict.cause] if verdict.cause else [],
             "compared": verdict.compared,
-            "log_tail": log if status == "fail" else [],
+            "log_tail": [*map(self._hidden, log)] if status == "fail" else [],
             "rank": first.rank if first else 0,
         }
         return Row(

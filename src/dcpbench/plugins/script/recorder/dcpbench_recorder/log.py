@@ -28,6 +28,10 @@ class Log:
         self.protection = Protection(known)
         self.stop = Stop(self, known["stops"])
         self.steps = 0
+        self.follows_stop = any(name.startswith("stopped-") for name in os.listdir(self.folder))
+        """Whether a launcher started this process after a rank was stopped: to resume."""
+        if "RANK" in os.environ:
+            self.mark_restart()
         self._begin()
         os.register_at_fork(after_in_child=self._begin)
 
@@ -38,6 +42,11 @@ class Log:
         """The thread that makes optimizer steps."""
         self._file: int | None = None
 
+    def mark_restart(self) -> None:
+        """Give the run time if this process resumes it."""
+        if self.follows_stop:
+            open(os.path.join(self.folder, "restarted"), "w").close()
+
     @property
     def rank(self) -> int:
         """The rank of this process; 0 if it has none."""
@@ -45,6 +54,14 @@ class Log:
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             return int(distributed.get_rank())
         return int(os.environ.get("RANK") or 0)
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks; 1 if this process has no rank."""
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            return int(distributed.get_world_size())
+        return 1
 
     @property
     def save_mark(self) -> str:
@@ -96,7 +113,7 @@ class Stop:
 
     At `kill@`, `write@` and `torn@` the process that is first stops itself, with all its threads, where it
     is. dcpbench then stops the others, copies the folder or ends the run, and lets all continue. What a cut
-    leaves of a file is made in the copy. At `term@` and `rank1@` the process gets the signal.
+    leaves of a file is made in the copy. At `term@` all processes get the signal, at `rank1@` the rank.
     """
 
     def __init__(self, log: Log, texts: list[str]) -> None:
@@ -157,13 +174,21 @@ class Stop:
         open(on, "w").close()
 
     def _signal(self, number: int) -> None:
-        """Signal this process, the first time that a launcher starts it."""
+        """Take a signal, the first time that a launcher starts this process. SIGTERM is sent by dcpbench to
+        all processes, as launchers and schedulers do, as soon as all ranks are here."""
         marker = os.path.join(self._log.folder, f"stopped-{self._log.rank}")
-        if not os.path.exists(marker):
-            self._log.write("stop", path="", cut="", change=False)
-            open(marker, "w").close()
-            try:
+        if self._log.follows_stop or os.path.exists(marker):
+            return
+        self._log.write("stop", path="", cut="", change=False)
+        with open(f"{marker}.tmp", "w") as file:
+            file.write(f"{self._log.world_size} {os.getpid()}")
+        os.rename(file.name, marker)
+        try:
+            if number == signal.SIGTERM:
+                while not os.path.exists(os.path.join(self._log.folder, "signalled")):
+                    time.sleep(0.002)
+            else:
                 signal.raise_signal(number)  # to this thread, which does not run on
-            except Exception as error:
-                self._log.write("handler", error=repr(error))
-                raise
+        except Exception as error:
+            self._log.write("handler", error=repr(error))
+            raise

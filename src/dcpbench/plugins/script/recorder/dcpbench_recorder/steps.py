@@ -268,6 +268,7 @@ def install(log: Log) -> None:
         for place in (module, torch if name == "torch" else torch.cuda):
             place.set_rng_state = restores  # type: ignore[attr-defined]
     log.write("torch")
+    log.mark_restart()
     create, created = torch.optim.Optimizer.__init__, itertools.count()
 
     @functools.wraps(create)

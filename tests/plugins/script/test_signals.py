@@ -1,0 +1,134 @@
+"""Stops that signal processes, and files that a power loss cannot cut."""
+
+import contextlib
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import dcpbench
+from dcpbench.plugins.script import script
+from dcpbench.plugins.script.record import Run
+from plugins.script.runs import Writer
+
+LOOP = """
+import os, signal, sys, torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, TensorDataset
+out, *words = sys.argv[1:]
+if "RANK" in os.environ:
+    dist.init_process_group("gloo")
+is_ending = []
+signal.signal(signal.SIGTERM, lambda *_: is_ending.append(1))
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+path, start = f"{out}/last.pt", 0
+if os.path.exists(path):
+    state = torch.load(path)
+    model.load_state_dict(state["model"])
+    if "no_optimizer" not in words:
+        optimizer.load_state_dict(state["optimizer"])
+    start = state["step"]
+data = TensorDataset(torch.randn(12, 4, generator=torch.Generator().manual_seed(1)))
+ignore = (lambda _: signal.signal(signal.SIGTERM, signal.SIG_IGN)) if "ignore" in words else None
+workers = int("workers" in words)
+loader = DataLoader(data, num_workers=workers, worker_init_fn=ignore, generator=torch.Generator())
+for step, (batch,) in enumerate(loader, 1):
+    if step <= start:
+        continue
+    model(batch).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if dist.is_initialized():
+        dist.barrier()
+    if (step % 4 == 0 or is_ending) and int(os.environ.get("RANK", 0)) == 0:
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+        with open(f"{path}.tmp", "wb") as file:
+            torch.save(state, file)
+            if "sync" in words:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(f"{path}.tmp", path)
+    if is_ending:
+        break
+"""
+
+
+def judged(folder: Path, monkeypatch: pytest.MonkeyPatch, stop: str, *words: str) -> dict[str, Any]:
+    """Return the row of a stop of the loop, in forks of this process."""
+    from .forked import ForkedCommand
+
+    monkeypatch.setattr(script, "Command", ForkedCommand)
+    monkeypatch.setattr(script, "_LEAST_LIMIT_S", 60.0)
+    monkeypatch.chdir(folder)
+    Path("loop.py").write_text(LOOP)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+        script.main(["python", "loop.py", "{out}", *words], [stop], grace=20, folder="x", as_json=True)
+    row: dict[str, Any]
+    (row,) = json.loads(out.getvalue())
+    return row
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stop", "words", "verdict", "reason"),
+    [
+        ("term@7", "", "exact", ""),
+        ("term@7", "workers ignore", "exact", ""),
+        ("term@7", "workers", "older", "DataLoader worker"),
+        ("rank1@7", "", "not_reached", "there is one rank"),
+        ("torn@last.pt:4", "sync", "not_reached", "last.pt was synced before it was published"),
+        ("torn@last.pt:4", "", "refuses", "not a zip archive: cut"),
+    ],
+)
+def test_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: str, words: str, verdict: str, reason: str
+) -> None:
+    row = judged(tmp_path, monkeypatch, stop, *words.split())
+    assert (row["verdict"], reason in str(row["reason"])) == (verdict, True), row["reason"]
+
+
+@pytest.mark.slow
+def test_resume_by_the_launcher(tmp_path: Path) -> None:
+    """It is judged, and no other resume is made of a run that its launcher has resumed."""
+    (tmp_path / "loop.py").write_text(LOOP)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "--max-restarts=1"]
+    ended = dcpbench(
+        "script", "--dir=x", "--json", "--stop=rank0@7",
+        "--", sys.executable, *launch, "loop.py", "{out}", "no_optimizer",
+        folder=tmp_path / "x", own_process=True,
+    )  # fmt: skip
+    (row,) = json.loads(ended.out)
+    assert (row["verdict"], row["loaded_step"]) == ("diverges", 4), row["reason"]
+    assert "its launcher resumed it" in ended.err
+    assert list((tmp_path / "x").rglob("resumed.log")) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "synced"),
+    [
+        ("open:a sync:a rename:a>b", True),
+        ("open:a rename:a>b sync:b", False),
+        ("open:a rename:a>b", False),
+        ("open:b sync:b", False),
+        ("open:b sync:b open:latest", True),
+        ("open:b sync: open:latest", True),
+        ("open:b sync:b open:b rename:c>d", False),
+        ("open:t/x sync:t/x rename:t>b", True),
+    ],
+)
+def test_synced_before_it_was_published(changes: str, synced: bool) -> None:
+    writer = Writer()
+    for change in changes.split():
+        kind, _, names = change.partition(":")
+        path, _, to = names.partition(">")
+        writer.event(kind, path=path, to=to or None)
+    writer.event("stop", path="b/x" if "/" in changes else "b")
+    events = [{**event, "process": "0"} for event in writer.events]
+    assert Run(events, Path("log")).synced(events[-1]) is synced
