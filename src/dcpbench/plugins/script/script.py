@@ -141,6 +141,8 @@ class Check:
                 self._frozen, self._freezer.copies = self._reference, {}
         else:
             self._frozen = self._uninterrupted("frozen", places)
+        if self._freezer.copies:
+            self._says(f"stopped for {self._freezer.frozen_s:.1f} s to be copied")
 
     def _judged(self, stop: str, reference: Callable[[], Run]) -> tuple[Verdict, Path]:
         """Resume a stopped run, and return the verdict with the log of its last run."""
