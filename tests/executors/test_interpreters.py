@@ -97,7 +97,7 @@ def test_interpreter_that_exits_is_an_error(tmp_path: Path) -> None:
     ranks = OtherInterpreter(_program(tmp_path, "exit 3"), (), ())
     kind = WorldKind(1, "cpu", False)
     spec = CellSpec(RunId("tests", "cell", 0), config(), str(tmp_path), str(tmp_path))
-    end = ranks.run(kind, spec, TimeoutsConfig(), lambda rank, phase: None)
+    end = ranks.run(kind, spec, TimeoutsConfig(), lambda *phase: None)
     assert end.not_run is not None
     assert "could not be run" in end.not_run
     assert end.skip is None

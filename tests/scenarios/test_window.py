@@ -1,4 +1,4 @@
-"""The steps of a trainer's cell: they follow from its pace, its epochs and its end."""
+"""The steps of a trainer's cell: they follow from its epochs and its end, and never from a clock."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ def test_chain_has_no_saves_in_addition(length: int) -> None:
     assert any(length < step < 2 * length for step in saves)
 
 
-SHORT = {2: (1,), 3: (1,), 5: (1, 2, 3), 11: (3, 6, 9), 12: (8, 9, 10), 36: (8, 9, 10)}
+SHORT = {3: (1,), 5: (1, 2, 3), 11: (3, 6, 9), 12: (8, 9, 10), 36: (8, 9, 10)}
 """The saves of a job, by its number of steps."""
 
 
@@ -77,7 +77,8 @@ def test_keys_of_the_user_decide(values: dict[str, Any], window: Window) -> None
 
 
 @pytest.mark.parametrize(
-    ("most", "values"), [(1, {}), (5, {"resume_steps": 5}), (11, {"train_steps": 4}), (4, {"train_steps": 4})]
+    ("most", "values"),
+    [(1, {}), (2, {}), (5, {"resume_steps": 5}), (11, {"train_steps": 4}), (4, {"train_steps": 4})],
 )
 def test_job_that_is_too_short_is_refused(most: int, values: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"the trainer takes {most} steps, too few for train_steps="):

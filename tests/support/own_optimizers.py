@@ -1,11 +1,12 @@
 """Trainers with several optimizers, one that no checkpoint has, or one of main weights."""
 
 import copy
+from typing import Any
 
 import torch
 
 from dcpbench.workloads.own_trainer import Setup
-from support.own_trainer import Trainer
+from support.own_trainer import SavesInTheBackground, Trainer
 
 
 class Two(Trainer):
@@ -39,6 +40,25 @@ class ForgetsTheSecond(Two):
         before = copy.deepcopy(self.second.state_dict())
         super().load(path)
         self.second.load_state_dict(before)
+
+
+class Counting(torch.optim.SGD):
+    """Counts its steps in addition to its state."""
+
+    steps = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.steps += 1
+        return super().step(closure)
+
+
+class ForgetsItsCount(SavesInTheBackground):
+    """Its optimizer counts its steps in no state dict, and uses the count later."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.optimizer = Counting(self.model.parameters(), lr=0.01)  # type: ignore[assignment]
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.9)
 
 
 class SavesNoOptimizer(Trainer):

@@ -322,6 +322,89 @@ class Averages(Trainer):
         self.average = Average(**own["average"])
 
 
+class Reader:
+    """Reads numbers, and takes a restored place over when it reads first."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.place, self.restored = number, 0, None
+
+    def read(self) -> int:
+        if self.restored is not None:
+            self.place, self.restored = self.restored, None
+        self.place += 1
+        return 1000 * self.number + self.place
+
+
+class ReadsInTurn(Trainer):
+    """Has three readers, and a count and an order of its own that follow when they are needed."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.readers = [Reader(number) for number in range(3)]
+        self.reads, self.restored_reads = 0, None
+        self.numbers: list[int] | None = None
+
+    def places(self) -> list[int]:
+        return [one.place if one.restored is None else one.restored for one in self.readers]
+
+    def step(self) -> float:
+        if self.restored_reads is not None:
+            self.reads, self.restored_reads = self.restored_reads, None
+        self.reads += 1
+        self.numbers = [self.reads, *range(3)]
+        self.order.manual_seed(self.readers[self.progress.step % 3].read())
+        return super().step()
+
+    def own(self) -> dict[str, Any]:
+        reads = self.reads if self.restored_reads is None else self.restored_reads
+        return super().own() | {"places": self.places(), "reads": reads}
+
+    def restore(self, own: dict[str, Any]) -> None:
+        super().restore(own)
+        self.restored_reads = own["reads"]
+        for reader, place in zip(self.readers, own["places"], strict=True):
+            reader.restored = place
+
+
+class SavesTooEarly(ReadsInTurn):
+    """What it saves before a reader has read again has its first place."""
+
+    def places(self) -> list[int]:
+        return [one.place for one in self.readers]
+
+
+class ForgetsAReader(ReadsInTurn):
+    def restore(self, own: dict[str, Any]) -> None:
+        super().restore({**own, "places": [*own["places"][:2], 0]})
+
+
+class ForgetsItsFirstBest(Trainer):
+    """Has no best loss before the first step."""
+
+    best: float | None
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.best = None
+
+    def step(self) -> float:
+        loss = super().step()
+        self.best = -loss if self.best is None else max(self.best, -loss)
+        return loss
+
+
+class MeasuresItsBest(Trainer):
+    """Loses its best loss in an object, and measures it again in each step."""
+
+    def restore(self, own: dict[str, Any]) -> None:
+        super().restore({**own, "progress": {**own["progress"], "best": float("inf")}})
+
+    def step(self) -> float:
+        loss = super().step()
+        self.progress.best = 1.0 + self.progress.step
+        return loss
+
+
 class LosesItsAverage(Averages):
     def restore(self, own: dict[str, Any]) -> None:
         super().restore({**own, "average": {}})

@@ -1,4 +1,4 @@
-"""The attributes of a trainer that are compared, and when."""
+"""The attributes of a trainer that are compared, and where a load may put their values instead."""
 
 import itertools
 import random
@@ -17,9 +17,9 @@ from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.verify.compare import same_leaves
 from dcpbench.verify.snapshot import Leaves, retained
 from dcpbench.workloads.attributes import (
+    changed_by_training,
     inner_attributes,
     is_plain,
-    judged_of,
     of_attributes,
     own_attributes,
 )
@@ -182,16 +182,30 @@ def test_bookkeeping_of_schedulers_is_none() -> None:
     assert not [name for name in leaves if name[-1] in ("_step_count", "_get_lr_called_within_step")]
 
 
-def test_what_training_changes_is_judged() -> None:
-    built = {"constant": 1, "step": 0, "best": None}
-    stepped = {"constant": 1, "step": 1, "best": None, "made": 5, "progress.step": 1}
-    trained = {"constant": 1, "step": 9, "best": 0.5, "made": 5, "progress.step": 9, "late": 2}
-    assert judged_of(built, stepped, trained) == {
-        "step": True,
-        "best": False,
-        "progress.step": False,
-        "late": False,
-    }
+def test_attributes_that_training_changes_are_compared() -> None:
+    first: Leaves = {("constant",): 1, ("best",): None, ("progress", "step"): 1, ("gone",): 3}
+    trained: Leaves = {("constant",): 1, ("best",): 0.5, ("progress", "step"): 9, ("late",): 2}
+    assert changed_by_training(first, trained) == {("best",), ("progress", "step"), ("gone",), ("late",)}
+
+
+class Sums(torch.optim.SGD):
+    """Keeps statistics in addition to its state."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model.parameters(), lr=0.1)
+        self.sums, self.calls, self.hook = {0: 1.5}, 3, print
+
+
+def test_attributes_of_own_optimizers_are_read() -> None:
+    trainer = Holder()
+    trainer.optimizer = Sums(trainer.model)
+    assert {("optimizer", "sums", "0"): 1.5, ("optimizer", "calls"): 3}.items() <= inner_attributes(trainer)[
+        0
+    ].items()
+    trainer.optimizers = [trainer.optimizer, Sums(trainer.model)]
+    assert inner_attributes(trainer)[0]["optimizer", 1, "calls"] == 3
+    trainer.not_saved = ("optimizers",)
+    assert inner_attributes(trainer)[0] == {}
 
 
 def test_attribute_that_is_absent_on_a_side_is_one_mismatch() -> None:

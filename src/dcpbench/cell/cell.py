@@ -101,7 +101,8 @@ class Cell:
         config: the configuration of the cell.
         world: the ranks of this stage.
         folder: where checkpoints go.
-        announce: notifies the driver that a phase begins, so that it can report a failure with its phase.
+        announce: notifies the driver that a phase begins, so that it can report a failure with its phase; a
+            second text is shown to the user.
         report: what this rank hands to the driver at the end.
         uploads: the saves in flight.
         files: of each checkpoint, by its id, oldest first.
@@ -119,7 +120,7 @@ class Cell:
     config: Config
     world: World
     folder: Path
-    announce: Callable[[str], None]
+    announce: Callable[..., None]
     report: RankReport
     uploads: Uploads
     files: dict[str, KnownFiles] = field(default_factory=dict)

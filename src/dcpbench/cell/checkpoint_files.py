@@ -5,6 +5,7 @@ In a folder that several hosts share, ranks wait for files, and report which wer
 NFS may show a host late what another has written, which is not a bug of the writer.
 """
 
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 
 from dcpbench.cell.cell import Cell, KnownFiles
 from dcpbench.cell.checkpoint import Checkpoint, Save
+from dcpbench.checkpointers.base import Checkpointer
+from dcpbench.checkpointers.trainer import is_under
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import NOTHING, Compared
 from dcpbench.records.files import file_lengths
@@ -33,7 +36,12 @@ def digests_of(cell: Cell, save: Save, on_several_hosts: bool) -> Mapping[str, s
         if cell.world.rank == 0:
             digests = checkpointer.digests_with_late(checkpoint_id, digests, complete_at)
     if cell.world.size > 1 and checkpointer.has_files and checkpoint_id not in checkpointer.removed:
-        compared = compare_files(listing, checkpointer.listing(checkpoint_id))
+        compared = compare_files(
+            *(
+                _unshared(checkpointer, checkpoint_id, one)
+                for one in (listing, checkpointer.listing(checkpoint_id))
+            )
+        )
         cell.record(CHECK, compared, str(save.checkpoint))
     return digests
 
@@ -69,7 +77,8 @@ def report_missing(cell: Cell, checkpoint: Checkpoint, file: str | None) -> str:
     known = cell.files.get(checkpoint_id)
     digests = known.digests if known else None
     gone = sorted({*(digests or ())} - {*checkpointer.lengths(checkpoint_id)})
-    if file and file.startswith(checkpoint_id):
+    path = os.path.relpath(file, checkpointer.folder(checkpoint_id)) if file else ""
+    if is_under(checkpoint_id, path) or path in (digests or ()):
         name = Path(checkpoint_id).name
         facts = {"then": "complete", "now": "without a file that its load opens"}
         mismatch = [Mismatch(name, Problem.file_changed, facts=facts)]
@@ -77,6 +86,11 @@ def report_missing(cell: Cell, checkpoint: Checkpoint, file: str | None) -> str:
     if gone:
         return f"{gone[0]} was there when the save of step {checkpoint.step} returned, and was removed since"
     return f"the save of step {checkpoint.step} wrote no such file under its path"
+
+
+def _unshared(checkpointer: Checkpointer, checkpoint_id: str, files: Mapping[str, str]) -> dict[str, str]:
+    shared = checkpointer.shared(checkpoint_id)
+    return {name: digest for name, digest in files.items() if name not in shared}
 
 
 def verify_files(cell: Cell) -> None:
@@ -89,7 +103,8 @@ def verify_files(cell: Cell) -> None:
         with cell.phase("verify", "files"):
             compared = NOTHING
             if cell.world.rank == 0:
-                compared = compare_files(known.digests, known.checkpointer.digests(checkpoint_id))
+                both = known.digests, known.checkpointer.digests(checkpoint_id)
+                compared = compare_files(*(_unshared(known.checkpointer, checkpoint_id, one) for one in both))
             cell.record(CHECK, compared, known.where)
 
 

@@ -1,7 +1,7 @@
 """The checks of scenarios. Each brings its negative control, which shows in the cell that it could fail."""
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,11 +32,11 @@ from dcpbench.verify.perturb import compare_controlled, compared_names, unlike
 from dcpbench.verify.plain_read import leaves_like
 from dcpbench.verify.training import compare_resumed
 from dcpbench.workloads import build_run, lockstep
-from dcpbench.workloads.attributes import judged_attributes, of_attributes
+from dcpbench.workloads.attributes import of_attributes
 from dcpbench.workloads.build_run import copy_state
 from dcpbench.workloads.lockstep import Lockstep
 from dcpbench.workloads.own_run import OwnRun
-from dcpbench.workloads.own_trainer import TrainingEndedError
+from dcpbench.workloads.own_trainer import TrainerRun, TrainingEndedError
 from dcpbench.workloads.run import Limits, Run, dtypes_of
 from dcpbench.workloads.run_state import (
     State,
@@ -52,6 +52,7 @@ from dcpbench.workloads.run_state import (
 
 HARMLESS = "save_harmless"
 """The check that saves change nothing."""
+_AGAIN = ", saved again one step later"
 _SAVES: Sides = ("{} without saves", "{} with them")
 
 Controls = dict[StatePart, Compared]
@@ -204,6 +205,9 @@ def verify_restored(cell: Cell, target: Run, checkpoint: Checkpoint, controls: C
     """Check that a load has restored, bit for bit, the saved state; hooks of the model are compared after
     the resume. The checks of plug-ins follow."""
     expected = before_a_step(checkpoint.state, target)
+    if isinstance(target, TrainerRun):
+        attributes = as_judged(checkpoint.state, target.limits)[StatePart.extra]
+        cell.report.in_no_state_dict = target.lost_within(attributes) | cell.report.in_no_state_dict
     if cell.config.own_trainer and not any(cell.world.gathered(bool(expected[StatePart.extra]))):
         del expected[StatePart.extra]
         cell.report.not_applied["extra_equal"] = "training changes no plain attribute of the trainer"
@@ -216,8 +220,8 @@ def verify_restored(cell: Cell, target: Run, checkpoint: Checkpoint, controls: C
             # By content, ranks also report what others have; not what is left out on this one.
             left_out = {text_of(name) for name in checkpoint.state[part].keys() - leaves.keys()}
             found = [mismatch for mismatch in found if mismatch.name not in left_out]
-            if cell.config.own_trainer and part is StatePart.extra:
-                found = of_attributes(found, leaves, actual[part])
+            if isinstance(target, TrainerRun) and part is StatePart.extra:
+                found = of_attributes(target.lost(found, leaves), leaves, actual[part])
             compared = replace(controls[part], found=found)
             comparisons[part] = Comparison(leaves, actual[part], compared)
         record_restored(cell, checkpoint, comparisons, str(checkpoint))
@@ -248,21 +252,28 @@ def verify_saved_again(cell: Cell, target: Run, checkpoint: Checkpoint, record: 
     Large models are left out: it would cost as much as everything else in the cell."""
     if not is_small(checkpoint.state):
         return
+    with _loaded_again(cell, target, checkpoint, ", saved again") as again:
+        end = cell.window.end_of(again.step)
+        if cell.config.own_trainer and again.step < end and end in record.states:
+            resume(cell, target, again, record)
+
+
+@contextmanager
+def _loaded_again(cell: Cell, target: Run, checkpoint: Checkpoint, how: str) -> Iterator[Checkpoint]:
+    """Context manager: a checkpoint of a restored run, loaded into the same run, made different."""
     checkpointer, step = cell.checkpointer, target.train_state.step
     beside = Path(checkpointer.name_of(step))
     # A trainer may read the step from the name, and remove what else it finds in the folder.
     other = Path("again") / beside if cell.config.own_trainer else beside.with_name(f"again-{beside.name}")
     name = str(cell.folder / other)
     state = retained_state(target)
-    again = replace(checkpoint, step=step, checkpoint_id=name, how=", saved again")
+    again = replace(checkpoint, step=step, checkpoint_id=name, how=how)
     again = replace(again, state=state, named=as_saved(target, state))
     with cell.phase("verify", "saved_again"):
         checkpointer.save(target.state(), name).wait()
         cell.world.meet()
     load_and_verify(cell, target, again)
-    end = cell.window.end_of(step)
-    if cell.config.own_trainer and step < end and {step, end} <= record.states.keys():
-        resume(cell, target, again, record)
+    yield again
     with cell.phase("verify", "saved_again"):
         cell.world.meet()  # a rank with a mismatch reads the saved tensor
         if cell.world.rank == 0:
@@ -289,6 +300,7 @@ def resume(
     record: Story,
     exactly: bool = True,
     until: int | None = None,
+    again: bool = False,
 ) -> None:
     """Train a restored run on, and compare its losses and its state with the reference run's.
 
@@ -296,10 +308,13 @@ def resume(
         exactly: bit for bit. Another layout sums in another order: there each step is compared with a twin's,
             and losses have to be close.
         until: the last step; by default `resume_steps` after the checkpoint.
+        again: a small trainer is saved again after its first step, and loaded: jobs are often stopped soon
+            after a resume.
     """
     last = until or cell.window.end_of(checkpoint.step)
     taken = range(checkpoint.step + 1, last + 1)
-    where = f"after the checkpoint of step {checkpoint.step}{checkpoint.how}"
+    again = again and isinstance(target, TrainerRun) and len(taken) > 1 and is_small(checkpoint.state)
+    where = f"after the checkpoint of step {checkpoint.step}{_AGAIN if again else checkpoint.how}"
     of_losses = "loss_resume_equal" if exactly else "loss_resume_close"
     with cell.phase("verify", "known_defects"):
         why = mend(cell, target, checkpoint)
@@ -308,8 +323,8 @@ def resume(
         return
     ended = False
     generators = dict(target.random.states)
-    if cell.config.own_trainer:
-        resumed, ended = _resume_trainer(cell, target, checkpoint, record, last)
+    if isinstance(target, TrainerRun):
+        resumed, ended = _resume_trainer(cell, target, checkpoint, record, last, again)
     elif exactly or not isinstance(target, OwnRun) or target.limits.why_no_twin:
         resumed = steps.train(cell, target, last)
     else:
@@ -327,6 +342,7 @@ def resume(
         if exactly or not _layout_matters(cell, target, record.limits, where):
             losses = record.losses[taken.start - 1 : last]
             alive, others = target.alive[-len(taken) :], unrestored_losses(cell, record)
+            others = others * (1 + last // max(1, len(others)))  # those of a trainer may be fewer
             compared[of_losses] = compare_resumed(losses, resumed, taken.start, close, alive, others)
         flags = StatePart.flags
         left = explained_names(cell, flags)  # no step changes the flags that a load has left
@@ -334,12 +350,17 @@ def resume(
             {**state, flags: {name: leaf for name, leaf in state[flags].items() if text_of(name) not in left}}
             for state in (live_state(target), as_judged(record.states[last], target.limits))
         )
+        if isinstance(target, TrainerRun) and until:  # it trains on
+            del actual[StatePart.extra]
         for part, leaves in retained_copy(actual).items():
             if not ended and (exactly or part is flags):
                 how, proven = None, cell.proven("side_effect_free")
                 if checkpoint.by_content:
                     how, proven = partial(checkpoint.compare, group=cell.world.group), set()
                 compared[part] = compare_controlled(expected[part], leaves, proven=proven, how=how)
+                if isinstance(target, TrainerRun) and part is StatePart.extra:
+                    found = target.lost(compared[part].found, expected[part])
+                    compared[part] = replace(compared[part], found=found)
         for of, one in compared.items():
             check = {of_losses: of_losses, flags: CHECK_OF[flags]}.get(of, "state_resume_equal")
             cell.record(check, one, f"{where}, resumed" if of == flags else where, RESUMED)
@@ -352,24 +373,31 @@ def resume(
 
 
 def _resume_trainer(
-    cell: Cell, target: Run, checkpoint: Checkpoint, record: Story, last: int
+    cell: Cell, target: TrainerRun, checkpoint: Checkpoint, record: Story, last: int, again: bool
 ) -> tuple[list[float], bool]:
-    """Train a restored trainer on, and compare what its objects have after its first step with the reference
+    """Train a restored trainer on, and compare the attributes that its first step has made with the reference
     run's. Return its losses, and whether it ended before step `last`."""
+    first: list[float] = []
     try:
         first = steps.train(cell, target, checkpoint.step + 1)
         with cell.phase("verify", "resumed"):
-            expected, actual = (
-                judged_attributes(leaves, record.limits.judged or {}, loaded=False)
-                for leaves in (record.stepped[checkpoint.step + 1], target.attributes())
-            )
+            made, stepped = target.made_by_steps(), record.stepped[checkpoint.step + 1]
+            expected = {name: leaf for name, leaf in stepped.items() if name in made}
+            compared = compare_controlled(expected, {name: made[name] for name in expected})
             if any(cell.world.gathered(bool(expected))):
                 where = f"one step after the checkpoint of step {checkpoint.step}{checkpoint.how}"
-                cell.record("state_resume_equal", compare_controlled(expected, actual), where, RESUMED)
-        return [*first, *steps.train(cell, target, last)], False
+                compared = replace(compared, found=target.lost(compared.found, expected))
+                cell.record("state_resume_equal", compared, where, RESUMED)
+        if not again:
+            return [*first, *steps.train(cell, target, last)], False
+        alive = target.alive
+        with _loaded_again(cell, target, checkpoint, _AGAIN):
+            target.alive[:0] = alive
+            return [*first, *steps.train(cell, target, last)], False
     except TrainingEndedError as early:
         cell.report.not_applied["state_resume_equal"] = str(early)
-        return target.train_state.losses[-(early.step - checkpoint.step) :], True
+        losses = [*(first if again else ()), *target.train_state.losses]
+        return losses[len(losses) - (early.step - checkpoint.step) :], True
 
 
 def _report_generators(
@@ -396,10 +424,13 @@ def _report_generators(
 
 def unrestored_losses(cell: Cell, record: Story) -> list[float]:
     """Return the losses, from step 1 on, of a run from another seed on the same batches, which restores
-    nothing; they are computed once. It trains only if no loss can be computed otherwise."""
+    nothing; they are computed once. It trains only if no loss can be computed otherwise; a trainer as far as
+    the first resume."""
     if not record.unrestored:
         run = build_run.build_unrestored(cell.config, cell.world, other_seed(cell, 0))
         last = max(cell.window.last, len(record.losses))
+        if cell.config.own_trainer:
+            last = cell.window.end_of(cell.window.saves[0])
         with suppress(TrainingEndedError):  # its losses until then can show a difference
             if isinstance(run, OwnRun) and not run.user_step:
                 run.look_ahead(cell.batches, last)

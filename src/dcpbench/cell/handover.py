@@ -59,7 +59,7 @@ def take(cell: Cell, any_layout: bool = False, same_layout: bool = True) -> tupl
     cell = replace(cell, chosen=story.window)
     for checkpoint_id, known in story.files.items():
         cell.files[checkpoint_id] = KnownFiles(*known, cell.checkpointer)
-        cell.checkpointer.note_removed(checkpoint_id)
+        cell.checkpointer.note_removed(checkpoint_id, known[1] or ())
     if not same_layout:
         story.limits = replace(story.limits, generators=frozenset())
         for state in (*story.states.values(), *(one.state for one in story.checkpoints)):

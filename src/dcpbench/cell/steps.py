@@ -50,7 +50,7 @@ class Story:
         unrestored: losses of a run that is built from another seed and never restored, from step 1 on.
         limits: what of it cannot be compared, as the run that never saves and its own end have shown.
         unsaved_values: values that are in no state dict, after these steps; 0 is before the first.
-        stepped: attributes of a trainer one step after each save.
+        stepped: the attributes that the steps of a trainer make, one step after each save.
         generators: the default ones of a trainer, after each save and where resumed runs end.
         torch_version: the torch that trained it.
         window: the steps of a trainer.
@@ -140,7 +140,7 @@ def advance(cell: Cell, reference: Story, until: int) -> None:
     """Train the reference run up to and including step `until`, and keep its state where resumed runs end."""
     run, saves = reference.trained, cell.window.saves
     ends = {*cell.window.ends, *reference.ends}
-    first_steps = {step + 1 for step in (*saves, *ends)} if cell.config.own_trainer else set[int]()
+    first_steps = {step + 1 for step in (*saves, *ends)} if isinstance(run, TrainerRun) else set[int]()
     for step in sorted({*ends, *first_steps, until}):
         if not run.train_state.step <= step <= until:
             continue
@@ -149,9 +149,8 @@ def advance(cell: Cell, reference: Story, until: int) -> None:
             if step in ends:
                 reference.states[step] = retained_state(run)
                 reference.unsaved_values[step] = run.unsaved_values().texts
-            if step in first_steps:
-                reference.stepped[step] = retained(run.attributes())
-            if cell.config.own_trainer:
+            if isinstance(run, TrainerRun):
+                reference.stepped[step] = retained(run.made_by_steps())
                 reference.generators[step] = dict(run.random.states)
 
 

@@ -1,6 +1,7 @@
 """The run that never saves comes before the run that saves, which has to end in the same state. A user's
-trainer shows in it how fast it is, where its epochs end, and where it ends itself."""
+trainer shows in it where its epochs end, where it ends itself, and how long the cell takes."""
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,9 +10,11 @@ from dcpbench.cell import checks, steps
 from dcpbench.cell.cell import Cell, Window
 from dcpbench.cell.steps import Story
 from dcpbench.config.schema import FEWEST_STEPS, Config
+from dcpbench.config.text import duration_text
+from dcpbench.core.rank_report import Skip
 from dcpbench.core.state import StatePart, text_of
 from dcpbench.verify.snapshot import retained
-from dcpbench.workloads.attributes import judged_of, own_attributes
+from dcpbench.workloads.attributes import changed_by_training, own_attributes
 from dcpbench.workloads.own_trainer import TrainerRun, TrainingEndedError
 from dcpbench.workloads.run_state import (
     State,
@@ -27,8 +30,8 @@ _RESUMED = 23
 """The most steps of a trainer after a load, unless its next epoch ends later."""
 LONGEST = 92
 """The most steps of a trainer's uninterrupted run."""
-_TRAINED_S = 10.0
-"""How long the uninterrupted run of a trainer may take."""
+_LONG_S = 10.0
+"""Steps of a cell that take longer are announced to the user, with the keys that make them fewer."""
 _EPOCHS_WITHIN = LONGEST // 2
 """The most steps in which the end of a trainer's first epoch is looked for."""
 
@@ -60,10 +63,9 @@ def compare(cell: Cell, unsaved: Story, reference: Story) -> None:
     never, saved = dict(unsaved.states[last]), dict(reference.states[last])
     only_generators(never, reference.trained)
     checks.leave_out_unlike_values(unsaved.unsaved_values[last], reference, last)
-    if (judged := reference.limits.judged) is not None:
-        left_out = leave_out_attributes(never, saved, judged)
-        kept = {name: loaded for name, loaded in judged.items() if name not in left_out}
-        reference.limits = replace(reference.limits, judged=kept)
+    if (changing := reference.limits.changing) is not None:
+        left_out = leave_out_attributes(never, saved, changing)
+        reference.limits = replace(reference.limits, changing=changing - {*left_out})
         for name in left_out:
             why = "a save changes it, or it differs between two uninterrupted runs"
             cell.report.left_out["extra_equal", text_of(name), ""] = why
@@ -84,8 +86,8 @@ def _train_trainer(cell: Cell, record: Story, exactly: bool) -> Cell:
     config, gathered = cell.config, cell.world.gathered
     run = checks.build_without_saves(cell, record)
     assert isinstance(run, TrainerRun)
-    built, stepped, newest = retained(run.attributes()), {}, State()
-    most = max(LONGEST, config.last_step)
+    first, newest = retained(run.attributes()), State()
+    most, step_s = max(LONGEST, config.last_step), math.inf
     looks_until = 0 if config.train_steps else _EPOCHS_WITHIN
 
     def chosen() -> Window:
@@ -97,25 +99,47 @@ def _train_trainer(cell: Cell, record: Story, exactly: bool) -> Cell:
             steps.train(cell, run, run.train_state.step + 1)
         except TrainingEndedError as ended:
             most = ended.step
+            try:
+                chosen()
+            except ValueError as too_few:  # one of the first steps raised by a mistake
+                raise (ended.__cause__ or ended if most <= FEWEST_STEPS else too_few) from None
             break
-        pace = max(gathered(time.perf_counter() - began))
+        step_s = min(step_s, max(gathered(time.perf_counter() - began)))
         with cell.phase("verify", "retained"):
             newest = retained_state(run)
         if run.train_state.step == 1:
             own = own_attributes(run.trainer)
-            stepped = {name: leaf for name, leaf in newest[StatePart.extra].items() if name not in own}
+            first |= {name: leaf for name, leaf in newest[StatePart.extra].items() if name not in own}
         elif run.train_state.step == FEWEST_STEPS:
-            most = min(most, max(int(_TRAINED_S / pace), config.last_step))
+            _announce_length(cell, chosen(), looks_until, step_s)
         if run.train_state.step == chosen().last:
             record.states[run.train_state.step] = newest
     window = chosen()
     record.states = {window.last: record.states.get(window.last, newest)}
     record.unsaved_values[window.last] = run.unsaved_values().texts
     record.losses += run.train_state.losses[: window.last]
-    record.limits = replace(run.limits, judged=judged_of(built, stepped, newest[StatePart.extra]))
+    record.limits = replace(run.limits, changing=changed_by_training(first, newest[StatePart.extra]))
     cell.report.steps = {"save_steps": " ".join(map(str, window.saves)), "resume_steps": window.resume_steps}
     checks.verify_replicas(cell, run)
     return replace(cell, chosen=window)
+
+
+def _announce_length(cell: Cell, window: Window, looks_until: int, step_s: float) -> None:
+    """Tell the user how long the other steps take, if that is long; one of the first two may be slow.
+
+    Raises:
+        Skip: longer than the cell may take.
+    """
+    first_end = window.end_of(window.saves[0])
+    resumed = [window.end_of(step) - step for step in (*window.saves, first_end)]
+    left = max(window.last, looks_until) + first_end + window.last + sum(resumed) - FEWEST_STEPS
+    left_s, limit_s = left * step_s, cell.config.timeouts.cell_s
+    text = f"{left} more steps, of all its runs, take about {duration_text(left_s)}"
+    if left_s > limit_s:
+        fewer = "pass train_steps=2 resume_steps=2 saves=1 for fewer, or a longer limit"
+        raise Skip(f"{text}, more than timeouts.cell_s={limit_s:g}; {fewer}")
+    if left_s > _LONG_S:
+        cell.announce("train", f"{text}; train_steps, resume_steps and saves make them fewer")
 
 
 def window_of_trainer(config: Config, epoch_ends: Sequence[int], most: int, exactly: bool = False) -> Window:
@@ -130,7 +154,10 @@ def window_of_trainer(config: Config, epoch_ends: Sequence[int], most: int, exac
     Raises:
         ValueError: the trainer takes too few steps.
     """
-    saves = _regular(config, most)
+    asked = f"train_steps={config.train_steps} resume_steps={config.resume_steps} saves={config.saves}"
+    too_few = f"the trainer takes {most} steps, too few for {asked}"
+    if not (saves := _regular(config, most)):
+        raise ValueError(too_few)
     if epoch_ends and not config.train_steps:
         saves = _with_epoch(saves, epoch_ends, most, len(saves) if exactly else len(saves) + 2)
     wanted = _RESUMED
@@ -139,8 +166,7 @@ def window_of_trainer(config: Config, epoch_ends: Sequence[int], most: int, exac
         wanted = max(wanted, *((step // length + 1) * length + 1 - step for step in saves))
     last = saves[-1] + config.resume_steps if config.resume_steps else min(saves[-1] + wanted, most)
     if not saves[-1] < last <= most:
-        asked = f"train_steps={config.train_steps} resume_steps={config.resume_steps} saves={config.saves}"
-        raise ValueError(f"the trainer takes {most} steps, too few for {asked}")
+        raise ValueError(too_few)
     return Window(tuple(saves), config.resume_steps or wanted, last)
 
 
@@ -148,7 +174,7 @@ def _regular(config: Config, most: int) -> list[int]:
     """Return the steps of saves that do not depend on epochs."""
     if config.train_steps:
         return config.save_steps
-    room = max(most - (config.resume_steps or FEWEST_STEPS), 1)
+    room = max(most - (config.resume_steps or FEWEST_STEPS), 0)
     count = min(config.saves, room)
     if room >= max(_NEWEST, count):
         first = max(1, _NEWEST + 1 - count)

@@ -4,13 +4,14 @@ import gc
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dcpbench.checkpointers.base import Checkpointer, PendingSave, Ranks
+from dcpbench.checkpointers.base import AtSuccess, Checkpointer, PendingSave, Ranks
 from dcpbench.config.schema import Config
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
@@ -22,8 +23,9 @@ _THREADS_END_S = 1.0
 
 class TrainerCheckpointer(Checkpointer):
     """Calls the trainer in the state to save and load. Its checkpoints are in one folder, as in a job. The
-    files of one are those under its path with any suffix (`step-2/weights`, `step-2-0.pt`); other files there
-    belong to none. Only the trainer can read them, and it may remove them.
+    files of one are those under its path with any suffix (`step-2/weights`, `step-2-0.pt`), or, if there are
+    none, those that its save has written in the folder and no later one. Other files there belong to none.
+    Only the trainer can read them, and it may remove them.
 
     Attributes:
         removed: the path of the save after which all files of a checkpoint were gone, by checkpoint id.
@@ -35,6 +37,9 @@ class TrainerCheckpointer(Checkpointer):
     def __init__(self, folder: Path, config: Config, ranks: Ranks) -> None:
         self._ranks = ranks
         self._with_files: set[str] = set()
+        self._before: dict[str, dict[Path, int]] = {}
+        self._written: dict[str, set[str]] = {}
+        """The names of the files under no checkpoint's path that a save has written, by checkpoint id."""
         self._opened: list[dict[int, str]] = []
         self.removed: dict[str, str] = {}
         self.late: dict[str, list[str]] = {}
@@ -44,14 +49,17 @@ class TrainerCheckpointer(Checkpointer):
 
     def save(self, state: dict[str, Any], checkpoint_id: str, slot: int = 0) -> PendingSave:
         self.folder(checkpoint_id).mkdir(parents=True, exist_ok=True)
+        self._before[checkpoint_id] = self._times(checkpoint_id)
         threads = {*threading.enumerate()}
         self._ranks.meet()
         started = time.perf_counter()
         returned = state["trainer"].save(checkpoint_id)
         upload = returned if isinstance(returned, Future) else None
         released = time.perf_counter()
+        self._note_written(checkpoint_id)
         listed = self.listing(checkpoint_id)
         self._ranks.meet()
+        self._note_written(checkpoint_id)
         pending = PendingSave(started, released if upload else time.perf_counter(), upload)
         if upload is None:
             now = self.listing(checkpoint_id)
@@ -60,8 +68,33 @@ class TrainerCheckpointer(Checkpointer):
         self.note_removed(checkpoint_id)
         return pending
 
-    def note_removed(self, newest: str) -> None:
+    def at_success(self, checkpoint_id: str, rank: int, alone: bool) -> AtSuccess:
+        self._note_written(checkpoint_id)
+        return super().at_success(checkpoint_id, rank, alone)
+
+    def _times(self, checkpoint_id: str) -> dict[Path, int]:
+        """Return when each file in the folder has changed, those under the path of no checkpoint."""
+        folder = self.folder(checkpoint_id)
+        files = {path.relative_to(folder): stat.st_ctime_ns for path, stat in files_below(folder).items()}
+        ids = {*self._written, checkpoint_id}
+        return {name: at for name, at in files.items() if not any(is_under(one, str(name)) for one in ids)}
+
+    def _note_written(self, checkpoint_id: str) -> None:
+        before, now = self._before[checkpoint_id], self._times(checkpoint_id)
+        names = {str(name) for name, at in now.items() if before.get(name) != at}
+        self._written.setdefault(checkpoint_id, set()).update(names)
+
+    def _beside(self, checkpoint_id: str) -> dict[str, set[str]]:
+        folder = self.folder(checkpoint_id)
+        return {one: names for one, names in self._written.items() if self.folder(one) == folder}
+
+    def shared(self, checkpoint_id: str) -> set[str]:
+        names = Counter(name for of_save in self._beside(checkpoint_id).values() for name in of_save)
+        return {name for name, count in names.items() if count > 1}
+
+    def note_removed(self, newest: str, names: Iterable[str] = ()) -> None:
         """Note the checkpoints that had files and have none after the save of the newest."""
+        self._written.setdefault(newest, {*names})
         for checkpoint_id in {*self._with_files, newest} - self.removed.keys():
             if self.stats(checkpoint_id):
                 self._with_files.add(checkpoint_id)
@@ -87,21 +120,22 @@ class TrainerCheckpointer(Checkpointer):
 
     def stats(self, checkpoint_id: str) -> dict[Path, os.stat_result]:
         folder = self.folder(checkpoint_id)
-        return {
-            path: stat
-            for path, stat in files_below(folder).items()
-            if _is_under(checkpoint_id, str(path.relative_to(folder)))
-        }
+        files = {str(path.relative_to(folder)): (path, stat) for path, stat in files_below(folder).items()}
+        under = [file for name, file in files.items() if is_under(checkpoint_id, name)]
+        newest_of = {name: one for one, names in self._beside(checkpoint_id).items() for name in names}
+        return dict(under or [file for name, file in files.items() if newest_of.get(name) == checkpoint_id])
 
     def remove(self, checkpoint_id: str) -> None:
         """Remove everything under the path of a checkpoint; called on one rank."""
         for path in self.folder(checkpoint_id).iterdir():
-            if not _is_under(checkpoint_id, path.name):
+            if not is_under(checkpoint_id, path.name):
                 continue
             if path.is_dir() and not path.is_symlink():
                 remove_tree(path)
             else:
                 path.unlink()
+        for path in self.stats(checkpoint_id):
+            path.unlink()
 
 
 def _adding_up(opened: Iterable[Mapping[int, str]], now: Mapping[int, str]) -> list[Mismatch]:
@@ -123,7 +157,7 @@ def _wait_for(threads: Collection[threading.Thread]) -> None:
         thread.join(max(0.0, until - time.monotonic()))
 
 
-def _is_under(checkpoint_id: str, name: str) -> bool:
+def is_under(checkpoint_id: str, name: str) -> bool:
     """Return whether a name is that of a checkpoint's path with or without a suffix: `step-2.pt` is of
     `step-2`, `step-20.pt` is not."""
     path = Path(checkpoint_id).name

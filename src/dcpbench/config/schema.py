@@ -19,7 +19,7 @@ OF_ITS_CELLS = ("executor.hosts", "executor.ranks_per_host")
 OWN_TRAINER = "dcpbench.checkpointers.trainer.TrainerCheckpointer"
 """The checkpointer for a trainer that saves and loads itself."""
 FEWEST_STEPS = 2
-"""Steps before a save and after a load, unless the configuration or the pace of a trainer decides."""
+"""Steps before a save and after a load, unless the configuration or a trainer decides."""
 SEED_STRIDE = 1_000_003
 """The distance between the seeds of batches of two seeds; the seed of a step's batch is one more."""
 
@@ -91,11 +91,13 @@ class Config:
     repeat: int = how_run(0, "number of this run, from 0")
     train_steps: int = key(
         0,
-        "optimizer steps before each save; 0: two, of a trainer (checkpointer=trainer) as many as fit ten "
-        "seconds, at most 23",
+        "optimizer steps before each save; 0: two; a trainer (checkpointer=trainer) saves after steps 8, 9, "
+        "10, and where an epoch ends",
         least=0,
     )
-    resume_steps: int = key(0, "steps compared after each checkpoint is loaded; 0: the same", least=0)
+    resume_steps: int = key(
+        0, "steps compared after each checkpoint is loaded; 0: two, of a trainer 23 or more", least=0
+    )
     optimizer_state: groups.OptimizerStateAs | None = None
     saves: int = key(3, "checkpoints that a cell writes while training; each is loaded and verified", least=1)
     save_at: int | None = key(

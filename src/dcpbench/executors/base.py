@@ -11,8 +11,8 @@ from dcpbench.core.stage_end import StageEnd
 from dcpbench.executors.fork_server import Machine
 from dcpbench.rank.messages import CellSpec, WorldKind
 
-OnPhase = Callable[[int, str], None]
-"""Called with a rank and the phase that it begins."""
+OnPhase = Callable[[int, str, str], None]
+"""Called with a rank, the phase that it begins, and a sentence for the user or an empty text."""
 
 
 class HostsLostError(Exception):

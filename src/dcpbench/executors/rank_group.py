@@ -231,7 +231,7 @@ class RankGroup:
             raised = RaisedError(rank.number, rank.end.phase, type(error).__name__, text)
             message = Message(rank.stage.run, rank.number, Failed(now, raised, secondary=False))
         if rank.take(message) and isinstance(message.content, PhaseBegun):
-            on_phase(rank.number, message.content.phase)
+            on_phase(rank.number, message.content.phase, message.content.note)
 
 
 def _fork(context: ForkServerContext, spec: RankSpec) -> Rank:

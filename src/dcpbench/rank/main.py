@@ -148,10 +148,10 @@ class _Rank:
         with self._lock:  # an upload ends in a separate thread
             self.connection.send(Message(run, self.number, content))
 
-    def announce(self, phase: str) -> None:
+    def announce(self, phase: str, note: str = "") -> None:
         """Report that a phase of the running stage begins."""
         self.phase = phase
-        self.send(PhaseBegun(phase))
+        self.send(PhaseBegun(phase, note))
 
 
 def _join(spec: RankSpec) -> World:

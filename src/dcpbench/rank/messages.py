@@ -136,9 +136,10 @@ class CellSpec:
 
 @dataclass(frozen=True)
 class PhaseBegun:
-    """The name of the phase that begins on this rank."""
+    """The name of the phase that begins on this rank, and a sentence for the user, if there is one."""
 
     phase: str
+    note: str = ""
 
 
 @dataclass(frozen=True)

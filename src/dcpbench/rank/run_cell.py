@@ -32,7 +32,7 @@ def run_cell(
     spec: CellSpec,
     world: World,
     report: RankReport,
-    announce: Callable[[str], None],
+    announce: Callable[..., None],
     uploads: Callable[[tuple[float, ...]], None],
 ) -> None:
     """Run a stage of a cell on this rank and fill in its report. `announce` and `uploads` report its progress

@@ -39,7 +39,7 @@ def load_and_resume(cell: Cell, saved: Story) -> None:
                 for each in target.state().values():
                     each.load_state_dict(each.state_dict())
             checks.verify_restored(cell, target, checkpoint, before)
-        checks.resume(cell, target, checkpoint, saved)
+        checks.resume(cell, target, checkpoint, saved, again=number == 0)
     for checkpoint in checkpoints[:1]:  # a trainer may have removed all
         checks.verify_saved_again(cell, target, checkpoint, saved)
 

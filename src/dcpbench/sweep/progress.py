@@ -87,9 +87,11 @@ class ProgressDisplay:
         """Show a cell that starts, with a `note` in brackets."""
         self._running[cell] = _Running(note)
 
-    def phase(self, cell: str, rank: int, phase: str) -> None:
-        """Show the phase that a rank of a running cell begins."""
+    def phase(self, cell: str, rank: int, phase: str, note: str = "") -> None:
+        """Show the phase that a rank of a running cell begins; a note of the first rank is a line."""
         self._running[cell].phases[rank] = phase
+        if note and not rank:
+            say(self._console, f"{self._name(cell)}: {note}")
 
     def end(self, row: Row, left: Callable[[], float | None]) -> None:
         """Show the row of a cell; `left` estimates the seconds for the remaining cells."""

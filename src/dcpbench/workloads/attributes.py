@@ -1,12 +1,13 @@
-"""The attributes of a user's trainer in addition to its model and its optimizer, and when each is compared.
+"""The attributes of a user's trainer in addition to its model and its optimizer.
 
-Losses and state after a restart judge a trainer. What it has is read only as far as it is plain, so that no
-object of the user's is called or searched: numbers, texts, tensors, arrays, generators, and collections of
-these. One level more is read after a step: plain attributes of objects of the user's classes, and what has a
-`state_dict()`.
+They are compared at the end of a resumed run, one level deep: numbers, texts, tensors, arrays, generators and
+collections of these; plain attributes of objects of the user's classes and optimizers; what has a
+`state_dict()`, which is called after a step only. Those of the trainer itself have to be restored by the load
+too, as one that is lost can be overwritten later; or be held somewhere else, to be taken over when needed.
 """
 
 import dataclasses
+import inspect
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -14,21 +15,37 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer as Zero
 from torch.optim.lr_scheduler import LRScheduler
 
 from dcpbench.config.text import listed
 from dcpbench.core.mismatch import Mismatch, Problem, Sides
 from dcpbench.core.state import Name, text_of
-from dcpbench.verify.compare import same_leaves
-from dcpbench.verify.snapshot import Leaves, below, persistent_tensors, snapshot_nested
+from dcpbench.verify.compare import same_leaves, same_value
+from dcpbench.verify.snapshot import (
+    LARGE_BYTES,
+    DigestedLeaf,
+    Leaf,
+    Leaves,
+    TensorLeaf,
+    below,
+    is_composite,
+    persistent_tensors,
+    snapshot_nested,
+)
 from dcpbench.workloads.generators import KINDS, state_of_generator
-from dcpbench.workloads.optimizers import Optimizers
+from dcpbench.workloads.optimizers import Optimizers, each_of
 from dcpbench.workloads.unsaved_values import is_users
 
 _SCALARS = (bool, int, float, complex, str, bytes, np.generic, type(None))
 _COLLECTIONS = (list, tuple, set, frozenset, deque)
 _DEEPEST = 50
 """How deep plain values are nested at most."""
+_LOADER, _OF_LOADER = "torchdata.nodes.loader", "num_yielded"
+"""A loader, and what it counts once too often after a restore, as it looks ahead. Its root has the place."""
+_OF_OPTIMIZERS = ("state", "param_groups", "defaults")
+_DEEPEST_HELD, _MOST_HELD = 4, 1_000
+"""How deep a value is looked for that a load has put elsewhere, and in collections of how many parts."""
 _OF_SCHEDULERS = ("_step_count", "_get_lr_called_within_step", "_is_initial", "_initial_step")
 """Bookkeeping of torch's schedulers, which differs in one that is built at the step of a checkpoint."""
 _NOTHING = {"None", "absent"}
@@ -38,36 +55,27 @@ _OF_ATTRIBUTES: Sides = (
 )
 
 
-def judged_of(built: Leaves, stepped: Leaves, trained: Leaves) -> dict[Name, bool]:
-    """Return the attributes that are compared, given those of a new trainer, after its first step and after
-    training: those that training changes. A step can make one that a new trainer lacks, or that is None
-    there; then it is compared after a step, and not from the load on."""
-    before = stepped | built
-    unchanged = same_leaves(before, trained)
-    changed = (trained.keys() | before.keys()) - unchanged
-    return {name: built.get(name) is not None for name in changed}
-
-
-def judged_attributes(attributes: Leaves, judged: Mapping[Name, bool], loaded: bool | None = None) -> Leaves:
-    """Return the attributes that are compared: those from the load on first, or those alone, or those from
-    the first step after it on."""
-    return {
-        name: leaf
-        for moment in ((True, False) if loaded is None else (loaded,))
-        for name, leaf in attributes.items()
-        if judged.get(name) is moment
-    }
+def changed_by_training(first: Leaves, trained: Leaves) -> frozenset[Name]:
+    """Return the attributes that training changes, given those of a new trainer with those of its objects
+    after a step, and those after training."""
+    return frozenset((trained.keys() | first.keys()) - same_leaves(first, trained))
 
 
 class ZeroOptimizer(Optimizers):
     """ZeroRedundancyOptimizer: its groups, and the state of the optimizer inside it, which steps the
-    parameters of this rank. Its own state is that of the last load."""
+    parameters of this rank. Its own state is that of the last load. A step copies its groups to the inner
+    ones and back, so a load can restore them late; no other values are tried in them, as a step would."""
 
     @property
     def state(self) -> Any:  # type: ignore[override]
         """The state of the parameters that this rank steps."""
         (zero,) = self.optimizers
         return zero.optim.state  # type: ignore[attr-defined]
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """Copies of its groups."""
+        return [{**group} for group in super().param_groups]
 
 
 def optimizers_of(trainer: Any) -> list[torch.optim.Optimizer]:
@@ -79,32 +87,55 @@ def optimizers_of(trainer: Any) -> list[torch.optim.Optimizer]:
 def optimizer_of(trainer: Any) -> torch.optim.Optimizer:
     """Return the optimizer of a trainer whose state is compared, several or none as one: `not_saved` can name
     each by an attribute, or all."""
+    several = [
+        ZeroOptimizer([one]) if isinstance(one, Zero) else one for one in _compared_optimizers(trainer)
+    ]
+    return several[0] if len(several) == 1 else Optimizers(several)
+
+
+def set_by_steps(optimizer: torch.optim.Optimizer, state: Iterable[Name]) -> set[Name]:
+    """Return the names of the hyperparameters that a step of a ZeroRedundancyOptimizer sets."""
+    each = [optimizer] if isinstance(optimizer, ZeroOptimizer) else each_of(optimizer)
+    of_zero = [isinstance(one, ZeroOptimizer) for one in each for _ in one.param_groups]
+    return {
+        name
+        for name in state
+        if name[0] == "param_groups" and name[2:] != ("params",) and of_zero[int(name[1])]
+    }
+
+
+def _compared_optimizers(trainer: Any) -> list[torch.optim.Optimizer]:
     left_out = set[int]()
     for name in {*getattr(trainer, "not_saved", ())}:
         default = optimizers_of(trainer) if name in ("optimizer", "optimizers") else None
         value = getattr(trainer, name, default)
         left_out |= {*map(id, value)} if isinstance(value, list | tuple) else {id(value)}
-    several = [
-        ZeroOptimizer([optimizer]) if hasattr(optimizer, "optim") else optimizer
-        for optimizer in optimizers_of(trainer)
-        if id(optimizer) not in left_out
-    ]
-    return several[0] if len(several) == 1 else Optimizers(several)
+    return [optimizer for optimizer in optimizers_of(trainer) if id(optimizer) not in left_out]
 
 
 def own_attributes(trainer: Any) -> Leaves:
-    """Return the plain attributes of a trainer. No method of it, or of what it holds, is called."""
+    """Return the plain attributes of a trainer, without those that equal a default of its class. No method of
+    it, or of what it holds, is called."""
     leaves: Leaves = {}
     for name, value in _named(trainer):
-        if is_plain(value) and not _is_of_model(value, trainer):
+        default = inspect.getattr_static(type(trainer), name, None)
+        is_default = isinstance(default, _SCALARS) and default is not None and same_value(default, value)
+        if is_plain(value) and not is_default and not _is_of_model(value, trainer):
             leaves |= snapshot_nested({name: _as_leaves(value)})
     return leaves
 
 
+def names_in_new(trainer: Any) -> set[Name]:
+    """Return the names of the attributes that a new trainer, or its class, has with another value than None.
+    A load has to restore them; others can be made by the first step that needs them."""
+    defaults = {(name,): value for cls in type(trainer).__mro__ for name, value in vars(cls).items()}
+    return {name for name, value in (defaults | own_attributes(trainer)).items() if value is not None}
+
+
 def inner_attributes(trainer: Any) -> tuple[Leaves, dict[str, str]]:
     """Return, of the objects that a trainer's attributes hold, the states of those with a `state_dict()` and
-    the plain attributes of those of the user's classes; and, by name, the types of those that cannot be
-    read."""
+    the plain attributes of those of the user's classes; those of the user's optimizers; and, by name, the
+    types of objects that cannot be read."""
     leaves: Leaves = {}
     unread: dict[str, str] = {}
     compared = {id(holder) for holder in (trainer, *trainer.model.modules(), *optimizers_of(trainer))}
@@ -119,11 +150,48 @@ def inner_attributes(trainer: Any) -> tuple[Leaves, dict[str, str]]:
                 unread[text_of(name)] = f"{type(holder).__name__} ({raised})"
                 continue
             if isinstance(state, Mapping):
-                plain = {key: _as_leaves(part) for key, part in state.items() if is_plain(part)}
-                leaves |= snapshot_nested(plain, name)
+                leaves |= _plain_parts(state, name)
             elif isinstance(holder, Iterable):
                 unread[text_of(name)] = type(holder).__name__
+    for name, attributes in _of_optimizers(trainer):
+        leaves |= _plain_parts(attributes, name)
     return leaves, unread
+
+
+def _of_optimizers(trainer: Any) -> Iterator[tuple[Name, dict[str, Any]]]:
+    """Yield the attributes of each optimizer of the user's in addition to its state, by its name."""
+    optimizers = [one.optim if isinstance(one, Zero) else one for one in _compared_optimizers(trainer)]
+    for name, optimizer in _held("optimizer", optimizers[0] if len(optimizers) == 1 else optimizers):
+        if is_users(type(optimizer).__module__):
+            yield name, {key: value for key, value in vars(optimizer).items() if key not in _OF_OPTIMIZERS}
+
+
+def _plain_parts(state: Mapping[Any, Any], name: Name) -> Leaves:
+    return snapshot_nested({key: _as_leaves(part) for key, part in state.items() if is_plain(part)}, name)
+
+
+def values_within(trainer: Any) -> Leaves:
+    """Return the plain values in a trainer by their places, some levels deep: in collections, and in objects
+    of the user's classes. No method is called. Large tensors and long collections are left out."""
+    leaves: Leaves = {}
+    seen = set[int]()
+    due: list[tuple[Name, Any]] = [((name,), value) for name, value in _named(trainer)]
+    due += [((*name, key), part) for name, parts in _of_optimizers(trainer) for key, part in parts.items()]
+    for name, value in due:  # it grows
+        children: Any = {}
+        if isinstance(value, Mapping):
+            children = value
+        elif isinstance(value, list | tuple | deque):
+            children = dict(enumerate(value))
+        elif is_users(type(value).__module__) and hasattr(value, "__dict__"):
+            children = vars(value)
+        is_large = isinstance(value, torch.Tensor) and (is_composite(value) or value.nbytes > LARGE_BYTES)
+        if not isinstance(value, Mapping) and is_plain(value) and not is_large:
+            leaves |= snapshot_nested({name[-1]: _as_leaves(value)}, name[:-1])
+        if len(name) <= _DEEPEST_HELD and len(children) <= _MOST_HELD and id(value) not in seen:
+            seen.add(id(value))
+            due += [((*name, str(key)), part) for key, part in children.items()]
+    return leaves
 
 
 def is_plain(value: Any, depth: int = 0) -> bool:
@@ -172,6 +240,8 @@ def _state_of(holder: Any) -> Any:
         return {key: tensor.detach() for key, tensor in persistent_tensors(holder).items()}
     if callable(getattr(holder, "state_dict", None)):
         state = holder.state_dict()
+        if type(holder).__module__ == _LOADER and isinstance(state, Mapping):
+            return {key: value for key, value in state.items() if key != _OF_LOADER}
         return _without_bookkeeping(state) if isinstance(holder, LRScheduler) else state
     if dataclasses.is_dataclass(holder) or is_users(type(holder).__module__):
         return vars(holder) if hasattr(holder, "__dict__") else None
@@ -231,6 +301,11 @@ def of_attributes(found: Iterable[Mismatch], saved: Leaves, restored: Leaves) ->
 
 def _described(attribute: str, leaves: Leaves) -> str:
     if (attribute,) in leaves:
-        return repr(leaves[attribute,])
+        return shown(leaves[attribute,])
     names = [text_of(name) for name in below(leaves, (attribute,))]
     return f"with {listed(names)}" if names else "absent"
+
+
+def shown(leaf: Leaf) -> str:
+    """Return a value as text."""
+    return "a tensor" if isinstance(leaf, TensorLeaf | DigestedLeaf) else repr(leaf)

@@ -40,9 +40,8 @@ class Limits:
         computes_in: the dtypes that it computes in, in addition to those of its parameters.
         generators: the random generators whose state is saved and compared, by name; None means all. Another
             layout draws other numbers, so they cannot be restored there.
-        judged: the attributes of a trainer that are compared, each from the load on or, if False, from the
-            first step after it on. None until training has shown it, and of a workload, which says itself
-            what is saved.
+        changing: the attributes of a trainer that are compared: those that training changes. None until that
+            has shown it, and of a workload, which says itself what is saved.
         why_not_resumed: why no resumed run can repeat its steps, if its twin has shown that.
     """
 
@@ -54,7 +53,7 @@ class Limits:
     leaves_gradients: bool = False
     computes_in: tuple[torch.dtype, ...] = ()
     generators: frozenset[str] | None = None
-    judged: Mapping[Name, bool] | None = None
+    changing: frozenset[Name] | None = None
     why_not_resumed: str | None = None
 
     def leaves_out(self, name: str) -> bool:

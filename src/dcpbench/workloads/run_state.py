@@ -27,8 +27,9 @@ from dcpbench.verify.snapshot import (
     snapshot_nested,
     snapshot_optimizer,
 )
-from dcpbench.workloads.attributes import judged_attributes
+from dcpbench.workloads.attributes import set_by_steps
 from dcpbench.workloads.own_run import OwnRun
+from dcpbench.workloads.own_trainer import TrainerRun
 from dcpbench.workloads.parallelisms import overwritten_buffers
 from dcpbench.workloads.run import Limits, Run
 
@@ -69,20 +70,20 @@ def retained_copy(state: State) -> State:
     return {part: retained(leaves) for part, leaves in state.items()}
 
 
-def as_judged(state: State, limits: Limits, loaded: bool | None = None) -> State:
-    """Return a state with the attributes of a trainer that are compared: all, or those that are from the load
-    on, or from the first step after it on."""
-    if limits.judged is None or StatePart.extra not in state:
+def as_judged(state: State, limits: Limits) -> State:
+    """Return a state with the attributes of a trainer that are compared alone."""
+    if limits.changing is None or StatePart.extra not in state:
         return state
-    return {**state, StatePart.extra: judged_attributes(state[StatePart.extra], limits.judged, loaded)}
+    attributes = {name: leaf for name, leaf in state[StatePart.extra].items() if name in limits.changing}
+    return {**state, StatePart.extra: attributes}
 
 
-def leave_out_attributes(state: State, other: State, judged: Collection[Name]) -> list[Name]:
-    """Leave the attributes of a trainer out of the states of two of its runs. Return those that are judged
-    and differ, which are not compared after a load either."""
+def leave_out_attributes(state: State, other: State, changing: Collection[Name]) -> list[Name]:
+    """Leave the attributes of a trainer out of the states of two of its runs. Return those that training
+    changes and that differ, which are not compared after a load either."""
     attributes, others = (run.pop(StatePart.extra) for run in (state, other))
-    equal = same_leaves({name: leaf for name, leaf in attributes.items() if name in judged}, others)
-    return sorted({*judged} & (attributes.keys() | others.keys()) - equal, key=text_of)
+    equal = same_leaves({name: leaf for name, leaf in attributes.items() if name in changing}, others)
+    return sorted({*changing} & (attributes.keys() | others.keys()) - equal, key=text_of)
 
 
 def only_generators(state: State, run: Run) -> None:
@@ -96,15 +97,18 @@ def only_generators(state: State, run: Run) -> None:
 
 def before_a_step(state: State, run: Run) -> State:
     """Return a state without what the first step of a run makes: hooks of the model, the buffers that DDP
-    overwrites on this rank, and what is compared after a step only."""
+    overwrites on this rank, and of a trainer the attributes that a new one lacks."""
     overwritten = overwritten_buffers(run.model)
-    made: State = {
-        StatePart.model: dict.fromkeys((name,) for name in overwritten),
-        StatePart.flags: {HOOKS: None},
+    made: dict[StatePart, Collection[Name]] = {
+        StatePart.model: [(name,) for name in overwritten],
+        StatePart.flags: [HOOKS],
     }
+    if isinstance(run, TrainerRun):
+        made[StatePart.optimizer] = set_by_steps(run.optimizer, state.get(StatePart.optimizer, {}))
+        made[StatePart.extra] = state.get(StatePart.extra, {}).keys() - run.in_new
     return {
         part: {name: leaf for name, leaf in leaves.items() if name not in made.get(part, ())}
-        for part, leaves in as_judged(state, run.limits, loaded=True).items()
+        for part, leaves in as_judged(state, run.limits).items()
     }
 
 

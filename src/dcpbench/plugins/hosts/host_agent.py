@@ -43,8 +43,8 @@ Key = tuple[int, WorldKind]
 """Identifies a group of ranks: the number of its executor, and its kind."""
 
 
-Event = tuple[int, str] | StageEnd
-"""A rank and the phase that it begins, or the end of a stage."""
+Event = tuple[int, str, str] | StageEnd
+"""A rank, the phase that it begins, and a sentence for the user, or the end of a stage."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ class _Stage:
         except Exception as error:  # noqa: BLE001 - the driver reports it
             self.events.put(error)
 
-    def _begin_phase(self, rank: int, phase: str) -> None:
-        self.events.put((rank, phase))
+    def _begin_phase(self, rank: int, phase: str, note: str) -> None:
+        self.events.put((rank, phase, note))
 
 
 class HostAgent:

@@ -130,7 +130,7 @@ class StageOnHosts:
             if isinstance(event, StageEnd):
                 watch.end = event
             else:
-                watch.phases.update([event])
+                watch.phases[event[0]] = event[1]
                 on_phase(*event)
         if watch.end is None:
             self._ask(agent, "events")
