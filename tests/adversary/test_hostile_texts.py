@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dcpbench.config.text import visible
+from dcpbench.records.store import write_csv
 from report.sweeps import cell, folder_with
 from support.adversary import ESCAPES
 from support.commands import main
@@ -71,16 +72,12 @@ def test_nothing_in_a_report_is_obeyed_by_a_terminal(
 def test_a_spreadsheet_runs_no_text_and_numbers_stay_numbers(
     sweep: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Neither in what `report` prints nor in the sweep's own results.csv."""
     main([str(sweep), "--format=csv"])
-    lines = list(csv.DictReader(io.StringIO(capsys.readouterr().out, newline="")))[1:]
-    texts = [f"'{visible(text, but=chr(9))}" for text in FORMULAS]
-    assert [line["reason"] for line in lines] == [*texts, "-1.5e3"]
-    assert {line["seed"] for line in lines} == {"0"}
-
-
-def test_the_flat_copy_of_the_rows_stays_plain_data(sweep: Path) -> None:
-    from dcpbench.records.store import write_csv
-
     write_csv(sweep)
-    with (sweep / "results.csv").open(newline="") as file:
-        assert [one["reason"] for one in csv.DictReader(file)] == [ESCAPES, *FORMULAS, "-1.5e3"]
+    own = (sweep / "results.csv").read_bytes().decode()
+    for written in (capsys.readouterr().out, own):
+        lines = list(csv.DictReader(io.StringIO(written, newline="")))[1:]
+        texts = [f"'{visible(text, but=chr(9))}" for text in FORMULAS]
+        assert [line["reason"] for line in lines] == [*texts, "-1.5e3"]
+        assert {line["seed"] for line in lines} == {"0"}

@@ -118,9 +118,12 @@ def test_damaged_details_hide_no_row(tmp_path: Path) -> None:
 
 def test_csv_has_the_columns_only(tmp_path: Path) -> None:
     append_row(tmp_path, row(reason='says "a, b"\nand more', details={"a": 1}))
+    append_row(tmp_path, row(reason='=cmd|"/c calc"!A1', save_s=-1.5))
     write_csv(tmp_path)
     with (tmp_path / "results.csv").open(newline="") as read:
-        header, only = csv.reader(read)
+        header, only, formula = csv.reader(read)
+    assert formula[2] == '\'=cmd|"/c calc"!A1', "a spreadsheet would run it"
+    assert formula[header.index("save_s")] == "-1.5"
     assert header == list(columns())
     assert only[:3] == ["a", "pass", 'says "a, b"\nand more']
     assert {path.name for path in tmp_path.iterdir()} == {"results.csv", "results.jsonl", "details.jsonl"}

@@ -16,7 +16,6 @@ from dcpbench.core.stage_end import StageEnd
 from dcpbench.executors.base import Engine, Executor
 from dcpbench.executors.fork_server import Machine
 from dcpbench.rank.messages import CellSpec
-from dcpbench.records.store import RowLog
 from dcpbench.sweep.driver import Sweep
 from dcpbench.sweep.plan import Plan, PlannedCell
 from support.ends import reported
@@ -48,4 +47,4 @@ def sweep_of(
     engine = mock.Mock(Engine, **{"executor.return_value": executor, "details.return_value": {}})
     printed = StringIO()
     console = Console(file=printed, width=1000)
-    return Sweep(folder, Plan(list(jobs), Machine(0, {})), engine, console, RowLog(folder)), printed
+    return Sweep(folder, Plan(list(jobs), Machine(0, {})), engine, console, {}), printed

@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import shutil
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,8 @@ from conftest import run
 from dcpbench.config.errors import ConfigError
 from dcpbench.config.groups import KeepCheckpoints, StorageConfig
 from dcpbench.core.metrics import Measurement
-from dcpbench.records import store
-from dcpbench.records.store import MEASUREMENTS_JSONL, ResultsError, RowLog, stored_rows
+from dcpbench.records import files, store
+from dcpbench.records.store import MEASUREMENTS_JSONL, ResultsError, append_row, stored_rows
 from dcpbench.sweep.cell_runner import Finished
 from dcpbench.sweep.folder import refuse_unusable
 from support.pretended import jobs_in, sweep_of
@@ -59,7 +61,7 @@ def test_a_stale_storage_is_refused_in_one_line(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("reason", [None, "model_equal: a differs"])
-@pytest.mark.parametrize("full", ["append_measurements", "append"])
+@pytest.mark.parametrize("full", ["append_measurements", "append_row"])
 def test_a_full_disk_writes_everything_once(
     reason: str | None, full: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,15 +69,14 @@ def test_a_full_disk_writes_everything_once(
     sweep, _ = sweep_of(tmp_path, [job])
     checkpoints = job.checkpoints
     checkpoints.mkdir(parents=True)
-    place = store if full == "append_measurements" else RowLog
-    real = getattr(place, full)
+    real = getattr(store, full)
 
     def once(*values: Any) -> None:
         if checkpoints.exists():
             raise ResultsError("the disk is full")
         real(*values)
 
-    monkeypatch.setattr(place, full, once)
+    monkeypatch.setattr(store, full, once)
     sweep._write([Finished(job, row(reason=reason, status="fail"), [Measurement("save_s", 1.0, 0)])])
     measured = (tmp_path / MEASUREMENTS_JSONL).read_text().splitlines()
     assert [json.loads(line)["value"] for line in measured] == [1.0]
@@ -87,12 +88,28 @@ def test_a_full_disk_writes_everything_once(
 def test_rows_that_are_no_longer_in_the_file_do_not_count(tmp_path: Path) -> None:
     sweep, printed = sweep_of(tmp_path, jobs_in(tmp_path, "a", "b"))
     for name in ("a", "b"):
-        sweep.log.append(row(cell=name))
+        append_row(tmp_path, row(cell=name))
+        sweep.rows[name, 0] = row(cell=name)
     assert sweep.close(is_part=False, status=0, began=0.0) == 0
     results = tmp_path / "results.jsonl"
     results.write_bytes(results.read_bytes().splitlines(keepends=True)[0])
     assert sweep.close(is_part=False, status=0, began=0.0) == 1
     assert printed.getvalue().splitlines()[-1] == "1 of 2 runs done, 1 left"
+
+
+def test_rows_are_read_once_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, lines = Counter[str](), files.lines
+    sweep, _ = sweep_of(tmp_path / "s", jobs_in(tmp_path / "s", "a", "b"))
+    sweep.run()
+
+    def counted(path: Path) -> Iterator[bytes]:
+        read[path.name] += 1
+        return lines(path)
+
+    monkeypatch.setattr(files, "lines", counted)
+    sweep.close(is_part=False, status=0, began=0.0)
+    assert read == {"results.jsonl": 1, "details.jsonl": 1}
+    assert {"results.csv", "report.html", "junit.xml"} <= {path.name for path in (tmp_path / "s").iterdir()}
 
 
 @pytest.mark.slow

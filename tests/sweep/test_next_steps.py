@@ -10,6 +10,7 @@ import pytest
 
 from conftest import run
 from dcpbench.analysis.cell_identity import sweep_before
+from dcpbench.analysis.frame import read_sweeps
 from dcpbench.cli.commands import main
 from dcpbench.config.text import command_text
 from dcpbench.records.store import append_row, write_csv
@@ -48,9 +49,9 @@ def test_earlier_sweep_has_at_least_half_the_cells(tmp_path: Path) -> None:
     (made(tmp_path / "not ended", 12, "ddp", "fsdp") / "results.csv").unlink()
     new = made(tmp_path / "new", 13, "fsdp", "none")
     made(tmp_path / "later", 14, "fsdp", "none")
-    assert sweep_before(new) == old
-    assert sweep_before(made(tmp_path / "few", 13, "fsdp", "none", "fsdp2")) is None
-    assert sweep_before(tmp_path / "nowhere") is None
+    assert sweep_before(new, read_sweeps(new).frame) == old
+    few = made(tmp_path / "few", 13, "fsdp", "none", "fsdp2")
+    assert sweep_before(few, read_sweeps(few).frame) is None
 
 
 def test_page_and_next_command_are_printed(tmp_path: Path) -> None:

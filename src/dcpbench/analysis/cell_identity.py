@@ -154,15 +154,14 @@ def _without(config: Mapping[str, Any], ignored: Collection[str]) -> dict[str, A
     return {key: value for key, value in config.items() if not is_below(key, ignored)}
 
 
-def sweep_before(folder: Path) -> Path | None:
-    """Return the newest earlier sweep in the same parent folder that has ended and has at least half of this
-    sweep's cells, or None."""
+def sweep_before(folder: Path, rows: pd.DataFrame) -> Path | None:
+    """Return the newest earlier sweep in the same parent folder that has ended and has at least half of the
+    cells of this one, whose `rows` are given; or None."""
     own = folder.resolve()
     written = {path.parent: _written_ns(path) for path in own.parent.glob(f"*/{RESULTS_CSV}")}
     limit = max(map(_written_ns, own.glob("results.*")), default=0)
     ended = [place for place, at in written.items() if place != own and at <= limit]
     frames = map(_rows_in, sorted(ended, key=written.__getitem__, reverse=True)[:_LOOKED_AT])
-    rows = _rows_in(own)
     for other in frames if len(rows) else ():
         if not len(other):
             continue

@@ -11,7 +11,7 @@ import pandas as pd
 
 from dcpbench.core.statuses import StatusSpec, shown
 from dcpbench.records import files
-from dcpbench.records.row import column_types, dict_in, list_in
+from dcpbench.records.row import Row, column_types, dict_in, list_in
 from dcpbench.records.store import ENVIRONMENT_JSON, RESULTS_JSONL, SWEEP_JSON, ResultsError, parse, read_rows
 
 _DTYPES = {bool: "boolean", int: "Int64", float: "float64", str: "string"}
@@ -104,7 +104,11 @@ def read_sweeps(places: Path | str | Sequence[Path | str], details: bool = True)
 
 def read_sweep(folder: Path, details: bool = True) -> Sweeps:
     """Read the rows of the sweep in a folder, see `read_sweeps`."""
-    rows, damaged = read_rows(folder, details)
+    return sweep_of(folder, *read_rows(folder, details))
+
+
+def sweep_of(folder: Path, rows: Sequence[Row], damaged: Sequence[str]) -> Sweeps:
+    """Return the sweep in a folder, given what `read_rows` has read."""
     columns = {name: [row[name] for row in rows] for name in dtypes()}
     frame = frame_of({"sweep": [str(folder)] * len(rows), **columns})
     environment, remarks = _document(folder / ENVIRONMENT_JSON)

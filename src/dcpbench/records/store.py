@@ -17,10 +17,11 @@ import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dcpbench.config.text import visible
 from dcpbench.core.metrics import METRICS, Measurement
 from dcpbench.core.statuses import STATUSES
 from dcpbench.records import files
@@ -35,6 +36,8 @@ SUPERSEDED_JSONL = "superseded.jsonl"
 ENVIRONMENT_JSON = "environment.json"
 SWEEP_JSON = "sweep.json"
 
+_FORMULA = (*"=+-@", *"\uff1d\uff0b\uff0d\uff20")
+"""The characters that begin a formula in a spreadsheet, in both widths."""
 _VERSION = "schema version"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TYPE_NAMES = {
@@ -71,29 +74,9 @@ class Line:
         return not self.content.endswith(b"\n")
 
 
-class RowLog:
-    """Write the rows of a sweep, and keep each of them in memory, without `details`: `rows` by their runs.
-
-    `valid` are the rows that a resumed sweep keeps.
-    """
-
-    def __init__(self, folder: Path, valid: Mapping[Run, Row] | None = None) -> None:
-        self._folder = folder
-        self.rows = {**(valid or {})}
-
-    def append(self, *rows: Row) -> None:
-        """Write rows; raise a ResultsError if that fails, and leave no part of them."""
-        append_row(self._folder, *rows)
-        for row in rows:
-            self._remember(replace(row, details={}))
-
-    def _remember(self, row: Row) -> None:
-        self.rows[row.run] = row
-
-
 def append_row(folder: Path, *rows: Row) -> None:
     """Append rows to `results.jsonl` in a single write, after their details to `details.jsonl`; then both are
-    on disk."""
+    on disk. If that fails, raise a ResultsError and leave no part of a row."""
     lines = [row.flat() for row in rows]
     details = [({name: line[name] for name in _ATTEMPT}, line.pop("details")) for line in lines]
     _append(folder / DETAILS_JSONL, [about | {"details": of} for about, of in details if of])
@@ -125,13 +108,28 @@ def _append(path: Path, contents: Sequence[dict[str, Any]]) -> None:
             raise
 
 
-def write_csv(folder: Path) -> None:
-    """Write the columns of the rows of `results.jsonl` to `results.csv`."""
+def write_csv(folder: Path, rows: Iterable[Row] | None = None) -> None:
+    """Write the columns of rows, without others those of `results.jsonl`, to `results.csv`."""
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=columns(), extrasaction="ignore")
     writer.writeheader()
-    writer.writerows(row.flat() for row in stored_rows(folder))
+    for row in stored_rows(folder) if rows is None else rows:
+        writer.writerow({name: csv_entry(value) for name, value in row.flat().items()})
     write_whole(folder / RESULTS_CSV, [text.getvalue().encode()])
+
+
+def csv_entry(value: object) -> object:
+    """Return a value for a CSV file, in which a spreadsheet runs no text as a formula."""
+    if not isinstance(value, str):
+        return value
+    shown = visible(value, but="\n\t")
+    if shown.lstrip()[:1] not in _FORMULA:
+        return shown
+    try:
+        float(shown)
+    except ValueError:
+        return f"'{shown}"
+    return shown
 
 
 def write_json(path: Path, content: Any) -> None:

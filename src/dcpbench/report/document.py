@@ -25,6 +25,7 @@ from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.statuses import BAD
 from dcpbench.records import files
+from dcpbench.records.store import csv_entry
 from dcpbench.report.styles import standard_output, style_of, text_of, without_trailing_blanks
 
 _MOST_DAMAGED = 5
@@ -33,8 +34,6 @@ _SPECIAL = re.compile(r"([\\`*\[\]|<>&@#])")
 _CHECKS, _OF_COSTS = "checks", ("rounds", "smallest\ndetectable")
 _WIDTH_OF_A_FILE, _UNFOLDED = 120, 1000
 _FAILED, _TRAINING = "failed: ", "training failed: "
-_FORMULA = (*"=+-@", *"\uff1d\uff0b\uff0d\uff20")
-"""The characters that begin a formula in a spreadsheet, in both widths."""
 
 
 @dataclass(frozen=True)
@@ -366,23 +365,10 @@ def rows_text(table: pd.DataFrame, written_as: str) -> str:
     if written_as == "csv":
         table = table.copy()
         for name in table.select_dtypes(["string", "object"]):
-            entries = [_csv_entry(value) for value in table[name]]
+            entries = [csv_entry(value) for value in table[name]]
             table[name] = pd.Series(entries, table.index, dtype=object)
         return str(table.to_csv(index=False))
     return json.dumps(records(table), indent=1, allow_nan=False) + "\n"
-
-
-def _csv_entry(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    shown = visible(value, but="\n\t")
-    if shown.lstrip()[:1] not in _FORMULA:
-        return shown
-    try:
-        float(shown)
-    except ValueError:
-        return f"'{shown}"
-    return shown
 
 
 def put_out(text: str, output: Path | None) -> None:

@@ -125,21 +125,24 @@ and --metric print a pivot, --cells one line per cell. Runs of one cell (repeats
 their worst status and median times. -o page.html writes the page, of several sweeps with their names."""
 
 
-def write_reports(folder: Path, place: Path | None) -> None:
+def write_reports(folder: Path, place: Path | None, sweep: Sweeps | None = None) -> None:
     """Write `report.html` and `junit.xml` of a sweep, compared with the one before it, in `place`.
+
+    Args:
+        sweep: the sweep in the folder, if it has been read.
 
     Raises:
         dcpbench.records.store.ResultsError: the folder has no results, or a file cannot be written.
     """
-    sweeps = read_sweeps([folder])
+    sweeps = sweep or read_sweeps([folder])
     text = page(sweeps, folder.resolve().name, _read(place))
     write_whole(folder / "report.html", [text.encode()])
     write_whole(folder / "junit.xml", [junit(sweeps).encode()])
 
 
-def print_report(folder: Path) -> None:
-    """Print a sweep's table and what did not pass; raise ResultsError if it has no results."""
-    put_out(rendered(content(read_sweeps([folder])), sys.stdout), None)
+def print_report(sweep: Sweeps) -> None:
+    """Print a sweep's table and what did not pass; raise ResultsError if that fails."""
+    put_out(rendered(content(sweep), sys.stdout), None)
 
 
 def content(sweeps: Sweeps, view: View = View()) -> Content:
@@ -178,7 +181,7 @@ def _text(sweeps: Sweeps, view: View, written_as: str, file: TextIO) -> str:
         if len(sweeps.environments) == 1 and not view.where:
             from dcpbench.analysis.cell_identity import sweep_before
 
-            before = _read(sweep_before(Path(*sweeps.environments)))
+            before = _read(sweep_before(Path(*sweeps.environments), sweeps.frame))
         return page(chosen, ", ".join(chosen.environments), before)
     return rows_text(chosen.frame.drop(columns=[*NESTED]), written_as)
 

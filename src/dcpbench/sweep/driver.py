@@ -17,8 +17,8 @@ from dcpbench.config.text import command_text, counted, done_text, path_text
 from dcpbench.core.rank_report import Imports
 from dcpbench.executors.base import Engine, Executor, HostsLostError
 from dcpbench.records import files, store
-from dcpbench.records.row import INTERRUPTED, Run, exit_status
-from dcpbench.records.store import ResultsError, RowLog, stored_rows, write_csv
+from dcpbench.records.row import INTERRUPTED, Row, Run, exit_status
+from dcpbench.records.store import ResultsError, read_rows, write_csv
 from dcpbench.sweep.cell_runner import CellRunner, Finished, Mismatches
 from dcpbench.sweep.plan import Plan, PlannedCell
 from dcpbench.sweep.progress import ProgressDisplay, say
@@ -28,7 +28,7 @@ from dcpbench.sweep.signals import uninterrupted
 
 @dataclass
 class Sweep:
-    """Run the cells that have no row in the `log`.
+    """Run the cells that have none of the `rows`, which have no `details`.
 
     Cells that need the same ranks run one after another, or at the same time where the machine has room
     (`dcpbench.sweep.resources`). Each runner has a thread, but only the main thread writes rows. Ranks stay
@@ -39,7 +39,7 @@ class Sweep:
     plan: Plan
     engine: Engine
     console: Console
-    log: RowLog
+    rows: dict[Run, Row]
     earlier_machines: list[dict[str, Any]] = field(default_factory=list)
     written: int = 0
     interrupted_by: ResultsError | HostsLostError | None = None
@@ -56,8 +56,8 @@ class Sweep:
         Raises:
             KeyboardInterrupt: the user interrupted.
         """
-        self._times = Times(self.log.rows.values())
-        to_run = [cell for cell in self.plan.cells if cell.run not in self.log.rows]
+        self._times = Times(self.rows.values())
+        to_run = [cell for cell in self.plan.cells if cell.run not in self.rows]
         left = {cell.run: cell for cell in to_run}
         self._describe_machine()
         done = len(self.plan.cells) - len(to_run)
@@ -85,10 +85,10 @@ class Sweep:
         """
         try:
             self.end()
-            rows = [*stored_rows(self.folder)]
+            rows, damaged = read_rows(self.folder) if self.rows else ([], [])
         except ResultsError as wrong:
             self.interrupted_by = self.interrupted_by or wrong
-            rows = [*self.log.rows.values()]
+            rows, damaged = [*self.rows.values()], []
         what = "run" if self.plan.distinct < len(self.plan.cells) else "cell"
         number = sum(row.retry_of is None for row in rows)
         done, complete = done_text(number, len(self.plan.cells), what), number == len(self.plan.cells)
@@ -101,7 +101,7 @@ class Sweep:
             return 1
         before = None
         if rows:
-            before = self._report()
+            before = self._report(rows, damaged)
             if not is_part and all(row.status == "skip" for row in rows):
                 say(self.console, "every cell was skipped: nothing was measured")
             spent_s = time.monotonic() - began
@@ -113,15 +113,21 @@ class Sweep:
             return status or int(not complete or not all(row.is_ok for row in rows))
         return status or (exit_status(rows) if complete else 1)
 
-    def _report(self) -> Path | None:
+    def _report(self, rows: Sequence[Row], damaged: Sequence[str]) -> Path | None:
         """Write and print all reports, and which could not be written. Return the sweep to compare with."""
         from dcpbench.analysis.cell_identity import sweep_before
+        from dcpbench.analysis.frame import sweep_of
         from dcpbench.report.show import print_report, write_reports
 
-        before = sweep_before(self.folder)
-        for show in (write_csv, partial(write_reports, place=before), print_report):
+        sweep = sweep_of(self.folder, rows, damaged)
+        before = sweep_before(self.folder, sweep.frame)
+        for show in (
+            partial(write_csv, self.folder, rows),
+            partial(write_reports, self.folder, before, sweep),
+            partial(print_report, sweep),
+        ):
             try:
-                show(self.folder)
+                show()
             except ResultsError as error:
                 say(self.console, str(error))
         return before
@@ -188,7 +194,8 @@ class Sweep:
             while measured:
                 store.append_measurements(self.folder, measured[0].row, measured[0].measurements)
                 measured.popleft()
-            self.log.append(*rows)
+            store.append_row(self.folder, *rows)
+            self.rows |= {row.run: replace(row, details={}) for row in rows}
 
         try:
             append()

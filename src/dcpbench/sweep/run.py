@@ -5,7 +5,6 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -22,7 +21,7 @@ from dcpbench.executors.base import Engine, HostsLostError, engine_of
 from dcpbench.executors.fork_server import Machine
 from dcpbench.rank.nccl import NCCL_PATH
 from dcpbench.records.row import INTERRUPTED
-from dcpbench.records.store import ResultsError, RowLog
+from dcpbench.records.store import ResultsError
 from dcpbench.sweep.cells import SweepCell, cells_of
 from dcpbench.sweep.composer import Composer
 from dcpbench.sweep.driver import Sweep
@@ -54,13 +53,12 @@ def run_sweep(request: Request) -> int:
                 folder.hold()
             engine = _begun_engine(request)
             cells, probe = _cells(request, engine, console)
-            is_announced = _announced(cells, request, folder, console)
             plan = plan_of(cells, probe(), engine.hosts_of)
             if request.sweep.part and not request.is_resumed:
                 plan = replace(plan, cells=part_of(plan.cells, *part_numbers(request.sweep.part)))
             if request.sweep.plan:
                 return _show(plan, request, engine, folder)
-            sweep = _begun_sweep(plan, request, engine, folder, console, is_announced)
+            sweep = _begun_sweep(plan, request, engine, folder, console)
             sweep.run()
             status = 0
         except (ResultsError, HostsLostError) as error:
@@ -115,20 +113,6 @@ def _cells(
     return cells_of(composer, request.base, words), probe
 
 
-def _announced(cells: Sequence[SweepCell], request: Request, folder: SweepFolder, console: Console) -> bool:
-    """Print the first line before torch is imported, and return whether that was possible: not where the
-    rows so far or the user's code decide what runs, nor for cells that need a GPU."""
-    sweep, targets = request.sweep, {cell.config.workload.target for cell in cells}
-    if sweep.plan or sweep.nccl or sweep.resume or sweep.part or len(cells) > _MANY or targets != {None}:
-        return False
-    with suppress(ConfigError):  # reported once the machine is known
-        plan = plan_of(cells, Machine(0, {"torch": "0"}, has_interpreters=True))
-        folder.refuse_unusable(plan.cells)
-        say(console, cells_sentence(plan, folder.path))
-        return True
-    return False
-
-
 def _show(plan: Plan, request: Request, engine: Engine, folder: SweepFolder) -> int:
     """Print what would run, and return the exit status."""
     from dcpbench.sweep.dry_run import print_plan
@@ -140,7 +124,7 @@ def _show(plan: Plan, request: Request, engine: Engine, folder: SweepFolder) -> 
 
 
 def _begun_sweep(
-    plan: Plan, request: Request, engine: Engine, folder: SweepFolder, console: Console, is_announced: bool
+    plan: Plan, request: Request, engine: Engine, folder: SweepFolder, console: Console
 ) -> Sweep:
     """Begin or resume a sweep in its folder. Return its driver, and import meanwhile what shows its rows."""
     valid = folder.valid_rows(plan.cells, request.sweep.rerun)
@@ -153,9 +137,8 @@ def _begun_sweep(
     # pandas takes up to a second to import, which the driver has while the ranks are at work.
     threading.Thread(target=import_module, args=("dcpbench.report.show",), daemon=True).start()
     if left.cells:
-        first = () if is_announced else (cells_sentence(left, folder.path),)
-        say(console, *first, ranks_sentence(left))
-    return Sweep(folder.path, plan, engine, console, RowLog(folder.path, valid.rows), earlier)
+        say(console, cells_sentence(left, folder.path), ranks_sentence(left))
+    return Sweep(folder.path, plan, engine, console, valid.rows, earlier)
 
 
 def _refuse_unusable_targets(plan: Plan, engine: Engine) -> None:
