@@ -162,3 +162,20 @@ def test_command_line_that_is_terminated(log: Path) -> None:
     assert driver.returncode == 128 + signal.SIGTERM
     assert out.endswith("interrupted; logs and rows: x\n")
     assert marked(str(log.parent)) == []
+
+
+def test_copying_ends_with_the_driver(log: Path) -> None:
+    """`cp` is no descendant of the guardian."""
+    code = (
+        "import subprocess; from pathlib import Path; from dcpbench.plugins.script import copies\n"
+        "run = subprocess.run\n"
+        "subprocess.run = lambda words, **how: run(['sleep', '600'], **how)\n"
+        "copies.copy_folder(Path('a'), Path('b'))\n"
+    )
+    driver = subprocess.Popen(
+        [sys.executable, "-c", code], env=os.environ | {MARK: str(log.parent)}, cwd=log.parent
+    )
+    until(lambda: any(one.name() == "sleep" for one in marked(str(log.parent))))
+    driver.kill()
+    driver.wait()
+    until(lambda: not marked(str(log.parent)), 20.0)

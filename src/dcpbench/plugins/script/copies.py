@@ -1,7 +1,9 @@
 """A folder as a crash leaves it: copied while all its processes are stopped, and put back to be resumed."""
 
+import ctypes
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterable, Sequence
@@ -14,6 +16,7 @@ import psutil
 from dcpbench.plugins.script.checkpoints import Event
 from dcpbench.records import files
 
+_LIBRARY = ctypes.CDLL(None)
 _TOUCH_S = 10.0
 """Longest time for giving files the order in which they were changed."""
 
@@ -85,7 +88,16 @@ class Copy:
 def copy_folder(source: Path, target: Path) -> None:
     """Copy a folder with its times, links, hard links and holes; by reference where the file system can."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["cp", "-a", "--reflink=auto", "--", source, target], check=True, stdin=subprocess.DEVNULL)
+    subprocess.run(
+        ["cp", "-a", "--reflink=auto", "--", source, target],
+        check=True, stdin=subprocess.DEVNULL, preexec_fn=_end_with_parent,
+    )  # fmt: skip
+
+
+def _end_with_parent() -> None:
+    """Let this process end if dcpbench is killed: the guardian of the command does not know it."""
+    pr_set_pdeathsig = 1
+    _LIBRARY.prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
 
 
 def change_times(folder: Path) -> list[tuple[int, str]]:
