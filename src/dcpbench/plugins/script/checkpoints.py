@@ -9,6 +9,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -196,7 +197,6 @@ class Family:
         taken: int | None,
     ) -> None:
         self._time, self._opened, self._cut, self._state = time, opened, cut, state
-        self._own = {*disk.versions}
         self._classes = _classes(disk.versions, known.versions)
         chosen = self._chosen(taken)
         self.members = [*self._members(chosen, time)]
@@ -225,12 +225,8 @@ class Family:
     def _chosen(self, taken: int | None) -> list["_Class"]:
         """Return the classes of the family."""
         opened = [
-            of
-            for of in self._classes
-            if any(self._is_opened(path) for version in self._own & {*of.versions}
-                   for path in version.paths_at(self._time))
-            and any(version.date for version in of.versions)
-        ]  # fmt: skip
+            of for of in self._classes if of.dates[-1] and any(map(self._is_opened, of.paths_at(self._time)))
+        ]
         state = [of for of in self._classes if of.contains(self._state)]
         if not opened:  # then those that have most: exports and best weights are not meant to be resumed
             most = max((of.size for of in state), default=0)
@@ -262,22 +258,19 @@ class Family:
 
     def _members(self, classes: Sequence["_Class"], time: float) -> Iterator[Member]:
         """Yield the checkpoints at a time, the newest first."""
-        dates = {version.date for of in classes for version in self._own & {*of.versions}}
-        for date in sorted(dates, reverse=True):
-            missing, versions = [], []
+        for date in sorted({date for of in classes for date in of.own}, reverse=True):
+            missing = []
             for of in classes:
-                own = [version for version in of.versions if version in self._own]
-                files = of.files([version for version in own if version.date == date])
-                versions += [version for version in own if version.date == date]
-                if not of.size and any(
-                    self._is_whole(of, [version], time) for version in own if version.date >= date
-                ):
+                later = [version for other, own in of.own.items() if other >= date for version in own]
+                if not of.size and self._is_whole(of, later, time):
                     continue  # a pointer that is written over is there
+                files = of.files(of.own.get(date, ()))
                 bad = [path for path, written in files.items() if not self._is_whole(of, written, time)]
                 is_cut = any(is_in(path, cut) for path in bad for cut in self._cut)
                 missing += [f"{path or of.name} is {'cut' if is_cut else 'missing'}" for path in bad]
                 if not bad and len(files) < of.least:
-                    missing.append(f"of {of.name} there are {len(files)} of {of.least}")
+                    missing.append(f"{of.name} is missing" if not files else f"part of {of.name} is missing")
+            versions = [version for of in classes for version in of.own.get(date, ())]
             yield Member(date, versions, listed(missing, 2))
 
     def _is_whole(self, of: "_Class", versions: Iterable[Version], time: float) -> bool:
@@ -292,31 +285,33 @@ class Family:
 
     def _lost(self, classes: Sequence["_Class"]) -> int:
         """Return the date of a checkpoint that was complete until a file of it was removed or overwritten."""
-        ends = {end for of in classes for version in self._own & {*of.versions}
-                for _, _, end, _ in version.paths if end <= self._time}  # fmt: skip
-        return max(
-            (
-                member.date
-                for end in ends
-                for member in self._members(classes, math.nextafter(end, 0))
-                if not member.missing
-            ),
-            default=0,
-        )
+        versions = [version for of in classes for own in of.own.values() for version in own]
+        ends = {end for version in versions for _, _, end, _ in version.paths if end <= self._time}
+        before = (self._members(classes, math.nextafter(end, 0)) for end in sorted(ends, reverse=True))
+        complete = (member.date for members in before for member in members if not member.missing)
+        return next(complete, 0)
 
 
 class _Class:
     """Files that are one another's older or newer versions."""
 
-    def __init__(self, name: str, versions: Sequence[Version], published: Collection[str]) -> None:
-        self.name, self.versions, self._published = name, versions, published
-        self.dates = sorted({version.date for version in versions})
-        self.size = max((len(version.content) for version in versions), default=0)
+    def __init__(
+        self, name: str, known: Sequence[Version], own: Sequence[Version], published: Collection[str]
+    ) -> None:
+        self.name, self._published = name, published
+        self.own = _by_date(own)
+        """The versions of the stopped run, by their dates."""
+        both = _by_date(dict.fromkeys((*known, *own)))
+        self._versions = [version for of_date in both.values() for version in of_date]
+        self.dates = sorted(both)
+        self.size = max(len(version.content) for version in self._versions)
         """How many values a version contains."""
-        counts = [len(self.files([version for version in versions if version.date == date]))
-                  for date in self.dates[:-1]]  # fmt: skip
-        self.least = min(counts or [1])
+        self.least = min([len(self.files(both[date])) for date in self.dates[:-1]] or [1])
         """How many files each checkpoint has, but perhaps for the last, which can be in flight."""
+
+    def paths_at(self, time: float) -> list[str]:
+        """Return the paths of the stopped run's versions at a time."""
+        return [path for own in self.own.values() for version in own for path in version.paths_at(time)]
 
     def files(self, versions: Iterable[Version]) -> dict[str, list[Version]]:
         """Return versions by the first path at which they are not temporary; empty if there is none."""
@@ -328,7 +323,7 @@ class _Class:
 
     def contains(self, state: Collection[Any]) -> bool:
         """Tell whether a version contains weights or an optimizer's state."""
-        return any(value in state for version in self.versions for value in version.content.values())
+        return any(value in state for version in self._versions for value in version.content.values())
 
     def published(self, paths: Iterable[str]) -> list[str]:
         """Return the paths that are not temporary."""
@@ -337,10 +332,12 @@ class _Class:
 
 def _classes(own: Sequence[Version], known: Sequence[Version]) -> list[_Class]:
     """Return the classes of files that are not temporary."""
-    of_known, groups = _by_name(known), _by_name(dict.fromkeys((*known, *own)))
+    of_known, of_own = _by_name(known), _by_name(own)
     # From a temporary name each version is moved away; from a backup's, or a slot's, not the last one.
     published = sorted(
-        name for name, of in groups.items() if not all(is_renamed for _, is_renamed in of_known.get(name, of))
+        name
+        for name in {**of_known, **of_own}
+        if not all(is_renamed for _, is_renamed in of_known.get(name) or of_own[name])
     )
     parents = {name: name for name in published}
 
@@ -354,18 +351,31 @@ def _classes(own: Sequence[Version], known: Sequence[Version]) -> list[_Class]:
         for name in names[1:]:
             parents[root(name)] = root(names[0])
     for name, other in combinations(published, 2):
-        if _take_turns(*([version for version, _ in of_known.get(of, ())] for of in (name, other))):
+        if _take_turns(
+            [version for version, _ in of_known[name]], [version for version, _ in of_known[other]]
+        ):
             parents[root(other)] = root(name)
     classes: defaultdict[str, list[str]] = defaultdict(list)
     for name in published:
         classes[root(name)].append(name)
+
+    def versions(of: Mapping[str, list[tuple[Version, bool]]], names: Iterable[str]) -> list[Version]:
+        return [version for name in names for version, _ in of.get(name, ())]
+
     return [
-        _Class(names[0], [*dict.fromkeys(version for name in names for version, _ in groups[name])], names)
+        _Class(names[0], versions(of_known, names), versions(of_own, names), names)
         for names in classes.values()
     ]
 
 
-def _by_name(versions: Iterable[Version]) -> dict[str, list[tuple[Version, bool]]]:
+def _by_date(versions: Iterable[Version]) -> dict[int, list[Version]]:
+    by_date: defaultdict[int, list[Version]] = defaultdict(list)
+    for version in dict.fromkeys(versions):
+        by_date[version.date].append(version)
+    return by_date
+
+
+def _by_name(versions: Iterable[Version]) -> defaultdict[str, list[tuple[Version, bool]]]:
     """Return the versions that had each folded name, and whether they were renamed to another one."""
     groups: defaultdict[str, list[tuple[Version, bool]]] = defaultdict(list)
     for version in versions:
@@ -389,6 +399,7 @@ def _same_dates(some: Sequence[int], others: Sequence[int]) -> bool:
     return {*some} - {last} == {*others} - {last}
 
 
+@cache
 def folded(path: str) -> str:
     """Return a path without what differs between saves: digits, times, hashes.
 
