@@ -36,12 +36,8 @@ def digests_of(cell: Cell, save: Save, on_several_hosts: bool) -> Mapping[str, s
         if cell.world.rank == 0:
             digests = checkpointer.digests_with_late(checkpoint_id, digests, complete_at)
     if cell.world.size > 1 and checkpointer.has_files and checkpoint_id not in checkpointer.removed:
-        compared = compare_files(
-            *(
-                _unshared(checkpointer, checkpoint_id, one)
-                for one in (listing, checkpointer.listing(checkpoint_id))
-            )
-        )
+        listing = _its(checkpointer, checkpoint_id, listing)
+        compared = compare_files(listing, checkpointer.listing(checkpoint_id))
         cell.record(CHECK, compared, str(save.checkpoint))
     return digests
 
@@ -88,9 +84,10 @@ def report_missing(cell: Cell, checkpoint: Checkpoint, file: str | None) -> str:
     return f"the save of step {checkpoint.step} wrote no such file under its path"
 
 
-def _unshared(checkpointer: Checkpointer, checkpoint_id: str, files: Mapping[str, str]) -> dict[str, str]:
-    shared = checkpointer.shared(checkpoint_id)
-    return {name: digest for name, digest in files.items() if name not in shared}
+def _its(checkpointer: Checkpointer, checkpoint_id: str, then: Mapping[str, str]) -> dict[str, str]:
+    """Return the files of then without those that a later save has written too."""
+    now, folder = checkpointer.lengths(checkpoint_id), checkpointer.folder(checkpoint_id)
+    return {name: file for name, file in then.items() if name in now or not (folder / name).exists()}
 
 
 def verify_files(cell: Cell) -> None:
@@ -103,8 +100,8 @@ def verify_files(cell: Cell) -> None:
         with cell.phase("verify", "files"):
             compared = NOTHING
             if cell.world.rank == 0:
-                both = known.digests, known.checkpointer.digests(checkpoint_id)
-                compared = compare_files(*(_unshared(known.checkpointer, checkpoint_id, one) for one in both))
+                then = _its(known.checkpointer, checkpoint_id, known.digests)
+                compared = compare_files(then, known.checkpointer.digests(checkpoint_id))
             cell.record(CHECK, compared, known.where)
 
 

@@ -1,7 +1,7 @@
 """The checks of scenarios. Each brings its negative control, which shows in the cell that it could fail."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,12 +27,11 @@ from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import RESUMED, TWIN, Sides
 from dcpbench.core.rank_report import CheckReport, Compared
 from dcpbench.core.state import CHECK_OF, StatePart, key_of, text_of
-from dcpbench.verify.compare import Comparison
+from dcpbench.verify.compare import ABSENT, Comparison
 from dcpbench.verify.perturb import compare_controlled, compared_names, unlike
 from dcpbench.verify.plain_read import leaves_like
 from dcpbench.verify.training import compare_resumed
 from dcpbench.workloads import build_run, lockstep
-from dcpbench.workloads.attributes import of_attributes
 from dcpbench.workloads.build_run import copy_state
 from dcpbench.workloads.lockstep import Lockstep
 from dcpbench.workloads.own_run import OwnRun
@@ -52,7 +51,6 @@ from dcpbench.workloads.run_state import (
 
 HARMLESS = "save_harmless"
 """The check that saves change nothing."""
-_AGAIN = ", saved again one step later"
 _SAVES: Sides = ("{} without saves", "{} with them")
 
 Controls = dict[StatePart, Compared]
@@ -221,7 +219,7 @@ def verify_restored(cell: Cell, target: Run, checkpoint: Checkpoint, controls: C
             left_out = {text_of(name) for name in checkpoint.state[part].keys() - leaves.keys()}
             found = [mismatch for mismatch in found if mismatch.name not in left_out]
             if isinstance(target, TrainerRun) and part is StatePart.extra:
-                found = of_attributes(target.lost(found, leaves), leaves, actual[part])
+                found = target.lost(found, leaves)
             compared = replace(controls[part], found=found)
             comparisons[part] = Comparison(leaves, actual[part], compared)
         record_restored(cell, checkpoint, comparisons, str(checkpoint))
@@ -252,32 +250,35 @@ def verify_saved_again(cell: Cell, target: Run, checkpoint: Checkpoint, record: 
     Large models are left out: it would cost as much as everything else in the cell."""
     if not is_small(checkpoint.state):
         return
-    with _loaded_again(cell, target, checkpoint, ", saved again") as again:
-        end = cell.window.end_of(again.step)
-        if cell.config.own_trainer and again.step < end and end in record.states:
-            resume(cell, target, again, record)
-
-
-@contextmanager
-def _loaded_again(cell: Cell, target: Run, checkpoint: Checkpoint, how: str) -> Iterator[Checkpoint]:
-    """Context manager: a checkpoint of a restored run, loaded into the same run, made different."""
     checkpointer, step = cell.checkpointer, target.train_state.step
     beside = Path(checkpointer.name_of(step))
     # A trainer may read the step from the name, and remove what else it finds in the folder.
     other = Path("again") / beside if cell.config.own_trainer else beside.with_name(f"again-{beside.name}")
     name = str(cell.folder / other)
     state = retained_state(target)
-    again = replace(checkpoint, step=step, checkpoint_id=name, how=how)
+    again = replace(checkpoint, step=step, checkpoint_id=name, how=", saved again")
     again = replace(again, state=state, named=as_saved(target, state))
     with cell.phase("verify", "saved_again"):
         checkpointer.save(target.state(), name).wait()
         cell.world.meet()
     load_and_verify(cell, target, again)
-    yield again
+    end = cell.window.end_of(step)
+    if cell.config.own_trainer and step < end and end in record.states:
+        resume(cell, target, again, record)
     with cell.phase("verify", "saved_again"):
         cell.world.meet()  # a rank with a mismatch reads the saved tensor
         if cell.world.rank == 0:
             checkpointer.remove(name)
+
+
+def verify_saved_early(cell: Cell, target: Run, checkpoint: Checkpoint, record: Story) -> None:
+    """Save a trainer again one step after a load, since jobs are often stopped soon after a resume."""
+    if checkpoint.step + 1 < cell.window.end_of(checkpoint.step):
+        make_different(cell, target, checkpoint)
+        steps.load(cell, target, checkpoint)
+        with suppress(TrainingEndedError):
+            steps.train(cell, target, checkpoint.step + 1)
+            verify_saved_again(cell, target, checkpoint, record)
 
 
 def verify_values(
@@ -300,7 +301,6 @@ def resume(
     record: Story,
     exactly: bool = True,
     until: int | None = None,
-    again: bool = False,
 ) -> None:
     """Train a restored run on, and compare its losses and its state with the reference run's.
 
@@ -308,13 +308,10 @@ def resume(
         exactly: bit for bit. Another layout sums in another order: there each step is compared with a twin's,
             and losses have to be close.
         until: the last step; by default `resume_steps` after the checkpoint.
-        again: a small trainer is saved again after its first step, and loaded: jobs are often stopped soon
-            after a resume.
     """
     last = until or cell.window.end_of(checkpoint.step)
     taken = range(checkpoint.step + 1, last + 1)
-    again = again and isinstance(target, TrainerRun) and len(taken) > 1 and is_small(checkpoint.state)
-    where = f"after the checkpoint of step {checkpoint.step}{_AGAIN if again else checkpoint.how}"
+    where = f"after the checkpoint of step {checkpoint.step}{checkpoint.how}"
     of_losses = "loss_resume_equal" if exactly else "loss_resume_close"
     with cell.phase("verify", "known_defects"):
         why = mend(cell, target, checkpoint)
@@ -324,7 +321,7 @@ def resume(
     ended = False
     generators = dict(target.random.states)
     if isinstance(target, TrainerRun):
-        resumed, ended = _resume_trainer(cell, target, checkpoint, record, last, again)
+        resumed, ended = _resume_trainer(cell, target, checkpoint, record, last)
     elif exactly or not isinstance(target, OwnRun) or target.limits.why_no_twin:
         resumed = steps.train(cell, target, last)
     else:
@@ -373,31 +370,25 @@ def resume(
 
 
 def _resume_trainer(
-    cell: Cell, target: TrainerRun, checkpoint: Checkpoint, record: Story, last: int, again: bool
+    cell: Cell, target: TrainerRun, checkpoint: Checkpoint, record: Story, last: int
 ) -> tuple[list[float], bool]:
     """Train a restored trainer on, and compare the attributes that its first step has made with the reference
     run's. Return its losses, and whether it ended before step `last`."""
-    first: list[float] = []
     try:
         first = steps.train(cell, target, checkpoint.step + 1)
         with cell.phase("verify", "resumed"):
-            made, stepped = target.made_by_steps(), record.stepped[checkpoint.step + 1]
-            expected = {name: leaf for name, leaf in stepped.items() if name in made}
-            compared = compare_controlled(expected, {name: made[name] for name in expected})
+            made = target.made_by_steps()
+            stepped = record.stepped.get(checkpoint.step + 1, {})
+            expected = {name: leaf for name, leaf in stepped.items() if made.get(name, ABSENT) is not None}
+            compared = compare_controlled(expected, {name: made[name] for name in expected if name in made})
             if any(cell.world.gathered(bool(expected))):
                 where = f"one step after the checkpoint of step {checkpoint.step}{checkpoint.how}"
                 compared = replace(compared, found=target.lost(compared.found, expected))
                 cell.record("state_resume_equal", compared, where, RESUMED)
-        if not again:
-            return [*first, *steps.train(cell, target, last)], False
-        alive = target.alive
-        with _loaded_again(cell, target, checkpoint, _AGAIN):
-            target.alive[:0] = alive
-            return [*first, *steps.train(cell, target, last)], False
+        return [*first, *steps.train(cell, target, last)], False
     except TrainingEndedError as early:
         cell.report.not_applied["state_resume_equal"] = str(early)
-        losses = [*(first if again else ()), *target.train_state.losses]
-        return losses[len(losses) - (early.step - checkpoint.step) :], True
+        return target.train_state.losses[-(early.step - checkpoint.step) :], True
 
 
 def _report_generators(

@@ -125,21 +125,18 @@ def _train_trainer(cell: Cell, record: Story, exactly: bool) -> Cell:
 
 
 def _announce_length(cell: Cell, window: Window, looks_until: int, step_s: float) -> None:
-    """Tell the user how long the other steps take, if that is long; one of the first two may be slow.
-
-    Raises:
-        Skip: longer than the cell may take.
-    """
-    first_end = window.end_of(window.saves[0])
-    resumed = [window.end_of(step) - step for step in (*window.saves, first_end)]
-    left = max(window.last, looks_until) + first_end + window.last + sum(resumed) - FEWEST_STEPS
+    """Announce how long the other steps take, by the faster of the first two, if that is long; raise Skip if
+    it is longer than a cell may take."""
+    end = window.end_of(window.saves[0])
+    resumed = sum(window.end_of(step) - step for step in (*window.saves, end, window.saves[-1]))
+    left = max(window.last, looks_until) - FEWEST_STEPS + end + window.last + resumed
     left_s, limit_s = left * step_s, cell.config.timeouts.cell_s
-    text = f"{left} more steps, of all its runs, take about {duration_text(left_s)}"
+    about = f"{left} more steps take about {duration_text(left_s)}"
+    text = f"{about}; for fewer pass train_steps, resume_steps, saves"
     if left_s > limit_s:
-        fewer = "pass train_steps=2 resume_steps=2 saves=1 for fewer, or a longer limit"
-        raise Skip(f"{text}, more than timeouts.cell_s={limit_s:g}; {fewer}")
+        raise Skip(f"{text}, such as 2, 2 and 1, or allow more than timeouts.cell_s={limit_s:g}")
     if left_s > _LONG_S:
-        cell.announce("train", f"{text}; train_steps, resume_steps and saves make them fewer")
+        cell.announce("train", text)
 
 
 def window_of_trainer(config: Config, epoch_ends: Sequence[int], most: int, exactly: bool = False) -> Window:

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import InitVar, dataclass
@@ -267,11 +267,6 @@ class Checkpointer(ABC):
         file system made visible later."""
         folder, stats = self.folder(checkpoint_id), self.stats(checkpoint_id)
         return {**then, **digest_late_files(folder, stats, then, complete_at)}
-
-    def shared(self, checkpoint_id: str) -> Collection[str]:
-        """Return the names of files that the saves of several checkpoints in its folder have written, and
-        that may change."""
-        return ()
 
     def note_removed(self, newest: str, names: Iterable[str] = ()) -> None:
         """Note in `removed` which checkpoints are gone after the save of the newest; `names` are those of its

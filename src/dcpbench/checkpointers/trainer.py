@@ -4,7 +4,6 @@ import gc
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
 from functools import partial
@@ -24,8 +23,8 @@ _THREADS_END_S = 1.0
 class TrainerCheckpointer(Checkpointer):
     """Calls the trainer in the state to save and load. Its checkpoints are in one folder, as in a job. The
     files of one are those under its path with any suffix (`step-2/weights`, `step-2-0.pt`), or, if there are
-    none, those that its save has written in the folder and no later one. Other files there belong to none.
-    Only the trainer can read them, and it may remove them.
+    none, those that its save alone has written in the folder. Other files there belong to none. Only the
+    trainer can read them, and it may remove them.
 
     Attributes:
         removed: the path of the save after which all files of a checkpoint were gone, by checkpoint id.
@@ -38,8 +37,7 @@ class TrainerCheckpointer(Checkpointer):
         self._ranks = ranks
         self._with_files: set[str] = set()
         self._before: dict[str, dict[Path, int]] = {}
-        self._written: dict[str, set[str]] = {}
-        """The names of the files under no checkpoint's path that a save has written, by checkpoint id."""
+        self._saves: dict[Path, str | None] = {}
         self._opened: list[dict[int, str]] = []
         self.removed: dict[str, str] = {}
         self.late: dict[str, list[str]] = {}
@@ -73,28 +71,18 @@ class TrainerCheckpointer(Checkpointer):
         return super().at_success(checkpoint_id, rank, alone)
 
     def _times(self, checkpoint_id: str) -> dict[Path, int]:
-        """Return when each file in the folder has changed, those under the path of no checkpoint."""
-        folder = self.folder(checkpoint_id)
-        files = {path.relative_to(folder): stat.st_ctime_ns for path, stat in files_below(folder).items()}
-        ids = {*self._written, checkpoint_id}
-        return {name: at for name, at in files.items() if not any(is_under(one, str(name)) for one in ids)}
+        return {path: stat.st_ctime_ns for path, stat in files_below(self.folder(checkpoint_id)).items()}
 
     def _note_written(self, checkpoint_id: str) -> None:
-        before, now = self._before[checkpoint_id], self._times(checkpoint_id)
-        names = {str(name) for name, at in now.items() if before.get(name) != at}
-        self._written.setdefault(checkpoint_id, set()).update(names)
-
-    def _beside(self, checkpoint_id: str) -> dict[str, set[str]]:
-        folder = self.folder(checkpoint_id)
-        return {one: names for one, names in self._written.items() if self.folder(one) == folder}
-
-    def shared(self, checkpoint_id: str) -> set[str]:
-        names = Counter(name for of_save in self._beside(checkpoint_id).values() for name in of_save)
-        return {name for name, count in names.items() if count > 1}
+        """Note the save of each file; none of those that several have written, such as a log."""
+        before = self._before[checkpoint_id]
+        for path, at in self._times(checkpoint_id).items():
+            if before.get(path) != at and self._saves.setdefault(path, checkpoint_id) != checkpoint_id:
+                self._saves[path] = None
 
     def note_removed(self, newest: str, names: Iterable[str] = ()) -> None:
         """Note the checkpoints that had files and have none after the save of the newest."""
-        self._written.setdefault(newest, {*names})
+        self._saves |= dict.fromkeys((self.folder(newest) / name for name in names), newest)
         for checkpoint_id in {*self._with_files, newest} - self.removed.keys():
             if self.stats(checkpoint_id):
                 self._with_files.add(checkpoint_id)
@@ -120,10 +108,10 @@ class TrainerCheckpointer(Checkpointer):
 
     def stats(self, checkpoint_id: str) -> dict[Path, os.stat_result]:
         folder = self.folder(checkpoint_id)
-        files = {str(path.relative_to(folder)): (path, stat) for path, stat in files_below(folder).items()}
-        under = [file for name, file in files.items() if is_under(checkpoint_id, name)]
-        newest_of = {name: one for one, names in self._beside(checkpoint_id).items() for name in names}
-        return dict(under or [file for name, file in files.items() if newest_of.get(name) == checkpoint_id])
+        files = files_below(folder)
+        under = [path for path in files if is_under(checkpoint_id, str(path.relative_to(folder)))]
+        mine = under or [path for path in files if self._saves.get(path) == checkpoint_id]
+        return {path: files[path] for path in mine}
 
     def remove(self, checkpoint_id: str) -> None:
         """Remove everything under the path of a checkpoint; called on one rank."""

@@ -39,9 +39,11 @@ def load_and_resume(cell: Cell, saved: Story) -> None:
                 for each in target.state().values():
                     each.load_state_dict(each.state_dict())
             checks.verify_restored(cell, target, checkpoint, before)
-        checks.resume(cell, target, checkpoint, saved, again=number == 0)
+        checks.resume(cell, target, checkpoint, saved)
     for checkpoint in checkpoints[:1]:  # a trainer may have removed all
         checks.verify_saved_again(cell, target, checkpoint, saved)
+    for checkpoint in checkpoints[-1:] if cell.config.own_trainer else ():
+        checks.verify_saved_early(cell, target, checkpoint, saved)
 
 
 def no_dist(cell: Cell) -> None:

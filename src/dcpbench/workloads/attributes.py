@@ -7,7 +7,6 @@ too, as one that is lost can be overwritten later; or be held somewhere else, to
 """
 
 import dataclasses
-import inspect
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -18,41 +17,29 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer as Zero
 from torch.optim.lr_scheduler import LRScheduler
 
-from dcpbench.config.text import listed
-from dcpbench.core.mismatch import Mismatch, Problem, Sides
 from dcpbench.core.state import Name, text_of
-from dcpbench.verify.compare import same_leaves, same_value
+from dcpbench.verify.compare import same_leaves
 from dcpbench.verify.snapshot import (
     LARGE_BYTES,
-    DigestedLeaf,
-    Leaf,
     Leaves,
-    TensorLeaf,
-    below,
     is_composite,
     persistent_tensors,
     snapshot_nested,
 )
 from dcpbench.workloads.generators import KINDS, state_of_generator
-from dcpbench.workloads.optimizers import Optimizers, each_of
+from dcpbench.workloads.optimizers import Optimizers
 from dcpbench.workloads.unsaved_values import is_users
 
 _SCALARS = (bool, int, float, complex, str, bytes, np.generic, type(None))
 _COLLECTIONS = (list, tuple, set, frozenset, deque)
 _DEEPEST = 50
 """How deep plain values are nested at most."""
-_LOADER, _OF_LOADER = "torchdata.nodes.loader", "num_yielded"
-"""A loader, and what it counts once too often after a restore, as it looks ahead. Its root has the place."""
-_OF_OPTIMIZERS = ("state", "param_groups", "defaults")
 _DEEPEST_HELD, _MOST_HELD = 4, 1_000
 """How deep a value is looked for that a load has put elsewhere, and in collections of how many parts."""
+_LOADER, _OF_LOADER = "torchdata.nodes.loader", "num_yielded"
+"""A loader, and what it counts once too often after a restore, as it looks ahead. Its root has the place."""
 _OF_SCHEDULERS = ("_step_count", "_get_lr_called_within_step", "_is_initial", "_initial_step")
 """Bookkeeping of torch's schedulers, which differs in one that is built at the step of a checkpoint."""
-_NOTHING = {"None", "absent"}
-_OF_ATTRIBUTES: Sides = (
-    "{} when saved",
-    "{} after the load; if no checkpoint has to restore it, list it in not_saved",
-)
 
 
 def changed_by_training(first: Leaves, trained: Leaves) -> frozenset[Name]:
@@ -62,9 +49,9 @@ def changed_by_training(first: Leaves, trained: Leaves) -> frozenset[Name]:
 
 
 class ZeroOptimizer(Optimizers):
-    """ZeroRedundancyOptimizer: its groups, and the state of the optimizer inside it, which steps the
-    parameters of this rank. Its own state is that of the last load. A step copies its groups to the inner
-    ones and back, so a load can restore them late; no other values are tried in them, as a step would."""
+    """ZeroRedundancyOptimizer: copies of its groups, which a step sets from those of the optimizer inside it,
+    and the state of this one, which steps the parameters of this rank. Its own state is that of the last
+    load."""
 
     @property
     def state(self) -> Any:  # type: ignore[override]
@@ -87,24 +74,11 @@ def optimizers_of(trainer: Any) -> list[torch.optim.Optimizer]:
 def optimizer_of(trainer: Any) -> torch.optim.Optimizer:
     """Return the optimizer of a trainer whose state is compared, several or none as one: `not_saved` can name
     each by an attribute, or all."""
-    several = [
-        ZeroOptimizer([one]) if isinstance(one, Zero) else one for one in _compared_optimizers(trainer)
-    ]
+    several = [ZeroOptimizer([one]) if isinstance(one, Zero) else one for one in _compared(trainer)]
     return several[0] if len(several) == 1 else Optimizers(several)
 
 
-def set_by_steps(optimizer: torch.optim.Optimizer, state: Iterable[Name]) -> set[Name]:
-    """Return the names of the hyperparameters that a step of a ZeroRedundancyOptimizer sets."""
-    each = [optimizer] if isinstance(optimizer, ZeroOptimizer) else each_of(optimizer)
-    of_zero = [isinstance(one, ZeroOptimizer) for one in each for _ in one.param_groups]
-    return {
-        name
-        for name in state
-        if name[0] == "param_groups" and name[2:] != ("params",) and of_zero[int(name[1])]
-    }
-
-
-def _compared_optimizers(trainer: Any) -> list[torch.optim.Optimizer]:
+def _compared(trainer: Any) -> list[torch.optim.Optimizer]:
     left_out = set[int]()
     for name in {*getattr(trainer, "not_saved", ())}:
         default = optimizers_of(trainer) if name in ("optimizer", "optimizers") else None
@@ -114,22 +88,12 @@ def _compared_optimizers(trainer: Any) -> list[torch.optim.Optimizer]:
 
 
 def own_attributes(trainer: Any) -> Leaves:
-    """Return the plain attributes of a trainer, without those that equal a default of its class. No method of
-    it, or of what it holds, is called."""
+    """Return the plain attributes of a trainer. No method of it, or of what it holds, is called."""
     leaves: Leaves = {}
     for name, value in _named(trainer):
-        default = inspect.getattr_static(type(trainer), name, None)
-        is_default = isinstance(default, _SCALARS) and default is not None and same_value(default, value)
-        if is_plain(value) and not is_default and not _is_of_model(value, trainer):
+        if is_plain(value) and not _is_of_model(value, trainer):
             leaves |= snapshot_nested({name: _as_leaves(value)})
     return leaves
-
-
-def names_in_new(trainer: Any) -> set[Name]:
-    """Return the names of the attributes that a new trainer, or its class, has with another value than None.
-    A load has to restore them; others can be made by the first step that needs them."""
-    defaults = {(name,): value for cls in type(trainer).__mro__ for name, value in vars(cls).items()}
-    return {name for name, value in (defaults | own_attributes(trainer)).items() if value is not None}
 
 
 def inner_attributes(trainer: Any) -> tuple[Leaves, dict[str, str]]:
@@ -153,17 +117,10 @@ def inner_attributes(trainer: Any) -> tuple[Leaves, dict[str, str]]:
                 leaves |= _plain_parts(state, name)
             elif isinstance(holder, Iterable):
                 unread[text_of(name)] = type(holder).__name__
-    for name, attributes in _of_optimizers(trainer):
-        leaves |= _plain_parts(attributes, name)
-    return leaves, unread
-
-
-def _of_optimizers(trainer: Any) -> Iterator[tuple[Name, dict[str, Any]]]:
-    """Yield the attributes of each optimizer of the user's in addition to its state, by its name."""
-    optimizers = [one.optim if isinstance(one, Zero) else one for one in _compared_optimizers(trainer)]
-    for name, optimizer in _held("optimizer", optimizers[0] if len(optimizers) == 1 else optimizers):
+    for name, optimizer in _held("optimizer", _compared(trainer)):
         if is_users(type(optimizer).__module__):
-            yield name, {key: value for key, value in vars(optimizer).items() if key not in _OF_OPTIMIZERS}
+            leaves |= _plain_parts(vars(optimizer), name)
+    return leaves, unread
 
 
 def _plain_parts(state: Mapping[Any, Any], name: Name) -> Leaves:
@@ -171,26 +128,23 @@ def _plain_parts(state: Mapping[Any, Any], name: Name) -> Leaves:
 
 
 def values_within(trainer: Any) -> Leaves:
-    """Return the plain values in a trainer by their places, some levels deep: in collections, and in objects
-    of the user's classes. No method is called. Large tensors and long collections are left out."""
+    """Return the plain values in a trainer, some levels deep in collections and in objects of the user's
+    classes, without large tensors. No method is called."""
     leaves: Leaves = {}
     seen = set[int]()
     due: list[tuple[Name, Any]] = [((name,), value) for name, value in _named(trainer)]
-    due += [((*name, key), part) for name, parts in _of_optimizers(trainer) for key, part in parts.items()]
+    due.append((("optimizer",), _compared(trainer)))
     for name, value in due:  # it grows
-        children: Any = {}
-        if isinstance(value, Mapping):
-            children = value
-        elif isinstance(value, list | tuple | deque):
-            children = dict(enumerate(value))
-        elif is_users(type(value).__module__) and hasattr(value, "__dict__"):
-            children = vars(value)
-        is_large = isinstance(value, torch.Tensor) and (is_composite(value) or value.nbytes > LARGE_BYTES)
-        if not isinstance(value, Mapping) and is_plain(value) and not is_large:
-            leaves |= snapshot_nested({name[-1]: _as_leaves(value)}, name[:-1])
-        if len(name) <= _DEEPEST_HELD and len(children) <= _MOST_HELD and id(value) not in seen:
+        parts = dict(enumerate(value)) if isinstance(value, list | tuple | deque) else value
+        if is_users(type(value).__module__) and hasattr(value, "__dict__"):
+            parts = vars(value)
+        if isinstance(parts, Mapping) and len(name) <= _DEEPEST_HELD and id(value) not in seen:
             seen.add(id(value))
-            due += [((*name, str(key)), part) for key, part in children.items()]
+            few = [(key, part) for key, part in parts.items() if isinstance(key, str | int)][:_MOST_HELD]
+            due += [((*name, key), part) for key, part in few]
+        is_large = isinstance(value, torch.Tensor) and (is_composite(value) or value.nbytes > LARGE_BYTES)
+        if is_plain(value) and not isinstance(value, Mapping) and not is_large:
+            leaves |= snapshot_nested({name[-1]: _as_leaves(value)}, name[:-1])
     return leaves
 
 
@@ -281,31 +235,3 @@ def _as_tensor(array: Any) -> Any:
         return torch.from_numpy(array.copy())
     except (TypeError, ValueError):
         return f"{array.dtype}: {array.tolist()}"
-
-
-def of_attributes(found: Iterable[Mismatch], saved: Leaves, restored: Leaves) -> list[Mismatch]:
-    """Merge mismatches into one for each attribute that is None, or absent, either when saved or after the
-    load."""
-    merged: dict[str, Mismatch] = {}
-    attribute_of = {text_of(name): str(name[0]) for name in saved | restored}
-    for mismatch in found:
-        name = attribute_of.get(mismatch.name, "")  # that of another rank alone has none
-        expected, actual = (_described(name, leaves) for leaves in (saved, restored))
-        if not name or _NOTHING.isdisjoint((expected, actual)):
-            merged[mismatch.name] = mismatch
-        else:
-            facts = {"expected": expected, "actual": actual}
-            merged[name] = Mismatch(name, Problem.value, "attribute", facts=facts, sides=_OF_ATTRIBUTES)
-    return [*merged.values()]
-
-
-def _described(attribute: str, leaves: Leaves) -> str:
-    if (attribute,) in leaves:
-        return shown(leaves[attribute,])
-    names = [text_of(name) for name in below(leaves, (attribute,))]
-    return f"with {listed(names)}" if names else "absent"
-
-
-def shown(leaf: Leaf) -> str:
-    """Return a value as text."""
-    return "a tensor" if isinstance(leaf, TensorLeaf | DigestedLeaf) else repr(leaf)

@@ -14,16 +14,14 @@ from dcpbench.config.mesh import dp_degree
 from dcpbench.config.schema import Config
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.state import StatePart, text_of
-from dcpbench.verify.compare import ABSENT, compare, same_leaf
+from dcpbench.verify.compare import compare, same_leaf, same_leaves
 from dcpbench.verify.perturb import perturb, perturb_model, perturb_optimizer
 from dcpbench.verify.snapshot import Leaves, retained
 from dcpbench.workloads.attributes import (
     inner_attributes,
-    names_in_new,
     optimizer_of,
     optimizers_of,
     own_attributes,
-    shown,
     values_within,
 )
 from dcpbench.workloads.epochs import EpochEnds
@@ -131,7 +129,7 @@ class TrainerRun:
 
     Attributes:
         epochs: where its epochs end.
-        in_new: the names of the attributes that a load has to restore.
+        in_new: the names of the attributes that a new trainer has, and that are not None there.
     """
 
     comes_after = "before the first save"
@@ -172,7 +170,7 @@ class TrainerRun:
             self.trainer = build_trainer(config, setup)
         self._is_new, self._has_stepped, self._unreadable = True, False, dict[str, str]()
         self._read_attributes()
-        self.in_new = names_in_new(self.trainer)
+        self.in_new = {name for name, leaf in own_attributes(self.trainer).items() if leaf is not None}
         self._built, self._loaded = retained(values_within(self.trainer)), Leaves()
 
     def _why_no_replicas(self) -> str | None:
@@ -211,25 +209,14 @@ class TrainerRun:
     def made_by_steps(self) -> Leaves:
         """Return those of its own attributes that are compared, and that a new trainer lacks."""
         due = (self.limits.changing or frozenset()) - self.in_new
-        return {
-            name: leaf
-            for name, leaf in own_attributes(self.trainer).items()
-            if name in due and leaf is not None
-        }
+        return {name: leaf for name, leaf in own_attributes(self.trainer).items() if name in due}
 
     def lost(self, found: Iterable[Mismatch], saved: Leaves) -> list[Mismatch]:
         """Return the mismatches of attributes whose saved value is not held elsewhere: where the load has put
         it, and the run that was saved has another value."""
-        texts = {text_of(name): leaf for name, leaf in saved.items()}
-        now = values_within(self.trainer)
-        restored = {
-            name for name, leaf in now.items() if same_leaf(name, leaf, texts.get(text_of(name), ABSENT))
-        }
-        elsewhere = [
-            leaf
-            for name, leaf in self._loaded.items()
-            if restored.isdisjoint((name, name[:-1])) and same_leaf(name, leaf, now.get(name, ABSENT))
-        ]
+        texts, now = {text_of(name): leaf for name, leaf in saved.items()}, values_within(self.trainer)
+        restored, built, kept = (same_leaves(leaves, now) for leaves in (saved, self._built, self._loaded))
+        elsewhere = [now[name] for name in kept - built if restored.isdisjoint((name, name[:-1]))]
 
         def is_held(name: str) -> bool:
             return name in texts and any(same_leaf((name,), texts[name], leaf) for leaf in elsewhere)
@@ -237,19 +224,12 @@ class TrainerRun:
         return [mismatch for mismatch in found if not is_held(mismatch.name)]
 
     def lost_within(self, saved: Leaves) -> dict[str, str]:
-        """Return both values of each attribute of an object in the trainer that a load has not restored, and
-        that is not held elsewhere."""
-        own = {name[0] for name in own_attributes(self.trainer)}
-        now = {
-            text_of(name): leaf for name, leaf in values_within(self.trainer).items() if name[0] not in own
-        }
-        before: Leaves = {(text,): leaf for name, leaf in saved.items() if (text := text_of(name)) in now}
-        after: Leaves = {(text,): leaf for text, leaf in now.items() if (text,) in before}
-        found = compare(before, after, closely=False)
-        return {
-            one.name: f"{shown(before[(one.name,)])}, after the load {shown(now[one.name])}"
-            for one in self.lost(found, saved)
-        }
+        """Return both values of each attribute of an object in the trainer that a load has not restored."""
+        own, now = {name[0] for name in own_attributes(self.trainer)}, values_within(self.trainer)
+        inner = {name: leaf for name, leaf in saved.items() if name[0] not in own and name in now}
+        found = self.lost(compare(inner, {name: now[name] for name in inner}), saved)
+        texts = {one.name: (one.facts.get("expected"), one.facts.get("actual")) for one in found}
+        return {name: f"{before}, after the load {after}" for name, (before, after) in texts.items()}
 
     def unsaved_values(self) -> UnsavedValues:
         held = {name: one for name, one in vars(self.trainer).items() if isinstance(one, nn.Module)}
@@ -299,14 +279,7 @@ class TrainerRun:
         with self.random.drawn_from():
             self.trainer.load(path)
         self._read_attributes()
-        loaded = values_within(self.trainer)
-        self._loaded = retained(
-            {
-                name: leaf
-                for name, leaf in loaded.items()
-                if not same_leaf(name, leaf, self._built.get(name, ABSENT))
-            }
-        )
+        self._loaded = retained(values_within(self.trainer))
 
     def make_different(self, seed: int, optimizer: Leaves | None) -> Unchanged:
         """Build the trainer again, with other generators, if it has trained or loaded: a restarted job builds

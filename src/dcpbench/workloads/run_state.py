@@ -27,7 +27,8 @@ from dcpbench.verify.snapshot import (
     snapshot_nested,
     snapshot_optimizer,
 )
-from dcpbench.workloads.attributes import set_by_steps
+from dcpbench.workloads.attributes import ZeroOptimizer
+from dcpbench.workloads.optimizers import each_of
 from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.own_trainer import TrainerRun
 from dcpbench.workloads.parallelisms import overwritten_buffers
@@ -97,14 +98,15 @@ def only_generators(state: State, run: Run) -> None:
 
 def before_a_step(state: State, run: Run) -> State:
     """Return a state without what the first step of a run makes: hooks of the model, the buffers that DDP
-    overwrites on this rank, and of a trainer the attributes that a new one lacks."""
+    overwrites on this rank, attributes that a new trainer lacks, and groups of its ZeRO optimizer."""
     overwritten = overwritten_buffers(run.model)
     made: dict[StatePart, Collection[Name]] = {
         StatePart.model: [(name,) for name in overwritten],
         StatePart.flags: [HOOKS],
     }
     if isinstance(run, TrainerRun):
-        made[StatePart.optimizer] = set_by_steps(run.optimizer, state.get(StatePart.optimizer, {}))
+        if any(isinstance(one, ZeroOptimizer) for one in (run.optimizer, *each_of(run.optimizer))):
+            made[StatePart.optimizer] = [name for name in state[StatePart.optimizer] if name[0] != "state"]
         made[StatePart.extra] = state.get(StatePart.extra, {}).keys() - run.in_new
     return {
         part: {name: leaf for name, leaf in leaves.items() if name not in made.get(part, ())}
