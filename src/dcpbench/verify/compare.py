@@ -33,7 +33,7 @@ from dcpbench.verify.snapshot import (
     names_parameters,
 )
 
-_SMALL_BYTES = 2**14
+SMALL_BYTES = 2**14
 """Tensors of at most this size are compared together."""
 _JOINED = frozenset(
     {torch.float32, torch.float64, torch.float16, torch.bfloat16}
@@ -113,7 +113,7 @@ def equal_together(pairs: Iterable[tuple[Name, torch.Tensor, torch.Tensor]]) -> 
     for pair in pairs:
         _, one, other = pair
         alike = one.dtype is other.dtype and one.shape == other.shape and one.device == other.device
-        if alike and one.dtype in _JOINED and one.nbytes <= _SMALL_BYTES:
+        if alike and one.dtype in _JOINED and one.nbytes <= SMALL_BYTES:
             groups.setdefault((one.dtype, one.device), []).append(pair)
     same: dict[Name, bool] = {}
     for group in groups.values():

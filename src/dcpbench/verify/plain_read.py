@@ -21,9 +21,9 @@ from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import Name
 from dcpbench.records.files import FilePart
 from dcpbench.verify.audit import reach
-from dcpbench.verify.compare import Comparison, compare
+from dcpbench.verify.compare import SMALL_BYTES, Comparison, compare
 from dcpbench.verify.layout import Extent, whole
-from dcpbench.verify.perturb import made_different
+from dcpbench.verify.perturb import all_different
 from dcpbench.verify.snapshot import BLOCK, DigestedLeaf, Idle, Leaf, Leaves, TensorLeaf, snapshot_nested
 
 _LONGEST_ERROR = 200
@@ -47,16 +47,25 @@ Stored = Mapping[str, Sequence[StoredChunk]]
 def compare_stored(leaves: Mapping[str, Leaf], stored: Stored, device: torch.device) -> Comparison:
     """Compare this rank's parts of what was saved, by flattened key, with the files. Of tensors of which only
     digests were kept (more than 4 MiB), only one block of the smallest is read."""
-    found, fired = list[Mismatch](), dict[str, bool]()
     mine = {key: leaf for key, leaf in leaves.items() if key in stored}
     large = {key: leaf for key, leaf in mine.items() if isinstance(leaf, DigestedLeaf)}
     smallest = min(large, key=lambda key: large[key].extent.numel, default=None)
-    for key, leaf in mine.items():
-        if not isinstance(leaf, TensorLeaf | DigestedLeaf) or key in large.keys() - {smallest}:
-            continue
-        if leaf.extent.numel:
-            wrong, fired[key] = _compare(key, _as_read(key, leaf), stored[key], device)
-            found += wrong
+    saved = {
+        key: _as_read(key, leaf)
+        for key, leaf in mine.items()
+        if isinstance(leaf, TensorLeaf | DigestedLeaf)
+        and leaf.extent.numel
+        and key not in large.keys() - {smallest}
+    }
+    groups: dict[str, list[str]] = {}
+    for key, leaf in saved.items():
+        is_small = leaf.extent.numel * leaf.dtype.itemsize <= SMALL_BYTES
+        groups.setdefault("" if is_small else key, []).append(key)
+    found, fired = list[Mismatch](), dict[str, bool]()
+    for keys in groups.values():
+        wrong, reported = _compare({key: saved[key] for key in keys}, stored, device)
+        found += wrong
+        fired |= reported
     compared = Compared(found, dict.fromkeys(fired, True), fired)
     return Comparison(leaves, stored, compared, partial(_is_stored, device=device))
 
@@ -65,7 +74,7 @@ def _is_stored(key: str, leaf: Leaf, chunks: Any, device: torch.device) -> bool:
     """Return whether a file has this rank's part of a tensor; of a large one, the block that is read."""
     if not isinstance(leaf, TensorLeaf | DigestedLeaf) or not leaf.extent.numel:
         return False
-    return not _compare(key, _as_read(key, leaf), chunks, device)[0]
+    return not _compare({key: _as_read(key, leaf)}, {key: chunks}, device)[0]
 
 
 def _as_read(key: str, leaf: TensorLeaf | DigestedLeaf) -> TensorLeaf | DigestedLeaf:
@@ -97,21 +106,25 @@ def _rows_of(extent: Extent) -> Extent:
 
 
 def _compare(
-    key: str, saved: TensorLeaf | DigestedLeaf, chunks: Iterable[StoredChunk], device: torch.device
-) -> tuple[list[Mismatch], bool]:
-    """Compare a part with what is stored; also whether the control fired."""
-    try:
-        part = part_of(saved.extent, chunks)
-    except Exception as error:  # noqa: BLE001 - decoding damaged bytes can raise anything
-        facts = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_ERROR]}
-        found, stored = [Mismatch(key, Problem.unreadable, saved.kind, facts=facts)], saved
-    else:
-        if isinstance(saved, TensorLeaf):
-            part, device = part.reshape(saved.local.shape), saved.local.device
-        stored = TensorLeaf(part.to(device), saved.extent, saved.placements, saved.kind)
-        found = compare({(key,): saved}, {(key,): stored})
-    control = compare({(key,): made_different(saved)}, {(key,): stored}, closely=False)
-    return found, bool(control)
+    saved: Mapping[str, TensorLeaf | DigestedLeaf], stored: Stored, device: torch.device
+) -> tuple[list[Mismatch], dict[str, bool]]:
+    """Compare parts with what is stored; also whether the control of each fired."""
+    wrong, read = dict[str, Mismatch](), Leaves()
+    for key, leaf in saved.items():
+        try:
+            part = part_of(leaf.extent, stored[key])
+        except Exception as error:  # noqa: BLE001 - decoding damaged bytes can raise anything
+            facts = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_ERROR]}
+            wrong[key], read[key,] = Mismatch(key, Problem.unreadable, leaf.kind, facts=facts), leaf
+        else:
+            to = device
+            if isinstance(leaf, TensorLeaf):
+                part, to = part.reshape(leaf.local.shape), leaf.local.device
+            read[key,] = TensorLeaf(part.to(to), leaf.extent, leaf.placements, leaf.kind)
+    expected: Leaves = {(key,): leaf for key, leaf in saved.items()}
+    wrong |= {one.name: one for one in compare(expected, read)}
+    reported = {one.name for one in compare(all_different(expected), read, closely=False)}
+    return [wrong[key] for key in saved if key in wrong], {key: key in reported for key in saved}
 
 
 def read_whole(chunks: Sequence[StoredChunk]) -> torch.Tensor:
@@ -177,17 +190,22 @@ def stored_in(path: Path, offset: int = 0, length: int | None = None) -> Any:
     """Return the object in a file, or in a range of its bytes, without anything but plain values. Tensors are
     chunks that read only the elements that are used."""
     end = path.stat().st_size if length is None else offset + length
-    with path.open("rb") as file, zipfile.ZipFile(part := FilePart(file, offset, end)) as archive:
-        (pickled,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
-        places = {one.filename: (offset + _begin_of(one, part), one.file_size) for one in archive.infolist()}
-        return _Records(io.BytesIO(archive.read(pickled)), pickled.split("/")[0], path, places).load()
+    with path.open("rb") as file:
+        part: Any = FilePart(file, offset, end)
+        if end - offset <= BLOCK:
+            part = io.BytesIO(part.read())
+        with zipfile.ZipFile(part) as archive:
+            (pickled,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+            begins = partial(_begin_of, part, offset)
+            places = {one.filename: (begins(one), one.file_size) for one in archive.infolist()}
+            return _Records(io.BytesIO(archive.read(pickled)), pickled.split("/")[0], path, places).load()
 
 
-def _begin_of(info: zipfile.ZipInfo, part: FilePart) -> int:
+def _begin_of(part: Any, offset: int, info: zipfile.ZipInfo) -> int:
     """Return the offset of a record's data, which is never compressed."""
     part.seek(info.header_offset + _NAME_AND_EXTRA_AT)
-    lengths = struct.unpack("<HH", part.read(4) or b"")
-    return info.header_offset + _LOCAL_HEADER + int(sum(lengths))
+    lengths = struct.unpack("<HH", part.read(4))
+    return offset + info.header_offset + _LOCAL_HEADER + int(sum(lengths))
 
 
 class _Other:
