@@ -259,8 +259,7 @@ def verify_saved_again(cell: Cell, target: Run, checkpoint: Checkpoint, record: 
     again = replace(checkpoint, step=step, checkpoint_id=name, how=", saved again")
     again = replace(again, state=state, named=as_saved(target, state))
     with cell.phase("verify", "saved_again"):
-        checkpointer.save(target.state(), name).wait()
-        cell.world.meet()
+        checkpointer.save(target.state(), name).wait()  # the load waits for all ranks
     load_and_verify(cell, target, again)
     end = cell.window.end_of(step)
     if cell.config.own_trainer and step < end and end in record.states:

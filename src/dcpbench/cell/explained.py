@@ -78,11 +78,11 @@ def needs_copy(cell: Cell) -> bool:
 def explained(
     cell: Cell, moment: Moment, comparisons: Mapping[Part, Comparison], reference: Any
 ) -> dict[Part, Compared]:
-    """Name in each mismatch the defect that causes it, if there is one; collective. Comparisons are by part
-    of the state or by check; `reference` is what defects get at this moment."""
-    comparisons = dict(comparisons)
-    if any(cell.world.gathered(any(one.compared.found for one in comparisons.values()))):
-        for by, defect in defects_at(cell, moment).items():
+    """Name in each mismatch the defect that causes it, if one can affect the cell; then collective.
+    Comparisons are by part of the state or by check; `reference` is what defects get at this moment."""
+    comparisons, defects = dict(comparisons), defects_at(cell, moment)
+    if defects and any(cell.world.gathered(any(one.compared.found for one in comparisons.values()))):
+        for by, defect in defects.items():
             for state in defect.expected(cell, moment, reference):
                 for part in state.keys() & comparisons.keys():
                     comparison = comparisons[part]

@@ -66,6 +66,8 @@ Explain = Callable[[Mapping[str, Comparison], TwinGradients], Mapping[str, Compa
 """Names the defects that cause mismatches of checks."""
 _Gradients = tuple[Use, list[Use]]
 """The twin's gradients at a use, and those of the jittered steps."""
+_Sums = Iterator[tuple[str, bool, list[torch.Tensor]]]
+"""Sums over ranks, as from `summed`."""
 
 
 class Lockstep:
@@ -92,6 +94,7 @@ class Lockstep:
         self.not_applied: dict[str, str] = {}
         self.twin_losses: dict[int, float] = {}
         self._loss_sizes: dict[int, float] = {}
+        self._shares: dict[int, tuple[int, float]] = {}
         self._exchange = exchange_of(run)
         self._own_parts, self._twin_parts = named_parts(run.model), named_parts(twin.model)
         self._leaves = snapshot_parameters(self._own_parts)
@@ -102,14 +105,14 @@ class Lockstep:
             self.not_applied[GRADIENT] = why_no_gradient
         self._inexact = inexact_steps(run, twin, split=not self._parts.complete)
         again = partial(build_twin, config, world, config.seed)
-        takes_more = bool(self._noise or self._inexact.repeats)
-        self._twin = Twin(twin, dtypes_of(run), again if takes_more else None, self._inexact)
+        self._takes_more = bool(self._noise or self._inexact.repeats)
+        self._twin = Twin(twin, dtypes_of(run), again if self._takes_more else None, self._inexact)
         self.bound_used, self._alive = 0.0, False
         self.why_not_resumed: str | None = None
         self._is_fully_sharded = any(isinstance(module, FSDPModule) for module in run.model.modules())
         self._second_derivatives = set[int]()
         self._unfrozen = set[str]()
-        self._compare_state(run.train_state.step, {})
+        self._results[STEP] += self._compare_state(run.train_state.step, {})
 
     @property
     def follows(self) -> bool:
@@ -127,7 +130,7 @@ class Lockstep:
     def train(self, batches: Batches) -> list[Use]:
         """Train the run for one step, and return its uses of gradients."""
         uses = list[Use]()
-        self._run.train(batches, self._run.train_state.step + 1, copied_to(uses, self._run.model))
+        self._run.train_step(batches, copied_to(uses, self._run.model))
         return uses
 
     def follow(self, batches: Batches, uses: Sequence[Use]) -> None:
@@ -144,27 +147,47 @@ class Lockstep:
         with _noting_second_derivatives() if self._is_fully_sharded else nullcontext([False]) as twice:
             taken = twin.taken(used)
         flags = [not (alike and taken.has_uses_of(used)), bool(twin.why_not_copied), any(twice)]
-        unlike, uncopied, differentiates_twice = summed_numbers(flags, Exchange(self._world.group))
-        self._second_derivatives |= {step} if differentiates_twice else set()
-        if unlike:
-            self.not_applied |= dict.fromkeys((GRADIENT, STEP, LOSS), _OTHER_USES)
+        if self._takes_more and self._stops(*summed_numbers(flags[:2], Exchange(self._world.group))):
             return
-        if uncopied:
-            why = next(filter(None, self._world.gathered(twin.why_not_copied)))
-            self.not_applied |= dict.fromkeys((GRADIENT, STEP, LOSS), why)
-            return
-        self._note_losses(step, taken.loss)
         if self._noise and run.random.drawn:
             self.not_applied |= dict.fromkeys((GRADIENT, LOSS), why_drawn(self._compiled))
         others = twin.jittered(used) if self._noise and not run.random.drawn else []
+        tolerances = twin.tolerances(used, others)
+        twin.run.finish_step(run.train_state.losses[-1])
+        compared = self._compare_state(step, tolerances)
+        flags.append(bool(compared.found or tolerances))
+        compares = bool(used) and GRADIENT not in self.not_applied
+        gradients = [
+            (taken.uses[number], [other.uses[number] for other in others if other.has_uses_of(used)])
+            if compares and not flags[0]
+            else (Use("", {}), [])
+            for number in range(len(used) or 1)
+        ]
+        sums = self._summed(gradients[0], flags, compares)  # what is decided, and the first sums, at once
+        *_, (totals, *_) = next(sums)
+        unlike, uncopied, differentiates_twice, wrong = totals.tolist()
+        self._second_derivatives |= {step} if differentiates_twice else set()
+        if self._stops(unlike, uncopied):
+            return
+        self._shares[step] = self._twin.run.samples if self._counts else 0, taken.loss
+        self._results[STEP] += compared
         for number, name in enumerate(names_of_uses(used)):
             self._alive |= any(bool(value.any()) for value in used[number].full.values())
-            if GRADIENT not in self.not_applied:
-                jittered = [other.uses[number] for other in others if other.has_uses_of(used)]
-                gradients = taken.uses[number], jittered
-                self._compare_gradients(step, used, number, gradients, name)
-        tolerances = twin.tolerances(used, others)
-        self._finish(step, tolerances)
+            if compares:
+                of_use = self._summed(gradients[number]) if number else sums
+                self._compare_gradients(step, used, number, gradients[number], name, of_use)
+        if wrong:
+            twin.take_over(run, self._exchange)
+
+    def _stops(self, unlike: float, uncopied: float) -> bool:
+        """Return whether the twin cannot follow any longer, and note why; collective if it could not be
+        copied on some ranks."""
+        if unlike or uncopied:
+            why = _OTHER_USES
+            if not unlike:
+                why = next(filter(None, self._world.gathered(self._twin.why_not_copied)))
+            self.not_applied |= dict.fromkeys((GRADIENT, STEP, LOSS), why)
+        return bool(unlike or uncopied)
 
     def _unfreeze(self) -> None:
         """Let the twin train what the ranks train, also if it was frozen: then it is compared as the rest."""
@@ -181,22 +204,14 @@ class Lockstep:
         sparse = {name: value for name, value in use.gradients.items() if value.is_sparse}
         return replace(use, gradients=here | sparse, full=self._parts.gather(here))
 
-    def _finish(self, step: int, tolerances: Mapping[Name, torch.Tensor]) -> None:
-        """Finish the twin's step, and compare the state after it within these tolerances; collective."""
-        run, twin = self._run, self._twin
-        twin.run.finish_step(run.train_state.losses[-1])
-        wrong = self._compare_state(step, tolerances)
-        if any_rank(wrong or bool(tolerances), Exchange(self._world.group)):
-            twin.take_over(run, self._exchange)
-
     def _compare_gradients(
-        self, step: int, uses: Sequence[Use], number: int, gradients: _Gradients, words: str
+        self, step: int, uses: Sequence[Use], number: int, gradients: _Gradients, words: str, sums: _Sums
     ) -> None:
-        """Compare the gradients at a use; `words` follow their names."""
+        """Compare the gradients at a use with the twins' `sums`; `words` follow their names."""
         leaves, proven = self._leaves, self._results[GRADIENT].fired
         mismatches, names, fired = list[Mismatch](), dict[str, bool](), dict[str, bool]()
         parts: dict[str, GradientPart] = {}
-        for name, twin in self._twin_gradients(*gradients):
+        for name, twin in self._twin_gradients(sums):
             bound, of_use = self._bound(leaves[name].dtype), name + words
             mine, full = uses[number].gradients.get(name), uses[number].full.get(name)
             part = parts[name] = GradientPart(leaves[name], None if mine is None else dense(mine), full)
@@ -221,18 +236,26 @@ class Lockstep:
         mismatches = [replace(wrong, name=wrong.name + words, by=wrong.by or late) for wrong in mismatches]
         self._results[GRADIENT] += Compared(mismatches, names, fired)
 
-    def _twin_gradients(self, use: Use, jittered: list[Use]) -> Iterator[tuple[str, TwinGradient | None]]:
-        """Sum the twins' gradients of all shares of a batch; collective. A parameter of another stage of a
-        pipeline has none."""
-        twins, leaves = self._twin.parameters, self._leaves
-        names = [name for name, value in twins.items() if value.numel()]
+    def _summed(self, gradients: _Gradients, flags: Sequence[float] = (), compares: bool = True) -> _Sums:
+        """Sum the twins' gradients of all shares of a batch, if they are compared, and before them these
+        flags, under no name; collective."""
+        twins, (use, jittered) = self._twin.parameters, gradients
+        names = [name for name, value in twins.items() if value.numel() and compares]
         mine: dict[str, list[torch.Tensor]] = {}
         if self._counts:
             for name, gradient in use.gradients.items():
                 noise = [other.gradients[name] - gradient for other in jittered if name in other.gradients]
                 mine[name] = [gradient, use.sizes[name], *noise]
         elements = {name: twins[name].numel() * (1 + twins[name].is_complex()) for name in names}
-        for name, present, sums in summed(names, mine, elements, 2 + len(jittered), self._exchange):
+        count = 2 + len(jittered)
+        if flags:
+            names, mine[""], elements[""] = ["", *names], [torch.tensor(flags)] * count, len(flags)
+        return summed(names, mine, elements, count, self._exchange)
+
+    def _twin_gradients(self, summed_up: _Sums) -> Iterator[tuple[str, TwinGradient | None]]:
+        """Yield the twins' gradients; a parameter of another stage of a pipeline has none."""
+        twins, leaves = self._twin.parameters, self._leaves
+        for name, present, sums in summed_up:
             if name in leaves and leaves[name].extent.shape == tuple(twins[name].shape):
                 yield name, TwinGradient.of(self._bound(leaves[name].dtype), *sums) if present else None
 
@@ -241,7 +264,7 @@ class Lockstep:
         bound = {name: self._bound(leaf.dtype) for name, leaf in self._leaves.items()}
         twins = {
             name: twin
-            for name, twin in self._twin_gradients(*gradients)
+            for name, twin in self._twin_gradients(self._summed(gradients))
             if twin and twin.can_tell(bound[name].control)
         }
         return TwinGradients(twins, gradients[0].gradients)
@@ -256,14 +279,20 @@ class Lockstep:
         sizes, rank = self._run.sizes, self._world.rank
         return all(dp_rank(sizes, other) != dp_rank(sizes, rank) for other in range(rank))
 
-    def _note_losses(self, step: int, loss: float) -> None:
-        """Note the mean of the twin's losses of a step, and of their magnitudes; `loss` is of this share."""
-        samples = self._twin.run.samples if self._counts else 0
-        sums = summed_numbers((samples * loss, samples * abs(loss), samples), Exchange(self._world.group))
-        self.twin_losses[step], self._loss_sizes[step] = (number / sums[2] for number in sums[:2])
+    def _exchange_losses(self) -> None:
+        """Note the mean of the twin's losses of each step, and of their magnitudes; collective."""
+        self._run.exchange_losses()
+        numbers = [
+            number
+            for samples, loss in self._shares.values()
+            for number in (samples * loss, samples * abs(loss), samples)
+        ]
+        sums = summed_numbers(numbers, Exchange(self._world.group)) if numbers else []
+        for step, *of_step in zip(self._shares, sums[::3], sums[1::3], sums[2::3], strict=True):
+            self.twin_losses[step], self._loss_sizes[step] = (one / of_step[2] for one in of_step[:2])
 
-    def _compare_state(self, step: int, tolerances: Mapping[Name, torch.Tensor]) -> bool:
-        """Compare the state after a step with the twin's; return whether this rank's is wrong."""
+    def _compare_state(self, step: int, tolerances: Mapping[Name, torch.Tensor]) -> Compared:
+        """Compare the state after a step with the twin's."""
         twin, proven = state_of(self._twin.run, self._twin_parts), self._results[STEP].fired
         self._actual = actual = state_of(self._run, self._own_parts)
         elsewhere = set[Name]()
@@ -275,12 +304,12 @@ class Lockstep:
         control = compare_step(step, twin, other, twin, closely=False) if due else ()
         reported = {mismatch.name for mismatch in control}
         fired = {name: name in reported for name in due}
-        self._results[STEP] += Compared(mismatches, compared_names(actual), fired)
-        return bool(mismatches)
+        return Compared(mismatches, compared_names(actual), fired)
 
     def results(self, unrestored: Sequence[float]) -> dict[str, Compared]:
         """Return the results by check, after the last step; collective. Gradients that are all zero prove
         nothing. Losses of an `unrestored` run are for the control of losses."""
+        self._exchange_losses()
         made = {**self._results}
         late = any(mismatch.by == SECOND_DERIVATIVES for mismatch in made[GRADIENT].found)
         if self._second_derivatives and any_rank(late, Exchange(self._world.group)):

@@ -132,6 +132,7 @@ class OwnRun:
         of_model = partial(generators_of, self.model) if self.is_users else dict
         self.random = RandomState(seed, world.rank, world.device, generators, unsaved, of_model)
         self._alive_in_step = list[bool]()
+        self._losses: list[tuple[torch.Tensor, int]] = []
         self._start_over(seed)
 
     def _start_over(self, seed: int) -> None:
@@ -238,18 +239,25 @@ class OwnRun:
     def train(self, batches: Batches, until: int, note: Note | None = None) -> list[float]:
         """Train up to and including step `until`; return the global batch's loss of each step. `note` is
         called at each use of gradients."""
-        losses: list[torch.Tensor] = []
-        samples: list[int] = []
         while self.train_state.step < until:
-            noting = noting_gradients(each_of(self.optimizer), self.model.parameters)
-            with self.random.noting_draws(), buckets_kept(), noting as self._alive_in_step:
-                loss = self.take_step(self.next_batch(batches), note)
-            self.alive.append(any(self._alive_in_step))
-            losses.append(loss)
-            samples.append(self.samples)
-            needs_mean = any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in self.schedulers)
-            self.finish_step(self.world.means([loss], [self.samples])[0] if needs_mean else float(loss))
-        means = self.world.means(losses, samples) if losses else []
+            self.train_step(batches, note)
+        return self.exchange_losses()
+
+    def train_step(self, batches: Batches, note: Note | None = None) -> None:
+        """Train one step; until `exchange_losses` its loss is that of this rank's share."""
+        noting = noting_gradients(each_of(self.optimizer), self.model.parameters)
+        with self.random.noting_draws(), buckets_kept(), noting as self._alive_in_step:
+            loss = self.take_step(self.next_batch(batches), note)
+        self.alive.append(any(self._alive_in_step))
+        self._losses.append((loss, self.samples))
+        needs_mean = any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in self.schedulers)
+        self.finish_step(self.world.means([loss], [self.samples])[0] if needs_mean else float(loss))
+
+    def exchange_losses(self) -> list[float]:
+        """Replace the losses of this rank's shares by those of the global batches, and return these;
+        collective."""
+        means = self.world.means(*zip(*self._losses, strict=True)) if self._losses else []
+        self._losses.clear()
         self.train_state.replace_last(means)
         return means
 
@@ -258,8 +266,10 @@ class OwnRun:
         while self.train_state.step < until:
             batch = self.next_batch(batches)
             with self.random.drawn_from():
-                loss = self.loss_of(self._begun_share(batch))
-            self.train_state.record(self.world.means([loss], [self.samples])[0])
+                loss = self.loss_of(self._begun_share(batch)).detach()
+            self._losses.append((loss, self.samples))
+            self.train_state.record(float(loss))
+        self.exchange_losses()
 
     def next_batch(self, batches: Batches) -> Batch:
         """Prepare the model for the next step, and return its global batch."""
