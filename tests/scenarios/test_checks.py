@@ -311,6 +311,23 @@ def test_batch_norm_depends_on_the_batch_share(parallel: str, sees: bool) -> Non
     assert run.limits.why_no_twin is None, "a twin sees the same share"
 
 
+@pytest.mark.parametrize("free", [0, 2**40])
+def test_twin_without_room_is_not_built(free: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An estimate is compared with the free memory; small models are not worth a question to all ranks."""
+    verdict, report = alone(**SMALL)
+    estimated = {one.value for one in report.measurements if one.metric == "twin_bytes"}
+    monkeypatch.setattr(build_run.psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
+    assert alone(**SMALL)[1].not_applied == report.not_applied
+    monkeypatch.setattr(build_run, "_LARGE_BYTES", 0)
+    verdict, report = alone(**SMALL)
+    why = "an unsharded model beside each rank takes about 0.0 GiB, and 0.0 GiB are free"
+    of_twin = set[str]() if free else {"gradient_close", "step_equal", "batch_loss_close"}
+    assert {check for check, reason in report.not_applied.items() if reason == why} == of_twin
+    assert (verdict.status, bool({"twin"} & report.losses.keys())) == ("pass", bool(free))
+    sizes = [value.numel() for value in build(config(**SMALL), world(), 0).model.parameters()]
+    assert estimated == {sum(sizes) * (4 * 4 + 16)}
+
+
 def test_control_differs_in_values_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name that one side lacks would be reported even by a comparison that ignores values."""
     seen: list[str] = []

@@ -76,6 +76,8 @@ def build_without_saves(cell: Cell, record: Story) -> Run:
     with cell.phase("build"):
         unsaved = steps.parallel_run(cell, cell.config.seed, limits=record.limits)
         unsaved.comes_after = "without a save"
+        if isinstance(unsaved, OwnRun):
+            cell.measure("twin_bytes", build_run.twin_bytes(cell.config, unsaved.model, unsaved.sizes))
     if why := unsaved.limits.why_no_twin:
         checks = (one for one in lockstep.CHECKS if one != lockstep.REPLICAS)
         cell.report.not_applied |= dict.fromkeys(checks, why)

@@ -96,6 +96,7 @@ _OWN = (
     MetricSpec("checkpoint_bytes", "the last checkpoint", "last", counted=True, compared="always"),
     MetricSpec("peak_device_bytes", "peak of a rank's device memory", "max", compared="always"),
     MetricSpec("peak_host_bytes", "peak of a rank's resident memory", "max", compared="always"),
+    MetricSpec("twin_bytes", "estimate of the memory of a rank's unsharded twin", "max", counted=True),
     MetricSpec("disk_bytes", "all files of the cell's checkpoints when it ends", "last", counted=True),
     MetricSpec("raw_write_s", "writing as many bytes into plain files, without DCP", shown="measured"),
     MetricSpec("raw_read_s", "reading those plain files", shown="measured"),

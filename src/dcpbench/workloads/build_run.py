@@ -4,11 +4,13 @@ compute in the dtypes of the parallelism."""
 import copy
 import math
 import pkgutil
+import platform
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -30,6 +32,7 @@ from dcpbench.verify.snapshot import (
     local_part,
     mapped,
     named_parameters,
+    named_parts,
     persistent_tensors,
     snapshot_model,
     snapshot_optimizer,
@@ -81,12 +84,12 @@ def build(
         assert workload.loss, "not divided"
         pipeline = Pipeline(model, mesh["pp"], config.parallel, workload.loss)
     sees_share = dp_degree(sizes) > 1 and any(isinstance(module, _BATCH_NORM) for module in model.modules())
-    why_no_twin = getattr(workload.model, "why_no_twin", None)
+    why_none = getattr(workload.model, "why_no_twin", None)
     limits = replace(
         limits,
-        why_no_twin=why_no_twin,
-        why_no_replicas=why_no_twin,
-        why_layout_bound=why_no_twin or (_BATCH_STATISTICS if sees_share else None),
+        why_no_twin=why_none or why_no_room(world, twin_bytes(config, model, sizes), "pp" in sizes),
+        why_no_replicas=why_none,
+        why_layout_bound=why_none or (_BATCH_STATISTICS if sees_share else None),
         computes_in=(*computes_in(config.parallel),),
     )
     workload = replace(workload, model=model)
@@ -134,6 +137,33 @@ def build_twin(config: Config, world: World, seed: int) -> OwnRun:
     workload, component = seeded_workload(config, world.device, seed), _component(config, world, seed)
     called = cast_as_fsdp(workload.model, config.parallel)
     return OwnRun(config, world, workload, component, seed, called=called)
+
+
+def twin_bytes(config: Config, model: nn.Module, sizes: Mapping[str, int]) -> int:
+    """Estimate the memory of the unsharded twin on each rank: parameters, gradients and two moments, three
+    times if copies of it take steps in addition, and in float64 gradients and their magnitudes."""
+    copies = 3 if parallelisms.runs_other_kernels(config, sizes) else 1
+    parts = {id(part): part for part in named_parts(model).values()}.values()  # tied ones once
+    each = (math.prod(part.extent.shape) * (4 * copies * part.parameter.itemsize + 16) for part in parts)
+    return sizes.get("pp", 1) * sum(each)
+
+
+def why_no_room(world: World, nbytes: int, always: bool) -> str | None:
+    """Return why some rank has no memory for a twin of this size, the same on every rank; collective if it is
+    large, and for stages of a pipeline, which estimate different sizes (`always`)."""
+    if nbytes < _LARGE_BYTES and not always:
+        return None
+    place, free = platform.node(), psutil.virtual_memory().available
+    if world.device.type == "cuda":
+        place += str(getattr(torch.cuda.get_device_properties(world.device), "uuid", world.device))
+        cached = torch.cuda.memory_reserved(world.device) - torch.cuda.memory_allocated(world.device)
+        free = torch.cuda.mem_get_info(world.device)[0] + cached
+    of_ranks = world.gathered((place, nbytes, free))
+    for there, _, has in of_ranks:
+        if (needed := sum(size for where, size, _ in of_ranks if where == there)) > has:
+            gib = f"{needed / 2**30:.1f} GiB, and {has / 2**30:.1f} GiB are free"
+            return f"an unsharded model beside each rank takes about {gib}"
+    return None
 
 
 def build_unrestored(config: Config, world: World, seed: int) -> Run:
