@@ -1,30 +1,48 @@
 """What does a cell cost beyond its own phases, and how long do PyTorch's tests take for the same?
 
     python bench/cells.py [--cells N] [--harness N] [--fresh]
+    python bench/cells.py --floor [--ranks N] [--most-ratio R] [--most-calls N]
 
-Runs the same uncompiled cells in two ways, on the GPUs if there are any, else on four CPU ranks: as a sweep,
-and as tests of PyTorch's own harness (`bench/harness.py`), which spawns four processes for each. What the
-cell does is the same code.
+The second form compares a cell with three saves on CPU ranks with its floor: the same ranks build, train,
+save and load the same run without any check. It also counts the cell's Python calls, its collectives other
+than DCP's and torch's, and its calls of `torch.equal`, which have no noise. It ends with 1 if a layout is
+above a limit.
+
+The first form runs the same uncompiled cells in two ways, on the GPUs if there are any, else on four CPU
+ranks: as a sweep, and as tests of PyTorch's own harness (`bench/harness.py`), which spawns four processes for
+each. What the cell does is the same code.
 """
 
 # ruff: noqa: T201
 import argparse
+import cProfile
+import itertools
 import json
+import math
+import multiprocessing
+import os
+import pstats
 import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 PARALLELISMS = ("ddp", "fsdp", "fsdp2", "fsdp2_tp")
+FLOORS = ("none", "ddp", "fsdp2")
+COLLECTIVES = ("all_reduce", "all_gather", "all_gather_object", "barrier", "broadcast", "gather_object")
 
 
 def main() -> int:
@@ -32,7 +50,13 @@ def main() -> int:
     parser.add_argument("--cells", type=int, default=10, help="cells of each parallelism in a sweep")
     parser.add_argument("--harness", type=int, default=2, help="of these, how many are tests too")
     parser.add_argument("--fresh", action="store_true", help="a sweep with fresh ranks for every cell too")
+    parser.add_argument("--floor", action="store_true", help="compare a cell with its floor")
+    parser.add_argument("--ranks", type=int, default=2, help="for --floor")
+    parser.add_argument("--most-ratio", type=float, default=math.inf, help="of a cell and its floor")
+    parser.add_argument("--most-calls", type=float, default=math.inf, help="Python calls of a cell")
     arguments = parser.parse_args()
+    if arguments.floor:
+        return floors(arguments.ranks, arguments.most_ratio, arguments.most_calls)
     with tempfile.TemporaryDirectory() as folder:
         warm = sweep(Path(folder) / "warm", arguments.cells, "warm")
         tell("warm ranks", warm)
@@ -44,6 +68,113 @@ def main() -> int:
             tell_harness("PyTorch's harness as it is", chosen, ours, None)
             tell_harness("PyTorch's harness with OMP_NUM_THREADS=1, as our ranks have", chosen, ours, 1)
     return 0
+
+
+def floors(ranks: int, most_ratio: float, most_calls: float) -> int:
+    """Print the costs of a cell of each layout; return 1 if one is above a limit."""
+    context, above = multiprocessing.get_context("spawn"), 0
+    print("layout    cell s floor s  ratio     calls collectives  equal")
+    for layout in FLOORS:
+        with tempfile.TemporaryDirectory() as folder:
+            here, there = context.Pipe()
+            started = [
+                context.Process(target=measure, args=(layout, rank, ranks, folder, there))
+                for rank in range(ranks)
+            ]
+            for one in started:
+                one.start()
+            cell_s, floor_s, counted = here.recv()
+            for one in started:
+                one.join()
+        ratio = cell_s / floor_s
+        above += ratio > most_ratio or counted["calls"] > most_calls
+        print(
+            f"{layout:8} {cell_s:7.3f} {floor_s:7.3f} {ratio:6.2f} {counted['calls']:9,} "
+            f"{counted['collectives']:11} {counted['equal']:6}",
+            flush=True,
+        )
+    return int(above > 0)
+
+
+def measure(layout: str, rank: int, ranks: int, folder: str, results: Any) -> None:
+    """Run cells and floors in turn on one of several ranks; rank 0 sends the medians and the counts."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    import torch
+    import torch.distributed as dist
+
+    from dcpbench.core.rank_report import RankReport
+    from dcpbench.rank.messages import CellSpec, RunId
+    from dcpbench.rank.run_cell import run_cell
+    from dcpbench.workloads.world import World, new_group
+
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store", ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    world = World(rank, ranks, torch.device("cpu"), *(new_group() for _ in range(3)))
+    config = composed({"overrides": f"parallel={layout} saves=3", "world_size": ranks, "device": "cpu"})
+    numbers = itertools.count()
+
+    def timed(do: Callable[[Path], object]) -> float:
+        checkpoints = Path(folder) / str(next(numbers)) / "checkpoints"
+        checkpoints.mkdir(parents=True, exist_ok=True)
+        dist.barrier()
+        began = time.perf_counter()
+        do(checkpoints)
+        dist.barrier()
+        return time.perf_counter() - began
+
+    def cell(checkpoints: Path) -> None:
+        spec = CellSpec(RunId("bench", "cell", 0, 0), config, str(checkpoints.parent), str(checkpoints))
+        run_cell(spec, world, RankReport(rank), lambda phase: None, lambda since: None)
+
+    for _ in range(2):
+        timed(cell)
+    both = [(timed(cell), timed(partial(floor, config, world))) for _ in range(5)]
+    counted = {"calls": 0, "collectives": 0, "equal": 0}
+    profile = cProfile.Profile()
+    timed(lambda checkpoints: profile.runcall(cell, checkpoints))
+    counted["calls"] = pstats.Stats(profile).total_calls
+    with ExitStack() as patches:
+        for name in COLLECTIVES:
+            count_calls(patches, dist, name, counted, "collectives", of="dcpbench")
+        count_calls(patches, torch, "equal", counted, "equal")
+        timed(cell)
+    if rank == 0:
+        results.send((*(statistics.median(times) for times in zip(*both, strict=True)), counted))
+    dist.barrier()
+    os._exit(0)  # see `dcpbench.rank.main`
+
+
+def count_calls(
+    patches: ExitStack, module: Any, name: str, counted: dict[str, int], key: str, of: str = ""
+) -> None:
+    """Count the calls of a function of a module from modules whose names begin with `of`."""
+    honest = getattr(module, name)
+
+    def counting(*args: Any, **options: Any) -> Any:
+        counted[key] += str(sys._getframe(1).f_globals.get("__name__")).startswith(of)
+        return honest(*args, **options)
+
+    patches.enter_context(mock.patch.object(module, name, counting))
+
+
+def floor(config: Any, world: Any, checkpoints: Path) -> None:
+    """Build, train, save and load the run of a cell, and resume it after each checkpoint."""
+    from dcpbench.checkpointers.dcp import DcpCheckpointer
+    from dcpbench.workloads.build_run import build
+    from dcpbench.workloads.workload import batches_of
+
+    checkpointer, batches = DcpCheckpointer(checkpoints, config, world), batches_of(config, world.device)
+    run = build(config, world, config.seed)
+    for step in config.save_steps:
+        run.train(batches, step)
+        checkpointer.save(run.state(), str(checkpoints / str(step))).wait()
+    run.train(batches, config.last_step)
+    target = build(config, world, config.seed + 1)
+    for step in reversed(config.save_steps):
+        checkpointer.load(target.state(), str(checkpoints / str(step)))
+        target.train(batches, min(step + config.steps_after_load, config.last_step))
+    checkpointer.close()
 
 
 def sweep(folder: Path, cells: int, isolation: str) -> list[dict[str, Any]]:

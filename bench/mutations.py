@@ -48,6 +48,11 @@ PLANTED: dict[str, tuple[str, str, str]] = {
         "here = torch.zeros_like(expected) if part.local is None else",
         "here = expected if True else",
     ),
+    "small tensors always the same": (
+        "verify/compare.py",
+        "        if not torch.equal(one, other):\n",
+        "        if False:\n",
+    ),
     "gradients within no bound": (_TRAINING, "    if not used <= 1:\n", "    if False:\n"),
     "factors within no bound": (_TRAINING, "    if not by_factor <= 1:\n", "    if False:\n"),
     "gradients of parts not divided": (_TRAINING, "mean = total / parts", "mean = total"),

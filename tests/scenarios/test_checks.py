@@ -1,6 +1,8 @@
 """The checks: their references, their controls, and the calls that they make."""
 
 import math
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -9,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from dcpbench.cell import checkpoint_files, checks, explained, steps
@@ -32,7 +35,7 @@ from dcpbench.workloads.lockstep import TwinGradients
 from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.run import Limits, Run
 from dcpbench.workloads.run_state import live_state
-from support.alone import alone, bare_cell, config, run_alone, world
+from support.alone import alone, bare_cell, config, group_of_one, run_alone, world
 
 SMALL: dict[str, Any] = {"model": "short", "train_steps": 1, "resume_steps": 1, "saves": 2}
 ONCE: dict[str, Any] = {**SMALL, "saves": 1}
@@ -326,6 +329,30 @@ def test_twin_without_room_is_not_built(free: int, monkeypatch: pytest.MonkeyPat
     assert (verdict.status, bool({"twin"} & report.losses.keys())) == ("pass", bool(free))
     sizes = [value.numel() for value in build(config(**SMALL), world(), 0).model.parameters()]
     assert estimated == {sum(sizes) * (4 * 4 + 16)}
+
+
+def test_cost_of_a_cell_in_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks exchange at once what a moment has shown, and small tensors are compared together: each
+    collective waits for the slowest rank, and each comparison for the device."""
+    counts = Counter[str]()
+
+    def count(module: Any, name: str, key: str) -> None:
+        honest = getattr(module, name)
+
+        def counting(*args: Any, **options: Any) -> Any:
+            counts[key] += str(sys._getframe(1).f_globals["__name__"]).startswith("dcpbench.")
+            return honest(*args, **options)
+
+        monkeypatch.setattr(module, name, counting)
+
+    for name in ("all_reduce", "all_gather", "all_gather_object", "barrier"):
+        count(dist, name, "collectives")
+    count(torch, "equal", "comparisons")
+    with group_of_one() as group:
+        ran = run_alone(model="short", saves=3, seen_by=world(0, 1, group))
+    assert ran.verdict.status == "pass"
+    assert counts["collectives"] <= 44
+    assert counts["comparisons"] <= 125
 
 
 def test_control_differs_in_values_only(monkeypatch: pytest.MonkeyPatch) -> None:

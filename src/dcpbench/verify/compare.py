@@ -35,12 +35,6 @@ from dcpbench.verify.snapshot import (
 
 SMALL_BYTES = 2**14
 """Tensors of at most this size are compared together."""
-_JOINED = frozenset(
-    {torch.float32, torch.float64, torch.float16, torch.bfloat16}
-    | {torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool}
-)
-"""The dtypes of tensors that are compared together."""
-
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Recall = Callable[[Name], torch.Tensor | None]
@@ -106,36 +100,41 @@ def _like_pairs(saved: Leaves, restored: Leaves) -> Iterator[tuple[Name, torch.T
 
 
 def equal_together(pairs: Iterable[tuple[Name, torch.Tensor, torch.Tensor]]) -> dict[Name, bool]:
-    """Return whether pairs of small tensors have the same bits, by name. All of a dtype are one comparison,
-    which costs as much as that of two tensors. Pairs that differ in dtype, shape or device are left out, and
-    so is the only one of its dtype."""
-    groups: dict[Any, list[tuple[Name, torch.Tensor, torch.Tensor]]] = {}
+    """Return whether pairs of small tensors have the same bits, by name: one comparison of all their bytes,
+    which costs as much as that of two tensors. Pairs that differ in dtype, shape or device are left out."""
+    groups: dict[torch.device, list[tuple[Name, torch.Tensor, torch.Tensor]]] = {}
     for pair in pairs:
         _, one, other = pair
         alike = one.dtype is other.dtype and one.shape == other.shape and one.device == other.device
-        if alike and one.dtype in _JOINED and one.nbytes <= SMALL_BYTES:
-            groups.setdefault((one.dtype, one.device), []).append(pair)
+        if alike and one.nbytes <= SMALL_BYTES:
+            groups.setdefault(one.device, []).append(pair)
     same: dict[Name, bool] = {}
     for group in groups.values():
-        if len(group) == 1:
-            continue
         names, *sides = zip(*group, strict=True)
-        one, other = (bits(torch.cat([tensor.reshape(-1) for tensor in side])) for side in sides)
+        one, other = (torch.cat([_bytes(tensor) for tensor in side]) for side in sides)
         same |= dict.fromkeys(names, True)
         if not torch.equal(one, other):
-            counts = torch.cat(
-                [one.new_zeros(1, dtype=torch.int32), (one != other).cumsum(0, dtype=torch.int32)]
-            )
-            ends = [0, *itertools.accumulate(math.prod(tensor.shape) for tensor in sides[0])]
+            counts = (one != other).cumsum(0, dtype=torch.int32)
+            counts = torch.cat([counts.new_zeros(1), counts])
+            ends = [0, *itertools.accumulate(tensor.nbytes for tensor in sides[0])]
             until = counts[ends].tolist()
             same |= {name: until[number] == until[number + 1] for number, name in enumerate(names)}
     return same
 
 
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor.resolve_conj() if tensor.dtype.is_complex else tensor).reshape(-1).view(torch.uint8)
+
+
 def same_leaves(expected: Leaves, actual: Leaves) -> set[Name]:
     """Return the names of the leaves that equal the expected ones; if a digest is expected, by content.
     A name whose leaf is expected to be `ABSENT` must be missing."""
-    return {name for name, leaf in expected.items() if same_leaf(name, leaf, actual.get(name, ABSENT))}
+    same = equal_together(_like_pairs(expected, actual))
+    return {
+        name
+        for name, leaf in expected.items()
+        if same.get(name) or (name not in same and same_leaf(name, leaf, actual.get(name, ABSENT)))
+    }
 
 
 def same_leaf(name: Name, expected: Leaf, actual: Leaf) -> bool:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -186,7 +186,7 @@ class OwnRun:
         objects = {
             "noise": self.noise.state_dict(),
             "tensor_object": self.tensor_object.state_dict(),
-            "train_state": asdict(self.train_state),
+            "train_state": vars(self.train_state),
         }
         extra = snapshot_nested(objects) | self.saved.leaves()
         if not self._workload.scheduler:
