@@ -65,7 +65,7 @@ def open_before(cell: Cell, again: bool) -> Callable[[], Compared]:
     counted = again and not overlaps and not config.storage.url
     kinds = ("open_files", "threads", "descriptors") if counted else ("open_files",)
     below = f"{cell.folder.resolve()}{os.sep}"
-    before = ProcessState.of_resources()
+    before = ProcessState.now()
 
     def compared() -> Compared:
         left = before.left_open(kinds, below)

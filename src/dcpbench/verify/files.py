@@ -87,15 +87,17 @@ def digest_late_files(
 def compare_files(then: FileDigests, now: FileDigests) -> Compared:
     """Compare the files of a checkpoint. The controls change the digest of every second file and of the
     others, and remove and add a file."""
+
+    def reported(then: FileDigests, now: FileDigests) -> set[str]:
+        return {mismatch.name for mismatch in _differing(then, now)}
+
     paths, fired = [*then], dict.fromkeys(then, False)
     for some in ({*paths[::2]}, {*paths[1::2]}):  # of the others none may be reported
-        reported = {
-            *_names(then, {path: f"not {one}" if path in some else one for path, one in then.items()})
-        }
-        fired |= dict.fromkeys(reported & some, reported <= some)
+        names = reported(then, {path: f"not {one}" if path in some else one for path, one in then.items()})
+        fired |= dict.fromkeys(names & some, names <= some)
     more = {**then, "another file": "0 bytes"}
-    fired["a file that went"] = _names(more, then) == ["another file"]
-    fired["a file that came"] = _names(then, more) == ["another file"]
+    fired["a file that went"] = reported(more, then) == {"another file"}
+    fired["a file that came"] = reported(then, more) == {"another file"}
     return Compared(_differing(then, now), dict.fromkeys(fired, True), fired)
 
 
@@ -107,10 +109,6 @@ def no_files(name: str, files: FileDigests) -> Compared:
         return [] if files else [Mismatch(name, Problem.file_changed, facts=facts)]
 
     return Compared.of(found(files), found({}), [name])
-
-
-def _names(then: FileDigests, now: FileDigests) -> list[str]:
-    return [mismatch.name for mismatch in _differing(then, now)]
 
 
 def _differing(then: FileDigests, now: FileDigests) -> list[Mismatch]:

@@ -58,14 +58,9 @@ class ProcessState(NamedTuple):
     resources: Resources
 
     @classmethod
-    def now(cls, device: torch.device) -> "ProcessState":
-        """Return the present state."""
-        return cls(_settings(device), _resources())
-
-    @classmethod
-    def of_resources(cls) -> "ProcessState":
-        """Return the present resources, without settings."""
-        return cls({}, _resources())
+    def now(cls, device: torch.device | None = None) -> "ProcessState":
+        """Return the present state; without a device only the resources."""
+        return cls(_settings(device) if device else {}, _resources())
 
     def minus(self, before: "ProcessState") -> "ProcessState":
         """Return the settings that differ from an earlier state, and the resources added since."""
@@ -84,7 +79,7 @@ class ProcessState(NamedTuple):
         for them to end; of files, those whose path begins with `below`."""
 
         def added() -> dict[str, list[str]]:
-            more = ProcessState.of_resources().minus(self).resources
+            more = ProcessState.now().minus(self).resources
             names = {kind: sorted(more[kind].elements()) for kind in kinds if kind in more}
             if "open_files" in names:
                 names["open_files"] = [name for name in names["open_files"] if name.startswith(below)]

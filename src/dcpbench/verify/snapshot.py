@@ -156,11 +156,11 @@ def snapshot_optimizer(
         if not isinstance(parameter, torch.Tensor):  # state that belongs to no parameter
             leaves |= snapshot_nested({parameter: entries}, ("state",))
             continue
-        local_shape = _local_shape(parameter)
+        local_shape = local_part(parameter).shape
         for holder, entry, path in slots(entries):
             value = holder[entry]
             # A moment has the layout of its parameter; a step counter or a factored moment does not.
-            like = isinstance(value, torch.Tensor) and _local_shape(value) == local_shape
+            like = isinstance(value, torch.Tensor) and local_part(value).shape == local_shape
             lies = bool(like and local_shape)
             for name, part in parts_by_id[id(parameter)].items():
                 idle = part.extent.numel == 0 and 0 not in part.extent.shape
@@ -346,10 +346,6 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a tensor, detached, not copied."""
     # `to_local` returns a separate view for a parameter, and needs the gradient mode changed.
     return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach()
-
-
-def _local_shape(tensor: torch.Tensor) -> torch.Size:
-    return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).shape
 
 
 def is_composite(tensor: torch.Tensor) -> bool:

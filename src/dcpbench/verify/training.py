@@ -18,6 +18,7 @@ from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import Compared
 from dcpbench.core.state import Name, text_of
 from dcpbench.verify.compare import (
+    SMALL_BYTES,
     Absence,
     compare_elements,
     equal_together,
@@ -249,12 +250,10 @@ def compare_step(
 def _parts_with_twin(twin: Leaves, actual: Leaves) -> Iterator[tuple[Name, torch.Tensor, torch.Tensor]]:
     """Yield the tensors that both have, as this rank's parts."""
     for name, leaf in actual.items():
-        expected = twin.get(name)
-        if type(leaf) is TensorLeaf and type(expected) is TensorLeaf:
-            if leaf.extent is expected.extent:
-                yield name, expected.local, leaf.local
-            elif leaf.extent.shape == expected.extent.shape:
-                yield name, leaf.extent.take(expected.local), leaf.local.reshape(-1)
+        expected: Leaf = twin.get(name)
+        both = type(leaf) is TensorLeaf and type(expected) is TensorLeaf
+        if both and leaf.local.nbytes <= SMALL_BYTES and leaf.extent.shape == expected.extent.shape:
+            yield name, leaf.extent.take(expected.local), leaf.local.reshape(-1)
 
 
 def _compare_with_twin(
