@@ -323,7 +323,7 @@ def test_twin_without_room_is_not_built(free: int, monkeypatch: pytest.MonkeyPat
     assert alone(**SMALL)[1].not_applied == report.not_applied
     monkeypatch.setattr(build_run, "_LARGE_BYTES", 0)
     verdict, report = alone(**SMALL)
-    why = "an unsharded model beside each rank takes about 0.0 GiB, and 0.0 GiB are free"
+    why = "an unsharded copy of the model on each rank takes about 0.0 GiB, and 0.0 GiB are free"
     of_twin = set[str]() if free else {"gradient_close", "step_equal", "batch_loss_close"}
     assert {check for check, reason in report.not_applied.items() if reason == why} == of_twin
     assert (verdict.status, bool({"twin"} & report.losses.keys())) == ("pass", bool(free))

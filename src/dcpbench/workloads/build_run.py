@@ -162,7 +162,7 @@ def why_no_room(world: World, nbytes: int, always: bool) -> str | None:
     for there, _, has in of_ranks:
         if (needed := sum(size for where, size, _ in of_ranks if where == there)) > has:
             gib = f"{needed / 2**30:.1f} GiB, and {has / 2**30:.1f} GiB are free"
-            return f"an unsharded model beside each rank takes about {gib}"
+            return f"an unsharded copy of the model on each rank takes about {gib}"
     return None
 
 
