@@ -10,7 +10,7 @@ import signal
 import struct
 import subprocess
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -106,15 +106,16 @@ class Process:
         """Continue all descendants with SIGCONT."""
         self.signal_all(signal.SIGCONT)
 
-    def terminate(self, ranks: Collection[int]) -> None:
-        """Send SIGTERM to all descendants, to these processes last. The others, such as the workers of a
-        loader, have time to end: ranks that cannot go without them show it each time."""
-        others = [process for process in self.descendants() if process.pid not in ranks]
-        _terminate(others)
+    def terminate(self, ranks: Mapping[int, bool]) -> None:
+        """Send SIGTERM to all descendants: first to ranks that do not handle it, then to others, last to
+        ranks that do. The workers of a loader have time to end: a rank that needs them fails each time."""
+        processes = self.descendants()
+        others = [process for process in processes if not ranks.get(process.pid)]
+        _terminate(sorted(others, key=lambda process: process.pid not in ranks))
         deadline = time.monotonic() + _TERM_S
         while any(map(_is_alive, others)) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-        _terminate([process for process in self.descendants() if process.pid in ranks])
+        _terminate([process for process in processes if ranks.get(process.pid)])
 
     def end(self) -> None:
         """End all descendants, stopped ones too, and the guardian."""

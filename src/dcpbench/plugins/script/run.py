@@ -190,11 +190,12 @@ class Command:
                 if not is_stopped:
                     is_stopped, began = True, time.monotonic()
                     deadline = began + self.grace_s
-                known = [path.read_text().split() for path in at_stop]  # world size and process
-                is_apart = len(known) < int(known[0][0]) and time.monotonic() < began + _APART_S
+                # The number of ranks, the process of one, and whether it handles SIGTERM.
+                known = [json.loads(path.read_text()) for path in at_stop]
+                is_apart = len(known) < known[0][0] and time.monotonic() < began + _APART_S
                 if not is_apart and not (records / "signalled").exists():
                     if stops[0].startswith("term"):
-                        process.terminate([int(pid) for _, pid in known])
+                        process.terminate({pid: handles for _, pid, handles in known})
                     (records / "signalled").touch()
                 if (records / "restarted").exists():  # by its launcher, which resumes it
                     deadline = longest

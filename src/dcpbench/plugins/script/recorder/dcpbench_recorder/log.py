@@ -179,9 +179,10 @@ class Stop:
         marker = os.path.join(self._log.folder, f"stopped-{self._log.rank}")
         if self._log.follows_stop or os.path.exists(marker):
             return
+        handles = number == signal.SIGTERM and signal.getsignal(number) != signal.SIG_DFL
         self._log.write("stop", path="", cut="", change=False)
         with open(f"{marker}.tmp", "w") as file:
-            file.write(f"{self._log.world_size} {os.getpid()}")
+            json.dump([self._log.world_size, os.getpid(), handles], file)
         os.rename(file.name, marker)
         try:
             if number == signal.SIGTERM:
@@ -190,5 +191,6 @@ class Stop:
             else:
                 signal.raise_signal(number)  # to this thread, which does not run on
         except Exception as error:
-            self._log.write("handler", error=repr(error))
+            if handles:
+                self._log.write("handler", error=repr(error))
             raise
