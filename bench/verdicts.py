@@ -209,7 +209,7 @@ def identity(overrides: str) -> str:
 
 
 def is_check(column: str, value: Any) -> bool:
-    """Whether this is a verdict; `flaky` is about a second attempt."""
+    """Whether this is a verdict; `flaky` is about a retry."""
     return isinstance(value, bool) and column not in (*AXES, "flaky")
 
 

@@ -147,12 +147,18 @@ class Finished:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The rows with their details, in the order of the sweep's cells, retries last."""
+        """The rows with their details, in the order of the sweep's cells, without retries."""
         if not (self.folder / "results.jsonl").exists():
             return []
         cells = [*json.loads((self.folder / "sweep.json").read_text())["cells"]]
-        rows = [row.flat() for row in read_rows(self.folder)[0]]
-        return sorted(rows, key=lambda row: [*cells, row["cell"]].index(row["cell"]))
+        rows = [row.flat() for row in read_rows(self.folder)[0] if row.retry_of is None]
+        return sorted(rows, key=lambda row: cells.index(row["cell"]))
+
+    @property
+    def retries(self) -> dict[str, dict[str, Any]]:
+        """The rows of retries, each by the digest of its cell."""
+        rows = read_rows(self.folder)[0]
+        return {row.config_digest: row.flat() for row in rows if row.retry_of is not None}
 
     def measurements(self, cell: str, metric: str) -> list[dict[str, Any]]:
         """What was measured of a metric in a cell."""

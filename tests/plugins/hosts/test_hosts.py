@@ -194,7 +194,7 @@ def test_late_answer_of_a_silent_agent_is_dropped(monkeypatch: pytest.MonkeyPatc
     end, phases = _run(executor)
     assert end.is_complete
     assert phases == [(0, "train")]
-    assert end.dropped == ("host a: a late answer was dropped: cell, try 1, epoch 1",)
+    assert end.dropped == ("host a: a late answer was dropped: cell, epoch 1",)
 
 
 @pytest.mark.slow
