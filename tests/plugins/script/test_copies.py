@@ -65,3 +65,14 @@ def test_files_that_a_process_writes(tmp_path: Path) -> None:
         mapped.close()
     assert found == {"written", "mapped"}
     assert open_for_writing([psutil.Process()], tmp_path) == set()
+
+
+def test_newest_path_by_its_number_and_not_in_flight(tmp_path: Path) -> None:
+    for name in ("checkpoint-4", "checkpoint-12", "checkpoint-8", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "weights").write_text("")
+    for cut, expected in ((frozenset[str](), "12"), (frozenset({"checkpoint-12/weights"}), "8")):
+        copy = Copy(tmp_path, 0.0, {}, cut)
+        assert copy.newest("checkpoint-*") == (f"checkpoint-{expected}", expected)
+    assert copy.newest("step-*") is None
+    assert copy.newest("o*") == ("other", "")

@@ -195,3 +195,35 @@ def test_working_folder_is_copied(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["kill@11", "term@3", "rank1@9", "write@a/b:c:2", "torn@x:1"])
 def test_stops_are_read_and_written(text: str) -> None:
     assert checked_stop(text) == text
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A loop that resumes from the path that its words name."""
+    folder = tmp_path_factory.mktemp("named")
+    (folder / "train.py").write_text(
+        "import sys, torch\n"
+        "out, *path = sys.argv[1:]\n"
+        "assert torch.are_deterministic_algorithms_enabled()\n"
+        "torch.manual_seed(0)\n"
+        "p = torch.nn.Linear(2, 1); o = torch.optim.SGD(p.parameters(), 0.1, momentum=0.9); step = 0\n"
+        "if path: state = torch.load(path[0]); p.load_state_dict(state['p']); step = int(path[1])\n"
+        "if path: o.load_state_dict(state['o'])\n"
+        "for step in range(step + 1, 14):\n"
+        "    p(torch.full((1, 2), float(step))).sum().backward(); o.step(); o.zero_grad()\n"
+        "    if step % 3: continue\n"
+        "    torch.save({'p': p.state_dict(), 'o': o.state_dict()}, f'{out}/at-{step}.pt')\n"
+    )
+    stops = ["--stop=kill@2", "--stop=kill@14", "--stop=kill@11", "--stop=write@at-12.pt:1"]
+    more = ["--deterministic", "--resume-args={newest:at-*.pt} {step}"]
+    return script(folder / "x", *stops, *more, "--", sys.executable, "train.py", "{out}")
+
+
+def test_words_of_the_resume_name_the_newest_checkpoint(named: Finished) -> None:
+    rows = [row.flat() for row in read_rows(named.folder)[0]]
+    assert [row["verdict"] for row in rows] == ["exact", "not_reached", "exact", "exact"], named.out
+    assert [row["loaded_step"] for row in rows] == [0, None, 9, 9]
+    assert "without --resume-args, as no path fits yet" in rows[0]["reason"]
+    assert "dcpbench chose the checkpoint" in rows[2]["reason"]
+    assert "deterministic algorithms of torch are set in all runs" in named.out
+    assert "--deterministic --stop=kill@11" in rows[2]["overrides"]

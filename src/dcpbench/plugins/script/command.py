@@ -23,11 +23,15 @@ script = Command(
     click.Argument(["words"], nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND..."),
     click.Option(["--stop"], multiple=True, type=checked_stop, metavar="STOP",
                  help="kill@STEP, term@STEP, rank1@STEP (before that optimizer step), write@PART:N, "
-                 "torn@PART:N (at the N-th change of a file with PART in its path). Default: one of each."),
+                 "torn@PART:N (at the N-th change of a file with PART in its path). "
+                 "Default: kill, term, write, and rank1 with several ranks."),
     click.Option(["--resume-args"], metavar="WORDS", default="", type=shlex.split,
-                 help="Words that the resume adds to the command."),
+                 help="Words that the resume adds to the command. {newest:checkpoint-*} is the newest path "
+                 "below {out} that fits, {step} the digits in it."),
     click.Option(["--every"], metavar="N", type=click.IntRange(1), default=1, show_default=True,
                  help="Record weights, gradients and optimizer state at every N-th step."),
+    click.Option(["--deterministic"], is_flag=True,
+                 help="Set torch's deterministic algorithms in all runs: on GPUs few are exact without."),
     click.Option(["--timeout"], metavar="SECONDS", type=click.IntRange(1), default=600, show_default=True,
                  help="Longest time of the uninterrupted run. A resumed run has ten times its time."),
     click.Option(["--grace"], metavar="SECONDS", type=click.IntRange(1), default=30, show_default=True,

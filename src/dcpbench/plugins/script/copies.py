@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from dcpbench.plugins.script.checkpoints import Event
+from dcpbench.plugins.script.checkpoints import Event, is_in
 from dcpbench.records import files
 
 _LIBRARY = ctypes.CDLL(None)
@@ -64,6 +65,18 @@ class Copy:
             with suppress(OSError), (folder / event["path"]).open("ab") as file:
                 file.truncate({"half": file.tell() // 2, "empty": 0, "made": None}[how])
         return cls(folder, at, event, frozenset(cut), changed)
+
+    def newest(self, pattern: str) -> tuple[str, str] | None:
+        """Return the newest path in it that fits a pattern such as `checkpoint-*` and was not being written,
+        by the number that `*` stands for or else by its modification time, and the digits of that number."""
+        fits = re.compile(re.escape(pattern).replace(r"\*", "(.*)") + "$")
+        found = []
+        for place in self.folder.glob(pattern):
+            path = str(place.relative_to(self.folder))
+            digits = re.findall(r"\d+", " ".join(match.groups())) if (match := fits.match(path)) else []
+            if not any(is_in(cut, path) for cut in self.cut):
+                found.append((int(digits[-1]) if digits else -1, place.stat().st_mtime_ns, path, digits))
+        return (max(found)[2], "".join(max(found)[3][-1:])) if found else None
 
     def put(self, out: Path) -> None:
         """Put the folder back, with the order of its change times: scripts choose by them."""

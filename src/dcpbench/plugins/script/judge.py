@@ -56,9 +56,19 @@ class Runs:
     reference: Callable[[], Run]
 
 
-def judge(stopped: Stopped, resumed: Run, runs: Runs, words: Collection[str] = ()) -> Verdict:
-    """Judge the resume of a stopped run. `words` are those of the command and its resume."""
-    verdict = _of_steps(stopped, resumed, runs, words) if resumed.ranks else _without_steps(stopped, resumed)
+def judge(
+    stopped: Stopped, resumed: Run, runs: Runs, words: Collection[str] = (), is_given: bool = False
+) -> Verdict:
+    """Judge the resume of a stopped run.
+
+    Args:
+        words: words of the command and of its resume that name paths.
+        is_given: whether dcpbench chose the checkpoint, so that the choice is not judged.
+    """
+    if resumed.ranks:
+        verdict = _of_steps(stopped, resumed, runs, words, is_given)
+    else:
+        verdict = _without_steps(stopped, resumed)
     broken = [*dict.fromkeys([*stopped.run.broken, *resumed.broken])]
     if not broken:
         return verdict
@@ -88,13 +98,14 @@ def _without_steps(stopped: Stopped, resumed: Run) -> Verdict:
     return Verdict("diverges", f"ends without a step{after}", newest=newest, first=first)
 
 
-def _of_steps(stopped: Stopped, resumed: Run, runs: Runs, words: Collection[str]) -> Verdict:
+def _of_steps(stopped: Stopped, resumed: Run, runs: Runs, words: Collection[str], is_given: bool) -> Verdict:
     """Judge a resumed run that made steps."""
     compared = Compared(stopped, resumed)
     loaded, last, chosen = compared.loaded, compared.last, compared.family
     kinds = compared.kinds()
     verdict = Verdict("exact", "", loaded=loaded, newest=chosen.newest, compared=kinds)
-    failure = f"; fails after its last step: {resumed.failure}" if resumed.status else ""
+    failure = "; dcpbench chose the checkpoint" if is_given else ""
+    failure += f"; fails after its last step: {resumed.failure}" if resumed.status else ""
     start = f"from step {loaded}" if loaded else "from the start: no checkpoint was complete"
     equal = f"steps {loaded + 1} to {last} are equal" if last > loaded else "no step was compared"
     first = Difference(loaded + 1, 0, "checkpoint")
@@ -102,7 +113,7 @@ def _of_steps(stopped: Stopped, resumed: Run, runs: Runs, words: Collection[str]
         reason = f"trains from the start: the complete checkpoint of step {chosen.lost} was removed too early"
         cause = KINDS["checkpoint"]["lost"]
         return replace(verdict, word="scratch", reason=reason + failure, cause=cause, first=first)
-    is_older = compared.newest is not None and loaded < compared.newest
+    is_older = compared.newest is not None and loaded < compared.newest and not (loaded and is_given)
     differences, noise = _blamed(compared, runs) if loaded or not is_older else ([], "")
     if is_older:
         reason, cause = _explained(compared, [first], words)
@@ -299,6 +310,8 @@ def _explained(
     generators = [name for name in compared.generators if name not in compared.restored_generators]
     named = [word for word in words for path in compared.loaded_paths if _names(word, path)]
     dates = [str(member.date) for member in compared.family.members if not member.missing]
+    imported = compared.resumed.about.get("frameworks", ())
+    framework = next((name for name in KINDS["checkpoint"]["frameworks"] if name in imported), "")
     # Words of the texts, and signs, which hold where they are not empty; what was compared has more of them.
     facts: dict[str, Any] = (
         vars(compared)
@@ -338,6 +351,8 @@ def _explained(
             "well": not compared.failed,
             "loaded_paths": listed(compared.loaded_paths, 2) or "nothing",
             "read": listed(compared.paths_read, 1),
+            "framework": "" if compared.loaded or compared.paths_read else framework,
+            "framework_words": KINDS["checkpoint"]["frameworks"].get(framework, ""),
             "named": named[0] if named else "",
             "sorted_as_text": len(dates) > 1 and max(dates) == str(compared.loaded),
         }

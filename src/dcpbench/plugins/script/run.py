@@ -16,7 +16,7 @@ from dcpbench.plugins.script.copies import Copy, open_for_writing, size_of
 from dcpbench.plugins.script.process import Process
 from dcpbench.plugins.script.record import Run
 from dcpbench.plugins.script.stops import GENTLE
-from dcpbench.plugins.script.words import paths_of
+from dcpbench.plugins.script.words import paths_of, resume_words
 from dcpbench.plugins.script.working_folder import WorkingFolder
 from dcpbench.records.store import write_json
 
@@ -81,6 +81,7 @@ class Command:
     place: Path
     every: int = 1
     grace_s: float = 30.0
+    deterministic: bool = False
     is_recorded: bool = True
     began: float = field(default_factory=time.time)
     """Seconds of the epoch: files of the user that were there before are protected."""
@@ -135,9 +136,11 @@ class Command:
             "every": 1 if source else self.every,
         }
         named = [str(self.cwd), *paths_of([*self.words, *more], self.cwd)]
+        known["deterministic"] = self.deterministic
         known |= {"began": self.began, "own": [str(self.place)], "named": named, "stops": [*stops]}
         write_json(settings, known)
-        words = [word.replace(OUT, str(self.out)) for word in (*self.words, *more)]
+        added = resume_words(more, source, self.out) if source else more
+        words = [word.replace(OUT, str(self.out)) for word in (*self.words, *added)]
         words = words if self.has_out else self._working.words(words, self.out)
         with log.open("wb") as output:
             status = self._status(words, output, settings, time.monotonic() + limit_s, stops, freezer)
@@ -155,6 +158,8 @@ class Command:
         """Return the exit status; None where it took too long."""
         path = os.pathsep.join(filter(None, [str(RECORDER), os.environ.get("PYTHONPATH")]))
         environment = OFFLINE | os.environ
+        if self.deterministic:
+            environment = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} | environment
         if self.is_recorded:
             environment |= {"PYTHONPATH": path, "DCPBENCH_SCRIPT": str(settings)}
         if SAFE_PATH in environment.items():  # of dcpbench alone: a script imports its neighbours

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
@@ -28,7 +29,7 @@ from dcpbench.plugins.script.record import Run
 from dcpbench.plugins.script.reference import problem_of
 from dcpbench.plugins.script.run import OFFLINE, OUT, Command, Freezer
 from dcpbench.plugins.script.stops import GENTLE, chosen
-from dcpbench.plugins.script.words import hidden, other_hosts, secrets_of
+from dcpbench.plugins.script.words import hidden, other_hosts, resume_words, secrets_of
 from dcpbench.plugins.script.working_folder import WorkingFolder
 from dcpbench.records import files
 from dcpbench.records.row import INTERRUPTED, WRONG_CONFIGURATION, Row
@@ -51,6 +52,7 @@ def main(
     timeout: int = 600,
     grace: int = 30,
     folder: str | None = None,
+    deterministic: bool = False,
     as_json: bool = False,
 ) -> int:
     """Check a script, and return the exit status."""
@@ -61,7 +63,7 @@ def main(
         raise ConfigError(f"--dir {folder}: is not empty")
     console = Console(file=sys.stderr if as_json else sys.stdout)
     check, signals = (
-        Check(Command([*words], Path.cwd(), place, every, grace), resume_args, place, console),
+        Check(Command([*words], Path.cwd(), place, every, grace, deterministic), resume_args, place, console),
         Signals(),
     )
     signals.obey()
@@ -92,6 +94,8 @@ class Check:
             if size > _MOST_COPIED:
                 raise ConfigError(f"{text}; that is too much: write {OUT} for the folder of its output")
             self._print(text)
+        if self._command.deterministic:
+            self._print("deterministic algorithms of torch are set in all runs")
         if offline := [f"{key}={value}" for key, value in OFFLINE.items() if key not in os.environ]:
             self._print(f"set for the script: {' '.join(offline)}", "dim")
         self._limit_s = limit_s
@@ -190,7 +194,10 @@ class Check:
             resumed = resume("resumed", "resumed")
             runs = Runs(cache(lambda: resume("again", "resumed once more: does it repeat?")), reference)
         words = [word.replace(OUT, "") for word in (*self._command.words, *self._resume_words) if OUT in word]
-        return judge(stopped, resumed, runs, words), resumed.log
+        verdict = judge(stopped, resumed, runs, words, is_given="{newest:" in shlex.join(self._resume_words))
+        if self._resume_words and not resume_words(self._resume_words, copy, copy.folder):
+            verdict = replace(verdict, reason=f"{verdict.reason}; without --resume-args, as no path fits yet")
+        return verdict, resumed.log
 
     def _folder(self, stop: str) -> Path:
         """Return the folder of the records of a stop."""
@@ -219,6 +226,10 @@ class Check:
         began, limit_s = time.monotonic(), self._limit_s
         self._says("uninterrupted" + (f", frozen and copied at {listed([*stops])}" if stops else ""))
         run = self._command.run(self._place / name, name, limit_s, stops, self._freezer if stops else None)
+        if stops and run.status and self._freezer.copies:  # a collective timed out meanwhile, perhaps
+            self._says(f"it failed, so each stop has a run of its own: {run.failure}")
+            self._freezer.copies = {}
+            return self._uninterrupted("reference")
         self._seconds = seconds = time.monotonic() - began
         broken = listed(run.broken)
         saves = [str(date) for date in sorted({member.date for member in likely_checkpoints(run)})]
@@ -249,6 +260,8 @@ class Check:
         first, resume = verdict.first, shlex.join(self._resume_words)
         options = [f"--resume-args={resume}"] * bool(resume) + [f"--every={every}"] * (every > 1)
         config = {"script.command": self._hidden(shlex.join(words)), "--stop": stop}
+        options += ["--deterministic"] * self._command.deterministic
+        config |= {"script.deterministic": "true"} if self._command.deterministic else {}
         config |= {"script.resume_args": self._hidden(resume)} if resume else {}
         status = STATUS[verdict.word]
         details = {

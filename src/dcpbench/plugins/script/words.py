@@ -7,8 +7,11 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from dcpbench.plugins.script.copies import Copy
+
 _LEAST_HIDDEN = 8
 """Length of the shortest value that is masked wherever it is; a shorter one can be an ordinary word."""
+_NEWEST = re.compile(r"\{newest:([^{}]+)\}")
 _NAME = (
     r"(?:[\w.-]*(?:token|key|secret|passw(?:or)?d|passphrase|credentials?)"
     r"|[\w.-]*(?:api|access|secret|private)_?key[\w.-]*)"
@@ -26,6 +29,22 @@ _HOSTS = re.compile(
     r"|(?:rdzv[_-]endpoint|master[_-]addr|main[_-]process[_-]ip)[= ](?P<host>\[.*?\]|[^\s:]+)"
     r"|(?:hostfile|config[_-]file)[= ](?P<file>\S+))"
 )
+
+
+def resume_words(words: Sequence[str], copy: Copy, out: Path) -> list[str]:
+    """Return the words that a resume adds, with the paths and steps of the newest checkpoints of its copy in
+    place of `{newest:PATTERN}` and `{step}`; none of them where nothing fits yet."""
+    patterns = [match[1] for word in words for match in _NEWEST.finditer(word)]
+    newest = {pattern: copy.newest(pattern) for pattern in patterns}
+    if None in newest.values():
+        return []
+    step = next((found[1] for found in newest.values() if found), "")
+
+    def path(match: re.Match[str]) -> str:
+        found = newest[match[1]]
+        return str(out / found[0]) if found else ""
+
+    return [_NEWEST.sub(path, word).replace("{step}", step) if patterns else word for word in words]
 
 
 def secrets_of(words: Sequence[str]) -> frozenset[str]:

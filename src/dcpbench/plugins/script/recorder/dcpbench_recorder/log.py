@@ -25,6 +25,7 @@ class Log:
         self.folder: str = known["records"]
         self.root: str = known["watched"]
         self.every: int = known["every"]
+        self.deterministic: bool = known.get("deterministic", False)
         self.protection = Protection(known)
         self.stop = Stop(self, known["stops"])
         self.steps = 0

@@ -26,6 +26,7 @@ from .log import Log
 _WRAPPERS = re.compile(
     r"_orig_mod\.|_fsdp_wrapped_module\.|_checkpoint_wrapped_module\.|_forward_module\.|^module\."
 )
+_FRAMEWORKS = ("transformers", "accelerate", "lightning", "timm")
 
 
 class Steps:
@@ -165,6 +166,7 @@ class Steps:
             "backend": distributed.get_backend() if is_parallel else None,
             "devices": sorted({value.device.type for _, value in self._named("named_parameters").values()}),
             "classes": sorted(classes),
+            "frameworks": [name for name in _FRAMEWORKS if name in sys.modules],
         }
 
     # Hooks.
@@ -268,6 +270,9 @@ def install(log: Log) -> None:
         for place in (module, torch if name == "torch" else torch.cuda):
             place.set_rng_state = restores  # type: ignore[attr-defined]
     log.write("torch")
+    if log.deterministic:  # what has no such algorithm warns, and does not repeat
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     log.mark_restart()
     create, created = torch.optim.Optimizer.__init__, itertools.count()
 
