@@ -295,3 +295,15 @@ def test_timeline_shows_the_steps_around_the_first_difference(tmp_path: Path) ->
 
 def test_state_is_what_a_step_depends_on() -> None:
     assert state(9)["weights"] == [109, 209]
+
+
+def test_resume_that_would_change_a_file_of_the_user_is_not_judged(tmp_path: Path) -> None:
+    frozen = recorded(tmp_path / "frozen", [Writer().train(1, 12)])
+    writer = Writer()
+    writer.event("harm", path="/home/me/last.pt", change="os.remove")
+    resumed = recorded(tmp_path / "resumed", [writer])
+    found = judge(stopped_at(frozen, 11), ended(resumed, -9), runs(frozen))
+    assert (found.word, "the resume was ended before it changes /home/me/last.pt" in found.reason) == (
+        "vacuous",
+        True,
+    )

@@ -48,6 +48,9 @@ def test_secrets_are_masked_in_texts_that_quote_the_command() -> None:
         ("env SLURM_NNODES=2 t.py", "SLURM_NNODES=2"),
         ("torchrun --rdzv-endpoint=other.example:29400 t.py", "rdzv-endpoint=other.example"),
         ("env MASTER_ADDR=192.0.2.1 t.py", "MASTER_ADDR=192.0.2.1"),
+        ("srun -n 4 --nodes=2 python t.py", "srun -n 4 --nodes=2"),
+        ("srun -N2 python t.py", "srun -N2"),
+        ("python t.py --nodes 2", ""),
         ("mpirun --hostfile hosts t.py", "hosts: b slots=8"),
         ("accelerate launch --config_file a.yaml t.py", "a.yaml: num_machines: 2"),
         ("torchrun --nnodes=1 --rdzv_endpoint localhost:0 --rdzv-backend c10d t.py", ""),
@@ -66,6 +69,9 @@ def test_other_hosts_by_the_environment(tmp_path: Path) -> None:
     assert other_hosts(["t.py"], {"SLURM_JOB_NUM_NODES": "2"}, tmp_path) == "SLURM_JOB_NUM_NODES=2"
     assert other_hosts(["t.py"], {"PET_NNODES": "2", "A": "1"}, tmp_path) == "PET_NNODES=2"
     assert other_hosts(["t.py"], {"SLURM_NNODES": "1", "NODES": "2"}, tmp_path) == ""
+    address = {"MASTER_ADDR": "192.0.2.1"}
+    assert other_hosts(["t.py"], address, tmp_path) == ""
+    assert other_hosts(["t.py"], address | {"WORLD_SIZE": "4"}, tmp_path) == "MASTER_ADDR=192.0.2.1"
 
 
 def test_word_that_leads_to_a_file(tmp_path: Path) -> None:

@@ -65,6 +65,8 @@ def judge(
         words: words of the command and of its resume that name paths.
         is_given: whether dcpbench chose the checkpoint, so that the choice is not judged.
     """
+    if resumed.of_kind("harm"):
+        return Verdict("vacuous", f"the resume was {resumed.failure}")
     if resumed.ranks:
         verdict = _of_steps(stopped, resumed, runs, words, is_given)
     else:

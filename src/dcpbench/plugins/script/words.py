@@ -28,6 +28,7 @@ _HOSTS = re.compile(
     r"(?:(?:nnodes|num[_-](?:machines|nodes)|slurm_(?:job_num_|n)nodes)[= ](?:\d+:)?(?P<count>\d+)\b"
     r"|(?:rdzv[_-]endpoint|master[_-]addr|main[_-]process[_-]ip)[= ](?P<host>\[.*?\]|[^\s:]+)"
     r"|(?:hostfile|config[_-]file)[= ](?P<file>\S+))"
+    r"|\bsrun\b.*?\s(?:(?-i:-N) ?|--nodes[= ])(?:\d+-)?(?P<nodes>\d+)\b"
 )
 
 
@@ -62,9 +63,11 @@ def hidden(text: str, secrets: frozenset[str]) -> str:
 
 def other_hosts(words: Sequence[str], variables: Mapping[str, str], cwd: Path) -> str:
     """Return the words, variable, or line of a file that start the command on other hosts too; else empty."""
-    for text in (" ".join(words), *(f"{name}={value}" for name, value in variables.items())):
+    is_alone = variables.get("WORLD_SIZE", "1") == "1"  # then an address of the environment is not used
+    named = [f"{name}={value}" for name, value in variables.items() if name != "MASTER_ADDR" or not is_alone]
+    for text in (" ".join(words), *named):
         for match in _HOSTS.finditer(text):
-            count, host, file = match["count"], match["host"], match["file"]
+            count, host, file = match["count"] or match["nodes"], match["host"], match["file"]
             if (count and int(count) > 1) or (host and not _is_here(host)):
                 return match[0]
             if file and (cwd / file).is_file():  # of mpirun or DeepSpeed, or of accelerate
