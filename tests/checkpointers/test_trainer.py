@@ -167,6 +167,25 @@ def test_files_under_the_path_are_a_checkpoints(tmp_path: Path) -> None:
     assert checkpointer.removed == {first: "step-20"}
 
 
+def test_files_of_other_names_belong_to_the_save_that_wrote_them(tmp_path: Path) -> None:
+    checkpointer = TrainerCheckpointer(tmp_path, config(), world())
+    first, second = (str(tmp_path / checkpointer.name_of(step)) for step in (2, 20))
+    for path, names in ((first, ("a.pt", "latest")), (second, ("b/c.pt", "latest"))):
+        (tmp_path / "output" / "b").mkdir(parents=True, exist_ok=True)
+        checkpointer.save({"trainer": Writes(*names)}, path)
+        checkpointer.at_success(path, 0, alone=True)
+    assert checkpointer.digests(first).keys() == {"a.pt"}
+    assert checkpointer.digests(second).keys() == {"b/c.pt"}
+    (tmp_path / "output" / "a.pt").unlink()
+    checkpointer.note_removed(second)
+    assert checkpointer.removed == {first: "step-20"}
+    loading = TrainerCheckpointer(tmp_path, config(), world())
+    loading.note_removed(second, ["b/c.pt"])
+    assert loading.size(second) == checkpointer.size(second) > 0
+    loading.remove(second)
+    assert [path.name for path in (tmp_path / "output").rglob("*") if path.is_file()] == ["latest"]
+
+
 def saved_by(cell: Cell, path: Path) -> Save:
     """A save to a path that reports success now."""
     vars(cell)["checkpointer"] = TorchSaveCheckpointer(path.parent, cell.config, cell.world)

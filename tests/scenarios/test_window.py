@@ -1,12 +1,15 @@
 """The steps of a trainer's cell: they follow from its epochs and its end, and never from a clock."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dcpbench.cell.cell import Window
-from dcpbench.cell.uninterrupted import LONGEST, window_of_trainer
-from support.alone import config
+from dcpbench.cell.uninterrupted import LONGEST, announce_length, window_of_trainer
+from dcpbench.core.rank_report import Skip
+from support.alone import bare_cell, config
 
 
 def chosen(length: int = 0, most: int = LONGEST, exactly: bool = False, **values: Any) -> Window:
@@ -83,3 +86,21 @@ def test_keys_of_the_user_decide(values: dict[str, Any], window: Window) -> None
 def test_job_that_is_too_short_is_refused(most: int, values: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"the trainer takes {most} steps, too few for train_steps="):
         chosen(most=most, **values)
+
+
+@pytest.mark.parametrize(
+    ("step_s", "announced"), [(0.01, []), (0.5, ["train", "202 more steps take about 2 min"])]
+)
+def test_long_cell_is_announced(tmp_path: Path, step_s: float, announced: list[str]) -> None:
+    given = config(checkpointer="trainer")
+    told = list[str]()
+    cell = replace(bare_cell(tmp_path, given), announce=lambda *texts: told.extend(texts))
+    announce_length(cell, chosen(), LONGEST // 2, step_s)
+    assert [text.partition(";")[0] for text in told] == announced
+
+
+def test_cell_that_is_too_long_is_skipped_with_the_keys(tmp_path: Path) -> None:
+    cell = bare_cell(tmp_path, config(checkpointer="trainer"))
+    keys = r"train_steps, resume_steps, saves, such as 2, 2 and 1, or allow more than timeouts.cell_s=300"
+    with pytest.raises(Skip, match=keys):
+        announce_length(cell, chosen(), LONGEST // 2, 2.0)

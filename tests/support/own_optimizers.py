@@ -4,6 +4,7 @@ import copy
 from typing import Any
 
 import torch
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from dcpbench.workloads.own_trainer import Setup
 from support.own_trainer import SavesInTheBackground, Trainer
@@ -59,6 +60,40 @@ class ForgetsItsCount(SavesInTheBackground):
         super().__init__(setup)
         self.optimizer = Counting(self.model.parameters(), lr=0.01)  # type: ignore[assignment]
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.9)
+
+
+class SavesWithinZero(Trainer):
+    """Saves the optimizer inside ZeRO, whose groups each step sets."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        parameters = self.model.parameters()
+        self.optimizer = ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, lr=0.01)  # type: ignore[assignment]
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.9)
+
+    def step(self) -> float:
+        self.optimizer.param_groups[0]["lr"] = 0.01 / (1 + self.progress.step)
+        return super().step()
+
+    def state(self) -> dict[str, Any]:
+        inner = self.optimizer.optim.state_dict()  # type: ignore[attr-defined]
+        return {"model": self.model.state_dict(), "optimizer": inner, "own": self.own()}
+
+    def save(self, path: str) -> None:
+        torch.save(self.state(), path)
+
+    def load(self, path: str) -> None:
+        held = torch.load(path)
+        self.model.load_state_dict(held["model"])
+        self.optimizer.optim.load_state_dict(held["optimizer"])  # type: ignore[attr-defined]
+        self.restore(held["own"])
+
+
+class ForgetsItsRate(SavesWithinZero):
+    """Sets the rate for the next step, and loses it."""
+
+    def step(self) -> float:
+        return Trainer.step(self)
 
 
 class SavesNoOptimizer(Trainer):

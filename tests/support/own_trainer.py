@@ -393,6 +393,21 @@ class ForgetsItsFirstBest(Trainer):
         return loss
 
 
+class MakesAWrongSchedule(Trainer):
+    """Raises in its second step, where torch's schedules raise."""
+
+    def step(self) -> float:
+        if self.progress.step == 1:
+            torch.optim.lr_scheduler.OneCycleLR(self.optimizer, max_lr=0.1)
+        return super().step()
+
+
+class HasNoData(Trainer):
+    def step(self) -> float:
+        next(iter([]))
+        return super().step()
+
+
 class MeasuresItsBest(Trainer):
     """Loses its best loss in an object, and measures it again in each step."""
 

@@ -21,7 +21,7 @@ from dcpbench.workloads.generators import ALL, RandomState
 from dcpbench.workloads.own_trainer import TrainerRun
 from support import own_optimizers
 from support import own_trainer as trainers
-from support.alone import config, run_alone, world
+from support.alone import config, group_of_one, run_alone, world
 
 NOT_MADE = {
     "checkpoint_whole": "only the trainer can read its files",
@@ -198,6 +198,33 @@ def test_unreadable_attribute_is_reported() -> None:
     assert verdict.details["ranks"][0]["left_out"] == [
         {"check": "extra_equal", "name": "batches", "where": "", "why": why}
     ]
+
+
+@pytest.mark.cell
+def test_rate_that_each_step_sets_need_not_be_loaded() -> None:
+    with group_of_one() as group:
+        right, wrong = (
+            run_alone(
+                checkpointer="trainer",
+                workload={"target": f"support.own_optimizers.{name}"},
+                saves=1,
+                train_steps=2,
+                resume_steps=2,
+                seen_by=world(group=group),
+            ).verdict
+            for name in ("SavesWithinZero", "ForgetsItsRate")
+        )
+    assert (right.status, wrong.status) == ("pass", "fail"), right.reason
+
+
+@pytest.mark.cell
+@pytest.mark.parametrize(
+    ("name", "raised", "text"),
+    [("MakesAWrongSchedule", ValueError, "total_steps"), ("HasNoData", StopIteration, "")],
+)
+def test_mistake_in_a_first_step_is_no_end(name: str, raised: type[Exception], text: str) -> None:
+    with pytest.raises(raised, match=text or None):
+        run_alone(checkpointer="trainer", workload={"target": f"support.own_trainer.{name}"})
 
 
 def test_wrong_trainer_is_refused() -> None:

@@ -111,7 +111,7 @@ def _train_trainer(cell: Cell, record: Story, exactly: bool) -> Cell:
             own = own_attributes(run.trainer)
             first |= {name: leaf for name, leaf in newest[StatePart.extra].items() if name not in own}
         elif run.train_state.step == FEWEST_STEPS:
-            _announce_length(cell, chosen(), looks_until, step_s)
+            announce_length(cell, chosen(), looks_until, step_s)
         if run.train_state.step == chosen().last:
             record.states[run.train_state.step] = newest
     window = chosen()
@@ -124,7 +124,7 @@ def _train_trainer(cell: Cell, record: Story, exactly: bool) -> Cell:
     return replace(cell, chosen=window)
 
 
-def _announce_length(cell: Cell, window: Window, looks_until: int, step_s: float) -> None:
+def announce_length(cell: Cell, window: Window, looks_until: int, step_s: float) -> None:
     """Announce how long the other steps take, by the faster of the first two, if that is long; raise Skip if
     it is longer than a cell may take."""
     end = window.end_of(window.saves[0])
