@@ -76,7 +76,17 @@ def test_other_hosts_by_the_environment(tmp_path: Path) -> None:
 
 def test_word_that_leads_to_a_file(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
-    words = ["python", "train.py", "--root=.", "--to", "runs", f"--x={tmp_path}/else"]
+    words = [
+        "python",
+        "train.py",
+        "x" * 5000,
+        "y/" * 5000,
+        "a\0b",
+        "--root=.",
+        "--to",
+        "runs",
+        f"--x={tmp_path}/else",
+    ]
     assert leads_to(f"{tmp_path}/runs/last.pt", words, tmp_path) == "runs"
     assert leads_to(f"{tmp_path}/else", words, tmp_path) == f"--x={tmp_path}/else"
     assert leads_to(f"{tmp_path}/runs2/last.pt", words, tmp_path) == "--root=."

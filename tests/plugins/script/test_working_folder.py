@@ -53,6 +53,6 @@ def test_words_that_name_files_that_were_not_copied(tmp_path: Path) -> None:
     write(tmp_path / "work" / "train.py")
     folder, copy = WorkingFolder(tmp_path / "work", tmp_path / "results"), tmp_path / "copy"
     folder.copy(copy)
-    words = ["env", "A=1", ".venv/bin/python", "train.py", "--lr", "", ".", "last.pt"]
+    words = ["env", "A=1", ".venv/bin/python", "train.py", "--lr", "", ".", "last.pt", "x" * 5000]
     python = str(tmp_path / "work" / ".venv" / "bin" / "python")
     assert folder.words(words, copy) == [*words[:2], python, *words[3:]]

@@ -70,7 +70,9 @@ def other_hosts(words: Sequence[str], variables: Mapping[str, str], cwd: Path) -
             count, host, file = match["count"] or match["nodes"], match["host"], match["file"]
             if (count and int(count) > 1) or (host and not _is_here(host)):
                 return match[0]
-            if file and (cwd / file).is_file():  # of mpirun or DeepSpeed, or of accelerate
+            if (
+                file and len(file) < 256 and (cwd / file).is_file()
+            ):  # of mpirun or DeepSpeed, or of accelerate
                 lines = [
                     line for line in (cwd / file).read_text(errors="replace").splitlines() if line[:1] > "#"
                 ]
@@ -93,11 +95,12 @@ def _is_here(host: str) -> bool:
 
 def paths_of(words: Sequence[str], cwd: Path) -> dict[str, str]:
     """Return the words that are the path of a file or folder, or assign it, by the path."""
+    path = os.path  # for a word that is too long for a path it is false, where pathlib raises
     values = [(word.rpartition("=")[2], word) for word in words]
     return {
-        os.path.realpath(cwd / value): word
+        path.realpath(cwd / value): word
         for value, word in values
-        if value and ((cwd / value).exists() or (os.sep in value and (cwd / value).parent.is_dir()))
+        if value and (path.exists(cwd / value) or (os.sep in value and path.isdir((cwd / value).parent)))
     }
 
 

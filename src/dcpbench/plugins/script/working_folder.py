@@ -38,9 +38,10 @@ class WorkingFolder:
 
     def words(self, words: Sequence[str], copied: Path) -> list[str]:
         """Return words in which a file that was not copied has its whole path: `.venv/bin/python`."""
+        path = os.path  # for a word that is too long for a path it is false, where pathlib raises
         return [
             str(self._folder / word)
-            if word and not (copied / word).exists() and (self._folder / word).is_file()
+            if word and path.isfile(self._folder / word) and not path.exists(copied / word)
             else word
             for word in words
         ]
