@@ -101,7 +101,7 @@ class Run:
     @property
     def said(self) -> str:
         """The first line of the log that names an error, or its last line, without a terminal's codes."""
-        lines = _CODE.sub("", self.log.read_text(errors="replace")).splitlines()
+        lines = plain(self.log.read_text(errors="replace")).splitlines()
         errors = [match[1] for match in map(_ERROR.match, lines) if match]
         line = [*errors, *[*filter(str.strip, lines)][-1:], "it printed nothing"][0]
         return clipped(_CUT.sub("not a zip archive: cut", line), 200)
@@ -138,6 +138,11 @@ class Run:
         begins = min((steps[0]["t"] for steps in self.ranks.values()), default=float("inf"))
         reads = [event for event in self.of_kind("load", "read") if not event["k"] and event["t"] < begins]
         return [*dict.fromkeys(event["path"] for event in reads)]
+
+
+def plain(text: str) -> str:
+    """Return a text without the codes of a terminal."""
+    return _CODE.sub("", text)
 
 
 def number(step: Event) -> int:

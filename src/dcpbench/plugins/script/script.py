@@ -25,7 +25,7 @@ from dcpbench.core.cell_key import digest_of
 from dcpbench.executors.stack_dumps import tail
 from dcpbench.plugins.script.compare import Stopped, first_noise, likely_checkpoints
 from dcpbench.plugins.script.judge import STATUS, Runs, Verdict, judge
-from dcpbench.plugins.script.record import Run
+from dcpbench.plugins.script.record import Run, plain
 from dcpbench.plugins.script.reference import problem_of
 from dcpbench.plugins.script.run import OFFLINE, OUT, Command, Freezer
 from dcpbench.plugins.script.stops import GENTLE, chosen
@@ -268,7 +268,7 @@ class Check:
             "run": bar(self._reference, verdict),
             "likely": [verdict.cause] if verdict.cause else [],
             "compared": verdict.compared,
-            "log_tail": [*map(self._hidden, log)] if status == "fail" else [],
+            "log_tail": [self._hidden(plain(line)) for line in log] if status == "fail" else [],
             "rank": first.rank if first else 0,
         }
         return Row(
