@@ -261,6 +261,60 @@ def test_half_written_checkpoint_is_torn(tmp_path: Path) -> None:
     assert "step-8.pt is cut" in found.cause
 
 
+def resumed_from(folder: Path, opened: str, loaded: int, changed: Changes | None = None) -> Run:
+    """A run that opens a file, and trains on to step 12."""
+    resumed = Writer()
+    resumed.event("load", path=opened)
+    return recorded(folder, [resumed.train(loaded + 1, 12, changed)])
+
+
+def test_a_cut_file_is_not_taken_where_another_has_the_same(tmp_path: Path) -> None:
+    """`last.pt` is written after `step-8.pt`, with the same content."""
+    writer = Writer()
+    for step in range(1, 13):
+        writer.train(step, step)
+        if step % 4 == 0:
+            content = {"model.a": 101 + step, "ema.a": 10 + step, "step": f"={step}"}
+            writer.save("last.pt", content)
+    frozen = recorded(tmp_path / "a", [writer])
+    run = resumed_from(tmp_path / "c", "step-8.pt", 8, {9: {"batch": [1]}})
+    found = judge(stopped_at(frozen, 11, cut=["last.pt"]), run, runs(frozen))
+    assert (found.word, found.newest, found.first.kind) == ("diverges", 8, "batch")
+
+
+@pytest.mark.parametrize(("uploads_last", "word"), [(True, "exact"), (False, "older")])
+def test_a_stage_of_an_upload_is_no_checkpoint(tmp_path: Path, uploads_last: bool, word: str) -> None:
+    """Only files that were copied to `remote` are found. A backup is a copy too, but not of the last save."""
+    writer = Writer()
+    for step in range(1, 13):
+        writer.train(step, step)
+        if step % 4 == 0 and (step < 12 or uploads_last):
+            writer.event("copy", path=f"step-{step}.pt", to=f"remote/{step}.pt")
+            writer.event("open", path=f"remote/{step}.pt")
+    frozen = recorded(tmp_path / "a", [writer])
+    run = resumed_from(tmp_path / "c", "remote/4.pt", 4)
+    found = judge(stopped_at(frozen, 0, ["remote/8.pt"], "remote/8.pt"), run, runs(frozen))
+    assert (found.word, found.loaded) == (word, 4), found.reason
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_start_proves_nothing_where_no_save_is_known(tmp_path: Path, saves: bool) -> None:
+    writer = Writer()
+    for step in range(1, 13):
+        writer.step(step)
+        if step % 4 == 0:
+            writer.event("open", path=f"step-{step}.npz")
+        if step == 11 and saves:  # after the stop
+            writer.save("step-11.pt", {"model.a": 112})
+    frozen = recorded(tmp_path / "a", [writer])
+    resumed = Writer()
+    for step in range(1, 13):
+        resumed.step(step)
+    run = recorded(tmp_path / "c", [resumed])
+    found = judge(stopped_at(frozen, 11), run, runs(frozen))
+    assert (found.word, "no save" in found.reason) == (("exact", False) if saves else ("vacuous", True))
+
+
 def test_difference_on_one_rank(tmp_path: Path) -> None:
     def ranks(first: int, last: int, changed: Changes | None = None) -> list[Writer]:
         return [Writer().train(first, last), Writer(1).train(first, last, changed)]

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from dcpbench.plugins.script.record import Run
 from dcpbench.plugins.script.stops import chosen
 from plugins.script.runs import Writer
@@ -32,3 +34,22 @@ def test_it_stops_where_names_sorted_as_text_are_in_another_order() -> None:
     """After the last save; `step_9` is the last of the names."""
     assert chosen(reference((3, 6, 9, 12, 15, 18), 20, renames_folder=True))[:2] == ["kill@20", "term@18"]
     assert chosen(reference((3, 6, 9), 20, renames_folder=True))[:2] == ["kill@16", "term@9"]
+
+
+@pytest.mark.parametrize(
+    ("path", "change"),
+    [
+        ("runs/2026-11-29/00-10-16/step-{}.pt", "step-8.pt:1"),
+        ("step-{}-1764374400123.pt", "step-8-:1"),
+        ("3fa9c2d18b7e/step_{:08}/model.pt", "step_00000008/model.pt:1"),
+    ],
+)
+def test_a_time_or_a_hash_is_no_part_of_a_stop(path: str, change: str) -> None:
+    """Another run has another one."""
+    writer = Writer()
+    for step in range(1, 11):
+        writer.step(step)
+        if step % 4 == 0:
+            writer.save(path.format(step))
+    run = Run([{**event, "process": "0"} for event in writer.events], Path("log"))
+    assert chosen(run)[-1] == f"write@{change}"

@@ -198,6 +198,9 @@ class Family:
     ) -> None:
         self._time, self._opened, self._cut, self._state = time, opened, cut, state
         self._classes = _classes(disk.versions, known.versions)
+        for of in self._classes:
+            of.publish({folded(path) for version in disk.versions for path in version.paths_at(time)
+                        if self._is_opened(path)}, known.versions)  # fmt: skip
         chosen = self._chosen(taken)
         self.members = [*self._members(chosen, time)]
         """The checkpoints, the newest first."""
@@ -298,7 +301,7 @@ class _Class:
     def __init__(
         self, name: str, known: Sequence[Version], own: Sequence[Version], published: Collection[str]
     ) -> None:
-        self.name, self._published = name, published
+        self.name, self._published = name, {*published}
         self.own = _by_date(own)
         """The versions of the stopped run, by their dates."""
         both = _by_date(dict.fromkeys((*known, *own)))
@@ -318,12 +321,21 @@ class _Class:
         files: dict[str, list[Version]] = {}
         for version in versions:
             path = next(iter(self.published(path for path, *_ in version.paths)), "")
-            files.setdefault(path, []).append(version)
+            same = (name for name, of in files.items() if _are_doubles([version], of, (path, name)))
+            files.setdefault(next(same, path), []).append(version)
         return files
 
     def contains(self, state: Collection[Any]) -> bool:
         """Tell whether a version contains weights or an optimizer's state."""
         return any(value in state for version in self._versions for value in version.content.values())
+
+    def publish(self, opened: Collection[str], known: Collection[Version]) -> None:
+        """Regard only `opened` names as published if each known version gets one in the end: the others are
+        stages on the way to it, such as a local file before its upload. A backup's name comes too late."""
+        names = self._published & {*opened}
+        mine = [{folded(path) for path, *_ in version.paths} for version in known]
+        if names and all(names & of for of in mine if self._published & of):
+            self._published = names
 
     def published(self, paths: Iterable[str]) -> list[str]:
         """Return the paths that are not temporary."""
@@ -351,9 +363,8 @@ def _classes(own: Sequence[Version], known: Sequence[Version]) -> list[_Class]:
         for name in names[1:]:
             parents[root(name)] = root(names[0])
     for name, other in combinations(published, 2):
-        if _take_turns(
-            [version for version, _ in of_known[name]], [version for version, _ in of_known[other]]
-        ):
+        some, others = ([version for version, _ in of_known[of]] for of in (name, other))
+        if _take_turns(some, others) or _are_doubles(some, others, (name, other)):
             parents[root(other)] = root(name)
     classes: defaultdict[str, list[str]] = defaultdict(list)
     for name in published:
@@ -391,6 +402,17 @@ def _take_turns(some: Sequence[Version], others: Sequence[Version]) -> bool:
     steps = {after[0] - before[0] for before, after in pairwise(turns)}
     alternates = all(before[1] != after[1] for before, after in pairwise(turns))
     return len(turns) > 2 and alternates and len(steps) == 1 and len(keys) == 1 and bool(*keys)
+
+
+def _are_doubles(some: Sequence[Version], others: Sequence[Version], names: tuple[str, str]) -> bool:
+    """Tell whether files of different names have the same values whenever both were saved: either is enough.
+    Files of the same name but for digits are those of ranks."""
+    first, second = (
+        {version.date: version.content for version in of if version.content} for of in (some, others)
+    )
+    both = first.keys() & second.keys()
+    is_named_alike = folded(names[0]) == folded(names[1])
+    return not is_named_alike and bool(both) and all(first[date] == second[date] for date in both)
 
 
 def _same_dates(some: Sequence[int], others: Sequence[int]) -> bool:

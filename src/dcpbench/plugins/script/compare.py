@@ -198,6 +198,12 @@ class Compared:
                 holds = "holds another" if actual else "is missing, with"
                 yield Difference(done, rank, "saved", names, expected, actual, f"{name} {holds}")
 
+    @property
+    def saves_state(self) -> bool:
+        """Whether a save of weights or an optimizer's state was recorded in the run that was stopped."""
+        run = self.stopped.frozen
+        return any(value in run.state for save in run.disk.saves for value in save.content.values())
+
     def has_generator_of_rank_0(self, rank: int) -> bool:
         """Tell whether a rank begins with the expected state of rank 0's generator, and not with its own."""
         if not rank or 0 not in self.steps or self._place >= len(self.steps[0]):

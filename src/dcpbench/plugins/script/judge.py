@@ -266,6 +266,8 @@ def _powerless(compared: Compared, kinds: Named) -> str:
     """Return why equal steps prove nothing; empty if they could have differed."""
     if compared.last == compared.loaded and not compared.restored:
         return "there is no step to compare"
+    if not compared.loaded and compared.newest is None and not compared.saves_state:
+        return "no save of the state was recorded: a checkpoint that is ignored would not show"
     if compared.last > compared.loaded and not kinds.get("batch") and not kinds.get("loss"):
         return "neither batch nor loss was recorded"
     weights = [step for steps in compared.actual.values() for step in steps if step["parts"].get("weights")]

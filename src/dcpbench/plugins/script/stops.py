@@ -12,6 +12,10 @@ from dcpbench.plugins.script.record import Run
 GENTLE = ("term", "rank")
 """Kinds of stops to which the command reacts: it has some time to end, as a scheduler allows."""
 _STOP = re.compile(r"((kill|term|rank\d{1,6})@|(write|torn)@.+:)[1-9]\d{0,8}", re.ASCII)
+_VOLATILE = re.compile(
+    r"\d{4}-\d\d-\d\d|\d\d[-:_]\d\d[-:_]\d\d|[1-9]\d{7,}|(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{6,}"
+)
+"""Times, long numbers and hashes in a name. Padded steps begin with 0."""
 
 
 def checked_stop(text: str) -> str:
@@ -59,9 +63,25 @@ def _last_change(reference: Run, versions: Collection[Version]) -> str:
                 continue
             target = event.get("to") or event["path"]
             changes.append(f"{event['path']} {target}")
+            part = _repeated(target)
             is_of_save = any(
                 path == target or path.startswith(f"{target}/") for path, at in times if at == event["t"]
             )
             if is_of_save and event["e"] != "remove" and PurePath(target).name in names:
-                last = max(last, (event["t"], f"{target}:{sum(target in change for change in changes)}"))
+                last = max(last, (event["t"], f"{part}:{sum(part in change for change in changes)}"))
     return last[1]
+
+
+def _repeated(path: str) -> str:
+    """Return the end of a path, or a part of its name, that another run has too: without times and hashes.
+
+    >>> _repeated("runs/2026-11-29/00-10-16_491908/step-8/model.pt")
+    'step-8/model.pt'
+    >>> _repeated("step-8-1764374400123.pt")
+    'step-8-'
+    """
+    *folders, name = path.split("/")
+    if _VOLATILE.search(name):
+        return max(_VOLATILE.split(name), key=len)
+    first = max((place for place, folder in enumerate(folders, 1) if _VOLATILE.search(folder)), default=0)
+    return "/".join([*folders[first:], name])
