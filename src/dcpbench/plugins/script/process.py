@@ -10,7 +10,7 @@ import signal
 import struct
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -24,7 +24,7 @@ _POLL_S = 0.02
 _LEFT_S = 2.0
 """How long processes that the command leaves have to end: helpers end after it, as a resource tracker."""
 _STOP_LIMIT_S, _STOP_ROUND_S = 10.0, 0.2
-_TERM_S = 1.0
+_TERM_S = 5.0
 _NUMBER = struct.Struct("i")
 
 
@@ -113,7 +113,8 @@ class Process:
         others = [process for process in processes if not ranks.get(process.pid)]
         _terminate(sorted(others, key=lambda process: process.pid not in ranks))
         deadline = time.monotonic() + _TERM_S
-        while any(map(_is_alive, others)) and time.monotonic() < deadline:
+        helpers = [process for process in others if _is_below(process, ranks) and not _ignores_term(process)]
+        while any(map(_is_alive, helpers)) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         _terminate([process for process in processes if ranks.get(process.pid)])
 
@@ -135,6 +136,19 @@ def _terminate(processes: Iterable[psutil.Process]) -> None:
     for process in processes:
         with suppress(psutil.Error):
             process.terminate()
+
+
+def _is_below(process: psutil.Process, ranks: Collection[int]) -> bool:
+    with suppress(psutil.Error):
+        return any(parent.pid in ranks for parent in process.parents())
+    return False
+
+
+def _ignores_term(process: psutil.Process) -> bool:
+    with suppress(OSError):
+        status = Path(f"/proc/{process.pid}/status").read_text(errors="replace")
+        return bool(int(status.partition("SigIgn:")[2].split()[0], 16) >> (signal.SIGTERM - 1) & 1)
+    return False
 
 
 def _is_alive(process: psutil.Process) -> bool:
