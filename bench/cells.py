@@ -124,7 +124,7 @@ def measure(layout: str, rank: int, ranks: int, folder: str, results: Any) -> No
         return time.perf_counter() - began
 
     def cell(checkpoints: Path) -> None:
-        spec = CellSpec(RunId("bench", "cell", 0, 0), config, str(checkpoints.parent), str(checkpoints))
+        spec = CellSpec(RunId("bench", "cell", 0), config, str(checkpoints.parent), str(checkpoints))
         run_cell(spec, world, RankReport(rank), lambda phase: None, lambda since: None)
 
     for _ in range(2):
