@@ -25,7 +25,7 @@ def test_copy_keeps_links_holes_times_and_the_order_of_changes(tmp_path: Path) -
         file.truncate(1 << 24)
     os.utime(out / "c", ns=(5, 7))  # changed last, with an old modification time
     expected = changed_last(out)
-    copy = Copy.taken(out, tmp_path / "copy", 0.0, {}, ())
+    copy = Copy.taken(out, tmp_path / "copy", 0.0, {}, {})
     copy.put(out)
     copy.put(out)  # it is untouched, and can be put back again
     assert [name for name in changed_last(out) if name in "abc"] == [
@@ -44,7 +44,7 @@ def test_stop_cuts_the_copy_alone(tmp_path: Path) -> None:
     (out / "a").write_bytes(b"12345678")
     for how, size in (("half", 4), ("empty", 0), ("made", 8)):
         event = {"path": "a", "cut": how}
-        copy = Copy.taken(out, tmp_path / how, 0.0, event, ())
+        copy = Copy.taken(out, tmp_path / how, 0.0, event, {})
         assert (copy.folder / "a").stat().st_size == size
         assert copy.cut == {"a"}
     assert (out / "a").read_bytes() == b"12345678"
@@ -63,16 +63,18 @@ def test_files_that_a_process_writes(tmp_path: Path) -> None:
         file.close()
         found = open_for_writing([psutil.Process()], tmp_path)
         mapped.close()
-    assert found == {"written", "mapped"}
-    assert open_for_writing([psutil.Process()], tmp_path) == set()
+    assert {path: {*pids} for path, pids in found.items()} == {
+        path: {os.getpid()} for path in ("written", "mapped")
+    }
+    assert open_for_writing([psutil.Process()], tmp_path) == {}
 
 
 def test_newest_path_by_its_number_and_not_in_flight(tmp_path: Path) -> None:
     for name in ("checkpoint-4", "checkpoint-12", "checkpoint-8", "other"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "weights").write_text("")
-    for cut, expected in ((frozenset[str](), "12"), (frozenset({"checkpoint-12/weights"}), "8")):
-        copy = Copy(tmp_path, 0.0, {}, cut)
+    for writing, expected in (({}, "12"), ({"checkpoint-12/weights": [1]}, "8")):
+        copy = Copy(tmp_path, 0.0, {}, writing=writing)
         assert copy.newest("checkpoint-*") == (f"checkpoint-{expected}", expected)
     assert copy.newest("step-*") is None
     assert copy.newest("o*") == ("other", "")

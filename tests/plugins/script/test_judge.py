@@ -1,6 +1,7 @@
 """Verdicts on recorded runs: the first difference in causal order, and its likely cause."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -313,6 +314,18 @@ def test_a_start_proves_nothing_where_no_save_is_known(tmp_path: Path, saves: bo
     run = recorded(tmp_path / "c", [resumed])
     found = judge(stopped_at(frozen, 11), run, runs(frozen))
     assert (found.word, "no save" in found.reason) == (("exact", False) if saves else ("vacuous", True))
+
+
+@pytest.mark.parametrize(("pid", "word"), [(0, "torn"), (7, "diverges")])
+def test_file_that_a_forked_process_has_open_is_not_cut(tmp_path: Path, pid: int, word: str) -> None:
+    """Workers of a loader are forked while a thread writes a checkpoint, and have it open until they end."""
+    frozen = recorded(tmp_path / "a", [Writer().train(1, 12)])  # process 0
+    resumed = Writer()
+    resumed.event("load", path="step-8.pt")
+    run = recorded(tmp_path / "c", [resumed.train(9, 12, {9: {"moments": [1]}})])
+    stopped = stopped_at(frozen, 11)
+    stopped = replace(stopped, copy=replace(stopped.copy, writing={"step-8.pt": [pid]}))
+    assert judge(stopped, run, runs(frozen)).word == word
 
 
 def test_difference_on_one_rank(tmp_path: Path) -> None:

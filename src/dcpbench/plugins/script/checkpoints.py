@@ -42,10 +42,12 @@ class Save:
 
 @dataclass(eq=False)
 class Version:
-    """A content of a file: after how many steps it was written, the call that saved it, and the file's paths
-    with the times from and until which they had this content, and whether it was renamed then."""
+    """A content of a file: after how many steps and by which process it was written, the call that saved it,
+    and the file's paths with the times from and until which they had this content, and whether it was renamed
+    then."""
 
     date: int
+    process: str
     save: Save | None = None
     paths: list[tuple[str, float, float, bool]] = field(default_factory=list)
 
@@ -77,7 +79,9 @@ class Disk:
         for event in events:
             self._dates.see(event)
             kind, path, time, process = event["e"], event.get("path", ""), event["t"], event["process"]
-            if kind == "save" and not any(place == path and key != process for key, place in active):
+            if kind == "save" and (
+                process in self._dates.trains or not any(path == place for _, place in active)
+            ):  # and not by the process of an upload, whose rank has recorded it
                 save = Save(process, path, self._dates.of_save(event), event["content"], time)
                 self.saves.append(save)
                 version = self._current.get(path)
@@ -94,7 +98,9 @@ class Disk:
                 date = self._dates.of(event)
                 if not around and save_of and save_of.date != date and "thread" not in event:
                     save_of = None
-                version = copied.pop(path, None) or Version(save_of.date if save_of else date, save_of)
+                version = copied.pop(path, None) or Version(
+                    save_of.date if save_of else date, process, save_of
+                )
                 self._put(version, path, time)
             elif kind == "copy":
                 if path in self._current:
@@ -106,6 +112,12 @@ class Disk:
                         self._end(name, time, is_renamed=kind == "rename")
                     if kind != "remove":
                         self._put(version, event["to"] + name[len(path) :], time)
+
+    def writes(self, path: str, time: float, pids: Collection[int]) -> bool:
+        """Tell whether one of these processes, which have a file open, writes it, as far as is known.
+        Processes that are forked in the meantime, such as workers of a loader, have it open too."""
+        processes = [version.process for version in self.versions if path in version.paths_at(time)]
+        return not processes or any(process.split("-")[0] in map(str, pids) for process in processes)
 
     def _put(self, version: Version, path: str, time: float) -> None:
         self._end(path, time)
@@ -128,7 +140,7 @@ class _Dates:
 
     def __init__(self, events: Sequence[Event]) -> None:
         steps = [event for event in events if event["e"] == "step"]
-        self._makes_steps = {event["process"] for event in steps}
+        self.trains = {event["process"] for event in steps}
         recorded = [event for event in steps if event["parts"].get("weights") and not event["optimizer"]]
         self._weights = [(event["k"], {*event["parts"]["weights"].values()}) for event in recorded]
         self._now = 0
@@ -158,7 +170,7 @@ class _Dates:
         return int(date)
 
     def _is_exact(self, event: Event) -> bool:
-        return (event["process"] in self._makes_steps and "thread" not in event) or not self._now
+        return (event["process"] in self.trains and "thread" not in event) or not self._now
 
 
 @dataclass(frozen=True)
@@ -407,12 +419,15 @@ def _take_turns(some: Sequence[Version], others: Sequence[Version]) -> bool:
 def _are_doubles(some: Sequence[Version], others: Sequence[Version], names: tuple[str, str]) -> bool:
     """Tell whether files of different names have the same values whenever both were saved: either is enough.
     Files of the same name but for digits are those of ranks."""
-    first, second = (
-        {version.date: version.content for version in of if version.content} for of in (some, others)
-    )
+    first, second = ({version.date: version.save for version in of if version.save} for of in (some, others))
     both = first.keys() & second.keys()
     is_named_alike = folded(names[0]) == folded(names[1])
-    return not is_named_alike and bool(both) and all(first[date] == second[date] for date in both)
+    pairs = [(first[date], second[date]) for date in both]  # of one call: parts of a folder
+    return (
+        not is_named_alike
+        and bool(pairs)
+        and all(one is not other and one.content == other.content for one, other in pairs)
+    )
 
 
 def _same_dates(some: Sequence[int], others: Sequence[int]) -> bool:

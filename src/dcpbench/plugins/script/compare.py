@@ -235,7 +235,8 @@ def family(stopped: Stopped, opened: Sequence[str], taken: int | None = None) ->
     """Return the checkpoints from which a resume chose."""
     run, copy = stopped.run, stopped.copy
     state = run.state | stopped.frozen.state
-    return Family(run.disk, stopped.frozen.disk, copy.time, opened, copy.cut, state, taken)
+    writing = {path for path, pids in copy.writing.items() if run.disk.writes(path, copy.time, pids)}
+    return Family(run.disk, stopped.frozen.disk, copy.time, opened, copy.cut | writing, state, taken)
 
 
 def likely_checkpoints(run: Run) -> Sequence[Member]:

@@ -7,7 +7,8 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +31,8 @@ class Copy:
         folder: a copy of it.
         time: when the processes were stopped, by the clock of the records.
         event: where the stopped process was.
-        cut: paths in it that a process was writing, or that the stop cut.
+        cut: paths in it that the stop cut.
+        writing: paths in it that processes had open to write, each with their ids.
         changed: paths in it in the order of their change times, which a copy does not keep.
     """
 
@@ -38,17 +40,22 @@ class Copy:
     time: float
     event: Event
     cut: frozenset[str] = frozenset()
+    writing: Mapping[str, Sequence[int]] = field(default_factory=dict)
     changed: Sequence[tuple[int, str]] = field(default=(), repr=False)
 
     @classmethod
-    def taken(cls, out: Path, folder: Path, at: float, event: Event, writing: Iterable[str]) -> "Copy":
+    def taken(
+        cls, out: Path, folder: Path, at: float, event: Event, writing: Mapping[str, Sequence[int]]
+    ) -> "Copy":
         """Copy a folder, and cut the file that the stop cuts."""
         changed = change_times(out)
         copy_folder(out, folder)
         return cls._cut(folder, at, event, writing, changed)
 
     @classmethod
-    def moved(cls, out: Path, folder: Path, at: float, event: Event, writing: Iterable[str]) -> "Copy":
+    def moved(
+        cls, out: Path, folder: Path, at: float, event: Event, writing: Mapping[str, Sequence[int]]
+    ) -> "Copy":
         """Move the folder of a run that has ended, and cut the file that the stop cuts."""
         changed = change_times(out)
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -57,14 +64,19 @@ class Copy:
 
     @classmethod
     def _cut(
-        cls, folder: Path, at: float, event: Event, writing: Iterable[str], changed: Sequence[tuple[int, str]]
+        cls,
+        folder: Path,
+        at: float,
+        event: Event,
+        writing: Mapping[str, Sequence[int]],
+        changed: Sequence[tuple[int, str]],
     ) -> "Copy":
-        cut = {*writing}
+        cut = frozenset[str]()
         if how := event.get("cut"):
-            cut.add(event["path"])
+            cut = frozenset({event["path"]})
             with suppress(OSError), (folder / event["path"]).open("ab") as file:
                 file.truncate({"half": file.tell() // 2, "empty": 0, "made": None}[how])
-        return cls(folder, at, event, frozenset(cut), changed)
+        return cls(folder, at, event, cut, writing, changed)
 
     def newest(self, pattern: str) -> tuple[str, str] | None:
         """Return the newest path in it that fits a pattern such as `checkpoint-*` and was not being written,
@@ -74,7 +86,7 @@ class Copy:
         for place in self.folder.glob(pattern):
             path = str(place.relative_to(self.folder))
             digits = re.findall(r"\d+", " ".join(match.groups())) if (match := fits.match(path)) else []
-            if not any(is_in(cut, path) for cut in self.cut):
+            if not any(is_in(cut, path) for cut in (*self.cut, *self.writing)):
                 found.append((int(digits[-1]) if digits else -1, place.stat().st_mtime_ns, path, digits))
         return (max(found)[2], "".join(max(found)[3][-1:])) if found else None
 
@@ -122,9 +134,10 @@ def change_times(folder: Path) -> list[tuple[int, str]]:
     return sorted(found)
 
 
-def open_for_writing(processes: Iterable[psutil.Process], folder: Path) -> set[str]:
-    """Return the paths below a folder that processes have open, or mapped, to write; not to append."""
-    paths = set()
+def open_for_writing(processes: Iterable[psutil.Process], folder: Path) -> dict[str, list[int]]:
+    """Return the paths below a folder that processes have open, or mapped, to write and not to append, each
+    with the ids of the processes."""
+    found = []
     for process in processes:
         proc = Path(f"/proc/{process.pid}")
         with suppress(OSError):
@@ -133,14 +146,17 @@ def open_for_writing(processes: Iterable[psutil.Process], folder: Path) -> set[s
                     lines = (proc / "fdinfo" / descriptor.name).read_text().splitlines()
                     flags = int(next(line for line in lines if line.startswith("flags:")).split()[1], 8)
                     if flags & os.O_ACCMODE != os.O_RDONLY and not flags & os.O_APPEND:
-                        paths.add(str(descriptor.readlink()))
+                        found.append((str(descriptor.readlink()), process.pid))
         with suppress(OSError):
             for line in (proc / "maps").read_text(errors="replace").splitlines():
                 columns = line.split(maxsplit=5)
                 if len(columns) == 6 and "w" in columns[1] and "s" in columns[1]:
-                    paths.add(columns[5])
-    prefix = f"{folder}/"
-    return {path.removeprefix(prefix) for path in paths if path.startswith(prefix)}
+                    found.append((columns[5], process.pid))
+    prefix, writing = f"{folder}/", defaultdict[str, list[int]](list)
+    for path, pid in found:
+        if path.startswith(prefix):
+            writing[path.removeprefix(prefix)].append(pid)
+    return dict(writing)
 
 
 def size_of(folder: Path) -> int:

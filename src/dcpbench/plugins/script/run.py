@@ -189,7 +189,7 @@ class Command:
             elif due:
                 process.stop_all()
                 writing = open_for_writing(process.descendants(), self.out)
-                write_json(settings.with_name(f"{settings.stem}-writing.json"), sorted(writing))
+                write_json(settings.with_name(f"{settings.stem}-writing.json"), writing)
                 return -signal.SIGKILL
             if at_stop := [path for path in records.glob("stopped-*") if not path.suffix]:
                 if not is_stopped:
@@ -219,5 +219,5 @@ class Command:
             events = [json.loads(due.read_text())]
         if not events:
             return run, None
-        paths = json.loads(writing.read_text()) if writing.exists() else []
+        paths = json.loads(writing.read_text()) if writing.exists() else {}
         return run, Copy.moved(self.out, folder / "out", float("inf"), events[0], paths)

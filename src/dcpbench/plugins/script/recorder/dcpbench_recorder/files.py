@@ -14,14 +14,15 @@ from .protection import CHANGES
 
 CALLS = {
     "torch.serialization": {"save": "save_file", "load": "load"},
-    "torch.distributed.checkpoint.state_dict_saver": {"save": "save", "async_save": "save"},
+    "torch.distributed.checkpoint.state_dict_saver": {"save": "save", "async_save": "upload"},
     "torch.distributed.checkpoint.state_dict_loader": {"load": "load"},
     "pickle": {"dump": "save", "load": "load"},
     "safetensors": {"safe_open": "load"},
     "safetensors.torch": {"save_file": "save_file", "load_file": "load"},
 }
-"""The effect of the recorded functions of a module: `load`, or `save` their first argument; `save_file`
-opens the file outside Python, where the audit hook does not see it."""
+"""The effect of the recorded functions of a module: `load`, or `save` their first argument; `upload` returns
+before it has ended, and calls `save` in a thread; `save_file` opens the file outside Python, where the audit
+hook does not see it."""
 _ELSEWHERE = "the saved state"
 """The path of a save into memory or another folder: files that are changed after the same step are its."""
 _inside = threading.local()
@@ -156,20 +157,24 @@ def _recorded(function: Any, action: str, log: Log) -> Any:
             if action == "save_file" and any(map(log.watched, values[1:2])):
                 log.write("open", path=path)
                 log.stop.at_change(path, opens=True, truncates=True)
+
+        def uploaded(future: Any) -> None:
+            _uploading.discard(path)
+            if not future.exception():
+                log.write("saved", path=path)
+
         _inside.on = True
+        if action == "upload":  # before its thread can call `save`
+            _uploading.add(path)
         try:
             result = function(*args, **kwargs)
+        except BaseException:
+            _uploading.discard(path)
+            raise
         finally:
             _inside.on = False
         upload = getattr(result, "upload_completion", result)
-        if saves and hasattr(upload, "add_done_callback"):
-            _uploading.add(path)
-
-            def uploaded(future: Any) -> None:
-                _uploading.discard(path)
-                if not future.exception():
-                    log.write("saved", path=path)
-
+        if action == "upload" and hasattr(upload, "add_done_callback"):
             upload.add_done_callback(uploaded)
         elif saves and is_new:
             log.write("saved", path=path)
