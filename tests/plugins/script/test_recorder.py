@@ -178,3 +178,23 @@ def test_syncs(tmp_path: Path) -> None:
     )
     paths = [event["path"] for event in events if event["e"] == "sync"]
     assert paths == ["x.tmp", "x.tmp", "x", ""]
+
+
+def test_upload_whose_thread_saves_at_once_is_one_save(tmp_path: Path) -> None:
+    """`async_save` can call `save` in a thread before it returns."""
+    events = events_of(
+        tmp_path,
+        "import os, threading, torch\n"
+        "from concurrent.futures import Future\n"
+        "from dcpbench_recorder import files\n"
+        "from dcpbench_recorder.log import Log\n"
+        "log = Log(os.environ['DCPBENCH_SCRIPT'])\n"
+        "save = files._recorded(lambda state, path: None, 'save', log)\n"
+        "def upload(state, path):\n"
+        "    thread = threading.Thread(target=save, args=(state, path))\n"
+        "    thread.start(); thread.join()\n"
+        "    future = Future(); future.set_result(None)\n"
+        "    return future\n"
+        "files._recorded(upload, 'upload', log)({'a': torch.zeros(1)}, 'out/x')\n",
+    )
+    assert [event["e"] for event in events if event["e"] in ("save", "saved")] == ["save", "saved"]
