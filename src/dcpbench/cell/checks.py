@@ -27,7 +27,7 @@ from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import RESUMED, TWIN, Sides
 from dcpbench.core.rank_report import CheckReport, Compared
 from dcpbench.core.state import CHECK_OF, StatePart, key_of, text_of
-from dcpbench.verify.compare import ABSENT, Comparison
+from dcpbench.verify.compare import Comparison
 from dcpbench.verify.perturb import compare_controlled, compared_names, unlike
 from dcpbench.verify.plain_read import leaves_like
 from dcpbench.verify.training import compare_resumed
@@ -380,7 +380,9 @@ def _resume_trainer(
         with cell.phase("verify", "resumed"):
             made = target.made_by_steps()
             stepped = record.stepped.get(checkpoint.step + 1, {})
-            expected = {name: leaf for name, leaf in stepped.items() if made.get(name, ABSENT) is not None}
+            expected = {
+                name: leaf for name, leaf in stepped.items() if name not in made or made[name] is not None
+            }
             compared = compare_controlled(expected, {name: made[name] for name in expected if name in made})
             if any(cell.world.gathered(bool(expected))):
                 where = f"one step after the checkpoint of step {checkpoint.step}{checkpoint.how}"
