@@ -278,7 +278,10 @@ def test_a_cut_file_is_not_taken_where_another_has_the_same(tmp_path: Path) -> N
             content = {"model.a": 101 + step, "ema.a": 10 + step, "step": f"={step}"}
             writer.save("last.pt", content)
     frozen = recorded(tmp_path / "a", [writer])
-    run = resumed_from(tmp_path / "c", "step-8.pt", 8, {9: {"batch": [1]}})
+    resumed = Writer()
+    for path in ("last.pt", "step-8.pt"):  # it refuses the first
+        resumed.event("load", path=path)
+    run = recorded(tmp_path / "c", [resumed.train(9, 12, {9: {"batch": [1]}})])
     found = judge(stopped_at(frozen, 11, cut=["last.pt"]), run, runs(frozen))
     assert (found.word, found.newest, found.first.kind) == ("diverges", 8, "batch")
 
