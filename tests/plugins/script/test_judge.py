@@ -331,6 +331,25 @@ def test_file_that_a_forked_process_has_open_is_not_cut(tmp_path: Path, pid: int
     assert judge(stopped, run, runs(frozen)).word == word
 
 
+def test_difference_of_a_later_optimizer_comes_later(tmp_path: Path) -> None:
+    """Of a GAN: the weights that its second optimizer does not change are those that the first one did."""
+
+    def trained(first: int, last: int, changed: Mapping[str, Any], frozen: int = 7) -> Writer:
+        writer = Writer()
+        for step in range(first, last + 1):
+            writer.train(step, step, {9: changed})
+            parts = {"frozen": {"c": frozen}, "batch": {"0x": 1}, "loss": {"0": 1}}
+            writer.event("step", rank=0, optimizer=1, parts=parts)
+        return writer
+
+    frozen = recorded(tmp_path / "a", [trained(1, 12, {})])
+    writer = trained(9, 12, {"moments": []}, frozen=8)
+    writer.events.insert(0, {"e": "load", "path": "step-8.pt", "k": 0, "t": 0})
+    found = judge(stopped_at(frozen, 11), recorded(tmp_path / "c", [writer]), runs(frozen))
+    assert (found.word, found.first.kind) == ("diverges", "moments")
+    assert "frozen weights" in found.reason
+
+
 def test_difference_on_one_rank(tmp_path: Path) -> None:
     def ranks(first: int, last: int, changed: Changes | None = None) -> list[Writer]:
         return [Writer().train(first, last), Writer(1).train(first, last, changed)]

@@ -46,12 +46,13 @@ class Difference:
     expected: Named = field(default_factory=dict)
     actual: Named = field(default_factory=dict)
     text: str = ""
+    optimizer: float = math.inf
+    """Which optimizer makes the step, by the order in which they do; infinite for what follows the step."""
 
     @property
-    def place(self) -> tuple[int, int]:
+    def place(self) -> tuple[int, float, int]:
         """Where it is in causal order."""
-        # What is saved after a step comes after the step.
-        return self.step, ORDER[self.kind]
+        return self.step, self.optimizer, ORDER[self.kind]
 
 
 @dataclass(frozen=True)
@@ -172,8 +173,10 @@ class Compared:
             if place == 0 and fewer and "gradients" not in kinds:  # those of the other batches were saved
                 kinds = {kind: of for kind, of in kinds.items() if kind not in ("buffers", "batch", "loss")}
             for kind in kinds.keys() & ORDER.keys() - {HINT}:
+                expected_values, values = other["parts"][kind], step["parts"][kind]
+                made_by = other["optimizer"]
                 yield Difference(
-                    number(other), rank, kind, kinds[kind], other["parts"][kind], step["parts"][kind]
+                    number(other), rank, kind, kinds[kind], expected_values, values, optimizer=made_by
                 )
         if self.stopped.whole and len(actual) != len(expected):
             end, last = number(expected[-1]) + len(actual) - len(expected), number(expected[-1])
@@ -258,7 +261,13 @@ def first_noise(some: Run, others: Run, base: int = 0) -> Difference | None:
             kinds[HINT] = [name for name in kinds.get(HINT, []) if name in used]
             found += [
                 Difference(
-                    number(expected) + base, rank, kind, names, expected["parts"][kind], actual["parts"][kind]
+                    number(expected) + base,
+                    rank,
+                    kind,
+                    names,
+                    expected["parts"][kind],
+                    actual["parts"][kind],
+                    optimizer=expected["optimizer"],
                 )
                 for kind, names in kinds.items()
                 if names and kind in ORDER
