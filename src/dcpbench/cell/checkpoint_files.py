@@ -14,7 +14,7 @@ from typing import Any
 from dcpbench.cell.cell import Cell, KnownFiles
 from dcpbench.cell.checkpoint import Checkpoint, Save
 from dcpbench.checkpointers.base import Checkpointer
-from dcpbench.checkpointers.trainer import is_under
+from dcpbench.checkpointers.trainer import TrainerCheckpointer, is_under
 from dcpbench.core.mismatch import Mismatch, Problem
 from dcpbench.core.rank_report import NOTHING, Compared
 from dcpbench.records.files import file_lengths
@@ -36,10 +36,10 @@ def digests_of(cell: Cell, save: Save, on_several_hosts: bool) -> Mapping[str, s
         if cell.world.rank == 0:
             digests = checkpointer.digests_with_late(checkpoint_id, digests, complete_at)
     if cell.world.size > 1 and checkpointer.has_files and checkpoint_id not in checkpointer.removed:
-        listing = _its(checkpointer, checkpoint_id, listing)
+        listing = its(checkpointer, checkpoint_id, listing)
         compared = compare_files(listing, checkpointer.listing(checkpoint_id))
         cell.record(CHECK, compared, str(save.checkpoint))
-    return digests
+    return its(checkpointer, checkpoint_id, digests)
 
 
 def follow(cell: Cell, checkpoint: Checkpoint, digests: Mapping[str, str]) -> None:
@@ -84,8 +84,10 @@ def report_missing(cell: Cell, checkpoint: Checkpoint, file: str | None) -> str:
     return f"the save of step {checkpoint.step} wrote no such file under its path"
 
 
-def _its(checkpointer: Checkpointer, checkpoint_id: str, then: Mapping[str, str]) -> dict[str, str]:
+def its(checkpointer: Checkpointer, checkpoint_id: str, then: Mapping[str, str]) -> dict[str, str]:
     """Return the files of then without those that a later save has written too."""
+    if not isinstance(checkpointer, TrainerCheckpointer):
+        return {**then}
     now, folder = checkpointer.lengths(checkpoint_id), checkpointer.folder(checkpoint_id)
     return {name: file for name, file in then.items() if name in now or not (folder / name).exists()}
 
@@ -100,7 +102,7 @@ def verify_files(cell: Cell) -> None:
         with cell.phase("verify", "files"):
             compared = NOTHING
             if cell.world.rank == 0:
-                then = _its(known.checkpointer, checkpoint_id, known.digests)
+                then = its(known.checkpointer, checkpoint_id, known.digests)
                 compared = compare_files(then, known.checkpointer.digests(checkpoint_id))
             cell.record(CHECK, compared, known.where)
 

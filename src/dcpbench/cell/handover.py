@@ -9,6 +9,7 @@ import torch
 
 from dcpbench.cell.cell import Cell, KnownFiles
 from dcpbench.cell.checkpoint import Checkpoint
+from dcpbench.cell.checkpoint_files import its
 from dcpbench.cell.explained import record_restored
 from dcpbench.cell.steps import Story
 from dcpbench.config.groups import Verify
@@ -38,7 +39,11 @@ def leave(cell: Cell, story: Story, any_layout: bool = False) -> None:
             for one in checkpoints:
                 cell.checkpointer.drop_cached(one.checkpoint_id)
     known = ((one.checkpoint_id, cell.files.get(one.checkpoint_id)) for one in checkpoints)
-    files = {checkpoint_id: files[:2] for checkpoint_id, files in known if files}
+    files = {
+        checkpoint_id: (files.where, files.digests and its(files.checkpointer, checkpoint_id, files.digests))
+        for checkpoint_id, files in known
+        if files
+    }
     if not any_layout or cell.world.rank == 0:
         torch.save(replace(story, run=None, files=files), cell.folder / _name(cell, any_layout))
 
