@@ -64,7 +64,7 @@ def test_closures_are_refused() -> None:
         optimizer.step(lambda: 0.0)
 
 
-@pytest.mark.parametrize("name", ["my_gan", "my_gpt"])
+@pytest.mark.parametrize("name", ["my_gan", "my_gpt", "my_average"])
 def test_workloads_of_the_documentation_train_and_resume(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ import multiprocessing
 import pkgutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -216,6 +216,11 @@ class Cell:
             sides: what was compared, for people; by default the saved and the restored state.
         """
         self.report.checks.setdefault(check, CheckReport()).record(compared, where, sides)
+
+    def leave_out(self, checks: Iterable[str], where: str, why: str) -> None:
+        """Report why checks are not made at a place, such as a checkpoint; they can be made at others."""
+        for check in checks:
+            self.report.not_applied[check] = self.report.left_out[check, "", where] = why
 
     def proven(self, check: str) -> set[str]:
         """Return the names whose negative control this rank has already seen reported in a check. The control

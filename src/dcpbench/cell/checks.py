@@ -1,6 +1,6 @@
 """The checks of scenarios. Each brings its negative control, which shows in the cell that it could fail."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -26,9 +26,9 @@ from dcpbench.config.text import listed
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import RESUMED, TWIN, Sides
 from dcpbench.core.rank_report import CheckReport, Compared
-from dcpbench.core.state import CHECK_OF, StatePart, key_of, text_of
-from dcpbench.verify.compare import Comparison
-from dcpbench.verify.perturb import compare_controlled, compared_names, unlike
+from dcpbench.core.state import CHECK_OF, StatePart, key_of, named, text_of
+from dcpbench.verify.compare import Comparison, same_leaves
+from dcpbench.verify.perturb import compare_controlled, compared_names, made_different, unlike
 from dcpbench.verify.plain_read import leaves_like
 from dcpbench.verify.training import compare_resumed
 from dcpbench.workloads import build_run, lockstep
@@ -36,7 +36,7 @@ from dcpbench.workloads.build_run import copy_state
 from dcpbench.workloads.lockstep import Lockstep
 from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.own_trainer import TrainerRun, TrainingEndedError
-from dcpbench.workloads.run import Limits, Run, dtypes_of
+from dcpbench.workloads.run import Limits, Run, Unchanged, dtypes_of
 from dcpbench.workloads.run_state import (
     State,
     as_judged,
@@ -48,6 +48,7 @@ from dcpbench.workloads.run_state import (
     retained_copy,
     retained_state,
 )
+from dcpbench.workloads.saved_values import set_saved
 
 HARMLESS = "save_harmless"
 """The check that saves change nothing."""
@@ -179,18 +180,50 @@ def make_different(cell: Cell, target: Run, checkpoint: Checkpoint, number: int 
     load restores, are changed in a copy. `number` varies the new values."""
     with cell.phase("build"):
         unchanged = target.make_different(other_seed(cell, number), checkpoint.state.get(StatePart.optimizer))
-        cell.unrestored[checkpoint.checkpoint_id] = retained_state(target) if needs_copy(cell) else {}
         if cell.config.load_into.gradients and isinstance(target, OwnRun):
             target.leave_gradients(cell.batches)
-    controls: Controls = {}
     with cell.phase("verify", "power"):
-        unrestored = before_a_step(live_state(target), target)
-        for part, leaves in before_a_step(checkpoint.state, target).items():
-            names = leaves if part is StatePart.flags else unchanged.get(part, ())
-            other = unlike(leaves, unrestored[part], names)
-            found = checkpoint.compare(leaves, other, cell.world.group, closely=False)
-            controls[part] = Compared.of((), found, compared_names(leaves))
+        controls = _controls(cell, target, checkpoint, unchanged)
+        missed = {
+            (part, name) for part, one in controls.items() for name, did in one.fired.items() if not did
+        }
+        if missed := set().union(*cell.world.gathered(missed)):
+            controls = _controls(
+                cell, target, checkpoint, _change_again(target, checkpoint, unchanged, missed)
+            )
+        cell.unrestored[checkpoint.checkpoint_id] = retained_state(target) if needs_copy(cell) else {}
     return controls
+
+
+def _controls(cell: Cell, target: Run, checkpoint: Checkpoint, unchanged: Unchanged) -> Controls:
+    """Compare a checkpoint with a target that was made different, and with changed copies of what is
+    `unchanged` in it."""
+    controls: Controls = {}
+    unrestored = before_a_step(live_state(target), target)
+    for part, leaves in before_a_step(checkpoint.state, target).items():
+        names = leaves if part is StatePart.flags else unchanged.get(part, ())
+        other = unlike(leaves, unrestored[part], names)
+        found = checkpoint.compare(leaves, other, cell.world.group, closely=False)
+        controls[part] = Compared.of((), found, compared_names(leaves))
+    return controls
+
+
+def _change_again(
+    target: Run, checkpoint: Checkpoint, unchanged: Unchanged, missed: Set[tuple[StatePart, str]]
+) -> Unchanged:
+    """Change what the first change of a target has made equal to the checkpoint. Return what is unchanged,
+    with what a user's object keeps."""
+    kept = dict(unchanged)
+    for part in {part for part, _ in missed}:
+        live, texts = live_state(target)[part], {name for of, name in missed if of is part}
+        saved = {name: checkpoint.state[part][name] for name in named(checkpoint.state[part], texts)}
+        changed = {
+            name: made_different(live[name], text_of(name), slice(None)) for name in same_leaves(saved, live)
+        }
+        with suppress(Exception):  # a user's object may refuse them in any way
+            set_saved(target, part, changed, changed, lambda name: None)
+        kept[part] = {*kept.get(part, ()), *same_leaves(saved, live_state(target)[part])}
+    return kept
 
 
 def load_and_verify(cell: Cell, target: Run, checkpoint: Checkpoint, number: int = 0) -> Controls:
@@ -317,7 +350,7 @@ def resume(
     with cell.phase("verify", "known_defects"):
         why = mend(cell, target, checkpoint)
     if why:
-        cell.report.not_applied |= dict.fromkeys((of_losses, "state_resume_equal"), why)
+        cell.leave_out((of_losses, "state_resume_equal"), where, why)
         return
     ended = False
     generators = dict(target.random.states)
@@ -331,7 +364,7 @@ def resume(
             copy_state(target, twin)
         resumed, _ = _train_with_twin(cell, target, twin, record, last, where)
     if why := record.limits.why_not_resumed:
-        cell.report.not_applied |= dict.fromkeys((of_losses, "state_resume_equal"), why)
+        cell.leave_out((of_losses, "state_resume_equal"), where, why)
         return
     with cell.phase("verify", "resumed"):
         dtypes = dtypes_of(target).union(record.limits.computes_in)
@@ -390,7 +423,8 @@ def _resume_trainer(
                 cell.record("state_resume_equal", compared, where, RESUMED)
         return [*first, *steps.train(cell, target, last)], False
     except TrainingEndedError as early:
-        cell.report.not_applied["state_resume_equal"] = str(early)
+        where = f"after the checkpoint of step {checkpoint.step}{checkpoint.how}"
+        cell.leave_out(["state_resume_equal"], where, str(early))
         return target.train_state.losses[-(early.step - checkpoint.step) :], True
 
 
@@ -452,5 +486,5 @@ def _layout_matters(cell: Cell, run: Run, before: Limits, where: str) -> bool:
             differs = "compiled code draws others than eager code"
         why = f"the model draws random numbers in training, and {differs}"
     if why:
-        cell.report.not_applied["loss_resume_close"] = why
+        cell.leave_out(["loss_resume_close"], where, why)
     return why is not None

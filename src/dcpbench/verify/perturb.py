@@ -14,7 +14,7 @@ from torch import nn
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared, Skip
 from dcpbench.core.state import Name, text_of
-from dcpbench.verify.compare import BITS, bits, compare, same_leaves, same_value
+from dcpbench.verify.compare import BITS, bits, compare, same_leaf, same_leaves, same_value
 from dcpbench.verify.snapshot import (
     DigestedLeaf,
     Idle,
@@ -226,13 +226,14 @@ def _other_array(array: Any, name: Any) -> Any:
     return content.view(array.dtype).reshape(array.shape)
 
 
-def made_different(leaf: Any, name: Any = None) -> Any:
-    """Return a different leaf, for a control without an unrestored state; a tensor differs in one bit."""
+def made_different(leaf: Any, name: Any = None, elements: slice = slice(-1, None)) -> Any:
+    """Return a different leaf, for a control without an unrestored state; a tensor differs in one bit of each
+    of these elements, by default of the last."""
     if isinstance(leaf, Idle):
         return leaf
     if isinstance(leaf, TensorLeaf):
         copied = replace(leaf, local=leaf.local.clone(memory_format=torch.contiguous_format))
-        bits(copied.local)[-1:].bitwise_xor_(1)
+        bits(copied.local)[elements].bitwise_xor_(1)
         return copied
     if isinstance(leaf, DigestedLeaf):
         (one, other), *rest = leaf.blocks
@@ -254,10 +255,12 @@ def all_different(leaves: Leaves) -> Leaves:
 
 def unlike(expected: Leaves, state: Leaves, unchanged: Iterable[Name]) -> Leaves:
     """Return a state for a negative control: an unrestored one with changed copies of what is `unchanged` in
-    it. A value is changed from the expected one, which it then cannot be; a tensor from this rank's part."""
+    it. A value is changed from the expected one, which it then cannot be; a tensor from this rank's part,
+    which stays if the change would make it the expected one."""
     due = [name for name in unchanged if name in expected and name in state]
     tensors = {name: state[name] for name in due if isinstance(state[name], TensorLeaf | DigestedLeaf | Idle)}
-    return state | all_different({name: expected[name] for name in due} | tensors)
+    changed = all_different({name: expected[name] for name in due} | tensors)
+    return state | {name: changed[name] for name in due if not same_leaf(name, expected[name], changed[name])}
 
 
 def compare_controlled(

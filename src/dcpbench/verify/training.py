@@ -52,12 +52,14 @@ _LOSS_EPS = 32 * torch.finfo(torch.float32).eps
 class GradientBound:
     """The bound for the difference of a gradient from the twin's: the rounding of a sum of `parts` terms, in
     the dtype with this `eps`; with `noise`, also measured noise, if the twin cannot run the same kernels.
-    Gradients that accumulate are summed `sums` times."""
+    Gradients that accumulate are summed `sums` times. Roundings of a statistic of many elements, by which
+    each of them is then normalized, are `worst` times as large as the noise."""
 
     parts: int
     eps: float
     noise: bool
     sums: int = 1
+    worst: float = 1.0
 
     @property
     def name(self) -> str:
@@ -97,7 +99,7 @@ class TwinGradient:
         )
         if not bound.noise:
             return cls(mean, tolerance)
-        noises = [other / parts for other in others]
+        noises = [bound.worst * other / parts for other in others]
         noise = torch.stack(noises).abs().amax(0)
         rms = float(noise.square().mean().sqrt())
         norm = float(mean.norm())
@@ -277,10 +279,10 @@ def _compare_with_twin(
     return finding
 
 
-def step_tolerances(twin: Leaves, others: Iterable[Leaves]) -> dict[Name, torch.Tensor]:
+def step_tolerances(twin: Leaves, others: Iterable[Leaves], times: float = 1.0) -> dict[Name, torch.Tensor]:
     """Return the tolerance of each element after a step that is not reproducible, from the steps that
-    `others` took with slightly different gradients. A rounding of the element's dtype is added, because it
-    can go either way even if the other steps do not show it."""
+    `others` took with slightly different gradients, and `times` their difference. A rounding of the element's
+    dtype is added, because it can go either way even if the other steps do not show it."""
     tolerances: dict[Name, torch.Tensor] = {}
     for other in others:
         for name, leaf in other.items():
@@ -289,7 +291,7 @@ def step_tolerances(twin: Leaves, others: Iterable[Leaves]) -> dict[Name, torch.
                 largest = tolerances.setdefault(name, torch.zeros_like(noise))
                 torch.maximum(largest, noise, out=largest)
     return {
-        name: _TIMES_NOISE * noise.clamp(min=float(noise.square().mean().sqrt()))
+        name: times * _TIMES_NOISE * noise.clamp(min=float(noise.square().mean().sqrt()))
         + torch.finfo(twin[name].dtype).eps * twin[name].local.double().abs()
         for name, noise in tolerances.items()
         if noise.numel()

@@ -60,6 +60,10 @@ CHECKS = (GRADIENT, STEP, REPLICAS, LOSS)
 NO_REPLICAS = "no two ranks have the same part of anything"
 _LATE = "fully_shard uses some gradients a step late (docs/findings/second-derivatives-fsdp2.md)"
 _OTHER_USES = "ranks and twin take different optimizer steps, or clip gradients differently often"
+_MOVES = (
+    "step moves parameters between two backward passes, other than by a step of an optimizer; the twin would "
+    "need the ranks' gradient there"
+)
 
 
 Explain = Callable[[Mapping[str, Comparison], TwinGradients], Mapping[str, Compared]]
@@ -107,7 +111,7 @@ class Lockstep:
         again = partial(build_twin, config, world, config.seed)
         self._takes_more = bool(self._noise or self._inexact.repeats)
         self._twin = Twin(twin, dtypes_of(run), again if self._takes_more else None, self._inexact)
-        self.bound_used, self._alive = 0.0, False
+        self.bound_used, self._alive, self._worst = 0.0, False, 1.0
         self.why_not_resumed: str | None = None
         self._is_fully_sharded = any(isinstance(module, FSDPModule) for module in run.model.modules())
         self._second_derivatives = set[int]()
@@ -146,12 +150,18 @@ class Lockstep:
         used = [self._with_full(use) for use in uses] if alike else []
         with _noting_second_derivatives() if self._is_fully_sharded else nullcontext([False]) as twice:
             taken = twin.taken(used)
-        flags = [not (alike and taken.has_uses_of(used)), bool(twin.why_not_copied), any(twice)]
-        if self._takes_more and self._stops(*summed_numbers(flags[:2], Exchange(self._world.group))):
-            return
-        if self._noise and run.random.drawn:
+        flags = [not (alike and taken.has_uses_of(used)), bool(twin.why_not_copied), taken.moves, any(twice)]
+        writes = 0.0
+        if self._takes_more:
+            decided = [*flags[:3], bool(twin.written)]
+            *stops, writes = summed_numbers(decided, Exchange(self._world.group))
+            if self._stops(*stops):
+                return
+        draws = bool(run.random.drawn)
+        if self._noise and draws:
             self.not_applied |= dict.fromkeys((GRADIENT, LOSS), why_drawn(self._compiled))
-        others = twin.jittered(used) if self._noise and not run.random.drawn else []
+        others = twin.jittered(used, draws) if self._noise and (writes or not draws) else []
+        self._worst = max((other.worst for other in others), default=1.0)
         tolerances = twin.tolerances(used, others)
         twin.run.finish_step(run.train_state.losses[-1])
         compared = self._compare_state(step, tolerances)
@@ -165,9 +175,9 @@ class Lockstep:
         ]
         sums = self._summed(gradients[0], flags, compares)  # what is decided, and the first sums, at once
         *_, (totals, *_) = next(sums)
-        unlike, uncopied, differentiates_twice, wrong = totals.tolist()
+        unlike, uncopied, moves, differentiates_twice, wrong = totals.tolist()
         self._second_derivatives |= {step} if differentiates_twice else set()
-        if self._stops(unlike, uncopied):
+        if self._stops(unlike, uncopied, moves):
             return
         self._shares[step] = self._twin.run.samples if self._counts else 0, taken.loss
         self._results[STEP] += compared
@@ -179,15 +189,15 @@ class Lockstep:
         if wrong:
             twin.take_over(run, self._exchange)
 
-    def _stops(self, unlike: float, uncopied: float) -> bool:
+    def _stops(self, unlike: float, uncopied: float, moves: float) -> bool:
         """Return whether the twin cannot follow any longer, and note why; collective if it could not be
         copied on some ranks."""
-        if unlike or uncopied:
-            why = _OTHER_USES
-            if not unlike:
+        if unlike or uncopied or moves:
+            why = _MOVES if moves else _OTHER_USES
+            if not (unlike or moves):
                 why = next(filter(None, self._world.gathered(self._twin.why_not_copied)))
             self.not_applied |= dict.fromkeys((GRADIENT, STEP, LOSS), why)
-        return bool(unlike or uncopied)
+        return bool(unlike or uncopied or moves)
 
     def _unfreeze(self) -> None:
         """Let the twin train what the ranks train, also if it was frozen: then it is compared as the rest."""
@@ -271,7 +281,7 @@ class Lockstep:
 
     def _bound(self, dtype: torch.dtype) -> GradientBound:
         eps = rounding([dtype, self._reduced_in] if self._reduced_in else [dtype])
-        return GradientBound(dp_degree(self._run.sizes), eps, self._noise, self._run.accumulate)
+        return GradientBound(dp_degree(self._run.sizes), eps, self._noise, self._run.accumulate, self._worst)
 
     @property
     def _counts(self) -> bool:

@@ -18,7 +18,7 @@ from dcpbench.config.schema import Config
 from dcpbench.core.rank_report import Skip
 from dcpbench.core.state import StatePart
 from dcpbench.verify.compare import same_leaves
-from dcpbench.verify.perturb import perturb_model, perturb_optimizer, perturbed
+from dcpbench.verify.perturb import perturb_model, perturb_optimizer
 from dcpbench.verify.snapshot import (
     Leaves,
     named_as_saved,
@@ -61,6 +61,7 @@ from dcpbench.workloads.stateful import (
     SavedObjects,
     SchedulerMadeByLoad,
     TrainState,
+    change_state,
 )
 from dcpbench.workloads.unsaved_values import NOTHING_UNSAVED, UnsavedValues
 from dcpbench.workloads.workload import Batches, Workload, is_not_saved
@@ -199,7 +200,9 @@ class OwnRun:
 
     def unsaved_values(self) -> UnsavedValues:
         """Read those of the user's Python modules too; dcpbench's own models have none."""
-        return UnsavedValues({"model": self.model}) if self.is_users else NOTHING_UNSAVED
+        if not self.is_users:
+            return NOTHING_UNSAVED
+        return UnsavedValues({"model": self.model}, self._workload.not_saved)
 
     def make_different(self, seed: int, optimizer: Leaves | None) -> Unchanged:
         before = {part: retained(leaves) for part, leaves in self.extra().items()}
@@ -211,8 +214,8 @@ class OwnRun:
             reseed(generator, seed)
         if self._scheduled_later:
             self.scheduler = None
-        elif self.scheduler:
-            self.scheduler.load_state_dict(perturbed(self.scheduler.state_dict()))
+        for scheduler in self.schedulers:
+            change_state(scheduler)
         return {
             # Such as the functions of a scheduler, or what an object refuses.
             **{part: same_leaves(before[part], leaves) for part, leaves in self.extra().items()},

@@ -233,7 +233,7 @@ class TrainerRun:
 
     def unsaved_values(self) -> UnsavedValues:
         held = {name: one for name, one in vars(self.trainer).items() if isinstance(one, nn.Module)}
-        values = UnsavedValues({"model": self.model, **held})
+        values = UnsavedValues({"model": self.model, **held}, getattr(self.trainer, "not_saved", ()))
         values.unreadable |= self._unreadable
         return values
 

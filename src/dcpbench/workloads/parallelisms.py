@@ -70,7 +70,7 @@ class PlannedParallel(ParallelConfig):
 def planned(parallel: ParallelConfig, layers: Sequence[str], tp_plan: Mapping[str, str]) -> PlannedParallel:
     """Return a configuration with the layers of a workload, and with its TP plan if it has none."""
     values = {one.name: getattr(parallel, one.name) for one in fields(ParallelConfig)}
-    return PlannedParallel(**{**values, "tp_plan": parallel.tp_plan or dict(tp_plan)}, layers=[*layers])
+    return PlannedParallel(**{**values, "tp_plan": parallel.tp_plan or tp_plan}, layers=[*layers])
 
 
 def wrap_model(config: Config, world: World, model: nn.Module) -> Any:
@@ -192,7 +192,7 @@ def check_plan(model: nn.Module, plan: Mapping[str, str]) -> None:
     """
     names = [name for name, _ in model.named_modules()]
     for pattern, style in plan.items():
-        if not fnmatch.filter(names, pattern):
+        if not fnmatch.filter(names, str(pattern)):
             raise ValueError(f"tp_plan: the model has no module {pattern}")
         if style not in _STYLES:
             raise ValueError(f"tp_plan: {pattern}={style}: unknown style; choose one of {', '.join(_STYLES)}")

@@ -137,6 +137,10 @@ def noting_gradients(
     alive.append(any(alive) or has_gradient(parameters()))
 
 
+CLIPPING = "clipping"
+"""`Use.by` of torch's functions that clip gradients."""
+
+
 @dataclass(frozen=True)
 class Use:
     """A use of gradients in a step, by the ranks or by their twin.
@@ -188,7 +192,7 @@ def each_use(
 
     def clipping(tensors: Any, *args: Any, **options: Any) -> Any:
         clipped = {_place(gradient) for gradients in tensors for gradient in gradients}
-        note("clipping", [value for value in parameters if _place(value.grad) in clipped])
+        note(CLIPPING, [value for value in parameters if _place(value.grad) in clipped])
         return grouped(tensors, *args, **options)
 
     def stepping(number: int, optimizer: torch.optim.Optimizer, args: Any, options: Any) -> None:

@@ -61,6 +61,17 @@ class ModelState:
         set_model_state_dict(self.model, state_dict, options=self.options)
 
 
+def change_state(stateful: Any) -> None:
+    """Load other values into an object. One that refuses them keeps its own."""
+    before = copy.deepcopy(stateful.state_dict())
+    try:
+        stateful.load_state_dict(perturbed(before))
+        stateful.state_dict()
+    except Exception:  # noqa: BLE001 - a user's object may refuse them in any way
+        with suppress(Exception):
+            stateful.load_state_dict(before)
+
+
 class SavedObjects:
     """The objects of a run, by name: modules, which are saved under their FQNs, and others with `state_dict`
     and `load_state_dict`.
@@ -105,12 +116,7 @@ class SavedObjects:
         for module in self.modules.values():
             perturb_model(module, seed)
         for stateful in self.others.values():
-            before = copy.deepcopy(stateful.state_dict())
-            try:
-                stateful.load_state_dict(perturbed(before))
-            except Exception:  # noqa: BLE001 - a user's object may refuse it in any way
-                with suppress(Exception):
-                    stateful.load_state_dict(before)
+            change_state(stateful)
 
     def copy_from(self, other: "SavedObjects") -> None:
         """Bring all into the state of the same objects of another run, also those that are not saved."""

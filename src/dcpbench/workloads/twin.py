@@ -2,6 +2,7 @@
 use of gradients it continues with the ranks' gradients in place of its own."""
 
 import copy
+import math
 from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dcpbench.core.state import Name
+from dcpbench.verify.compare import same_leaves
 from dcpbench.verify.layout import ParameterParts, called_modules
 from dcpbench.verify.perturb import jitter
 from dcpbench.verify.snapshot import (
@@ -35,7 +37,7 @@ from dcpbench.workloads.batch import Batch, mapped
 from dcpbench.workloads.optimizers import each_of, repeats_on_parts
 from dcpbench.workloads.own_run import OwnRun
 from dcpbench.workloads.parallelisms import is_trained
-from dcpbench.workloads.run import Use
+from dcpbench.workloads.run import CLIPPING, Use
 
 _JITTERED = 2
 """The number of passes or steps with slightly different values that measure noise."""
@@ -54,12 +56,17 @@ class TakenStep:
     Args:
         loss: of this rank's share.
         uses: its gradients at each use.
-        buffers: after the step, if it was jittered.
+        moves: whether it has moved parameters between two backward passes other than by a use.
+        buffers: those that a jittered step writes, after it.
+        worst: the effect of roundings that all have the worst sign as a multiple of that of random ones, in
+            the sum over a module's input that gives such a buffer.
     """
 
     loss: float
     uses: list[Use]
+    moves: bool = False
     buffers: Leaves = field(default_factory=dict)
+    worst: float = 1.0
 
     def has_uses_of(self, uses: Sequence[Use]) -> bool:
         """Return whether gradients were used as in these uses."""
@@ -131,23 +138,51 @@ class Twin:
         """Take the step with the ranks' gradients."""
         return self._taken(self.run, self._batch, uses)
 
-    def jittered(self, uses: Sequence[Use]) -> list[TakenStep]:
-        """Take steps with parameters, and inputs that are not a user's, that differ by a rounding."""
-        share = max((_unit(dtype) for dtype in self.computes_in), default=0.0)
+    @property
+    def written(self) -> Leaves:
+        """The floating buffers that the step has changed: no copy of them, if it was not copied before."""
+        if self._copies is None:
+            return {}
+        buffers = _floating_buffers(self.run)
+        same = same_leaves(_floating_buffers(self._copies[0]), buffers)
+        return {name: leaf for name, leaf in buffers.items() if name not in same}
 
-        def jittered(value: Any) -> Any:
-            jitter([copied := value.clone()], share, seed=_JITTERED)
+    def jittered(self, uses: Sequence[Use], draws: bool) -> list[TakenStep]:
+        """Take steps that differ by a rounding in parameters, in inputs that are not a user's, in the buffers
+        that the step writes and the inputs of their modules; and in random numbers, if it `draws` some: the
+        ranks draw others than the twin."""
+        return [self._jittered(uses, draws, number) for number in range(_JITTERED)]
+
+    def _jittered(self, uses: Sequence[Use], draws: bool, number: int) -> TakenStep:
+        """Take one such step, another one for each number."""
+        share, written, worst = max(map(_unit, self.computes_in), default=0.0), self.written, [1.0]
+        run = self.copied()
+
+        def jittered(value: torch.Tensor, seed: int = _JITTERED) -> torch.Tensor:
+            jitter([copied := value.clone()], share, seed)
             return copied
 
-        # A user's inputs can be labels or masks, which a loss accepts exactly as they are.
-        batch = self._batch if self.run.is_users else mapped(jittered, self._batch)
-        steps = []
-        for number in range(_JITTERED):
-            run = self.copied()
-            jitter(run.model.parameters(), share, seed=number)
-            taken = self._taken(run, batch, uses)
-            steps.append(replace(taken, buffers=retained(of_kind("buffer", snapshot_model(run.model)))))
-        return steps
+        def with_jittered_input(size: int, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            if not inputs or not isinstance(inputs[0], torch.Tensor):
+                return inputs
+            worst.append(math.sqrt(inputs[0].numel() / size))
+            return (jittered(inputs[0], number), *inputs[1:])
+
+        if draws:
+            run.random.seed(number)
+        buffers = _floating_buffers(run)
+        jitter(chain(run.model.parameters(), (buffers[name].local for name in written)), share, seed=number)
+        of_model = {name: leaf for name, leaf in written.items() if len(name) == 1}
+        sizes = {str(name[0]).rpartition(".")[0]: leaf.extent.numel for name, leaf in of_model.items()}
+        with ExitStack() as hooks:
+            for name, module in run.model.named_modules():
+                if size := sizes.get(name):
+                    change = partial(with_jittered_input, size)
+                    hooks.callback(module.register_forward_pre_hook(change).remove)
+            # A user's inputs can be labels or masks, which a loss accepts exactly as they are.
+            taken = self._taken(run, self._batch if run.is_users else mapped(jittered, self._batch), uses)
+        buffers = _floating_buffers(run)
+        return replace(taken, buffers=retained({name: buffers[name] for name in written}), worst=max(worst))
 
     def tolerances(self, uses: Sequence[Use], jittered: Sequence[TakenStep]) -> dict[Name, torch.Tensor]:
         """Return the tolerance of each element of the present state that is not exact, by name, after a step
@@ -170,7 +205,8 @@ class Twin:
             for name, tolerance in step_tolerances(state, others).items()
             if _is_of(name, inexact.measured)
         }
-        of_buffers = step_tolerances(state, [other.buffers for other in jittered])
+        worst = max((other.worst for other in jittered), default=1.0)
+        of_buffers = step_tolerances(state, [other.buffers for other in jittered], worst)
         return of_buffers | rounded | measured
 
     def _state_after(self, uses: Sequence[Use], number: int) -> Leaves:
@@ -196,9 +232,15 @@ class Twin:
         sizes: dict[str, torch.Tensor] = {}
         sums: dict[str, int] = {}
         taken: list[Use] = []
+        before: dict[str, torch.Tensor] = {}
+        moved: set[str] = set()
 
         def add(parameter: nn.Parameter, gradient: torch.Tensor) -> None:
             name, size = names[parameter], magnitudes(gradient)
+            if run.user_step:
+                if not torch.equal(before.setdefault(name, parameter), parameter):
+                    moved.add(name)
+                before[name] = parameter.detach().clone()
             if parameter.grad is None or not bool(dense(parameter.grad).any()):
                 sizes[name], sums[name] = size, 1
             else:
@@ -218,6 +260,8 @@ class Twin:
                 for name, value in gradients.items()
             }
             taken.append(Use(by, gradients, sizes=magnitudes_of))
+            for name in mine if by != CLIPPING else ():  # the ranks' gradient moves it
+                before.pop(name, None)
             if number < len(uses) and uses[number].by == by:
                 for name, value in mine.items():
                     _replace_gradient(value, name, uses[number])
@@ -233,7 +277,7 @@ class Twin:
             for module in called_modules(run.model) if self._group else ():
                 hooks.callback(module.register_forward_pre_hook(self._receive_buffers).remove)
             loss = float(run.take_step(batch, use, self._grad_norm))
-        return TakenStep(loss, taken)
+        return TakenStep(loss, taken, bool(moved))
 
     def _receive_buffers(self, module: nn.Module, _: Any) -> None:
         """Replace buffers by those of the first rank, as DDP does before a forward pass; collective."""
@@ -246,6 +290,11 @@ class Twin:
     def _note_dtype(self, _: nn.Module, __: Any, output: Any) -> None:
         if isinstance(output, torch.Tensor) and output.is_floating_point():
             self.computes_in.add(output.dtype)
+
+
+def _floating_buffers(run: OwnRun) -> Leaves:
+    buffers = of_kind("buffer", {**snapshot_model(run.model), **run.saved.module_leaves()})
+    return {name: leaf for name, leaf in buffers.items() if leaf.dtype.is_floating_point}
 
 
 def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:

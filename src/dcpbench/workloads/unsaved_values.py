@@ -1,13 +1,14 @@
 """Read values that training can depend on and no state dict has: plain attributes of modules, and globals of
 the user's own Python modules. They name likely causes, and fail no check."""
 
+import fnmatch
 import functools
 import hashlib
 import itertools
 import pickle
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -39,8 +40,9 @@ class UnsavedValues:
         unreadable: the types of what may have a position that cannot be read: iterators, data loaders, ....
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
-        """Read these modules of a user's, and, if there are any, the globals of the user's Python modules."""
+    def __init__(self, modules: Mapping[str, nn.Module], not_saved: Iterable[str] = ()) -> None:
+        """Read these modules of a user's, and, if there are any, the globals of the user's Python modules; no
+        values that a user has listed as `not_saved`, by names or patterns."""
         self.texts: dict[str, str] = {}
         self.unreadable: dict[str, str] = {}
         self._read = {id(parameter) for root in modules.values() for parameter in root.parameters()}
@@ -52,6 +54,9 @@ class UnsavedValues:
         for name, module in [*sys.modules.items()] if modules else ():
             if isinstance(module, ModuleType) and is_users(name):
                 self._read_all(vars(module), name)
+        for name in (f"{prefix}{one}" for one in not_saved for prefix in ("", "model.")):
+            for found in {*fnmatch.filter(self.texts, name), *fnmatch.filter(self.texts, f"{name}.*")}:
+                del self.texts[found]
 
     def _read_all(self, values: Mapping[Any, Any], path: str, depth: int = 0) -> None:
         for key, value in itertools.islice([*values.items()], _MOST_ITEMS):

@@ -3,10 +3,12 @@
 
 import fnmatch
 import functools
+import inspect
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -191,17 +193,27 @@ def _total(function: Callable[..., Any], where: str, *args: Any) -> torch.Tensor
         TypeError: it is, or contains, anything but scalars.
     """
     value = function(*args)
-    parts = value if isinstance(value, Mapping) else {"": value}
+    parts = value if isinstance(value, Mapping) and value else {"": value}
     for name, part in parts.items():
         if not isinstance(part, torch.Tensor) or part.numel() != 1:
             shape = f" of shape {tuple(part.shape)}" if isinstance(part, torch.Tensor) else ""
             named = f" with {name!r}" if name else ""
+            empty = "n empty" if isinstance(part, Mapping | list | tuple) and not part else ""
             raise TypeError(
-                f"{where} returned{named} a {type(part).__name__}{shape}; return a scalar tensor, or a "
-                "dictionary of them"
+                f"{where} returned{named} a{empty} {type(part).__name__}{shape}; return a scalar tensor, or "
+                f"a dictionary of them{_place(function)}"
             )
     total: torch.Tensor = functools.reduce(torch.add, parts.values())
     return total
+
+
+def _place(function: Callable[..., Any]) -> str:
+    """Return the line of a user's function, as ` (my_model.py:31)`, if it is known."""
+    while isinstance(function, partial):
+        function = function.func
+    called = function if inspect.isroutine(function) else type(function).__call__
+    code = getattr(inspect.unwrap(called), "__code__", None)
+    return f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""
 
 
 def of_groups(config: Config) -> Workload:
