@@ -272,3 +272,8 @@ def test_random_state_is_compared_if_restorable() -> None:
     assert StatePart.random in live_state(run)
     run.limits = replace(run.limits, generators=frozenset())
     assert StatePart.random not in live_state(run)
+
+
+def test_metric_that_is_never_measured_is_refused() -> None:
+    with pytest.raises(ValueError, match="metric mine: is measured at the end of a phase"):
+        MetricSpec("mine", "never measured", probe=lambda cell: 1.0)

@@ -2,6 +2,7 @@
 the cause that each suggests. Both are derived when a row is shown, and never stored."""
 
 import math
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,12 +14,16 @@ from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import Problem
 from dcpbench.core.sentences import described
 from dcpbench.records.row import dict_in, list_in
-from dcpbench.verdict.sentences import OBSERVED, UNLISTED
+from dcpbench.verdict.sentences import OBSERVED, TRAINING, UNLISTED
+from dcpbench.verdict.verdict import UNEXPLAINED
 
 _MOST, _NAMED = 3, 3
 """How many causes are listed at most, and how many names of each."""
 _LONGEST = 80
 """The most characters of values that have no distance, such as infinity."""
+_LISTED = 20
+"""The number of mismatches from which on not all are listed."""
+_STEP = re.compile(r"\bstep (\d{1,15})")
 _RESUMED = {"loss_resume_equal", "loss_resume_close", "state_resume_equal"}
 
 
@@ -37,6 +42,7 @@ class Explanation:
         checkpointer: it holds for this one alone; empty: for all.
         raised: for an `error`: a name of PyTorch's in the exception's message, which no field of a row has.
         instead: for an `error`: the override that helps, which the cell does not have yet.
+        state_missing: no state of the optimizer was restored.
     """
 
     sentence: str
@@ -46,6 +52,7 @@ class Explanation:
     checkpointer: str = ""
     raised: str = ""
     instead: str = ""
+    state_missing: bool = False
 
     def fits(self, row: Mapping[str, Any]) -> bool:
         """Return whether a row, given by columns, has this pattern."""
@@ -59,6 +66,7 @@ class Explanation:
             and row.get(self.failed) is False
             and self.checkpointer in ("", row.get("checkpointer"))
             and (not passed or (True in passed and False not in passed))
+            and (not self.state_missing or _has_no_state(_details_of(row, self.failed)))
         )
 
 
@@ -104,6 +112,12 @@ EXPLANATIONS = (
         "Flags, modes, gradients or hooks differ after the load, and no checkpoint contains them: the code "
         "that builds or loads the run has to set them",
         failed="flags_equal",
+    ),
+    Explanation(
+        "The optimizer has none of its saved state: perhaps dcp.load got the state dict of a new optimizer, "
+        "and dcp.load fills only what that already has: pass the result of get_optimizer_state_dict",
+        failed="optim_equal",
+        state_missing=True,
     ),
     Explanation(
         "The optimizer was restored wrongly: look for a scheduler created after the load, other parameter "
@@ -181,6 +195,12 @@ def causes_of(row: Mapping[str, Any]) -> list[str]:
     The load may have lost a position that cannot be read: loader (DataLoader)
     """
     failed = {check for check in CHECKS if row.get("status") == "fail" and row.get(check) is False}
+    if unexplained := list_in(dict_in(row.get("details")).get(UNEXPLAINED)):
+        row = {
+            **row,
+            **dict.fromkeys(failed.difference(unexplained)),
+        }  # of these a known failure is the cause
+        failed &= {*unexplained}
     values, unreadable = dict[str, object](), dict[str, object]()
     for rank in _ranks(row) if failed & _RESUMED else ():
         values |= dict_in(rank.get("in_no_state_dict"))
@@ -204,14 +224,26 @@ def causes_of(row: Mapping[str, Any]) -> list[str]:
     return [*causes[: _MOST - 1], f"The load may have lost a position that cannot be read: {named}"]
 
 
+def _details_of(row: Mapping[str, Any], check: str) -> dict[str, Any]:
+    return dict_in(dict_in(dict_in(row.get("details")).get("checks")).get(check))
+
+
+def _has_no_state(details: Mapping[str, Any]) -> bool:
+    """Return whether every entry of the optimizer's state is missing, as far as they are listed."""
+    names = {name.partition(" ")[0] for name in dict_in(details.get("control")) if name.startswith("state.")}
+    found = [*map(dict_in, list_in(details.get("worst")))]
+    missing = {one.get("name") for one in found if one.get("problem") == Problem.missing}
+    return bool(names) and (names <= missing or len(missing) == len(found) >= _LISTED)
+
+
 def _ranks(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [*map(dict_in, list_in(dict_in(row.get("details")).get("ranks")))]
 
 
 def short_reason(row: Mapping[str, Any]) -> str:
-    """Shorten the reason of a flat row to one line: the first check that failed, its worst mismatch, a number
-    and a rank; for a known failure its id; otherwise the start of the reason. The line starts with
-    `training: ` if only checks of training failed.
+    """Shorten the reason of a flat row to one line: the first check that failed, its worst mismatch at the
+    first step that differs, a number and a rank; for a known failure its id; otherwise the start of the
+    reason. The line starts with `training: ` if only checks of training failed.
 
     >>> worst = {"name": "net1.weight", "problem": "differs", "max_abs_diff": 0.01, "rank": 2}
     >>> details = {"checks": {"model_equal": {"worst": [worst], "mismatch_count": 3}}}
@@ -225,15 +257,16 @@ def short_reason(row: Mapping[str, Any]) -> str:
         failed, training = training, []
     if row.get("status") == "xfail":
         return reason.partition(":")[0]
-    if reason.startswith(UNLISTED):
+    if reason.removeprefix(TRAINING).startswith(UNLISTED):
         return reason.partition(OBSERVED)[0]
     if row.get("status") != "fail" or not failed:
         return reason.partition(" (before that ")[0].partition("; stacks are ")[0]
-    details = dict_in(dict_in(dict_in(row.get("details")).get("checks")).get(failed[0]))
+    details = _details_of(row, failed[0])
     found = [one for one in map(dict_in, list_in(details.get("worst"))) if one]
     if not found:
         return reason
-    worst = max(found, key=_distance)
+    first = min(map(_step, found))
+    worst = max((one for one in found if _step(one) == first), key=_distance)
     problem = str(worst.get("problem", Problem.differs))
     differs = problem in (Problem.differs, Problem.value, Problem.far)
     how = "differs" if differs else problem.replace("_", " ")
@@ -249,6 +282,12 @@ def short_reason(row: Mapping[str, Any]) -> str:
     text += f", also {', '.join(failed[1:])}" if failed[1:] else ""
     text += f"; training: {', '.join(training)}" if training else ""
     return f"training: {text}" if CHECKS[failed[0]].training else text
+
+
+def _step(mismatch: Mapping[str, Any]) -> list[int]:
+    """Return the steps of a mismatch: of its checkpoint, then the one after which it was found."""
+    texts = f"{mismatch.get('where')} {mismatch.get('name')} step {mismatch.get('step')}"
+    return [*map(int, _STEP.findall(texts))]
 
 
 def _distance(mismatch: Mapping[str, Any]) -> float:

@@ -2,8 +2,10 @@
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,16 @@ import pandas as pd
 from dcpbench.analysis.causes import causes_of, short_reason
 from dcpbench.analysis.cell_identity import cell_names, identity_keys, override_words, with_cells
 from dcpbench.analysis.frame import is_true, ok, records
-from dcpbench.config.text import program
+from dcpbench.config.text import listed, program
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.metrics import METRICS
 from dcpbench.core.plugins import commands_of_plugins
 from dcpbench.core.statuses import SEVERITY, STATUSES, UNKNOWN
+from dcpbench.records.row import dict_in, list_in
+from dcpbench.verdict.verdict import KNOWN
 
 _REPEAT = re.compile(r"(^|,)repeat=\d+(?=$|,)")
+_WHOLE = re.compile(r"-?\d+, resumed -?\d+")
 _DIGITS = re.compile(r"[+-]?\d[\d.]*(?:e[+-]?\d+|x[0-9a-f]+)?")
 
 
@@ -92,6 +97,7 @@ def failures(frame: pd.DataFrame) -> pd.DataFrame:
         {
             "status": status_text(frame),
             "cell": frame["sweep"] + ": " + named if several else named,
+            "target": targets(frame),
             **why_failed(frame),
         }
     )
@@ -122,8 +128,8 @@ def why_failed(frame: pd.DataFrame) -> dict[str, list[str]]:
 
 
 def of_a_kind(listed: pd.DataFrame) -> pd.DataFrame:
-    """Return one of `failures` for each status, reason and cause, except for numbers, and how many `more`
-    there are.
+    """Return one of `failures` for each status, user's target, reason and cause, except for numbers, and how
+    many `more` there are.
 
     Rows with nothing to run again have an empty `again` and come last.
     """
@@ -131,11 +137,62 @@ def of_a_kind(listed: pd.DataFrame) -> pd.DataFrame:
         return listed.assign(more="")
     listed = listed.assign(again=listed["again"].mask(listed["status"].isin(["skip", "xfail"]), ""))
     texts = [listed[name].map(without_numbers) for name in ("reason", "cause")]
-    kinds = listed.groupby([listed["status"], *texts], sort=False)
+    kinds = listed.groupby([listed["status"], listed["target"], *texts], sort=False)
     sizes = kinds["cell"].transform("size")
     listed["more"] = sizes.map(lambda size: f"and {size - 1} more like it" if size > 1 else "")
     first = listed[~kinds.ngroup().duplicated()]
     return first.sort_values("again", key=lambda words: words.eq(""), kind="stable").reset_index(drop=True)
+
+
+def remarks(frame: pd.DataFrame) -> list[str]:
+    """Say what green rows do not: which numbers that no checkpoint has a pass has lost, what is not exact in
+    a user's own model, and which known failures are PyTorch's."""
+    rows = records(frame.loc[frame["fault_seen"].isna(), ["status", "resume", "config", "details", *CHECKS]])
+    said, own, others = list[str](), Counter[str](), Counter[str]()
+    if lost := [one for row in rows if row["status"] == "pass" and (one := lost_numbers(row))]:
+        passes = f"{len(lost)} pass{'es' * (len(lost) > 1)} with values that no checkpoint has"
+        names = listed([*dict.fromkeys(chain(*lost))])
+        said.append(f"{passes}: {names} (dcpbench show FOLDER CELL)")
+    parts = Counter(part for row in rows if row["status"] in ("pass", "xfail") for part in _unjudged(row))
+    said += [f"{number} {'is' if number == 1 else 'are'} ok without {part}" for part, number in parts.items()]
+    for row in (row for row in rows if row["status"] == "xfail"):
+        checks = dict_in(dict_in(row["details"]).get("checks"))
+        worst = (dict_in(checks.get(check)).get("worst") for check in CHECKS if row[check] is False)
+        differ = listed([*dict.fromkeys(str(dict_in(one).get("name")) for one in list_in(next(worst, None)))])
+        for by, reason, link in list_in(dict_in(row["details"]).get(KNOWN)):
+            page = f" ({link})" if link else ""
+            if dict_in(row["config"]).get("workload.target"):
+                how = "trained as without the parallelism" if row["resume"] else "resumed exactly"
+                own[f"not {how}: {f'{differ} differ; ' if differ else ''}{by}: {reason}{page}"] += 1
+            else:
+                others[f"{by}{page}"] += 1
+    said += [f"{number} xfail of your own model, {text}" for text, number in own.items()]
+    known = f"{others.total()} xfail by known failures of PyTorch: {listed([*others])}"
+    return [*said, known] if others else said
+
+
+def _unjudged(row: Mapping[str, Any]) -> set[str]:
+    """Return where checks of a row were not made, of those made elsewhere, such as at another checkpoint."""
+    ranks = map(dict_in, list_in(dict_in(row["details"]).get("ranks")))
+    parts = (dict_in(part) for rank in ranks for part in list_in(rank.get("left_out")))
+    return {
+        f"{part['check']} {part.get('where')}: {part.get('why')}"
+        for part in parts
+        if not part.get("name") and row.get(str(part.get("check"))) is not None
+    }
+
+
+def lost_numbers(row: Mapping[str, Any]) -> list[str]:
+    """Return the names of whole numbers that no state dict has and that differ after a resume."""
+    ranks = map(dict_in, list_in(dict_in(row["details"]).get("ranks")))
+    values = (one for rank in ranks for one in dict_in(rank.get("in_no_state_dict")).items())
+    return [name for name, text in values if _WHOLE.fullmatch(str(text))]
+
+
+def targets(cells: pd.DataFrame) -> "pd.Series[str]":
+    """Return the user's target of each cell, which is its model; empty for dcpbench's own models."""
+    models = cells.get("model", pd.Series("", cells.index)).astype("string").fillna("")
+    return models.where(models.str.contains(".", regex=False), "")
 
 
 def again(row: Mapping[str, Any]) -> str:

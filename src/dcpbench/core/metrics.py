@@ -47,6 +47,12 @@ class MetricSpec:
     whole_phase: bool = False
     probe: Callable[[Any], float | None] | None = None
 
+    def __post_init__(self) -> None:
+        if (self.probe or self.whole_phase) and not self.phase:
+            raise ValueError(
+                f"metric {self.name}: is measured at the end of a phase; pass phase, as phase='load'"
+            )
+
     @property
     def unit(self) -> str:
         """`s`, `bytes`, or empty if the name has no unit."""

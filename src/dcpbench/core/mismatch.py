@@ -57,6 +57,10 @@ UNFROZEN = "unfrozen"
 """Value of `Mismatch.by` for the gradient of a frozen parameter, if it is that of a twin which trains it."""
 
 
+DISK_FULL = "the disk of its checkpoints is full"
+"""Begins `RaisedError.note` if it is."""
+
+
 @dataclass(frozen=True)
 class Mismatch:
     """One difference that a check found in one piece of state, on one rank.

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from dcpbench.code.provenance import import_from_current_folder
-from dcpbench.core.mismatch import RaisedError
+from dcpbench.core.mismatch import DISK_FULL, RaisedError
 from dcpbench.core.plugins import load_plugins
 from dcpbench.core.rank_report import NothingToInjectError, RankReport
 from dcpbench.core.sentences import place_sentence, rank_sentence
@@ -248,7 +248,7 @@ def _full(checkpoints: str | None) -> str | None:
     with suppress(OSError):
         disk = shutil.disk_usage(checkpoints) if checkpoints else None
         if disk and disk.free < _FULL_BYTES:
-            return f"the disk of its checkpoints is full: {disk.free} bytes of {disk.total} are free"
+            return f"{DISK_FULL}: {disk.free} bytes of {disk.total} are free"
     return None
 
 

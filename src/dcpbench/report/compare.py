@@ -32,7 +32,7 @@ from dcpbench.analysis.costs import (
 )
 from dcpbench.analysis.frame import Sweeps, read_sweeps, short_names
 from dcpbench.analysis.query import QueryError, names_in
-from dcpbench.analysis.runs import of_a_kind
+from dcpbench.analysis.runs import of_a_kind, remarks, targets
 from dcpbench.config.text import counted, listed
 from dcpbench.core.metrics import METRICS
 from dcpbench.records.store import ResultsError
@@ -109,6 +109,9 @@ def main(
             contents.append(_statuses(one, all))
             contents += [_configurations(one, all)] if len(one.configurations) else []
             contents += [_costs(one, all)] if not one.apart else []
+        contents += [
+            Content(headline=f"{names[one]}: {text}") for one in new for text in remarks(sides[one].frame)
+        ]
         text = document_text(contents, written_as, io.StringIO() if output else sys.stdout)
     put_out(text, output)
     met = [name for name in kinds if any(name in one.kinds() for one in found)]
@@ -159,7 +162,9 @@ def _statuses(compared: Comparison, every: bool) -> Content:
     table = pd.concat([shown["change"], _axes(compared, shown["key"]), shown[["old", "new"]]], axis=1)
     explained = first[first["change"].isin(_EXPLAINED) & first["failing"]].reset_index(drop=True)
     failures = explained[["reason", "cause", "again"]].assign(
-        status=explained["change"], cell=cell_names(compared.cells.loc[list(explained["key"])])
+        status=explained["change"],
+        cell=cell_names(cells := compared.cells.loc[list(explained["key"])]),
+        target=targets(cells).to_numpy(),
     )
     return Content(
         [Table(f"verdicts: {compared.name}", table, ("old", "new"))] if len(table) else [],

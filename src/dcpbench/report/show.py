@@ -12,7 +12,7 @@ import pandas as pd
 
 from dcpbench.analysis.frame import Sweeps, planned, read_sweeps
 from dcpbench.analysis.query import Condition, QueryError, known_column, known_metric, names_in, parse, select
-from dcpbench.analysis.runs import failures, of_a_kind
+from dcpbench.analysis.runs import failures, of_a_kind, remarks
 from dcpbench.config.text import counted, done_text
 from dcpbench.records.row import NESTED
 from dcpbench.records.store import ResultsError, write_whole
@@ -156,7 +156,7 @@ def content(sweeps: Sweeps, view: View = View()) -> Content:
     left = len(listed) - len(first)
     more = [f"and {left} more kinds of failures; pass --cells to list them"] if left else []
     more += [_WHERE_TO_LOOK] if first["again"].ne("").any() else []
-    more += shared_gpu_sentences(frame, sweeps.environments.values())
+    more += [*shared_gpu_sentences(frame, sweeps.environments.values()), *remarks(frame)]
     across = f"{count} sweeps, " if (count := frame["sweep"].nunique()) > 1 else ""
     of = f" ({len(frame)} of {len(sweeps.frame)} rows)" if view.where else ""
     return Content(

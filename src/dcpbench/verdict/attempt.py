@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 
 from dcpbench.config.groups import Expect, FaultConfig, rank_of
 from dcpbench.core.checks import CHECKS
-from dcpbench.core.mismatch import RaisedError
-from dcpbench.core.stage_end import StageEnd
+from dcpbench.core.mismatch import DISK_FULL, RaisedError
+from dcpbench.core.stage_end import RankEnd, StageEnd
 from dcpbench.verdict.first_cause import Stop, stop_of
 from dcpbench.verdict.judge import failed_check, first_mismatch_of, judge
 from dcpbench.verdict.known_failures import KnownFailure, with_known_failures
 from dcpbench.verdict.sentences import cause_sentence
-from dcpbench.verdict.verdict import Verdict
+from dcpbench.verdict.verdict import OUTSIDE, Verdict
 
 _RESTORED = ("model_equal", "optim_equal", "extra_equal", "random_equal")
 """The checks of what a load has restored."""
@@ -62,6 +62,10 @@ def _stopped(stop: Stop, ends: Sequence[StageEnd]) -> Verdict:
     details = {"reports_of_ranks": sorted(report.rank for report in ends[-1].reports), **stop.details}
     if late := {str(report.rank): report.late_files for report in reports if report.late_files}:
         details["late_files"] = late
+    if isinstance(stop.cause, RaisedError) and str(stop.cause.note).startswith(DISK_FULL):
+        details[OUTSIDE] = DISK_FULL
+    elif isinstance(stop.cause, RankEnd) and stop.cause.lost:
+        details[OUTSIDE] = "a host was lost"
     return Verdict(
         stop.status,
         cause_sentence(stop.cause, [one.sentence for one in failed], stop.place),

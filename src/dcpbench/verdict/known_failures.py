@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 from omegaconf import MISSING
 from packaging.specifiers import SpecifierSet
 
+from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import Mismatch, RaisedError
 from dcpbench.core.sentences import mismatch_sentence
 from dcpbench.verdict.sentences import cause_sentence, known_sentence, unlisted_sentence
-from dcpbench.verdict.verdict import Verdict
+from dcpbench.verdict.verdict import KNOWN, UNEXPLAINED, Verdict
 
 
 @dataclass
@@ -205,12 +206,15 @@ def with_known_failures(known: Sequence[KnownFailure], verdict: Verdict) -> Verd
     if not explanation.is_complete:
         unlisted = [f"{check}: {mismatch_sentence(mismatch)}" for check, mismatch in explanation.mismatches]
         unlisted += [cause_sentence(error) for error in explanation.raised]
-        reason = unlisted_sentence([one.id for one in explanation.by], unlisted, str(verdict.reason))
-        return replace(verdict, reason=reason)
+        checks = [*dict.fromkeys(check for check, _ in explanation.mismatches)]
+        trains = not explanation.raised and all(CHECKS[check].training for check in checks)
+        reason = unlisted_sentence([one.id for one in explanation.by], unlisted, str(verdict.reason), trains)
+        return replace(verdict, reason=reason, details={**verdict.details, UNEXPLAINED: checks})
     listed = [(one.id, one.reason, one.link) for one in explanation.by]
     reason = known_sentence(listed, str(verdict.reason))
     if {one.status for one in explanation.by} == {"skip"}:
         return replace(verdict, status="skip", reason=reason)
     if verdict.gaps:
         return replace(verdict, status="vacuous", reason=f"{'; '.join(verdict.gaps)} ({reason})")
-    return replace(verdict, status="xfail", reason=reason)
+    details = {**verdict.details, KNOWN: [[*one] for one in dict.fromkeys(listed)]}
+    return replace(verdict, status="xfail", reason=reason, details=details)

@@ -11,7 +11,7 @@ from dcpbench.core.stage_end import Cause, RankEnd
 _LISTED = 10
 """Number of names that a sentence lists."""
 
-UNLISTED, OBSERVED = "in addition to known failure ", "; observed: "
+TRAINING, UNLISTED, OBSERVED = "training: ", "in addition to known failure ", "; observed: "
 
 
 def check_sentence(check: str, rank: str, first: Mismatch, names: Sequence[str]) -> str:
@@ -28,7 +28,7 @@ def failed_sentence(resume: Sequence[str], training: Sequence[str], resumes: boo
         resumes: True if a run was resumed, and all checks of that and of saves passed and could have failed.
     """
     of_resume = ["the resume is correct"] if training and resumes else resume
-    of_training = [f"training: {'; '.join(training)}"] if training else []
+    of_training = [f"{TRAINING}{'; '.join(training)}"] if training else []
     return "; ".join([*of_resume, *of_training])
 
 
@@ -58,10 +58,12 @@ def known_sentence(known: Sequence[tuple[str, str, str | None]], observed: str) 
     return f"known failure {ids}: {'; '.join(reasons)}{OBSERVED}{observed}"
 
 
-def unlisted_sentence(ids: Sequence[str], unlisted: Sequence[str], observed: str) -> str:
-    """Return the failures in addition to known failures, and the reason that was observed."""
+def unlisted_sentence(ids: Sequence[str], unlisted: Sequence[str], observed: str, training: bool) -> str:
+    """Return the failures in addition to known failures, of `training` alone or not, and the reason that was
+    observed."""
     once = [*dict.fromkeys(unlisted)]  # several ranks can report the same
-    return f"{UNLISTED}{', '.join(dict.fromkeys(ids))}: {listed(once, 1, ', and')}{OBSERVED}{observed}"
+    known = f"{TRAINING * training}{UNLISTED}{', '.join(dict.fromkeys(ids))}"
+    return f"{known}: {listed(once, 1, ', and')}{OBSERVED}{observed}"
 
 
 def cause_sentence(cause: Cause, before: Iterable[str] = (), place: str | None = None) -> str:

@@ -7,6 +7,10 @@ from dcpbench.core.mismatch import Mismatch, RaisedError
 from dcpbench.core.sentences import rank_sentence
 from dcpbench.verdict.sentences import check_sentence
 
+UNEXPLAINED, KNOWN, OUTSIDE = "unexplained", "known_failures", "outside"
+"""Keys of `Verdict.details`: the checks with mismatches that no known failure explains, if others are; the
+id, reason and link of each known failure of an `xfail`; and what outside the cell made it fail."""
+
 
 class FailedCheck(NamedTuple):
     """A check that failed.

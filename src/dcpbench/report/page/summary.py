@@ -14,7 +14,7 @@ from dcpbench.analysis.cell_identity import cell_names, identity_keys, with_cell
 from dcpbench.analysis.comparison import CHANGES, SAME, code_changes, compared, differences
 from dcpbench.analysis.costs import CHANGED, TOO_FEW, always_compared, is_regression
 from dcpbench.analysis.frame import Sweeps, as_text, ok, outcomes, planned, records, short_names
-from dcpbench.analysis.runs import cell_numbers
+from dcpbench.analysis.runs import cell_numbers, remarks
 from dcpbench.code.sources import COMMITS, short
 from dcpbench.config.text import counted, duration_text, listed, visible
 from dcpbench.core.axes import AXES
@@ -37,6 +37,7 @@ def head(sweeps: Sweeps, changes: dict[str, Any]) -> str:
     frame, missing = sweeps.frame, [*chain.from_iterable(sweeps.not_run().values())]
     bad = not ok(frame).all() or missing or frame["status"].eq("skip").all()
     parts = [f'<p id="verdict" class="verdict{" bad" if bad else ""}">{_text(_verdict(frame, not missing))}']
+    parts += [f" {_text(remark)}." for remark in remarks(frame)]
     if missing:
         names = _text(listed(missing, _NAMED, ", and"))
         parts.append(
