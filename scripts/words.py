@@ -34,11 +34,11 @@ KEPT = re.compile(r'"beside"|--beside|beside\\?\.|written, beside another|no mor
 """Names and texts that users or known failures refer to."""
 LIMITS = {
     "README.md": 900,
-    "CHANGELOG.md": 400,
+    "CHANGELOG.md": 450,
     "docs/findings/index.md": 930,
     "docs/findings": 9_790,
     "docs/results": 1_900,
-    "docs": 20_600,
+    "docs": 20_860,
 }
 """The most words of a page, or of the pages below a folder together, counted as `wc -w` does; those of `docs`
 without the other folders and the generated reference."""

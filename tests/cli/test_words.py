@@ -10,6 +10,7 @@ from dcpbench.cli import run
 from dcpbench.cli.commands import main
 from dcpbench.cli.words import check
 from dcpbench.config.errors import ConfigError
+from dcpbench.config.groups import ParallelConfig
 from dcpbench.sweep.folder import Record
 
 
@@ -184,3 +185,10 @@ def test_wrong_words_get_one_line_with_a_hint(
     assert re.match(r"dcpbench( \w+)?: ", said.err)
     assert message in said.err
     assert "trust=" not in said.err
+
+
+@pytest.mark.parametrize("keys", ["{0:colwise,3:rowwise}", "{'0':colwise,\"3\": rowwise}"])
+def test_numbers_are_names_of_modules(keys: str) -> None:
+    (override,) = check([f"+parallel.tp_plan={keys}"])
+    assert override.value() == {0: "colwise", 3: "rowwise"}
+    assert ParallelConfig("tp", tp_plan=override.value()).tp_plan == {"0": "colwise", "3": "rowwise"}

@@ -24,7 +24,7 @@ from dcpbench.sweep.cell_runner import CellRunner, clear, is_due
 from dcpbench.sweep.plan import _one_per_run, code_digest
 from dcpbench.sweep.row_builder import Attempt, row_of
 from dcpbench.sweep.valid_rows import valid_rows
-from dcpbench.verdict.verdict import Verdict
+from dcpbench.verdict.verdict import OUTSIDE, Verdict
 from support import alone
 from support.ends import reported
 from support.jobs import job
@@ -121,6 +121,18 @@ def test_retry_is_as_valid_as_its_run(tmp_path: Path, rerun: Rerun) -> None:
     assert [len(found.lines), len(found.superseded)] == ([2, 0] if kept else [0, 2])
     assert found.sentences(1)[0] == f"resume: {int(kept)} of 1 cells are done"
     assert found.foreign == 0
+
+
+@pytest.mark.parametrize("outside", [None, "a host was lost"])
+def test_failure_from_outside_runs_again(tmp_path: Path, outside: str | None) -> None:
+    (planned,) = jobs_in(tmp_path, "a", retry=0)
+    columns = {"config_digest": planned.key.digest, "code_digest": code_digest(planned.config)}
+    planned = replace(planned, columns={**planned.columns, **columns, "expected_digest": "e"})
+    attempt = tried("error")
+    details = {OUTSIDE: outside} if outside else {}
+    append_row(tmp_path, row_of(planned, replace(attempt, verdict=replace(attempt.verdict, details=details))))
+    found = valid_rows(read_lines(tmp_path, kept=OUTSIDE), [planned], Rerun.none, {})
+    assert [*found.reasons] == ([f"it failed for a reason outside it ({outside})"] if outside else [])
 
 
 @pytest.fixture

@@ -39,6 +39,8 @@ _NOISE = (
     (r"\nConfig search path:(.|\n)*", ""),
 )
 """Parts of Hydra's and OmegaConf's messages that are left out or replaced."""
+_QUOTED_KEY = re.compile(r"(?<=[{,])(\s*)(['\"])([\w.*]+)\2(?=\s*:)")
+"""A key in a dictionary with quotes, which Hydra does not parse."""
 
 
 def check(
@@ -59,7 +61,7 @@ def check(
         bare = "" if _has_key(following) else following
         if not _has_key(word):
             raise ConfigError(hints.first(hints.of_word(word, bare, command, own)))
-        override = None
+        override, word = None, _QUOTED_KEY.sub(r"\1\3", word)
         with suppress(OverrideParseException):
             (override,) = parser.parse_overrides([word])
         if override is None or "=" in (word[0], word[-1]):

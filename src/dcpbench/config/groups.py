@@ -147,7 +147,7 @@ class ParallelConfig(Group):
     dp_shard: int = 1
     ep: int = 1
     tp: int = 1
-    tp_plan: dict[str, str] = field(default_factory=dict)
+    tp_plan: dict[Any, str] = field(default_factory=dict)
     ep_plan: list[str] = field(default_factory=list)
     sequence_parallel: bool = how_run(False)
     pp_schedule: str = "1F1B"
@@ -155,6 +155,9 @@ class ParallelConfig(Group):
     compile_scope: CompileScope = CompileScope.model
     foreach: bool = True
     gloo: bool = how_run(False)
+
+    def __post_init__(self) -> None:
+        self.tp_plan = {str(name): style for name, style in self.tp_plan.items()}  # of a Sequential, numbers
 
     def replicated_on(self, hosts: int) -> "ParallelConfig":
         """Fill in a `dp_replicate` of null: one replica a host, so that shards stay within a host; at least

@@ -173,11 +173,12 @@ def read_rows(folder: Path, details: bool = True) -> tuple[list[Row], list[str]]
     return rows, damaged
 
 
-def read_lines(folder: Path, name: str = RESULTS_JSONL) -> Iterator[Line]:
+def read_lines(folder: Path, name: str = RESULTS_JSONL, kept: str = "") -> Iterator[Line]:
     """Yield the lines of `results.jsonl`, or of `superseded.jsonl`, up to one that is too long; none if the
-    file does not exist. Their rows are without `details`."""
+    file does not exist. Their rows are without `details`, except for the one that is `kept`."""
+    known = _read_details(folder)[0] if kept else {}
     try:
-        yield from _lines(folder / name)
+        yield from _lines(folder / name, {one: {kept: of[kept]} for one, of in known.items() if kept in of})
     except FileNotFoundError:
         return
     except OSError as error:

@@ -44,6 +44,8 @@ class Sweep:
     written: int = 0
     interrupted_by: ResultsError | HostsLostError | None = None
     """The cause that ended the sweep before its last cell."""
+    _kept: list[Row] = field(init=False, default_factory=list)
+    """The rows of an earlier command."""
     _times: Times = field(init=False)
     _repeated: dict[Mismatches, str] = field(default_factory=dict)
     _imports: dict[str, Imports] = field(default_factory=dict)
@@ -56,7 +58,8 @@ class Sweep:
         Raises:
             KeyboardInterrupt: the user interrupted.
         """
-        self._times = Times(self.rows.values())
+        self._kept = [*self.rows.values()]
+        self._times = Times(self._kept)
         to_run = [cell for cell in self.plan.cells if cell.run not in self.rows]
         left = {cell.run: cell for cell in to_run}
         self._describe_machine()
@@ -106,7 +109,8 @@ class Sweep:
                 say(self.console, "every cell was skipped: nothing was measured")
             spent_s = time.monotonic() - began
             say(self.console, f"{counted(self.written, what)} in {spent_s:.1f} s, written to {self.folder}")
-        say(self.console, *next_steps(self.folder, before, complete))
+        failed = not all(row.is_ok for row in self._kept)
+        say(self.console, *next_steps(self.folder, before, complete, failed))
         if not complete:
             say(self.console, f"{'interrupted: ' if status == INTERRUPTED else ''}{done}")
         if is_part:
@@ -209,13 +213,15 @@ class Sweep:
             append()
 
 
-def next_steps(folder: Path, before: Path | None, complete: bool) -> list[str]:
+def next_steps(folder: Path, before: Path | None, complete: bool, failed: bool = False) -> list[str]:
     """Return a line with the page, and one with the next command: resume where rows are missing, else compare
-    with the sweep `before`."""
+    with the sweep `before`; rerun what has `failed` in an earlier command."""
     page = folder / "report.html"
     lines = [f"page: {path_text(page)}"] if page.is_file() else []
     if not complete:
         lines.append(f"next: {command_text('resume', folder)}")
     elif before:
         lines.append(f"next: {command_text('compare', before, folder)}")
+    if complete and failed:
+        lines.append(f"to run failed cells again: {command_text('resume', folder)} rerun=failed")
     return lines

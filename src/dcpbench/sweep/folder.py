@@ -24,6 +24,7 @@ from dcpbench.records import files, store
 from dcpbench.records.store import ENVIRONMENT_JSON, RESULTS_JSONL, SWEEP_JSON, parse
 from dcpbench.sweep.plan import PlannedCell
 from dcpbench.sweep.valid_rows import ValidRows, valid_rows
+from dcpbench.verdict.verdict import OUTSIDE
 
 DIR = "hydra.sweep.dir"
 _LOCK = ".lock"
@@ -128,7 +129,7 @@ class SweepFolder:
         if not self.is_resumed:
             return ValidRows()
         try:
-            return valid_rows(store.read_lines(self.path), cells, rerun, self._environment())
+            return valid_rows(store.read_lines(self.path, kept=OUTSIDE), cells, rerun, self._environment())
         except store.ResultsError as error:
             raise ConfigError(f"resume={self.path}: {error}") from None
 

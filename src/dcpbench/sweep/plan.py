@@ -3,6 +3,7 @@
 import re
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import cache
@@ -237,11 +238,19 @@ def _kind(config: Config, stage: StageConfig, machine: Machine) -> WorldKind:
 
 
 def _one_per_run(cells: Sequence[PlannedCell]) -> list[PlannedCell]:
-    """Leave out what is another spelling of an earlier cell, and refuse cells that differ only in how they
-    run: they would count as repeats of one."""
+    """Leave out what is another spelling of an earlier cell, or a cell of a block that repeats it more often.
+    Refuse other cells that differ only in how they run: they would count as repeats of one."""
     first: dict[Run, PlannedCell] = {}
+    counts = Counter((cell.block, cell.run[0]) for cell in cells)
+
+    def repeats(cell: PlannedCell) -> int:
+        return counts[cell.block, cell.run[0]]
+
     for cell in cells:
         other = first.setdefault(cell.run, cell)
+        if cell.block != other.block and repeats(cell) != repeats(other):
+            first[cell.run] = max(other, cell, key=repeats)  # of the block that measures its costs
+            continue
         pairs = zip(validity.keys_of(other.config), validity.keys_of(cell.config), strict=False)
         for (key, _, value), (_, _, another) in pairs if other is not cell else ():
             if value != another and is_how_run(key) and not is_dataclass(value):

@@ -15,9 +15,10 @@ from dcpbench.config.groups import Rerun
 from dcpbench.config.text import counted, listed
 from dcpbench.core.axes import AXES
 from dcpbench.core.cell_key import CellKey
-from dcpbench.records.row import Row, Run
+from dcpbench.records.row import Row, Run, dict_in
 from dcpbench.records.store import RESULTS_JSONL, Line
 from dcpbench.sweep.plan import PlannedCell, code_digest
+from dcpbench.verdict.verdict import OUTSIDE
 
 _VERSIONS = {"torch_version": "torch", "load_torch_version": "torch of load_python"}
 """Columns that must not have changed, and their names."""
@@ -110,6 +111,8 @@ def _why_again(cell: PlannedCell, row: Row, rerun: Rerun, code: Mapping[str, Sou
         return "its known failures, or what has to detect its fault, have changed"
     if row.status == "skip" and row["cell_s"] is None and row.reason != cell.skip:
         return "the reason to skip it no longer applies"
+    if outside := dict_in(row.details).get(OUTSIDE):
+        return f"it failed for a reason outside it ({outside})"
     if rerun is Rerun.failed and not row.is_ok:
         return "its row is not ok (rerun=failed)"
     return None
