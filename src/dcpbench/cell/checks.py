@@ -1,6 +1,6 @@
 """The checks of scenarios. Each brings its negative control, which shows in the cell that it could fail."""
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -26,9 +26,9 @@ from dcpbench.config.text import listed
 from dcpbench.core.checks import CHECKS
 from dcpbench.core.mismatch import RESUMED, TWIN, Sides
 from dcpbench.core.rank_report import CheckReport, Compared
-from dcpbench.core.state import CHECK_OF, StatePart, key_of, named, text_of
-from dcpbench.verify.compare import Comparison, same_leaves
-from dcpbench.verify.perturb import compare_controlled, compared_names, made_different, unlike
+from dcpbench.core.state import CHECK_OF, StatePart, key_of, text_of
+from dcpbench.verify.compare import Comparison
+from dcpbench.verify.perturb import compare_controlled, compared_names, unlike
 from dcpbench.verify.plain_read import leaves_like
 from dcpbench.verify.training import compare_resumed
 from dcpbench.workloads import build_run, lockstep
@@ -48,7 +48,7 @@ from dcpbench.workloads.run_state import (
     retained_copy,
     retained_state,
 )
-from dcpbench.workloads.saved_values import set_saved
+from dcpbench.workloads.saved_values import change_again
 
 HARMLESS = "save_harmless"
 """The check that saves change nothing."""
@@ -187,9 +187,11 @@ def make_different(cell: Cell, target: Run, checkpoint: Checkpoint, number: int 
         missed = {
             (part, name) for part, one in controls.items() for name, did in one.fired.items() if not did
         }
-        if missed := set().union(*cell.world.gathered(missed)):
+        if checkpoint.by_content:  # compared by all ranks together
+            missed = set().union(*cell.world.gathered(missed))
+        if missed:
             controls = _controls(
-                cell, target, checkpoint, _change_again(target, checkpoint, unchanged, missed)
+                cell, target, checkpoint, change_again(target, checkpoint.state, unchanged, missed)
             )
         cell.unrestored[checkpoint.checkpoint_id] = retained_state(target) if needs_copy(cell) else {}
     return controls
@@ -206,24 +208,6 @@ def _controls(cell: Cell, target: Run, checkpoint: Checkpoint, unchanged: Unchan
         found = checkpoint.compare(leaves, other, cell.world.group, closely=False)
         controls[part] = Compared.of((), found, compared_names(leaves))
     return controls
-
-
-def _change_again(
-    target: Run, checkpoint: Checkpoint, unchanged: Unchanged, missed: Set[tuple[StatePart, str]]
-) -> Unchanged:
-    """Change what the first change of a target has made equal to the checkpoint. Return what is unchanged,
-    with what a user's object keeps."""
-    kept = dict(unchanged)
-    for part in {part for part, _ in missed}:
-        live, texts = live_state(target)[part], {name for of, name in missed if of is part}
-        saved = {name: checkpoint.state[part][name] for name in named(checkpoint.state[part], texts)}
-        changed = {
-            name: made_different(live[name], text_of(name), slice(None)) for name in same_leaves(saved, live)
-        }
-        with suppress(Exception):  # a user's object may refuse them in any way
-            set_saved(target, part, changed, changed, lambda name: None)
-        kept[part] = {*kept.get(part, ()), *same_leaves(saved, live_state(target)[part])}
-    return kept
 
 
 def load_and_verify(cell: Cell, target: Run, checkpoint: Checkpoint, number: int = 0) -> Controls:

@@ -14,7 +14,7 @@ from torch import nn
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared, Skip
 from dcpbench.core.state import Name, text_of
-from dcpbench.verify.compare import BITS, bits, compare, same_leaf, same_leaves, same_value
+from dcpbench.verify.compare import BITS, bits, compare, same_leaves, same_value
 from dcpbench.verify.snapshot import (
     DigestedLeaf,
     Idle,
@@ -255,12 +255,10 @@ def all_different(leaves: Leaves) -> Leaves:
 
 def unlike(expected: Leaves, state: Leaves, unchanged: Iterable[Name]) -> Leaves:
     """Return a state for a negative control: an unrestored one with changed copies of what is `unchanged` in
-    it. A value is changed from the expected one, which it then cannot be; a tensor from this rank's part,
-    which stays if the change would make it the expected one."""
+    it. A value is changed from the expected one, which it then cannot be; a tensor from this rank's part."""
     due = [name for name in unchanged if name in expected and name in state]
     tensors = {name: state[name] for name in due if isinstance(state[name], TensorLeaf | DigestedLeaf | Idle)}
-    changed = all_different({name: expected[name] for name in due} | tensors)
-    return state | {name: changed[name] for name in due if not same_leaf(name, expected[name], changed[name])}
+    return state | all_different({name: expected[name] for name in due} | tensors)
 
 
 def compare_controlled(

@@ -1,16 +1,18 @@
 """Put saved values into a run: tensors, hyperparameters, entries of optimizers, and states of objects."""
 
 import copy
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
-from dcpbench.core.state import Name, StatePart
-from dcpbench.verify.compare import Recall
+from dcpbench.core.state import Name, StatePart, named, text_of
+from dcpbench.verify.compare import Recall, same_leaves
 from dcpbench.verify.layout import ParameterPart
+from dcpbench.verify.perturb import made_different
 from dcpbench.verify.snapshot import (
     DigestedLeaf,
     Idle,
@@ -27,8 +29,8 @@ from dcpbench.verify.snapshot import (
 )
 from dcpbench.workloads.optimizers import each_of
 from dcpbench.workloads.own_run import OwnRun
-from dcpbench.workloads.run import Run
-from dcpbench.workloads.run_state import live_state, saved_part
+from dcpbench.workloads.run import Run, Unchanged
+from dcpbench.workloads.run_state import State, live_state, saved_part
 
 Put = Callable[[Any], object]
 """Puts changed values back to where they came from."""
@@ -44,6 +46,28 @@ def set_saved(target: Run, part: StatePart, names: Collection[Name], saved: Leav
     """
     leaves = {name: _of(leaf) for name, leaf in saved.items()}
     _SavedValues(target, part, names, leaves, recall).set()
+
+
+def change_again(
+    target: Run, saved: State, unchanged: Unchanged, missed: Set[tuple[StatePart, str]]
+) -> Unchanged:
+    """Change what the first change of a load target has made equal to the saved state. Return what is
+    unchanged, with what a user's object keeps.
+
+    Args:
+        missed: the parts and the texts of the names that a control has missed.
+    """
+    kept = dict(unchanged)
+    for part in {part for part, _ in missed}:
+        live, texts = live_state(target)[part], {name for of, name in missed if of is part}
+        leaves = {name: saved[part][name] for name in named(saved[part], texts)}
+        equal = same_leaves(leaves, live).difference(kept.get(part, ()))
+        changed = {name: made_different(live[name], text_of(name), slice(None)) for name in equal}
+        with suppress(Exception):  # a user's object may refuse them in any way
+            set_saved(target, part, changed, changed, lambda name: None)
+        same = same_leaves(leaves, live_state(target)[part])
+        kept[part] = {*kept.get(part, ())}.difference(leaves) | same  # what differs needs no changed copy
+    return kept
 
 
 def _of(leaf: Leaf) -> Leaf:
