@@ -28,7 +28,7 @@ def run_of(folder: Path, kinds: str, log: str, status: int | None = 0) -> Run:
     ],
 )
 def test_reason_without_a_step(tmp_path: Path, kinds: str, reason: str) -> None:
-    problem = problem_of(run_of(tmp_path, kinds, "hi\nbye\n\n"), COMMAND, tmp_path, 600.0, 1.0)
+    problem = problem_of(run_of(tmp_path, kinds, "hi\nbye\n=====\n\n"), COMMAND, tmp_path, 600.0, 1.0)
     assert problem.startswith(f"made no optimizer step: {reason}"), problem
 
 

@@ -17,6 +17,7 @@ from dcpbench.records import files
 _ERROR = re.compile(r"(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b.*)")
 
 _CODE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-Z^-~])")
+_WORD = re.compile(r"[^\W_]")
 _CUT = re.compile(r"(?:\[enforce fail at [^]]*\] ?\. )?PytorchStreamReader failed reading zip archive.*")
 
 
@@ -100,10 +101,11 @@ class Run:
 
     @property
     def said(self) -> str:
-        """The first line of the log that names an error, or its last line, without a terminal's codes."""
+        """The first line of the log that names an error, or its last line with a word, without a terminal's
+        codes."""
         lines = plain(self.log.read_text(errors="replace")).splitlines()
         errors = [match[1] for match in map(_ERROR.match, lines) if match]
-        line = [*errors, *[*filter(str.strip, lines)][-1:], "it printed nothing"][0]
+        line = [*errors, *[*filter(_WORD.search, lines)][-1:], "it printed nothing"][0]
         return clipped(_CUT.sub("not a zip archive: cut", line), 200)
 
     @property
