@@ -162,7 +162,8 @@ def test_each_save_and_load_is_measured(name: str) -> None:
     (report,) = run_alone(**SMALL, scenario="stateful_or_not", **values).reports
     phases = {"save_stall_s": "save", "raw_write_s": "raw", "raw_read_s": "raw"}
     expected = {(metric, phases.get(metric, phase), save) for metric in metrics for save in (0, 1)}
-    expected |= {("load_s", "load", 0), ("peak_host_bytes", None, None), ("gradient_bound_used", None, None)}
+    by_rank = ("peak_host_bytes", "gradient_bound_used", "twin_bytes")
+    expected |= {("load_s", "load", 0), *((metric, None, None) for metric in by_rank)}
     seen = [(one.metric, one.phase, one.save) for one in report.measurements if one.metric != PHASE_S]
     assert set(seen) == expected
     assert len(seen) == len(expected)
