@@ -45,7 +45,7 @@ def test_what_a_rank_says_of_others_is_dropped_and_told(sweep: Finished) -> None
     row = sweep.row(scenario="speaks_for_others")
     assert row["status"] == "pass", row["reason"]
     dropped = "rank 0: dropped a message of another stage: RankReport of rank"
-    expected = [f"{dropped} 1, {row['cell']}, attempt 1", f"{dropped} 0, another, attempt 1"]
+    expected = [f"{dropped} 1, {row['cell']}", f"{dropped} 0, another"]
     assert row["details"]["dropped_messages"] == expected
     for sentence in expected:
         assert f"{row['cell']}: {sentence}" in sweep.err
