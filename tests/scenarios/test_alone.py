@@ -185,8 +185,8 @@ def test_measured_step_uses_the_ranks_gradients(model: str, monkeypatch: pytest.
     names, measured = frozenset(["net1.weight", "net2.weight"]), list[float]()
     honest = twin.step_tolerances
 
-    def tolerances(state: Any, others: Any) -> Any:
-        found = honest(state, others)
+    def tolerances(state: Any, others: Any, times: float = 1.0) -> Any:
+        found = honest(state, others, times)
         measured.extend(
             float(found[name].max()) for name in found if name == ("state", "net1.weight", "exp_avg")
         )

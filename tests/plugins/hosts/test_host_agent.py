@@ -58,8 +58,8 @@ def test_agents_run_a_stage_unless_it_is_concluded(agents: list[HostAgent], tmp_
     with ThreadPoolExecutor() as threads:
         events = [*threads.map(lambda agent: _run(agent, 1, spec), agents)]
     for number, (*phases, _) in enumerate(events):
-        assert {rank for rank, _ in phases} == {number}, "each agent reports the ranks that it has"
-        assert {"train", "save", "load"} <= {phase for _, phase in phases}
+        assert {rank for rank, *_ in phases} == {number}, "each agent reports the ranks that it has"
+        assert {"train", "save", "load"} <= {phase for _, phase, *_ in phases}
     reports = [rank.report for *_, end in events for rank in end.ranks]
     assert [(one.rank, one.host, one.local_rank) for one in reports if one] == [
         (0, "host0", 0),
