@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from dcpbench.plugins.script.checkpoints import Event, Family, Member, Named, folded
+from dcpbench.plugins.script.checkpoints import Event, Family, Member, Named, folded, is_in
 from dcpbench.plugins.script.copies import Copy
 from dcpbench.plugins.script.record import Run, number
 
@@ -135,8 +135,7 @@ class Compared:
             version.date
             for version in disk.versions
             for path in version.paths_at(time)
-            if version.content
-            and any(path == name or path.startswith(f"{name}/") for name in self.paths_read)
+            if version.content and any(is_in(path, name) for name in self.paths_read)
         }
 
         def score(place: int) -> int:
@@ -243,7 +242,7 @@ def family(stopped: Stopped, opened: Sequence[str], taken: int | None = None) ->
 
 
 def likely_checkpoints(run: Run) -> Sequence[Member]:
-    """Return the checkpoints of a run of which no resume is known: what has most of the state."""
+    """Return the checkpoints of a run without a resume: the files that have most of the state."""
     return Family(run.disk, run.disk, math.inf, (), (), run.state, None).members
 
 

@@ -35,7 +35,7 @@ _BYTES_PER_S = 300e6
 
 @dataclass
 class Freezer:
-    """What happens at the stops of a run: all its processes are stopped, its folder is copied, and they
+    """Copies of a run at its stops: all its processes are stopped, its folder is copied, and they
     continue. `copies` has the copies by their stops. A stop whose copy would take too long has none."""
 
     stops: Sequence[str]

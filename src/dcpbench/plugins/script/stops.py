@@ -5,7 +5,7 @@ from collections.abc import Collection
 from pathlib import PurePath
 
 from dcpbench.config.errors import ConfigError
-from dcpbench.plugins.script.checkpoints import Version
+from dcpbench.plugins.script.checkpoints import Version, is_in
 from dcpbench.plugins.script.compare import likely_checkpoints
 from dcpbench.plugins.script.record import Run
 
@@ -64,9 +64,7 @@ def _last_change(reference: Run, versions: Collection[Version]) -> str:
             target = event.get("to") or event["path"]
             changes.append(f"{event['path']} {target}")
             part = _repeated(target)
-            is_of_save = any(
-                path == target or path.startswith(f"{target}/") for path, at in times if at == event["t"]
-            )
+            is_of_save = any(is_in(path, target) for path, at in times if at == event["t"])
             if is_of_save and event["e"] != "remove" and PurePath(target).name in names:
                 last = max(last, (event["t"], f"{part}:{sum(part in change for change in changes)}"))
     return last[1]

@@ -17,7 +17,7 @@ _HOOKS: dict[str, Callable[[Any, Log], None]] = {
     "torch": lambda torch, log: importlib.import_module(".steps", __name__).install(log),
     **dict.fromkeys(files.CALLS, files.wrap),
 }
-"""What is done after a module was executed, by its name."""
+"""Hooks that are called after a module was executed, by its name."""
 
 
 class _Finder:
