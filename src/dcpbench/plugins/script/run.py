@@ -97,7 +97,8 @@ class Command:
         return self.place / "run" / "out"
 
     @property
-    def _working(self) -> WorkingFolder:
+    def working(self) -> WorkingFolder:
+        """The working folder, of which each run of a command without `{out}` gets a copy."""
         return WorkingFolder(self.cwd, self.place)
 
     def run(
@@ -127,7 +128,7 @@ class Command:
         elif self.has_out:
             self.out.mkdir(parents=True)
         else:
-            self._working.copy(self.out)
+            self.working.copy(self.out)
         settings = folder / f"{name}.json"
         # A resumed run is recorded at each step: it is compared where the uninterrupted one is recorded.
         known: dict[str, Any] = {
@@ -141,7 +142,7 @@ class Command:
         write_json(settings, known)
         added = resume_words(more, source, self.out) if source else more
         words = [word.replace(OUT, str(self.out)) for word in (*self.words, *added)]
-        words = words if self.has_out else self._working.words(words, self.out)
+        words = words if self.has_out else self.working.words(words, self.out)
         with log.open("wb") as output:
             status = self._status(words, output, settings, time.monotonic() + limit_s, stops, freezer)
         return Run.read(records, log, status)

@@ -30,7 +30,6 @@ from dcpbench.plugins.script.reference import problem_of
 from dcpbench.plugins.script.run import OFFLINE, OUT, Command, Freezer
 from dcpbench.plugins.script.stops import GENTLE, chosen
 from dcpbench.plugins.script.words import hidden, other_hosts, resume_words, secrets_of
-from dcpbench.plugins.script.working_folder import WorkingFolder
 from dcpbench.records import files
 from dcpbench.records.row import INTERRUPTED, WRONG_CONFIGURATION, Row
 from dcpbench.records.store import ENVIRONMENT_JSON, append_row, write_csv, write_json
@@ -89,7 +88,7 @@ class Check:
     def rows(self, stops: Collection[str], limit_s: float) -> Iterator[Row]:
         """Run the command uninterrupted, resume it at each stop, and yield a row when it is written."""
         if not self._command.has_out:
-            size = WorkingFolder(self._command.cwd, self._place).size
+            size = self._command.working.size
             text = f"the working folder ({size_text(size)}) is copied for each run: the command has no {OUT}"
             if size > _MOST_COPIED:
                 raise ConfigError(f"{text}; that is too much: write {OUT} for the folder of its output")
