@@ -14,7 +14,11 @@ def main() -> None:
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # during the imports
     from dcpbench.cli.commands import main as commands
 
-    sys.exit(commands(sys.argv[1:] or ["--help"]))
+    status = commands(sys.argv[1:] or ["--help"])
+    # An interrupt while Python executes text, as dataclasses do, makes `python -m` end by SIGINT although it
+    # was caught; executing another text resets that.
+    exec("")  # noqa: S102
+    sys.exit(status)
 
 
 if __name__ == "__main__":

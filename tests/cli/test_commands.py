@@ -88,6 +88,27 @@ def test_no_words_print_help(call: str) -> None:
     assert printed.splitlines()[2].startswith("Usage: dcpbench")
 
 
+INTERRUPTED_IN_TEXT = """
+import dcpbench.__main__
+from contextlib import suppress
+from dcpbench.cli import commands
+
+def interrupted(words):
+    with suppress(KeyboardInterrupt):
+        exec("raise KeyboardInterrupt")
+    return 130
+
+commands.main = interrupted
+dcpbench.__main__.main()
+"""
+
+
+def test_an_interrupt_within_executed_text_is_a_status(tmp_path: Path) -> None:
+    (tmp_path / "interrupted.py").write_text(INTERRUPTED_IN_TEXT)
+    ended = python("-m", "interrupted", cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (130, "")
+
+
 def helped(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     assert main(words) == 0
     return capsys.readouterr().out
