@@ -5,9 +5,11 @@ import math
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import groupby
+from functools import cache
+from importlib.resources import files
 from typing import Any
+
+import yaml
 
 from dcpbench.config.text import listed
 from dcpbench.core.checks import CHECKS
@@ -27,160 +29,44 @@ _STEP = re.compile(r"\bstep (\d{1,15})")
 _RESUMED = {"loss_resume_equal", "loss_resume_close", "state_resume_equal"}
 
 
-@dataclass(frozen=True)
-class Explanation:
-    """The likely cause of a failure that has a certain pattern.
+@cache
+def causes_table() -> dict[str, dict[str, Any]]:
+    """Return the content of `causes.yaml`: for each check, causes of its failure by their signs."""
+    text = files("dcpbench.analysis").joinpath("causes.yaml").read_text(encoding="utf-8")
+    table: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    return table
 
-    >>> EXPLANATIONS[0].fits({"status": "pass"})
-    False
 
-    Args:
-        sentence: the cause, and what to do about it.
-        failed: the check that failed; others can have failed with it.
-        passed: checks of which none failed, and at least one passed; null ones did not apply.
-        alone: other checks fail as its consequence.
-        checkpointer: it holds for this one alone; empty: for all.
-        raised: for an `error`: a name of PyTorch's in the exception's message, which no field of a row has.
-        instead: for an `error`: the override that helps, which the cell does not have yet.
-        state_missing: no state of the optimizer was restored.
+def likely_cause(sentences: Mapping[str, str], signs: Mapping[str, Any]) -> str:
+    """Return the first sentence whose signs all hold, with their values; empty if there is none.
+
+    >>> likely_cause({"lr start": "it starts over", "lr": "it is {lr}"}, {"start": False, "lr": "1e-3"})
+    'it is 1e-3'
     """
-
-    sentence: str
-    failed: str = ""
-    passed: tuple[str, ...] = ()
-    alone: bool = False
-    checkpointer: str = ""
-    raised: str = ""
-    instead: str = ""
-    state_missing: bool = False
-
-    def fits(self, row: Mapping[str, Any]) -> bool:
-        """Return whether a row, given by columns, has this pattern."""
-        if self.raised:
-            axis, _, value = self.instead.partition("=")
-            says = row.get("status") == "error" and self.raised in str(row.get("reason"))
-            return says and row.get(axis) != value
-        passed = [row.get(check) for check in self.passed]
-        return (
-            row.get("status") == "fail"
-            and row.get(self.failed) is False
-            and self.checkpointer in ("", row.get("checkpointer"))
-            and (not passed or (True in passed and False not in passed))
-            and (not self.state_missing or _has_no_state(_details_of(row, self.failed)))
-        )
+    holding = (text for names, text in sentences.items() if all(signs[name] for name in names.split()))
+    return next(holding, "").format(**signs)
 
 
-_RESTORED = ("model_equal", "optim_equal", "extra_equal")
-_SEARCHES = "parallel=ddp_unused"
-_WRONG_CHECKPOINT = (
-    "The checkpoint itself is wrong, so look at the save and the storage: no load can restore the state "
-    "from it"
-)
+def signs_of(row: Mapping[str, Any]) -> dict[str, bool]:
+    """Return the signs of `causes.yaml` that a row, given by columns, has."""
 
-EXPLANATIONS = (
-    Explanation(
-        "A parameter got no gradient, which DistributedDataParallel allows only if it searches for such "
-        f"parameters: use {_SEARCHES}",
-        raised="find_unused_parameters",
-        instead=_SEARCHES,
-    ),
-    Explanation(
-        "Copies of the same values have drifted apart in training, and a checkpoint contains one of them: "
-        "look for a missing reduction, or for settings or random draws of one rank",
-        failed="replicas_equal",
-        alone=True,
-    ),
-    Explanation(
-        "Files changed after their save reported success: the save reports it too early, or something else "
-        "writes to the folder",
-        failed="files_unchanged",
-        alone=True,
-    ),
-    Explanation(_WRONG_CHECKPOINT, failed="checkpoint_whole", alone=True),
-    Explanation(_WRONG_CHECKPOINT, failed="files_equal", alone=True),
-    Explanation(
-        "The save changes the run, or two runs of this code differ anyway: by a global that a run and its "
-        "unwrapped twin share, an unseeded draw, a time",
-        failed="save_harmless",
-    ),
-    Explanation(
-        "The model was restored wrongly, though no check of its files failed: look at code that changes "
-        "parameters in or after the load",
-        failed="model_equal",
-    ),
-    Explanation(
-        "Flags, modes, gradients or hooks differ after the load, and no checkpoint contains them: the code "
-        "that builds or loads the run has to set them",
-        failed="flags_equal",
-    ),
-    Explanation(
-        "The optimizer has none of its saved state: perhaps dcp.load got the state dict of a new optimizer, "
-        "and dcp.load fills only what that already has: pass the result of get_optimizer_state_dict",
-        failed="optim_equal",
-        state_missing=True,
-    ),
-    Explanation(
-        "The optimizer was restored wrongly: look for a scheduler created after the load, other parameter "
-        "groups, or state under other keys",
-        failed="optim_equal",
-    ),
-    Explanation(
-        "Random generators were not restored, and PyTorch never saves them: save and load on every rank the "
-        "states of torch's, the device's, Python's and NumPy's, and of those of the model",
-        failed="random_equal",
-    ),
-    Explanation(
-        "Attributes of the trainer were not restored: save and load them, or list in its not_saved those "
-        "that no checkpoint has to restore",
-        failed="extra_equal",
-        checkpointer="trainer",
-    ),
-    Explanation(
-        "Other state was not restored: it is not in the checkpoint, its load_state_dict does not set all of "
-        "it, or something changed it after the load",
-        failed="extra_equal",
-    ),
-    Explanation(
-        "A save or load changes something outside its own state, such as a thread, an open file, a generator "
-        "or another run; the mismatch names it",
-        failed="side_effect_free",
-    ),
-    Explanation(
-        "State that no checkpoint contains was lost: a plain attribute, a global, a loader's position",
-        failed="loss_resume_equal",
-        passed=_RESTORED,
-    ),
-    Explanation(
-        "The resumed losses are equal, but attributes that training changes are not: save and load what the "
-        "mismatch names, or list it in not_saved of the trainer",
-        failed="state_resume_equal",
-        passed=(*_RESTORED, "loss_resume_equal"),
-        checkpointer="trainer",
-    ),
-    Explanation(
-        "The resumed losses are equal, so a later step of the optimizer or scheduler depends on state that "
-        "no checkpoint contains",
-        failed="state_resume_equal",
-        passed=(*_RESTORED, "loss_resume_equal", "loss_resume_close"),
-    ),
-    Explanation(
-        "The ranks do not train on the batch that was drawn: a share of it is missing, doubled or weighted "
-        "wrongly, or the loss is averaged wrongly",
-        failed="batch_loss_close",
-    ),
-    Explanation(
-        "The parallelism computes other gradients than the unwrapped model: look for a missing, repeated or "
-        "wrongly scaled reduction between ranks",
-        failed="gradient_close",
-    ),
-    Explanation(
-        "Gradients agree, but the optimizer's step differs from one on the unwrapped model: compare its "
-        "hyperparameters and parameter groups on each rank",
-        failed="step_equal",
-    ),
-)
-"""Explanations by their patterns; the first that fits counts. Causes come before their consequences: replicas
-that drift, files, what the save did, what was restored, how training continued, how each step compares."""
+    def passed(*checks: str) -> bool:
+        """None of them failed, and at least one passed; null ones did not apply."""
+        found = [row.get(check) for check in checks]
+        return True in found and False not in found
+
+    restored, equal = ("model_equal", "optim_equal", "extra_equal"), "loss_resume_equal"
+    searches = row.get("parallel") == "ddp_unused"
+    return {
+        "any": True,
+        "trainer": row.get("checkpointer") == "trainer",
+        "restored": passed(*restored),
+        "losses_equal": passed(*restored, equal),
+        "losses_close": passed(*restored, equal, "loss_resume_close"),
+        "no_optimizer_state": _has_no_state(_details_of(row, "optim_equal")),
+        # A name of PyTorch's in the exception's message, which no field of a row has.
+        "unused_parameters": "find_unused_parameters" in str(row.get("reason")) and not searches,
+    }
 
 
 def causes_of(row: Mapping[str, Any]) -> list[str]:
@@ -196,10 +82,7 @@ def causes_of(row: Mapping[str, Any]) -> list[str]:
     """
     failed = {check for check in CHECKS if row.get("status") == "fail" and row.get(check) is False}
     if unexplained := list_in(dict_in(row.get("details")).get(UNEXPLAINED)):
-        row = {
-            **row,
-            **dict.fromkeys(failed.difference(unexplained)),
-        }  # of these a known failure is the cause
+        row = {**row, **dict.fromkeys(failed.difference(unexplained))}  # a known failure is their cause
         failed &= {*unexplained}
     values, unreadable = dict[str, object](), dict[str, object]()
     for rank in _ranks(row) if failed & _RESUMED else ():
@@ -212,11 +95,13 @@ def causes_of(row: Mapping[str, Any]) -> list[str]:
     if values and "save_harmless" in failed:  # the twin changes them too
         explained = explained | {check for check in failed if CHECKS[check].training}
     if failed & _RESUMED and any(rank.get("unrestored_generators") for rank in _ranks(row)):
-        causes += [one.sentence for one in EXPLANATIONS if one.failed == "random_equal"][:1]
-    for check, explanations in groupby(EXPLANATIONS, key=lambda explanation: explanation.failed):
-        fitting = [explanation for explanation in explanations if explanation.fits(row)]
-        causes += [explanation.sentence for explanation in fitting[:1] if check not in explained]
-        if fitting and fitting[0].alone:
+        causes.append(causes_table()["random_equal"]["likely"]["any"])
+    signs = signs_of(row)
+    for check, known in causes_table().items():
+        is_failed = check in failed or check == row.get("status") == "error"
+        cause = likely_cause(known["likely"], signs) if is_failed else ""
+        causes += [cause] if cause and check not in explained else []
+        if cause and "alone" in known:
             break
     if not unreadable:
         return causes[:_MOST]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dcpbench.analysis.causes import likely_cause
 from dcpbench.config.text import listed
 from dcpbench.plugins.script.checkpoints import Named
 from dcpbench.plugins.script.compare import (
@@ -366,15 +367,14 @@ def _explained(
         of = difference.text.removeprefix("random")
         text = f"{where}{KINDS[kind]['name']} is another one in each resume"
         return text, KINDS[HINT]["random"].format(of)
-    causes = KINDS[kind]["likely"].items()
-    likely = (text for signs, text in causes if all(facts[sign] for sign in signs.split()))
     where = "" if kind == "checkpoint" else f"step {difference.step}, rank {difference.rank}: "
     when = "after " if kind == "saved" else ""
     also = [KINDS[other]["name"] for other in dict.fromkeys(of.kind for of in differences)
             if other != kind and other not in ("loss", "gradients", "saved", "steps")]  # fmt: skip
     also += [f"generator of {name}" for name in generators] if first and kind in LOADED else []
     beside = f"; also: {', '.join(also)}" if also else ""
-    return when + where + KINDS[kind]["text"].format(**facts) + beside, next(likely, "").format(**facts)
+    text = when + where + KINDS[kind]["text"].format(**facts) + beside
+    return text, likely_cause(KINDS[kind]["likely"], facts)
 
 
 def _names(word: str, path: str) -> bool:
