@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dcpbench.cell import handover
+from dcpbench.cell import handover, steps
+from dcpbench.cell.cell import Cell
 from dcpbench.cell.steps import Story
 from dcpbench.checkpointers.dcp import DcpCheckpointer
 from dcpbench.core.rank_report import CheckReport, Skip
@@ -22,7 +23,9 @@ from dcpbench.verify.perturb import controllable
 from dcpbench.verify.process_state import ProcessState
 from dcpbench.verify.snapshot import snapshot_nested
 from dcpbench.workloads.build_run import build
+from dcpbench.workloads.lockstep import CHECKS, REPLICAS
 from dcpbench.workloads.own_run import OwnRun
+from dcpbench.workloads.run import Run
 from support.alone import Ran, alone, bare_cell, config, group_of_one, run_alone, world
 from support.looked_at import SHORT
 from support.names import by_text
@@ -106,6 +109,26 @@ def test_injected_defect_is_reported(name: str) -> None:
     with defect, group_of_one() if scenario == "key_order" else nullcontext() as group:
         (report,) = run_alone(**SMALL, scenario=scenario, seen_by=world(group=group)).reports
     assert seen in names_in(report.checks[check])
+
+
+FIRST = (
+    *("convert", "fine_tune", "formats", "in_place", "model_only", "no_dist", "overwrite", "partial_load"),
+    *("chain", "save_load", "stateful_or_not"),
+)
+
+
+@pytest.mark.parametrize("scenario", FIRST)
+def test_run_that_never_saves_comes_first(scenario: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged, honest = list[bool](), steps.save
+
+    def save(cell: Cell, run: Run, *arguments: Any, **options: Any) -> Any:
+        judged.append({*CHECKS} - {REPLICAS} <= cell.report.checks.keys())
+        return honest(cell, run, *arguments, **options)
+
+    monkeypatch.setattr(steps, "save", save)
+    alone(**{**SMALL, "scenario": scenario, "saves": 2})
+    assert judged
+    assert all(judged), "a save came before the verdict of the training"
 
 
 def test_no_dist_must_not_have_a_process_group() -> None:

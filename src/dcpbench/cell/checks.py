@@ -58,19 +58,6 @@ Controls = dict[StatePart, Compared]
 """The negative control of each part, on a load target before the load."""
 
 
-def verify_training(cell: Cell, reference: Story, prepare: Callable[[Run], None] | None = None) -> None:
-    """Train once more, without saves, and compare each step with the unwrapped twin's; the run has to end in
-    the state of the one that saved.
-
-    Args:
-        prepare: puts a new run into the state in which the reference run began.
-    """
-    until = len(reference.losses)
-    unsaved = train_without_saves(cell, reference, until, prepare)
-    leave_out_unlike_values(unsaved.unsaved_values().texts, reference, until)
-    compare_without_saves(cell, live_state(unsaved), live_state(reference.trained))
-
-
 def build_without_saves(cell: Cell, record: Story) -> Run:
     """Build a run that never saves; `record` says what it has to keep."""
     cell.report.trains = "without a save"

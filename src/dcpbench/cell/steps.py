@@ -99,7 +99,7 @@ def parallel_run(cell: Cell, seed: int, scheduler: bool = True, limits: Limits =
 
 
 def build(cell: Cell, unsaved: Story | None = None) -> Story:
-    """Build the reference run; `unsaved` is that of the run that never saves, if it came before."""
+    """Build the reference run; `unsaved` is the record of the run that never saves, if there is one."""
     with cell.phase("build"):
         run = parallel_run(cell, cell.config.seed, limits=unsaved.limits if unsaved else NO_LIMITS)
         reference = Story(run=run, losses=run.train_state.losses, limits=run.limits)
@@ -157,7 +157,7 @@ def advance(cell: Cell, reference: Story, until: int) -> None:
 def train_and_save(
     cell: Cell,
     reference: Story,
-    state: Callable[[], dict[str, Any]] | None = None,
+    state: Callable[[Run], dict[str, Any]] | None = None,
     extra: Leaves | None = None,
     parts: Collection[StatePart] | None = None,
     at: Iterable[int] | None = None,
@@ -225,7 +225,7 @@ def save(
     cell: Cell,
     run: Run,
     name: str | None = None,
-    state: Callable[[], dict[str, Any]] | None = None,
+    state: Callable[[Run], dict[str, Any]] | None = None,
     extra: Leaves | None = None,
     parts: Collection[StatePart] | None = None,
     slot: int = 0,
@@ -235,7 +235,7 @@ def save(
 
     Args:
         name: of the checkpoint's folder; by default the step.
-        state: returns the state to save; by default the state of the run.
+        state: returns the state of the run to save; by default all of it.
         extra: its objects in addition to the state of the run, by name.
         parts: those of the run's state that are in that state; by default all of them.
         slot: of the checkpointer, for saves that overlap.
@@ -251,7 +251,7 @@ def save(
     with side_effects.unchanged(cell, run, f"after the save of step {step}", side_effects.SAVE, saved):
         with cell.phase("save"):
             checkpoint_id = str(cell.folder / (name or cell.checkpointer.name_of(step)))
-            pending = cell.checkpointer.save((state or run.state)(), checkpoint_id, slot)
+            pending = cell.checkpointer.save(state(run) if state else run.state(), checkpoint_id, slot)
             cell.uploads.follow(pending)
         with cell.phase("verify", "files"):
             files = pending.then(

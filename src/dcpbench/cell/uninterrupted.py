@@ -3,8 +3,9 @@ trainer shows in it where its epochs end, where it ends itself, and how long the
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from dcpbench.cell import checks, steps
 from dcpbench.cell.cell import Cell, Window
@@ -16,6 +17,7 @@ from dcpbench.core.state import StatePart, text_of
 from dcpbench.verify.snapshot import retained
 from dcpbench.workloads.attributes import changed_by_training, own_attributes
 from dcpbench.workloads.own_trainer import TrainerRun, TrainingEndedError
+from dcpbench.workloads.run import Run
 from dcpbench.workloads.run_state import (
     State,
     leave_out_attributes,
@@ -36,24 +38,41 @@ _EPOCHS_WITHIN = LONGEST // 2
 """The most steps in which the end of a trainer's first epoch is looked for."""
 
 
-def begin(cell: Cell, exactly: bool = False) -> tuple[Cell, Story]:
+def begin(
+    cell: Cell, exactly: bool = False, prepare: Callable[[Run], None] | None = None
+) -> tuple[Cell, Story]:
     """Train the run that never saves, and one that is never restored. Return the cell with its steps, and the
     record of the first.
 
     Args:
         exactly: a trainer saves as often as the configuration asks for, and not for its epochs in addition.
+        prepare: puts a new run into the state in which it begins.
     """
     record = Story()
     if cell.config.own_trainer:
         cell = _train_trainer(cell, record, exactly)
     else:
-        run = checks.train_without_saves(cell, record, cell.window.last)
+        run = checks.train_without_saves(cell, record, cell.window.last, prepare)
         record.losses += run.train_state.losses
         with cell.phase("verify", "retained"):
             record.states[cell.window.last] = retained_state(run)
             record.unsaved_values[cell.window.last] = run.unsaved_values().texts
     checks.unrestored_losses(cell, record)
     return cell, record
+
+
+def train_and_save(cell: Cell, **saving: Any) -> Story:
+    """Train the run that never saves, then the reference run, and save this; return its record. `saving` is
+    as in `steps.train_and_save`."""
+    return save(*begin(cell), **saving)
+
+
+def save(cell: Cell, unsaved: Story, **saving: Any) -> Story:
+    """Train the reference run and save it; it has to end in the state of the run that never saves."""
+    reference = steps.build(cell, unsaved)
+    steps.train_and_save(cell, reference, **saving)
+    compare(cell, unsaved, reference)
+    return reference
 
 
 def compare(cell: Cell, unsaved: Story, reference: Story) -> None:

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
 )
 
-from dcpbench.cell import checks, contract, steps
+from dcpbench.cell import checks, contract, steps, uninterrupted
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import record_restored
@@ -45,18 +45,15 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
         raise Skip("this torch no longer has submodules=")
     if cell.config.workload.target:
         raise Skip("it puts a model of the group model into another one: workload.target has its own")
-    before = cell.vary(folder="pre_training")
-    pretrained = steps.build(before)
-    steps.train(before, pretrained.trained, until=cell.config.steps_before_save)
-    saved = steps.finish(before, steps.save(before, pretrained.trained))
-    checks.verify_training(before, pretrained)
-
+    before = cell.vary(folder="pre_training", saves=1, save_at=None, overlap_saves=False)
+    (saved,) = uninterrupted.train_and_save(before).checkpoints
     tuning = _tuning(cell, layers)
 
     def load_pretrained(run: Run) -> None:
         before.checkpointer.load(_part(tuning, run, submodules), saved.checkpoint_id)
 
-    reference = steps.build(tuning)
+    tuning, unsaved = uninterrupted.begin(tuning, prepare=load_pretrained)
+    reference = steps.build(tuning, unsaved)
     verify_frozen = partial(_verify_frozen, tuning, replace(saved, by_content=True))
     unrestored = retained(_frozen(reference.trained))
     steps.load(before, reference.trained, saved, state=_part(tuning, reference.trained, submodules))
@@ -64,7 +61,7 @@ def fine_tune(cell: Cell, layers: int, submodules: bool) -> None:
     checks.verify_absent_key(before, saved)
     checkpoints = steps.train_and_save(tuning, reference)
     verify_frozen(reference.trained, "after the fine-tuning")
-    checks.verify_training(tuning, reference, load_pretrained)
+    uninterrupted.compare(tuning, unsaved, reference)
 
     target = steps.build_target(tuning, reference)
     for number, checkpoint in enumerate(reversed(checkpoints)):

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.format_utils import (
 )
 from torch.distributed.tensor import DTensor
 
-from dcpbench.cell import checks, steps
+from dcpbench.cell import checks, steps, uninterrupted
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.checkpoint_files import wait_until_seen
@@ -26,9 +26,8 @@ from dcpbench.verify.snapshot import flattened
 def formats(cell: Cell) -> None:
     """The converted file contains the saved state. The checkpoint that is converted back from it restores
     that, and training continues."""
-    reference = steps.build(cell)
-    saved = steps.train_and_save(cell, reference)[-1]
-    checks.verify_training(cell, reference)
+    reference = uninterrupted.train_and_save(cell)
+    saved = reference.checkpoints[-1]
     file, again = f"{saved.checkpoint_id}.pt", f"{saved.checkpoint_id}-again"
     with cell.phase("save", "converted"):
         if cell.world.rank == 0:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dcpbench.cell import checks, contract, steps
+from dcpbench.cell import checks, contract, steps, uninterrupted
 from dcpbench.cell.cell import Cell
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
@@ -17,9 +17,8 @@ from dcpbench.verify.snapshot import items, local_part
 def in_place(cell: Cell) -> None:
     """The dictionaries are the same objects, their tensors have the same memory, and a run that is set from
     them has the saved values, including the learning rate."""
-    reference = steps.build(cell)
-    checkpoint = steps.train_and_save(cell, reference)[-1]
-    checks.verify_training(cell, reference)
+    reference = uninterrupted.train_and_save(cell)
+    checkpoint = reference.checkpoints[-1]
 
     target = steps.build_target(cell, reference)
     controls = checks.make_different(cell, target, checkpoint)

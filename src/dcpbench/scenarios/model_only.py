@@ -4,7 +4,7 @@ every other way that reads its files."""
 from dataclasses import replace
 from typing import Any
 
-from dcpbench.cell import checks, steps
+from dcpbench.cell import checks, steps, uninterrupted
 from dcpbench.cell.cell import Cell
 from dcpbench.core.state import StatePart
 from dcpbench.workloads.run import Run
@@ -12,14 +12,9 @@ from dcpbench.workloads.run import Run
 
 def model_only(cell: Cell) -> None:
     """The model is restored bit for bit, and its checkpoint contains nothing else."""
-    reference = steps.build(cell)
-    checkpoints = steps.train_and_save(
-        cell, reference, state=lambda: _model(reference.trained), parts=[StatePart.model]
-    )
-    checks.verify_training(cell, reference)
-
+    reference = uninterrupted.train_and_save(cell, state=_model, parts=[StatePart.model])
     target = steps.build_target(cell, reference)
-    for number, checkpoint in enumerate(reversed(checkpoints)):
+    for number, checkpoint in enumerate(reversed(reference.checkpoints)):
         before = checks.make_different(cell, target, checkpoint, number)
         steps.load(cell, target, checkpoint, state=_model(target))
         checks.verify_restored(cell, target, checkpoint, before)

@@ -1,6 +1,6 @@
 """Save over a checkpoint of other ranks, whose files may remain among the new ones."""
 
-from dcpbench.cell import checks, steps
+from dcpbench.cell import checks, steps, uninterrupted
 from dcpbench.cell.cell import Cell
 
 _NAME = "checkpoint"
@@ -25,14 +25,15 @@ def save_over_it(cell: Cell) -> None:
         saves=1,
         save_at=None,
     )
-    reference = steps.build(other)
+    other, unsaved = uninterrupted.begin(other)
+    reference = steps.build(other, unsaved)
     steps.advance(other, reference, until=config.steps_before_save)
     in_flight = steps.save(other, reference.trained, _NAME)
     in_flight.pending.wait()
     saved = in_flight.checkpoint
     steps.advance(other, reference, until=other.config.last_step)
     steps.decide_state(other, reference, [saved])
-    checks.verify_training(other, reference)
+    uninterrupted.compare(other, unsaved, reference)
 
     target = steps.build_target(other, reference)
     checks.load_and_verify(other, target, saved)

@@ -9,7 +9,7 @@ import torch
 # Private to torch, and its only way to read everything below a key without a template.
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
-from dcpbench.cell import checks, contract, side_effects, steps
+from dcpbench.cell import checks, contract, side_effects, steps, uninterrupted
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.explained import record_restored
@@ -27,9 +27,8 @@ from dcpbench.workloads.run_state import live_state, retained_state
 def partial_load(cell: Cell) -> None:
     """Requested keys are loaded and equal; others are neither loaded nor changed. Training continues from
     both parts."""
-    reference = steps.build(cell)
-    checkpoint = steps.train_and_save(cell, reference)[-1]
-    checks.verify_training(cell, reference)
+    reference = uninterrupted.train_and_save(cell)
+    checkpoint = reference.checkpoints[-1]
 
     model, optimizer = StatePart.model, StatePart.optimizer
     _verify_below(cell, ("model",), model, checkpoint.state[model], checkpoint)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from dcpbench.cell import checks, contract, steps
+from dcpbench.cell import checks, contract, steps, uninterrupted
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.cell.checkpoint_files import wait_until_seen
@@ -22,8 +22,8 @@ from dcpbench.workloads.world import new_group
 def overwrite(cell: Cell) -> None:
     """Save twice to the same path, and a third time while overwriting is forbidden: that save is refused, and
     a load restores the second one."""
-    cell = cell.vary(saves=2, save_at=None)
-    reference = steps.build(cell)
+    cell, unsaved = uninterrupted.begin(cell.vary(saves=2, save_at=None))
+    reference = steps.build(cell, unsaved)
     storage = cell.config.storage
     overwriting, refusing = (
         cell.vary(storage=replace(storage, options={**storage.options, "overwrite": allowed}))
@@ -43,7 +43,7 @@ def overwrite(cell: Cell) -> None:
     # Without collectives ranks do not learn of their peers' exceptions: each raises its own.
     kind = CheckpointException if cell.config.save.uses_collectives else RuntimeError
     contract.verify_refused(cell, kind, "Checkpoint already exists", again, elsewhere)
-    checks.verify_training(cell, reference)
+    uninterrupted.compare(cell, unsaved, reference)
 
     target = steps.build_target(cell, reference)
     checks.load_and_verify(cell, target, second)
@@ -53,8 +53,9 @@ def overwrite(cell: Cell) -> None:
 def no_cpu_backend(cell: Cell) -> None:
     """Save asynchronously in a process group without a CPU backend, which the upload thread would need. The
     save is refused and leaves nothing, and training continues."""
-    reference = steps.build(cell)
-    steps.train(cell, reference.trained, until=cell.config.steps_before_save)
+    cell, unsaved = uninterrupted.begin(cell)
+    reference = steps.build(cell, unsaved)
+    steps.advance(cell, reference, until=cell.config.steps_before_save)
     device_only = new_group(backend=dist.get_default_backend_for_device(cell.world.device.type))
     without = replace(cell, world=replace(cell.world, checkpoint_group=device_only))
     refused, accepted = str(cell.folder / "refused"), str(cell.folder / "accepted")
@@ -77,8 +78,8 @@ def no_cpu_backend(cell: Cell) -> None:
     broken = _left_behind(accepted, ProcessState.now(cell.world.device))
     cell.record("contract_held", Compared.of(left, broken, ["files", "threads"]), "after the refusal")
     dist.destroy_process_group(device_only)
-    steps.train(cell, reference.trained, until=cell.config.last_step)
-    checks.verify_training(cell, reference)
+    steps.advance(cell, reference, until=cell.config.last_step)
+    uninterrupted.compare(cell, unsaved, reference)
 
 
 def _left_behind(checkpoint_id: str, added: ProcessState) -> Iterator[Mismatch]:

@@ -33,7 +33,7 @@ def never_saves_in_chain(cell: Cell) -> None:
 
 def save(cell: Cell) -> None:
     """Train the reference run and save it; in a scenario that converts, leave it to another layout."""
-    _save_by(save_load.save, cell)
+    _save_by(uninterrupted.save, cell)
 
 
 def save_first(cell: Cell) -> None:

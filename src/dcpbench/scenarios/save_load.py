@@ -17,15 +17,7 @@ def save_load(cell: Cell) -> None:
     """A load restores the saved state bit for bit, and training continues with the losses of the reference
     run."""
     cell, unsaved = uninterrupted.begin(cell)
-    load_and_resume(cell, save(cell, unsaved))
-
-
-def save(cell: Cell, unsaved: Story) -> Story:
-    """Train the reference run and save it; it ends in the state of the run that never saves."""
-    reference = steps.build(cell, unsaved)
-    steps.train_and_save(cell, reference)
-    uninterrupted.compare(cell, unsaved, reference)
-    return reference
+    load_and_resume(cell, uninterrupted.save(cell, unsaved))
 
 
 def load_and_resume(cell: Cell, saved: Story) -> None:

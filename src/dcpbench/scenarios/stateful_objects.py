@@ -7,13 +7,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dcpbench.cell import checks, contract, steps
+from dcpbench.cell import checks, contract, steps, uninterrupted
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint import Checkpoint
 from dcpbench.core.mismatch import Mismatch
 from dcpbench.core.rank_report import Compared
 from dcpbench.verify.perturb import compare_controlled
 from dcpbench.verify.snapshot import Leaves, retained, snapshot_nested
+from dcpbench.workloads.run import Run
 from dcpbench.workloads.stateful import TensorObject
 from dcpbench.workloads.world import World
 
@@ -32,12 +33,11 @@ def object_scenario(
         fresh: those that are loaded into.
         order: reorders the keys of a state dict.
     """
-    reference = steps.build(cell)
     expected = _leaves(saved)
     promised = snapshot_nested({name: _state_of(one) for name, one in saved.items()})
 
-    def saved_state() -> dict[str, Any]:
-        state = {**reference.trained.state(), **saved}
+    def saved_state(run: Run) -> dict[str, Any]:
+        state = {**run.state(), **saved}
         if order is None:
             return state
         # dcp.save calls `state_dict` in each rank's order of keys; only dcp.load sorts them. State dicts
@@ -45,9 +45,8 @@ def object_scenario(
         last = state.pop("optimizer")
         return {**order(state), "optimizer": last}
 
-    checkpoint = steps.train_and_save(cell, reference, state=saved_state, extra=retained(promised))[-1]
-    checks.verify_training(cell, reference)
-
+    reference = uninterrupted.train_and_save(cell, state=saved_state, extra=retained(promised))
+    checkpoint = reference.checkpoints[-1]
     target = steps.build_target(cell, reference)
     controls = checks.make_different(cell, target, checkpoint)
     before = _leaves(fresh)

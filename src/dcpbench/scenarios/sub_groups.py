@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from dcpbench.cell import checks, steps
+from dcpbench.cell import checks, steps, uninterrupted
 from dcpbench.cell.cell import Cell
 from dcpbench.cell.checkpoint_files import wait_until_seen
 from dcpbench.verify.audit import compare_manifest
@@ -23,10 +23,8 @@ _WHERE = "in the checkpoint of this rank's half"
 def sub_groups(cell: Cell) -> None:
     """Each half saves and loads its state at the same time as the other. Earlier checkpoints of the world can
     still be loaded, and the world can save again."""
-    reference = steps.build(cell)
-    checkpoints = steps.train_and_save(cell, reference)
-    checks.verify_training(cell, reference)
-
+    reference = uninterrupted.train_and_save(cell)
+    checkpoints = reference.checkpoints
     number, half = _half(cell)
     _save_and_load(cell, number, half)
 
